@@ -22,6 +22,7 @@ const ABSENT: &[(&str, &[&str])] = &[
     ("trike-nn", &["candle", "gemm"]),
     ("trike-llm", &["candle", "gemm"]),
     ("trike-calibrate", &["candle", "gemm"]),
+    ("trike-train", &["burn", "candle", "gemm"]),
     ("trike-cli", &["candle", "gemm"]),
     // Hypervectors need no matrix kernels.
     ("trike-vsa", &["candle", "gemm", "trike-cpu"]),
@@ -38,6 +39,7 @@ const NOT_BY_DEFAULT: &[(&str, &[&str])] = &[
     ("trike-candle", &["cubecl"]),
     ("trike-llm", &["cubecl"]),
     ("trike-calibrate", &["cubecl"]),
+    ("trike-train", &["cubecl"]),
     ("trike", &["candle", "cubecl", "gemm"]),
     ("trike-cli", &["cubecl"]),
 ];

@@ -110,6 +110,14 @@ pub(crate) const HOUSE: &[Row] = &[
         unsafe_in: &[],
     },
     Row {
+        layer: 3,
+        name: "trike-grad",
+        purpose: "training: operations of a decoder with their gradients on a tape, ternarization with straight-through gradients",
+        uses: "trike-core trike-trit trike-cpu",
+        registry: "thiserror",
+        unsafe_in: &[],
+    },
+    Row {
         layer: 4,
         name: "trike-nn",
         purpose: "the `Backend` trait, the decoder, sequences and their KV caches",
@@ -150,11 +158,19 @@ pub(crate) const HOUSE: &[Row] = &[
         unsafe_in: &[],
     },
     Row {
+        layer: 6,
+        name: "trike-train",
+        purpose: "training of models: data, gradients of whole decoders, optimizers, schedules, the loop",
+        uses: "trike-trit trike-core trike-cpu trike-format trike-grad trike-nn trike-text trike-llm",
+        registry: "crc32c half rand_chacha safetensors serde serde_json thiserror toml",
+        unsafe_in: &[("tests/memory.rs", "a counting allocator in a test")],
+    },
+    Row {
         layer: 7,
         name: "trike",
         purpose: "the facade; re-exports without logic",
         uses: "trike-trit trike-core trike-cpu trike-format trike-vsa trike-quant trike-nn trike-text trike-candle? trike-llm \
-               trike-calibrate",
+               trike-calibrate trike-grad trike-train",
         registry: "",
         unsafe_in: &[],
     },
@@ -208,8 +224,8 @@ pub(crate) const HOUSE: &[Row] = &[
         layer: DEV,
         name: "trike-benches",
         purpose: "benchmarks on the host, timed against other libraries",
-        uses: "trike-trit trike-popcount trike-cpu trike-nn trike-llm trike-testkit trike-bench",
-        registry: "anyhow candle-core clap gemm half rayon",
+        uses: "trike-trit trike-popcount trike-cpu trike-nn trike-llm trike-grad trike-train trike-text trike-models trike-testkit trike-bench",
+        registry: "anyhow candle-core candle-nn clap gemm half rayon tempfile",
         unsafe_in: &[("src/gemm.rs", "a reference library without a safe interface")],
     },
     // No workspace dependencies: it must compile even if the checked crates do not.

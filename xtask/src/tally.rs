@@ -15,8 +15,13 @@ pub(crate) struct Tally {
     /// Tests disabled by an attribute or a doc-test flag; the project has none.
     pub(crate) ignored: u64,
     reasons: BTreeMap<String, u64>,
+    /// What the failed tests printed, without the lists of their names.
+    failures: Vec<String>,
     place: Place,
 }
+
+/// Lines of failures that are kept: whole messages of many tests, but no endless output.
+const KEPT_LINES: usize = 400;
 
 /// Section of a test binary's output.
 #[derive(Debug, Default, PartialEq)]
@@ -28,7 +33,7 @@ enum Place {
     Passed,
     /// In the captured output of a test counted as skipped.
     Skipped,
-    /// In the failure report, which is ignored.
+    /// In the failure report, where nothing is counted.
     Failures,
 }
 
@@ -45,6 +50,9 @@ impl Tally {
             self.place = Place::Passed;
         } else if let Some(reason) = line.trim_start().strip_prefix("skipped: ") {
             self.skip(reason);
+        }
+        if self.place == Place::Failures && self.failures.len() < KEPT_LINES {
+            self.failures.push(line.to_owned());
         }
     }
 
@@ -80,6 +88,11 @@ impl Tally {
     /// Whether no test failed or was ignored.
     pub(crate) fn is_green(&self) -> bool {
         self.failed == 0 && self.ignored == 0
+    }
+
+    /// The failure reports of all binaries, cut after [`KEPT_LINES`] lines.
+    pub(crate) fn failures(&self) -> &[String] {
+        &self.failures
     }
 
     /// The skip reasons, with the number of tests.
@@ -147,5 +160,8 @@ mod tests {
              test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n",
         );
         assert_eq!(total.to_string(), "0 passed, 1 failed, 0 skipped");
+        assert_eq!(total.failures().first().map(String::as_str), Some("failures:"));
+        assert!(total.failures().contains(&"thread 'reads' panicked".to_owned()));
+        assert!(!total.failures().iter().any(|line| line.starts_with("test result")));
     }
 }

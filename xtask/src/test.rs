@@ -17,6 +17,10 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
     let targets = cargo_test(ws, TESTS, &mut tally)?;
     let docs = cargo_test(ws, &["--doc"], &mut tally)?;
     println!();
+    // Once more at the end: between the outputs of two thousand passed tests they are not found.
+    for line in tally.failures() {
+        println!("{line}");
+    }
     for (reason, count) in tally.reasons() {
         println!("{count} skipped: {reason}");
     }

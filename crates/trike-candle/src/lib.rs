@@ -21,7 +21,8 @@
 //! price is speed: [`trike_nn::Decoder`] is faster, because it does not use Candle tensors and quantizes activations once for
 //! several projections.
 //!
-//! * linear layers: [`TernaryLinear`] with [`LinearKind`], [`BitLinear`], [`convert_linear`]
+//! * linear layers: [`TernaryLinear`] with [`LinearKind`], [`BitLinear`], [`convert_linear`];
+//!   [`LatentBitLinear`], which is trained
 //! * weights: [`quantize_tensor`] with [`Ternarize`] and [`QuantizationStats`]; [`TernarizeOptions`]
 //! * attention: [`TernaryAttention`] with [`TernaryAttentionConfig`] and [`TernaryAttentionWeights`], [`KvCache`],
 //!   [`attention()`](attention())
@@ -50,6 +51,7 @@ mod bitlinear;
 mod error;
 mod exec;
 mod kv;
+mod latent;
 mod linear;
 mod mlp;
 mod norm;
@@ -66,6 +68,7 @@ pub use bitlinear::BitLinear;
 pub use error::CandleError;
 pub use exec::shared_cpu;
 pub use kv::KvCache;
+pub use latent::LatentBitLinear;
 pub use linear::{LinearKind, TernaryLinear, convert_linear};
 pub use mlp::{SwiGlu, gated};
 pub use norm::{RmsNorm, rms_norm};

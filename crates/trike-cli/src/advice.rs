@@ -15,6 +15,7 @@ use trike::{
     nn::NnError,
     quant::QuantError,
     text::{chat::ChatError, constraint::ConstraintError, sampler::SamplerError, tokenizer::TokenizerError},
+    train::TrainError,
 };
 
 /// A value that is not a number, in words: the parsers of numbers say "invalid digit found in string".
@@ -46,6 +47,7 @@ pub(crate) fn reword(error: clap::Error) -> clap::Error {
 enum Refusal<'a> {
     Llm(&'a LlmError),
     Calibrate(&'a CalibrateError),
+    Train(&'a TrainError),
 }
 
 fn refusal(error: &anyhow::Error) -> Option<Refusal<'_>> {
@@ -54,6 +56,12 @@ fn refusal(error: &anyhow::Error) -> Option<Refusal<'_>> {
             return Some(match error {
                 CalibrateError::Llm(error) => Refusal::Llm(error),
                 error => Refusal::Calibrate(error),
+            });
+        }
+        if let Some(error) = cause.downcast_ref::<TrainError>() {
+            return Some(match error {
+                TrainError::Llm(error) => Refusal::Llm(error),
+                error => Refusal::Train(error),
             });
         }
         cause.downcast_ref().map(Refusal::Llm)
@@ -85,6 +93,9 @@ pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
             LlmError::Nn(error) => is_missing_device(error),
             _ => false,
         },
+        Some(Refusal::Train(error)) => {
+            matches!(error, TrainError::Config { .. } | TrainError::Option(_) | TrainError::Kind { .. })
+        }
         None => false,
     }
 }
@@ -108,6 +119,40 @@ pub(crate) fn advice(error: &anyhow::Error) -> Option<String> {
     match refusal(error)? {
         Refusal::Llm(error) => of_llm(error),
         Refusal::Calibrate(error) => of_calibrate(error),
+        Refusal::Train(error) => of_train(error),
+    }
+}
+
+fn of_train(error: &TrainError) -> Option<String> {
+    let own = |text: &str| Some(text.to_owned());
+    match error {
+        TrainError::Option(error) => Some(match train_flag(error.field()) {
+            Some(flag) => format!("set it with {flag}, or {} in the configuration", error.field()),
+            None => format!("set {} in the configuration", error.field()),
+        }),
+        TrainError::Memory { .. } => own("try a smaller --batch or --length, or gradient_checkpointing = 1"),
+        TrainError::Diverged { .. } => own("train with a lower --learning-rate into another directory"),
+        TrainError::NothingToLearn { .. } | TrainError::TooFewDocuments { .. } => {
+            own("give other --data, or more of it")
+        }
+        TrainError::Vocabulary { .. } => own("choose a --teacher with the same tokenizer, or --teacher none"),
+        TrainError::Checkpoint { .. } => {
+            own("run the command that started it, or choose another --output to start over")
+        }
+        _ => None,
+    }
+}
+
+/// The option of `trike train` that sets a field of the configuration, if there is one.
+fn train_flag(field: &str) -> Option<&'static str> {
+    match field {
+        "learning_rate" => Some("--learning-rate"),
+        "max_steps" | "steps" => Some("--steps"),
+        "minutes" => Some("--minutes"),
+        "num_epochs" => Some("--epochs"),
+        "planes" => Some("--planes"),
+        "sequence_len" => Some("--length"),
+        _ => None,
     }
 }
 

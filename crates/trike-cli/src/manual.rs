@@ -48,6 +48,16 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
+        "train",
+        &[
+            (
+                "trike train --from dense/ -d stories.txt --minutes 30 -o ternary/",
+                "one ternary plane, by distillation",
+            ),
+            ("trike train run.toml --check", "what a run would do, and how long"),
+        ],
+    ),
+    (
         "quantize",
         &[
             ("trike quantize dense/ -c text.txt -o ternary/", "three planes, with a report"),
@@ -93,6 +103,7 @@ const RELATED: &[&[&str]] = &[
     &["show", "inspect", "convert"],
     &["convert", "quantize", "edit"],
     &["quantize", "perplexity", "eval"],
+    &["quantize", "train"],
     &["bench", "doctor"],
     &["completions", "man"],
 ];

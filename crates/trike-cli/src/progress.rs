@@ -57,6 +57,11 @@ impl Progress {
         self.bar.set_position(done);
     }
 
+    /// Changes what it says.
+    pub(crate) fn say(&self, what: String) {
+        self.bar.set_message(what);
+    }
+
     /// Sets the steps done and the total.
     pub(crate) fn set(&self, done: usize, total: usize) {
         if self.bar.length().is_none() {

@@ -17,6 +17,7 @@
 //! * attention: [`AttentionSpec`], [`KvView`], [`KvData`], [`quantize_head`]
 //! * gated MLP: [`GatedActivation`]
 //! * backward passes: [`grad`], [`transpose`]
+//! * products of matrices that change with every step: [`matmul`] of [`MatrixRef`]s
 //! * cost model: [`LinearProblem`] and its [`Cost`]; [`probe`] measures the peak rates of the machine
 //! * errors: [`CpuError`]
 //!
@@ -35,6 +36,7 @@ mod kernels;
 mod line;
 mod linear;
 mod math;
+mod matmul;
 mod matrix;
 mod norm;
 mod ops;
@@ -47,6 +49,7 @@ mod transpose;
 
 pub use attention::{KvData, KvView, quantize_head};
 pub use error::CpuError;
+pub use matmul::{MatrixRef, Store, matmul};
 pub use matrix::{DenseMatrix, EditOutcome, Int8Matrix, MAX_COLS, Matrix, TernaryMatrix, choose_layout};
 pub use ops::CpuOps;
 pub use rope::RopeTable;

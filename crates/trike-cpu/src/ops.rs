@@ -266,7 +266,7 @@ impl CpuOps for Cpu {
         table: &RopeTable,
         pairing: RopePairing,
     ) -> Result<(), CpuError> {
-        rope::rope(self, x, heads, head_dim, positions, table, pairing)
+        rope::rope(self, x, heads, head_dim, positions, table, pairing, 1.0)
     }
 
     fn attention(

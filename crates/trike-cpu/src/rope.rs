@@ -74,16 +74,6 @@ impl RopeTable {
         self
     }
 
-    /// The table with negated angles.
-    pub(crate) fn inverted(&self) -> Self {
-        let mut inverted = self.clone();
-        inverted.frequencies.iter_mut().for_each(|f| *f = -*f);
-        for turns in inverted.turns.chunks_exact_mut(2 * self.frequencies.len()) {
-            turns[self.frequencies.len()..].iter_mut().for_each(|sin| *sin = -*sin);
-        }
-        inverted
-    }
-
     /// Number of rotated elements per head.
     pub fn rotated(&self) -> usize {
         2 * self.frequencies.len()
@@ -125,6 +115,8 @@ struct Turn<'a> {
     head_dim: usize,
     cosines: &'a [f32],
     sines: &'a [f32],
+    /// 1, or -1 to rotate back.
+    sign: f32,
     pairing: RopePairing,
 }
 
@@ -138,7 +130,7 @@ impl Loop for Turn<'_> {
                 RopePairing::Adjacent => {
                     let pairs = head.as_chunks_mut::<2>().0.iter_mut();
                     for ((pair, &cos), &sin) in pairs.zip(self.cosines).zip(self.sines) {
-                        let [a, b] = *pair;
+                        let ([a, b], sin) = (*pair, self.sign * sin);
                         *pair = [a * cos - b * sin, a * sin + b * cos];
                     }
                 }
@@ -147,7 +139,7 @@ impl Loop for Turn<'_> {
                     for (((low, high), &cos), &sin) in
                         low.iter_mut().zip(high).zip(self.cosines).zip(self.sines)
                     {
-                        let (a, b) = (*low, *high);
+                        let (a, b, sin) = (*low, *high, self.sign * sin);
                         (*low, *high) = (a * cos - b * sin, a * sin + b * cos);
                     }
                 }
@@ -156,7 +148,8 @@ impl Loop for Turn<'_> {
     }
 }
 
-/// [`CpuOps::rope`](crate::CpuOps::rope).
+/// [`CpuOps::rope`](crate::CpuOps::rope), with a `sign` of -1 the rotation back.
+#[expect(clippy::too_many_arguments, reason = "those of the operation, and the sign")]
 pub(crate) fn rope(
     cpu: &Cpu,
     x: &mut [f32],
@@ -165,6 +158,7 @@ pub(crate) fn rope(
     positions: &[u32],
     table: &RopeTable,
     pairing: RopePairing,
+    sign: f32,
 ) -> Result<(), CpuError> {
     check_range("head_dim of rope", table.rotated(), usize::MAX, head_dim)?;
     let row = heads.checked_mul(head_dim);
@@ -179,7 +173,7 @@ pub(crate) fn rope(
         let mut scratch = vec![0.0; table.rotated()];
         for (&position, x) in positions[first..].iter().zip(x.chunks_exact_mut(row)) {
             let (cosines, sines) = table.turns(position, &mut scratch);
-            with_kernels!(cpu.isa(), kernels => kernels.run(Turn { x, head_dim, cosines, sines, pairing }));
+            with_kernels!(cpu.isa(), kernels => kernels.run(Turn { x, head_dim, cosines, sines, sign, pairing }));
         }
     });
     Ok(())

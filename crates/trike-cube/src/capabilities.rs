@@ -64,6 +64,8 @@ pub struct Capabilities {
     pub int8_mma: bool,
     /// Shapes `[m, n, k]` of int8 cooperative matrices, `m x k` by `k x n`, in the plans' order of preference.
     pub int8_cmma: Vec<[usize; 3]>,
+    /// Plane instruction for 16 x 8 by 8 x 8 tf32 with f32 accumulation (`mma` tf32 m16n8k8).
+    pub tf32_mma: bool,
     /// Plane instruction for 16 x 16 by 16 x 8 f16 with f32 accumulation (`mma` f16 m16n8k16).
     pub f16_mma: bool,
     /// Asynchronous copies from global to shared memory.
@@ -116,6 +118,7 @@ impl Capabilities {
             i8: features.type_usage(i8_type).contains(TypeUsage::Buffer),
             int8_mma: mma(i8_type, ElemType::Int(IntKind::I32), 32),
             int8_cmma: cooperative_bytes(properties),
+            tf32_mma: mma(ElemType::Float(FloatKind::TF32), ElemType::Float(FloatKind::F32), 8),
             f16_mma: mma(ElemType::Float(FloatKind::F16), ElemType::Float(FloatKind::F32), 16),
             async_copy: features.copy_async,
             ptx: false,
@@ -146,6 +149,7 @@ impl Capabilities {
             i8: false,
             int8_mma: false,
             int8_cmma: Vec::new(),
+            tf32_mma: false,
             f16_mma: false,
             async_copy: false,
             ptx: false,

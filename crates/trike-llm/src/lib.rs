@@ -16,7 +16,7 @@
 //! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`],
 //!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`]
 //! * the hub's cache: [`HubCache`], [`CachedModel`], [`ModelId`], [`HubModel`], [`hub_shards`]
-//! * measurement: [`ScoreOptions`], [`Split`], [`Score`], [`Comparison`], [`compare_ids()`], [`sequences()`], [`divergence()`],
+//! * measurement: [`ScoreOptions`], [`Split`], [`STORY_MARK`], [`Score`], [`Comparison`], [`compare_ids()`], [`sequences()`], [`divergence()`],
 //!   [`read_questions()`], [`Question`], [`TaskScore`], [`inspect()`], [`mod@bench`] with [`Synthetic`] and
 //!   [`SyntheticModel`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]; parts for other writers of a model directory: [`hf_config()`],
@@ -61,8 +61,8 @@ pub use hub::{CachedModel, HubCache, HubModel, ModelId, hub_shards};
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
 pub use model::{
-    Comparison, Model, OnText, Question, Score, ScoreOptions, Split, TaskScore, compare_ids, divergence,
-    read_questions, sequences,
+    Comparison, Model, OnText, Question, STORY_MARK, Score, ScoreOptions, Split, TaskScore, compare_ids,
+    divergence, read_questions, sequences,
 };
 pub use source::WeightSource;
 pub use synthetic::{Synthetic, SyntheticModel};

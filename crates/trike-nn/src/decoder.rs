@@ -1,16 +1,17 @@
 //! The decoder-only language model.
 
 use std::collections::BTreeMap;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use trike_trit::{Edit, TritTensor};
 
 use crate::{
     Backend, DecoderBlock, DecoderSpec, DecoderWeights, HookPoint, Input, KvSpec, Layout, MatrixEdit,
-    NnError, Norm, Sequence, StepInputs, StepLogits, Tensor, TokenStep, WeightName,
+    NnError, Norm, Sequence, StepCaches, StepInputs, StepLogits, Tensor, TokenStep, WeightName,
+    backend::logits_of,
     block::{BlockContext, Loader, linear},
     check,
-    step::usable,
 };
 
 /// Tokens of a step for which logits are computed.
@@ -237,19 +238,21 @@ impl<B: Backend> Decoder<B> {
         if !self.check(steps)? {
             return Ok(Vec::new());
         }
-        if let [step] = steps
-            && step.ids.len() == 1
-        {
-            return match self.token(step, None)? {
-                StepLogits::All(logits) => Ok(vec![logits]),
+        if steps.iter().all(|step| step.ids.len() == 1) {
+            let all = |logits| match logits {
+                StepLogits::All(logits) => Ok(logits),
                 StepLogits::Top(few) => {
                     let (expected, got) = (self.spec.vocab, few.len());
                     Err(NnError::Shape { what: "logits of a token", expected, got })
                 }
             };
+            return self.tokens(steps, None)?.into_iter().map(all).collect();
         }
-        let inputs = self.backend.inputs(self.step_inputs(steps)?)?;
-        let all = self.backend.move_to_host(self.run(steps, &inputs, logits)?)?;
+        let inputs = self.step_inputs(steps)?;
+        let rows = last_rows(&inputs, logits);
+        let inputs = self.backend.inputs(inputs)?;
+        let out = self.run(&inputs, &mut caches_of(steps), rows.as_deref())?;
+        let all = self.backend.move_to_host(out)?;
         let counts = counts(steps, logits);
         advance(steps);
         Ok(split(all, &counts, self.spec.vocab))
@@ -265,8 +268,10 @@ impl<B: Backend> Decoder<B> {
         if !self.check(steps)? {
             return Ok(Vec::new());
         }
-        let inputs = self.backend.inputs(self.step_inputs(steps)?)?;
-        let states = self.states(steps, &inputs, rows)?;
+        let inputs = self.step_inputs(steps)?;
+        let selected = last_rows(&inputs, rows);
+        let inputs = self.backend.inputs(inputs)?;
+        let states = self.states(&inputs, &mut caches_of(steps), selected.as_deref())?;
         let normed = self.backend.rms_norm(&states, &self.norm, self.spec.rms_eps)?;
         let all = self.backend.move_to_host(normed)?;
         let counts = counts(steps, rows);
@@ -284,45 +289,45 @@ impl<B: Backend> Decoder<B> {
         if !self.check(steps)? {
             return Ok(Vec::new());
         }
-        if let [step] = steps
-            && step.ids.len() == 1
-        {
-            return Ok(vec![self.token(step, Some(k))?]);
+        if steps.iter().all(|step| step.ids.len() == 1) {
+            return self.tokens(steps, Some(k));
         }
-        let inputs = self.backend.inputs(self.step_inputs(steps)?)?;
-        let out = self.run(steps, &inputs, Logits::Last)?;
-        let best = match self.backend.top(&out, k)? {
-            Some(rows) if rows.len() == steps.len() && rows.iter().all(|row| usable(row)) => {
-                rows.into_iter().map(StepLogits::Top).collect()
-            }
-            _ => {
-                let all = self.backend.move_to_host(out)?;
-                if steps.len() == 1 {
-                    advance(steps);
-                    return Ok(vec![StepLogits::All(all)]);
-                }
-                all.chunks_exact(self.spec.vocab).map(|row| StepLogits::All(row.to_vec())).collect()
-            }
-        };
+        let inputs = self.step_inputs(steps)?;
+        let rows = last_rows(&inputs, Logits::Last);
+        let inputs = self.backend.inputs(inputs)?;
+        let out = self.run(&inputs, &mut caches_of(steps), rows.as_deref())?;
+        let best = logits_of(&self.backend, out, Some(k), steps.len())?;
         advance(steps);
         Ok(best)
     }
 
-    /// A step of one token of one sequence, which the backend may have recorded.
-    fn token(&self, step: &mut Step<'_, B>, largest: Option<usize>) -> Result<StepLogits, NnError> {
+    /// A step of one token of each sequence, which the backend may have recorded.
+    fn tokens(&self, steps: &mut [Step<'_, B>], largest: Option<usize>) -> Result<Vec<StepLogits>, NnError> {
+        let Some(first) = steps.first() else { return Ok(Vec::new()) };
         let token = TokenStep {
-            inputs: self.step_inputs(std::slice::from_ref(step))?,
-            capacity: step.sequence.spec().capacity,
+            inputs: self.step_inputs(steps)?,
+            capacity: first.sequence.spec().capacity,
             table: &self.embedding,
             version: self.version,
             largest,
         };
-        let mut recorded = std::mem::take(&mut step.sequence.recorded);
-        let mut run = |inputs: &B::Inputs| self.run(std::slice::from_mut(step), inputs, Logits::Last);
-        let logits = self.backend.token(token, &mut recorded, &mut run);
-        step.sequence.recorded = recorded;
-        let logits = logits?;
-        step.sequence.advance(1);
+        let mut run = |inputs: &B::Inputs, caches: StepCaches<'_, '_, B>| self.run(inputs, caches, None);
+        let logits = match (&*steps, Sequence::group(steps.iter().map(|step| &*step.sequence))) {
+            ([_], _) => {
+                let mut recorded = std::mem::take(&mut steps[0].sequence.recorded);
+                let logits = self.backend.tokens(token, &mut recorded, &mut caches_of(steps), &mut run);
+                steps[0].sequence.recorded = recorded;
+                logits?
+            }
+            (_, Some(group)) => {
+                let mut recorded = group.lock().unwrap_or_else(PoisonError::into_inner);
+                self.backend.tokens(token, &mut recorded, &mut caches_of(steps), &mut run)?
+            }
+            (_, None) => {
+                self.backend.tokens(token, &mut B::Recorded::default(), &mut caches_of(steps), &mut run)?
+            }
+        };
+        advance(steps);
         Ok(logits)
     }
 
@@ -351,44 +356,49 @@ impl<B: Backend> Decoder<B> {
         Ok(!steps.is_empty())
     }
 
-    /// Runs checked steps, whose tokens are `inputs`, up to the logits.
+    /// Runs the tokens `inputs` over the caches of their sequences, up to the logits of the selected rows, or of all.
     fn run(
         &self,
-        steps: &mut [Step<'_, B>],
         inputs: &B::Inputs,
-        logits: Logits,
+        caches: StepCaches<'_, '_, B>,
+        rows: Option<&[usize]>,
     ) -> Result<B::Tensor, NnError> {
-        let x = self.states(steps, inputs, logits)?;
+        let x = self.states(inputs, caches, rows)?;
         let normed = Input::Normed(&x, Norm { weight: &self.norm, eps: self.spec.rms_eps });
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         let [out] = linear(&self.backend, normed, [head])?;
         Ok(out)
     }
 
-    /// Runs checked steps through all blocks, and returns the rows of the residual stream that are wanted.
+    /// As [`run`](Self::run), up to the residual stream after the last block.
     fn states(
         &self,
-        steps: &mut [Step<'_, B>],
         inputs: &B::Inputs,
-        rows: Logits,
+        caches: StepCaches<'_, '_, B>,
+        rows: Option<&[usize]>,
     ) -> Result<B::Tensor, NnError> {
         let mut x = self.backend.embed(&self.embedding, inputs)?;
         let context = BlockContext { backend: &self.backend, spec: &self.spec, rope: &self.rope };
         for (layer, block) in self.blocks.iter().enumerate() {
-            let mut caches: Vec<_> = steps.iter_mut().map(|step| &mut step.sequence.caches[layer]).collect();
-            block.forward(context, &mut x, inputs, &mut caches)?;
+            let mut of_layer: Vec<_> = caches.iter_mut().map(|of_layers| &mut of_layers[layer]).collect();
+            block.forward(context, &mut x, inputs, &mut of_layer)?;
         }
-        let ends = steps.iter().scan(0, |end, s| {
-            *end += s.ids.len();
-            Some(*end)
-        });
-        let last: Vec<usize> = ends.map(|end| end - 1).collect();
-        // With one token per sequence, every row is a last row, and no selection is needed.
-        if rows == Logits::Last && last.last().is_some_and(|row| row + 1 > last.len()) {
-            x = self.backend.select_rows(&x, &last)?;
+        match rows {
+            Some(rows) => self.backend.select_rows(&x, rows),
+            None => Ok(x),
         }
-        Ok(x)
     }
+}
+
+/// The caches of every sequence.
+fn caches_of<'s, B: Backend>(steps: &'s mut [Step<'_, B>]) -> Vec<&'s mut [B::Cache]> {
+    steps.iter_mut().map(|step| step.sequence.caches.as_mut_slice()).collect()
+}
+
+/// The last row of each sequence; `None` if all rows are wanted.
+fn last_rows(inputs: &StepInputs, rows: Logits) -> Option<Vec<usize>> {
+    let last = inputs.segments().iter().map(|segment| segment.rows.end - 1);
+    (rows == Logits::Last && inputs.rows() > inputs.segments().len()).then(|| last.collect())
 }
 
 /// Rows of the result of each step.

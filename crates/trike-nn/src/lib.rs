@@ -15,7 +15,7 @@
 //! * memory: [`MemoryPlan`]
 //! * one block alone: [`DecoderBlock`], [`BlockContext`], [`HookPoint`], [`Hook`]
 //! * weights: [`Tensor`], [`WeightName`], [`DecoderWeights`]
-//! * steps: [`Step`], [`StepInputs`], [`Segment`], [`StepLogits`], [`TokenStep`], [`RunStep`]
+//! * steps: [`Step`], [`StepInputs`], [`Segment`], [`StepLogits`], [`TokenStep`], [`StepCaches`], [`RunStep`]
 //! * backends: [`Backend`], [`check`], [`CpuBackend`], with the feature `gpu` `CubeBackend`
 //! * devices, with the feature `gpu`: `cube`, which is `trike-cube`
 //! * errors: [`NnError`]
@@ -40,7 +40,7 @@ mod spec;
 mod step;
 mod weights;
 
-pub use backend::{Backend, Input, MatrixEdit, Norm, RunStep, TokenStep};
+pub use backend::{Backend, Input, MatrixEdit, Norm, RunStep, StepCaches, TokenStep};
 pub use block::{BlockContext, DecoderBlock, Hook, HookPoint};
 pub use cache::{CacheSpec, KvSpec};
 pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};

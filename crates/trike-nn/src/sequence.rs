@@ -1,5 +1,7 @@
 //! The state of one sequence: its KV caches and its length.
 
+use std::sync::{Arc, Mutex};
+
 use crate::{Backend, CacheSpec, DecoderSpec, KvSpec, NnError};
 
 /// One sequence of a [`Decoder`](crate::Decoder): cached keys and values of every layer.
@@ -8,10 +10,15 @@ use crate::{Backend, CacheSpec, DecoderSpec, KvSpec, NnError};
 pub struct Sequence<B: Backend> {
     /// The backend's recording, which refers to the caches; declared before them, so that it is dropped first.
     pub(crate) recorded: B::Recorded,
+    /// Recordings of steps of several of the sequences that were made together.
+    group: Option<Group<B>>,
     pub(crate) caches: Vec<B::Cache>,
     spec: KvSpec,
     len: usize,
 }
+
+/// Shared by sequences that were made together.
+type Group<B> = Arc<Mutex<<B as Backend>::Recorded>>;
 
 /// The caches of a sequence.
 fn cache_of(decoder: &DecoderSpec, spec: &KvSpec) -> Result<CacheSpec, NnError> {
@@ -28,7 +35,7 @@ impl<B: Backend> Sequence<B> {
     pub(crate) fn new(backend: &B, decoder: &DecoderSpec, spec: KvSpec) -> Result<Self, NnError> {
         let cache = cache_of(decoder, &spec)?;
         let caches = (0..decoder.layers).map(|_| backend.new_cache(&cache)).collect::<Result<_, _>>()?;
-        Ok(Self { recorded: B::Recorded::default(), caches, spec, len: 0 })
+        Ok(Self { recorded: B::Recorded::default(), group: None, caches, spec, len: 0 })
     }
 
     /// `count` sequences whose caches are made together.
@@ -39,7 +46,14 @@ impl<B: Backend> Sequence<B> {
         count: usize,
     ) -> Result<Vec<Self>, NnError> {
         let cache = cache_of(decoder, &spec)?;
-        let empty = || Self { recorded: B::Recorded::default(), caches: Vec::new(), spec, len: 0 };
+        let group = Group::<B>::default();
+        let empty = || Self {
+            recorded: B::Recorded::default(),
+            group: Some(Arc::clone(&group)),
+            caches: Vec::new(),
+            spec,
+            len: 0,
+        };
         let mut sequences: Vec<Self> = (0..count).map(|_| empty()).collect();
         for _ in 0..decoder.layers {
             for (sequence, cache) in sequences.iter_mut().zip(backend.new_caches(&cache, count)?) {
@@ -47,6 +61,16 @@ impl<B: Backend> Sequence<B> {
             }
         }
         Ok(sequences)
+    }
+
+    /// The group of all `sequences`, if they were made together.
+    pub(crate) fn group<'s>(mut sequences: impl Iterator<Item = &'s Self>) -> Option<Group<B>>
+    where
+        B: 's,
+    {
+        let first = sequences.next()?.group.as_ref()?;
+        let same = |of: &Self| of.group.as_ref().is_some_and(|group| Arc::ptr_eq(group, first));
+        sequences.all(same).then(|| Arc::clone(first))
     }
 
     /// Number of tokens, which is also the position of the next token.

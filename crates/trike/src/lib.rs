@@ -58,7 +58,7 @@
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
 //! * errors: [`LlmError`], [`CalibrateError`]
 //! * everything else, by crate: [`trit`], [`cpu`], [`format`](mod@format), [`quant`], [`nn`], [`text`],
-//!   [`llm`], [`calibrate`], [`vsa`]
+//!   [`llm`], [`calibrate`], [`grad`], [`train`], [`vsa`]
 //!
 //! An application depends on this crate. The feature `candle`, off by default, adds `trike::candle`: ternary layers as
 //! Candle modules, and the reference backend. A library should depend only on the individual crate that it needs.
@@ -81,10 +81,12 @@ pub use trike_candle as candle;
 pub use trike_core as core;
 pub use trike_cpu as cpu;
 pub use trike_format as format;
+pub use trike_grad as grad;
 pub use trike_llm as llm;
 pub use trike_nn as nn;
 pub use trike_quant as quant;
 pub use trike_text as text;
+pub use trike_train as train;
 pub use trike_trit as trit;
 pub use trike_vsa as vsa;
 

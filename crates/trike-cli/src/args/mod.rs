@@ -6,6 +6,7 @@ mod models;
 mod names;
 mod quantize;
 mod run;
+mod train;
 
 use std::path::PathBuf;
 
@@ -28,6 +29,7 @@ use names::{
 pub(crate) use names::{activations_name, split_name};
 pub(crate) use quantize::{BudgetArgs, Method, Packing, QuantizeArgs};
 pub(crate) use run::{ChatArgs, EmbedArgs, FormArgs, RunArgs, SamplingArgs};
+pub(crate) use train::TrainArgs;
 
 /// Run, make, inspect, convert and measure ternary language models
 ///
@@ -75,6 +77,7 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     Convert(ConvertArgs),
     Quantize(QuantizeArgs),
+    Train(TrainArgs),
     Edit(EditArgs),
     Perplexity(PerplexityArgs),
     Eval(EvalArgs),

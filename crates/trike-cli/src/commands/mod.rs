@@ -20,6 +20,7 @@ mod run;
 mod sampling;
 mod shipped;
 mod text;
+mod train;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -41,6 +42,7 @@ pub(crate) use models::{KnownOutcome, ListOutcome, LocalModel, Removed, RmOutcom
 pub(crate) use perplexity::PerplexityOutcome;
 pub(crate) use quantize::QuantizeOutcome;
 pub(crate) use run::RunOutcome;
+pub(crate) use train::TrainOutcome;
 
 /// Runs the command and prints its result.
 pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
@@ -70,6 +72,14 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Convert(args) => output::show(&convert::convert(&args, quiet)?, args.json.json)?,
         Command::Quantize(args) => output::show(&quantize::quantize(&args, quiet)?, args.json.json)?,
+        Command::Train(args) => {
+            let outcome = train::train(&args, quiet)?;
+            output::show(&outcome, args.json.json)?;
+            if outcome.is_interrupted() {
+                output::note("interrupted: run the same command again to continue");
+                return Ok(ExitCode::from(interrupt::CODE));
+            }
+        }
         Command::Edit(args) => output::show(&edit::edit(&args)?, args.json.json)?,
         Command::Perplexity(args) => output::show(&perplexity::perplexity(&args, quiet)?, args.json.json)?,
         Command::Eval(args) => output::show(&eval::eval(&args, quiet)?, args.json.json)?,

@@ -5,12 +5,16 @@ mod models;
 use std::fmt::{Display, Write};
 
 use comfy_table::{CellAlignment, Row, Table, TableStyle, presets};
-use trike::{ConvertReport, Inspection, QuantizeReport, calibrate::EditReport};
+use trike::{
+    ConvertReport, Inspection, QuantizeReport,
+    calibrate::EditReport,
+    train::run::{Ended, Evaluation, RunPlan, RunReport},
+};
 
 use crate::{
     commands::{
         BenchOutcome, Diagnosis, EmbedOutcome, EvalOutcome, LogitsOutcome, Measured, MemoryOutcome,
-        PerplexityOutcome, QuantizeOutcome, RunOutcome,
+        PerplexityOutcome, QuantizeOutcome, RunOutcome, TrainOutcome,
     },
     output::Show,
 };
@@ -185,6 +189,62 @@ impl Show for EditReport {
         let undo = format!("edits that `trike edit {} --undo` can undo: {}\n", self.model, self.undoable);
         changed.chain([undo]).collect()
     }
+}
+
+impl Show for TrainOutcome {
+    fn text(&self) -> String {
+        match self {
+            Self::Plan(plan) => training_plan(plan),
+            Self::Run(report) => training_report(report),
+        }
+    }
+}
+
+fn training_plan(plan: &RunPlan) -> String {
+    let tokens = plan.steps as u64 * plan.tokens_per_step as u64;
+    let mut documents = format!("{}, and {} held out", plan.documents, plan.held_out);
+    if plan.written > 0 {
+        let _ = write!(documents, "; the teacher writes {} more", plan.written);
+    }
+    let mut pairs = vec![
+        ("parameters", plan.parameters.to_string()),
+        ("documents", documents),
+        ("steps", format!("{} of {} tokens: {tokens} tokens", plan.steps, plan.tokens_per_step)),
+    ];
+    pairs.push(("memory", bytes(plan.memory)));
+    if let Some(seconds) = plan.seconds_per_step {
+        let minutes = seconds * plan.steps as f64 / 60.0;
+        pairs.push(("time", format!("{minutes:.1} minutes, {:.0} ms per step", 1e3 * seconds)));
+    }
+    if let Some(step) = plan.continues {
+        pairs.push(("continues", format!("after step {step}")));
+    }
+    facts(pairs)
+}
+
+fn training_report(report: &RunReport) -> String {
+    let bits = |found: &Evaluation| match found.bits_per_byte {
+        Some(bytes) => format!("{:.4} bits per token, {bytes:.4} per byte", found.bits_per_token),
+        None => format!("{:.4} bits per token", found.bits_per_token),
+    };
+    let ended = match report.ended {
+        Ended::Early => ": evaluations did not get better",
+        Ended::Interrupted => ": interrupted",
+        Ended::Complete => "",
+    };
+    let mut pairs = vec![
+        ("output", report.output.display().to_string()),
+        ("steps", format!("{} of {}{ended}", report.steps, report.planned)),
+        ("tokens", report.tokens.to_string()),
+        ("time", format!("{:.1} minutes", report.seconds / 60.0)),
+    ];
+    pairs.extend(report.start.as_ref().map(|found| ("held out, at the start", bits(found))));
+    let best = report.best.as_ref();
+    pairs.extend(best.map(|found| ("held out, best", format!("{} after step {}", bits(found), found.step))));
+    pairs.extend(report.teacher.as_ref().map(|found| ("held out, teacher", bits(found))));
+    pairs.extend(report.ratio().map(|ratio| ("ratio to the teacher", format!("{ratio:.4}"))));
+    pairs.extend(report.notes.iter().map(|note| ("note", note.clone())));
+    facts(pairs)
 }
 
 impl Show for QuantizeOutcome {

@@ -156,3 +156,14 @@ fn the_json_of_quantize_has_the_fields_of_the_reference() {
     ];
     check("quantize", &outputs);
 }
+
+#[test]
+fn json_of_training_has_the_fields_of_the_reference() {
+    let trike = Trike::new();
+    let story = "Once upon a time there was a little dog.\n<|endoftext|>\n".repeat(20);
+    let (model, data, out) = (tiny(), trike.write("stories.txt", story), trike.path("out"));
+    let args =
+        ["train", "--from", &model, "-d", &data, "-o", &out, "--steps", "2", "--length", "16", "--json"];
+    let outputs = [trike.json(&[&args[..], &["--check"]].concat()), trike.json(&args)];
+    check("train", &outputs);
+}

@@ -18,8 +18,16 @@ const FILES: [(&str, &str); 4] = [
 ];
 const GUIDE: &str = "docs/src/guide";
 /// The pages of the Guide, each with a test below.
-const PAGES: [&str; 7] =
-    ["evaluate.md", "glossary.md", "gpu.md", "quantize.md", "rust.md", "start.md", "troubleshooting.md"];
+const PAGES: [&str; 8] = [
+    "evaluate.md",
+    "glossary.md",
+    "gpu.md",
+    "quantize.md",
+    "rust.md",
+    "start.md",
+    "train.md",
+    "troubleshooting.md",
+];
 /// Pages whose Rust examples are doc tests of `trike`.
 const WITH_RUST: [&str; 3] = ["README.md", "docs/src/guide/rust.md", "docs/src/migration.md"];
 const ISAS: [&str; 5] = ["avx512-vnni", "avx-vnni", "avx2", "sse4.1", "scalar"];
@@ -231,7 +239,7 @@ fn check(page: &str, expected: Counts) {
 
 #[test]
 fn the_readme_runs() {
-    check("README.md", Counts { ran: 9, network: 1, other_program: 2, ..Counts::default() });
+    check("README.md", Counts { ran: 10, network: 1, other_program: 2, ..Counts::default() });
 }
 
 #[test]
@@ -244,6 +252,11 @@ fn from_nothing_to_chat_runs() {
 fn make_a_model_ternary_runs() {
     let expected = Counts { ran: 5, compared: 3, other_program: 5, ..Counts::default() };
     check("docs/src/guide/quantize.md", expected);
+}
+
+#[test]
+fn train_a_ternary_model_runs() {
+    check("docs/src/guide/train.md", Counts { ran: 3, compared: 2, ..Counts::default() });
 }
 
 #[test]

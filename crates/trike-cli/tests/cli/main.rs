@@ -22,3 +22,4 @@ mod quantize;
 mod quantize_plan;
 mod reference;
 mod run;
+mod train;

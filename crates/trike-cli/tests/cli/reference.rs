@@ -10,7 +10,7 @@ const FIELDS: &str = include_str!("../../src/json.txt");
 const START: &str = "## Reference\n";
 /// Set to write the page in place of comparing it.
 const UPDATE: &str = "UPDATE_REFERENCE";
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "run",
     "chat",
     "pull",
@@ -20,6 +20,7 @@ const COMMANDS: [&str; 18] = [
     "inspect",
     "convert",
     "quantize",
+    "train",
     "edit",
     "perplexity",
     "eval",

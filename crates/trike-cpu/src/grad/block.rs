@@ -6,13 +6,12 @@ use trike_host::Cpu;
 
 use super::{
     Linear,
-    attention::{attention, cut, parts},
+    attention::{attend, attention},
     gated::gated,
     lanes::add,
     norm::rms_norm,
     rotary::rope,
 };
-use crate::attention::{KvData, KvView};
 use crate::error::{CpuError, check_len};
 use crate::ops::CpuOps;
 use crate::rope::RopeTable;
@@ -189,7 +188,8 @@ impl Block<'_> {
         for (x, heads) in [(&mut q, spec.heads), (&mut k, spec.kv_heads)] {
             cpu.rope(x, heads, spec.head_dim, &positions, &shape.rope, shape.pairing)?;
         }
-        let attended = self.attend([&q, &k, &v], lengths)?;
+        let mut attended = vec![0.0; q.len()];
+        attend(cpu, spec, [&q, &k, &v], lengths, &mut attended)?;
         let output_in = vectors.attention_sub_norm.as_ref().map(|w| self.norm(&attended, w)).transpose()?;
         let mut middle = self.linear(output_in.as_ref().unwrap_or(&attended), O)?;
         cpu.add(&mut middle, &x)?;
@@ -296,27 +296,4 @@ impl Block<'_> {
         rms_norm(self.cpu, x, weight, self.shape.rms_eps, dy, &mut dx)?;
         Ok(dx)
     }
-
-    /// Attention of each sequence over its own keys and values.
-    fn attend(&self, [q, k, v]: [&[f32]; 3], lengths: &[usize]) -> Result<Vec<f32>, CpuError> {
-        let (spec, kv_width) = (&self.shape.attention, self.shape.kv_width());
-        let mut out = vec![0.0; q.len()];
-        let width = self.shape.query_width();
-        let inputs =
-            parts(q, lengths, width).zip(parts(k, lengths, kv_width)).zip(parts(v, lengths, kv_width));
-        for (((q, k), v), out) in inputs.zip(cut(&mut out, lengths, width)) {
-            let (k, v) = (by_head(spec, k), by_head(spec, v));
-            let capacity = q.len() / width;
-            let kv = KvView { k: KvData::F32(&k), v: KvData::F32(&v), capacity };
-            self.cpu.attention(spec, q, 0, kv, out)?;
-        }
-        Ok(out)
-    }
-}
-
-/// Keys or values in cache order, `kv_heads x tokens x head_dim`.
-fn by_head(spec: &AttentionSpec, rows: &[f32]) -> Vec<f32> {
-    let (dim, width) = (spec.head_dim, spec.kv_heads * spec.head_dim);
-    let head = |h: usize| rows.chunks_exact(width).flat_map(move |row| &row[h * dim..(h + 1) * dim]);
-    (0..spec.kv_heads).flat_map(head).copied().collect()
 }

@@ -1,9 +1,10 @@
 //! Gradient of the gated activation of an MLP.
 
 use trike_core::GatedActivation;
-use trike_host::Cpu;
+use trike_host::{Cpu, Loop};
 
 use crate::error::{CpuError, check_len};
+use crate::kernels::{Kernels, with_kernels};
 use crate::math::exp;
 
 /// Gradients of [`CpuOps::gated`](crate::CpuOps::gated), `y = f(g) u`, element by element: `dg = dy u f'(g)` and `du = dy f(g)`.
@@ -32,7 +33,30 @@ pub fn gated(
     let share = gate.len().div_ceil(parts).max(1);
     let inputs = gate.chunks(share).zip(up.chunks(share)).zip(dy.chunks(share));
     let outputs = d_gate.chunks_mut(share).zip(d_up.chunks_mut(share));
+    let isa = cpu.isa();
     cpu.pool().run(inputs.zip(outputs).collect(), |(((gate, up), dy), (d_gate, d_up))| {
+        let part = Part { gate, up, activation, dy, d_gate, d_up };
+        with_kernels!(isa, kernels => kernels.run(part));
+    });
+    Ok(())
+}
+
+/// Some elements.
+struct Part<'a> {
+    gate: &'a [f32],
+    up: &'a [f32],
+    activation: GatedActivation,
+    dy: &'a [f32],
+    d_gate: &'a mut [f32],
+    d_up: &'a mut [f32],
+}
+
+impl Loop for Part<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { gate, up, activation, dy, d_gate, d_up } = self;
         let each = gate.iter().zip(up).zip(dy).zip(d_gate.iter_mut().zip(d_up));
         match activation {
             GatedActivation::SiLu => {
@@ -49,6 +73,5 @@ pub fn gated(
                 }
             }
         }
-    });
-    Ok(())
+    }
 }

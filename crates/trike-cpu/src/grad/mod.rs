@@ -2,14 +2,13 @@
 //!
 //! Start from [`Block`]: a decoder block whose forward pass records a [`Tape`], from which [`Block::backward`]
 //! computes the gradients of its matrices and its input. The parts are available separately: [`rms_norm`] and
-//! [`rms_norm_weight`], [`rope`], [`attention`], [`gated`], and [`Linear`] for matrices; [`divergence`] is a loss.
+//! [`rms_norm_weight`], [`rope`], [`attention`], [`gated`], and [`Linear`] for matrices; [`cross_entropy`],
+//! [`divergence`] and [`distill`] are losses, [`round_int8`] is the rounding of activations that training sees.
 //!
 //! A function named like an operation of [`CpuOps`](crate::CpuOps) takes the inputs of that operation and `dy`, the
 //! gradient of a scalar loss with respect to its output, and writes the gradients with respect to its inputs.
 //! Everything is row-major, `tokens x width`, in f32. Sums over a token or over the positions of a sequence have a
-//! fixed order, so results do not depend on the number of threads. The code is plain loops, compiled once instead of
-//! per instruction set: nearly all of the time of a backward pass is spent in matrix products, which are those of
-//! [`CpuOps`](crate::CpuOps).
+//! fixed order, so results do not depend on the number of threads.
 //!
 //! ```
 //! use trike_cpu::{Cpu, GatedActivation, grad};
@@ -30,11 +29,13 @@ mod linear;
 mod loss;
 mod norm;
 mod rotary;
+mod round;
 
-pub use attention::attention;
+pub use attention::{attend, attention};
 pub use block::{Block, BlockGradients, BlockMatrices, BlockShape, BlockVectors, Tape};
 pub use gated::gated;
 pub use linear::Linear;
-pub use loss::divergence;
+pub use loss::{cross_entropy, distill, divergence};
 pub use norm::{rms_norm, rms_norm_weight};
 pub use rotary::rope;
+pub use round::round_int8;

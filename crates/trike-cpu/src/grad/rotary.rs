@@ -4,8 +4,7 @@ use trike_core::RopePairing;
 use trike_host::Cpu;
 
 use crate::error::CpuError;
-use crate::ops::CpuOps;
-use crate::rope::RopeTable;
+use crate::rope::{RopeTable, rope as rotate};
 
 /// Gradient of [`CpuOps::rope`](crate::CpuOps::rope) with respect to its input, in place: `dy` becomes `dx`.
 ///
@@ -25,5 +24,5 @@ pub fn rope(
     table: &RopeTable,
     pairing: RopePairing,
 ) -> Result<(), CpuError> {
-    cpu.rope(dy, heads, head_dim, positions, &table.inverted(), pairing)
+    rotate(cpu, dy, heads, head_dim, positions, table, pairing, -1.0)
 }

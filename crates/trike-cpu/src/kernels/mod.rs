@@ -7,6 +7,7 @@
 
 pub(crate) mod element;
 mod floats;
+mod outer;
 pub(crate) mod rows;
 pub(crate) mod scalar;
 
@@ -21,6 +22,7 @@ mod shared;
 
 pub(crate) use element::Element;
 pub(crate) use floats::FloatLanes;
+pub(crate) use outer::{Share, View};
 pub(crate) use rows::Rows;
 
 use trike_host::Loop;

@@ -54,7 +54,7 @@ fn norms() {
             let (wide_x, wide_w, wide_eps) = (wide(&x), wide(&w), f64::from(eps));
             check(&format!("input, {n}"), &dx, &x, &dy, |x| rms_norm(x, &wide_w, wide_eps));
             let mut dw = vec![f32::NAN; n];
-            grad::rms_norm_weight(&x, eps, &dy, &mut dw).expect("shapes fit");
+            grad::rms_norm_weight(&cpu, &x, eps, &dy, &mut dw).expect("shapes fit");
             check(&format!("weight, {n}"), &dw, &w, &dy, |w| rms_norm(&wide_x, w, wide_eps));
         }
     }

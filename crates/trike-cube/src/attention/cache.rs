@@ -93,6 +93,13 @@ impl KvBuffer {
         }
     }
 
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::F32(buffer) => buffer.len(),
+            Self::F16(buffer) => buffer.len(),
+        }
+    }
+
     /// The first element of a view in its allocation.
     pub(super) fn start(&self) -> usize {
         match self {
@@ -148,6 +155,9 @@ impl KvCache {
         let buffer = || KvBuffer::empty(device, shape.precision, len);
         let (k, v) = (buffer()?, buffer()?);
         device.confirm("allocating keys and values", &[k.memory(), v.memory()])?;
+        if device.capabilities().ptx {
+            device.counters()?;
+        }
         Ok(Self { k, v, shape })
     }
 

@@ -102,6 +102,50 @@ fn sync_group(#[comptime] form: Form) {
     }
 }
 
+/// What a cube attends with.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Heads {
+    /// KV head.
+    pub(super) kv: usize,
+    /// First query head, counted from the first that shares the KV head.
+    pub(super) first: usize,
+    /// Query heads of a row.
+    pub(super) of_row: usize,
+}
+
+/// The heads of the cube.
+#[cube]
+pub(super) fn heads_of(kv_heads: u32, #[comptime] form: Form) -> Heads {
+    let blocks = comptime!(form.share.div_ceil(form.heads));
+    Heads {
+        kv: CUBE_POS_Y as usize / blocks,
+        first: CUBE_POS_Y as usize % blocks * form.heads,
+        of_row: kv_heads as usize * form.share,
+    }
+}
+
+/// A token of several sequences.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct TokenOfCube {
+    /// Row of queries and outputs.
+    pub(super) row: usize,
+    /// First vector of its cache.
+    pub(super) place: usize,
+    /// Its position.
+    pub(super) position: u32,
+}
+
+/// The cube's entry of a [table](super::Tokens).
+#[cube]
+pub(super) fn token_of(table: &[u32], #[comptime] form: Form) -> TokenOfCube {
+    let at = 3 * CUBE_POS_Z as usize;
+    TokenOfCube {
+        row: table[at] as usize,
+        place: table[at + 1] as usize / form.width,
+        position: table[at + 2],
+    }
+}
+
 /// Where a part of the positions is in the cache.
 #[derive(CubeType, Clone, Copy)]
 struct Part {
@@ -180,7 +224,7 @@ fn floats_of<E: Float, S: Numeric, N: Size, W: Size>(taken: Vector<S, W>) -> Vec
 /// extent of a part, because the arguments of a recorded launch are fixed: the grid is sized for
 /// [`AttentionProblem::horizon`](super::AttentionProblem::horizon), and the position is read from a buffer.
 #[cube]
-fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
+pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     q: &[Vector<f32, N>],
     k: &[Vector<S, W>],
     v: &[Vector<S, W>],
@@ -200,10 +244,8 @@ fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     let columns = comptime!(form.columns());
     let each = form.each;
     let heads = form.heads;
-    let blocks = comptime!(form.share.div_ceil(form.heads));
-    let kv_head = CUBE_POS_Y as usize / blocks;
-    let first_head = CUBE_POS_Y as usize % blocks * heads;
-    let query_heads = kv_heads as usize * form.share;
+    let of = heads_of(kv_heads, form);
+    let (kv_head, first_head, query_heads) = (of.kv, of.first, of.of_row);
 
     let end = position + 1;
     let start = end - min(window, end);
@@ -486,9 +528,19 @@ pub(super) fn decode_several<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     scale: f32,
     #[comptime] form: Form,
 ) {
-    let at = 3 * CUBE_POS_Z as usize;
-    let row = table[at] as usize;
-    let place = table[at + 1] as usize / form.width;
-    let position = table[at + 2];
-    attend::<E, S, N, W, M>(q, k, v, out, row, position, place, kv_heads, capacity, window, scale, form);
+    let token = token_of(table, form);
+    attend::<E, S, N, W, M>(
+        q,
+        k,
+        v,
+        out,
+        token.row,
+        token.position,
+        token.place,
+        kv_heads,
+        capacity,
+        window,
+        scale,
+        form,
+    );
 }

@@ -7,6 +7,7 @@
 mod cache;
 mod combine;
 mod decode;
+mod joined;
 mod mma;
 mod plan;
 mod prefill;
@@ -17,7 +18,7 @@ mod store;
 use std::f32::consts::LOG2_E;
 
 use cubecl::client::Client;
-use cubecl::prelude::{CubeCount, CubeDim, Float, Numeric};
+use cubecl::prelude::{BufferArg, CubeCount, CubeDim, Float, Numeric};
 use half::f16;
 pub use trike_core::{AttentionSpec, KvPrecision};
 
@@ -26,7 +27,7 @@ pub(crate) use cache::{KvBuffer, MAX_POSITION};
 pub use plan::{AttentionBlueprint, AttentionProblem, horizon};
 pub use several::{Batch, Token, Tokens};
 
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, COUNTERS, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_shape};
 use crate::plan::{Plan, Settings, Strategy, spread};
 
@@ -73,6 +74,8 @@ impl Device {
     /// # Errors
     ///
     /// Those of [`Device::attention`], and [`CubeError::Apart`].
+    ///
+    /// A recorded launch reads the tokens at replay; the largest of their positions must have the same [`horizon`].
     pub fn attention_of_tokens(
         &self,
         spec: &AttentionSpec,
@@ -85,6 +88,9 @@ impl Device {
         let problem = problem_of(spec, cache, 1, batch.len(), batch.last())?;
         if batch.caches.iter().any(|cache| cache.overlaps(out)) {
             return Err(CubeError::Overlap { what: "output of attention and an input" });
+        }
+        if self.is_capturing() {
+            batch.keep_within(cache, MAX_POSITION);
         }
         let of_rows = batch.tokens.table();
         let call = Call { problem, q, of_rows, cache, first_row: 0, scale: spec.scale };
@@ -118,12 +124,19 @@ impl Device {
                 let launch = Launch::new("attention/decode", &(form, shape.precision, several), settings);
                 if splits == 1 {
                     return self.launch(&launch, &[out], |client, cubes, units| {
-                        call.decode(client, cubes, units, form, out);
+                        call.decode(client, cubes, units, form, Output { all: out, joined: None });
                     });
                 }
                 let parts = self.empty(problem.parts(splits)?)?;
+                if form.ptx && (settings.cubes[1] as usize * settings.cubes[2] as usize) <= COUNTERS {
+                    let arrived = self.counters()?;
+                    return self.launch(&launch, &[&parts, out], |client, cubes, units| {
+                        let joined = Some([parts.arg(), arrived.arg()]);
+                        call.decode(client, cubes, units, form, Output { all: out, joined });
+                    });
+                }
                 self.launch(&launch, &[&parts], |client, cubes, units| {
-                    call.decode(client, cubes, units, form, &parts);
+                    call.decode(client, cubes, units, form, Output { all: &parts, joined: None });
                 })?;
                 self.combine(call, &parts, splits, out)
             }
@@ -194,6 +207,14 @@ fn problem_of(
     Ok(problem)
 }
 
+/// Where the decode kernel writes.
+struct Output<'a> {
+    /// The results; without `joined`, the partial ones, if positions are split.
+    all: &'a Buffer<f32>,
+    /// Partial results and counters of [`joined::decode_joined`].
+    joined: Option<[BufferArg; 2]>,
+}
+
 /// Checked arguments of a call.
 struct Call<'a> {
     problem: AttentionProblem,
@@ -212,14 +233,7 @@ impl Call<'_> {
         self.problem.window.and_then(|n| u32::try_from(n).ok()).unwrap_or(u32::MAX)
     }
 
-    fn decode(
-        &self,
-        client: &Client,
-        cubes: CubeCount,
-        units: CubeDim,
-        form: decode::Form,
-        out: &Buffer<f32>,
-    ) {
+    fn decode(&self, client: &Client, cubes: CubeCount, units: CubeDim, form: decode::Form, out: Output<'_>) {
         let n = form.width;
         match self.cache.k {
             KvBuffer::F32(_) => self.decode_as::<f32, f32>(client, cubes, units, n, form, out),
@@ -239,34 +253,60 @@ impl Call<'_> {
         units: CubeDim,
         words: usize,
         form: decode::Form,
-        out: &Buffer<f32>,
+        out: Output<'_>,
     ) {
         let n = form.width;
         let m = form.heads.next_power_of_two();
         let (shape, window) = (self.problem.cache, self.window());
         let [first, heads, capacity] = [self.first_row, shape.kv_heads, shape.capacity].map(|n| n as u32);
-        let (q, of_rows, out) = (self.q.vectors(n), self.of_rows.arg(), out.arg());
+        let (q, of_rows) = (self.q.vectors(n), self.of_rows.arg());
+        let (joined, out) = (out.joined, out.all.arg());
         // For PTX weights are powers of two.
         let scale = if form.ptx { self.scale * LOG2_E } else { self.scale };
-        if self.problem.sequences > 1 {
-            let (k, v) = (self.cache.k.all().vectors(n), self.cache.v.all().vectors(n));
-            // SAFETY: as below; rows and places of the table were checked by `Batch::first`.
-            unsafe {
-                decode::decode_several::launch_unchecked::<E, S>(
-                    client, cubes, units, n, words, m, q, k, v, of_rows, out, heads, capacity, window, scale,
-                    form,
-                );
+        let several = self.problem.sequences > 1;
+        let (k, v) = match several {
+            true => (self.cache.k.all().vectors(n), self.cache.v.all().vectors(n)),
+            false => (self.cache.k.vectors(n), self.cache.v.vectors(n)),
+        };
+        match (several, joined) {
+            (true, None) => {
+                // SAFETY: as below; rows and places of the table were checked by `Batch::first`.
+                unsafe {
+                    decode::decode_several::launch_unchecked::<E, S>(
+                        client, cubes, units, n, words, m, q, k, v, of_rows, out, heads, capacity, window,
+                        scale, form,
+                    );
+                }
             }
-            return;
-        }
-        let (k, v) = (self.cache.k.vectors(n), self.cache.v.vectors(n));
-        // SAFETY: `Device::attend` and its callers checked the lengths; slots are below the capacity, heads past the last are
-        // clamped, rows are within `of_rows`.
-        unsafe {
-            decode::decode::launch_unchecked::<E, S>(
-                client, cubes, units, n, words, m, q, k, v, of_rows, out, first, heads, capacity, window,
-                scale, form,
-            );
+            (false, None) => {
+                // SAFETY: `Device::attend` and its callers checked the lengths; slots are below the capacity, heads past the
+                // last are clamped, rows are within `of_rows`.
+                unsafe {
+                    decode::decode::launch_unchecked::<E, S>(
+                        client, cubes, units, n, words, m, q, k, v, of_rows, out, first, heads, capacity,
+                        window, scale, form,
+                    );
+                }
+            }
+            (true, Some([parts, arrived])) => {
+                // SAFETY: as for `decode_several` and `decode_joined`.
+                unsafe {
+                    joined::decode_several_joined::launch_unchecked::<E, S>(
+                        client, cubes, units, n, words, m, q, k, v, of_rows, parts, arrived, out, heads,
+                        capacity, window, scale, form,
+                    );
+                }
+            }
+            (false, Some([parts, arrived])) => {
+                // SAFETY: as for `decode`; `parts` has the length of `AttentionProblem::parts`, and there are not more cubes
+                // along y and z than counters.
+                unsafe {
+                    joined::decode_joined::launch_unchecked::<E, S>(
+                        client, cubes, units, n, words, m, q, k, v, of_rows, parts, arrived, out, first,
+                        heads, capacity, window, scale, form,
+                    );
+                }
+            }
         }
     }
 

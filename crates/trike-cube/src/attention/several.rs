@@ -1,5 +1,7 @@
 //! Single tokens of several sequences, whose caches are in one allocation: one launch for all of them.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use crate::device::{Buffer, Device};
 use crate::error::{CubeError, Result, check_len, check_range};
 
@@ -64,11 +66,28 @@ impl Token<'_> {
 /// on the host and on the device.
 ///
 /// Caches of other layers that were made in the same way have the same places, so one upload is enough for a step. A recorded
-/// launch has these positions in each replay.
-#[derive(Clone, Debug)]
+/// launch reads what was [written](Self::write) last.
+#[derive(Debug)]
 pub struct Tokens {
     places: Vec<[u32; 3]>,
     table: Buffer<u32>,
+    /// Exclusive bound of positions and largest first element of a cache for which recorded launches stay within their memory.
+    below: AtomicU32,
+    last_start: AtomicU32,
+}
+
+/// What kernels have to know of each token; no two have one row or one cache.
+fn places_of(tokens: &[Token<'_>]) -> Result<Vec<[u32; 3]>> {
+    let places = tokens.iter().map(Token::place).collect::<Result<Vec<_>>>()?;
+    check_range("tokens of several sequences", 2, u32::MAX as usize, places.len())?;
+    for column in 0..2 {
+        let mut values: Vec<u32> = places.iter().map(|place| place[column]).collect();
+        values.sort_unstable();
+        if values.windows(2).any(|two| two[0] == two[1]) {
+            return Err(CubeError::Overlap { what: "tokens of several sequences" });
+        }
+    }
+    Ok(places)
 }
 
 impl Tokens {
@@ -79,17 +98,44 @@ impl Tokens {
     /// [`CubeError::Range`] for fewer than two tokens, a row of `2^32` or more or a position of `2^30` or more,
     /// [`CubeError::Overlap`] for two tokens with one cache or row, and those of [`Device::upload`].
     pub fn upload(device: &Device, tokens: &[Token<'_>]) -> Result<Self> {
-        let places = tokens.iter().map(Token::place).collect::<Result<Vec<_>>>()?;
-        check_range("tokens of several sequences", 2, u32::MAX as usize, places.len())?;
-        for column in 0..2 {
-            let mut values: Vec<u32> = places.iter().map(|place| place[column]).collect();
-            values.sort_unstable();
-            if values.windows(2).any(|two| two[0] == two[1]) {
-                return Err(CubeError::Overlap { what: "tokens of several sequences" });
-            }
-        }
+        let places = places_of(tokens)?;
         let table = device.upload(places.as_flattened())?;
-        Ok(Self { places, table })
+        Ok(Self { places, table, below: AtomicU32::new(MAX_POSITION as u32), last_start: u32::MAX.into() })
+    }
+
+    /// Overwrites them with the same rows of as many other tokens, whose caches must be beside those of the tokens before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tokens::upload`]; [`CubeError::Length`] for another number of tokens, and [`CubeError::Range`] for other rows, for a
+    /// position that is not [below](Self::bound) the bound and for a cache past the memory of a recorded launch.
+    pub fn write(&mut self, device: &Device, tokens: &[Token<'_>]) -> Result<()> {
+        let places = places_of(tokens)?;
+        let (below, last_start) = (self.bound(), self.last_start.load(Ordering::Relaxed));
+        device.write_checked(&self.table, places.as_flattened(), || {
+            for (new, old) in places.iter().zip(&self.places) {
+                check_range("row of a token", old[0] as usize, old[0] as usize, new[0] as usize)?;
+                check_range("first element of a cache", 0, last_start as usize, new[1] as usize)?;
+                check_range("position", 0, below as usize - 1, new[2] as usize)?;
+            }
+            Ok(())
+        })?;
+        self.places = places;
+        Ok(())
+    }
+
+    /// Exclusive bound of positions that may be written: `2^30`, or the length of the shortest RoPE table that a
+    /// [recorded](Device::capture) launch uses with these tokens.
+    #[must_use]
+    pub fn bound(&self) -> u32 {
+        self.below.load(Ordering::Relaxed)
+    }
+
+    /// Number of tokens, at least two.
+    #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.places.len()
     }
 
     /// Returns true if an upload of these tokens would be the same.
@@ -142,6 +188,18 @@ impl Batch<'_> {
             return Err(CubeError::Overlap { what: "new keys or values and the cache" });
         }
         Ok(cache)
+    }
+
+    /// Lowers the bounds of what may be written later, for a recorded launch with a RoPE table of `positions`.
+    pub(crate) fn keep_within(&self, cache: &KvCache, positions: usize) {
+        let least = |bound: &AtomicU32, to: usize| {
+            bound.fetch_min(u32::try_from(to).unwrap_or(u32::MAX), Ordering::Relaxed);
+        };
+        least(&self.tokens.below, positions);
+        for part in [&cache.k, &cache.v] {
+            // A view is not longer than its allocation.
+            least(&self.tokens.last_start, part.all().len() - part.len());
+        }
     }
 
     /// Number of tokens.

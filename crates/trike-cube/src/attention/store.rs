@@ -4,7 +4,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use half::f16;
 
-use super::cache::{CacheShape, KvBuffer, KvCache, Segment};
+use super::cache::{CacheShape, KvBuffer, KvCache, MAX_POSITION, Segment};
 use super::several::Batch;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::Result;
@@ -112,6 +112,9 @@ impl Device {
     /// Those of [`Device::store`] and [`CubeError::Apart`](crate::CubeError::Apart).
     pub fn store_tokens(&self, k: &Buffer<f32>, v: &Buffer<f32>, batch: &Batch<'_>) -> Result<()> {
         let cache = batch.check_new(k, v)?;
+        if self.is_capturing() {
+            batch.keep_within(cache, MAX_POSITION);
+        }
         let launch = launch_of_store("store_tokens", cache.shape(), batch.len());
         self.launch(&launch, &[cache.k.memory(), cache.v.memory()], |client, cubes, units| match cache.k {
             KvBuffer::F32(_) => store_several::<f32>(client, cubes, units, (k, v), batch, cache),

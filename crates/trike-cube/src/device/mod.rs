@@ -29,6 +29,9 @@ use crate::capabilities::{Capabilities, Planes};
 use crate::error::{CubeError, Result, check_len};
 use crate::plan::Settings;
 
+/// Counters of arrived cubes, one for each square of outputs that cubes share.
+pub(crate) const COUNTERS: usize = 1024;
+
 /// Options for opening a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -279,12 +282,13 @@ impl Device {
         Ok(Buffer::over(handle, values.len(), self.capabilities.alignment, &self.common))
     }
 
-    /// `len` zeros, the same for every caller, that kernels may count in if they leave zeros: launches run one after another.
-    pub(crate) fn counters(&self, len: usize) -> Result<Buffer<u32>> {
+    /// [`COUNTERS`] zeros, the same for every caller, that kernels may count in if they leave zeros: launches run one after
+    /// another. Made before a capture.
+    pub(crate) fn counters(&self) -> Result<Buffer<u32>> {
         if let Some(counters) = self.counters.get() {
             return Ok(counters.clone());
         }
-        let made = self.upload_weights(&vec![0u32; len])?;
+        let made = self.upload_weights(&[0u32; COUNTERS])?;
         Ok(self.counters.get_or_init(|| made).clone())
     }
 

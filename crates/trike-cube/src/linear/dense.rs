@@ -31,6 +31,11 @@ impl DenseKind {
             Self::Int8 => 4,
         }
     }
+
+    /// Words of four weights, of those kinds whose words have several.
+    pub(crate) fn lane_words(self) -> usize {
+        4 / self.per_word()
+    }
 }
 
 /// Weights of a [`DenseMatrix`] on the host, row-major.

@@ -2,6 +2,7 @@
 
 use super::dense::{DenseForm, DenseKind, DenseMatrix};
 use super::kernels::dense::{self, DenseCompiled, ScaleMode};
+use super::kernels::dense_mma;
 use crate::capabilities::Capabilities;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
@@ -29,9 +30,32 @@ pub enum DenseBlueprint {
     },
     /// Many tokens: 64 rows times 64 tokens per cube, 16 columns at a time through shared memory.
     Tiled,
+    /// Many tokens times f16, bf16 or int8 with a scale per row, on tf32 matrix instructions: activations are rounded to 11 bits.
+    Mma {
+        /// Tokens per cube: 32, 64 or 128.
+        tokens: usize,
+    },
 }
 
 impl DenseProblem {
+    /// What keeps [`DenseBlueprint::Mma`] from the problem.
+    fn without_mma(&self, device: &Capabilities) -> Option<&'static str> {
+        if !device.tf32_mma {
+            return Some("matrix instructions on tf32");
+        }
+        if !device.ptx || !device.async_copy || device.planes != Some((32, 32)) {
+            return Some("asynchronous copies");
+        }
+        let exact = self.w.kind != DenseKind::F32;
+        let scaled = matches!(self.compiled().scale, ScaleMode::None | ScaleMode::Row);
+        match exact && scaled && self.w.cols.is_multiple_of(dense_mma::STEP) {
+            true => None,
+            false => Some(
+                "weights that are exact in tf32, with at most a scale per row, and columns in steps of 32",
+            ),
+        }
+    }
+
     fn compiled(&self) -> DenseCompiled {
         let scale = match self.w.kind {
             DenseKind::Int8 if self.w.group == self.w.cols => ScaleMode::Row,
@@ -55,16 +79,20 @@ impl Plan for DenseProblem {
         Ok(())
     }
 
-    fn candidates(&self, _device: &Capabilities) -> Vec<DenseBlueprint> {
+    fn candidates(&self, device: &Capabilities) -> Vec<DenseBlueprint> {
         let decode = DenseBlueprint::Decode { tokens: self.tokens.next_power_of_two().min(8) };
+        let tokens = self.tokens.next_power_of_two().clamp(dense_mma::OF_PLANE, 128);
+        let mma = DenseBlueprint::Mma { tokens };
+        let fits = self.settings(&mma, device).is_ok_and(|s| s.check(Self::NAME, device).is_ok());
+        let many = fits.then_some(mma).into_iter().chain([DenseBlueprint::Tiled]);
         if self.tokens <= 8 {
-            vec![decode, DenseBlueprint::Tiled]
+            [decode].into_iter().chain(many).collect()
         } else {
-            vec![DenseBlueprint::Tiled, decode]
+            many.chain([decode]).collect()
         }
     }
 
-    fn settings(&self, blueprint: &DenseBlueprint, _device: &Capabilities) -> Result<Settings> {
+    fn settings(&self, blueprint: &DenseBlueprint, device: &Capabilities) -> Result<Settings> {
         let side = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Ok(match *blueprint {
             DenseBlueprint::Decode { tokens } => {
@@ -87,6 +115,23 @@ impl Plan for DenseProblem {
                 shared_bytes: dense::TILED_SHARED_BYTES,
                 bindings: 4,
             },
+            DenseBlueprint::Mma { tokens } => {
+                if let Some(feature) = self.without_mma(device) {
+                    let device = device.name.clone();
+                    return Err(CubeError::Feature { kernel: Self::NAME, feature, device });
+                }
+                check_range("tokens of a cube", dense_mma::OF_PLANE, 128, tokens)?;
+                if !tokens.is_power_of_two() {
+                    return Err(CubeError::NotMultiple { what: "tokens of a cube", unit: 32, got: tokens });
+                }
+                let rows = self.w.rows.div_ceil(dense_mma::rows_of(tokens));
+                Settings {
+                    cubes: [side(rows), side(self.tokens.div_ceil(tokens)), 1],
+                    units: [32, dense_mma::planes(tokens) as u32],
+                    shared_bytes: dense_mma::shared_bytes(self.w.kind, tokens),
+                    bindings: 4,
+                }
+            }
         })
     }
 
@@ -204,6 +249,72 @@ impl Device {
                     );
                 }
             }
+            DenseBlueprint::Mma { tokens: each } => {
+                let words = form.kind.lane_words();
+                // SAFETY: as above; columns are a multiple of those of a step, so no vector is past the end of a row.
+                unsafe {
+                    dense_mma::dense_mma::launch_unchecked(
+                        client,
+                        cubes,
+                        units,
+                        words,
+                        w.words.vectors(words),
+                        w.scales.arg(),
+                        x.vectors(4),
+                        out.arg(),
+                        tokens,
+                        rows,
+                        cols,
+                        compiled,
+                        each,
+                    );
+                }
+            }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrix_instructions_are_for_prompts_and_exact_weights() {
+        let device = Capabilities {
+            tf32_mma: true,
+            ptx: true,
+            async_copy: true,
+            planes: Some((32, 32)),
+            max_units: 1024,
+            max_unit_sides: [1024; 3],
+            max_shared_bytes: 99 << 10,
+            ..Capabilities::smallest()
+        };
+        let mma = |tokens| Some(DenseBlueprint::Mma { tokens });
+        let w = |kind, cols, group| DenseForm { rows: 700, cols, kind, group };
+        // Weights, tokens, the first candidate if it is one with matrix instructions.
+        let table = [
+            (w(DenseKind::F16, 64, 64), 9, mma(32)),
+            (w(DenseKind::Bf16, 64, 64), 33, mma(64)),
+            (w(DenseKind::Int8, 64, 64), 1000, mma(128)),
+            (w(DenseKind::F16, 64, 64), 8, None),
+            (w(DenseKind::Int8, 64, 32), 1000, None),
+            (w(DenseKind::F32, 64, 64), 1000, None),
+            (w(DenseKind::F16, 80, 80), 1000, None),
+        ];
+        for (w, tokens, want) in table {
+            let problem = DenseProblem { tokens, w, add: false };
+            let candidates = problem.candidates(&device);
+            match want {
+                Some(blueprint) => assert_eq!(candidates[0], blueprint, "{problem:?}"),
+                None => assert!(!matches!(candidates[0], DenseBlueprint::Mma { .. }), "{problem:?}"),
+            }
+            for blueprint in candidates {
+                let settings = problem.settings(&blueprint, &device).expect("its own candidate");
+                settings.check("dense linear", &device).expect("it fits");
+            }
+            let mma = DenseBlueprint::Mma { tokens: 128 };
+            assert!(problem.settings(&mma, &Capabilities::smallest()).is_err(), "{problem:?}");
+        }
     }
 }

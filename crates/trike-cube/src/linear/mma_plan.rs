@@ -3,8 +3,8 @@
 use super::blueprint::MAX_SPLIT_CUBES;
 use super::kernels::{MAX_STAGES, MmaShape};
 use super::plan::{BINDINGS, LANES, LATENCY, MEMORY_RATE, TernaryProblem};
-use super::shape::COUNTERS;
 use crate::capabilities::Capabilities;
+use crate::device::COUNTERS;
 use crate::error::{CubeError, Result, check_range};
 use crate::plan::{Plan, Settings};
 

@@ -10,8 +10,6 @@ pub const BLOCK: usize = 128;
 pub const SEGMENT: usize = 32;
 /// Maximum columns of a ternary matrix: integer sums of digits stay below `2^31`.
 pub const MAX_COLS: usize = 1 << 17;
-/// Counters of arrived cubes, one for each square of outputs whose columns cubes share.
-pub(super) const COUNTERS: usize = 1024;
 /// Entries after a row's segment sums: the sum of the row, and zeros that pad it to a vector.
 const EXTRA: usize = 4;
 

@@ -7,7 +7,7 @@ use half::f16;
 use trike_trit::{Coupling, Granularity, Hadamard, ScaleValues, TritTensor};
 
 use super::blueprint::LinearBlueprint;
-use super::shape::{ActivationShape, BLOCK, COUNTERS, MAX_COLS};
+use super::shape::{ActivationShape, BLOCK, MAX_COLS};
 use crate::device::{Buffer, Device};
 use crate::error::{CubeError, Result, check_range, check_shape, unsupported};
 
@@ -228,7 +228,7 @@ impl TernaryMatrix {
             index,
             scales: Shared::upload(device, &host.scales, form.f16_scales)?,
             means: host.means.map(|means| Shared::upload(device, &means, form.f16_scales)).transpose()?,
-            arrived: device.capabilities().int8_mma.then(|| device.counters(COUNTERS)).transpose()?,
+            arrived: device.capabilities().int8_mma.then(|| device.counters()).transpose()?,
             plans: Arc::default(),
             depth: tensors[0].depth(),
             rotation: tensors[0].rotation(),

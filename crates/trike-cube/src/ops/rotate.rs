@@ -233,6 +233,9 @@ impl Device {
             return Err(CubeError::Overlap { what: "queries, and keys, values or the cache" });
         }
         check_range("position of rope", 0, table.positions() - 1, batch.last())?;
+        if self.is_capturing() {
+            batch.keep_within(cache, table.positions());
+        }
         let (count, launch) = launch_of("rotate_and_store_tokens", cache, heads, batch.len(), table);
         let written = cache.written();
         self.launch(&launch, &[q, written[0], written[1]], |client, cubes, units| {

@@ -15,7 +15,9 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
-pub use perplexity::{Comparison, Score, ScoreOptions, Split, compare_ids, divergence, sequences};
+pub use perplexity::{
+    Comparison, STORY_MARK, Score, ScoreOptions, Split, compare_ids, divergence, sequences,
+};
 pub use tasks::{Question, TaskScore, read_questions};
 
 /// Receives pieces of new text; `Break` ends the generation.

@@ -5,8 +5,8 @@ use trike_nn::KvPrecision;
 use super::Model;
 use crate::{LlmError, tokenizer::Tokenizer};
 
-/// The separator between stories, a special token of several tokenizers.
-const STORY_MARK: &str = "<|endoftext|>";
+/// What separates the documents of a text, a special token of several tokenizers.
+pub const STORY_MARK: &str = "<|endoftext|>";
 
 /// Method of splitting a text into sequences. Each starts with BOS, if the tokenizer has one, and has no EOS; sequences are
 /// truncated to the model's context.

@@ -7,7 +7,9 @@ use trike_cpu::{FileRange, Tiles};
 use trike_trit::{Edit, TritTensor};
 
 pub(crate) use self::token::logits_of;
-pub use self::token::{RunStep, TokenStep};
+#[cfg(feature = "gpu")]
+pub(crate) use self::token::split;
+pub use self::token::{RunStep, StepCaches, TokenStep};
 use crate::{ActivationPolicy, CacheSpec, DeviceUse, Largest, NnError, StepInputs, StepLogits};
 
 /// Input of a linear layer: a tensor, or the operation that produces it.
@@ -424,22 +426,26 @@ pub trait Backend {
         Ok(None)
     }
 
-    /// Logits of a step of one token, computed by `run`: all, or the number of largest logits that `step` requests.
+    /// Logits of a step of one token of each sequence, computed by `run`: all, or the number of largest logits that `step`
+    /// requests.
     ///
     /// `run` makes the same calls each time and is idempotent, so a backend may record its launches over input buffers that are
-    /// overwritten before each replay. Recordings are stored in `recorded`, which lives as long as the sequence.
+    /// overwritten before each replay. Recordings are stored in `recorded`, which belongs to the only sequence, or to all
+    /// sequences whose caches were made [together](Self::new_caches), any of which may be in `step`; for others it is empty.
     ///
     /// # Errors
     ///
     /// Those of `run`, and when the device fails.
-    fn token(
+    fn tokens(
         &self,
         step: TokenStep<'_, Self>,
         recorded: &mut Self::Recorded,
+        caches: StepCaches<'_, '_, Self>,
         run: &mut RunStep<'_, Self>,
-    ) -> Result<StepLogits, NnError> {
+    ) -> Result<Vec<StepLogits>, NnError> {
         let _ = recorded;
+        let rows = step.inputs.rows();
         let inputs = self.inputs(step.inputs)?;
-        logits_of(self, run(&inputs)?, step.largest)
+        logits_of(self, run(&inputs, caches)?, step.largest, rows)
     }
 }

@@ -2,12 +2,12 @@
 
 use std::sync::PoisonError;
 
-use trike_cube::attention::{Batch, KvCache, Segment, Token, Tokens};
+use trike_cube::attention::{Batch, KvCache, Segment, Token};
 use trike_cube::ops::RopeTable;
 use trike_cube::{Buffer, Strategy};
 
 use super::{CubeBackend, CubeInputs, CubeRope, CubeTensor};
-use crate::{AttentionSpec, CacheSpec, NnError, check};
+use crate::{AttentionSpec, CacheSpec, NnError, StepInputs, check};
 
 impl CubeBackend {
     /// Stores keys and values, then attends; with `rope`, queries and keys are rotated before, in the launch of the store.
@@ -72,18 +72,12 @@ impl CubeBackend {
         caches: &[&KvCache],
         out: &CubeTensor,
     ) -> Result<(), NnError> {
-        let (segments, positions) = (inputs.host.segments(), inputs.host.positions());
-        let token = |&i: &usize| {
-            let row = segments[i].rows.start;
-            Token { row, position: positions[row], cache: caches[i] }
-        };
-        let tokens: Vec<Token<'_>> = together.iter().map(token).collect();
+        let tokens = batch_of(&inputs.host, caches, together.iter().copied());
         let mut known = inputs.tokens.lock().unwrap_or_else(PoisonError::into_inner);
         let at = match known.iter().position(|known| known.are(&tokens)) {
             Some(at) => at,
             None => {
-                self.traffic.uploaded(3 * size_of::<u32>() * tokens.len());
-                known.push(Tokens::upload(&self.device, &tokens)?);
+                known.push(self.upload_batch(&tokens)?);
                 known.len() - 1
             }
         };
@@ -95,6 +89,19 @@ impl CubeBackend {
         }
         Ok(self.device.attention_of_tokens(spec, q, &batch, &out.buffer, &Strategy::Inferred)?)
     }
+}
+
+/// The tokens of some segments of one row each.
+pub(super) fn batch_of<'a>(
+    inputs: &StepInputs,
+    caches: &[&'a KvCache],
+    segments: impl Iterator<Item = usize>,
+) -> Vec<Token<'a>> {
+    let token = |i: usize| {
+        let row = inputs.segments()[i].rows.start;
+        Token { row, position: inputs.positions()[row], cache: caches[i] }
+    };
+    segments.map(token).collect()
 }
 
 /// The segments of a step that are processed together: single tokens with one window whose caches are beside each other.

@@ -23,14 +23,14 @@ pub use self::tensors::{CubeInputs, CubeTensor};
 use crate::backend::Input;
 use crate::{
     ActivationPolicy, AttentionSpec, Backend, CacheSpec, DeviceUse, GatedActivation, KvPrecision, Largest,
-    Layout, MatrixEdit, MemoryPlan, NnError, RopeSpec, RunStep, StepInputs, StepLogits, Tensor, TokenStep,
-    check,
+    Layout, MatrixEdit, MemoryPlan, NnError, RopeSpec, RunStep, StepCaches, StepInputs, StepLogits, Tensor,
+    TokenStep, check,
 };
 
 /// Runs a decoder on a device of `trike-cube`.
 ///
 /// Tensors stay on the device: ids and positions are copied to it once per step, logits are copied back. A step of one token of
-/// one sequence is recorded and replayed if the device supports it ([`CubeBackend::with_graphs`]).
+/// each sequence is recorded and replayed if the device supports it ([`CubeBackend::with_graphs`]).
 ///
 /// ```no_run
 /// use trike_cube::{Device, DeviceSpec};
@@ -280,12 +280,13 @@ impl Backend for CubeBackend {
         self.find_top(x, k)
     }
 
-    fn token(
+    fn tokens(
         &self,
         step: TokenStep<'_, Self>,
         recorded: &mut CubeRecorded,
+        caches: StepCaches<'_, '_, Self>,
         run: &mut RunStep<'_, Self>,
-    ) -> Result<StepLogits, NnError> {
-        self.recorded_token(step, recorded, run)
+    ) -> Result<Vec<StepLogits>, NnError> {
+        self.recorded_tokens(step, recorded, caches, run)
     }
 }

@@ -9,7 +9,7 @@ use trike_trit::Hadamard;
 
 use super::matrices::Kind;
 use super::recordings::can_find;
-use super::tensors::Token;
+use super::tensors::Ids;
 use super::{CubeBackend, CubeInputs, CubeMatrix, CubeRope, CubeTensor};
 use crate::backend::Input;
 use crate::{ActivationPrecision, Largest, NnError, check};
@@ -130,8 +130,8 @@ impl CubeBackend {
         match &table.0 {
             Kind::Dense(table) => {
                 let out = self.tensor(ids.len(), width)?;
-                let ids = match &inputs.token {
-                    Some(Token::Id(id)) => id.clone(),
+                let ids = match &inputs.ids {
+                    Some(Ids::Table(ids)) => ids.clone(),
                     _ => {
                         self.traffic.uploaded(size_of_val(ids));
                         // A table has fewer than 2^32 rows.
@@ -143,8 +143,8 @@ impl CubeBackend {
             }
             Kind::Ternary { .. } | Kind::Sparse { .. } => {
                 let host = table.host_table()?;
-                if let Some(Token::Row { row, .. }) = &inputs.token {
-                    return Ok(CubeTensor { buffer: row.clone(), width });
+                if let Some(Ids::Rows { rows, .. }) = &inputs.ids {
+                    return Ok(CubeTensor { buffer: rows.clone(), width });
                 }
                 let rows: Vec<usize> = ids.iter().map(|&id| id as usize).collect();
                 let values = host.select_rows(&rows)?.dequantize();

@@ -1,40 +1,46 @@
-//! Steps of one token, recorded once and replayed.
+//! Steps of one token of each sequence, recorded once and replayed.
 //!
-//! Everything that differs from token to token is in buffers: id and position are overwritten, and kernels derive the slot of
-//! the KV cache and the length of attention from the position. The exception is the grid of the attention kernel, so a
-//! recording is valid for the positions of one [`attention::horizon`].
+//! Everything that differs from token to token is in buffers: ids, positions and the places of the caches of a batch are
+//! overwritten, and kernels derive the slot of the KV cache and the length of attention from them. The exception is the grid of
+//! the attention kernel, so a recording is valid for the positions of one [`attention::horizon`]. Sequences whose caches were made
+//! together take turns in one recording per number of tokens.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use trike_cube::attention;
+use trike_cube::attention::{self, KvCache, Token};
 use trike_cube::ops::{self, Indices};
 use trike_cube::{Buffer, CubeError, Graph, Graphs, Strategy};
 use trike_trit::TritTensor;
 
+use super::attention::batch_of;
 use super::matrices::Kind;
-use super::tensors::Token;
+use super::tensors::Ids;
 use super::{CubeBackend, CubeInputs, CubeTensor};
-use crate::backend::logits_of;
+use crate::backend::{logits_of, split};
 use crate::step::usable;
-use crate::{NnError, StepLogits, TokenStep, check};
+use crate::{NnError, RunStep, StepCaches, StepLogits, TokenStep, check};
 
-/// The recording of a sequence's last step of one token.
+/// Recordings of steps of a sequence, or of sequences that were made together.
 #[derive(Debug, Default)]
 pub struct CubeRecorded {
     /// Key of the last step.
     last: Option<Key>,
-    step: Option<Box<RecordedStep>>,
+    /// The most recent last, each with another number of tokens.
+    steps: Vec<RecordedStep>,
     /// Number of consecutive failed recordings.
     failures: u32,
 }
 
-/// Consecutive failed recordings after which a sequence is no longer recorded; one failure is normal when the RoPE table grows.
+/// Consecutive failed recordings after which steps are no longer recorded; one failure is normal when the RoPE table grows.
 const FAILURES: u32 = 3;
+/// Recordings that are kept: each has memory for all intermediate results of its step.
+const MOST: usize = 4;
 
-/// Parameters that are fixed in a recording, besides the KV caches.
+/// Parameters that are fixed in a recording, besides the allocations of the KV caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
+    tokens: usize,
     version: u64,
     horizon: usize,
     largest: Option<usize>,
@@ -44,11 +50,24 @@ struct Key {
 struct RecordedStep {
     graph: Graph,
     key: Key,
-    /// Written before each replay. The position stays below the length of the RoPE table.
+    /// Written before each replay. Positions stay below the length of the RoPE table.
     inputs: CubeInputs,
+    /// A cache of the first layer, beside which those of all steps are.
+    cache: Option<KvCache>,
     logits: CubeTensor,
-    /// Ids and values of the largest logits.
+    /// Ids and values of the largest logits of each token.
     top: Option<(Indices, Buffer<f32>)>,
+}
+
+impl RecordedStep {
+    /// Whether a replay is the step that `key` and `caches` describe, at positions up to `last`.
+    fn fits(&self, key: &Key, last: u32, caches: &[&mut [KvCache]]) -> bool {
+        let beside = |of_layers: &&mut [KvCache]| match (&self.cache, of_layers.first()) {
+            (Some(cache), Some(first)) => key.tokens == 1 || cache.is_beside(first),
+            _ => true,
+        };
+        self.key == *key && last < self.inputs.bound() && caches.iter().all(beside)
+    }
 }
 
 impl CubeBackend {
@@ -65,38 +84,50 @@ impl CubeBackend {
         self.graphs.load(Ordering::Relaxed)
     }
 
-    pub(super) fn recorded_token(
+    pub(super) fn recorded_tokens(
         &self,
         step: TokenStep<'_, Self>,
         recorded: &mut CubeRecorded,
-        run: &mut dyn FnMut(&CubeInputs) -> Result<CubeTensor, NnError>,
-    ) -> Result<StepLogits, NnError> {
-        let [segment] = step.inputs.segments() else { return self.launch_token(step, run) };
-        let position = segment.first_position;
-        let horizon = attention::horizon(position, segment.window, step.capacity);
-        let key = Key { version: step.version, horizon, largest: step.largest };
-        let fits =
-            |kept: &RecordedStep| kept.key == key && position_of(&step) < kept.inputs.positions.bound();
-        if let Some(kept) = recorded.step.as_deref().filter(|kept| self.graphs() && fits(kept)) {
-            self.write(&kept.inputs, &step)?;
-            return self.replay(kept);
-        }
-        // Free the old recording before allocating memory for a new one.
-        recorded.step = None;
-        // Recording pays off only from the second step with the same key.
+        caches: StepCaches<'_, '_, Self>,
+        run: &mut RunStep<'_, Self>,
+    ) -> Result<Vec<StepLogits>, NnError> {
+        let last = step.inputs.positions().iter().copied().max().unwrap_or(u32::MAX);
+        let Some(window) = step.inputs.segments().first().map(|segment| segment.window) else {
+            return self.launch_tokens(step, caches, run);
+        };
+        let horizon = attention::horizon(last as usize, window, step.capacity);
+        let key = Key { tokens: step.inputs.rows(), version: step.version, horizon, largest: step.largest };
         let again = recorded.last.replace(key) == Some(key);
-        if !again || !self.graphs() || recorded.failures == FAILURES {
-            return self.launch_token(step, run);
+        let found = recorded.steps.iter().position(|kept| kept.fits(&key, last, caches));
+        if let Some(at) = found.filter(|_| self.graphs()) {
+            // The most recent last.
+            recorded.steps[at..].rotate_left(1);
+            if let Some(kept) = recorded.steps.last_mut() {
+                self.write(&mut kept.inputs, &step, caches)?;
+                return self.replay(kept);
+            }
         }
-        match self.record(&step, key, run) {
-            Ok(kept) => {
+        // Free an old recording before allocating memory for a new one.
+        recorded.steps.retain(|kept| kept.key.tokens != key.tokens);
+        // Recording pays off only from the second step with the same key.
+        if !again || !self.graphs() || recorded.failures == FAILURES || !are_beside(caches) {
+            return self.launch_tokens(step, caches, run);
+        }
+        if recorded.steps.len() == MOST {
+            recorded.steps.remove(0);
+        }
+        match self.record(&step, key, caches, run) {
+            Ok(mut kept) => {
                 recorded.failures = 0;
-                let kept = recorded.step.insert(Box::new(kept));
-                // The direct run has modified the looked-up row: write it again.
-                if matches!(kept.inputs.token, Some(Token::Row { .. })) {
-                    self.write(&kept.inputs, &step)?;
+                // The direct run has modified looked-up rows: write them again.
+                if matches!(kept.inputs.ids, Some(Ids::Rows { .. })) {
+                    self.write(&mut kept.inputs, &step, caches)?;
                 }
-                self.replay(kept)
+                recorded.steps.push(kept);
+                match recorded.steps.last() {
+                    Some(kept) => self.replay(kept),
+                    None => Ok(Vec::new()),
+                }
             }
             Err(error) => {
                 recorded.failures += 1;
@@ -104,19 +135,21 @@ impl CubeBackend {
                     self.graphs.store(false, Ordering::Relaxed);
                 }
                 // An error of the step itself occurs again here and is returned.
-                self.launch_token(step, run)
+                self.launch_tokens(step, caches, run)
             }
         }
     }
 
     /// The step without a recording.
-    fn launch_token(
+    fn launch_tokens(
         &self,
         step: TokenStep<'_, Self>,
-        run: &mut dyn FnMut(&CubeInputs) -> Result<CubeTensor, NnError>,
-    ) -> Result<StepLogits, NnError> {
+        caches: StepCaches<'_, '_, Self>,
+        run: &mut RunStep<'_, Self>,
+    ) -> Result<Vec<StepLogits>, NnError> {
+        let rows = step.inputs.rows();
         let inputs = self.upload_inputs(step.inputs)?;
-        logits_of(self, run(&inputs)?, step.largest)
+        logits_of(self, run(&inputs, caches)?, step.largest, rows)
     }
 
     /// Runs the step twice: once directly, once for the recording.
@@ -124,15 +157,16 @@ impl CubeBackend {
         &self,
         step: &TokenStep<'_, Self>,
         key: Key,
-        run: &mut dyn FnMut(&CubeInputs) -> Result<CubeTensor, NnError>,
+        caches: StepCaches<'_, '_, Self>,
+        run: &mut RunStep<'_, Self>,
     ) -> Result<RecordedStep, NnError> {
         let _alone = self.record_alone.lock().unwrap_or_else(PoisonError::into_inner);
-        let inputs = self.recorded_inputs(step)?;
+        let inputs = self.recorded_inputs(step, caches)?;
         let (graph, (logits, top)) = self.device.capture(|| {
-            let logits = run(&inputs)?;
+            let logits = run(&inputs, caches)?;
             let top = match step.largest.filter(|&k| can_find(k, logits.width)) {
                 Some(k) => {
-                    let values = self.device.empty(k)?;
+                    let values = self.device.empty(key.tokens * k)?;
                     let ids =
                         self.device.top(&logits.buffer, logits.width, k, &values, &Strategy::Inferred)?;
                     Some((ids, values))
@@ -142,11 +176,16 @@ impl CubeBackend {
             Ok::<_, NnError>((logits, top))
         })?;
         self.traffic.captured();
-        Ok(RecordedStep { graph, key, inputs, logits, top })
+        let cache = caches.first().and_then(|of_layers| of_layers.first()).cloned();
+        Ok(RecordedStep { graph, key, inputs, cache, logits, top })
     }
 
     /// Inputs whose buffers are overwritten before each replay.
-    fn recorded_inputs(&self, step: &TokenStep<'_, Self>) -> Result<CubeInputs, NnError> {
+    fn recorded_inputs(
+        &self,
+        step: &TokenStep<'_, Self>,
+        caches: &[&mut [KvCache]],
+    ) -> Result<CubeInputs, NnError> {
         let (vocab, width) = step.table.shape();
         check::embed(&step.inputs, vocab)?;
         let ids = step.inputs.ids();
@@ -154,50 +193,78 @@ impl CubeBackend {
             Kind::Dense(_) => {
                 self.traffic.uploaded(size_of_val(ids));
                 // A table has fewer than 2^32 rows.
-                Token::Id(Indices::upload(&self.device, ids, vocab as u32)?)
+                Ids::Table(Indices::upload(&self.device, ids, vocab as u32)?)
             }
             Kind::Ternary { .. } | Kind::Sparse { .. } => {
                 let table = Arc::clone(step.table.host_table()?);
-                let row = self.upload_tensor(&rows(&table, ids)?, width)?.buffer;
-                Token::Row { row, table }
+                let values = self.upload_tensor(&rows(&table, ids)?, width)?.buffer;
+                Ids::Rows { rows: values, table }
             }
         };
-        Ok(CubeInputs { token: Some(token), ..self.upload_inputs(step.inputs.clone())? })
+        let mut inputs = CubeInputs { ids: Some(token), ..self.upload_inputs(step.inputs.clone())? };
+        if step.inputs.rows() > 1 {
+            let batch = self.upload_batch(&all_of(step, caches))?;
+            inputs.tokens.get_mut().unwrap_or_else(PoisonError::into_inner).push(batch);
+        }
+        Ok(inputs)
     }
 
-    fn write(&self, inputs: &CubeInputs, step: &TokenStep<'_, Self>) -> Result<(), NnError> {
+    fn write(
+        &self,
+        inputs: &mut CubeInputs,
+        step: &TokenStep<'_, Self>,
+        caches: &[&mut [KvCache]],
+    ) -> Result<(), NnError> {
         let ids = step.inputs.ids();
-        match &inputs.token {
-            Some(Token::Id(buffer)) => {
+        match &inputs.ids {
+            Some(Ids::Table(buffer)) => {
                 buffer.write(&self.device, ids)?;
                 self.traffic.uploaded(size_of_val(ids));
             }
-            Some(Token::Row { row, table }) => {
+            Some(Ids::Rows { rows: buffer, table }) => {
                 let values = rows(table, ids)?;
-                self.device.write(row, &values)?;
+                self.device.write(buffer, &values)?;
                 self.traffic.uploaded(size_of_val(&values[..]));
             }
             None => {}
         }
         let positions = step.inputs.positions();
+        // Kernels of a batch find positions beside the places of the caches.
+        for batch in inputs.tokens.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            batch.write(&self.device, &all_of(step, caches))?;
+            self.traffic.uploaded(3 * size_of_val(positions));
+        }
         self.traffic.uploaded(size_of_val(positions));
         Ok(inputs.positions.clone().write(&self.device, positions)?)
     }
 
-    fn replay(&self, kept: &RecordedStep) -> Result<StepLogits, NnError> {
+    fn replay(&self, kept: &RecordedStep) -> Result<Vec<StepLogits>, NnError> {
         kept.graph.replay()?;
         self.traffic.replayed();
         if let Some((ids, values)) = &kept.top {
             let (ids, values) = ids.read_with(&self.device, values)?;
             self.traffic.read(size_of_val(&ids[..]) + size_of_val(&values[..]));
-            let row: Vec<(u32, f32)> = ids.into_iter().zip(values).collect();
-            if usable(&row) {
-                return Ok(StepLogits::Top(row));
+            let pairs: Vec<(u32, f32)> = ids.into_iter().zip(values).collect();
+            let mut best = pairs.chunks_exact((pairs.len() / kept.key.tokens).max(1));
+            if best.clone().all(usable) {
+                return Ok(best.by_ref().map(|row| StepLogits::Top(row.to_vec())).collect());
             }
         }
         self.traffic.read(kept.logits.buffer.bytes());
-        Ok(StepLogits::All(self.device.read(&kept.logits.buffer)?))
+        Ok(split(self.device.read(&kept.logits.buffer)?, kept.key.tokens))
     }
+}
+
+/// The tokens of a step with the caches of the first layer; those of the others are in the same places.
+fn all_of<'a>(step: &TokenStep<'_, CubeBackend>, caches: &'a [&mut [KvCache]]) -> Vec<Token<'a>> {
+    let first: Vec<&KvCache> = caches.iter().filter_map(|of_layers| of_layers.first()).collect();
+    batch_of(&step.inputs, &first, 0..first.len())
+}
+
+/// Whether one launch can process the tokens of all sequences.
+fn are_beside(caches: &[&mut [KvCache]]) -> bool {
+    let firsts: Vec<&KvCache> = caches.iter().filter_map(|of_layers| of_layers.first()).collect();
+    firsts.windows(2).all(|two| two[0].is_beside(two[1]))
 }
 
 /// Whether the top-k kernel supports this `k` and row width.
@@ -209,9 +276,4 @@ pub(super) fn can_find(k: usize, width: usize) -> bool {
 fn rows(table: &TritTensor, ids: &[u32]) -> Result<Vec<f32>, NnError> {
     let ids: Vec<usize> = ids.iter().map(|&id| id as usize).collect();
     Ok(table.select_rows(&ids)?.dequantize())
-}
-
-/// The position of a step of one token.
-fn position_of(step: &TokenStep<'_, CubeBackend>) -> u32 {
-    step.inputs.positions().first().copied().unwrap_or(u32::MAX)
 }

@@ -1,9 +1,9 @@
 //! Activations on a device, and transfers between device and host.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use trike_cube::attention::{Positions, Tokens};
+use trike_cube::attention::{Positions, Token, Tokens};
 use trike_cube::ops::Indices;
 use trike_cube::{Buffer, CubeError};
 use trike_trit::TritTensor;
@@ -35,17 +35,25 @@ pub struct CubeInputs {
     pub(super) positions: Positions,
     /// Tokens of several sequences that a layer processed together; most layers find those of the first.
     pub(super) tokens: Mutex<Vec<Tokens>>,
-    /// The token buffer of a recorded step, overwritten before each replay.
-    pub(super) token: Option<Token>,
+    /// The tokens of a recorded step, overwritten before each replay.
+    pub(super) ids: Option<Ids>,
 }
 
-/// A buffer with the token of a step, which is written before each replay.
+impl CubeInputs {
+    /// Exclusive bound of positions that a recording can be replayed with.
+    pub(super) fn bound(&self) -> u32 {
+        let tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        tokens.iter().map(Tokens::bound).fold(self.positions.bound(), u32::min)
+    }
+}
+
+/// A buffer with the tokens of a step, which is written before each replay.
 #[derive(Clone, Debug)]
-pub(super) enum Token {
+pub(super) enum Ids {
     /// Looked up on the device.
-    Id(Indices),
+    Table(Indices),
     /// Looked up on the host, in a ternary table.
-    Row { row: Buffer<f32>, table: Arc<TritTensor> },
+    Rows { rows: Buffer<f32>, table: Arc<TritTensor> },
 }
 
 /// Bytes transferred between host and device since the backend was created, weights excluded.
@@ -100,7 +108,13 @@ impl CubeBackend {
     pub(super) fn upload_inputs(&self, host: StepInputs) -> Result<CubeInputs, NnError> {
         self.traffic.uploaded(size_of_val(host.positions()));
         let positions = Positions::upload(&self.device, host.positions())?;
-        Ok(CubeInputs { host, positions, tokens: Mutex::default(), token: None })
+        Ok(CubeInputs { host, positions, tokens: Mutex::default(), ids: None })
+    }
+
+    /// Uploads where tokens of several sequences are.
+    pub(super) fn upload_batch(&self, tokens: &[Token<'_>]) -> Result<Tokens, NnError> {
+        self.traffic.uploaded(3 * size_of::<u32>() * tokens.len());
+        Ok(Tokens::upload(&self.device, tokens)?)
     }
 
     pub(super) fn used(&self) -> DeviceUse {

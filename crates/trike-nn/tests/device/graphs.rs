@@ -322,3 +322,59 @@ fn threads_share_a_model() {
     assert_eq!(got, want);
     assert_eq!(counts(&with), (3, 3 * 11));
 }
+
+/// Sequences that were made together share recordings, whichever of them a step has.
+#[test]
+fn a_batch_is_recorded_once_per_number_of_sequences() {
+    let Some(device) = software() else { return };
+    for (kind, precision) in [
+        (Kind::Trits, ActivationPrecision::Int8PerToken),
+        (Kind::F32, ActivationPrecision::F32),
+        (Kind::Mixed, ActivationPrecision::F32),
+    ] {
+        let decoders = both(&device, &base(), kind, precision);
+        let kv = KvSpec::new(KvPrecision::F16, 60);
+        let before = decoders[0].backend().device_use().expect("a device").in_use;
+        let mut sequences = decoders.each_ref().map(|decoder| decoder.sequences(kv, 5).expect("five"));
+        let mut step = |of: &[usize], k: Option<usize>, seed: u64| {
+            let ids = ids(of.len(), seed);
+            let [with, without] = [0, 1].map(|d| {
+                let decoder = &decoders[d];
+                let mut all: Vec<_> = sequences[d].iter_mut().map(Some).collect();
+                let mut steps: Vec<_> = of
+                    .iter()
+                    .zip(&ids)
+                    .map(|(&i, id)| Step {
+                        sequence: all[i].take().expect("once"),
+                        ids: std::slice::from_ref(id),
+                    })
+                    .collect();
+                match k {
+                    Some(k) => decoder.forward_top(&mut steps, k).expect("the best"),
+                    None => {
+                        let rows = decoder.forward(&mut steps, Logits::Last).expect("logits");
+                        rows.into_iter().map(StepLogits::All).collect()
+                    }
+                }
+            });
+            assert_eq!(with.len(), of.len());
+            assert_eq!(with, without, "{kind:?} {of:?}");
+            counts(&decoders[0])
+        };
+        // The second step is recorded; then any four, in any order, at any positions below 64.
+        assert_eq!(step(&[0, 1, 2, 3], Some(3), 1), (0, 0));
+        assert_eq!(step(&[0, 1, 2, 3], Some(3), 2), (1, 1));
+        assert_eq!(step(&[4, 2, 0, 1], Some(3), 3), (1, 2));
+        // All logits are another recording, and so are five or two sequences; one has a recording of its own.
+        for (of, k) in [(vec![0, 1, 2, 3, 4], None), (vec![1, 4], Some(2)), (vec![3], None)] {
+            for round in 0..3 {
+                step(&of, k, 10 + round);
+            }
+        }
+        assert_eq!(step(&[3, 2, 1, 0], Some(3), 4), (4, 9), "four are still recorded");
+        drop(sequences);
+        // Inputs of the last step that was launched stay for the next, of each model.
+        let in_use = decoders[0].backend().device_use().expect("a device").in_use;
+        assert!(in_use <= before + 4096, "{in_use} and {before} bytes");
+    }
+}

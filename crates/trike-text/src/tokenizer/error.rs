@@ -102,6 +102,21 @@ pub enum TokenizerError {
         /// Ids of the tokenizer.
         vocab_size: usize,
     },
+    /// No text to train a vocabulary on.
+    #[error("all texts are empty: expected at least one with a character, to learn a vocabulary from")]
+    NoText,
+    /// A vocabulary to be trained has no room for its bytes and special tokens.
+    #[error(
+        "a vocabulary of {requested} tokens: expected at least {needed}, 256 bytes and {special} special tokens"
+    )]
+    VocabTooSmall {
+        /// The requested number of tokens.
+        requested: usize,
+        /// The least number.
+        needed: usize,
+        /// Special tokens in it.
+        special: usize,
+    },
     /// BOS was requested, but the tokenizer has none.
     #[error("the tokenizer has no beginning-of-sequence token: set its id with `with_special`")]
     NoBos,

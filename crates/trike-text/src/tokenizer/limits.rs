@@ -11,6 +11,9 @@ pub(super) const MAX_TOKENS: usize = 1 << 22;
 /// Maximum bytes per token. The longest in use are runs of a few hundred spaces or dashes.
 pub(super) const MAX_TOKEN_BYTES: usize = 4096;
 
+/// Maximum bytes of the texts of a training: the `tokenizers` crate counts pairs of tokens in 32 bits with a sign.
+const MAX_TRAINING_BYTES: u64 = i32::MAX as u64;
+
 /// Reads a whole file, at most [`MAX_FILE_BYTES`] of it.
 pub(super) fn read_capped(path: &Path) -> Result<Vec<u8>, TokenizerError> {
     let file = File::open(path)?;
@@ -35,6 +38,10 @@ pub(super) fn check_token(bytes: usize) -> Result<(), TokenizerError> {
     check("the length of a token in bytes", bytes as u64, MAX_TOKEN_BYTES as u64)
 }
 
+pub(super) fn check_training_text(bytes: u64) -> Result<(), TokenizerError> {
+    check("the size of the texts in bytes", bytes, MAX_TRAINING_BYTES)
+}
+
 fn check(what: &'static str, requested: u64, limit: u64) -> Result<(), TokenizerError> {
     if requested > limit {
         return Err(TokenizerError::LimitExceeded { what, requested, limit });
@@ -49,9 +56,10 @@ mod tests {
     #[test]
     fn every_limit_holds_at_its_edge() {
         type Check = fn(u64) -> Result<(), TokenizerError>;
-        let table: [(Check, u64); 3] = [
+        let table: [(Check, u64); 4] = [
             (check_file, MAX_FILE_BYTES),
             (check_tokens, MAX_TOKENS as u64),
+            (check_training_text, MAX_TRAINING_BYTES),
             (|n| check_token(n as usize), MAX_TOKEN_BYTES as u64),
         ];
         for (check, limit) in table {

@@ -10,6 +10,7 @@
 //! * [`Tokenizer`]: encode, decode, special tokens
 //! * [`SpVocab`], [`PieceType`]: a SentencePiece vocabulary in memory, from GGUF metadata for example
 //! * [`BpeVocab`], [`PreTokenizer`]: a byte-level vocabulary in memory
+//! * [`BpeTraining`]: a byte-level vocabulary learned from texts
 //! * [`TokenizerError`]
 
 mod bpe;
@@ -26,6 +27,7 @@ mod specials;
 mod split;
 mod spm;
 mod tiktoken;
+mod train;
 
 use std::{
     fmt,
@@ -37,6 +39,7 @@ pub use bpe::BpeVocab;
 pub use error::TokenizerError;
 pub use split::PreTokenizer;
 pub use spm::{PieceType, SpVocab};
+pub use train::{BpeTraining, TrainedBpe};
 
 pub(crate) use encode::Shield;
 

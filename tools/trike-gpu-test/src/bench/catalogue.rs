@@ -107,8 +107,8 @@ impl Catalogue {
         for &shape in SHAPES {
             let mut weights = vec![(ROW, TOKENS), (G128, TOKENS)];
             if shape == COMPARED {
-                let others = [Weights::Base3, Weights::ThreePlanes, Weights::F16];
-                weights.extend(others.map(|w| (w, &[1, 16][..])));
+                weights.extend([Weights::Base3, Weights::ThreePlanes].map(|w| (w, &[1, 16][..])));
+                weights.push((Weights::F16, &[1, 16, 8192]));
             }
             cases.push(Case { shape, zeros: Zeros::Trained, weights });
         }

@@ -48,7 +48,7 @@ impl Counted {
             (of_groups(GroupSize::G64), &[1, 16, 8192]),
             (Weights::ThreePlanes, &[1, 16]),
             (Weights::Base3, &[1, 16]),
-            (Weights::F16, &[1]),
+            (Weights::F16, &[1, 16, 8192]),
         ];
         let product =
             |shape, tokens, weights| Self::Product(Product { shape, zeros: Zeros::Trained, tokens }, weights);
@@ -93,10 +93,12 @@ impl Counted {
     pub(crate) fn paths(&self) -> &'static [&'static str] {
         match self {
             Self::Product(_, Weights::F16) | Self::Head(_) => {
-                &["dense::dense_decode::DenseDecode", "dense::dense_tiled::DenseTiled"]
+                &["dense::dense_decode::DenseDecode", "dense_mma::dense_mma::DenseMma"]
             }
             Self::Product(..) => &["decode::decode::Decode", "mma::mma::Mma", "base3::base3::Base3"],
-            Self::Attention(_) => &["attention::decode::decode::Decode", "attention::mma::mma::Mma"],
+            Self::Attention(_) => {
+                &["attention::joined::decode_joined::DecodeJoined", "attention::mma::mma::Mma"]
+            }
         }
     }
 

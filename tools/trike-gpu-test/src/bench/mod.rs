@@ -27,7 +27,7 @@ use anyhow::{Context, Result, bail, ensure};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use trike_bench::{Bases, Record, Zeros};
-use trike_cube::{CubeError, Device, DeviceSpec, Runtime, devices};
+use trike_cube::{Capabilities, CubeError, Device, DeviceSpec, Runtime, devices};
 
 use entrant::{Absent, Operands};
 use operands::Matrices;
@@ -40,8 +40,8 @@ pub(crate) const BASES: Bases = Bases { rival: rivals::CUBLAS, kernel: catalogue
 /// Options of a run.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Devices, comma-separated, such as `cuda:0,vulkan:1`; `cuda` for all of a runtime, `all` for all that are no software; by
-    /// default the first of those.
+    /// Devices, comma-separated, such as `cuda:0,vulkan:1`; `cuda` for all of a runtime, `all` for all; by default the first.
+    /// Software devices only with `--software`.
     #[arg(long = "device", value_name = "DEVICES", value_delimiter = ',', default_value = "auto")]
     pub devices: Vec<Choice>,
     /// Time only problems whose name contains this text.
@@ -70,7 +70,7 @@ pub struct Options {
 /// Devices to time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// Every device of every runtime that is no software.
+    /// Every device of every runtime.
     All,
     /// Those of one runtime.
     Of(Runtime),
@@ -98,10 +98,10 @@ impl Options {
     /// # Errors
     /// When no device is found.
     pub fn runs(&self) -> Result<Vec<(DeviceSpec, Option<PathBuf>)>> {
-        let hardware = |of: Option<Runtime>| {
-            let found = devices()
-                .into_iter()
-                .filter(|info| info.capabilities.as_ref().is_ok_and(|found| !found.software));
+        let of = |of: Option<Runtime>| {
+            let software = self.software;
+            let timed = move |found: &Capabilities| software || !found.software;
+            let found = devices().into_iter().filter(move |info| info.capabilities.as_ref().is_ok_and(timed));
             let specs = found.map(|info| info.spec);
             specs.filter(move |spec| {
                 of.is_none_or(|of| matches!(spec, DeviceSpec::Numbered(r, _) if *r == of))
@@ -111,8 +111,8 @@ impl Options {
         for choice in &self.devices {
             match *choice {
                 Choice::One(spec) => all.push(spec),
-                Choice::All => all.extend(hardware(None)),
-                Choice::Of(runtime) => all.extend(hardware(Some(runtime))),
+                Choice::All => all.extend(of(None)),
+                Choice::Of(runtime) => all.extend(of(Some(runtime))),
             }
         }
         let mut seen = HashSet::new();

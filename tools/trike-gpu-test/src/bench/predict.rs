@@ -22,6 +22,8 @@ const COPY: f64 = 4.3e12;
 const INT8: f64 = 1.0e15;
 /// FP16 `mma` operations per second.
 const F16: f64 = 0.5e15;
+/// TF32 `mma` operations per second.
+const TF32: f64 = F16 / 2.0;
 /// Instructions of lanes issued per second: 132 multiprocessors with four schedulers of 32 lanes, at 1.755 GHz.
 const ISSUE: f64 = 132.0 * 4.0 * 32.0 * 1.755e9;
 /// Latency of a load under load, in seconds.
@@ -48,8 +50,6 @@ const SIMPLE: f64 = 0.6;
 /// The same fraction as [`EXPOSED`] in attention of a prompt: the softmax of a tile waits for its scores, and the second product
 /// for the softmax.
 const EXPOSED_IN_ATTENTION: f64 = 1.0;
-/// Operations per second of the portable dense kernel: 30 % of the f32 rate (59 T/s).
-const DENSE: f64 = 0.3 * 59.0e12;
 
 /// The bottleneck of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,7 +142,7 @@ fn busy(row: &Row, macs: f64, matrix_rate: f64, exposed: f64) -> (f64, Bound) {
 
 /// Predicts a matrix product.
 pub fn product(product: &Product, weights: Weights) -> Prediction {
-    use Bound::{Cache, Instructions, Memory};
+    use Bound::{Cache, Memory};
     let (rows, cols) = (product.shape.rows, product.shape.cols);
     let Product { tokens, zeros, .. } = *product;
     let count = (rows * cols) as f64;
@@ -161,16 +161,19 @@ pub fn product(product: &Product, weights: Weights) -> Prediction {
         Weights::F16 => 2.0 * count,
     };
     let plan = planned(product, weights);
-    let cubes = plan
-        .map_or_else(|| rows.div_ceil(16), |(_, settings)| settings.cubes.iter().product::<u32>() as usize);
+    let cubes = match plan {
+        Some((_, settings)) => settings.cubes.iter().product::<u32>() as usize,
+        // Cubes of 64 rows up to 64 tokens, else of 128 and 128.
+        None if weights == Weights::F16 && tokens > 64 => rows.div_ceil(128) * tokens.div_ceil(128),
+        None if weights == Weights::F16 && tokens > 8 => rows.div_ceil(64),
+        None => rows.div_ceil(16),
+    };
     let memory = |share: f64| ((bytes + io) / (COPY * share * balance(cubes)), Memory);
     let Some(row) = of_product(weights, tokens) else { return largest(&[memory(LIST)]) };
-    if weights == Weights::F16 && tokens > 8 {
-        return largest(&[memory(share(row)), (2.0 * count * tokens as f64 / DENSE, Instructions)]);
-    }
     let padded = tokens.next_multiple_of(row.reuse().round() as usize);
     let macs = stored * count * padded as f64;
-    let (time, bound) = busy(row, macs, INT8, EXPOSED);
+    let rate = if weights == Weights::F16 { TF32 } else { INT8 };
+    let (time, bound) = busy(row, macs, rate, EXPOSED);
     let mut limits = vec![memory(share(row)), (time / balance(cubes), bound)];
     // Each cube loads its weights and the activations of its code rows for itself. With dot products eight lanes share them.
     if row.has_matrix_instructions() {

@@ -26,6 +26,31 @@ pub(crate) const UNSUPPORTED: &[Unsupported] = &[
         feature: "cooperative matrices of bytes",
     },
     Unsupported {
+        kernel: "attention::joined::decode_joined::DecodeJoined",
+        targets: &["hip*", "metal", "spirv", "wgsl*"],
+        feature: "instructions of PTX; the second kernel joins the parts",
+    },
+    Unsupported {
+        kernel: "attention::joined::decode_several_joined::DecodeSeveralJoined",
+        targets: &["hip*", "metal", "spirv", "wgsl*"],
+        feature: "instructions of PTX; the second kernel joins the parts",
+    },
+    Unsupported {
+        kernel: "attention::combine::combine::Combine",
+        targets: &["cuda*"],
+        feature: "a need for it: the last cube joins the parts",
+    },
+    Unsupported {
+        kernel: "attention::combine::combine_several::CombineSeveral",
+        targets: &["cuda*"],
+        feature: "a need for it: the last cube joins the parts",
+    },
+    Unsupported {
+        kernel: "linear::kernels::dense_mma::dense_mma::DenseMma",
+        targets: &["hip*", "metal", "spirv", "wgsl*"],
+        feature: "the matrix instruction on tf32, m16n8k8, in planes of 32",
+    },
+    Unsupported {
         kernel: "attention::mma::mma::Mma",
         targets: &["hip*", "metal", "spirv", "wgsl*"],
         feature: "the matrix instruction on FP16, f16 m16n8k16, in planes of 32",
@@ -103,6 +128,14 @@ pub(crate) const EXPECTED: &[Expected] = &[
         instructions: &["membar.gl", "atom."],
     },
     Expected {
+        kernel: "linear::kernels::dense_mma::dense_mma::DenseMma",
+        form: "",
+        instructions: &[
+            "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
+            "cp.async.cg.shared::cta.global",
+        ],
+    },
+    Expected {
         kernel: "linear::kernels::wmma::wmma::Wmma",
         form: "",
         instructions: &["wmma.mma.sync.aligned.row.col.m", "wmma.load.a.sync", "wmma.store.d.sync"],
@@ -120,6 +153,11 @@ pub(crate) const EXPECTED: &[Expected] = &[
         ],
     },
     Expected { kernel: "attention::decode::decode::Decode", form: "", instructions: &["ex2.approx.ftz.f32"] },
+    Expected {
+        kernel: "attention::joined::decode_joined::DecodeJoined",
+        form: "",
+        instructions: &["ex2.approx.ftz.f32", "membar.gl", "atom.global"],
+    },
     // `dp4a` is used in the forms for three or more rows of codes.
     Expected {
         kernel: "linear::kernels::bitmap::bitmap::Bitmap",
@@ -202,6 +240,13 @@ pub(crate) const TIGHT: &[Tight] = &[
         reason: "a tile of sums stays in registers, so that each word is read once for all of them",
     },
     Tight {
+        kernel: "linear::kernels::dense_mma::dense_mma::DenseMma",
+        // A plane for up to 32 tokens.
+        occupancy: 0.02,
+        spilled: 0,
+        reason: "sums of 64 x 32 outputs per plane stay in registers; shared memory has eight steps where planes are few",
+    },
+    Tight {
         kernel: "attention::mma::mma::Mma",
         // Two planes for short prompts.
         occupancy: 0.08,
@@ -220,6 +265,18 @@ pub(crate) const TIGHT: &[Tight] = &[
         kernel: "attention::decode::decode_several::DecodeSeveral",
         occupancy: 0.16,
         spilled: 0,
+        reason: "as the decode kernel",
+    },
+    Tight {
+        kernel: "attention::joined::decode_joined::DecodeJoined",
+        occupancy: 0.18,
+        spilled: 16,
+        reason: "as the decode kernel",
+    },
+    Tight {
+        kernel: "attention::joined::decode_several_joined::DecodeSeveralJoined",
+        occupancy: 0.18,
+        spilled: 16,
         reason: "as the decode kernel",
     },
     Tight {

@@ -138,7 +138,7 @@ impl Row {
         }
         let _ = write!(
             line,
-            "\t{loaded}\t{cached}\t{streamed}\t{in_flight}\t{registers}\t{spilled}\t{shared}\t{:.1}",
+            "\t{loaded}\t{cached}\t{streamed}\t{in_flight}\t{registers}\t{spilled}\t{shared}\t{:.3}",
             self.warps
         );
         line

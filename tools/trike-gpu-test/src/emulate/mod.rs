@@ -20,7 +20,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::session::Session;
-use crate::suites::{self, attention::attention, linear::linear, probe::probe, several::several};
+use crate::suites::{
+    self, attention::attention, linear::linear, matrices::matrices, probe::probe, several::several,
+};
 use crate::tally::{Outcome, Tally};
 use host::{Contraction, Host};
 use server::{Change, Emulation};
@@ -60,6 +62,7 @@ const CASES: &[(Suite, &str)] = &[
     (attention, "Mma { planes: 2 }"),
     (attention, "F16, Decode"),
     (several, "F16, Decode"),
+    (matrices, "Mma { tokens: "),
     (probe, "mma"),
 ];
 
@@ -94,6 +97,14 @@ const CHANGES: &[(Suite, &str, &str, Change)] = &[
         "6/2 heads of 64, 1 at 250 in 300, window None, F16, Decode",
         "a group of units without barriers",
         without_barriers_of_planes,
+    ),
+    (matrices, "f16 130 x 160 m=35, Mma", "dense copies without waits", without_waits),
+    (
+        attention,
+        // Positions in one part are not counted.
+        "6/2 heads of 64, 1 at 250 in 300, window None, F16, Decode { units: 128, heads: 3, splits: 4 }",
+        "parts of attention that nobody counts",
+        uncounted,
     ),
 ];
 

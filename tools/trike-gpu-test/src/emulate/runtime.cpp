@@ -216,37 +216,55 @@ static float half_of(unsigned word, int which) {
     return (float)value;
 }
 
-// PTX ISA, "Matrix fragments for mma.m16n8k16" with FP16: a row of eight is distributed over the four lanes of a
-// group, two elements per word; the words of A are the upper left, lower left, upper right and lower right quadrants.
-void emu_mma_f16(int line, float &d0, float &d1, float &d2, float &d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
-                 unsigned b0, unsigned b1, float c0, float c1, float c2, float c3) {
+// A matrix instruction with f32 sums, m16n8 with eight words of a row: a row of four words is distributed over the lanes of a
+// group; the words of A are the upper left, lower left, upper right and lower right quadrants. `dot(x, y)` multiplies the
+// elements of two words and adds them to `sum`.
+template <void dot(float &sum, unsigned x, unsigned y)>
+static void multiply_f32(int line, const unsigned (&a)[4], const unsigned (&b)[2], const float (&c)[4], float *const (&d)[4]) {
     warp &mine = warps[emu_current->index / 32];
     int lane = emu_current->index % 32;
-    unsigned a[4] = {a0, a1, a2, a3};
-    float c[4] = {c0, c1, c2, c3};
     memcpy(mine.a[lane], a, sizeof a);
+    memcpy(mine.b[lane], b, sizeof b);
     memcpy(mine.f[lane], c, sizeof c);
-    mine.b[lane][0] = b0;
-    mine.b[lane][1] = b1;
     together(line, [](warp &w) {
         for (int l = 0; l < 32; l++) {
             int g = l / 4, t = l % 4;
             for (int i = 0; i < 4; i++) {
                 int row = g + 8 * (i / 2), column = 2 * t + i % 2;
                 float sum = 0;
-                for (int k = 0; k < 16; k++) {
-                    float x = half_of(w.a[row % 8 * 4 + k % 8 / 2][row / 8 + 2 * (k / 8)], k % 2);
-                    float y = half_of(w.b[column * 4 + k % 8 / 2][k / 8], k % 2);
-                    sum += x * y;
-                }
+                for (int k = 0; k < 8; k++) dot(sum, w.a[row % 8 * 4 + k % 4][row / 8 + 2 * (k / 4)], w.b[column * 4 + k % 4][k / 4]);
                 w.f[l][i] += sum;
             }
         }
     });
-    d0 = mine.f[lane][0];
-    d1 = mine.f[lane][1];
-    d2 = mine.f[lane][2];
-    d3 = mine.f[lane][3];
+    for (int i = 0; i < 4; i++) *d[i] = mine.f[lane][i];
+}
+
+static void dot_f16(float &sum, unsigned x, unsigned y) {
+    for (int i = 0; i < 2; i++) sum += half_of(x, i) * half_of(y, i);
+}
+
+// PTX ISA, "Matrix fragments for mma.m16n8k16" with FP16: two elements per word.
+void emu_mma_f16(int line, float &d0, float &d1, float &d2, float &d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                 unsigned b0, unsigned b1, float c0, float c1, float c2, float c3) {
+    multiply_f32<dot_f16>(line, {a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3}, {&d0, &d1, &d2, &d3});
+}
+
+// The first 11 bits of a number, which is what the instruction uses.
+static float tf32_of(unsigned word) {
+    float value;
+    word &= ~0x1fffu;
+    memcpy(&value, &word, 4);
+    return value;
+}
+
+static void dot_tf32(float &sum, unsigned x, unsigned y) { sum += tf32_of(x) * tf32_of(y); }
+
+// PTX ISA, "Matrix fragments for mma.m16n8k8" with .tf32: element i of A is row g + 8 (i % 2), column t + 4 (i / 2); of B, row
+// t + 4 i, column g.
+void emu_mma_tf32(int line, float &d0, float &d1, float &d2, float &d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                  unsigned b0, unsigned b1, float c0, float c1, float c2, float c3) {
+    multiply_f32<dot_tf32>(line, {a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3}, {&d0, &d1, &d2, &d3});
 }
 
 // PTX ISA, "ldmatrix": lane 8 i + r names row r of matrix i, 16 bytes; lane 4 g + t gets elements 2 t and 2 t + 1 of row g of

@@ -31,6 +31,8 @@ void emu_mma_s8(int line, unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3
                 unsigned a3, unsigned b0, unsigned b1, unsigned c0, unsigned c1, unsigned c2, unsigned c3);
 void emu_mma_f16(int line, float &d0, float &d1, float &d2, float &d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                  unsigned b0, unsigned b1, float c0, float c1, float c2, float c3);
+void emu_mma_tf32(int line, float &d0, float &d1, float &d2, float &d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                  unsigned b0, unsigned b1, float c0, float c1, float c2, float c3);
 // Loads four 8 x 8 matrices of 16-bit elements (`ldmatrix`), as they lie or transposed, from the rows that the lanes name.
 void emu_load_matrices(int line, unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3, unsigned row);
 void emu_load_transposed(int line, unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3, unsigned row);

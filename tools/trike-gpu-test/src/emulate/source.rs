@@ -23,6 +23,7 @@ pub(super) struct Source {
 const INSTRUCTIONS: &[(&str, &str)] = &[
     ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "emu_mma_s8"),
     ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "emu_mma_f16"),
+    ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", "emu_mma_tf32"),
     ("ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16", "emu_load_matrices"),
     ("ldmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16", "emu_load_transposed"),
     ("ex2.approx.ftz.f32", "emu_exp2"),

@@ -2,11 +2,11 @@
 
 use half::{bf16, f16};
 use trike_cube::linear::{
-    ActivationPrecision, ActivationShape, Activations, DecodeBlueprint, DenseMatrix, DenseProblem,
-    DenseValues, LinearBlueprint, MAX_COLS, MAX_SPARSE_COLS, SparseLayout, SparseMatrix, SparseProblem,
-    SplitBlueprint, TernaryLayout, TernaryMatrix, TernaryProblem,
+    ActivationPrecision, ActivationShape, Activations, DecodeBlueprint, DenseBlueprint, DenseMatrix,
+    DenseProblem, DenseValues, LinearBlueprint, MAX_COLS, MAX_SPARSE_COLS, SparseLayout, SparseMatrix,
+    SparseProblem, SplitBlueprint, TernaryLayout, TernaryMatrix, TernaryProblem,
 };
-use trike_cube::{CubeError, Strategy, TritDotProblem, TritScore, TritTable};
+use trike_cube::{CubeError, Plan, Strategy, TritDotProblem, TritScore, TritTable};
 use trike_testkit::Rng;
 use trike_trit::{Edit, Encoding, Granularity, GroupSize, Scales, Trit, TritTensor};
 
@@ -23,8 +23,24 @@ pub fn matrices(session: &mut Session) {
 }
 
 /// Rows, columns, tokens, group size of int8.
-const DENSE: &[(usize, usize, usize, usize)] =
-    &[(1, 1, 1, 1), (5, 70, 1, 7), (33, 64, 3, 64), (66, 100, 8, 20), (65, 129, 9, 129), (64, 48, 70, 16)];
+const DENSE: &[(usize, usize, usize, usize)] = &[
+    (1, 1, 1, 1),
+    (5, 70, 1, 7),
+    (33, 64, 3, 64),
+    (66, 100, 8, 20),
+    (65, 129, 9, 129),
+    (64, 48, 70, 16),
+    (130, 160, 35, 160),
+    (40, 32, 131, 32),
+];
+
+/// What the device multiplies of an activation.
+fn used(x: f32, blueprint: DenseBlueprint) -> f32 {
+    match blueprint {
+        DenseBlueprint::Mma { .. } => f32::from_bits((x.to_bits() + 0x1000) & !0x1FFF),
+        _ => x,
+    }
+}
 
 fn dense(session: &mut Session) {
     let device = session.device();
@@ -70,7 +86,8 @@ fn dense(session: &mut Session) {
                     } else {
                         device.dense(&resident, &matrix, &out, strategy)?;
                     }
-                    let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
+                    let (blueprint, _) = problem.plan(strategy, device.capabilities())?;
+                    let x: Vec<f64> = x.iter().map(|&v| f64::from(used(v, blueprint))).collect();
                     compare(oracle, &device.read(&out)?, weights, &x, cols, if add { 0.5 } else { 0.0 })
                 });
             }

@@ -77,7 +77,7 @@ fn scale_of(scales: &[f32], row: usize, col: usize, group: u32, groups: u32) -> 
 }
 
 #[cube]
-fn put(out: &mut [f32], at: usize, value: f32, #[comptime] add: bool) {
+pub(in crate::linear) fn put(out: &mut [f32], at: usize, value: f32, #[comptime] add: bool) {
     if comptime!(add) {
         out[at] += value;
     } else {

@@ -5,6 +5,7 @@ pub(super) mod bitmap;
 pub(super) mod combine;
 pub(crate) mod decode;
 pub(crate) mod dense;
+pub(super) mod dense_mma;
 pub(super) mod mma;
 pub(super) mod sparse;
 pub(super) mod tiled;

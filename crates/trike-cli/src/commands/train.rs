@@ -1,0 +1,125 @@
+//! `trike train`.
+
+use std::{ops::ControlFlow, path::Path, time::Instant};
+
+use serde::Serialize;
+use trike::{
+    train::run::{Dataset, Ended, Event, Run, RunConfig, RunPlan, RunReport, Sharing, Whole},
+    trit::Granularity,
+};
+
+use super::{hub, missing};
+use crate::{args::TrainArgs, interrupt, output, progress::Progress};
+
+/// The result. The fields of either variant are the schema of `trike train --json`.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum TrainOutcome {
+    /// A run.
+    Run(Box<RunReport>),
+    /// What a run would do, with `--check`.
+    Plan(RunPlan),
+}
+
+impl TrainOutcome {
+    /// Whether Ctrl-C ended the run.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        matches!(self, Self::Run(report) if report.ended == Ended::Interrupted)
+    }
+}
+
+/// Trains a model.
+pub(crate) fn train(args: &TrainArgs, quiet: bool) -> anyhow::Result<TrainOutcome> {
+    let config = config(args, quiet)?;
+    let cpu = args.cpu.cpu()?;
+    let reading = Progress::start("reading models and data", quiet);
+    let run = Run::open(config)?;
+    drop(reading);
+    if args.check {
+        let measuring = Progress::start("measuring the time of a step", quiet);
+        let plan = run.check(&cpu)?;
+        drop(measuring);
+        return Ok(TrainOutcome::Plan(plan));
+    }
+    interrupt::stop_gracefully();
+    let progress = Progress::start("training", quiet);
+    let mut drawn = Instant::now();
+    let report = run.train(&cpu, &mut |event| {
+        match event {
+            Event::Step { report, steps, tokens_per_second } => {
+                progress.set(report.step + 1, steps);
+                if drawn.elapsed().as_millis() > 200 {
+                    let bits = report.loss.mean() / std::f64::consts::LN_2;
+                    progress.say(format!("{bits:.3} bits per token, {tokens_per_second:.0} tokens/s"));
+                    drawn = Instant::now();
+                }
+            }
+            Event::Writing(documents) => progress.say(format!("the teacher writes {documents} documents")),
+            Event::Started(plan) => {
+                progress.say("training".to_owned());
+                if let (Some(step), false) = (plan.continues, quiet) {
+                    output::note(&format!("continuing after step {step} of {}", plan.steps));
+                }
+            }
+            _ => {}
+        }
+        if interrupt::requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    drop(progress);
+    interrupt::resume();
+    Ok(TrainOutcome::Run(Box::new(report?)))
+}
+
+/// The configuration file with the options in place of its settings.
+fn config(args: &TrainArgs, quiet: bool) -> anyhow::Result<RunConfig> {
+    let mut config = match &args.config {
+        Some(path) => RunConfig::open(path)?,
+        None if args.from.is_none() || args.data.is_empty() || args.output.is_none() => {
+            return Err(missing("expected CONFIG, or --from MODEL, --data FILE and --output DIR"));
+        }
+        None => RunConfig::default(),
+    };
+    if let Some(from) = &args.from {
+        (config.base_model, config.base_model_config) = (Some(from.clone()), None);
+    }
+    let replace = |to: &mut Option<_>, by: &Option<_>| {
+        if by.is_some() {
+            to.clone_from(by);
+        }
+    };
+    replace(&mut config.tokenizer, &args.tokenizer);
+    replace(&mut config.teacher, &args.teacher);
+    if !args.data.is_empty() {
+        config.datasets = args.data.iter().map(|path| Dataset { path: path.clone() }).collect();
+    }
+    if let Some(group) = args.group {
+        config.group = match group {
+            Granularity::Row => Sharing::Named(Whole::Row),
+            Granularity::Tensor => Sharing::Named(Whole::Tensor),
+            Granularity::Group(size) => Sharing::Group(size.get()),
+        };
+    }
+    let length = &args.run;
+    if length.minutes.is_some() || length.steps.is_some() || length.epochs.is_some() {
+        (config.minutes, config.max_steps, config.num_epochs) = (length.minutes, length.steps, length.epochs);
+    }
+    if config.minutes.is_none() && config.max_steps.is_none() && config.num_epochs.is_none() {
+        return Err(missing(
+            "expected --minutes, --steps or --epochs, or one of minutes, max_steps and num_epochs in the configuration",
+        ));
+    }
+    config.planes = args.planes.unwrap_or(config.planes);
+    config.micro_batch_size = args.batch.unwrap_or(config.micro_batch_size);
+    config.sequence_len = args.length.or(config.sequence_len);
+    config.learning_rate = args.learning_rate.unwrap_or(config.learning_rate);
+    config.seed = args.seed.unwrap_or(config.seed);
+    if let Some(output) = &args.output {
+        config.output_dir.clone_from(output);
+    }
+    // Names of the hub and of the bundled model.
+    let models = [&mut config.base_model, &mut config.teacher];
+    for path in models.into_iter().flatten().filter(|path| path.as_path() != Path::new("none")) {
+        *path = hub::resolve(path, quiet)?;
+    }
+    Ok(config)
+}

@@ -1,0 +1,184 @@
+//! `A B` for f32 matrices in either order of storage: sums of outer products.
+//!
+//! The rows of a tile of `A` times two vectors of columns of `B` stay in registers while the inner dimension passes by:
+//! per step one element of each row is broadcast. Both operands are first copied into the order in which they are
+//! read, so a transposed operand costs no more than another. An output is one chain of fused multiply-adds per
+//! [`DEPTH`] steps of the inner dimension, and these partial sums are added in order. It therefore does not depend on
+//! the other rows and columns, and is bit-identical on every instruction set with FMA.
+
+use std::ops::Range;
+
+use super::FloatLanes;
+use trike_host::Loop;
+
+/// Steps of the inner dimension that are summed in registers.
+const DEPTH: usize = 256;
+/// Columns of `B` that are packed at once: with [`DEPTH`] rows, half a MiB.
+const WIDTH: usize = 512;
+
+/// An operand: `rows x cols`, stored in this order or transposed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a> {
+    pub(crate) values: &'a [f32],
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    /// Elements from one stored row to the next.
+    pub(crate) stride: usize,
+    pub(crate) transposed: bool,
+}
+
+impl<'a> View<'a> {
+    /// Rows of `cols` elements, `stride` apart.
+    pub(crate) fn new(values: &'a [f32], rows: usize, cols: usize, stride: usize) -> Self {
+        Self { values, rows, cols, stride, transposed: false }
+    }
+
+    /// The transpose.
+    pub(crate) fn t(self) -> Self {
+        Self { rows: self.cols, cols: self.rows, transposed: !self.transposed, ..self }
+    }
+}
+
+/// A vector, or two, of columns: aligned, so that no load crosses a cache line.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Step<const N: usize>([f32; N]);
+
+/// Some rows of a product.
+pub(crate) struct Share<'a, S> {
+    pub(crate) simd: S,
+    pub(crate) a: View<'a>,
+    pub(crate) b: View<'a>,
+    /// The rows of `a`.
+    pub(crate) rows: Range<usize>,
+    /// `rows x b.cols`.
+    pub(crate) out: &'a mut [f32],
+    /// Adds to `out` instead of overwriting it.
+    pub(crate) add: bool,
+}
+
+impl<S: FloatLanes> Loop for Share<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        // Accumulators, two vectors of `B` and one broadcast: 27 of 32 registers, or 15 of 16.
+        match S::LANES {
+            16 => self.multiply::<12, 32>(),
+            8 => self.multiply::<6, 16>(),
+            _ => self.multiply::<4, 8>(),
+        }
+    }
+}
+
+impl<S: FloatLanes> Share<'_, S> {
+    #[inline(always)]
+    fn multiply<const R: usize, const N: usize>(self) {
+        let Self { simd, a, b, rows, out, add } = self;
+        let (inner, width) = (a.cols, b.cols);
+        let mut panels = vec![Step([0.0; N]); DEPTH.min(inner) * WIDTH.min(width).div_ceil(N)];
+        let mut tile = [[0.0; R]; DEPTH];
+        for first_col in (0..width).step_by(WIDTH) {
+            let cols = first_col..(first_col + WIDTH).min(width);
+            for start in (0..inner).step_by(DEPTH) {
+                let depth = start..(start + DEPTH).min(inner);
+                let add = add || start > 0;
+                for (panel, col) in panels.chunks_exact_mut(depth.len()).zip(cols.clone().step_by(N)) {
+                    pack_columns(b, depth.clone(), col..(col + N).min(width), panel);
+                }
+                for row in rows.clone().step_by(R) {
+                    let count = R.min(rows.end - row);
+                    let tile = &mut tile[..depth.len()];
+                    pack_rows(a, row..row + count, depth.clone(), tile);
+                    let out = &mut out[(row - rows.start) * width..][..count * width];
+                    for (panel, col) in panels.chunks_exact(depth.len()).zip(cols.clone().step_by(N)) {
+                        let sums = multiply_add(simd, tile, panel);
+                        for (out, sums) in out.chunks_exact_mut(width).zip(&sums) {
+                            let out = &mut out[col..(col + N).min(width)];
+                            write::<S, N>(simd, sums, add, out);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Copies columns of `B` to the order in which they are read. A partial panel keeps stale columns, which nobody reads.
+#[inline(always)]
+fn pack_columns<const N: usize>(b: View<'_>, depth: Range<usize>, cols: Range<usize>, panel: &mut [Step<N>]) {
+    if b.transposed {
+        for (lane, col) in cols.enumerate() {
+            let from = &b.values[col * b.stride..][depth.clone()];
+            for (step, from) in panel.iter_mut().zip(from) {
+                step.0[lane] = *from;
+            }
+        }
+    } else {
+        for (step, p) in panel.iter_mut().zip(depth) {
+            let from = &b.values[p * b.stride..][cols.clone()];
+            match <&[f32; N]>::try_from(from) {
+                Ok(from) => step.0 = *from,
+                Err(_) => step.0[..from.len()].copy_from_slice(from),
+            }
+        }
+    }
+}
+
+/// Copies rows of `A` to the order in which they are read. A partial tile keeps stale rows, which nobody reads.
+#[inline(always)]
+fn pack_rows<const R: usize>(a: View<'_>, rows: Range<usize>, depth: Range<usize>, tile: &mut [[f32; R]]) {
+    if a.transposed {
+        for (step, p) in tile.iter_mut().zip(depth) {
+            let from = &a.values[p * a.stride..][rows.clone()];
+            match <&[f32; R]>::try_from(from) {
+                Ok(from) => *step = *from,
+                Err(_) => step[..from.len()].copy_from_slice(from),
+            }
+        }
+    } else {
+        for (lane, row) in rows.enumerate() {
+            let from = &a.values[row * a.stride..][depth.clone()];
+            for (step, from) in tile.iter_mut().zip(from) {
+                step[lane] = *from;
+            }
+        }
+    }
+}
+
+/// The products of a tile and a panel.
+#[inline(always)]
+fn multiply_add<S: FloatLanes, const R: usize, const N: usize>(
+    simd: S,
+    tile: &[[f32; R]],
+    panel: &[Step<N>],
+) -> [[S::Lanes; 2]; R] {
+    let mut sums = [[simd.splat_lanes(0.0); 2]; R];
+    for (a, b) in tile.iter().zip(panel) {
+        let b = [simd.load_lanes(&b.0, 0), simd.load_lanes(&b.0, S::LANES)];
+        for r in 0..R {
+            let a = simd.splat_lanes(a[r]);
+            sums[r] = [simd.mul_add(a, b[0], sums[r][0]), simd.mul_add(a, b[1], sums[r][1])];
+        }
+    }
+    sums
+}
+
+/// Writes one row of a tile's sums to the outputs, or adds it to them.
+#[inline(always)]
+fn write<S: FloatLanes, const N: usize>(simd: S, sums: &[S::Lanes; 2], add: bool, out: &mut [f32]) {
+    if let Ok(out) = <&mut [f32; N]>::try_from(&mut *out) {
+        for (at, sum) in [0, S::LANES].into_iter().zip(sums) {
+            let sum =
+                if add { simd.mul_add(simd.splat_lanes(1.0), *sum, simd.load_lanes(out, at)) } else { *sum };
+            simd.store_lanes(out, at, sum);
+        }
+        return;
+    }
+    let mut row = [0.0; N];
+    simd.store_lanes(&mut row, 0, sums[0]);
+    simd.store_lanes(&mut row, S::LANES, sums[1]);
+    for (out, sum) in out.iter_mut().zip(row) {
+        *out = if add { *out + sum } else { sum };
+    }
+}

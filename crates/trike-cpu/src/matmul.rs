@@ -1,0 +1,112 @@
+//! Products of two f32 matrices, for training.
+
+use trike_host::Cpu;
+
+use crate::error::{CpuError, check_len, check_rows};
+use crate::kernels::{Kernels, Share, View, with_float_kernels};
+
+/// Rows per thread are a multiple of this: whole tiles on every instruction set.
+const TILE_ROWS: usize = 12;
+
+/// A borrowed matrix of f32, row-major, or the transpose of one.
+///
+/// ```
+/// use trike_cpu::MatrixRef;
+///
+/// let w = MatrixRef::new(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 3)?;
+/// assert_eq!((w.rows(), w.cols()), (2, 3));
+/// assert_eq!((w.t().rows(), w.t().cols()), (3, 2));
+/// # Ok::<(), trike_cpu::CpuError>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixRef<'a>(View<'a>);
+
+impl<'a> MatrixRef<'a> {
+    /// A matrix of rows of `cols` elements.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::NotMultiple`] when `values` is not a whole number of rows.
+    pub fn new(values: &'a [f32], cols: usize) -> Result<Self, CpuError> {
+        let rows = check_rows("matrix", cols, values.len())?;
+        Ok(Self(View::new(values, rows, cols, cols)))
+    }
+
+    /// The transpose, without a copy.
+    #[must_use]
+    pub fn t(self) -> Self {
+        Self(self.0.t())
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.0.rows
+    }
+
+    /// Number of columns.
+    pub fn cols(&self) -> usize {
+        self.0.cols
+    }
+}
+
+/// What a product does with the previous contents of its output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// Overwrites them.
+    Overwrite,
+    /// Adds to them, as a gradient over several batches does.
+    Add,
+}
+
+/// `out = a b` or `out += a b`, where `out` is `a.rows() x b.cols()`, row-major.
+///
+/// For a linear layer with weights `W` (`out x in`) and inputs `x` (`tokens x in`) the three products of training are
+/// `y = x W^T`, `dx = dy W` and `dW = dy^T x`; none needs a transposed copy. Results do not depend on the number of
+/// threads, and an output not on the other rows and columns. Unlike [`CpuOps::linear`](crate::CpuOps::linear), nothing
+/// is kept in packed form between calls: for weights that change with every step.
+///
+/// # Errors
+///
+/// [`CpuError::Length`] when the inner dimensions differ or `out` does not have its length; nothing is written then.
+///
+/// ```
+/// use trike_cpu::{Cpu, MatrixRef, Store, matmul};
+///
+/// let cpu = Cpu::new(1)?;
+/// let w = MatrixRef::new(&[1.0, 0.0, 2.0, 0.0, -1.0, 0.0], 3)?;
+/// let (x, dy) = (MatrixRef::new(&[1.0, 2.0, 3.0], 3)?, MatrixRef::new(&[1.0, 10.0], 2)?);
+/// let (mut y, mut dx, mut dw) = ([f32::NAN; 2], [f32::NAN; 3], [1.0; 6]);
+/// matmul(&cpu, x, w.t(), &mut y, Store::Overwrite)?;
+/// matmul(&cpu, dy, w, &mut dx, Store::Overwrite)?;
+/// matmul(&cpu, dy.t(), x, &mut dw, Store::Add)?;
+/// assert_eq!((y, dx, dw), ([7.0, -2.0], [1.0, -10.0, 2.0], [2.0, 3.0, 4.0, 11.0, 21.0, 31.0]));
+/// # Ok::<(), trike_cpu::CpuError>(())
+/// ```
+pub fn matmul(
+    cpu: &Cpu,
+    a: MatrixRef<'_>,
+    b: MatrixRef<'_>,
+    out: &mut [f32],
+    store: Store,
+) -> Result<(), CpuError> {
+    let (MatrixRef(a), MatrixRef(b)) = (a, b);
+    check_len("rows of the second matrix of a product", a.cols, b.rows)?;
+    let overflow = CpuError::Shape { what: "product", rows: a.rows, cols: b.cols };
+    check_len("output of a product", a.rows.checked_mul(b.cols).ok_or(overflow)?, out.len())?;
+    let add = store == Store::Add;
+    if a.cols == 0 && !add {
+        out.fill(0.0);
+    }
+    if out.is_empty() || a.cols == 0 {
+        return Ok(());
+    }
+    let parts = cpu.pool().parts(out.len().saturating_mul(a.cols));
+    let share = a.rows.div_ceil(parts).next_multiple_of(TILE_ROWS);
+    let tasks = out.chunks_mut(share * b.cols).enumerate().collect();
+    let isa = cpu.isa();
+    cpu.pool().run(tasks, |(i, out): (usize, &mut [f32])| {
+        let rows = i * share..i * share + out.len() / b.cols;
+        with_float_kernels!(isa, simd => simd.run(Share { simd, a, b, rows, out, add }));
+    });
+    Ok(())
+}

@@ -1,0 +1,39 @@
+//! The operations of a decoder with their gradients, for training and for adapting ternary models on the host.
+//!
+//! Start from [`Tape`]: its methods are the operations, and [`Tape::backward`] returns the gradients of all
+//! parameters.
+//!
+//! Main design decisions: values are matrices (`tokens x width`), operations are as large as the kernels of
+//! `trike-cpu`, and their backward passes are written by hand. A tape is an array of operations, without reference
+//! counts, locks or panics: every failure is a [`GradError`]. The cost: an operation that is not here must be written
+//! with its gradient ([`Operation`]); elementwise expressions are not composed.
+//!
+//! Every sum has a fixed order, so values and gradients are bit-identical for any number of threads.
+//!
+//! * tape: [`Tape`], [`Var`], [`Gradients`], [`Buffers`]
+//! * ternary layers: [`Tape::bit_linear`] with [`BitLinear`], [`Tape::ternarize`] with [`Ternarize`] and
+//!   [`TernaryScale`], [`Tape::int8_activations`]
+//! * other layers: [`Tape::linear`], [`Tape::rms_norm`], [`Tape::rope`] with [`Rotary`], [`Tape::attention`],
+//!   [`Tape::gated`], [`Tape::embed`], [`Tape::add`]
+//! * losses, fused with the output head: [`Tape::cross_entropy`], [`Tape::divergence`], both at once with
+//!   [`Tape::distill`]; [`Loss`], [`Distillation`]
+//! * operations of other crates: [`Operation`], [`Backward`], [`Tape::record`]
+//! * errors: [`GradError`]
+//!
+//! It depends on the kernels (`trike-cpu`) and on the trit tensors that [`Ternarize::tensor`] exports (`trike-trit`),
+//! and has no features.
+#![forbid(unsafe_code)]
+
+mod buffers;
+mod error;
+mod gradients;
+mod ops;
+mod tape;
+mod var;
+
+pub use buffers::Buffers;
+pub use error::GradError;
+pub use gradients::Gradients;
+pub use ops::{BitLinear, Distillation, Loss, Rotary, Ternarize, TernaryScale};
+pub use tape::{Backward, Operation, Tape};
+pub use var::Var;

@@ -1,0 +1,126 @@
+//! Linear layers.
+
+use trike_cpu::{MatrixRef, Store, matmul};
+use trike_trit::GroupSize;
+
+use super::check_shape;
+use super::ternary::Ternarize;
+use crate::error::GradError;
+use crate::tape::{Backward, Operation, Tape};
+use crate::var::Var;
+
+/// A linear layer as BitNet b1.58 trains it: latent f32 weights that are ternarized in the forward pass.
+///
+/// ```
+/// use trike_cpu::Cpu;
+/// use trike_grad::{BitLinear, Buffers, Tape};
+///
+/// let cpu = Cpu::new(1)?;
+/// let (x, w) = ([127.0, 27.0, -5.0], [0.75, -1.0, 0.125, 1.0, 0.0, -0.125]);
+/// let mut tape = Tape::new(&cpu, &Buffers::default());
+/// let x = tape.constant(&x, 3)?;
+/// let w = tape.parameter(&w, 3)?;
+/// // Trits [1, -1, 0] and [1, 0, 0] with the scale 0.5.
+/// let y = tape.bit_linear(x, w, None, &BitLinear::default())?;
+/// assert_eq!(tape.value(y)?, [50.0, 63.5]);
+/// // The gradient reaches the latent weights as if they had been multiplied.
+/// let mut gradients = tape.backward_from(y, vec![1.0, 0.0])?;
+/// assert_eq!(gradients.take(w), Some(vec![127.0, 27.0, -5.0, 0.0, 0.0, 0.0]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct BitLinear {
+    /// How the weights are ternarized.
+    pub weights: Ternarize,
+    /// Whether the activations are rounded to int8, see [`Tape::int8_activations`].
+    pub int8_activations: bool,
+    /// Activations per scale; `None`: one scale per token.
+    pub activation_group: Option<GroupSize>,
+}
+
+impl Default for BitLinear {
+    /// BitNet b1.58: one scale per matrix, the mean magnitude; int8 activations with one scale per token.
+    fn default() -> Self {
+        Self { weights: Ternarize::default(), int8_activations: true, activation_group: None }
+    }
+}
+
+impl Tape<'_> {
+    /// `y = x W^T + b` for `x` of `tokens x in`, `W` of `out x in` and `b` of `1 x out`. The gradients are `dx = dy W`,
+    /// `dW = dy^T x` and `db`, the sum of the rows of `dy`.
+    ///
+    /// # Errors
+    ///
+    /// [`GradError::Shape`] for shapes that do not fit.
+    pub fn linear(&mut self, x: Var, weight: Var, bias: Option<Var>) -> Result<Var, GradError> {
+        let ((tokens, cols), (rows, weight_cols)) = (self.shape(x)?, self.shape(weight)?);
+        check_shape("weights of linear", (rows, cols), (rows, weight_cols))?;
+        if let Some(bias) = bias {
+            check_shape("bias of linear", (1, rows), self.shape(bias)?)?;
+        }
+        let mut y = self.buffers().take(tokens * rows)?;
+        let operands = (MatrixRef::new(self.value(x)?, cols)?, MatrixRef::new(self.value(weight)?, cols)?);
+        matmul(self.cpu(), operands.0, operands.1.t(), &mut y, Store::Overwrite)?;
+        if let Some(bias) = bias {
+            let bias = self.value(bias)?;
+            for row in y.chunks_exact_mut(rows) {
+                row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+            }
+        }
+        let inputs: Vec<Var> = [x, weight].into_iter().chain(bias).collect();
+        self.record(&inputs, y, rows, Linear { x, weight, bias, rows, cols })
+    }
+
+    /// [`Tape::linear`] of int8 activations and ternarized weights, see [`BitLinear`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Tape::linear`] and [`Tape::ternarize`].
+    pub fn bit_linear(
+        &mut self,
+        x: Var,
+        weight: Var,
+        bias: Option<Var>,
+        how: &BitLinear,
+    ) -> Result<Var, GradError> {
+        let x = if how.int8_activations { self.int8_activations(x, how.activation_group)? } else { x };
+        let weight = self.ternarize(weight, &how.weights)?;
+        self.linear(x, weight, bias)
+    }
+}
+
+struct Linear {
+    x: Var,
+    weight: Var,
+    bias: Option<Var>,
+    rows: usize,
+    cols: usize,
+}
+
+impl Operation for Linear {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_>, dy: Vec<f32>) -> Result<(), GradError> {
+        let Self { x, weight, bias, rows, cols } = *self;
+        let d = MatrixRef::new(&dy, rows)?;
+        pass.accumulate(weight, |pass, dw, store| {
+            Ok(matmul(pass.cpu(), d.t(), MatrixRef::new(pass.value(x)?, cols)?, dw, store)?)
+        })?;
+        pass.accumulate(x, |pass, dx, store| {
+            Ok(matmul(pass.cpu(), d, MatrixRef::new(pass.value(weight)?, cols)?, dx, store)?)
+        })?;
+        if let Some(bias) = bias {
+            let sums = pass.buffers().copy(&column_sums(&dy, rows))?;
+            pass.add(bias, sums)?;
+        }
+        pass.buffers().give(dy);
+        Ok(())
+    }
+}
+
+/// The sum of the rows, in f64 and in order.
+fn column_sums(values: &[f32], cols: usize) -> Vec<f32> {
+    let mut sums = vec![0f64; cols];
+    for row in values.chunks_exact(cols) {
+        sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v));
+    }
+    sums.into_iter().map(|sum| sum as f32).collect()
+}

@@ -1,0 +1,287 @@
+//! Ternarization of latent weights, with straight-through gradients.
+
+use trike_core::absmean;
+use trike_trit::{Encoding, Granularity, Scales, TritTensor};
+
+use super::check_shape;
+use crate::error::{GradError, check_len, check_range};
+use crate::tape::{Backward, Operation, Tape};
+use crate::var::Var;
+
+/// The scale of the weights that share one.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum TernaryScale {
+    /// The mean magnitude (BitNet b1.58, 2402.17764).
+    #[default]
+    AbsMean,
+    /// The scale of the smallest squared error over all ternary values.
+    LeastSquares,
+    /// A parameter with one element per scale, in the order of [`Scales`] (LSQ, Esser et al., 1902.08153): `rows x groups`,
+    /// `1 x rows` or `1 x 1`.
+    Learned(Var),
+}
+
+/// How weights are ternarized.
+///
+/// With the scale `s` of its group, a weight `w` becomes `q = s t`, where `t` is 0 if `|w| <= s / 2`, else the sign of
+/// `w`; and the layer uses `w + lambda (q - w)`.
+///
+/// The gradient with respect to `w` is that of the identity (straight-through estimator); with `clip`, the share
+/// `lambda` of it is zero for weights with `|w| > clip s`. The gradient with respect to a learned scale is `lambda` times
+/// the sum of `dy (t - w / s)` over the weights with `|w| <= s` and of `dy t` over the others.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ternarize {
+    /// The weights that share a scale.
+    pub granularity: Granularity,
+    /// Their scale.
+    pub scale: TernaryScale,
+    /// Share of the ternary weight: 0 is dense, 1 is ternary.
+    pub lambda: f32,
+    /// Magnitude, in units of the scale, beyond which gradients are zero; infinite by default.
+    pub clip: f32,
+}
+
+impl Default for Ternarize {
+    fn default() -> Self {
+        Self {
+            granularity: Granularity::Tensor,
+            scale: TernaryScale::AbsMean,
+            lambda: 1.0,
+            clip: f32::INFINITY,
+        }
+    }
+}
+
+impl Ternarize {
+    /// The same with another granularity.
+    #[must_use]
+    pub fn with_granularity(self, granularity: Granularity) -> Self {
+        Self { granularity, ..self }
+    }
+
+    /// The same with another scale.
+    #[must_use]
+    pub fn with_scale(self, scale: TernaryScale) -> Self {
+        Self { scale, ..self }
+    }
+
+    /// The same with another share of the ternary weight.
+    #[must_use]
+    pub fn with_lambda(self, lambda: f32) -> Self {
+        Self { lambda, ..self }
+    }
+
+    /// The same with another limit of the gradients.
+    #[must_use]
+    pub fn with_clip(self, clip: f32) -> Self {
+        Self { clip, ..self }
+    }
+
+    /// Trained weights as trits: dequantized, they are bit-identical to what [`Tape::ternarize`] computes with a `lambda` of
+    /// 1. `learned` has the values of learned scales.
+    ///
+    /// # Errors
+    ///
+    /// [`GradError::Length`] for partial rows or for `learned` of a wrong length, [`GradError::Trit`] for weights that
+    /// are not finite.
+    ///
+    /// ```
+    /// use trike_grad::Ternarize;
+    ///
+    /// let tensor = Ternarize::default().tensor(&[0.75, -1.0, 0.125, 1.0, 0.0, -0.125], 3, &[])?;
+    /// assert_eq!(tensor.dequantize(), [0.5, -0.5, 0.0, 0.5, 0.0, 0.0]);
+    /// # Ok::<(), trike_grad::GradError>(())
+    /// ```
+    pub fn tensor(&self, weights: &[f32], cols: usize, learned: &[f32]) -> Result<TritTensor, GradError> {
+        let rows = weights.len() / cols.max(1);
+        check_len("weights", rows * cols, weights.len())?;
+        let groups = Groups::new(self.granularity, rows, cols);
+        let scales = match self.scale {
+            TernaryScale::Learned(_) => {
+                check_len("learned scales", groups.count(), learned.len())?;
+                learned.to_vec()
+            }
+            scale => {
+                let parts = weights.chunks(groups.span()).flat_map(|row| row.chunks(groups.len));
+                parts.map(|weights| fit(scale, weights)).collect()
+            }
+        };
+        let trits: Vec<i8> = groups
+            .each(weights, &scales)
+            .flat_map(|(part, s)| part.iter().map(move |w| trit(*w, s) as i8))
+            .collect();
+        let scales = Scales::new(self.granularity, scales, None);
+        Ok(TritTensor::from_trits(rows, cols, &trits, Encoding::TwoBit, scales)?)
+    }
+}
+
+/// Sizes of the groups of weights that share a scale.
+#[derive(Clone, Copy)]
+struct Groups {
+    rows: usize,
+    cols: usize,
+    /// Weights per scale; the last group of a row may be shorter.
+    len: usize,
+    /// Scales per row; 0 if all rows share one.
+    per_row: usize,
+}
+
+impl Groups {
+    fn new(granularity: Granularity, rows: usize, cols: usize) -> Self {
+        match granularity {
+            Granularity::Tensor => Self { rows, cols, len: rows * cols, per_row: 0 },
+            Granularity::Row | Granularity::Group(_) => {
+                let per_row = granularity.groups_per_row(cols);
+                Self { rows, cols, len: granularity.group_len(cols), per_row }
+            }
+        }
+    }
+
+    /// Number of scales.
+    fn count(self) -> usize {
+        if self.per_row == 0 { 1 } else { self.rows * self.per_row }
+    }
+
+    /// Consecutive weights whose groups are cut evenly: a row, or all.
+    fn span(self) -> usize {
+        if self.per_row == 0 { (self.rows * self.cols).max(1) } else { self.cols }
+    }
+
+    /// Groups of weights with their scales, for whole rows of a matrix and the scales of these rows.
+    fn each<'a>(self, weights: &'a [f32], scales: &'a [f32]) -> impl Iterator<Item = (&'a [f32], f32)> {
+        // Part of a tensor with one scale is a shorter group.
+        let len = self.len.max(1);
+        weights.chunks(self.span()).flat_map(move |row| row.chunks(len)).zip(scales.iter().copied())
+    }
+
+    /// The scales of rows from `first` on.
+    fn scales_of(self, scales: &[f32], first: usize) -> &[f32] {
+        &scales[first * self.per_row..]
+    }
+}
+
+/// The trit of a weight, or NaN.
+#[inline]
+fn trit(w: f32, scale: f32) -> f32 {
+    if w.abs() <= 0.5 * scale { 0.0 } else { w.signum() }
+}
+
+/// The scale of a group under a rule.
+fn fit(rule: TernaryScale, weights: &[f32]) -> f32 {
+    match rule {
+        TernaryScale::LeastSquares => least_squares(weights),
+        TernaryScale::AbsMean | TernaryScale::Learned(_) => absmean(weights),
+    }
+}
+
+/// With the `k` largest magnitudes nonzero, the best scale is their mean and the error falls by `sum^2 / k`: the largest
+/// over `k`.
+fn least_squares(weights: &[f32]) -> f32 {
+    // Magnitudes are ordered as their bits are.
+    let mut bits: Vec<u32> = weights.iter().map(|w| w.abs().to_bits()).collect();
+    bits.sort_unstable_by(|a, b| b.cmp(a));
+    let (mut sum, mut best, mut scale) = (0f64, 0f64, 0f64);
+    for (k, bits) in (1u32..).zip(bits) {
+        sum += f64::from(f32::from_bits(bits));
+        let gain = sum * sum / f64::from(k);
+        // NaN wins and stays, so that it reaches the output.
+        if gain > best || gain.is_nan() {
+            (best, scale) = (gain, sum / f64::from(k));
+        }
+    }
+    scale as f32
+}
+
+impl Tape<'_> {
+    /// Ternarized weights, see [`Ternarize`].
+    ///
+    /// # Errors
+    ///
+    /// [`GradError::Range`] for a `lambda` outside 0 to 1 or a `clip` that is not positive, [`GradError::Shape`] for learned
+    /// scales of a wrong shape.
+    pub fn ternarize(&mut self, weight: Var, how: &Ternarize) -> Result<Var, GradError> {
+        check_range("lambda", 0.0, 1.0, how.lambda)?;
+        check_range("clip", f32::MIN_POSITIVE, f32::INFINITY, how.clip)?;
+        let (rows, cols) = self.shape(weight)?;
+        let groups = Groups::new(how.granularity, rows, cols);
+        let mut inputs = vec![weight];
+        let weights = self.value(weight)?;
+        let pool = self.cpu().pool();
+        let scales = match how.scale {
+            TernaryScale::Learned(scales) => {
+                let (scale_rows, scale_cols) = self.shape(scales)?;
+                check_shape("learned scales", (1, groups.count()), (1, scale_rows * scale_cols))?;
+                inputs.push(scales);
+                self.value(scales)?.to_vec()
+            }
+            rule => {
+                let parts = weights.chunks(groups.span()).flat_map(|row| row.chunks(groups.len.max(1)));
+                let parts: Vec<&[f32]> = parts.collect();
+                let mut scales = vec![0.0; groups.count()];
+                pool.for_each_chunk(&mut scales, 1, 16 * weights.len(), |first, scales| {
+                    for (scale, part) in scales.iter_mut().zip(&parts[first..]) {
+                        *scale = fit(rule, part);
+                    }
+                });
+                scales
+            }
+        };
+        let lambda = how.lambda;
+        let mut y = self.buffers().take(weights.len())?;
+        pool.for_each_chunk(&mut y, cols, 8 * weights.len(), |first, y| {
+            let weights = &weights[first * cols..][..y.len()];
+            let mut out = y;
+            for (part, s) in groups.each(weights, groups.scales_of(&scales, first)) {
+                let (y, rest) = out.split_at_mut(part.len());
+                out = rest;
+                for (y, w) in y.iter_mut().zip(part) {
+                    let q = s * trit(*w, s);
+                    // Not the general formula, which would round the trits' values.
+                    *y = if lambda == 1.0 { q } else { w + lambda * (q - w) };
+                }
+            }
+        });
+        self.record(&inputs, y, cols, Straight { weight, how: *how, groups, scales })
+    }
+}
+
+struct Straight {
+    weight: Var,
+    how: Ternarize,
+    groups: Groups,
+    scales: Vec<f32>,
+}
+
+impl Operation for Straight {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_>, mut dy: Vec<f32>) -> Result<(), GradError> {
+        let Self { weight, how, groups, scales } = *self;
+        let lambda = how.lambda;
+        if let TernaryScale::Learned(learned) = how.scale {
+            let weights = pass.value(weight)?;
+            let mut d_scales = Vec::with_capacity(scales.len());
+            let mut rest = &dy[..];
+            for (part, s) in groups.each(weights, &scales) {
+                let (dy, after) = rest.split_at(part.len());
+                rest = after;
+                let slope = |w: f32| if w.abs() <= s { trit(w, s) - w / s } else { w.signum() };
+                let sum: f64 = part.iter().zip(dy).map(|(w, d)| f64::from(*d) * f64::from(slope(*w))).sum();
+                d_scales.push(lambda * sum as f32);
+            }
+            pass.add(learned, d_scales)?;
+        }
+        if how.clip.is_finite() {
+            let weights = pass.value(weight)?;
+            let mut rest = &mut dy[..];
+            for (part, s) in groups.each(weights, &scales) {
+                let (dy, after) = std::mem::take(&mut rest).split_at_mut(part.len());
+                rest = after;
+                for (d, w) in dy.iter_mut().zip(part) {
+                    if w.abs() > how.clip * s {
+                        *d *= 1.0 - lambda;
+                    }
+                }
+            }
+        }
+        pass.add(weight, dy)
+    }
+}

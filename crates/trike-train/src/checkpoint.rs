@@ -1,0 +1,348 @@
+//! Checkpoints of runs: written whole or not at all.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::data::Position;
+use crate::{Optimizer, Parameters, TrainError};
+
+/// The file of a checkpoint's state.
+const STATE: &str = "state.json";
+/// The file of its numbers.
+const TENSORS: &str = "state.safetensors";
+/// Version of the layout.
+const VERSION: u32 = 1;
+
+/// What a run needs to continue with the same bits, beside weights and the optimizer's means.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunState {
+    /// Steps taken.
+    pub step: usize,
+    /// Where the next batch starts.
+    pub position: Position,
+    /// The configuration of the run, which must be the same when it continues.
+    pub config: Value,
+    /// What the caller wants to remember.
+    #[serde(default)]
+    pub memory: Value,
+}
+
+/// Which checkpoints stay when one is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// The newest ones, at least 1.
+    pub newest: usize,
+    /// The one after so many steps.
+    pub also: Option<usize>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct StateFile {
+    version: u32,
+    optimizer_steps: u64,
+    #[serde(flatten)]
+    run: RunState,
+}
+
+/// The folder of the checkpoint after `step` steps.
+pub(crate) fn folder(dir: &Path, step: usize) -> PathBuf {
+    dir.join(format!("step-{step:08}"))
+}
+
+/// Writes a checkpoint into a new folder of `dir` and removes all but those of `keep`. The folder gets its name
+/// when everything in it is on the disk, so an interruption leaves the checkpoints before it as they were.
+///
+/// # Errors
+///
+/// [`TrainError::Io`], with a full disk for example; nothing of the checkpoint is left then.
+pub fn save(
+    dir: &Path,
+    state: &RunState,
+    parameters: &Parameters,
+    optimizer: &Optimizer,
+    keep: Keep,
+) -> Result<PathBuf, TrainError> {
+    let io = |path: &Path| {
+        let path = path.to_owned();
+        move |source| TrainError::Io { path, source }
+    };
+    let (to, temporary) = (folder(dir, state.step), dir.join(format!(".step-{:08}", state.step)));
+    fs::create_dir_all(dir).map_err(io(dir))?;
+    // What an interrupted run has left.
+    remove(&temporary)?;
+    fs::create_dir(&temporary).map_err(io(&temporary))?;
+    let write = || -> Result<(), TrainError> {
+        let file = StateFile { version: VERSION, optimizer_steps: optimizer.steps(), run: state.clone() };
+        let json = serde_json::to_vec_pretty(&file)
+            .map_err(|e| TrainError::Checkpoint { path: to.clone(), problem: e.to_string() })?;
+        let tensors = serialize(parameters, optimizer)
+            .map_err(|e| TrainError::Checkpoint { path: to.clone(), problem: e.to_string() })?;
+        for (name, bytes) in [(STATE, &json), (TENSORS, &tensors)] {
+            let path = temporary.join(name);
+            let mut file = File::create(&path).map_err(io(&path))?;
+            file.write_all(bytes).and_then(|()| file.sync_all()).map_err(io(&path))?;
+        }
+        remove(&to)?;
+        fs::rename(&temporary, &to).map_err(io(&to))?;
+        sync(dir)
+    };
+    if let Err(error) = write() {
+        let _ = fs::remove_dir_all(&temporary);
+        return Err(error);
+    }
+    let mut all = steps(dir)?;
+    all.truncate(all.len().saturating_sub(keep.newest.max(1)));
+    for step in all.into_iter().filter(|&step| Some(step) != keep.also) {
+        remove(&folder(dir, step))?;
+    }
+    Ok(to)
+}
+
+/// The newest checkpoint of `dir`; `None` if there is none.
+///
+/// # Errors
+///
+/// [`TrainError::Io`].
+pub fn newest(dir: &Path) -> Result<Option<PathBuf>, TrainError> {
+    if !dir.exists() {
+        return Ok(None);
+    }
+    Ok(steps(dir)?.last().map(|&step| folder(dir, step)))
+}
+
+/// Reads the state of a checkpoint, without its numbers.
+///
+/// # Errors
+///
+/// [`TrainError::Io`], and [`TrainError::Checkpoint`] for a malformed file.
+pub fn peek(path: &Path) -> Result<RunState, TrainError> {
+    Ok(read_state(path)?.run)
+}
+
+fn read_state(path: &Path) -> Result<StateFile, TrainError> {
+    let wrong = |problem: String| TrainError::Checkpoint { path: path.to_owned(), problem };
+    let at = path.join(STATE);
+    let bytes = fs::read(&at).map_err(|source| TrainError::Io { path: at, source })?;
+    let file: StateFile = serde_json::from_slice(&bytes).map_err(|e| wrong(format!("{STATE}: {e}")))?;
+    if file.version != VERSION {
+        return Err(wrong(format!("it has version {}: expected {VERSION}", file.version)));
+    }
+    Ok(file)
+}
+
+/// Reads a checkpoint into parameters and an optimizer of the same model. `config` is the configuration of the run that
+/// continues.
+///
+/// # Errors
+///
+/// [`TrainError::Io`]; [`TrainError::Checkpoint`] for another configuration, with the first setting that differs, for another model,
+/// and for a malformed file. Nothing is changed then.
+pub fn load(
+    path: &Path,
+    config: &Value,
+    parameters: &mut Parameters,
+    optimizer: &mut Optimizer,
+) -> Result<RunState, TrainError> {
+    let wrong = |problem: String| TrainError::Checkpoint { path: path.to_owned(), problem };
+    let file = read_state(path)?;
+    if let Some(difference) = difference("", &file.run.config, config) {
+        return Err(wrong(format!("it belongs to another run: {difference}")));
+    }
+    let at = path.join(TENSORS);
+    let bytes = fs::read(&at).map_err(|source| TrainError::Io { path: at, source })?;
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("{TENSORS}: {e}")))?;
+    let values = |part: &str, name: &str, len: usize| -> Result<Vec<f32>, TrainError> {
+        let name = format!("{part}.{name}");
+        let view = tensors.tensor(&name).map_err(|_| wrong(format!("{name} is missing")))?;
+        if view.dtype() != Dtype::F32 || view.data().len() != 4 * len {
+            return Err(wrong(format!("{name} has {} bytes: expected {} numbers", view.data().len(), len)));
+        }
+        Ok(view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+    };
+    let mut all: [Vec<Vec<f32>>; 3] = Default::default();
+    for (place, parameter) in parameters.all().iter().enumerate() {
+        let name = parameter.key();
+        all[0].push(values("weight", &name, parameter.values.len())?);
+        all[1].push(values("first", &name, optimizer.first[place].len())?);
+        let second = optimizer.second[place].len();
+        all[2].push(if second == 0 { Vec::new() } else { values("second", &name, second)? });
+    }
+    let [weights, first, second] = all;
+    for (parameter, values) in parameters.all_mut().iter_mut().zip(weights) {
+        parameter.values = values;
+    }
+    optimizer.restore(file.optimizer_steps, first, second);
+    Ok(file.run)
+}
+
+fn serialize(
+    parameters: &Parameters,
+    optimizer: &Optimizer,
+) -> Result<Vec<u8>, safetensors::SafeTensorError> {
+    let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let mut all: Vec<(String, Vec<u8>)> = Vec::new();
+    for (place, parameter) in parameters.all().iter().enumerate() {
+        for (part, values) in [
+            ("weight", &parameter.values),
+            ("first", &optimizer.first[place]),
+            ("second", &optimizer.second[place]),
+        ] {
+            if !values.is_empty() {
+                all.push((format!("{part}.{}", parameter.key()), bytes(values)));
+            }
+        }
+    }
+    let views = all
+        .iter()
+        .map(|(name, bytes)| Ok((name.as_str(), TensorView::new(Dtype::F32, vec![bytes.len() / 4], bytes)?)))
+        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
+    safetensors::serialize(views, None)
+}
+
+/// Steps of all checkpoints, in ascending order.
+fn steps(dir: &Path) -> Result<Vec<usize>, TrainError> {
+    let io = |source| TrainError::Io { path: dir.to_owned(), source };
+    let mut all = Vec::new();
+    for entry in fs::read_dir(dir).map_err(io)? {
+        let name = entry.map_err(io)?.file_name();
+        let step: Option<usize> =
+            name.to_str().and_then(|name| name.strip_prefix("step-")).and_then(|step| step.parse().ok());
+        all.extend(step);
+    }
+    all.sort_unstable();
+    Ok(all)
+}
+
+fn remove(path: &Path) -> Result<(), TrainError> {
+    match fs::remove_dir_all(path) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(TrainError::Io { path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes a rename last.
+fn sync(dir: &Path) -> Result<(), TrainError> {
+    // Not every system opens folders as files.
+    if cfg!(unix) {
+        let fail = |source| TrainError::Io { path: dir.to_owned(), source };
+        File::open(dir).and_then(|dir| dir.sync_all()).map_err(fail)?;
+    }
+    Ok(())
+}
+
+/// The first value that differs, with its path.
+fn difference(at: &str, old: &Value, new: &Value) -> Option<String> {
+    match (old, new) {
+        (Value::Object(a), Value::Object(b)) => {
+            let keys = a.keys().chain(b.keys().filter(|key| !a.contains_key(*key)));
+            keys.into_iter().find_map(|key| {
+                let path = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+                let of =
+                    |object: &serde_json::Map<String, Value>| object.get(key).cloned().unwrap_or(Value::Null);
+                difference(&path, &of(a), &of(b))
+            })
+        }
+        _ if old == new => None,
+        _ => Some(format!("{at} was {old}, and is {new} now")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use trike_nn::DecoderSpec;
+
+    use super::*;
+    use crate::OptimizerConfig;
+
+    fn run(seed: u64) -> (Parameters, Optimizer) {
+        let spec = DecoderSpec { tied_head: true, ..DecoderSpec::llama(8, 1, 2, 10) };
+        let parameters = Parameters::random(&spec, seed).expect("parameters");
+        let config = OptimizerConfig { kind: crate::OptimizerKind::Muon, ..OptimizerConfig::default() };
+        let mut optimizer = Optimizer::new(config, &parameters).expect("an optimizer");
+        let cpu = trike_cpu::Cpu::new(1).expect("a cpu");
+        let (mut after, gradients) = (parameters.clone(), parameters.zeros());
+        let factors = crate::Factors { rate: 1.0, decay: 1.0 };
+        optimizer.step(&cpu, &mut after, &gradients, factors).expect("a step");
+        (after, optimizer)
+    }
+
+    const ONE: Keep = Keep { newest: 1, also: None };
+
+    fn state(step: usize) -> RunState {
+        let position = Position { epoch: 1, document: 2, offset: 3 };
+        let config = json!({"rate": 0.5, "data": {"seed": 1}});
+        RunState { step, position, config, memory: json!([step]) }
+    }
+
+    #[test]
+    fn a_checkpoint_brings_everything_back() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let dir = dir.path().join("run");
+        assert_eq!(newest(&dir).expect("no error"), None);
+        let (parameters, optimizer) = run(1);
+        for step in [1, 2, 5, 10] {
+            let keep = Keep { newest: 2, also: Some(1) };
+            save(&dir, &state(step), &parameters, &optimizer, keep).expect("it is written");
+        }
+        let found = newest(&dir).expect("no error").expect("a checkpoint");
+        assert_eq!((found.clone(), steps(&dir).expect("steps")), (folder(&dir, 10), vec![1, 5, 10]));
+        assert_eq!(peek(&found).expect("it is read"), state(10));
+        let (mut other, mut of_other) = run(2);
+        let back = load(&found, &state(0).config, &mut other, &mut of_other).expect("it is read");
+        assert_eq!((back, other, of_other), (state(10), parameters, optimizer));
+    }
+
+    /// The default parser of serde_json misses the last bit of one float in several.
+    #[test]
+    fn floats_come_back_to_the_bit() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (parameters, optimizer) = run(1);
+        let floats: Vec<f64> = (1..2000).map(|i| 1e3 / (f64::from(i) * std::f64::consts::PI)).collect();
+        let state = RunState { memory: json!(floats), config: json!({ "rate": floats }), ..state(1) };
+        let path = save(dir.path(), &state, &parameters, &optimizer, ONE).expect("it is written");
+        assert_eq!(peek(&path).expect("it is read"), state);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_and_changes_nothing() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (parameters, optimizer) = run(1);
+        let path = save(dir.path(), &state(1), &parameters, &optimizer, ONE).expect("it is written");
+        let refused = |config: Value, edit: &dyn Fn()| {
+            edit();
+            let (before, state) = run(2);
+            let (mut other, mut of_other) = (before.clone(), state.clone());
+            let error = load(&path, &config, &mut other, &mut of_other).expect_err("another run").to_string();
+            assert_eq!((other, of_other), (before, state));
+            error
+        };
+        let changed = refused(json!({"rate": 0.5, "data": {"seed": 2}}), &|| ());
+        assert!(changed.contains("data.seed was 1, and is 2 now"), "{changed}");
+        let cut =
+            refused(state(1).config, &|| fs::write(path.join(TENSORS), b"12345678").expect("it is written"));
+        assert!(cut.contains(TENSORS), "{cut}");
+        let gone = refused(state(1).config, &|| fs::write(path.join(STATE), b"{}").expect("it is written"));
+        assert!(gone.contains(STATE), "{gone}");
+    }
+
+    /// A folder that cannot be renamed to stands for a full disk: the checkpoint before stays.
+    #[test]
+    fn a_failure_leaves_the_checkpoint_before() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (parameters, optimizer) = run(1);
+        let path = save(dir.path(), &state(1), &parameters, &optimizer, ONE).expect("it is written");
+        fs::write(folder(dir.path(), 2), b"in the way").expect("it is written");
+        assert!(save(dir.path(), &state(2), &parameters, &optimizer, ONE).is_err());
+        assert!(!dir.path().join(".step-00000002").exists());
+        let (mut other, mut of_other) = run(2);
+        load(&path, &state(1).config, &mut other, &mut of_other).expect("it is still there");
+    }
+}

@@ -1,0 +1,365 @@
+//! Batches of packed documents.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use trike_core::{Bounds, OptionError};
+
+use super::{Documents, Encoder, Tokens, permutation};
+use crate::TrainError;
+
+/// Sizes of batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchConfig {
+    /// Rows of a batch, at least 1.
+    pub rows: usize,
+    /// Tokens of a row, at least 1.
+    pub length: usize,
+    /// Whether rows are filled with documents one after another, each of which attends to itself only, and which are cut at the
+    /// end of a row; otherwise a row is the beginning of one document.
+    pub packed: bool,
+    /// Seed of the order of documents.
+    pub seed: u64,
+}
+
+impl Default for BatchConfig {
+    /// One packed row of 512 tokens.
+    fn default() -> Self {
+        Self { rows: 1, length: 512, packed: true, seed: 0 }
+    }
+}
+
+/// Tokens that are computed together, if rows are shorter: enough for products of matrices to be fast.
+pub(crate) const UNIT: usize = 512;
+
+/// Rows of `length` tokens that are computed together.
+pub(crate) fn unit_rows(length: usize) -> usize {
+    UNIT.div_ceil(length.max(1)).max(1)
+}
+
+/// Where a batch starts in the data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    /// Passes through all documents before this one.
+    pub epoch: u64,
+    /// Documents of this pass that are complete.
+    pub document: usize,
+    /// Tokens of the next document that have been predicted from.
+    pub offset: usize,
+}
+
+/// Tokens of some rows, without padding.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Tokens of all rows.
+    pub ids: Vec<u32>,
+    /// The token that follows each of them, if it is learned.
+    pub targets: Vec<Option<u32>>,
+    /// Pieces of documents: tokens of a piece attend to those before them in it, and positions count from its start.
+    pub segments: Vec<Range<usize>>,
+}
+
+impl Batch {
+    /// Tokens with a target: the number by which a loss is divided.
+    #[must_use]
+    pub fn learned(&self) -> usize {
+        self.targets.iter().flatten().count()
+    }
+
+    /// Adds the rows of another batch.
+    fn append(&mut self, other: Self) {
+        let before = self.ids.len();
+        self.ids.extend(other.ids);
+        self.targets.extend(other.targets);
+        self.segments.extend(other.segments.into_iter().map(|s| s.start + before..s.end + before));
+    }
+
+    /// Adds up to `most` tokens of a document from `offset` on; returns how many.
+    fn push(&mut self, tokens: &Tokens, offset: usize, most: usize) -> usize {
+        let inputs = tokens.ids.len().saturating_sub(1);
+        let end = inputs.min(offset.saturating_add(most));
+        let from = self.ids.len();
+        for i in offset..end {
+            self.ids.push(tokens.ids[i]);
+            self.targets.push(tokens.learned[i + 1].then(|| tokens.ids[i + 1]));
+        }
+        let count = self.ids.len() - from;
+        if count > 0 {
+            self.segments.push(from..from + count);
+        }
+        count
+    }
+}
+
+/// Batches of documents, without end: after all documents the next pass has another order.
+#[derive(Debug)]
+pub struct Batches<'a> {
+    documents: &'a Documents,
+    /// The documents that are used, by index.
+    used: &'a [u32],
+    encoder: Encoder<'a>,
+    config: BatchConfig,
+    position: Position,
+    /// Order of the current pass.
+    order: Vec<u32>,
+    /// The document at the position, once encoded.
+    next: Option<Tokens>,
+    /// Documents in a row from which nothing was learned.
+    barren: usize,
+}
+
+impl<'a> Batches<'a> {
+    /// Batches of the documents `used`, from `position` on.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::TooFewDocuments`] for none, [`TrainError::Option`] for sizes of zero and for a position that is not in the data.
+    pub fn new(
+        documents: &'a Documents,
+        used: &'a [u32],
+        encoder: Encoder<'a>,
+        config: BatchConfig,
+        position: Position,
+    ) -> Result<Self, TrainError> {
+        if used.is_empty() {
+            return Err(TrainError::TooFewDocuments { documents: 0, needed: 1 });
+        }
+        OptionError::check("rows of a batch", Bounds::at_least(1usize), config.rows)?;
+        OptionError::check("tokens of a row", Bounds::at_least(1usize), config.length)?;
+        let documents_before = Bounds::at_least(0usize).at_most(used.len() - 1);
+        OptionError::check("documents before the position", documents_before, position.document)?;
+        let order = permutation(used.len(), config.seed, position.epoch);
+        Ok(Self { documents, used, encoder, config, position, order, next: None, barren: 0 })
+    }
+
+    /// Where the next batch starts.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        self.position
+    }
+
+    /// The next batch.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::NothingToLearn`] when a whole pass has nothing to learn, and those of [`Documents::read`] and of the encoder.
+    pub fn next_batch(&mut self) -> Result<Batch, TrainError> {
+        let mut batch = Batch::default();
+        for _ in 0..self.config.rows {
+            batch.append(self.next_row()?);
+        }
+        Ok(batch)
+    }
+
+    /// The rows of the next `batches` batches in units: as many consecutive rows as have [`UNIT`] tokens when they are full, at
+    /// least one. The same rows make the same units however they are divided into batches.
+    pub(crate) fn next_units(&mut self, batches: usize) -> Result<Vec<Batch>, TrainError> {
+        let mut left = self.config.rows.saturating_mul(batches);
+        let rows = unit_rows(self.config.length);
+        let mut units = Vec::new();
+        while left > 0 {
+            let mut unit = Batch::default();
+            for _ in 0..rows.min(left) {
+                unit.append(self.next_row()?);
+            }
+            left -= rows.min(left);
+            units.push(unit);
+        }
+        Ok(units)
+    }
+
+    fn next_row(&mut self) -> Result<Batch, TrainError> {
+        let BatchConfig { length, packed, .. } = self.config;
+        let mut row = Batch::default();
+        let mut left = length;
+        while left > 0 {
+            let offset = self.position.offset;
+            let tokens = self.document()?;
+            let inputs = tokens.ids.len().saturating_sub(1);
+            if tokens.count() == 0 {
+                self.advance()?;
+                continue;
+            }
+            let taken = row.push(tokens, offset, left);
+            left -= taken;
+            if !packed || offset + taken >= inputs {
+                self.advance()?;
+            } else {
+                self.position.offset += taken;
+            }
+            if !packed {
+                break;
+            }
+        }
+        Ok(row)
+    }
+
+    /// The document at the position.
+    fn document(&mut self) -> Result<&Tokens, TrainError> {
+        if self.next.is_none() {
+            let index = self.used[self.order[self.position.document] as usize] as usize;
+            let record = self.documents.read(index)?;
+            let tokens = self.encoder.encode(&record).map_err(|e| self.documents.not_encoded(index, e))?;
+            self.barren = if tokens.count() == 0 { self.barren + 1 } else { 0 };
+            self.next = Some(tokens);
+        }
+        self.next.as_ref().ok_or(TrainError::NothingToLearn { documents: 0 })
+    }
+
+    /// Goes to the next document.
+    fn advance(&mut self) -> Result<(), TrainError> {
+        // All but one of two passes, if that one is first in one pass and last in the next.
+        if self.barren >= 2 * self.used.len() - 1 {
+            return Err(TrainError::NothingToLearn { documents: self.used.len() });
+        }
+        self.next = None;
+        self.position.offset = 0;
+        self.position.document += 1;
+        if self.position.document == self.used.len() {
+            self.position = Position { epoch: self.position.epoch + 1, ..Position::default() };
+            self.order = permutation(self.used.len(), self.config.seed, self.position.epoch);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_text::chat::ChatTemplate;
+    use trike_text::tokenizer::Tokenizer;
+
+    use super::*;
+
+    fn tokenizer() -> Tokenizer {
+        let json =
+            trike_models::TINY.iter().find(|(name, _)| *name == "tokenizer.json").expect("a tokenizer").1;
+        let tokenizer = Tokenizer::from_hf_json_bytes(json).expect("a tokenizer");
+        let last = tokenizer.vocab_size() as u32 - 1;
+        tokenizer.with_special(Some(last - 1), vec![last]).expect("ids of the vocabulary")
+    }
+
+    fn documents(lines: &[String]) -> (tempfile::TempDir, Documents) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("a.jsonl");
+        std::fs::write(&path, lines.join("\n")).expect("it is written");
+        let documents = Documents::open(&[path]).expect("documents");
+        (dir, documents)
+    }
+
+    fn stories(count: usize) -> Vec<String> {
+        let story = |i: usize| format!("{{\"text\": \"{} {i}\"}}", "once upon a time ".repeat(1 + i * 7 % 5));
+        (0..count).map(story).collect()
+    }
+
+    fn config(rows: usize, length: usize, packed: bool) -> BatchConfig {
+        BatchConfig { rows, length, packed, seed: 9 }
+    }
+
+    #[test]
+    fn packed_rows_are_full_and_have_every_token_of_a_pass_once() {
+        let tokenizer = tokenizer();
+        let (_dir, documents) = documents(&stories(23));
+        let used: Vec<u32> = (0..23).collect();
+        let encoder = Encoder::new(&tokenizer, None);
+        let mut want: Vec<(u32, u32)> = Vec::new();
+        for i in 0..23 {
+            let ids = encoder.encode(&documents.read(i).expect("a text")).expect("tokens").ids;
+            want.extend(ids.windows(2).map(|two| (two[0], two[1])));
+        }
+        for (rows, length) in [(1, 1), (3, 16), (2, 100)] {
+            let config = config(rows, length, true);
+            let mut batches =
+                Batches::new(&documents, &used, encoder, config, Position::default()).expect("batches");
+            let mut got = Vec::new();
+            while got.len() < want.len() {
+                let batch = batches.next_batch().expect("a batch");
+                assert_eq!((batch.ids.len(), batch.learned()), (rows * length, rows * length));
+                assert_eq!(batch.segments.iter().map(ExactSizeIterator::len).sum::<usize>(), rows * length);
+                assert!(batch.segments.iter().all(|s| s.end.div_ceil(length) == s.start / length + 1));
+                got.extend(batch.ids.iter().copied().zip(batch.targets.into_iter().flatten()));
+            }
+            got.truncate(want.len());
+            let sorted = |mut pairs: Vec<(u32, u32)>| {
+                pairs.sort_unstable();
+                pairs
+            };
+            assert_eq!(sorted(got), sorted(want.clone()));
+        }
+    }
+
+    #[test]
+    fn batches_continue_where_they_stopped() {
+        let tokenizer = tokenizer();
+        let (_dir, documents) = documents(&stories(7));
+        let used = [0, 2, 3, 5, 6];
+        let encoder = Encoder::new(&tokenizer, None);
+        for packed in [true, false] {
+            let batches = |from| {
+                Batches::new(&documents, &used, encoder, config(2, 12, packed), from).expect("batches")
+            };
+            let mut all = batches(Position::default());
+            for _ in 0..12 {
+                let from = all.position();
+                let want = all.next_batch().expect("a batch");
+                assert_eq!(batches(from).next_batch().expect("a batch"), want);
+            }
+            assert!(all.position().epoch > 0);
+        }
+        let behind = Position { document: 5, ..Position::default() };
+        assert!(Batches::new(&documents, &used, encoder, config(1, 1, true), behind).is_err());
+        assert!(Batches::new(&documents, &[], encoder, config(1, 1, true), Position::default()).is_err());
+        assert!(Batches::new(&documents, &used, encoder, config(0, 1, true), Position::default()).is_err());
+    }
+
+    #[test]
+    fn answers_are_learned() {
+        let tokenizer = tokenizer();
+        let source = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}\
+                      {% if add_generation_prompt %}[assistant] {% endif %}";
+        let template = ChatTemplate::from_source(source).expect("a template");
+        let line = r#"{"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "The cat."},
+            {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "It was hungry."}]}"#;
+        let record = super::super::Record::from_json(line).expect("a chat");
+        let encoder = Encoder::new(&tokenizer, Some(&template));
+        let tokens = encoder.encode(&record).expect("tokens");
+        let of = |learned: bool| {
+            let ids: Vec<u32> = tokens
+                .ids
+                .iter()
+                .zip(&tokens.learned)
+                .filter(|&(_, &l)| l == learned)
+                .map(|(&id, _)| id)
+                .collect();
+            tokenizer.decode(&ids).expect("text")
+        };
+        let (learned, other) = (of(true), of(false));
+        assert!(learned.contains("The cat.") && learned.contains("It was hungry."), "{learned}");
+        assert!(!learned.contains("Wh") && other.contains("Who?") && other.contains("Why?"), "{other}");
+        let without = Encoder::new(&tokenizer, None);
+        assert!(matches!(without.encode(&record), Err(super::super::EncodeError::NoTemplate)));
+        let asked = r#"{"instruction": "Say hi.", "output": "Hi!"}"#;
+        let asked = super::super::Record::from_json(asked).expect("an instruction");
+        for encoder in [encoder, without] {
+            let tokens = encoder.encode(&asked).expect("tokens");
+            assert!(tokens.count() > 0 && tokens.count() < 12, "{tokens:?}");
+        }
+    }
+
+    #[test]
+    fn documents_without_anything_to_learn_are_passed_over() {
+        let tokenizer = tokenizer();
+        let encoder = Encoder::new(&tokenizer, None).with_eos(false);
+        let empty = "{\"text\": \"\"}".to_owned();
+        let used: Vec<u32> = (0..3).collect();
+        let (_dir, some) = documents(&[empty.clone(), stories(1).remove(0), empty.clone()]);
+        let mut batches =
+            Batches::new(&some, &used, encoder, config(1, 8, true), Position::default()).expect("batches");
+        for _ in 0..5 {
+            assert_eq!(batches.next_batch().expect("a batch").learned(), 8);
+        }
+        let (_dir, none) = documents(&[empty.clone(), empty.clone(), empty]);
+        let mut batches =
+            Batches::new(&none, &used, encoder, config(1, 8, true), Position::default()).expect("batches");
+        assert!(matches!(batches.next_batch(), Err(TrainError::NothingToLearn { documents: 3 })));
+    }
+}

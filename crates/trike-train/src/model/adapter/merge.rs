@@ -1,0 +1,115 @@
+//! Adapters added to the weights of their model.
+
+use trike_cpu::{Cpu, CpuOps};
+use trike_grad::Ternarize;
+use trike_nn::WeightName;
+
+use super::Adapter;
+use crate::{Parameters, TrainError};
+
+/// What merging cost a matrix. All sums are over its weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MergedMatrix {
+    /// The matrix.
+    pub name: WeightName,
+    /// Squares of the sum `W + s B A`.
+    pub squares: f64,
+    /// Squares of the product `s B A`.
+    pub product: f64,
+    /// Squares of the difference between that sum and its ternary weights.
+    pub error: f64,
+}
+
+impl MergedMatrix {
+    /// The squared error relative to the squares of the sum; 0 for an exact matrix.
+    #[must_use]
+    pub fn relative_error(&self) -> f64 {
+        relative(self.error, self.squares)
+    }
+
+    /// The squared error relative to the squares of the product: above 1, ternary weights lose more than the adapter added.
+    #[must_use]
+    pub fn error_of_product(&self) -> f64 {
+        relative(self.error, self.product)
+    }
+}
+
+/// What merging cost.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MergeReport {
+    /// All targeted matrices, layer by layer.
+    pub matrices: Vec<MergedMatrix>,
+}
+
+impl MergeReport {
+    /// The squared error of all matrices together, relative to the squares of their sums.
+    #[must_use]
+    pub fn relative_error(&self) -> f64 {
+        let sum = |of: fn(&MergedMatrix) -> f64| self.matrices.iter().map(of).sum::<f64>();
+        relative(sum(|matrix| matrix.error), sum(|matrix| matrix.squares))
+    }
+}
+
+fn relative(error: f64, of: f64) -> f64 {
+    if error == 0.0 { 0.0 } else { error / of }
+}
+
+impl Adapter {
+    /// The model with the adapter's products added, in f32.
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check).
+    pub fn merge_dense(&self, cpu: &Cpu, frozen: &Parameters) -> Result<Parameters, TrainError> {
+        self.check(frozen)?;
+        let mut merged = frozen.clone();
+        for parameter in merged.all_mut() {
+            if let Some(product) = self.product(cpu, parameter.name)? {
+                cpu.add(&mut parameter.values, &product)?;
+            }
+        }
+        Ok(merged)
+    }
+
+    /// The model with the adapter's products added to the targeted matrices and these made ternary again, with the cost of
+    /// that. All other weights stay as they are.
+    ///
+    /// A trit changes only where the product moves its weight across a threshold, so the product of a short run is lost almost
+    /// whole: [`MergedMatrix::error_of_product`] near 1 says so, and then the adapter should stay separate.
+    ///
+    /// Packing the result with [`TernaryScale::LeastSquares`](trike_grad::TernaryScale::LeastSquares) and the same granularity
+    /// changes no weight; the mean magnitude would be another scale, because zeros count in it.
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check), and [`TrainError::Grad`] for learned scales, which the sum does not have, and for weights
+    /// that are not finite.
+    pub fn merge(
+        &self,
+        cpu: &Cpu,
+        frozen: &Parameters,
+        how: &Ternarize,
+    ) -> Result<(Parameters, MergeReport), TrainError> {
+        self.check(frozen)?;
+        let mut merged = frozen.clone();
+        let mut report = MergeReport::default();
+        for parameter in merged.all_mut() {
+            let Some(product) = self.product(cpu, parameter.name)? else { continue };
+            cpu.add(&mut parameter.values, &product)?;
+            let sums = &parameter.values;
+            let ternary = how.tensor(sums, parameter.cols, &[])?.dequantize();
+            report.matrices.push(MergedMatrix {
+                name: parameter.name,
+                squares: squares(sums.iter().copied()),
+                product: squares(product.into_iter()),
+                error: squares(sums.iter().zip(&ternary).map(|(sum, value)| sum - value)),
+            });
+            parameter.values = ternary;
+        }
+        Ok((merged, report))
+    }
+}
+
+fn squares(values: impl Iterator<Item = f32>) -> f64 {
+    values.map(|v| f64::from(v) * f64::from(v)).sum()
+}

@@ -1,0 +1,184 @@
+//! Adapters of low rank on a frozen model (LoRA, Hu et al., 2106.09685).
+//!
+//! A targeted layer with the frozen weight `W` (`out x in`) becomes `y = x W^T + s (x A^T) B^T`, with `A` of `rank x in`, `B` of
+//! `out x rank` and the scale `s` of [`LoraConfig::scale`]. `W` is multiplied as it is, so weights of a packed ternary model
+//! keep their trits; only `A` and `B` have gradients and an optimizer state.
+
+mod config;
+mod error;
+mod merge;
+mod peft;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use trike_core::{Bounds, OptionError};
+use trike_cpu::{Cpu, MatrixRef, Store, matmul};
+use trike_nn::{DecoderSpec, NnError, WeightName};
+
+pub use config::{LoraConfig, LoraTarget};
+pub use error::AdapterError;
+pub use merge::{MergeReport, MergedMatrix};
+
+use crate::{Parameter, Parameters, Part, TrainError};
+
+/// The two factors of every targeted matrix of a decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adapter {
+    config: LoraConfig,
+    /// `A` and `B` of each matrix, layer by layer, in the order of the targets.
+    factors: Parameters,
+}
+
+impl Adapter {
+    /// An adapter that does not change its model yet: `A` is uniform within `1 / sqrt(in)` (Kaiming's with a slope of `sqrt(5)`,
+    /// as in peft), `B` is zero.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Nn`] for an inconsistent spec; [`TrainError::Option`] as [`LoraConfig::validate`], and for a rank above the
+    /// rows or columns of a targeted matrix, with which the product would have no more ranks.
+    ///
+    /// ```
+    /// use trike_nn::DecoderSpec;
+    /// use trike_train::{Adapter, LoraConfig, LoraTarget};
+    ///
+    /// let spec = DecoderSpec::llama(8, 2, 2, 10);
+    /// let targets = [LoraTarget::Query, LoraTarget::Down].into();
+    /// let adapter = Adapter::new(LoraConfig { rank: 2, targets, ..LoraConfig::default() }, &spec, 1)?;
+    /// // Two layers of a query projection of 8 x 8 and a down projection of 8 x 32.
+    /// assert_eq!(adapter.parameters().count(), 2 * 2 * ((8 + 8) + (8 + 32)));
+    /// # Ok::<(), trike_train::TrainError>(())
+    /// ```
+    pub fn new(config: LoraConfig, spec: &DecoderSpec, seed: u64) -> Result<Self, TrainError> {
+        config.validate()?;
+        spec.validate()?;
+        for (_, (rows, cols)) in targeted(&config, spec) {
+            OptionError::check("rank", Bounds::at_least(1usize).at_most(rows.min(cols)), config.rank)?;
+        }
+        let mut place = 0;
+        Self::fill(config, spec, |_, part, (rows, cols)| {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            rng.set_stream(place);
+            place += 1;
+            let bound = 1.0 / (cols as f64).sqrt();
+            let mut uniform = || {
+                let unit = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+                ((2.0 * unit - 1.0) * bound) as f32
+            };
+            Ok::<_, TrainError>(match part {
+                Part::LoraA => (0..rows * cols).map(|_| uniform()).collect(),
+                _ => vec![0.0; rows * cols],
+            })
+        })
+    }
+
+    /// An adapter whose factors are given by name, part and shape.
+    fn fill<E>(
+        config: LoraConfig,
+        spec: &DecoderSpec,
+        mut values: impl FnMut(WeightName, Part, (usize, usize)) -> Result<Vec<f32>, E>,
+    ) -> Result<Self, E> {
+        let mut all = Vec::new();
+        for (name, (rows, cols)) in targeted(&config, spec) {
+            let shapes = [(Part::LoraA, (config.rank, cols)), (Part::LoraB, (rows, config.rank))];
+            for (part, shape) in shapes {
+                all.push(Parameter { name, part, cols: shape.1, values: values(name, part, shape)? });
+            }
+        }
+        Ok(Self { config, factors: Parameters::of(spec, all) })
+    }
+
+    /// Its constants.
+    #[must_use]
+    pub fn config(&self) -> &LoraConfig {
+        &self.config
+    }
+
+    /// Its factors, `A` and `B` of each matrix one after the other: what an optimizer changes.
+    #[must_use]
+    pub fn parameters(&self) -> &Parameters {
+        &self.factors
+    }
+
+    /// Its factors, to be changed.
+    pub fn parameters_mut(&mut self) -> &mut Parameters {
+        &mut self.factors
+    }
+
+    /// Its factors.
+    #[must_use]
+    pub fn into_parameters(self) -> Parameters {
+        self.factors
+    }
+
+    /// The place of `A` of a matrix in [`parameters`](Self::parameters), which that of `B` follows, and both factors; `None` if
+    /// the matrix is not a target.
+    pub(crate) fn factors(&self, name: WeightName) -> Option<(usize, [&Parameter; 2])> {
+        let place = self.factors.place(name)?;
+        match self.factors.all().get(place..place + 2)? {
+            [a, b] => Some((place, [a, b])),
+            _ => None,
+        }
+    }
+
+    /// What the adapter adds to a matrix, `s B A` of `out x in`; `None` if the matrix is not a target.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Cpu`] for factors of wrong lengths.
+    pub fn product(&self, cpu: &Cpu, name: WeightName) -> Result<Option<Vec<f32>>, TrainError> {
+        let Some((_, [a, b])) = self.factors(name) else { return Ok(None) };
+        let mut product = vec![0.0; b.rows() * a.cols];
+        let operands = (MatrixRef::new(&b.values, b.cols)?, MatrixRef::new(&a.values, a.cols)?);
+        matmul(cpu, operands.0, operands.1, &mut product, Store::Overwrite)?;
+        let scale = self.config.scale();
+        product.iter_mut().for_each(|v| *v *= scale);
+        Ok(Some(product))
+    }
+
+    /// Checks that every target is a matrix of the model, with the shape that the factors have.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::NoParameter`], and [`TrainError::Nn`] with [`NnError::WeightShape`].
+    pub fn check(&self, model: &Parameters) -> Result<(), TrainError> {
+        for pair in self.factors.all().chunks_exact(2) {
+            let [a, b] = [&pair[0], &pair[1]];
+            let name = a.name.to_string();
+            let Some(place) = model.place(a.name) else { return Err(TrainError::NoParameter { name }) };
+            let weight = &model.all()[place];
+            if (weight.rows(), weight.cols) != (b.rows(), a.cols) {
+                return Err(TrainError::Nn(NnError::WeightShape {
+                    name,
+                    expected_rows: weight.rows(),
+                    expected_cols: weight.cols,
+                    got_rows: b.rows(),
+                    got_cols: a.cols,
+                }));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Names and shapes of all targeted matrices, in order.
+pub(crate) fn targeted<'a>(
+    config: &'a LoraConfig,
+    spec: &'a DecoderSpec,
+) -> impl Iterator<Item = (WeightName, (usize, usize))> + 'a {
+    (0..spec.layers).flat_map(move |layer| {
+        config.targets.iter().map(move |target| (target.weight(layer), shape(*target, spec)))
+    })
+}
+
+/// Rows and columns of a target.
+pub(crate) fn shape(target: LoraTarget, spec: &DecoderSpec) -> (usize, usize) {
+    let (h, i, q, kv) = (spec.hidden, spec.intermediate, spec.query_width(), spec.kv_width());
+    match target {
+        LoraTarget::Query => (q, h),
+        LoraTarget::Key | LoraTarget::Value => (kv, h),
+        LoraTarget::Output => (h, q),
+        LoraTarget::Gate | LoraTarget::Up => (i, h),
+        LoraTarget::Down => (h, i),
+    }
+}

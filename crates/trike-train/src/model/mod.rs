@@ -1,0 +1,17 @@
+//! The decoder as training sees it: parameters in f32, and the gradient of a loss with respect to all of them.
+
+mod adapter;
+mod forward;
+mod objective;
+mod parameters;
+mod pass;
+mod weights;
+
+pub use adapter::{Adapter, AdapterError, LoraConfig, LoraTarget, MergeReport, MergedMatrix};
+pub(crate) use adapter::{shape, targeted};
+pub use forward::Trained;
+pub(crate) use forward::check_gradients;
+pub use objective::{EMBEDDING_GROUP, Loss, Objective, TeacherLogits, TernaryPolicy};
+pub(crate) use parameters::shapes;
+pub use parameters::{Parameter, Parameters, Part};
+pub use weights::Weights;

@@ -1,0 +1,93 @@
+//! What is minimized, and how weights and activations are rounded in it.
+
+use std::ops::Range;
+
+use trike_grad::{BitLinear, GradError, Ternarize};
+use trike_trit::{Granularity, GroupSize};
+
+/// Columns of the embedding and the head that share a scale in f16.
+pub const EMBEDDING_GROUP: usize = 32;
+
+/// How weights and activations are rounded in the forward pass.
+#[derive(Clone, Debug)]
+pub struct TernaryPolicy {
+    /// The matrices of the blocks; `None` leaves them dense.
+    pub blocks: Option<BitLinear>,
+    /// Whether embedding and head are int8 as packed models store them, in groups of [`EMBEDDING_GROUP`]; otherwise they are f32.
+    pub int8_embedding: bool,
+}
+
+impl Default for TernaryPolicy {
+    /// One ternary plane with a scale for every 32 weights, their mean magnitude; int8 activations, embedding and head.
+    fn default() -> Self {
+        let weights = Ternarize::default().with_granularity(Granularity::Group(GroupSize::G32));
+        Self { blocks: Some(BitLinear { weights, ..BitLinear::default() }), int8_embedding: true }
+    }
+}
+
+impl TernaryPolicy {
+    /// A dense model.
+    pub const DENSE: Self = Self { blocks: None, int8_embedding: false };
+
+    /// The same with another share of the ternary weights: 0 is dense, 1 is ternary.
+    #[must_use]
+    pub fn with_lambda(mut self, lambda: f32) -> Self {
+        if let Some(how) = &mut self.blocks {
+            how.weights = Ternarize { lambda, ..how.weights };
+        }
+        self
+    }
+}
+
+/// Writes a teacher's logits of some tokens of a batch, `tokens x vocab`.
+pub type TeacherLogits<'t> = dyn FnMut(Range<usize>, &mut [f32]) -> Result<(), GradError> + 't;
+
+/// What is minimized.
+pub enum Objective<'t> {
+    /// The cross-entropy of the targets.
+    Text,
+    /// The divergence from a teacher and a share of the cross-entropy.
+    Distill {
+        /// The share of the cross-entropy.
+        text: f32,
+        /// The teacher.
+        teacher: &'t mut TeacherLogits<'t>,
+    },
+}
+
+impl std::fmt::Debug for Objective<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Text => f.write_str("Text"),
+            Self::Distill { text, .. } => {
+                f.debug_struct("Distill").field("text", text).finish_non_exhaustive()
+            }
+        }
+    }
+}
+
+/// The loss of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Loss {
+    /// Cross-entropy of all tokens that are learned, in nats.
+    pub sum: f64,
+    /// Divergence from the teacher at these tokens, in nats; 0 without one.
+    pub divergence: f64,
+    /// Number of these tokens.
+    pub tokens: usize,
+}
+
+impl Loss {
+    /// Nats per token.
+    #[must_use]
+    pub fn mean(&self) -> f64 {
+        self.sum / self.tokens.max(1) as f64
+    }
+
+    /// Adds the loss of another batch.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.sum += other.sum;
+        self.divergence += other.divergence;
+        self.tokens += other.tokens;
+    }
+}

@@ -1,0 +1,343 @@
+//! The trainable values of a decoder.
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use trike_core::{DenseData, DenseTensor, Tensor};
+use trike_llm::WeightSource;
+use trike_nn::{DecoderSpec, DecoderWeights, NnError, WeightName};
+
+use crate::TrainError;
+
+/// Standard deviation of random weights.
+const SPREAD: f64 = 0.02;
+
+/// The part of a weight that a parameter is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    #[default]
+    Whole,
+    /// The factor `A` of an adapter, `rank x in`.
+    LoraA,
+    /// The factor `B` of an adapter, `out x rank`.
+    LoraB,
+}
+
+/// A matrix or vector, `rows x cols`, row-major.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameter {
+    /// Which one.
+    pub name: WeightName,
+    /// The part of it: [`Part::Whole`] but in an [`Adapter`](crate::Adapter).
+    pub part: Part,
+    /// Elements per row; a vector is one row.
+    pub cols: usize,
+    /// The values.
+    pub values: Vec<f32>,
+}
+
+impl Parameter {
+    /// Number of rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.values.len() / self.cols
+    }
+
+    /// The name of its tensor in a file: a factor of an adapter has peft's, without the prefix of peft's models.
+    #[must_use]
+    pub fn key(&self) -> String {
+        Self::key_of(self.name, self.part)
+    }
+
+    pub(crate) fn key_of(name: WeightName, part: Part) -> String {
+        let name = name.to_string();
+        let layer = name.strip_suffix(".weight").unwrap_or(&name);
+        match part {
+            Part::Whole => name,
+            Part::LoraA => format!("{layer}.lora_A.weight"),
+            Part::LoraB => format!("{layer}.lora_B.weight"),
+        }
+    }
+}
+
+/// All trainable values of a decoder, in an order that its spec fixes: embedding, blocks, final norm, head.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameters {
+    spec: DecoderSpec,
+    all: Vec<Parameter>,
+}
+
+impl Parameters {
+    /// Random weights: normal with a standard deviation of 0.02, divided by `sqrt(2 layers)` for the matrices whose outputs are
+    /// added to the residual stream (GPT-2); norms are one, biases zero.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Spec`].
+    ///
+    /// ```
+    /// use trike_nn::DecoderSpec;
+    /// use trike_train::Parameters;
+    ///
+    /// let spec = DecoderSpec { tied_head: true, ..DecoderSpec::llama(8, 2, 2, 10) };
+    /// let parameters = Parameters::random(&spec, 1)?;
+    /// assert_eq!(parameters.count(), 10 * 8 + 2 * (4 * 64 + 3 * 8 * 32 + 2 * 8) + 8);
+    /// # Ok::<(), trike_nn::NnError>(())
+    /// ```
+    pub fn random(spec: &DecoderSpec, seed: u64) -> Result<Self, NnError> {
+        let residual = SPREAD / (2.0 * spec.layers as f64).sqrt();
+        Self::fill(spec, |place, name, (rows, cols)| {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            // A stream for each weight: a layer more does not change those before it.
+            rng.set_stream(place as u64);
+            Ok(match name {
+                WeightName::Output(_) | WeightName::Down(_) => normals(&mut rng, rows * cols, residual),
+                name if !name.is_vector() => normals(&mut rng, rows * cols, SPREAD),
+                name if is_bias(name) => vec![0.0; cols],
+                _ => vec![1.0; cols],
+            })
+        })
+    }
+
+    /// The weights of a checkpoint in f32.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Spec`], [`NnError::WeightShape`], and those of `weights`.
+    pub fn load(spec: &DecoderSpec, weights: &mut impl DecoderWeights) -> Result<Self, NnError> {
+        Self::fill(spec, |_, name, shape| {
+            let (got, values) = match name.is_vector() {
+                true => {
+                    let values = weights.vector(name)?;
+                    ((1, values.len()), values)
+                }
+                false => {
+                    let matrix = weights.matrix(name)?;
+                    ((matrix.rows(), matrix.cols()), matrix.into_f32())
+                }
+            };
+            match got == shape {
+                true => Ok(values),
+                false => Err(NnError::WeightShape {
+                    name: name.to_string(),
+                    expected_rows: shape.0,
+                    expected_cols: shape.1,
+                    got_rows: got.0,
+                    got_cols: got.1,
+                }),
+            }
+        })
+    }
+
+    /// The weights of a model file in f32.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub fn open(source: &dyn WeightSource) -> Result<Self, NnError> {
+        Self::load(&source.config().spec, &mut Loading(source))
+    }
+
+    fn fill(
+        spec: &DecoderSpec,
+        mut values: impl FnMut(usize, WeightName, (usize, usize)) -> Result<Vec<f32>, NnError>,
+    ) -> Result<Self, NnError> {
+        spec.validate()?;
+        let mut all = Vec::new();
+        for (place, (name, shape)) in shapes(spec).into_iter().enumerate() {
+            let values = values(place, name, shape)?;
+            all.push(Parameter { name, part: Part::Whole, cols: shape.1, values });
+        }
+        Ok(Self { spec: spec.clone(), all })
+    }
+
+    /// Some parameters of a decoder.
+    pub(crate) fn of(spec: &DecoderSpec, all: Vec<Parameter>) -> Self {
+        Self { spec: spec.clone(), all }
+    }
+
+    /// The architecture.
+    #[must_use]
+    pub fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn all(&self) -> &[Parameter] {
+        &self.all
+    }
+
+    /// All of them, to be changed.
+    pub fn all_mut(&mut self) -> &mut [Parameter] {
+        &mut self.all
+    }
+
+    /// Number of values.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.all.iter().map(|parameter| parameter.values.len()).sum()
+    }
+
+    /// The place of a parameter in [`all`](Self::all).
+    #[must_use]
+    pub fn place(&self, name: WeightName) -> Option<usize> {
+        self.all.iter().position(|parameter| parameter.name == name)
+    }
+
+    /// The values as the weights of a dense decoder.
+    pub(crate) fn weights(&self) -> impl DecoderWeights {
+        Dense(self)
+    }
+
+    /// Zeros in the shape of all values.
+    #[must_use]
+    pub fn zeros(&self) -> Vec<Vec<f32>> {
+        self.all.iter().map(|parameter| vec![0.0; parameter.values.len()]).collect()
+    }
+}
+
+/// The weights of a source.
+struct Loading<'a>(&'a dyn WeightSource);
+
+impl Loading<'_> {
+    fn load(&self, name: WeightName) -> Result<Tensor, NnError> {
+        self.0.load(name).map_err(|error| NnError::Load { name: name.to_string(), source: Box::new(error) })
+    }
+}
+
+impl DecoderWeights for Loading<'_> {
+    fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
+        self.load(name)
+    }
+
+    fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
+        Ok(self.load(name)?.into_f32())
+    }
+}
+
+/// Parameters as a checkpoint.
+struct Dense<'a>(&'a Parameters);
+
+impl Dense<'_> {
+    fn find(&self, name: WeightName) -> Result<&Parameter, NnError> {
+        let missing = || NnError::Load {
+            name: name.to_string(),
+            source: Box::new(TrainError::NoParameter { name: name.to_string() }),
+        };
+        self.0.place(name).map(|place| &self.0.all[place]).ok_or_else(missing)
+    }
+}
+
+impl DecoderWeights for Dense<'_> {
+    fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
+        let parameter = self.find(name)?;
+        let shape = vec![parameter.rows(), parameter.cols];
+        Ok(Tensor::Dense(DenseTensor::new(shape, DenseData::F32(parameter.values.clone()))?))
+    }
+
+    fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
+        self.find(name).map(|parameter| parameter.values.clone())
+    }
+}
+
+/// Whether this is a bias.
+fn is_bias(name: WeightName) -> bool {
+    use WeightName as W;
+    matches!(
+        name,
+        W::QueryBias(_)
+            | W::KeyBias(_)
+            | W::ValueBias(_)
+            | W::OutputBias(_)
+            | W::GateBias(_)
+            | W::UpBias(_)
+            | W::DownBias(_)
+    )
+}
+
+/// Names and shapes of all parameters, in order.
+pub(crate) fn shapes(spec: &DecoderSpec) -> Vec<(WeightName, (usize, usize))> {
+    use WeightName as W;
+    let (h, i, q, kv) = (spec.hidden, spec.intermediate, spec.query_width(), spec.kv_width());
+    let mut all = vec![(W::Embedding, (spec.vocab, h))];
+    for l in 0..spec.layers {
+        let block = [
+            (true, W::AttentionNorm(l), (1, h)),
+            (true, W::Query(l), (q, h)),
+            (true, W::Key(l), (kv, h)),
+            (true, W::Value(l), (kv, h)),
+            (spec.biases.qkv, W::QueryBias(l), (1, q)),
+            (spec.biases.qkv, W::KeyBias(l), (1, kv)),
+            (spec.biases.qkv, W::ValueBias(l), (1, kv)),
+            (spec.qk_norm, W::QueryNorm(l), (1, spec.head_dim)),
+            (spec.qk_norm, W::KeyNorm(l), (1, spec.head_dim)),
+            (spec.sub_norms, W::AttentionSubNorm(l), (1, q)),
+            (true, W::Output(l), (h, q)),
+            (spec.biases.output, W::OutputBias(l), (1, h)),
+            (true, W::MlpNorm(l), (1, h)),
+            (true, W::Gate(l), (i, h)),
+            (true, W::Up(l), (i, h)),
+            (spec.biases.mlp, W::GateBias(l), (1, i)),
+            (spec.biases.mlp, W::UpBias(l), (1, i)),
+            (spec.sub_norms, W::MlpSubNorm(l), (1, i)),
+            (true, W::Down(l), (h, i)),
+            (spec.biases.mlp, W::DownBias(l), (1, h)),
+        ];
+        all.extend(block.into_iter().filter(|(has, ..)| *has).map(|(_, name, shape)| (name, shape)));
+    }
+    all.push((W::FinalNorm, (1, h)));
+    if !spec.tied_head {
+        all.push((W::Head, (spec.vocab, h)));
+    }
+    all
+}
+
+/// Normal numbers (Box and Muller).
+fn normals(rng: &mut ChaCha8Rng, count: usize, spread: f64) -> Vec<f32> {
+    let mut uniform = || (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+    let mut values = Vec::with_capacity(count + 1);
+    while values.len() < count {
+        let radius = spread * (-2.0 * (1.0 - uniform()).ln()).sqrt();
+        let angle = std::f64::consts::TAU * uniform();
+        values.extend([(radius * angle.cos()) as f32, (radius * angle.sin()) as f32]);
+    }
+    values.truncate(count);
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_testkit::assert_near;
+
+    use super::*;
+
+    #[test]
+    fn random_weights_have_their_spread_and_a_seed() {
+        let spec = DecoderSpec {
+            qk_norm: true,
+            biases: trike_nn::Biases { qkv: true, output: true, mlp: true },
+            sub_norms: true,
+            ..DecoderSpec::llama(64, 2, 4, 300)
+        };
+        let one = Parameters::random(&spec, 3).expect("parameters");
+        assert_eq!(one, Parameters::random(&spec, 3).expect("parameters"));
+        let other = Parameters::random(&spec, 4).expect("parameters");
+        for (parameter, other) in one.all().iter().zip(other.all()) {
+            let deviation = |values: &[f32]| {
+                (values.iter().map(|v| f64::from(v * v)).sum::<f64>() / values.len() as f64).sqrt()
+            };
+            let want = match parameter.name {
+                WeightName::Output(_) | WeightName::Down(_) => 0.01,
+                name if is_bias(name) => 0.0,
+                name if name.is_vector() => 1.0,
+                _ => 0.02,
+            };
+            let got = deviation(&parameter.values);
+            assert_near!(got, want, abs = 0.05 * want + 1e-9, "{}", parameter.name);
+            assert_eq!(parameter.values == other.values, parameter.name.is_vector());
+        }
+        assert_eq!(one.all().len(), 1 + 2 * 20 + 2);
+        assert_eq!(one.place(WeightName::Head), Some(one.all().len() - 1));
+    }
+}

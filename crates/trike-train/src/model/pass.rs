@@ -1,0 +1,330 @@
+//! A forward pass of a decoder on tapes.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use trike_core::{DenseData, DenseTensor, Int8Tensor};
+use trike_cpu::Cpu;
+use trike_grad::{Backward, Buffers, GradError, Gradients, Operation, Rotary, Tape, Var};
+use trike_nn::{DecoderSpec, WeightName};
+
+use super::Parameters;
+use super::objective::{EMBEDDING_GROUP, Loss, Objective, TernaryPolicy};
+use crate::data::Batch;
+use crate::{Adapter, TrainError};
+
+/// A forward pass over a batch.
+pub(super) struct Pass<'p> {
+    pub(super) cpu: &'p Cpu,
+    pub(super) buffers: &'p Buffers,
+    pub(super) spec: &'p DecoderSpec,
+    pub(super) parameters: &'p Parameters,
+    /// What is trained instead of the parameters.
+    pub(super) adapter: Option<&'p Adapter>,
+    pub(super) policy: &'p TernaryPolicy,
+    pub(super) batch: &'p Batch,
+    pub(super) rotary: Rotary,
+    pub(super) lengths: Arc<[usize]>,
+}
+
+/// An operation whose gradient is that of the identity.
+struct Straight(Var);
+
+impl Operation for Straight {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_>, dy: Vec<f32>) -> Result<(), GradError> {
+        pass.add(self.0, dy)
+    }
+}
+
+/// A value times a number.
+struct Scaled {
+    x: Var,
+    scale: f32,
+}
+
+impl Operation for Scaled {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_>, mut dy: Vec<f32>) -> Result<(), GradError> {
+        dy.iter_mut().for_each(|d| *d *= self.scale);
+        pass.add(self.x, dy)
+    }
+}
+
+/// The input of linear layers.
+#[derive(Clone, Copy)]
+struct Input {
+    /// As it was computed, which adapters read.
+    exact: Var,
+    /// As ternary weights read it.
+    rounded: Var,
+}
+
+/// Parameters on a tape.
+pub(super) struct Leaves {
+    tracked: bool,
+    used: Vec<(usize, Var)>,
+}
+
+impl Leaves {
+    pub(super) fn new(tracked: bool) -> Self {
+        Self { tracked, used: Vec::new() }
+    }
+
+    /// Adds gradients to those of the parameters.
+    pub(super) fn add(self, found: &mut Gradients, buffers: &Buffers, gradients: &mut [Vec<f32>]) {
+        for (place, var) in self.used {
+            let Some(gradient) = found.take(var) else { continue };
+            gradients[place].iter_mut().zip(&gradient).for_each(|(sum, g)| *sum += g);
+            buffers.give(gradient);
+        }
+    }
+}
+
+impl<'p> Pass<'p> {
+    fn leaf<'t>(&self, tape: &mut Tape<'t>, leaves: &mut Leaves, name: WeightName) -> Result<Var, TrainError>
+    where
+        'p: 't,
+    {
+        let parameters: &'p Parameters = self.parameters;
+        let found = parameters.all().iter().enumerate().find(|(_, parameter)| parameter.name == name);
+        let Some((place, parameter)) = found else {
+            return Err(TrainError::NoParameter { name: name.to_string() });
+        };
+        // Below an adapter, parameters are frozen.
+        let trained = leaves.tracked && self.adapter.is_none();
+        let var = match trained {
+            true => tape.parameter(&parameter.values, parameter.cols)?,
+            false => tape.constant(&parameter.values, parameter.cols)?,
+        };
+        if trained {
+            leaves.used.push((place, var));
+        }
+        Ok(var)
+    }
+
+    /// The embedding or the head, as it is multiplied.
+    fn table<'t>(&self, tape: &mut Tape<'t>, leaves: &mut Leaves, name: WeightName) -> Result<Var, TrainError>
+    where
+        'p: 't,
+    {
+        let table = self.leaf(tape, leaves, name)?;
+        if !self.policy.int8_embedding {
+            return Ok(table);
+        }
+        let (rows, cols) = tape.shape(table)?;
+        let dense = DenseTensor::new(vec![rows, cols], DenseData::F32(tape.value(table)?.to_vec()))?;
+        let codes = Int8Tensor::quantize(&dense, EMBEDDING_GROUP, true)?;
+        // The table is large: no more copies of it at once than needed.
+        drop(dense);
+        let rounded = codes.dequantize();
+        drop(codes);
+        // A buffer of the pool, to which it returns: another one would stay there after each step.
+        let rounded = self.buffers.copy(&rounded)?;
+        Ok(tape.record(&[table], rounded, cols, Straight(table))?)
+    }
+
+    pub(super) fn embed<'t>(&self, tape: &mut Tape<'t>, leaves: &mut Leaves) -> Result<Var, TrainError>
+    where
+        'p: 't,
+    {
+        let table = self.table(tape, leaves, WeightName::Embedding)?;
+        Ok(tape.embed(table, &self.batch.ids.as_slice().into())?)
+    }
+
+    /// The residual stream before the first block.
+    pub(super) fn embedded(&self) -> Result<Vec<f32>, TrainError> {
+        let mut tape = Tape::new(self.cpu, self.buffers);
+        let x = self.embed(&mut tape, &mut Leaves::new(false))?;
+        Ok(tape.value(x)?.to_vec())
+    }
+
+    /// The residual stream behind all blocks, `tokens x hidden`.
+    pub(super) fn behind_blocks(&self) -> Result<Vec<f32>, TrainError> {
+        let mut x = self.embedded()?;
+        for layer in 0..self.spec.layers {
+            x = self.through(&x, layer..layer + 1)?;
+        }
+        Ok(x)
+    }
+
+    /// The normed residual stream `x`, and the head as it is multiplied, without gradients.
+    pub(super) fn hidden<'t>(&self, tape: &mut Tape<'t>, x: &'t [f32]) -> Result<(Var, Var), TrainError>
+    where
+        'p: 't,
+    {
+        let x = tape.constant(x, self.spec.hidden)?;
+        self.normed(tape, &mut Leaves::new(false), x)
+    }
+
+    /// The residual stream behind some blocks, without a tape.
+    pub(super) fn through(&self, x: &[f32], layers: Range<usize>) -> Result<Vec<f32>, TrainError> {
+        let mut tape = Tape::new(self.cpu, self.buffers);
+        let from = tape.constant(x, self.spec.hidden)?;
+        let y = self.blocks(&mut tape, &mut Leaves::new(false), from, layers)?;
+        Ok(tape.value(y)?.to_vec())
+    }
+
+    pub(super) fn blocks<'t>(
+        &self,
+        tape: &mut Tape<'t>,
+        leaves: &mut Leaves,
+        mut x: Var,
+        layers: Range<usize>,
+    ) -> Result<Var, TrainError>
+    where
+        'p: 't,
+    {
+        for layer in layers {
+            x = self.block(tape, leaves, x, layer)?;
+        }
+        Ok(x)
+    }
+
+    fn block<'t>(
+        &self,
+        tape: &mut Tape<'t>,
+        leaves: &mut Leaves,
+        x: Var,
+        layer: usize,
+    ) -> Result<Var, TrainError>
+    where
+        'p: 't,
+    {
+        use WeightName as W;
+        let (spec, eps) = (self.spec, self.spec.rms_eps);
+        let qkv = spec.biases.qkv;
+        let normed = self.norm(tape, leaves, x, W::AttentionNorm(layer))?;
+        let normed = self.rounded(tape, normed)?;
+        let mut q = self.linear(tape, leaves, normed, W::Query(layer), qkv.then_some(W::QueryBias(layer)))?;
+        let mut k = self.linear(tape, leaves, normed, W::Key(layer), qkv.then_some(W::KeyBias(layer)))?;
+        let v = self.linear(tape, leaves, normed, W::Value(layer), qkv.then_some(W::ValueBias(layer)))?;
+        if spec.qk_norm {
+            let weights = [W::QueryNorm(layer), W::KeyNorm(layer)];
+            let [q_norm, k_norm] = weights.map(|name| self.leaf(tape, leaves, name));
+            q = tape.rms_norm(q, q_norm?, eps)?;
+            k = tape.rms_norm(k, k_norm?, eps)?;
+        }
+        let q = tape.rope(q, spec.heads, &self.rotary)?;
+        let k = tape.rope(k, spec.kv_heads, &self.rotary)?;
+        let mut attended = tape.attention(&spec.attention(), [q, k, v], &self.lengths)?;
+        if spec.sub_norms {
+            attended = self.norm(tape, leaves, attended, W::AttentionSubNorm(layer))?;
+        }
+        let attended = self.rounded(tape, attended)?;
+        let bias = spec.biases.output.then_some(W::OutputBias(layer));
+        let out = self.linear(tape, leaves, attended, W::Output(layer), bias)?;
+        let x = tape.add(x, out)?;
+
+        let mlp = spec.biases.mlp;
+        let normed = self.norm(tape, leaves, x, W::MlpNorm(layer))?;
+        let normed = self.rounded(tape, normed)?;
+        let gate = self.linear(tape, leaves, normed, W::Gate(layer), mlp.then_some(W::GateBias(layer)))?;
+        let up = self.linear(tape, leaves, normed, W::Up(layer), mlp.then_some(W::UpBias(layer)))?;
+        let mut gated = tape.gated(gate, up, spec.activation)?;
+        if spec.sub_norms {
+            gated = self.norm(tape, leaves, gated, W::MlpSubNorm(layer))?;
+        }
+        let gated = self.rounded(tape, gated)?;
+        let down = self.linear(tape, leaves, gated, W::Down(layer), mlp.then_some(W::DownBias(layer)))?;
+        Ok(tape.add(x, down)?)
+    }
+
+    fn norm<'t>(
+        &self,
+        tape: &mut Tape<'t>,
+        leaves: &mut Leaves,
+        x: Var,
+        name: WeightName,
+    ) -> Result<Var, TrainError>
+    where
+        'p: 't,
+    {
+        let weight = self.leaf(tape, leaves, name)?;
+        Ok(tape.rms_norm(x, weight, self.spec.rms_eps)?)
+    }
+
+    /// Activations as ternary layers read them; several layers share one rounding.
+    fn rounded(&self, tape: &mut Tape<'_>, exact: Var) -> Result<Input, TrainError> {
+        let rounded = match &self.policy.blocks {
+            Some(how) if how.int8_activations => tape.int8_activations(exact, how.activation_group)?,
+            _ => exact,
+        };
+        Ok(Input { exact, rounded })
+    }
+
+    fn linear<'t>(
+        &self,
+        tape: &mut Tape<'t>,
+        leaves: &mut Leaves,
+        x: Input,
+        name: WeightName,
+        bias: Option<WeightName>,
+    ) -> Result<Var, TrainError>
+    where
+        'p: 't,
+    {
+        let mut weight = self.leaf(tape, leaves, name)?;
+        let bias = bias.map(|name| self.leaf(tape, leaves, name)).transpose()?;
+        let Some(adapter) = self.adapter else {
+            if let Some(how) = &self.policy.blocks {
+                weight = tape.ternarize(weight, &how.weights)?;
+            }
+            return Ok(tape.linear(x.rounded, weight, bias)?);
+        };
+        let y = tape.linear(x.rounded, weight, bias)?;
+        let Some((place, factors)) = adapter.factors(name) else { return Ok(y) };
+        let [a, b] = factors.map(|factor| match leaves.tracked {
+            true => tape.parameter(&factor.values, factor.cols),
+            false => tape.constant(&factor.values, factor.cols),
+        });
+        let (a, b) = (a?, b?);
+        if leaves.tracked {
+            leaves.used.extend([(place, a), (place + 1, b)]);
+        }
+        let low = tape.linear(x.exact, a, None)?;
+        let (scale, (_, rank)) = (adapter.config().scale(), tape.shape(low)?);
+        let mut scaled = self.buffers.copy(tape.value(low)?)?;
+        scaled.iter_mut().for_each(|v| *v *= scale);
+        let low = tape.record(&[low], scaled, rank, Scaled { x: low, scale })?;
+        let product = tape.linear(low, b, None)?;
+        Ok(tape.add(y, product)?)
+    }
+
+    /// The normed residual stream `x` and the head.
+    fn normed<'t>(&self, tape: &mut Tape<'t>, leaves: &mut Leaves, x: Var) -> Result<(Var, Var), TrainError>
+    where
+        'p: 't,
+    {
+        let hidden = self.norm(tape, leaves, x, WeightName::FinalNorm)?;
+        let name = if self.spec.tied_head { WeightName::Embedding } else { WeightName::Head };
+        Ok((hidden, self.table(tape, leaves, name)?))
+    }
+
+    /// The loss at the residual stream `x`, and its gradient with respect to `x`; those of the parameters are added to `gradients`.
+    pub(super) fn head_gradient(
+        &self,
+        x: &[f32],
+        objective: &mut Objective<'_>,
+        scale: f32,
+        gradients: &mut [Vec<f32>],
+    ) -> Result<(Loss, Vec<f32>), TrainError> {
+        let mut tape = Tape::new(self.cpu, self.buffers);
+        let mut leaves = Leaves::new(true);
+        let from = tape.parameter(x, self.spec.hidden)?;
+        let (hidden, head) = self.normed(&mut tape, &mut leaves, from)?;
+        let targets = &self.batch.targets;
+        let (var, loss) = match objective {
+            Objective::Text => {
+                let loss = tape.cross_entropy(hidden, head, targets, scale)?;
+                (loss.var, Loss { sum: loss.sum, divergence: 0.0, tokens: loss.rows })
+            }
+            Objective::Distill { text, teacher } => {
+                let loss = tape.distill(hidden, head, targets, [*text * scale, scale], teacher)?;
+                (loss.var, Loss { sum: loss.cross_entropy, divergence: loss.divergence, tokens: loss.rows })
+            }
+        };
+        let mut found = tape.backward(var)?;
+        leaves.add(&mut found, self.buffers, gradients);
+        let dx = found.take(from).unwrap_or_else(|| vec![0.0; x.len()]);
+        Ok((loss, dx))
+    }
+}

@@ -1,0 +1,328 @@
+//! Optimizers: AdamW, Muon for the matrices of the blocks, and gradient descent.
+
+mod muon;
+
+use serde::{Deserialize, Serialize};
+use trike_core::{Bounds, OptionError};
+use trike_cpu::Cpu;
+
+use crate::schedule::Factors;
+use crate::{Parameter, Parameters, TrainError};
+
+/// Which optimizer changes the parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerKind {
+    /// AdamW (Loshchilov and Hutter, 1711.05101).
+    #[default]
+    AdamW,
+    /// Muon for the matrices of the blocks: momentum made orthogonal (Jordan et al., 2024), scaled to the size of AdamW's updates
+    /// (2502.16982). All other parameters have AdamW.
+    Muon,
+    /// Gradient descent with momentum.
+    Sgd,
+}
+
+/// Constants of an optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OptimizerConfig {
+    /// Which one.
+    pub kind: OptimizerKind,
+    /// Learning rate, more than 0.
+    pub learning_rate: f32,
+    /// Decay of the mean of gradients, from 0 to below 1.
+    pub beta1: f32,
+    /// Decay of the mean of squares, from 0 to below 1.
+    pub beta2: f32,
+    /// Added to the root of the mean of squares.
+    pub epsilon: f32,
+    /// Share of a matrix that is taken away per step and learning rate; norms and biases keep all.
+    pub weight_decay: f32,
+    /// Decay of the momentum of Muon and of gradient descent, from 0 to below 1.
+    pub momentum: f32,
+    /// Largest norm of all gradients together: larger ones are scaled to it. 0 turns this off.
+    pub max_grad_norm: f32,
+}
+
+impl Default for OptimizerConfig {
+    fn default() -> Self {
+        Self {
+            kind: OptimizerKind::AdamW,
+            learning_rate: 1e-3,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            momentum: 0.95,
+            max_grad_norm: 1.0,
+        }
+    }
+}
+
+impl OptimizerConfig {
+    /// Checks that all numbers are in range.
+    ///
+    /// # Errors
+    ///
+    /// [`OptionError::OutOfRange`].
+    pub fn validate(&self) -> Result<(), OptionError> {
+        let below_one =
+            |field, value: f32| OptionError::check(field, Bounds::at_least(0.0).at_most(0.999_999), value);
+        OptionError::check("learning_rate", Bounds::over(0.0).at_most(10.0), self.learning_rate)?;
+        below_one("beta1", self.beta1)?;
+        below_one("beta2", self.beta2)?;
+        below_one("momentum", self.momentum)?;
+        OptionError::check("epsilon", Bounds::over(0.0).at_most(1.0), self.epsilon)?;
+        OptionError::check("weight_decay", Bounds::at_least(0.0).at_most(10.0), self.weight_decay)?;
+        OptionError::check(
+            "max_grad_norm",
+            Bounds::at_least(0.0).at_most(f64::from(f32::MAX)),
+            self.max_grad_norm,
+        )
+    }
+}
+
+/// An optimizer with its state.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Optimizer {
+    config: OptimizerConfig,
+    /// Steps taken.
+    steps: u64,
+    /// Mean of the gradients of each parameter, or the momentum.
+    pub(crate) first: Vec<Vec<f32>>,
+    /// Mean of their squares; empty for parameters with momentum.
+    pub(crate) second: Vec<Vec<f32>>,
+}
+
+impl Optimizer {
+    /// An optimizer that has taken no step.
+    ///
+    /// # Errors
+    ///
+    /// As [`OptimizerConfig::validate`].
+    pub fn new(config: OptimizerConfig, parameters: &Parameters) -> Result<Self, OptionError> {
+        config.validate()?;
+        let second = |parameter: &Parameter| match has_momentum(&config, parameter) {
+            true => Vec::new(),
+            false => vec![0.0; parameter.values.len()],
+        };
+        let second = parameters.all().iter().map(second).collect();
+        Ok(Self { config, steps: 0, first: parameters.zeros(), second })
+    }
+
+    /// Steps taken.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Puts back the state of a checkpoint, whose lengths were checked.
+    pub(crate) fn restore(&mut self, steps: u64, first: Vec<Vec<f32>>, second: Vec<Vec<f32>>) {
+        (self.steps, self.first, self.second) = (steps, first, second);
+    }
+
+    /// Bytes of the state.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        4 * self.first.iter().chain(&self.second).map(Vec::len).sum::<usize>()
+    }
+
+    /// Changes the parameters by a step along `gradients`, which have their shapes. Returns the norm of all gradients together,
+    /// before it was limited.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::NonFinite`] when that norm is not finite; nothing is changed then.
+    pub fn step(
+        &mut self,
+        cpu: &Cpu,
+        parameters: &mut Parameters,
+        gradients: &[Vec<f32>],
+        factors: Factors,
+    ) -> Result<f64, TrainError> {
+        let config = self.config;
+        let square = |values: &Vec<f32>| values.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>();
+        let norm = gradients.iter().map(square).sum::<f64>().sqrt();
+        if !norm.is_finite() {
+            return Err(TrainError::NonFinite { what: "gradient", step: self.steps });
+        }
+        let most = f64::from(config.max_grad_norm);
+        let limit = if most > 0.0 && norm > most { (most / norm) as f32 } else { 1.0 };
+        self.steps += 1;
+        let rate = config.learning_rate * factors.rate;
+        // Corrections for means that start at zero.
+        let power = i32::try_from(self.steps).unwrap_or(i32::MAX);
+        let [correct1, correct2] = [config.beta1, config.beta2].map(|beta| 1.0 - f64::from(beta).powi(power));
+        for (place, parameter) in parameters.all_mut().iter_mut().enumerate() {
+            let (gradient, first) = (&gradients[place], &mut self.first[place]);
+            let decays = !parameter.name.is_vector();
+            let kept = if decays { 1.0 - rate * config.weight_decay * factors.decay } else { 1.0 };
+            if config.kind == OptimizerKind::Sgd {
+                for ((value, g), mean) in parameter.values.iter_mut().zip(gradient).zip(first) {
+                    *mean = config.momentum * *mean + limit * g;
+                    *value = *value * kept - rate * *mean;
+                }
+                continue;
+            }
+            if has_momentum(&config, parameter) {
+                for (mean, g) in first.iter_mut().zip(gradient) {
+                    *mean = config.momentum * *mean + limit * g;
+                }
+                // Nesterov: the gradient once more.
+                let ahead: Vec<f32> =
+                    first.iter().zip(gradient).map(|(mean, g)| config.momentum * mean + limit * g).collect();
+                let update = muon::orthogonal(cpu, ahead, parameter.cols)?;
+                let scale = rate * muon::scale(parameter.rows(), parameter.cols);
+                for (value, u) in parameter.values.iter_mut().zip(update) {
+                    *value = *value * kept - scale * u;
+                }
+                continue;
+            }
+            let (rate, correct2) = ((f64::from(rate) / correct1) as f32, correct2 as f32);
+            let each =
+                parameter.values.iter_mut().zip(gradient).zip(first.iter_mut().zip(&mut self.second[place]));
+            for ((value, g), (mean, square)) in each {
+                let g = limit * g;
+                *mean = config.beta1 * *mean + (1.0 - config.beta1) * g;
+                *square = config.beta2 * *square + (1.0 - config.beta2) * g * g;
+                *value = *value * kept - rate * *mean / ((*square / correct2).sqrt() + config.epsilon);
+            }
+        }
+        Ok(norm)
+    }
+}
+
+/// Whether a parameter has a momentum in place of two means.
+fn has_momentum(config: &OptimizerConfig, parameter: &Parameter) -> bool {
+    match config.kind {
+        OptimizerKind::AdamW => false,
+        OptimizerKind::Muon => parameter.name.is_block_matrix(),
+        OptimizerKind::Sgd => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_nn::{DecoderSpec, WeightName};
+    use trike_testkit::{assert_all_near, assert_near};
+
+    use super::*;
+
+    const FULL: Factors = Factors { rate: 1.0, decay: 1.0 };
+
+    fn parameters() -> Parameters {
+        Parameters::random(&DecoderSpec { tied_head: true, ..DecoderSpec::llama(8, 1, 2, 10) }, 1)
+            .expect("parameters")
+    }
+
+    fn filled(parameters: &Parameters, value: f32) -> Vec<Vec<f32>> {
+        parameters.all().iter().map(|p| vec![value; p.values.len()]).collect()
+    }
+
+    /// The first step of AdamW is the sign of the gradient, whatever its size.
+    #[test]
+    fn the_first_step_has_the_size_of_the_rate() {
+        let cpu = Cpu::new(1).expect("a cpu");
+        for size in [1e-4, 1.0, 1e4] {
+            let (before, mut after) = (parameters(), parameters());
+            let config =
+                OptimizerConfig { weight_decay: 0.0, max_grad_norm: 0.0, ..OptimizerConfig::default() };
+            let mut optimizer = Optimizer::new(config, &after).expect("an optimizer");
+            let norm = optimizer.step(&cpu, &mut after, &filled(&before, size), FULL).expect("a step");
+            let want = f64::from(size) * (before.count() as f64).sqrt();
+            assert_near!(norm, want, rel = 1e-3);
+            for (a, b) in before.all().iter().zip(after.all()) {
+                for (a, b) in a.values.iter().zip(&b.values) {
+                    assert_near!(a - b, 1e-3, abs = 2e-6);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn gradients_are_limited_together_and_vectors_do_not_decay() {
+        let cpu = Cpu::new(1).expect("a cpu");
+        let config = OptimizerConfig { epsilon: 1.0, max_grad_norm: 1.0, ..OptimizerConfig::default() };
+        let run = |size: f32, config: OptimizerConfig| {
+            let mut all = parameters();
+            let gradients = filled(&all, size);
+            Optimizer::new(config, &all)
+                .expect("an optimizer")
+                .step(&cpu, &mut all, &gradients, FULL)
+                .expect("a step");
+            all
+        };
+        let (once, ten) = (run(1.0, config), run(10.0, config));
+        for (one, ten) in once.all().iter().zip(ten.all()) {
+            assert_all_near!(&one.values, &ten.values, abs = 1e-7, "{}", one.name);
+        }
+        let still = run(0.0, config);
+        for (before, after) in parameters().all().iter().zip(still.all()) {
+            let kept = if before.name.is_vector() { 1.0 } else { 1.0 - 1e-4 };
+            let want: Vec<f32> = before.values.iter().map(|v| v * kept).collect();
+            assert_all_near!(&after.values, &want, abs = 1e-7);
+        }
+    }
+
+    #[test]
+    fn muon_updates_have_the_size_of_those_of_adamw() {
+        let cpu = Cpu::new(1).expect("a cpu");
+        let config =
+            OptimizerConfig { kind: OptimizerKind::Muon, weight_decay: 0.0, ..OptimizerConfig::default() };
+        let (before, mut after) = (parameters(), parameters());
+        let mut optimizer = Optimizer::new(config, &after).expect("an optimizer");
+        assert!(optimizer.bytes() < 8 * after.count());
+        let gradients: Vec<Vec<f32>> = before.all().iter().map(|p| p.values.clone()).collect();
+        optimizer.step(&cpu, &mut after, &gradients, FULL).expect("a step");
+        let place = before.place(WeightName::Query(0)).expect("it is there");
+        let change: f64 = before.all()[place]
+            .values
+            .iter()
+            .zip(&after.all()[place].values)
+            .map(|(a, b)| f64::from(a - b).powi(2))
+            .sum();
+        // 0.2 of the rate per element, as in the paper.
+        let rms = (change / 64.0).sqrt();
+        assert!((1.2e-4..2.8e-4).contains(&rms), "{rms}");
+    }
+
+    #[test]
+    fn gradient_descent_follows_the_momentum() {
+        let cpu = Cpu::new(1).expect("a cpu");
+        let config = OptimizerConfig {
+            kind: OptimizerKind::Sgd,
+            learning_rate: 0.5,
+            momentum: 0.5,
+            weight_decay: 0.0,
+            max_grad_norm: 0.0,
+            ..OptimizerConfig::default()
+        };
+        let (before, mut after) = (parameters(), parameters());
+        let mut optimizer = Optimizer::new(config, &after).expect("an optimizer");
+        assert_eq!(optimizer.bytes(), 4 * after.count());
+        for gradient in [1.0, 2.0] {
+            optimizer.step(&cpu, &mut after, &filled(&before, gradient), FULL).expect("a step");
+        }
+        for (a, b) in before.all().iter().zip(after.all()) {
+            // 0.5 * 1, then 0.5 * (0.5 + 2).
+            let want: Vec<f32> = a.values.iter().map(|v| v - 1.75).collect();
+            assert_all_near!(&b.values, &want, abs = 1e-6, "{}", a.name);
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_changes_nothing() {
+        let cpu = Cpu::new(1).expect("a cpu");
+        let mut all = parameters();
+        let mut optimizer = Optimizer::new(OptimizerConfig::default(), &all).expect("an optimizer");
+        let (before, state) = (all.clone(), optimizer.clone());
+        let mut gradients = filled(&all, 1.0);
+        gradients[2][3] = f32::NAN;
+        let refused = optimizer.step(&cpu, &mut all, &gradients, FULL);
+        assert!(matches!(refused, Err(TrainError::NonFinite { step: 0, .. })));
+        assert_eq!((all, optimizer), (before, state));
+        let wrong = OptimizerConfig { beta2: 1.0, ..OptimizerConfig::default() };
+        assert!(wrong.validate().is_err());
+    }
+}

@@ -1,0 +1,408 @@
+//! The configuration of a run.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use trike_core::{Bounds, OptionError};
+use trike_grad::{BitLinear, Ternarize, TernaryScale};
+use trike_trit::{Granularity, GroupSize};
+
+use super::names::{Dataset, ScaleKind, Scheduler, Sharing, Whole, optimizer_name};
+use crate::data::BatchConfig;
+use crate::{OptimizerConfig, OptimizerKind, Schedule, Shape, TernaryPolicy, TrainError, TrainerConfig};
+
+/// A run: what is trained, on what, how and for how long. In TOML, with the names of axolotl where it has the setting.
+///
+/// ```
+/// use trike_train::run::RunConfig;
+///
+/// let config = RunConfig::parse(
+///     r#"
+///     base_model = "dense"
+///     output_dir = "ternary"
+///     datasets = [{ path = "stories.txt" }]
+///     max_steps = 1000
+///     "#,
+/// )?;
+/// assert_eq!((config.planes, config.micro_batch_size), (1, 1));
+/// let error = RunConfig::parse("base_model = 'dense'\nlearnig_rate = 0.1").unwrap_err().to_string();
+/// assert!(error.contains("learnig_rate"), "{error}");
+/// # Ok::<(), trike_train::TrainError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RunConfig {
+    /// The model whose weights are the start.
+    pub base_model: Option<PathBuf>,
+    /// A HuggingFace `config.json`: the architecture of a model that starts from random weights.
+    pub base_model_config: Option<PathBuf>,
+    /// A tokenizer file instead of the base model's own.
+    pub tokenizer: Option<PathBuf>,
+    /// A model whose logits are learned; `"none"` for none. By default the base model, if weights become ternary.
+    pub teacher: Option<PathBuf>,
+    /// Share of the cross-entropy in the loss beside the divergence from the teacher.
+    pub kd_ce_alpha: f32,
+    /// Ternary planes of the matrices of the blocks: 1, or 0 for a dense model.
+    pub planes: usize,
+    /// Weights that share a scale.
+    pub group: Sharing,
+    /// How a scale is found.
+    pub scale: ScaleKind,
+    /// Magnitude, in units of the scale, beyond which weights get no gradient; 0 turns this off.
+    pub clip: f32,
+    /// Whether activations of ternary layers are int8, as they are when the model runs.
+    pub int8_activations: bool,
+    /// Share of the steps over which weights go from dense to ternary.
+    pub lambda_ratio: f32,
+    /// Files of training data.
+    pub datasets: Vec<Dataset>,
+    /// Documents that the teacher writes, which are learned from beside the data. By default, where the data are texts, so many
+    /// that the run passes through all of them about four times.
+    pub teacher_documents: Option<usize>,
+    /// Share of the documents that are held out and evaluated.
+    pub val_set_size: f64,
+    /// Tokens of a row; at most the context of the model.
+    pub sequence_len: Option<usize>,
+    /// Whether rows are filled with documents one after another.
+    pub sample_packing: bool,
+    /// Rows of a batch.
+    pub micro_batch_size: usize,
+    /// Batches of a step.
+    pub gradient_accumulation_steps: usize,
+    /// Steps of the run; or:
+    pub max_steps: Option<usize>,
+    /// Passes through the data; or:
+    pub num_epochs: Option<f64>,
+    /// Minutes of the run, without those in which the teacher writes; the number of steps is computed when it starts.
+    pub minutes: Option<f64>,
+    /// The optimizer.
+    #[serde(with = "optimizer_name")]
+    pub optimizer: OptimizerKind,
+    /// Learning rate.
+    pub learning_rate: f32,
+    /// How the learning rate changes.
+    pub lr_scheduler: Scheduler,
+    /// The last learning rate of a cosine, as a share of the first.
+    pub cosine_min_lr_ratio: f32,
+    /// Share of the steps of the decay (`wsd`) or of the first stage (`two_stage`).
+    pub lr_decay_ratio: f32,
+    /// Steps until the learning rate is full.
+    pub warmup_steps: Option<usize>,
+    /// The same as a share of all steps.
+    pub warmup_ratio: f32,
+    /// Weight decay.
+    pub weight_decay: f32,
+    /// Largest norm of all gradients together; 0 turns this off.
+    pub max_grad_norm: f32,
+    /// Decay of AdamW's mean of gradients.
+    pub adam_beta1: f32,
+    /// Decay of AdamW's mean of squares.
+    pub adam_beta2: f32,
+    /// AdamW's epsilon.
+    pub adam_epsilon: f32,
+    /// Decay of Muon's momentum.
+    pub muon_momentum: f32,
+    /// Blocks of a segment of gradient checkpointing: 1 keeps the input of every block only, 0 all activations.
+    pub gradient_checkpointing: usize,
+    /// Steps between evaluations; by default ten in a run.
+    pub eval_steps: Option<usize>,
+    /// Evaluations without a better one after which the run ends; 0 turns this off.
+    pub early_stopping_patience: usize,
+    /// Steps between checkpoints; by default those of evaluations.
+    pub save_steps: Option<usize>,
+    /// Checkpoints that are kept.
+    pub save_total_limit: usize,
+    /// Steps between lines of the log.
+    pub logging_steps: usize,
+    /// Bytes of memory that the run may take; by default what the machine has left. More is refused before the start.
+    pub memory_limit: Option<u64>,
+    /// Seed of the data's order and of random weights.
+    pub seed: u64,
+    /// The directory that is written.
+    pub output_dir: PathBuf,
+}
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        // What was best for one plane from a dense model that is also the teacher.
+        let trainer = TrainerConfig::default();
+        let optimizer = trainer.optimizer;
+        Self {
+            base_model: None,
+            base_model_config: None,
+            tokenizer: None,
+            teacher: None,
+            kd_ce_alpha: trainer.text,
+            planes: 1,
+            group: Sharing::Group(32),
+            scale: ScaleKind::AbsMean,
+            clip: 0.0,
+            int8_activations: true,
+            lambda_ratio: trainer.lambda,
+            datasets: Vec::new(),
+            teacher_documents: None,
+            val_set_size: 0.05,
+            sequence_len: None,
+            sample_packing: true,
+            micro_batch_size: 1,
+            gradient_accumulation_steps: trainer.accumulation,
+            max_steps: None,
+            num_epochs: None,
+            minutes: None,
+            optimizer: optimizer.kind,
+            learning_rate: optimizer.learning_rate,
+            lr_scheduler: Scheduler::Cosine,
+            cosine_min_lr_ratio: 0.01,
+            lr_decay_ratio: 0.5,
+            warmup_steps: None,
+            warmup_ratio: 0.02,
+            weight_decay: optimizer.weight_decay,
+            max_grad_norm: optimizer.max_grad_norm,
+            adam_beta1: optimizer.beta1,
+            adam_beta2: optimizer.beta2,
+            adam_epsilon: optimizer.epsilon,
+            muon_momentum: optimizer.momentum,
+            gradient_checkpointing: 0,
+            eval_steps: None,
+            early_stopping_patience: 0,
+            save_steps: None,
+            save_total_limit: 2,
+            logging_steps: 10,
+            memory_limit: None,
+            seed: 0,
+            output_dir: PathBuf::new(),
+        }
+    }
+}
+
+impl RunConfig {
+    /// Parses TOML.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Config`] with the line and what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, TrainError> {
+        toml::from_str(text).map_err(|e| TrainError::Config { problem: e.to_string() })
+    }
+
+    /// Reads a TOML file. Paths in it are relative to its folder.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Io`], and as [`parse`](Self::parse).
+    pub fn open(path: &Path) -> Result<Self, TrainError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| TrainError::Io { path: path.to_owned(), source })?;
+        let mut config = Self::parse(&text)?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let inputs = [
+            &mut config.base_model,
+            &mut config.base_model_config,
+            &mut config.tokenizer,
+            &mut config.teacher,
+        ];
+        for path in inputs.into_iter().flatten().chain(config.datasets.iter_mut().map(|d| &mut d.path)) {
+            // What is not a file there may be the name of a model, or none.
+            if folder.join(&*path).exists() {
+                *path = folder.join(&*path);
+            }
+        }
+        if !config.output_dir.as_os_str().is_empty() {
+            config.output_dir = folder.join(&config.output_dir);
+        }
+        Ok(config)
+    }
+
+    /// The configuration as TOML.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Config`] for a path that is not UTF-8.
+    pub fn to_toml(&self) -> Result<String, TrainError> {
+        toml::to_string(self).map_err(|e| TrainError::Config { problem: e.to_string() })
+    }
+
+    /// Whether weights become ternary.
+    #[must_use]
+    pub fn is_ternary(&self) -> bool {
+        self.planes > 0
+    }
+
+    /// Checks what can be checked without files.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Config`] for settings that are missing or exclude each other, [`TrainError::Option`] for numbers out of range.
+    pub fn validate(&self) -> Result<(), TrainError> {
+        let wrong = |problem: &str| Err(TrainError::Config { problem: problem.to_owned() });
+        if self.base_model.is_some() == self.base_model_config.is_some() {
+            return wrong("expected either base_model or base_model_config");
+        }
+        if self.base_model_config.is_some() && self.tokenizer.is_none() {
+            return wrong("tokenizer is missing: a model from random weights has none");
+        }
+        if self.datasets.is_empty() {
+            return wrong("datasets is missing: expected at least one file");
+        }
+        if self.output_dir.as_os_str().is_empty() {
+            return wrong("output_dir is missing");
+        }
+        let lengths = [self.max_steps.is_some(), self.num_epochs.is_some(), self.minutes.is_some()];
+        if lengths.iter().filter(|&&given| given).count() != 1 {
+            return wrong("expected one of max_steps, num_epochs and minutes");
+        }
+        OptionError::check("planes", Bounds::at_least(0usize).at_most(1usize), self.planes)?;
+        OptionError::check("clip", Bounds::at_least(0.0).at_most(1e6), self.clip)?;
+        OptionError::check("val_set_size", Bounds::at_least(0.0).at_most(0.9), self.val_set_size)?;
+        OptionError::check("warmup_ratio", Bounds::at_least(0.0).at_most(1.0), self.warmup_ratio)?;
+        OptionError::check("logging_steps", Bounds::at_least(1usize), self.logging_steps)?;
+        OptionError::check("save_total_limit", Bounds::at_least(1usize), self.save_total_limit)?;
+        for (field, steps) in [("eval_steps", self.eval_steps), ("save_steps", self.save_steps)] {
+            OptionError::check(field, Bounds::at_least(1usize), steps.unwrap_or(1))?;
+        }
+        for (field, value) in [("num_epochs", self.num_epochs), ("minutes", self.minutes)] {
+            OptionError::check(field, Bounds::over(0.0).at_most(1e6), value.unwrap_or(1.0))?;
+        }
+        self.granularity()?;
+        self.trainer(1)?.validate()?;
+        Ok(())
+    }
+
+    fn granularity(&self) -> Result<Granularity, TrainError> {
+        match self.group {
+            Sharing::Named(Whole::Row) => Ok(Granularity::Row),
+            Sharing::Named(Whole::Tensor) => Ok(Granularity::Tensor),
+            Sharing::Group(32) => Ok(Granularity::Group(GroupSize::G32)),
+            Sharing::Group(64) => Ok(Granularity::Group(GroupSize::G64)),
+            Sharing::Group(128) => Ok(Granularity::Group(GroupSize::G128)),
+            Sharing::Group(256) => Ok(Granularity::Group(GroupSize::G256)),
+            Sharing::Group(got) => Err(TrainError::Config {
+                problem: format!("group is {got}: expected 32, 64, 128, 256, \"row\" or \"tensor\""),
+            }),
+        }
+    }
+
+    /// How weights and activations are rounded.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Config`] for an unknown group.
+    pub fn policy(&self) -> Result<TernaryPolicy, TrainError> {
+        if !self.is_ternary() {
+            return Ok(TernaryPolicy::DENSE);
+        }
+        let scale = match self.scale {
+            ScaleKind::LeastSquares => TernaryScale::LeastSquares,
+            ScaleKind::AbsMean => TernaryScale::AbsMean,
+        };
+        let clip = if self.clip > 0.0 { self.clip } else { f32::INFINITY };
+        let granularity = self.granularity()?;
+        let weights = Ternarize::default().with_granularity(granularity).with_scale(scale).with_clip(clip);
+        // As the model runs by default.
+        let activation_group = match granularity {
+            Granularity::Group(size) => Some(size),
+            Granularity::Row | Granularity::Tensor => None,
+        };
+        let blocks = BitLinear { weights, int8_activations: self.int8_activations, activation_group };
+        Ok(TernaryPolicy { blocks: Some(blocks), int8_embedding: true })
+    }
+
+    /// Constants of the loop for a run of `steps`.
+    pub(super) fn trainer(&self, steps: usize) -> Result<TrainerConfig, TrainError> {
+        let warmup = self.warmup_steps.unwrap_or((self.warmup_ratio * steps as f32).ceil() as usize);
+        let shape = match self.lr_scheduler {
+            Scheduler::Cosine => Shape::Cosine { end: self.cosine_min_lr_ratio },
+            Scheduler::Constant => Shape::Constant,
+            Scheduler::Wsd => Shape::Wsd { decay: self.lr_decay_ratio },
+            Scheduler::TwoStage => Shape::TwoStage { first: self.lr_decay_ratio },
+        };
+        Ok(TrainerConfig {
+            steps,
+            accumulation: self.gradient_accumulation_steps,
+            optimizer: OptimizerConfig {
+                kind: self.optimizer,
+                learning_rate: self.learning_rate,
+                beta1: self.adam_beta1,
+                beta2: self.adam_beta2,
+                epsilon: self.adam_epsilon,
+                weight_decay: self.weight_decay,
+                momentum: self.muon_momentum,
+                max_grad_norm: self.max_grad_norm,
+            },
+            schedule: Schedule { warmup, shape },
+            lambda: if self.is_ternary() { self.lambda_ratio } else { 0.0 },
+            text: self.kd_ce_alpha,
+            checkpoint: Some(self.gradient_checkpointing).filter(|&blocks| blocks > 0),
+        })
+    }
+
+    /// Sizes of batches for a model with this context.
+    pub(super) fn batches(&self, context: usize) -> Result<BatchConfig, TrainError> {
+        let length = self.sequence_len.unwrap_or(context.min(512));
+        OptionError::check("sequence_len", Bounds::at_least(2usize).at_most(context), length)?;
+        Ok(BatchConfig { rows: self.micro_batch_size, length, packed: self.sample_packing, seed: self.seed })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn valid() -> RunConfig {
+        RunConfig {
+            base_model: Some("a".into()),
+            datasets: vec![Dataset { path: "b.txt".into() }],
+            output_dir: "c".into(),
+            max_steps: Some(10),
+            ..RunConfig::default()
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let mut config = valid();
+        config.validate().expect("it is valid");
+        for group in [Sharing::Group(32), Sharing::Named(Whole::Row), Sharing::Named(Whole::Tensor)] {
+            config.group = group;
+            config.optimizer = OptimizerKind::Muon;
+            let text = config.to_toml().expect("text");
+            assert_eq!(RunConfig::parse(&text).expect("it is read"), config, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_of_axolotl_are_known() {
+        let text = "optimizer = 'adamw_torch'\nlr_scheduler = 'constant_with_warmup'\nsave_total_limit = 3";
+        let config = RunConfig::parse(text).expect("it is read");
+        assert_eq!((config.optimizer, config.lr_scheduler), (OptimizerKind::AdamW, Scheduler::Constant));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        type Edit = fn(&mut RunConfig);
+        let table: [(Edit, &str); 10] = [
+            (|c| c.base_model = None, "base_model"),
+            (|c| c.base_model_config = Some("d".into()), "base_model"),
+            (|c| (c.base_model, c.base_model_config) = (None, Some("d".into())), "tokenizer"),
+            (|c| c.datasets.clear(), "datasets"),
+            (|c| c.output_dir = PathBuf::new(), "output_dir"),
+            (|c| c.minutes = Some(1.0), "minutes"),
+            (|c| c.planes = 2, "planes"),
+            (|c| c.group = Sharing::Group(48), "48"),
+            (|c| c.learning_rate = f32::NAN, "learning_rate"),
+            (|c| c.eval_steps = Some(0), "eval_steps"),
+        ];
+        for (edit, named) in table {
+            let mut config = valid();
+            edit(&mut config);
+            let error = config.validate().expect_err(named).to_string();
+            assert!(error.contains(named), "{named}: {error}");
+        }
+        for (text, named) in
+            [("max_steps = -1", "max_steps"), ("optimizer = 'lion'", "lion"), ("x", "line 1")]
+        {
+            let error = RunConfig::parse(text).expect_err(named).to_string();
+            assert!(error.contains(named), "{named}: {error}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Held-out text.
+
+use serde::{Deserialize, Serialize};
+
+use crate::TrainError;
+use crate::data::{Batch, Documents, Encoder, Record};
+
+/// The loss on held-out documents, with ternary weights.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evaluation {
+    /// Steps before it.
+    pub step: usize,
+    /// Cross-entropy in bits per token.
+    pub bits_per_token: f64,
+    /// Cross-entropy in bits per byte of text; `None` if some documents are conversations, of which not all text is learned.
+    pub bits_per_byte: Option<f64>,
+}
+
+/// Documents that are not learned from.
+#[derive(Debug, Default)]
+pub(super) struct HeldOutText {
+    pub(super) batches: Vec<Batch>,
+    tokens: usize,
+    /// Bytes of text that the tokens stand for.
+    bytes: Option<u64>,
+}
+
+impl HeldOutText {
+    /// Reads and encodes documents; those of more than `length` tokens are evaluated in pieces of that length, and about `together`
+    /// tokens at once.
+    pub(super) fn read(
+        documents: &Documents,
+        which: &[u32],
+        encoder: Encoder<'_>,
+        length: usize,
+        together: usize,
+    ) -> Result<Self, TrainError> {
+        let mut all = Self { bytes: Some(0), ..Self::default() };
+        let mut batch = Batch::default();
+        for &index in which {
+            let index = index as usize;
+            let record = documents.read(index)?;
+            all.bytes = match &record {
+                Record::Text(text) => all.bytes.map(|bytes| bytes + text.len() as u64),
+                _ => None,
+            };
+            let tokens = encoder.encode(&record).map_err(|e| documents.not_encoded(index, e))?;
+            let inputs = tokens.ids.len().saturating_sub(1);
+            for first in (0..inputs).step_by(length) {
+                let end = inputs.min(first + length);
+                if batch.ids.len() + end - first > together && !batch.ids.is_empty() {
+                    all.batches.push(std::mem::take(&mut batch));
+                }
+                let from = batch.ids.len();
+                for i in first..end {
+                    batch.ids.push(tokens.ids[i]);
+                    batch.targets.push(tokens.learned[i + 1].then(|| tokens.ids[i + 1]));
+                }
+                batch.segments.push(from..batch.ids.len());
+            }
+        }
+        if !batch.ids.is_empty() {
+            all.batches.push(batch);
+        }
+        all.tokens = all.batches.iter().map(Batch::learned).sum();
+        Ok(all)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.tokens == 0
+    }
+
+    /// The figures for a sum of nats over all tokens.
+    pub(super) fn evaluation(&self, step: usize, nats: f64) -> Evaluation {
+        let bits = nats / std::f64::consts::LN_2;
+        Evaluation {
+            step,
+            bits_per_token: bits / self.tokens.max(1) as f64,
+            bits_per_byte: self.bytes.filter(|&bytes| bytes > 0).map(|bytes| bits / bytes as f64),
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! Whole runs: from a configuration to a model on the disk, with logs, evaluation and checkpoints.
+
+mod config;
+mod log;
+mod measure;
+mod names;
+mod page;
+mod setup;
+mod track;
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use trike_cpu::Cpu;
+
+pub use config::RunConfig;
+pub use log::{Line, StepLine};
+pub use measure::Evaluation;
+pub use names::{Dataset, ScaleKind, Scheduler, Sharing, Whole};
+pub use setup::Run;
+
+use self::log::Log;
+use self::track::{Means, Watch};
+use crate::data::Batches;
+use crate::{StepReport, TernaryPolicy, TrainError, Trained, Trainer, checkpoint};
+
+/// Folder of the checkpoints in the output directory.
+const CHECKPOINTS: &str = "checkpoints";
+/// Steps that are timed for the length of a run in minutes, after one that is not.
+const TIMED: usize = 3;
+
+/// What a run will do.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct RunPlan {
+    /// Trainable values.
+    pub parameters: usize,
+    /// Documents to learn from.
+    pub documents: usize,
+    /// Documents that the teacher writes to learn from, too.
+    pub written: usize,
+    /// Documents that are evaluated.
+    pub held_out: usize,
+    /// Steps of the run.
+    pub steps: usize,
+    /// Tokens of a step.
+    pub tokens_per_step: usize,
+    /// Estimated bytes of memory at the peak.
+    pub memory: u64,
+    /// Seconds of a step, measured; `None` unless the run has a length in minutes or is only checked.
+    pub seconds_per_step: Option<f64>,
+    /// The step after which it continues, if there is a checkpoint.
+    pub continues: Option<usize>,
+}
+
+/// What a run reports while it goes on.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Event<'e> {
+    /// The teacher writes so many documents.
+    Writing(usize),
+    /// It starts, or continues.
+    Started(&'e RunPlan),
+    /// A step was taken.
+    Step {
+        /// What it did.
+        report: StepReport,
+        /// Steps of the run.
+        steps: usize,
+        /// Tokens per second since the start.
+        tokens_per_second: f64,
+    },
+    /// Held-out text was evaluated.
+    Evaluated(&'e Evaluation),
+}
+
+/// Why a run ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ended {
+    /// All steps were taken.
+    #[default]
+    Complete,
+    /// Evaluations did not get better.
+    Early,
+    /// The caller wanted it; a checkpoint was written, and no model.
+    Interrupted,
+}
+
+/// The result of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct RunReport {
+    /// The directory that was written.
+    pub output: PathBuf,
+    /// Why it ended.
+    pub ended: Ended,
+    /// Steps taken.
+    pub steps: usize,
+    /// Steps that were planned.
+    pub planned: usize,
+    /// Documents that the teacher wrote.
+    pub written: usize,
+    /// Tokens that were learned.
+    pub tokens: u64,
+    /// Seconds of all sessions of the run.
+    pub seconds: f64,
+    /// Held-out text before the first step; `None` without held-out text.
+    pub start: Option<Evaluation>,
+    /// The evaluation of the weights that were written, the best of all.
+    pub best: Option<Evaluation>,
+    /// The teacher on the same text.
+    pub teacher: Option<Evaluation>,
+    /// What a person should know.
+    pub notes: Vec<String>,
+}
+
+impl RunReport {
+    /// Bits per token of the written weights over those of the teacher.
+    #[must_use]
+    pub fn ratio(&self) -> Option<f64> {
+        Some(self.best?.bits_per_token / self.teacher?.bits_per_token)
+    }
+}
+
+/// What a run remembers beside weights, in its checkpoints.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+struct Memory {
+    tokens: u64,
+    seconds: f64,
+    start: Option<Evaluation>,
+    best: Option<Evaluation>,
+    /// Evaluations since the best one.
+    since: usize,
+}
+
+impl Run {
+    /// What the run will do. Takes some steps to measure their time, and forgets them.
+    ///
+    /// # Errors
+    ///
+    /// Those of the data and of a step.
+    pub fn check(&self, cpu: &Cpu) -> Result<RunPlan, TrainError> {
+        let mut plan = self.plan(cpu)?;
+        plan.seconds_per_step = Some(self.seconds_per_step(cpu)?);
+        Ok(plan)
+    }
+
+    /// Steps, and where the run continues.
+    fn plan(&self, cpu: &Cpu) -> Result<RunPlan, TrainError> {
+        let batches = &self.batches;
+        let tokens_per_step = batches.rows * batches.length * self.config.gradient_accumulation_steps;
+        let mut seconds_per_step = None;
+        let newest = checkpoint::newest(&self.config.output_dir.join(CHECKPOINTS))?;
+        let state = newest.map(|path| checkpoint::peek(&path)).transpose()?;
+        let earlier = state.as_ref().and_then(|state| state.config["training"]["steps"].as_u64());
+        let all = |run: &Self| -> Result<u64, TrainError> { Ok(run.tokens()?.0) };
+        let steps = match (self.config.max_steps, self.config.num_epochs, self.config.minutes) {
+            (Some(steps), ..) => steps,
+            (_, Some(epochs), _) => (epochs * all(self)? as f64 / tokens_per_step as f64).ceil() as usize,
+            // The steps that were computed when it started.
+            (.., Some(_)) if earlier.is_some() => earlier.unwrap_or_default() as usize,
+            (.., minutes) => {
+                let seconds = self.seconds_per_step(cpu)?;
+                seconds_per_step = Some(seconds);
+                let left = 60.0 * minutes.unwrap_or_default() - self.seconds_of_evaluations(cpu)?;
+                (left / seconds) as usize
+            }
+        };
+        let steps = steps.max(1);
+        Ok(RunPlan {
+            written: self.to_write(steps as u64 * tokens_per_step as u64)?,
+            parameters: self.start.count(),
+            documents: self.split.train.len(),
+            held_out: self.split.held_out.len(),
+            steps,
+            tokens_per_step,
+            memory: self.memory,
+            seconds_per_step,
+            continues: state.map(|state| state.step),
+        })
+    }
+
+    /// The time of a step, with ternary weights.
+    fn seconds_per_step(&self, cpu: &Cpu) -> Result<f64, TrainError> {
+        let mut config = self.config.trainer(TIMED + 1)?;
+        config.lambda = 0.0;
+        let mut trainer = Trainer::new(cpu, config, self.policy()?, self.start.clone(), self.teacher())?;
+        let mut batches = self.data(Default::default())?;
+        trainer.step(&mut batches)?;
+        let start = Instant::now();
+        for _ in 0..TIMED {
+            trainer.step(&mut batches)?;
+        }
+        Ok(start.elapsed().as_secs_f64() / TIMED as f64)
+    }
+
+    /// The time of all evaluations of a run.
+    fn seconds_of_evaluations(&self, cpu: &Cpu) -> Result<f64, TrainError> {
+        let start = Instant::now();
+        self.evaluate_start(cpu)?;
+        Ok(start.elapsed().as_secs_f64() * (setup::EVALUATIONS + 2) as f64)
+    }
+
+    /// Trains, and writes the model with the best evaluation. Continues after the newest checkpoint in the output directory.
+    ///
+    /// `observe` sees every step; when it returns [`ControlFlow::Break`], a checkpoint is written and the run ends.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Diverged`] with the last checkpoint for a loss that is not finite or rises; [`TrainError::Checkpoint`] for a
+    /// checkpoint of another configuration; and those of the data and of writing.
+    pub fn train(
+        mut self,
+        cpu: &Cpu,
+        observe: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+    ) -> Result<RunReport, TrainError> {
+        let dir = &self.config.output_dir.clone();
+        let checkpoints = dir.join(CHECKPOINTS);
+        let plan = self.plan(cpu)?;
+        let steps = plan.steps;
+        if plan.written > 0 {
+            let _ = observe(Event::Writing(plan.written));
+            self.write_documents(cpu, plan.written)?;
+        }
+        let mut trainer = Trainer::new(
+            cpu,
+            self.config.trainer(steps)?,
+            self.policy()?,
+            self.start.clone(),
+            self.teacher(),
+        )?;
+        let mut position = Default::default();
+        let mut memory = Memory::default();
+        if let Some(path) = checkpoint::newest(&checkpoints)? {
+            let state = trainer.resume(&path, self.settings()?)?;
+            position = state.position;
+            memory = serde_json::from_value(state.memory)
+                .map_err(|e| TrainError::Checkpoint { path, problem: format!("memory: {e}") })?;
+        }
+        fs::create_dir_all(dir).map_err(|source| TrainError::Io { path: dir.clone(), source })?;
+        let text = self.config.to_toml()?;
+        setup::write(&dir.join("run.toml"), &text)?;
+        let mut log = Log::open(dir, trainer.steps())?;
+        let _ = observe(Event::Started(&plan));
+        let (before, started) = (memory.seconds, Instant::now());
+        let learned_before = memory.tokens;
+        if !self.text.is_empty() && memory.start.is_none() {
+            let evaluation = self.evaluate(&trainer)?;
+            log.add(Line::Evaluation(evaluation))?;
+            memory.start = Some(evaluation);
+            let _ = observe(Event::Evaluated(&evaluation));
+        }
+        let every = self.config.eval_steps.unwrap_or(steps.div_ceil(setup::EVALUATIONS));
+        let save = self.config.save_steps.unwrap_or(every);
+        let mut batches = self.data(position)?;
+        let mut watch = Watch::default();
+        let mut means = Means { since: Some(Instant::now()), ..Means::default() };
+        let mut ended = Ended::Complete;
+        let patience = self.config.early_stopping_patience;
+        while trainer.steps() < steps {
+            if patience > 0 && memory.since >= patience {
+                ended = Ended::Early;
+                break;
+            }
+            let diverged = |step: usize| -> Result<TrainError, TrainError> {
+                Ok(TrainError::Diverged { step, checkpoint: checkpoint::newest(&checkpoints)? })
+            };
+            let report = match trainer.step(&mut batches) {
+                Err(TrainError::NonFinite { .. }) => return Err(diverged(trainer.steps())?),
+                report => report?,
+            };
+            memory.tokens += report.loss.tokens as u64;
+            memory.seconds = before + started.elapsed().as_secs_f64();
+            means.add(&report);
+            let done = trainer.steps();
+            let loss = (report.loss.sum + report.loss.divergence) / report.loss.tokens.max(1) as f64;
+            // The loss rises while weights become ternary.
+            if report.lambda == 1.0 && watch.diverges(loss) {
+                return Err(diverged(done)?);
+            }
+            if done.is_multiple_of(self.config.logging_steps) || done == steps {
+                log.add(means.line(&report, memory.tokens))?;
+            }
+            let is_evaluated = !self.text.is_empty() && (done.is_multiple_of(every) || done == steps);
+            if is_evaluated {
+                let evaluation = self.evaluate(&trainer)?;
+                log.add(Line::Evaluation(evaluation))?;
+                let bits = evaluation.bits_per_token;
+                let is_best = bits.is_finite() && memory.best.is_none_or(|best| bits < best.bits_per_token);
+                memory.since = if is_best { 0 } else { memory.since + 1 };
+                if is_best {
+                    memory.best = Some(evaluation);
+                }
+                let _ = observe(Event::Evaluated(&evaluation));
+                means.since = Some(Instant::now());
+            }
+            let learned = (memory.tokens - learned_before) as f64;
+            let tokens_per_second = learned / started.elapsed().as_secs_f64().max(1e-9);
+            let stops = observe(Event::Step { report, steps, tokens_per_second }).is_break() && done < steps;
+            if is_evaluated || done.is_multiple_of(save) || stops || done == steps {
+                self.save(&trainer, &batches, &memory, &checkpoints)?;
+            }
+            if stops {
+                ended = Ended::Interrupted;
+                break;
+            }
+        }
+        let mut report = RunReport {
+            output: dir.clone(),
+            ended,
+            steps: trainer.steps(),
+            planned: steps,
+            written: plan.written,
+            tokens: memory.tokens,
+            seconds: memory.seconds,
+            start: memory.start,
+            best: memory.best,
+            teacher: self.evaluate_teacher(cpu)?,
+            notes: Vec::new(),
+        };
+        if ended != Ended::Interrupted {
+            if let Some(best) = memory.best.filter(|best| best.step != trainer.steps()) {
+                trainer.resume(&checkpoint::folder(&checkpoints, best.step), self.settings()?)?;
+            }
+            report.notes = self.write_model(trainer.parameters())?;
+            setup::write(&dir.join("report.json"), &(to_json(&report)?.to_string() + "\n"))?;
+            setup::write(&dir.join("report.html"), &page::page(&report, &log.lines, &text))?;
+        }
+        Ok(report)
+    }
+
+    fn save(
+        &self,
+        trainer: &Trainer<'_>,
+        batches: &Batches<'_>,
+        memory: &Memory,
+        dir: &Path,
+    ) -> Result<(), TrainError> {
+        let also = memory.best.map(|best| best.step);
+        let keep = checkpoint::Keep { newest: self.config.save_total_limit, also };
+        let memory = to_json(memory)?;
+        trainer.save(dir, batches.position(), self.settings()?, memory, keep)?;
+        Ok(())
+    }
+
+    /// What has to be the same when a run continues, beside what the trainer knows.
+    fn settings(&self) -> Result<Value, TrainError> {
+        let mut config = to_json(&self.config)?;
+        if let Some(object) = config.as_object_mut() {
+            for name in ["output_dir", "memory_limit", "save_steps", "save_total_limit", "logging_steps"] {
+                object.remove(name);
+            }
+        }
+        Ok(json!({ "run": config, "bytes of data": self.documents.bytes() }))
+    }
+
+    fn evaluate(&self, trainer: &Trainer<'_>) -> Result<Evaluation, TrainError> {
+        let loss = trainer.evaluate(self.text.batches.iter().cloned())?;
+        Ok(self.text.evaluation(trainer.steps(), loss.sum))
+    }
+
+    fn evaluate_start(&self, cpu: &Cpu) -> Result<(), TrainError> {
+        let model = Trained::new(cpu, self.start.spec(), None)?;
+        for batch in &self.text.batches {
+            model.loss(&self.start, batch, &self.policy()?)?;
+        }
+        Ok(())
+    }
+
+    fn evaluate_teacher(&self, cpu: &Cpu) -> Result<Option<Evaluation>, TrainError> {
+        let Some(teacher) = self.teacher().filter(|_| !self.text.is_empty()) else { return Ok(None) };
+        let model = Trained::new(cpu, teacher.parameters.spec(), None)?;
+        let mut nats = 0.0;
+        for batch in &self.text.batches {
+            nats += model.loss(teacher.parameters, batch, &TernaryPolicy::DENSE)?.sum;
+        }
+        Ok(Some(self.text.evaluation(0, nats)))
+    }
+}
+
+fn to_json(value: &impl Serialize) -> Result<Value, TrainError> {
+    serde_json::to_value(value).map_err(|e| TrainError::Config { problem: e.to_string() })
+}

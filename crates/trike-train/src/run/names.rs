@@ -1,0 +1,88 @@
+//! Values of a configuration, with the names that axolotl gives them.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// A file of training data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dataset {
+    /// A text or JSONL file: see [`Documents`](crate::data::Documents).
+    pub path: PathBuf,
+}
+
+/// How the learning rate changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scheduler {
+    /// Half a cosine: [`crate::Shape::Cosine`].
+    #[default]
+    Cosine,
+    /// Constant after the warm-up.
+    #[serde(alias = "constant_with_warmup")]
+    Constant,
+    /// Stable, then linear decay: [`crate::Shape::Wsd`].
+    #[serde(alias = "warmup_stable_decay")]
+    Wsd,
+    /// The two stages of BitNet b1.58 2B4T: [`crate::Shape::TwoStage`].
+    TwoStage,
+}
+
+/// Which weights share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Sharing {
+    /// So many along a row: 32, 64, 128 or 256.
+    Group(usize),
+    /// `"row"` or `"tensor"`.
+    Named(Whole),
+}
+
+/// Weights that share a scale and are not a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Whole {
+    /// A row.
+    Row,
+    /// A matrix.
+    Tensor,
+}
+
+/// How a scale is found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScaleKind {
+    /// [`TernaryScale::AbsMean`](trike_grad::TernaryScale::AbsMean).
+    #[default]
+    #[serde(alias = "absmean")]
+    AbsMean,
+    /// [`TernaryScale::LeastSquares`](trike_grad::TernaryScale::LeastSquares).
+    LeastSquares,
+}
+
+/// The names of optimizers in axolotl.
+pub(super) mod optimizer_name {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    use crate::OptimizerKind;
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+    pub(in crate::run) fn serialize<S: Serializer>(kind: &OptimizerKind, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(match kind {
+            OptimizerKind::AdamW => "adamw",
+            OptimizerKind::Muon => "muon",
+            OptimizerKind::Sgd => "sgd",
+        })
+    }
+
+    pub(in crate::run) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<OptimizerKind, D::Error> {
+        let name = String::deserialize(from)?;
+        match name.as_str() {
+            "adamw" | "adamw_torch" | "adamw_torch_fused" | "adamw_hf" => Ok(OptimizerKind::AdamW),
+            "muon" => Ok(OptimizerKind::Muon),
+            "sgd" => Ok(OptimizerKind::Sgd),
+            other => Err(D::Error::unknown_variant(other, &["adamw", "adamw_torch", "muon", "sgd"])),
+        }
+    }
+}

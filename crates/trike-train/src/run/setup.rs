@@ -1,0 +1,300 @@
+//! What a run reads before it starts, and what it writes at its end.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use trike_cpu::{Cpu, free_memory};
+use trike_format::HfDirWriter;
+use trike_llm::{ModelConfig, ModelFile, hf_config, write_tokenizer};
+use trike_nn::DecoderSpec;
+use trike_text::chat::ChatTemplate;
+use trike_text::tokenizer::Tokenizer;
+
+use super::RunConfig;
+use super::measure::HeldOutText;
+use crate::data::{BatchConfig, Batches, Documents, Encoder, HeldOut, Position, Record};
+use crate::{
+    Parameters, RunShape, SampleConfig, Sampler, Teacher, TernaryPolicy, TrainError,
+    estimate_training_memory, write_packed,
+};
+
+/// Evaluations of a run by default.
+pub(super) const EVALUATIONS: usize = 10;
+/// Documents that are held out at most.
+const MOST_HELD_OUT: f64 = 512.0;
+/// Passes through the data after which a teacher writes more of it.
+const PASSES: u64 = 4;
+/// The value of `teacher` for none.
+const NONE: &str = "none";
+/// The folder in which the model is written before it is moved.
+const UNFINISHED: &str = ".unfinished";
+
+/// Where the architecture and the start come from.
+#[derive(Debug)]
+enum Base {
+    /// A model.
+    Model(Box<ModelFile>),
+    /// A `config.json`, with its content.
+    Random(Box<(ModelConfig, Value)>),
+}
+
+/// A run that is ready to start.
+///
+/// ```no_run
+/// use std::ops::ControlFlow;
+/// use trike_train::run::{Event, Run, RunConfig};
+///
+/// let config = RunConfig::open("run.toml".as_ref())?;
+/// let cpu = trike_cpu::Cpu::new(0)?;
+/// let report = Run::open(config)?.train(&cpu, &mut |event| {
+///     if let Event::Evaluated(found) = event {
+///         println!("step {}: {:.3} bits per token", found.step, found.bits_per_token);
+///     }
+///     ControlFlow::Continue(())
+/// })?;
+/// println!("{} steps", report.steps);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Run {
+    pub(super) config: RunConfig,
+    base: Base,
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    pub(super) start: Parameters,
+    /// The teacher's weights, unless they are those of the start.
+    taught_by: Option<Parameters>,
+    has_teacher: bool,
+    pub(super) documents: Documents,
+    pub(super) split: HeldOut,
+    pub(super) text: HeldOutText,
+    pub(super) batches: BatchConfig,
+    /// Estimated bytes of the run.
+    pub(super) memory: u64,
+}
+
+/// The memory of a run, if it may have that much.
+fn memory(
+    config: &RunConfig,
+    spec: &DecoderSpec,
+    batches: BatchConfig,
+    teacher: Option<&DecoderSpec>,
+    is_own: bool,
+) -> Result<u64, TrainError> {
+    let policy = config.policy()?;
+    let estimate = estimate_training_memory(&RunShape {
+        spec,
+        policy: &policy,
+        optimizer: config.optimizer,
+        rows: batches.rows.saturating_mul(config.gradient_accumulation_steps),
+        length: batches.length,
+        checkpoint: Some(config.gradient_checkpointing).filter(|&blocks| blocks > 0),
+        adapter: None,
+        teacher: teacher.map(|spec| (spec, &TernaryPolicy::DENSE)),
+        threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+    })?;
+    // The weights at the start are kept; a teacher may be they.
+    let needed = estimate.total().saturating_add(if is_own { 0 } else { estimate.weights });
+    let free = free_memory().into_iter().map(|(_, bytes)| bytes).min();
+    match config.memory_limit.or(free) {
+        Some(limit) if needed > limit => Err(TrainError::Memory { needed, limit }),
+        _ => Ok(needed),
+    }
+}
+
+impl Run {
+    /// Opens models, tokenizer and data.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RunConfig::validate`]; [`TrainError::Config`] for an output directory that contains a model;
+    /// [`TrainError::Memory`] for a run that needs more memory than the limit; [`TrainError::Vocabulary`] for a teacher with another
+    /// vocabulary; and those of the files.
+    pub fn open(config: RunConfig) -> Result<Self, TrainError> {
+        config.validate()?;
+        let output = &config.output_dir;
+        if output.join("config.json").exists() {
+            let problem = format!(
+                "output_dir {} contains a model: expected a new directory, or one with a run that was interrupted",
+                output.display()
+            );
+            return Err(TrainError::Config { problem });
+        }
+        let base = match (&config.base_model, &config.base_model_config) {
+            (Some(path), _) => Base::Model(Box::new(ModelFile::open(path)?)),
+            (None, path) => Base::Random(Box::new(architecture(path.as_deref().unwrap_or(Path::new("")))?)),
+        };
+        let spec = match &base {
+            Base::Model(file) => file.config().spec.clone(),
+            Base::Random(model) => model.0.spec.clone(),
+        };
+        let batches = config.batches(spec.context)?;
+        let given = config.teacher.as_deref().filter(|path| path.as_os_str() != NONE);
+        let is_own = config.teacher.is_none() && config.is_ternary() && matches!(base, Base::Model(_));
+        let taught_by = given.map(ModelFile::open).transpose()?;
+        // Before anything large is read.
+        let of_teacher = taught_by.as_ref().map(|file| &file.config().spec).or(is_own.then_some(&spec));
+        let memory = memory(&config, &spec, batches, of_teacher, is_own)?;
+        let (tokenizer, template, start) = match &base {
+            Base::Model(file) => {
+                let tokenizer = file.tokenizer(config.tokenizer.as_deref())?;
+                let template = file.chat_template(&tokenizer)?;
+                (tokenizer, template, Parameters::open(&**file)?)
+            }
+            Base::Random(model) => {
+                let tokenizer = Tokenizer::open(config.tokenizer.as_deref().unwrap_or(Path::new("")))?;
+                tokenizer.check_vocab(model.0.spec.vocab)?;
+                (tokenizer, None, Parameters::random(&model.0.spec, config.seed)?)
+            }
+        };
+        let taught_by = taught_by.map(|file| Parameters::open(&file)).transpose()?;
+        let documents = Documents::open(&config.datasets.iter().map(|data| &data.path).collect::<Vec<_>>())?;
+        let share = config.val_set_size.min(MOST_HELD_OUT / documents.len() as f64);
+        let split = HeldOut::new(documents.len(), share, config.seed);
+        if split.train.is_empty() {
+            return Err(TrainError::TooFewDocuments { documents: documents.len(), needed: 2 });
+        }
+        let encoder = Encoder::new(&tokenizer, template.as_ref());
+        // As many at once as in training, so that the memory is enough.
+        let together = batches.rows * batches.length;
+        let text = HeldOutText::read(&documents, &split.held_out, encoder, batches.length, together)?;
+        Ok(Self {
+            has_teacher: is_own || taught_by.is_some(),
+            config,
+            base,
+            tokenizer,
+            template,
+            start,
+            taught_by,
+            documents,
+            split,
+            text,
+            batches,
+            memory,
+        })
+    }
+
+    pub(super) fn policy(&self) -> Result<TernaryPolicy, TrainError> {
+        self.config.policy()
+    }
+
+    pub(super) fn teacher(&self) -> Option<Teacher<'_>> {
+        let parameters = self.taught_by.as_ref().unwrap_or(&self.start);
+        self.has_teacher.then_some(Teacher { parameters, policy: TernaryPolicy::DENSE })
+    }
+
+    fn encoder(&self) -> Encoder<'_> {
+        Encoder::new(&self.tokenizer, self.template.as_ref())
+    }
+
+    /// Batches to learn from.
+    pub(super) fn data(&self, position: Position) -> Result<Batches<'_>, TrainError> {
+        Batches::new(&self.documents, &self.split.train, self.encoder(), self.batches, position)
+    }
+
+    /// Tokens of all documents to learn from, and whether all of them are texts.
+    pub(super) fn tokens(&self) -> Result<(u64, bool), TrainError> {
+        let (mut all, mut texts) = (0, true);
+        for &index in &self.split.train {
+            let record = self.documents.read(index as usize)?;
+            texts &= matches!(record, Record::Text(_));
+            let tokens = self.encoder().encode(&record);
+            let tokens = tokens.map_err(|e| self.documents.not_encoded(index as usize, e))?;
+            all += tokens.ids.len().saturating_sub(1) as u64;
+        }
+        Ok((all, texts))
+    }
+
+    /// How many documents the teacher writes for a run of so many tokens.
+    pub(super) fn to_write(&self, tokens: u64) -> Result<usize, TrainError> {
+        if let Some(documents) = self.config.teacher_documents {
+            return Ok(documents);
+        }
+        let enough = tokens / PASSES;
+        // A byte of text is rarely more than a token; what is surely enough is not counted.
+        if !self.has_teacher || self.documents.bytes() / 16 > enough {
+            return Ok(0);
+        }
+        let (have, texts) = self.tokens()?;
+        let each = (have / self.split.train.len().max(1) as u64).clamp(1, self.batches.length as u64);
+        Ok(if texts { (enough.saturating_sub(have) / each) as usize } else { 0 })
+    }
+
+    /// Adds documents that the teacher writes to those to learn from. The same ones in every run of the configuration.
+    pub(super) fn write_documents(&mut self, cpu: &Cpu, count: usize) -> Result<(), TrainError> {
+        let Some(teacher) = self.teacher().filter(|_| count > 0) else { return Ok(()) };
+        let length = self.batches.length;
+        let config =
+            SampleConfig { documents: count, length, seed: self.config.seed, ..SampleConfig::default() };
+        let written = Sampler::new(teacher.parameters, &self.tokenizer, config)?.all(cpu)?;
+        let first = self.documents.len() as u32;
+        self.split.train.extend((0..count as u32).map(|i| first + i));
+        self.documents.add_tokens(written)
+    }
+
+    /// Writes a model directory with trained weights; returns what is left out. Nothing is in its place until all of it is written.
+    pub(super) fn write_model(&self, parameters: &Parameters) -> Result<Vec<String>, TrainError> {
+        let dir = &self.config.output_dir;
+        let temporary = dir.join(UNFINISHED);
+        let io = |path: &Path| {
+            let path = path.to_owned();
+            move |source| TrainError::Io { path, source }
+        };
+        if temporary.exists() {
+            fs::remove_dir_all(&temporary).map_err(io(&temporary))?;
+        }
+        let json = match &self.base {
+            Base::Model(file) => hf_config(file, file.config(), dir),
+            Base::Random(model) => Some(model.1.clone()),
+        };
+        let json = json.ok_or_else(|| TrainError::Config {
+            problem: "the architecture of base_model has no config.json".to_owned(),
+        })?;
+        let mut writer = HfDirWriter::create(&temporary, json)?;
+        write_packed(&mut writer, parameters, &self.policy()?)?;
+        let notes = match &self.base {
+            Base::Model(file) => write_tokenizer(&writer, file, self.config.tokenizer.as_deref())?,
+            Base::Random(_) => {
+                let from = self.config.tokenizer.as_deref().unwrap_or(Path::new(""));
+                let bytes = fs::read(from).map_err(io(from))?;
+                let extension = from.extension().and_then(|e| e.to_str()).unwrap_or_default();
+                writer.write_file(
+                    if extension == "model" { "tokenizer.model" } else { "tokenizer.json" },
+                    &bytes,
+                )?;
+                Vec::new()
+            }
+        };
+        writer.finish()?;
+        let mut files: Vec<PathBuf> = Vec::new();
+        for entry in fs::read_dir(&temporary).map_err(io(&temporary))? {
+            files.push(entry.map_err(io(&temporary))?.path());
+        }
+        // The configuration makes a directory a model, so it comes last.
+        files.sort_by_key(|path| path.ends_with("config.json"));
+        for from in files {
+            let to = dir.join(from.file_name().unwrap_or_default());
+            fs::rename(&from, &to).map_err(io(&to))?;
+        }
+        fs::remove_dir(&temporary).map_err(io(&temporary))?;
+        Ok(notes)
+    }
+}
+
+/// Reads the architecture of a `config.json`.
+fn architecture(path: &Path) -> Result<(ModelConfig, Value), TrainError> {
+    let text = fs::read_to_string(path).map_err(|source| TrainError::Io { path: path.to_owned(), source })?;
+    let json: Value = serde_json::from_str(&text)
+        .map_err(|e| TrainError::Config { problem: format!("{}: {e}", path.display()) })?;
+    Ok((ModelConfig::from_hf(path, &json)?, json))
+}
+
+/// Writes a small file whole or not at all.
+pub(super) fn write(path: &Path, text: &str) -> Result<(), TrainError> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    fs::write(&temporary, text)
+        .and_then(|()| fs::rename(&temporary, path))
+        .map_err(|source| TrainError::Io { path: path.to_owned(), source })
+}

@@ -1,0 +1,418 @@
+//! The loop of training.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use trike_core::{Bounds, OptionError};
+use trike_cpu::{Cpu, MatrixRef, Store, matmul};
+use trike_grad::GradError;
+
+use crate::checkpoint::{self, Keep, RunState};
+use crate::data::{Batch, Batches, Position};
+use crate::model::check_gradients;
+use crate::{
+    Adapter, Loss, Objective, Optimizer, OptimizerConfig, Parameters, Schedule, Shape, TernaryPolicy,
+    TrainError, Trained, Weights,
+};
+
+/// Parameters of a model whose rows are computed side by side, each with gradients of its own: at most 32 MiB per thread.
+pub(crate) const SMALL: usize = 1 << 23;
+
+/// Constants of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainerConfig {
+    /// Steps of the whole run, at least 1.
+    pub steps: usize,
+    /// Batches whose gradients are added up for a step, at least 1. Only the rows of a step count, not their division into
+    /// batches: one batch of 16 rows is the same step, to the bit, as four of four.
+    pub accumulation: usize,
+    /// The optimizer.
+    pub optimizer: OptimizerConfig,
+    /// Learning rate and weight decay over the run.
+    pub schedule: Schedule,
+    /// Share of the steps over which weights go from dense to ternary, linearly.
+    pub lambda: f32,
+    /// Share of the cross-entropy in the loss beside the divergence from a teacher; without a teacher the loss is the
+    /// cross-entropy.
+    pub text: f32,
+    /// Blocks of a segment of gradient checkpointing; `None` keeps all activations.
+    pub checkpoint: Option<usize>,
+}
+
+impl Default for TrainerConfig {
+    /// The recipe for one ternary plane from a dense model that is also the teacher: the divergence alone, without weight
+    /// decay, at a high rate that falls with a cosine, after a short linear path from dense to ternary weights. The rate is that
+    /// of models of less than a million parameters; larger ones want less.
+    fn default() -> Self {
+        Self {
+            steps: 7000,
+            accumulation: 2,
+            optimizer: OptimizerConfig {
+                learning_rate: 3e-3,
+                weight_decay: 0.0,
+                ..OptimizerConfig::default()
+            },
+            schedule: Schedule { warmup: 100, shape: Shape::Cosine { end: 0.01 } },
+            lambda: 0.05,
+            text: 0.0,
+            checkpoint: None,
+        }
+    }
+}
+
+impl TrainerConfig {
+    /// Checks that all numbers are in range.
+    ///
+    /// # Errors
+    ///
+    /// [`OptionError::OutOfRange`].
+    pub fn validate(&self) -> Result<(), OptionError> {
+        OptionError::check("steps", Bounds::at_least(1usize), self.steps)?;
+        OptionError::check("accumulation", Bounds::at_least(1usize), self.accumulation)?;
+        OptionError::check("lambda", Bounds::at_least(0.0).at_most(1.0), self.lambda)?;
+        OptionError::check("text", Bounds::at_least(0.0).at_most(1e3), self.text)?;
+        self.schedule.validate()?;
+        self.optimizer.validate()
+    }
+
+    /// Share of the ternary weights in step `step`: 0 is dense, 1 is ternary.
+    #[must_use]
+    pub fn lambda_of(&self, step: usize) -> f32 {
+        let over = self.lambda * self.steps as f32;
+        if over < 1.0 { 1.0 } else { (step as f32 / over).min(1.0) }
+    }
+}
+
+/// A frozen model whose logits are learned.
+#[derive(Debug)]
+pub struct Teacher<'a> {
+    /// Its weights; the vocabulary must be that of the student.
+    pub parameters: &'a Parameters,
+    /// How it rounds weights and activations.
+    pub policy: TernaryPolicy,
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// The step, from 0.
+    pub step: usize,
+    /// The loss before it.
+    pub loss: Loss,
+    /// Norm of all gradients together, before it was limited.
+    pub norm: f64,
+    /// Learning rate.
+    pub rate: f32,
+    /// Share of the ternary weights.
+    pub lambda: f32,
+}
+
+/// What a run changes.
+#[derive(Debug)]
+enum Trainable<'a> {
+    All(Parameters),
+    Adapter { frozen: &'a Parameters, adapter: Adapter },
+}
+
+impl Trainable<'_> {
+    fn weights(&self) -> Weights<'_> {
+        match self {
+            Self::All(parameters) => parameters.into(),
+            Self::Adapter { frozen, adapter } => Weights::adapted(frozen, adapter),
+        }
+    }
+
+    fn trained_mut(&mut self) -> &mut Parameters {
+        match self {
+            Self::All(parameters) => parameters,
+            Self::Adapter { adapter, .. } => adapter.parameters_mut(),
+        }
+    }
+}
+
+/// A model in training.
+///
+/// Steps are deterministic: weights depend on configuration, data and seed, and not on the number of threads.
+#[derive(Debug)]
+pub struct Trainer<'a> {
+    cpu: &'a Cpu,
+    /// One thread, for rows that are computed side by side.
+    alone: Cpu,
+    config: TrainerConfig,
+    policy: TernaryPolicy,
+    model: Trained<'a>,
+    teacher: Option<(Teacher<'a>, Trained<'a>)>,
+    trainable: Trainable<'a>,
+    optimizer: Optimizer,
+    gradients: Vec<Vec<f32>>,
+    step: usize,
+}
+
+impl<'a> Trainer<'a> {
+    /// A run from step 0.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Option`], and [`TrainError::Vocabulary`] for a teacher with another vocabulary.
+    pub fn new(
+        cpu: &'a Cpu,
+        config: TrainerConfig,
+        policy: TernaryPolicy,
+        parameters: Parameters,
+        teacher: Option<Teacher<'a>>,
+    ) -> Result<Self, TrainError> {
+        Self::start(cpu, config, policy, Trainable::All(parameters), teacher)
+    }
+
+    /// A run from step 0 that trains an adapter on a frozen model, see [`Weights`]. The model may be its own teacher.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), [`TrainError::Option`] for a `lambda` other than 0, since frozen weights do not become ternary, and
+    /// as [`Adapter::check`].
+    pub fn with_adapter(
+        cpu: &'a Cpu,
+        config: TrainerConfig,
+        policy: TernaryPolicy,
+        frozen: &'a Parameters,
+        adapter: Adapter,
+        teacher: Option<Teacher<'a>>,
+    ) -> Result<Self, TrainError> {
+        OptionError::check("lambda", Bounds::at_least(0.0).at_most(0.0), config.lambda)?;
+        adapter.check(frozen)?;
+        Self::start(cpu, config, policy, Trainable::Adapter { frozen, adapter }, teacher)
+    }
+
+    fn start(
+        cpu: &'a Cpu,
+        config: TrainerConfig,
+        policy: TernaryPolicy,
+        trainable: Trainable<'a>,
+        teacher: Option<Teacher<'a>>,
+    ) -> Result<Self, TrainError> {
+        config.validate()?;
+        let spec = match &trainable {
+            Trainable::All(parameters) => parameters.spec(),
+            Trainable::Adapter { frozen, .. } => frozen.spec(),
+        };
+        let model = Trained::new(cpu, spec, config.checkpoint)?;
+        let teacher = match teacher {
+            None => None,
+            Some(teacher) => {
+                let [expected, got] = [spec.vocab, teacher.parameters.spec().vocab];
+                if expected != got {
+                    return Err(TrainError::Vocabulary { expected, got });
+                }
+                let model = Trained::new(cpu, teacher.parameters.spec(), None)?;
+                Some((teacher, model))
+            }
+        };
+        let trained = trainable.weights().trained();
+        let optimizer = Optimizer::new(config.optimizer, trained)?;
+        let gradients = trained.zeros();
+        let alone = Cpu::with_isa(cpu.isa(), 1).map_err(trike_cpu::CpuError::from)?;
+        Ok(Self { cpu, alone, config, policy, model, teacher, trainable, optimizer, gradients, step: 0 })
+    }
+
+    /// Steps taken.
+    #[must_use]
+    pub fn steps(&self) -> usize {
+        self.step
+    }
+
+    /// The weights that are trained: with an adapter, its factors.
+    #[must_use]
+    pub fn parameters(&self) -> &Parameters {
+        self.trainable.weights().trained()
+    }
+
+    /// The weights that are trained, at the end of a run.
+    #[must_use]
+    pub fn into_parameters(self) -> Parameters {
+        match self.trainable {
+            Trainable::All(parameters) => parameters,
+            Trainable::Adapter { adapter, .. } => adapter.into_parameters(),
+        }
+    }
+
+    /// The adapter that is trained; `None` if all weights are.
+    #[must_use]
+    pub fn adapter(&self) -> Option<&Adapter> {
+        match &self.trainable {
+            Trainable::All(_) => None,
+            Trainable::Adapter { adapter, .. } => Some(adapter),
+        }
+    }
+
+    /// Writes a checkpoint, see [`checkpoint::save`]. `settings` are those of the caller that have to be the same when the run
+    /// continues, such as its data; `memory` is what it wants to remember.
+    ///
+    /// # Errors
+    ///
+    /// As [`checkpoint::save`].
+    pub fn save(
+        &self,
+        dir: &Path,
+        position: Position,
+        settings: Value,
+        memory: Value,
+        keep: Keep,
+    ) -> Result<PathBuf, TrainError> {
+        let state = RunState { step: self.step, position, config: self.with_settings(settings)?, memory };
+        checkpoint::save(dir, &state, self.parameters(), &self.optimizer, keep)
+    }
+
+    /// Continues from a checkpoint; returns its state, with the position at which the next batch starts.
+    ///
+    /// # Errors
+    ///
+    /// As [`checkpoint::load`].
+    pub fn resume(&mut self, path: &Path, settings: Value) -> Result<RunState, TrainError> {
+        let config = self.with_settings(settings)?;
+        let state = checkpoint::load(path, &config, self.trainable.trained_mut(), &mut self.optimizer)?;
+        self.step = state.step;
+        Ok(state)
+    }
+
+    fn with_settings(&self, settings: Value) -> Result<Value, TrainError> {
+        let wrong =
+            |e: serde_json::Error| TrainError::Checkpoint { path: PathBuf::new(), problem: e.to_string() };
+        let config = serde_json::to_value(self.config).map_err(wrong)?;
+        // The caller's settings come first: a difference has the name that it was given.
+        let mut all =
+            json!({ "settings": settings, "training": config, "weights": format!("{:?}", self.policy) });
+        if let Some(adapter) = self.adapter() {
+            all["adapter"] = serde_json::to_value(adapter.config()).map_err(wrong)?;
+        }
+        Ok(all)
+    }
+
+    /// Takes a step with the next batches.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::NonFinite`] for a loss or gradient that is not finite, after which weights are what they were; and those of the
+    /// data.
+    pub fn step(&mut self, batches: &mut Batches<'_>) -> Result<StepReport, TrainError> {
+        let loss = self.accumulate(batches)?;
+        let gradients = std::mem::take(&mut self.gradients);
+        let report = self.update(loss, &gradients);
+        self.gradients = gradients;
+        report
+    }
+
+    /// The loss of the next batches and its gradients, in the order of [`parameters`](Self::parameters), without a step: for
+    /// loops that change them before [`step_with`](Self::step_with).
+    ///
+    /// # Errors
+    ///
+    /// As [`step`](Self::step).
+    pub fn gradients(&mut self, batches: &mut Batches<'_>) -> Result<(Loss, &[Vec<f32>]), TrainError> {
+        let loss = self.accumulate(batches)?;
+        Ok((loss, &self.gradients))
+    }
+
+    /// Takes a step along the given gradients of a loss.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Grad`] for gradients of other shapes than the parameters, and [`TrainError::NonFinite`], after which weights are
+    /// what they were.
+    pub fn step_with(&mut self, loss: Loss, gradients: &[Vec<f32>]) -> Result<StepReport, TrainError> {
+        check_gradients(self.parameters(), gradients)?;
+        self.update(loss, gradients)
+    }
+
+    /// The loss of the next batches, whose gradients replace those of the last.
+    fn accumulate(&mut self, batches: &mut Batches<'_>) -> Result<Loss, TrainError> {
+        let parts = batches.next_units(self.config.accumulation)?;
+        let learned: usize = parts.iter().map(Batch::learned).sum();
+        // Documents without anything to learn are passed over, but a row may end before an answer begins.
+        let scale = 1.0 / learned.max(1) as f32;
+        self.gradients.iter_mut().for_each(|gradient| gradient.fill(0.0));
+        let lambda = self.config.lambda_of(self.step);
+        let policy = self.policy.clone().with_lambda(lambda);
+        let mut loss = Loss::default();
+        if parts.len() > 1 && self.trainable.weights().all.count() <= SMALL {
+            // A whole unit per thread: the operations of a small model are too short to be shared out. Each unit has its
+            // own gradients, which are added in order, so the bits do not depend on the number of threads.
+            for some in parts.chunks(self.cpu.threads()) {
+                let done = self.cpu.pool().map(some.iter().collect(), |batch| {
+                    let mut gradients = self.parameters().zeros();
+                    let loss = self.add_gradients(&self.alone, batch, &policy, scale, &mut gradients)?;
+                    Ok::<_, TrainError>((loss, gradients))
+                });
+                for part in done {
+                    let (part, gradients) = part?;
+                    loss.add(part);
+                    for (sum, gradient) in self.gradients.iter_mut().zip(gradients) {
+                        sum.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+                    }
+                }
+            }
+        } else {
+            let mut gradients = std::mem::take(&mut self.gradients);
+            let done = parts.iter().try_for_each(|batch| {
+                loss.add(self.add_gradients(self.cpu, batch, &policy, scale, &mut gradients)?);
+                Ok::<(), TrainError>(())
+            });
+            self.gradients = gradients;
+            done?;
+        }
+        if !(loss.sum + loss.divergence).is_finite() {
+            return Err(TrainError::NonFinite { what: "loss", step: self.optimizer.steps() });
+        }
+        Ok(loss)
+    }
+
+    fn update(&mut self, loss: Loss, gradients: &[Vec<f32>]) -> Result<StepReport, TrainError> {
+        let factors = self.config.schedule.factors(self.step, self.config.steps);
+        let norm = self.optimizer.step(self.cpu, self.trainable.trained_mut(), gradients, factors)?;
+        let lambda = self.config.lambda_of(self.step);
+        let rate = self.config.optimizer.learning_rate * factors.rate;
+        self.step += 1;
+        Ok(StepReport { step: self.step - 1, loss, norm, rate, lambda })
+    }
+
+    /// The loss of a batch, whose gradient is added to `gradients`.
+    fn add_gradients(
+        &self,
+        cpu: &Cpu,
+        batch: &Batch,
+        policy: &TernaryPolicy,
+        scale: f32,
+        gradients: &mut [Vec<f32>],
+    ) -> Result<Loss, TrainError> {
+        let Self { model, trainable, teacher, config, .. } = self;
+        let weights = trainable.weights();
+        let Some((teacher, of_teacher)) = teacher else {
+            return model.gradients_on(cpu, weights, batch, policy, Objective::Text, scale, gradients);
+        };
+        let width = teacher.parameters.spec().hidden;
+        let [hidden, head] = of_teacher.hidden_on(cpu, teacher.parameters.into(), batch, &teacher.policy)?;
+        let mut logits = |rows: Range<usize>, out: &mut [f32]| -> Result<(), GradError> {
+            let x = MatrixRef::new(&hidden[rows.start * width..rows.end * width], width)?;
+            Ok(matmul(cpu, x, MatrixRef::new(&head, width)?.t(), out, Store::Overwrite)?)
+        };
+        let objective = Objective::Distill { text: config.text, teacher: &mut logits };
+        model.gradients_on(cpu, weights, batch, policy, objective, scale, gradients)
+    }
+
+    /// The loss of batches with ternary weights, without learning from them.
+    ///
+    /// # Errors
+    ///
+    /// Those of the data and of [`Trained::loss`].
+    pub fn evaluate(&self, batches: impl IntoIterator<Item = Batch>) -> Result<Loss, TrainError> {
+        let mut all = Loss::default();
+        for batch in batches {
+            let loss = self.model.loss(self.trainable.weights(), &batch, &self.policy)?;
+            all.sum += loss.sum;
+            all.tokens += loss.tokens;
+        }
+        Ok(all)
+    }
+}

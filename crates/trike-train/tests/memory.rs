@@ -1,0 +1,221 @@
+//! The memory of runs, as estimated and as it is: an allocator counts the most bytes held.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
+
+use trike_cpu::Cpu;
+use trike_grad::{BitLinear, Ternarize, TernaryScale};
+use trike_nn::{Biases, DecoderSpec};
+use trike_testkit::assert_near;
+use trike_text::tokenizer::Tokenizer;
+use trike_train::data::{Batch, BatchConfig, Batches, Documents, Encoder, Position};
+use trike_train::{
+    Adapter, LoraConfig, LoraTarget, Objective, OptimizerConfig, OptimizerKind, Parameters, RunShape,
+    Schedule, Shape, Teacher, TernaryPolicy, Trained, Trainer, TrainerConfig, estimate_training_memory,
+};
+use trike_trit::{Granularity, GroupSize};
+
+/// Counts the bytes that all threads hold, and the most they held.
+struct Counting;
+
+static HELD: AtomicI64 = AtomicI64::new(0);
+static PEAK: AtomicI64 = AtomicI64::new(0);
+
+fn count(bytes: i64) {
+    let held = HELD.fetch_add(bytes, SeqCst) + bytes;
+    PEAK.fetch_max(held, SeqCst);
+}
+
+// SAFETY: every request goes to the system's allocator unchanged, and counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as i64);
+        // SAFETY: the caller's layout, as `GlobalAlloc` asks for it.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(-(layout.size() as i64));
+        // SAFETY: `alloc` above returned the pointer from the same allocator for the same layout.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn ternary() -> TernaryPolicy {
+    TernaryPolicy { blocks: Some(BitLinear::default()), int8_embedding: true }
+}
+
+/// A batch, the blocks of a segment, and the optimizer.
+type How = (usize, usize, Option<usize>, OptimizerKind);
+
+fn run<'a>(spec: &'a DecoderSpec, policy: &'a TernaryPolicy, how: How) -> RunShape<'a> {
+    let (rows, length, checkpoint, optimizer) = how;
+    RunShape { spec, policy, optimizer, rows, length, checkpoint, adapter: None, teacher: None, threads: 2 }
+}
+
+/// The most bytes of four steps, over those before the weights exist.
+fn measured(run: &RunShape<'_>, documents: &Documents, tokenizer: &Tokenizer) -> i64 {
+    let side_by_side = run.rows * run.length > 512;
+    // Which of two threads needs its first scratch memory in which step is chance.
+    let cpu = Cpu::new(if side_by_side { 2 } else { 1 }).expect("threads");
+    let used: Vec<u32> = (0..documents.len() as u32).collect();
+    let config = BatchConfig { rows: run.rows, length: run.length, packed: true, seed: 4 };
+    let encoder = Encoder::new(tokenizer, None);
+    let mut batches = Batches::new(documents, &used, encoder, config, Position::default()).expect("batches");
+    drop(batches.next_batch().expect("a batch"));
+    let config = TrainerConfig {
+        steps: 4,
+        accumulation: 1,
+        optimizer: OptimizerConfig { kind: run.optimizer, ..OptimizerConfig::default() },
+        schedule: Schedule { warmup: 0, shape: Shape::Wsd { decay: 0.3 } },
+        lambda: 0.0,
+        text: 0.5,
+        checkpoint: run.checkpoint,
+    };
+    let before = HELD.load(SeqCst);
+    PEAK.store(before, SeqCst);
+    let parameters = Parameters::random(run.spec, 1).expect("parameters");
+    let teacher =
+        run.teacher.map(|(spec, policy)| (Parameters::random(spec, 2).expect("parameters"), policy));
+    let teacher =
+        teacher.as_ref().map(|(parameters, policy)| Teacher { parameters, policy: (*policy).clone() });
+    let policy = run.policy.clone();
+    let mut trainer = match run.adapter {
+        None => Trainer::new(&cpu, config, policy, parameters, teacher).expect("a trainer"),
+        Some(lora) => {
+            let adapter = Adapter::new(lora.clone(), run.spec, 3).expect("an adapter");
+            let mut trainer = Trainer::with_adapter(&cpu, config, policy, &parameters, adapter, teacher)
+                .expect("a trainer");
+            return steps(&mut trainer, &mut batches, side_by_side) - before;
+        }
+    };
+    steps(&mut trainer, &mut batches, side_by_side) - before
+}
+
+fn steps(trainer: &mut Trainer<'_>, batches: &mut Batches<'_>, side_by_side: bool) -> i64 {
+    let mut two = || {
+        for _ in 0..2 {
+            trainer.step(batches).expect("a step");
+        }
+        PEAK.load(SeqCst)
+    };
+    let (first, all) = (two(), two());
+    if !side_by_side {
+        assert_near!(all as f64, first as f64, rel = 0.01, "memory grows from step to step");
+    }
+    all
+}
+
+/// Batches of other sizes do not leave their buffers behind.
+fn sizes_are_not_collected(spec: &DecoderSpec) {
+    let cpu = Cpu::new(1).expect("a thread");
+    let parameters = Parameters::random(spec, 1).expect("parameters");
+    let trained = Trained::new(&cpu, spec, None).expect("a model");
+    let mut gradients = parameters.zeros();
+    let mut held = [96, 60, 90, 70, 80, 50, 96].map(|tokens: usize| {
+        let batch = Batch {
+            ids: vec![3; tokens],
+            targets: vec![Some(5); tokens],
+            segments: std::iter::once(0..tokens).collect(),
+        };
+        trained
+            .gradients(&parameters, &batch, &ternary(), Objective::Text, 1.0, &mut gradients)
+            .expect("gradients");
+        drop(batch);
+        HELD.load(SeqCst) as f64
+    });
+    assert_near!(held[6], held[0], rel = 0.01);
+    held.sort_by(f64::total_cmp);
+    assert!(held[0] < 0.95 * held[6], "{held:?}");
+}
+
+/// One test, since all tests of a program share its allocator.
+#[test]
+fn estimates_are_what_runs_take() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("a.txt");
+    std::fs::write(&path, "Once upon a time there was a cat. ".repeat(400)).expect("it is written");
+    let documents = Documents::open(&[path]).expect("documents");
+    let json = trike_models::TINY.iter().find(|(name, _)| *name == "tokenizer.json").expect("a tokenizer").1;
+    let tokenizer = Tokenizer::from_hf_json_bytes(json).expect("a tokenizer");
+    let vocab = tokenizer.vocab_size();
+
+    let small = DecoderSpec {
+        tied_head: true,
+        intermediate: 192,
+        kv_heads: 2,
+        context: 512,
+        ..DecoderSpec::llama(64, 6, 4, vocab)
+    };
+    let wide = DecoderSpec { intermediate: 768, layers: 3, ..DecoderSpec::llama(256, 3, 8, vocab) };
+    let large_vocabulary = DecoderSpec { vocab: 20_000, layers: 2, ..small.clone() };
+    // More parameters than are trained side by side.
+    let large = DecoderSpec { intermediate: 1536, ..DecoderSpec::llama(512, 3, 8, vocab) };
+    let all = DecoderSpec {
+        biases: Biases { qkv: true, output: true, mlp: true },
+        qk_norm: true,
+        sub_norms: true,
+        ..small.clone()
+    };
+    let groups = TernaryPolicy {
+        blocks: Some(BitLinear {
+            weights: Ternarize::default()
+                .with_scale(TernaryScale::LeastSquares)
+                .with_granularity(Granularity::Group(GroupSize::from_usize(64).expect("a size"))),
+            ..BitLinear::default()
+        }),
+        int8_embedding: true,
+    };
+    let (dense, ternary) = (TernaryPolicy::DENSE, ternary());
+    let some = LoraConfig {
+        rank: 4,
+        targets: [LoraTarget::Query, LoraTarget::Value].into(),
+        ..LoraConfig::default()
+    };
+    let every = LoraConfig { rank: 16, ..LoraConfig::default() };
+    use OptimizerKind::{AdamW, Muon};
+    let table = [
+        ("dense", run(&small, &dense, (4, 64, None, AdamW))),
+        ("ternary", run(&small, &ternary, (4, 64, None, AdamW))),
+        ("long rows", run(&small, &ternary, (2, 256, None, AdamW))),
+        ("one block per segment", run(&small, &ternary, (8, 64, Some(1), AdamW))),
+        ("two blocks per segment", run(&small, &ternary, (8, 64, Some(2), Muon))),
+        ("uneven segments", run(&small, &dense, (8, 64, Some(4), AdamW))),
+        ("all parts", run(&all, &ternary, (4, 64, None, AdamW))),
+        ("all parts, segments", run(&all, &groups, (4, 64, Some(2), AdamW))),
+        ("wide, few tokens", run(&wide, &ternary, (1, 16, None, AdamW))),
+        ("wide, Muon", run(&wide, &groups, (2, 64, None, Muon))),
+        ("wide, segments", run(&wide, &dense, (4, 128, Some(1), AdamW))),
+        ("rows side by side", run(&small, &ternary, (6, 512, None, AdamW))),
+        ("rows one after another", run(&large, &ternary, (2, 512, Some(1), AdamW))),
+        ("large vocabulary", run(&large_vocabulary, &ternary, (3, 100, None, AdamW))),
+        ("adapter", RunShape { adapter: Some(&some), ..run(&wide, &ternary, (2, 64, None, AdamW)) }),
+        (
+            "adapter, segments",
+            RunShape { adapter: Some(&every), ..run(&small, &ternary, (8, 64, Some(2), Muon)) },
+        ),
+        (
+            "teacher",
+            RunShape { teacher: Some((&wide, &dense)), ..run(&small, &ternary, (4, 64, None, AdamW)) },
+        ),
+        (
+            "teacher, segments",
+            RunShape { teacher: Some((&small, &ternary)), ..run(&small, &ternary, (8, 128, Some(1), AdamW)) },
+        ),
+    ];
+    for (name, run) in &table {
+        let estimate = estimate_training_memory(run).expect("an estimate");
+        let (want, got) = (measured(run, &documents, &tokenizer) as f64, estimate.total() as f64);
+        println!("{name}: {:.2} MB measured, {:+.1} %: {estimate:?}", want / 1e6, 100.0 * (got / want - 1.0));
+        if run.rows * run.length > 512 && !name.contains("one after another") {
+            // Side by side, the peaks of two threads coincide or not.
+            assert!((0.95..2.0).contains(&(got / want)), "{name}: {want} measured, {estimate:?}");
+        } else {
+            assert_near!(got, want, rel = 0.15, "{name}: {estimate:?}");
+        }
+    }
+    sizes_are_not_collected(&small);
+}

@@ -1,0 +1,263 @@
+//! Whole runs: from a configuration to a model.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use trike_cpu::Cpu;
+use trike_format::HfDirWriter;
+use trike_llm::{GenerateOptions, LanguageModel, ModelConfig, ModelFile, ScoreOptions, Split, open};
+use trike_testkit::assert_near;
+use trike_train::run::{Ended, Event, Line, Run, RunConfig, RunReport, Sharing, Whole};
+use trike_train::{Parameters, TernaryPolicy, TrainError, write_packed};
+
+const STORIES: usize = 40;
+
+/// A dense model with the tokenizer of the shipped one, and stories.
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self { dir: tempfile::tempdir().expect("a folder") };
+        let file = |wanted: &str| {
+            trike_models::TINY.iter().find(|(name, _)| *name == wanted).expect("a file of the model").1
+        };
+        fs::write(place.at("tokenizer.json"), file("tokenizer.json")).expect("it is written");
+        let mut shipped: Value = serde_json::from_slice(file("config.json")).expect("JSON");
+        for (name, value) in [
+            ("hidden_size", json!(32)),
+            ("intermediate_size", json!(64)),
+            ("num_hidden_layers", json!(2)),
+            ("num_attention_heads", json!(4)),
+            ("num_key_value_heads", json!(2)),
+            ("head_dim", json!(8)),
+            ("max_position_embeddings", json!(64)),
+        ] {
+            shipped[name] = value;
+        }
+        if let Some(config) = shipped.as_object_mut() {
+            config.remove("quantization_config");
+        }
+        fs::write(place.at("config.json"), shipped.to_string()).expect("it is written");
+        let config = ModelConfig::from_hf(&place.at("config.json"), &shipped).expect("a configuration");
+        let parameters = Parameters::random(&config.spec, 3).expect("parameters");
+        let mut writer = HfDirWriter::create(place.at("dense"), shipped).expect("a writer");
+        write_packed(&mut writer, &parameters, &TernaryPolicy::DENSE).expect("it is written");
+        writer.write_file("tokenizer.json", file("tokenizer.json")).expect("it is written");
+        writer.finish().expect("it is written");
+        let animals = ["cat", "dog", "bird", "fish", "frog"];
+        let story =
+            |i: usize| format!("Once there was a {}. It had {i} friends. They were happy.", animals[i % 5]);
+        let text: Vec<String> = (0..STORIES).map(story).collect();
+        fs::write(place.at("stories.txt"), text.join("\n<|endoftext|>\n")).expect("it is written");
+        place
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A run of 12 steps; `more` is TOML.
+    fn config(&self, output: &str, more: &str) -> RunConfig {
+        let path = self.at(&format!("{output}.toml"));
+        let text = format!(
+            "datasets = [{{ path = 'stories.txt' }}]\noutput_dir = '{output}'\nval_set_size = 0.1\n\
+             micro_batch_size = 2\nlogging_steps = 5\neval_steps = 4\nseed = 5\n{}{}{more}\n",
+            if more.contains("sequence_len") { "" } else { "sequence_len = 32\n" },
+            if more.contains("learning_rate") { "" } else { "learning_rate = 0.01\n" },
+        );
+        fs::write(&path, text).expect("it is written");
+        RunConfig::open(&path).expect("a configuration")
+    }
+}
+
+fn train(config: RunConfig, threads: usize) -> Result<RunReport, TrainError> {
+    let cpu = Cpu::new(threads).expect("threads");
+    Run::open(config)?.train(&cpu, &mut |_| ControlFlow::Continue(()))
+}
+
+/// The files of a model.
+fn weights(dir: &Path) -> Vec<u8> {
+    fs::read(dir.join("model.safetensors")).expect("weights")
+}
+
+fn lines(dir: &Path) -> Vec<Line> {
+    let text = fs::read_to_string(dir.join("log.jsonl")).expect("a log");
+    text.lines().map(|line| serde_json::from_str(line).expect("a line")).collect()
+}
+
+#[test]
+fn a_run_writes_a_model_that_runs() {
+    let place = Place::new();
+    for (name, more, ternary) in [
+        ("distilled", "base_model = 'dense'\nmax_steps = 12\nkd_ce_alpha = 1\ngroup = 32", true),
+        (
+            "rows",
+            "base_model = 'dense'\nmax_steps = 12\nkd_ce_alpha = 1\ngroup = 'row'\noptimizer = 'muon'",
+            true,
+        ),
+        ("text", "base_model = 'dense'\nteacher = 'none'\nmax_steps = 12\ngradient_checkpointing = 1", true),
+        ("random", "base_model_config = 'config.json'\ntokenizer = 'tokenizer.json'\nnum_epochs = 1", true),
+        ("dense-twin", "base_model = 'dense'\nplanes = 0\nmax_steps = 12", false),
+    ] {
+        let report = train(place.config(name, more), 1).expect(name);
+        let dir = place.at(name);
+        assert_eq!((report.ended, report.steps), (Ended::Complete, report.planned), "{name}");
+        let [start, best] = [report.start, report.best].map(|found| found.expect("an evaluation"));
+        assert!(best.bits_per_token < start.bits_per_token, "{name}: {start:?} {best:?}");
+        assert_eq!(report.teacher.is_some(), matches!(name, "distilled" | "rows"), "{name}");
+        let file = ModelFile::open(&dir).expect("a model");
+        assert_eq!(file.is_ternary(), ternary, "{name}");
+        let model = LanguageModel::load(&dir).expect("it loads");
+        let story = model.generate("Once there", &GenerateOptions::default()).expect("a text");
+        assert!(!story.text.is_empty(), "{name}");
+        for file in ["run.toml", "report.json", "report.html", "tokenizer.json"] {
+            assert!(dir.join(file).exists(), "{name}: {file}");
+        }
+        assert!(!dir.join(".unfinished").exists());
+        let again = train(place.config(name, more), 1).expect_err("it is there").to_string();
+        assert!(again.contains("contains a model"), "{again}");
+    }
+}
+
+/// All documents held out but two: the evaluation is the perplexity of the written model on them.
+#[test]
+fn the_evaluation_is_that_of_the_written_model() {
+    let place = Place::new();
+    let more = "base_model = 'dense'\nmax_steps = 4\ngroup = 'row'";
+    let mut config = place.config("run", more);
+    config.val_set_size = 0.9;
+    let report = train(config.clone(), 1).expect("a run");
+    let best = report.best.expect("an evaluation");
+    let all = fs::read_to_string(place.at("stories.txt")).expect("stories");
+    let stories: Vec<&str> = all.split("<|endoftext|>").map(str::trim).collect();
+    let held = trike_train::data::HeldOut::new(STORIES, 0.9, config.seed).held_out;
+    let text: Vec<&str> = held.iter().map(|&i| stories[i as usize]).collect();
+    let model = open(place.at("run"), &Default::default()).expect("it opens");
+    let score = model
+        .score(&text.join("<|endoftext|>"), &ScoreOptions::new(Split::Stories), &mut |_, _| ())
+        .expect("a score");
+    // The end of a story is learned too, and is not scored there: so a tenth is all that the two may differ.
+    let bits = score.nats / std::f64::consts::LN_2;
+    assert_near!(bits, best.bits_per_token, rel = 0.1);
+}
+
+#[test]
+fn runs_continue_to_the_bit_wherever_they_stop() {
+    let place = Place::new();
+    let more = "base_model = 'dense'\nmax_steps = 12\nsave_steps = 3";
+    let whole = train(place.config("whole", more), 2).expect("a run");
+    for stop in [0, 2, 3, 7, 10] {
+        let name = format!("stopped-{stop}");
+        let cpu = Cpu::new(1).expect("a thread");
+        let first = Run::open(place.config(&name, more)).expect("a run");
+        let report = first
+            .train(&cpu, &mut |event| match event {
+                Event::Step { report, .. } if report.step == stop => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
+            })
+            .expect("it stops");
+        assert_eq!((report.ended, report.steps), (Ended::Interrupted, stop + 1));
+        assert!(!place.at(&name).join("config.json").exists());
+        let other = train(place.config(&name, &format!("{more}\nkd_ce_alpha = 0.5")), 1);
+        let refused = other.expect_err("another configuration").to_string();
+        assert!(refused.contains("kd_ce_alpha"), "{refused}");
+        let report = train(place.config(&name, more), 1).expect("it continues");
+        assert_eq!((report.tokens, report.best), (whole.tokens, whole.best), "{stop}");
+        assert_eq!(weights(&place.at(&name)), weights(&place.at("whole")), "{stop}");
+        let steps = |dir: PathBuf| -> Vec<usize> {
+            let of = |line: &Line| match line {
+                Line::Steps(line) => Some(line.step),
+                Line::Evaluation(_) => None,
+            };
+            lines(&dir).iter().filter_map(of).collect()
+        };
+        assert_eq!(steps(place.at(&name)), steps(place.at("whole")), "{stop}");
+    }
+}
+
+/// Few documents for many steps: the teacher writes more of them, and the same ones when the run continues.
+#[test]
+fn a_teacher_writes_what_the_data_lacks() {
+    let place = Place::new();
+    let more = "base_model = 'dense'\nkd_ce_alpha = 1\nmax_steps = 100\nsave_steps = 30";
+    let plan = |more: &str| {
+        let run = Run::open(place.config("plan", more)).expect("a run");
+        run.check(&Cpu::new(1).expect("a thread")).expect("a plan").written
+    };
+    let written = plan(more);
+    assert!(written > 0, "36 documents for 12,800 tokens");
+    assert_eq!(plan(&format!("{more}\nteacher_documents = 7")), 7);
+    assert_eq!(plan(&more.replace("max_steps = 100", "max_steps = 2")), 0);
+    assert_eq!(plan(&format!("{more}\nteacher = 'none'")), 0);
+    let report = train(place.config("whole", more), 2).expect("a run");
+    assert_eq!(report.written, written);
+    let cpu = Cpu::new(1).expect("a thread");
+    let first = Run::open(place.config("stopped", more)).expect("a run");
+    let stop = &mut |event: Event<'_>| match event {
+        Event::Step { report, .. } if report.step == 45 => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    };
+    assert_eq!(first.train(&cpu, stop).expect("it stops").ended, Ended::Interrupted);
+    train(place.config("stopped", more), 1).expect("it continues");
+    assert_eq!(weights(&place.at("stopped")), weights(&place.at("whole")));
+}
+
+#[test]
+fn a_run_that_gets_worse_ends() {
+    let place = Place::new();
+    // Early stop: with a rate near zero, after the first evaluation nothing gets better by much; without any decay it may still.
+    let more = "base_model = 'dense'\nteacher = 'none'\nplanes = 0\nmax_steps = 400\nlearning_rate = 1.0\nmax_grad_norm = 0\n\
+                early_stopping_patience = 2\nlr_scheduler = 'constant'";
+    match train(place.config("worse", more), 1) {
+        Ok(report) => {
+            assert_eq!(report.ended, Ended::Early);
+            let best = report.best.expect("an evaluation");
+            assert!(best.step < report.steps && ModelFile::open(place.at("worse")).is_ok());
+        }
+        Err(TrainError::Diverged { checkpoint, .. }) => assert!(checkpoint.is_some()),
+        Err(other) => panic!("{other}"),
+    }
+    let more = "base_model = 'dense'\nteacher = 'none'\nplanes = 0\nmax_steps = 400\nlearning_rate = 10.0\nweight_decay = 10.0\n\
+                warmup_steps = 0\nlr_scheduler = 'constant'\nmax_grad_norm = 0";
+    let error = train(place.config("diverges", more), 1).expect_err("it diverges");
+    assert!(matches!(error, TrainError::Diverged { .. }), "{error}");
+    assert!(!place.at("diverges").join("config.json").exists());
+}
+
+#[test]
+fn the_length_may_be_given_in_minutes() {
+    let place = Place::new();
+    let more = "base_model = 'dense'\nminutes = 0.02\ngroup = 32";
+    let run = Run::open(place.config("minutes", more)).expect("a run");
+    let plan = run.check(&Cpu::new(1).expect("a thread")).expect("a plan");
+    assert!(plan.memory > 100_000 && plan.memory < 100_000_000);
+    assert!(plan.steps >= 1 && plan.seconds_per_step.is_some_and(|seconds| seconds > 0.0), "{plan:?}");
+    assert_eq!((plan.documents, plan.held_out, plan.tokens_per_step), (36, 4, 128));
+    let report = train(place.config("minutes", more), 1).expect("a run");
+    assert_eq!(report.steps, report.planned);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_the_start() {
+    let place = Place::new();
+    let refused = |more: &str| {
+        let name = "refused";
+        let error = train(place.config(name, more), 1).expect_err(more).to_string();
+        assert!(!place.at(name).exists(), "{more}");
+        error
+    };
+    let too_long = refused("base_model = 'dense'\nmax_steps = 1\nsequence_len = 65").to_lowercase();
+    assert!(too_long.contains("sequence_len"), "{too_long}");
+    let large = refused("base_model = 'dense'\nmax_steps = 1\nmemory_limit = 100000");
+    assert!(large.contains("100000"), "{large}");
+    let gone = refused("base_model = 'nowhere'\nmax_steps = 1");
+    assert!(gone.contains("nowhere"), "{gone}");
+    let shape = Sharing::Named(Whole::Tensor);
+    let config = RunConfig { group: shape, ..place.config("refused", "base_model = 'dense'") };
+    let error = train(config, 1).expect_err("no length").to_string();
+    assert!(error.contains("max_steps"), "{error}");
+}
