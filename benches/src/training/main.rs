@@ -4,6 +4,7 @@
 //! Every engine takes the same step: the model that comes with Trike (4 blocks, hidden 256, one ternary plane with one scale per
 //! matrix, int8 activations, straight-through gradients) from random weights, 16 rows of 256 tokens, cross-entropy, AdamW, in
 //! f32 on the same number of threads. They take turns; the figures are medians, and the ratios those of the rounds.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark prints its figures")]
 
 mod candle;
 mod python;
