@@ -162,7 +162,7 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "trike-train",
         purpose: "training of models: data, gradients of whole decoders, optimizers, schedules, the loop",
         uses: "trike-trit trike-core trike-cpu trike-format trike-grad trike-nn trike-text trike-llm",
-        registry: "crc32c half rand_chacha safetensors serde serde_json thiserror toml",
+        registry: "crc32c half parquet? rand_chacha safetensors serde serde_json tempfile? thiserror toml",
         unsafe_in: &[("tests/memory.rs", "a counting allocator in a test")],
     },
     Row {

@@ -3,6 +3,8 @@
 use cubecl::features::{MmaConfig, Plane, TypeUsage};
 use cubecl::ir::{DeviceProperties, ElemType, FloatKind, IntKind};
 
+use crate::rates::Family;
+
 /// Use of plane operations (exchange of values within a plane).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Planes {
@@ -34,6 +36,8 @@ pub enum Graphs {
 pub struct Capabilities {
     /// The name of the device.
     pub name: String,
+    /// The family, by which plans assume rates.
+    pub family: Family,
     /// True for a software driver, which computes on the host CPU.
     pub software: bool,
     /// Minimum and maximum units per plane (subgroup, warp or wave), or `None` without plane operations.
@@ -64,6 +68,8 @@ pub struct Capabilities {
     pub int8_mma: bool,
     /// Shapes `[m, n, k]` of int8 cooperative matrices, `m x k` by `k x n`, in the plans' order of preference.
     pub int8_cmma: Vec<[usize; 3]>,
+    /// Shapes `[m, n, k]` of f16 cooperative matrices with f32 accumulation, in the plans' order of preference.
+    pub f16_cmma: Vec<[usize; 3]>,
     /// Plane instruction for 16 x 8 by 8 x 8 tf32 with f32 accumulation (`mma` tf32 m16n8k8).
     pub tf32_mma: bool,
     /// Plane instruction for 16 x 16 by 16 x 8 f16 with f32 accumulation (`mma` f16 m16n8k16).
@@ -103,6 +109,7 @@ impl Capabilities {
         let (unit_x, unit_y, unit_z) = hardware.max_cube_dim;
         Self {
             name: properties.identity.name.clone(),
+            family: Family::of(&properties.identity.fingerprint, &properties.identity.name),
             software,
             planes: used.then_some((hardware.plane_size_min, hardware.plane_size_max)),
             max_shared_bytes: hardware.max_shared_memory_size,
@@ -117,7 +124,12 @@ impl Capabilities {
             bf16: float(FloatKind::BF16),
             i8: features.type_usage(i8_type).contains(TypeUsage::Buffer),
             int8_mma: mma(i8_type, ElemType::Int(IntKind::I32), 32),
-            int8_cmma: cooperative_bytes(properties),
+            int8_cmma: cooperative(properties, ElemType::Int(IntKind::I8), ElemType::Int(IntKind::I32)),
+            f16_cmma: cooperative(
+                properties,
+                ElemType::Float(FloatKind::F16),
+                ElemType::Float(FloatKind::F32),
+            ),
             tf32_mma: mma(ElemType::Float(FloatKind::TF32), ElemType::Float(FloatKind::F32), 8),
             f16_mma: mma(ElemType::Float(FloatKind::F16), ElemType::Float(FloatKind::F32), 16),
             async_copy: features.copy_async,
@@ -134,6 +146,7 @@ impl Capabilities {
     pub fn smallest() -> Self {
         Self {
             name: "the smallest device".to_owned(),
+            family: Family::Other,
             software: false,
             planes: None,
             max_shared_bytes: 16384,
@@ -149,6 +162,7 @@ impl Capabilities {
             i8: false,
             int8_mma: false,
             int8_cmma: Vec::new(),
+            f16_cmma: Vec::new(),
             tf32_mma: false,
             f16_mma: false,
             async_copy: false,
@@ -161,17 +175,16 @@ impl Capabilities {
     }
 }
 
-/// Shapes of int8 cooperative matrices with int32 accumulation: square ones first, among them those with the largest `k`.
-fn cooperative_bytes(properties: &DeviceProperties) -> Vec<[usize; 3]> {
-    let (byte, sum) = (ElemType::Int(IntKind::I8), ElemType::Int(IntKind::I32));
-    let of_bytes = properties
+/// Shapes of cooperative matrices of one type with sums of another: square ones first, among them those with the largest `k`.
+fn cooperative(properties: &DeviceProperties, element: ElemType, sum: ElemType) -> Vec<[usize; 3]> {
+    let of_type = properties
         .features
         .matmul
         .cmma
         .iter()
-        .filter(|config| config.a_type == byte && config.b_type == byte && config.cd_type == sum);
+        .filter(|config| config.a_type == element && config.b_type == element && config.cd_type == sum);
     let mut shapes: Vec<[usize; 3]> =
-        of_bytes.map(|config| [config.m, config.n, config.k].map(|side| side as usize)).collect();
+        of_type.map(|config| [config.m, config.n, config.k].map(|side| side as usize)).collect();
     shapes.sort_unstable_by_key(|&[m, n, k]| (m != n, std::cmp::Reverse(k), m, n));
     shapes.dedup();
     shapes

@@ -20,6 +20,22 @@ pub enum CubeError {
         /// The runtime, which is also the feature's name.
         runtime: &'static str,
     },
+    /// A malformed table of measured choices, or one of another version.
+    #[error("table of measured kernels, line {line}: {problem}")]
+    Tuned {
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A table of measured choices for another device.
+    #[error("table of measured kernels: expected one for {expected}, got one for {got}")]
+    TunedFor {
+        /// This device.
+        expected: String,
+        /// The device of the table.
+        got: String,
+    },
     /// The machine does not have the device.
     #[error("device {spec}: not found, {available} such devices on this machine")]
     NoDevice {

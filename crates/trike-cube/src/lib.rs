@@ -36,6 +36,7 @@ pub mod ops;
 mod plan;
 mod popcount;
 mod probe;
+mod rates;
 #[cfg(test)]
 mod testing;
 pub mod vsa;
@@ -48,4 +49,5 @@ pub use error::{CubeError, Result};
 pub use plan::{Plan, Settings, Strategy};
 pub use popcount::{TritDotBlueprint, TritDotProblem, TritTable};
 pub use probe::Products;
+pub use rates::Family;
 pub use trike_core::{Cost, DeviceSpec, Runtime, TritScore};

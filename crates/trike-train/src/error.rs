@@ -27,8 +27,15 @@ pub enum TrainError {
         problem: String,
     },
     /// A data file of an unknown kind.
-    #[error("{}: the kind of data is not known: expected a name that ends in .txt, .text, .md, .jsonl or .json", path.display())]
+    #[error("{}: the kind of data is not known: expected a name that ends in .txt, .text, .md, .jsonl, .json or .parquet", path.display())]
     Kind {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A Parquet file, in a build that cannot read them.
+    #[cfg(not(feature = "parquet"))]
+    #[error("{}: this build does not read Parquet files, build with the feature `parquet`", path.display())]
+    NoParquet {
         /// The file.
         path: PathBuf,
     },

@@ -27,6 +27,7 @@ pub use open::{DeviceInfo, devices, is_linked};
 
 use crate::capabilities::{Capabilities, Planes};
 use crate::error::{CubeError, Result, check_len};
+use crate::linear::Tuning;
 use crate::plan::Settings;
 
 /// Counters of arrived cubes, one for each square of outputs that cubes share.
@@ -79,6 +80,8 @@ pub struct Device {
     proven: Arc<Mutex<HashSet<u64>>>,
     /// Zeros that kernels count in, and leave as zeros.
     counters: Arc<OnceLock<Buffer<u32>>>,
+    /// Measured choices of kernels.
+    tuning: Arc<Tuning>,
 }
 
 impl std::fmt::Debug for Device {
@@ -189,7 +192,13 @@ impl Device {
             }),
             proven: Arc::default(),
             counters: Arc::default(),
+            tuning: Arc::default(),
         }
+    }
+
+    /// Measured choices of kernels.
+    pub(crate) fn tuning(&self) -> &Tuning {
+        &self.tuning
     }
 
     /// The specification that opens this device.

@@ -1,12 +1,12 @@
 //! `y = x W^T` on a device.
 
 use cubecl::client::Client;
-use cubecl::prelude::{CubeCount, CubeDim};
+use cubecl::prelude::{CubeCount, CubeDim, Numeric};
 use half::f16;
 
 use super::activations::Activations;
 use super::blueprint::{DecodeBlueprint, LinearBlueprint, SplitBlueprint};
-use super::kernels::{self, DimsLaunch, Form, MmaShape, WmmaShape};
+use super::kernels::{self, DimsLaunch, Form, MmaShape, WmmaElement, WmmaShape};
 use super::plan::TernaryProblem;
 use super::ternary::{Shared, TILE, TernaryForm, TernaryLayout, TernaryMatrix};
 use crate::device::{AnyBuffer, Buffer, Device, Launch};
@@ -59,7 +59,11 @@ impl Device {
         let blueprint = match *strategy {
             Strategy::Forced(blueprint) => blueprint,
             Strategy::Inferred => {
-                w.planned((problem.x, add), || Ok(problem.plan(&Strategy::Inferred, self.capabilities())?.0))?
+                let key = (problem.x, add, self.tuning().changes());
+                w.planned(key, || match self.tuning().choice(&problem, self.capabilities()) {
+                    Some(measured) => Ok(measured),
+                    None => Ok(problem.plan(&Strategy::Inferred, self.capabilities())?.0),
+                })?
             }
         };
         let (blueprint, settings) = problem.plan(&Strategy::Forced(blueprint), self.capabilities())?;
@@ -389,11 +393,25 @@ impl Args<'_> {
         form: Form,
         shape: WmmaShape,
     ) {
+        match shape.element {
+            WmmaElement::I8 => self.wmma_as::<S, i8, i32>(client, cubes, units, form, shape),
+            WmmaElement::F16 => self.wmma_as::<S, f16, f32>(client, cubes, units, form, shape),
+        }
+    }
+
+    fn wmma_as<S: cubecl::prelude::Float, E: Numeric, A: Numeric>(
+        &self,
+        client: &Client,
+        cubes: CubeCount,
+        units: CubeDim,
+        form: Form,
+        shape: WmmaShape,
+    ) {
         let (scales, means) = (self.w.scales.arg(), self.w.means.as_ref().unwrap_or(&self.w.scales).arg());
         // SAFETY: as in `tiled`; the plan checked that the device supports these matrices and that their elements divide evenly
         // among the units of a cube.
         unsafe {
-            kernels::wmma::wmma::launch_unchecked::<S>(
+            kernels::wmma::wmma::launch_unchecked::<S, E, A>(
                 client,
                 cubes,
                 units,

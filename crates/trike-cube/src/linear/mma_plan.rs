@@ -2,28 +2,18 @@
 
 use super::blueprint::MAX_SPLIT_CUBES;
 use super::kernels::{MAX_STAGES, MmaShape};
-use super::plan::{BINDINGS, LANES, LATENCY, MEMORY_RATE, TernaryProblem};
+use super::plan::{BINDINGS, LANES, TernaryProblem};
 use crate::capabilities::Capabilities;
 use crate::device::COUNTERS;
 use crate::error::{CubeError, Result, check_range};
 use crate::plan::{Plan, Settings};
 
-/// Bytes per nanosecond that a multiprocessor loads from the last cache: 5.5 TB/s for 132.
-const CACHE_RATE: f64 = 42.0;
-/// Instructions per nanosecond of a multiprocessor's four schedulers, at 1.755 GHz.
-const ISSUE_RATE: f64 = 7.0;
-/// Multiply-adds per nanosecond of a multiprocessor with `mma` on bytes: 500 T/s for 132.
-const MATRIX_RATE: f64 = 3790.0;
 /// Most that [`TernaryProblem::registers`] may find: of 255, some are for addresses.
 const MAX_REGISTERS: usize = 224;
-/// Bytes per nanosecond of a multiprocessor's shared memory.
-const SHARED_RATE: f64 = 225.0;
 /// Planes that keep a multiprocessor's pipes busy.
 const BUSY_PLANES: f64 = 8.0;
 /// Registers per multiprocessor.
 const REGISTERS: usize = 65536;
-/// Nanoseconds from a cube's last product until the last cube has added up those of all: two barriers, a counter, and loads.
-const LAST_CUBE: f64 = 1200.0;
 
 impl TernaryProblem {
     pub(super) fn mma_settings(&self, shape: MmaShape, device: &Capabilities) -> Result<Settings> {
@@ -90,7 +80,8 @@ impl TernaryProblem {
     ///
     /// Each cube reads its weights and its activations once, all of them from the last cache; `rows / 16` tiles share the
     /// activations, so their traffic is `weights' rows / shape.rows()` times their bytes.
-    fn mma_time(&self, shape: MmaShape, shared_bytes: usize, multiprocessors: usize) -> f64 {
+    fn mma_time(&self, shape: MmaShape, device: &Capabilities, multiprocessors: usize) -> f64 {
+        let rates = device.family.rates();
         let form = self.compiled();
         let [x, y] = self.squares(shape);
         let steps = self.w.blocks().div_ceil(shape.splits).div_ceil(shape.cubes);
@@ -111,32 +102,37 @@ impl TernaryProblem {
         let cubes = x * y * shape.cubes;
         let busiest = cubes.div_ceil(multiprocessors);
         let units = LANES * shape.planes();
-        let by_shared = shared_bytes / shape.shared_bytes(form.planes);
+        let by_shared = device.max_shared_bytes / shape.shared_bytes(form.planes);
         let resident =
             (REGISTERS / (units * self.registers(shape))).min(by_shared).clamp(1, 2048 / units).min(busiest);
         let busy = ((resident * shape.planes()) as f64 / BUSY_PLANES).min(1.0);
         let in_flight = (resident * (shape.stages - 1) * shape.splits) as f64 * weights;
         let count = busiest as f64 * blocks;
-        let by_memory = count * weights / (in_flight / LATENCY).min(2.0 * MEMORY_RATE);
-        let of_all = (cubes as f64 * blocks * weights) / (MEMORY_RATE * multiprocessors as f64);
-        let by_cache = count * (weights + activations) / CACHE_RATE;
-        let by_issue = count * slots / (ISSUE_RATE * busy);
-        let by_matrix = count * rows * code_rows * 128.0 / (MATRIX_RATE * busy);
+        let by_memory = count * weights / (in_flight / rates.latency).min(2.0 * rates.memory);
+        let of_all = (cubes as f64 * blocks * weights) / (rates.memory * multiprocessors as f64);
+        let by_cache = count * (weights + activations) / rates.cache;
+        let by_issue = count * slots / (rates.issue * busy);
+        let by_matrix = count * rows * code_rows * 128.0 / (rates.matrix * busy);
         let computing = by_issue.max(by_matrix) + by_issue.min(by_matrix) / 2.0;
         // Sums that planes share are written and read.
         let within = match shape.splits {
             1 => 0.0,
-            splits => (8 * splits * shape.partial() * resident) as f64 / SHARED_RATE,
+            splits => (8 * splits * shape.partial() * resident) as f64 / rates.shared,
         };
         let joining = match shape.cubes {
             1 => 0.0,
-            _ => LAST_CUBE + (8 * cubes * shape.partial()) as f64 / (CACHE_RATE * multiprocessors as f64),
+            _ => rates.join + (8 * cubes * shape.partial()) as f64 / (rates.cache * multiprocessors as f64),
         };
-        LATENCY + by_memory.max(of_all).max(by_cache).max(computing) + within + joining
+        rates.latency + by_memory.max(of_all).max(by_cache).max(computing) + within + joining
     }
 
     /// The shape with the shortest predicted time.
     pub(super) fn mma_candidate(&self, device: &Capabilities) -> Option<MmaShape> {
+        self.mma_candidates(device, 1).pop()
+    }
+
+    /// Up to `most` shapes with the shortest predicted times, shortest first.
+    pub(super) fn mma_candidates(&self, device: &Capabilities, most: usize) -> Vec<MmaShape> {
         // Octets and planes along the code rows.
         let sides: &[[usize; 2]] = match self.x.code_rows().div_ceil(8) {
             1 => &[[1, 1]],
@@ -175,11 +171,12 @@ impl TernaryProblem {
                     || blocks >= 2 * shape.splits * shape.cubes
                         && self.squares(*shape).into_iter().product::<usize>() < multiprocessors)
         };
-        let timed = ways.filter(worth);
-        timed
-            .map(|shape| (shape, self.mma_time(shape, device.max_shared_bytes, multiprocessors)))
-            .min_by(|a, b| a.1.total_cmp(&b.1))
-            .map(|(shape, _)| shape)
-            .filter(|&shape| self.mma_settings(shape, device).is_ok())
+        let timed = ways.filter(worth).map(|shape| (shape, self.mma_time(shape, device, multiprocessors)));
+        let mut timed: Vec<(MmaShape, f64)> = timed.collect();
+        // Stable: of equal times the first.
+        timed.sort_by(|a, b| a.1.total_cmp(&b.1));
+        timed.truncate(most);
+        let shapes = timed.into_iter().map(|(shape, _)| shape);
+        shapes.filter(|&shape| self.mma_settings(shape, device).is_ok()).collect()
     }
 }

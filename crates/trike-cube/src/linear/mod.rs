@@ -17,18 +17,21 @@ mod sparse_matrix;
 mod ternary;
 #[cfg(test)]
 mod tests;
+mod tune;
 
 pub(crate) use launch::{check_outputs, dims_of, written};
+pub(crate) use tune::Tuning;
 
 pub use activations::Activations;
 pub use blueprint::{DecodeBlueprint, LinearBlueprint, MAX_SPLIT_CUBES, SplitBlueprint};
 pub use choose::{choose_layout, has_kernel};
 pub use dense::{DenseForm, DenseKind, DenseMatrix, DenseValues};
 pub use dense_plan::{DenseBlueprint, DenseProblem};
-pub use kernels::{MAX_STAGES, MmaShape, WmmaShape};
+pub use kernels::{MAX_STAGES, MmaShape, WmmaElement, WmmaShape};
 pub use plan::TernaryProblem;
 pub use shape::{ActivationShape, BLOCK, MAX_COLS, SEGMENT};
 pub use sparse::{SparseBlueprint, SparseProblem};
 pub use sparse_matrix::{MAX_SPARSE_COLS, SparseForm, SparseLayout, SparseMatrix};
 pub use ternary::{MAX_PARTS, TILE, TernaryForm, TernaryLayout, TernaryMatrix};
 pub use trike_core::ActivationPrecision;
+pub use tune::{Tried, Tuned};

@@ -2,30 +2,23 @@
 
 use super::blueprint::{DecodeBlueprint, LinearBlueprint, MAX_SPLIT_CUBES, SplitBlueprint};
 use super::kernels::decode::ring_slots;
-use super::kernels::{Form, WmmaShape, combine, tiled};
+use super::kernels::wmma::EXACT_SUM;
+use super::kernels::{Form, WmmaElement, WmmaShape, combine, tiled};
 use super::shape::{ActivationShape, BLOCK};
 use super::ternary::{TILE, TernaryForm, TernaryLayout};
 use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result, check_len, check_range};
 use crate::plan::{Plan, Settings};
+use crate::rates::Rates;
 use trike_core::Cost;
 
 /// Lanes per tile.
 pub(super) const LANES: usize = 32;
 /// Buffers bound by the kernels.
 pub(super) const BINDINGS: usize = 10;
-/// Units that a multiprocessor holds, two cubes of 512. Reading 4.3 TB/s with 132 multiprocessors takes about 23 KB in flight
-/// per multiprocessor (at 700 ns), which is 1.4 vectors of weights for each.
+/// Units that a multiprocessor holds, two cubes of 512. On an H200, reading 4.3 TB/s with 132 multiprocessors takes about 23 KB
+/// in flight per multiprocessor (at 700 ns), which is 1.4 vectors of weights for each.
 const BUSY_UNITS: usize = 1024;
-
-/// Load latency on a busy data-centre GPU, in nanoseconds.
-pub(super) const LATENCY: f64 = 700.0;
-/// Maximum bandwidth of a multiprocessor, in bytes per nanosecond: 64 bytes per clock at 1.7 GHz.
-const MULTIPROCESSOR_RATE: f64 = 110.0;
-/// Memory bandwidth per multiprocessor, in bytes per nanosecond: 4.3 TB/s for 132.
-pub(super) const MEMORY_RATE: f64 = 33.0;
-/// Cost of the second launch in nanoseconds: the gap between two queued kernels, and one or two load latencies.
-const SECOND_LAUNCH: f64 = 2500.0;
 
 /// One ternary linear: activations times one or more matrices with the same columns.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -95,8 +88,15 @@ impl TernaryProblem {
     fn wmma_settings(&self, shape: WmmaShape, device: &Capabilities) -> Result<Settings> {
         let needs = |feature| CubeError::Feature { kernel: Self::NAME, feature, device: device.name.clone() };
         let WmmaShape { m, n, k, .. } = shape;
-        if !device.int8_cmma.contains(&[m, n, k]) {
-            return Err(needs("cooperative matrices of bytes of this shape"));
+        let (shapes, feature) = match shape.element {
+            WmmaElement::I8 => (&device.int8_cmma, "cooperative matrices of bytes of this shape"),
+            WmmaElement::F16 => (&device.f16_cmma, "cooperative matrices of f16 of this shape"),
+        };
+        if !shapes.contains(&[m, n, k]) {
+            return Err(needs(feature));
+        }
+        if shape.element == WmmaElement::F16 {
+            check_range("columns of one exact sum in f32", 1, self.exact_cols(), self.sum_cols())?;
         }
         let Some((_, most)) = device.planes else {
             return Err(needs("planes"));
@@ -114,7 +114,7 @@ impl TernaryProblem {
         // Scales may change every 32 columns; each unit of a cube gets the same number of sums, of whole tokens.
         let slices = self.x.precision.slices();
         multiple("columns that share a scale", k, 32)?;
-        multiple("bytes of a row of a matrix", 16, k)?;
+        multiple("bytes of a row of a matrix", 16, k * shape.element.bytes())?;
         multiple("rows of weights of a cube", TILE, shape.rows())?;
         multiple("rows of codes of a matrix", slices, n)?;
         multiple("sums of a matrix", most as usize * slices, m * n)?;
@@ -129,6 +129,21 @@ impl TernaryProblem {
             shared_bytes: shape.shared_bytes(),
             bindings: BINDINGS,
         })
+    }
+
+    /// Columns of the longest integer sum.
+    fn sum_cols(&self) -> usize {
+        match self.compiled().segment() {
+            0 => self.x.cols,
+            segment => segment,
+        }
+    }
+
+    /// Columns of which an f32 sum of products of the largest weights and codes is exact.
+    fn exact_cols(&self) -> usize {
+        /// Largest magnitude of a signed byte.
+        const CODE: usize = 128;
+        EXACT_SUM / (CODE * self.compiled().largest())
     }
 
     fn split_settings(&self, blueprint: SplitBlueprint) -> Result<Settings> {
@@ -155,6 +170,7 @@ impl TernaryProblem {
         one: &Settings,
         cubes: usize,
         multiprocessors: usize,
+        rates: Rates,
     ) -> f64 {
         // Vectors of a plane that a unit has in flight: those of its ring, or one.
         let vectors = match self.w.layout {
@@ -166,10 +182,10 @@ impl TernaryProblem {
         let bytes_of_cube = (self.w.code_words() * 4) as f64 / (self.w.tiles() * cubes) as f64;
         let busiest = count.div_ceil(multiprocessors);
         let resident = busiest.min((BUSY_UNITS / units).max(1));
-        let rate = ((resident * units * vectors * 16) as f64 / LATENCY).min(MULTIPROCESSOR_RATE);
-        let by_latency = LATENCY + busiest as f64 * bytes_of_cube / rate;
-        let by_memory = count as f64 * bytes_of_cube / (MEMORY_RATE * multiprocessors as f64);
-        by_latency.max(by_memory) + if cubes > 1 { SECOND_LAUNCH } else { 0.0 }
+        let rate = ((resident * units * vectors * 16) as f64 / rates.latency).min(rates.loads);
+        let by_latency = rates.latency + busiest as f64 * bytes_of_cube / rate;
+        let by_memory = count as f64 * bytes_of_cube / (rates.memory * multiprocessors as f64);
+        by_latency.max(by_memory) + if cubes > 1 { rates.launch } else { 0.0 }
     }
 
     /// Splits the columns across cubes if the predicted gain exceeds the cost of the second launch.
@@ -179,23 +195,34 @@ impl TernaryProblem {
             return None;
         }
         let one = self.decode_settings(decode).ok()?;
-        let alone = self.predicted(decode, &one, 1, multiprocessors);
+        let rates = device.family.rates();
+        let alone = self.predicted(decode, &one, 1, multiprocessors, rates);
         let ways = [2, 4, 8, MAX_SPLIT_CUBES]
             .into_iter()
             .filter(|cubes| self.w.steps() >= 2 * decode.splits * cubes)
-            .map(|cubes| (cubes, self.predicted(decode, &one, cubes, multiprocessors)));
+            .map(|cubes| (cubes, self.predicted(decode, &one, cubes, multiprocessors, rates)));
         let (cubes, time) = ways.min_by(|a, b| a.1.total_cmp(&b.1))?;
         let blueprint = SplitBlueprint { decode, cubes };
         (time < alone && self.split_settings(blueprint).is_ok()).then_some(blueprint)
     }
 
-    /// The blueprint for cooperative matrices: four planes with squares of 32 rows by 32 code rows; fewer code rows, then fewer
-    /// weight rows, if there are few or shared memory is small.
+    /// The blueprint for cooperative matrices of bytes, else of f16: four planes with squares of 32 rows by 32 code rows; fewer
+    /// code rows, then fewer weight rows, if there are few or shared memory is small.
     fn wmma_candidate(&self, device: &Capabilities) -> Option<WmmaShape> {
+        let bytes = self.wmma_shape(device, WmmaElement::I8, &device.int8_cmma);
+        bytes.or_else(|| self.wmma_shape(device, WmmaElement::F16, &device.f16_cmma))
+    }
+
+    fn wmma_shape(
+        &self,
+        device: &Capabilities,
+        element: WmmaElement,
+        matrices: &[[usize; 3]],
+    ) -> Option<WmmaShape> {
         let few = self.x.code_rows() <= 32;
         let sides = [[32, 32], [32, 16], [16, 16]].into_iter().filter(|&[_, codes]| !few || codes == 16);
         let shapes = sides.flat_map(|[rows, codes]| {
-            device.int8_cmma.iter().map(move |&[m, n, k]| WmmaShape {
+            matrices.iter().map(move |&[m, n, k]| WmmaShape {
                 m,
                 n,
                 k,
@@ -203,6 +230,7 @@ impl TernaryProblem {
                 code_matrices: (codes / n.max(1)).max(1),
                 row_planes: 2,
                 code_planes: 2,
+                element,
             })
         });
         let fits = |shape: &WmmaShape| {

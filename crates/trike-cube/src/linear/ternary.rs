@@ -72,8 +72,12 @@ pub struct TernaryMatrix {
     pub(crate) means: Option<Shared>,
     /// Counters of cubes that split columns, on devices whose kernels do that in one launch.
     pub(crate) arrived: Option<Buffer<u32>>,
-    plans: Arc<Mutex<HashMap<(ActivationShape, bool), LinearBlueprint>>>,
+    plans: Arc<Mutex<HashMap<PlanKey, LinearBlueprint>>>,
 }
+
+/// What a remembered plan belongs to: activations, whether it adds to its outputs, and the version of the table of measured
+/// choices.
+type PlanKey = (ActivationShape, bool, u64);
 
 /// Properties of a ternary matrix that plans and kernels depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -249,7 +253,7 @@ impl TernaryMatrix {
     /// matrix-instruction kernel takes the host as long as a launch.
     pub(super) fn planned(
         &self,
-        key: (ActivationShape, bool),
+        key: PlanKey,
         infer: impl FnOnce() -> Result<LinearBlueprint>,
     ) -> Result<LinearBlueprint> {
         /// Shapes that are remembered; prompts have any number of tokens.

@@ -511,8 +511,16 @@ fn cooperative_matrices_that_do_not_fit_are_refused() {
     let (w, mut x) = problem(4096, 2560, 2048);
     x.precision = F32;
     let problem = TernaryProblem { x, w, add: false };
-    let one =
-        WmmaShape { m: 16, n: 16, k: 16, row_matrices: 1, code_matrices: 1, row_planes: 1, code_planes: 1 };
+    let one = WmmaShape {
+        m: 16,
+        n: 16,
+        k: 16,
+        row_matrices: 1,
+        code_matrices: 1,
+        row_planes: 1,
+        code_planes: 1,
+        element: WmmaElement::I8,
+    };
     let plan = |shape| problem.plan(&Strategy::Forced(LinearBlueprint::Wmma(shape)), &device);
     plan(one).expect("inside of the limits");
     let table = [
@@ -527,9 +535,34 @@ fn cooperative_matrices_that_do_not_fit_are_refused() {
         (WmmaShape { m: 8, n: 8, ..one }, "rows of weights of a cube"),
         (WmmaShape { n: 2, ..one }, "rows of codes of a matrix"),
         (WmmaShape { m: 8, n: 8, row_matrices: 2, ..one }, "sums of a matrix"),
+        (WmmaShape { element: WmmaElement::F16, ..one }, "cooperative matrices of f16 of this shape"),
     ];
     for (shape, message) in table {
         let error = plan(shape).expect_err(message).to_string();
         assert!(error.contains(message), "{shape:?}: {error}");
     }
+}
+
+#[test]
+fn cooperative_matrices_of_f16_are_for_devices_without_those_of_bytes() {
+    // A CDNA device: planes of 64, 64 KiB.
+    let mut device = Capabilities { max_units: 1024, max_bindings: 16, ..Capabilities::smallest() };
+    (device.planes, device.max_shared_bytes) = (Some((64, 64)), 64 << 10);
+    device.f16_cmma = vec![[32, 32, 32], [16, 16, 32]];
+    let chosen = |cols: usize, planes: usize, device: &Capabilities| {
+        let (mut w, x) = problem(4096, cols, 2048);
+        w.planes = planes;
+        TernaryProblem { x, w, add: false }.plan(&Strategy::Inferred, device).expect("there is a kernel").0
+    };
+    let LinearBlueprint::Wmma(shape) = chosen(2560, 1, &device) else { panic!("no cooperative matrices") };
+    assert_eq!((shape.element, shape.rows(), shape.code_rows()), (WmmaElement::F16, 64, 64));
+    // One block of f16 is as large as two of bytes.
+    assert_eq!(shape.shared_bytes(), 2 * 128 * (64 + 64) + 2 * 4 * 4 * 32 * 32);
+    // Sums of up to 2^24 are exact: 131,072 columns of trits, and 1,083 of five folded planes.
+    assert!(matches!(chosen(131_072, 1, &device), LinearBlueprint::Wmma(_)));
+    assert!(matches!(chosen(1083, 5, &device), LinearBlueprint::Wmma(_)));
+    assert_eq!(chosen(1084, 5, &device), LinearBlueprint::Tiled);
+    device.int8_cmma = vec![[16; 3]];
+    let LinearBlueprint::Wmma(shape) = chosen(2560, 1, &device) else { panic!("no cooperative matrices") };
+    assert_eq!(shape.element, WmmaElement::I8);
 }

@@ -22,6 +22,9 @@ enum Kind {
     Text,
     /// A JSON object a line.
     Lines,
+    /// The rows of a Parquet file, read as lines of JSON.
+    #[cfg(feature = "parquet")]
+    Parquet,
 }
 
 #[derive(Debug)]
@@ -44,7 +47,8 @@ struct Place {
 /// The documents of some data files. Only their places are in memory; a document is read when it is asked for.
 ///
 /// Text files (`.txt`, `.text`, `.md`) have documents between `<|endoftext|>`; a text of more than 1 MiB is cut at ends of lines.
-/// JSONL files (`.jsonl`, `.json`) have one on every line that is not empty: see [`Record::from_json`].
+/// JSONL files (`.jsonl`, `.json`) have one on every line that is not empty: see [`Record::from_json`]. With the feature `parquet`, a row
+/// of a Parquet file (`.parquet`) is what a line with the same columns would be; the rows are copied to a temporary file.
 ///
 /// ```
 /// use trike_train::data::{Documents, Record};
@@ -78,9 +82,15 @@ impl Documents {
             let path = path.as_ref();
             let kind = kind_of(path)?;
             let fail = |source| TrainError::Io { path: path.to_owned(), source };
-            let file = File::open(path).map_err(fail)?;
+            let file = match kind {
+                #[cfg(feature = "parquet")]
+                Kind::Parquet => super::parquet::as_lines(path)?,
+                _ => File::open(path).map_err(fail)?,
+            };
             let source = all.sources.len() as u32;
-            let reader = BufReader::with_capacity(1 << 16, file.try_clone().map_err(fail)?);
+            let mut reader = BufReader::with_capacity(1 << 16, file.try_clone().map_err(fail)?);
+            // The rows of a Parquet file were just written.
+            reader.rewind().map_err(fail)?;
             let places = &mut all.places;
             let mut add = |start: u64, len: usize, line: usize| {
                 let place = Place {
@@ -94,7 +104,7 @@ impl Documents {
             };
             match kind {
                 Kind::Text => texts(reader, path, &mut add)?,
-                Kind::Lines => lines(reader, path, &mut add)?,
+                _ => lines(reader, path, &mut add)?,
             }
             all.bytes += file.metadata().map_err(fail)?.len();
             all.sources.push(Source { path: path.to_owned(), kind, file: Mutex::new(file) });
@@ -168,7 +178,7 @@ impl Documents {
         let text = String::from_utf8(bytes).map_err(|_| wrong("the text is not UTF-8".to_owned()))?;
         match source.kind {
             Kind::Text => Ok(Record::Text(text.trim().to_owned())),
-            Kind::Lines => Record::from_json(&text).map_err(wrong),
+            _ => Record::from_json(&text).map_err(wrong),
         }
     }
 
@@ -197,6 +207,10 @@ fn kind_of(path: &Path) -> Result<Kind, TrainError> {
     match extension.as_deref() {
         Some("txt" | "text" | "md") => Ok(Kind::Text),
         Some("jsonl" | "json") => Ok(Kind::Lines),
+        #[cfg(feature = "parquet")]
+        Some("parquet") => Ok(Kind::Parquet),
+        #[cfg(not(feature = "parquet"))]
+        Some("parquet") => Err(TrainError::NoParquet { path: path.to_owned() }),
         _ => Err(TrainError::Kind { path: path.to_owned() }),
     }
 }

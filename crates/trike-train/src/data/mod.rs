@@ -1,6 +1,6 @@
 //! Training data: documents of files, their tokens, and batches of them.
 //!
-//! [`Documents`] is an index of the records of text and JSONL files, which are read when they are asked for. An [`Encoder`] turns
+//! [`Documents`] is an index of the records of text, JSONL and Parquet files, which are read when they are asked for. An [`Encoder`] turns
 //! a record into tokens and says which of them are learned. [`Batches`] packs the tokens of all documents, in an order that seed
 //! and epoch fix, and can start from any [`Position`]. A [`Sampler`](crate::Sampler) writes further documents with a teacher.
 
@@ -8,6 +8,8 @@ mod batches;
 mod documents;
 mod encoder;
 mod order;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod record;
 
 pub(crate) use batches::unit_rows;

@@ -22,8 +22,8 @@ pub(crate) const UNSUPPORTED: &[Unsupported] = &[
     },
     Unsupported {
         kernel: "linear::kernels::wmma::wmma::Wmma",
-        targets: &["hip-gfx942", "hip-gfx1100", "metal", "wgsl*"],
-        feature: "cooperative matrices of bytes",
+        targets: &["wgsl*"],
+        feature: "cooperative matrices",
     },
     Unsupported {
         kernel: "attention::joined::decode_joined::DecodeJoined",
@@ -139,6 +139,11 @@ pub(crate) const EXPECTED: &[Expected] = &[
         kernel: "linear::kernels::wmma::wmma::Wmma",
         form: "",
         instructions: &["wmma.mma.sync.aligned.row.col.m", "wmma.load.a.sync", "wmma.store.d.sync"],
+    },
+    Expected {
+        kernel: "linear::kernels::wmma::wmma::Wmma",
+        form: "element: F16",
+        instructions: &["wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32"],
     },
     Expected {
         kernel: "attention::mma::mma::Mma",

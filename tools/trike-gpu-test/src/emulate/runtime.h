@@ -168,17 +168,25 @@ static inline void fill_fragment(fragment<Use, m, n, k, T, Layout> &f, V value) 
     for (T &x : f.x) x = value;
 }
 
-template <int m, int n, int k, class LayoutA, class LayoutB>
-static inline void mma_sync(fragment<accumulator, m, n, k, int> &d, const fragment<matrix_a, m, n, k, signed char, LayoutA> &a,
-                            const fragment<matrix_b, m, n, k, signed char, LayoutB> &b,
-                            const fragment<accumulator, m, n, k, int> &c, int line = __builtin_LINE()) {
-    using A = fragment<matrix_a, m, n, k, signed char, LayoutA>;
-    using B = fragment<matrix_b, m, n, k, signed char, LayoutB>;
-    using C = fragment<accumulator, m, n, k, int>;
+// Sums are kept wide enough to see whether one leaves its type: int32, or the integers that are exact in f32.
+static inline bool emu_is_exact(long long sum, int) { return sum == (int)sum; }
+static inline bool emu_is_exact(double sum, float) { return sum == (float)sum; }
+template <class T> struct emu_wide;
+template <> struct emu_wide<int> { using type = long long; };
+template <> struct emu_wide<float> { using type = double; };
+
+template <int m, int n, int k, class T, class S, class LayoutA, class LayoutB>
+static inline void mma_sync(fragment<accumulator, m, n, k, S> &d, const fragment<matrix_a, m, n, k, T, LayoutA> &a,
+                            const fragment<matrix_b, m, n, k, T, LayoutB> &b, const fragment<accumulator, m, n, k, S> &c,
+                            int line = __builtin_LINE()) {
+    using A = fragment<matrix_a, m, n, k, T, LayoutA>;
+    using B = fragment<matrix_b, m, n, k, T, LayoutB>;
+    using C = fragment<accumulator, m, n, k, S>;
     struct operands { C *d; const A *a; const B *b; const C *c; } mine = {&d, &a, &b, &c};
     emu_warp(line, &mine, [](void **lanes) {
-        static signed char a[m * k], b[k * n];
-        static long long sums[m * n];
+        using wide = typename emu_wide<S>::type;
+        static T a[m * k], b[k * n];
+        static wide sums[m * n];
         for (int lane = 0; lane < 32; lane++) {
             operands &of = *(operands *)lanes[lane];
             for (int i = 0; i < A::num_elements; i++) a[A::element(lane, i)] = of.a->x[i];
@@ -186,11 +194,11 @@ static inline void mma_sync(fragment<accumulator, m, n, k, int> &d, const fragme
             for (int i = 0; i < C::num_elements; i++) sums[C::element(lane, i)] = of.c->x[i];
         }
         for (int i = 0; i < m * n; i++) {
-            for (int j = 0; j < k; j++) sums[i] += (int)a[i / n * k + j] * (int)b[j * n + i % n];
-            if (sums[i] != (int)sums[i]) emu_fail("a sum of wmma overflows 32 bits");
+            for (int j = 0; j < k; j++) sums[i] += (wide)a[i / n * k + j] * (wide)b[j * n + i % n];
+            if (!emu_is_exact(sums[i], S())) emu_fail("a sum of wmma is not exact in its type");
         }
         for (int lane = 0; lane < 32; lane++)
-            for (int i = 0; i < C::num_elements; i++) ((operands *)lanes[lane])->d->x[i] = (int)sums[C::element(lane, i)];
+            for (int i = 0; i < C::num_elements; i++) ((operands *)lanes[lane])->d->x[i] = (S)sums[C::element(lane, i)];
     });
 }
 }}

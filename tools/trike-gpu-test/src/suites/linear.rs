@@ -2,7 +2,7 @@
 
 use trike_cube::linear::{
     ActivationPrecision, ActivationShape, Activations, BLOCK, DecodeBlueprint, LinearBlueprint, MAX_STAGES,
-    MmaShape, SplitBlueprint, TernaryForm, TernaryMatrix, TernaryProblem, WmmaShape,
+    MmaShape, SplitBlueprint, TernaryForm, TernaryMatrix, TernaryProblem, WmmaElement, WmmaShape,
 };
 use trike_cube::{CubeError, Device, Plan, Strategy};
 use trike_testkit::Rng;
@@ -223,7 +223,27 @@ const fn wmma(
     [row_matrices, code_matrices]: [usize; 2],
     [row_planes, code_planes]: [usize; 2],
 ) -> LinearBlueprint {
-    LinearBlueprint::Wmma(WmmaShape { m, n, k, row_matrices, code_matrices, row_planes, code_planes })
+    let element = WmmaElement::I8;
+    LinearBlueprint::Wmma(WmmaShape {
+        m,
+        n,
+        k,
+        row_matrices,
+        code_matrices,
+        row_planes,
+        code_planes,
+        element,
+    })
+}
+
+/// The same cooperative matrices with f16 elements.
+const fn halves(blueprint: LinearBlueprint) -> LinearBlueprint {
+    match blueprint {
+        LinearBlueprint::Wmma(shape) => {
+            LinearBlueprint::Wmma(WmmaShape { element: WmmaElement::F16, ..shape })
+        }
+        other => other,
+    }
 }
 
 /// Blueprints that no plan chooses for small shapes, or not on every device that supports them.
@@ -303,6 +323,45 @@ const FORCED: &[Forced] = &[
         false,
         wmma([16; 3], [2, 2], [2, 2]),
     ),
+    // f16: whole rows and groups, folded and several sets of planes, all digits.
+    (&[37], Weights { cols: 700, ..PLAIN }, 21, INT8, false, halves(wmma([16; 3], [1, 1], [1, 2]))),
+    (
+        &[21, 18],
+        Weights { cols: 300, depth: 5, coupling: Coupling::Tied, ..PLAIN },
+        33,
+        INT8,
+        true,
+        halves(wmma([16; 3], [2, 1], [1, 1])),
+    ),
+    (
+        &[20],
+        Weights { cols: 260, depth: 3, granularity: groups(GroupSize::G64), means: true, ..PLAIN },
+        9,
+        ActivationPrecision::F32,
+        false,
+        halves(wmma([16; 3], [1, 2], [2, 1])),
+    ),
+    (
+        &[19, 5],
+        Weights { cols: 390, granularity: groups(GroupSize::G256), precise: false, ..PLAIN },
+        18,
+        ActivationPrecision::Int8PerGroup(GroupSize::G32),
+        false,
+        halves(wmma([32, 8, 16], [1, 1], [1, 2])),
+    ),
+    (
+        &[17],
+        Weights { cols: 200, granularity: Granularity::Tensor, depth: 2, ..PLAIN },
+        20,
+        ActivationPrecision::Int16,
+        true,
+        halves(wmma([8, 32, 16], [2, 1], [1, 1])),
+    ),
+    // Inferred for many tokens where cooperative matrices have no bytes.
+    (&[70], Weights { cols: 130, ..PLAIN }, 66, INT8, false, halves(wmma([16; 3], [2, 2], [2, 2]))),
+    (&[33], Weights { cols: 140, ..PLAIN }, 40, INT8, false, halves(wmma([16, 16, 32], [2, 2], [1, 1]))),
+    (&[33], Weights { cols: 140, ..PLAIN }, 40, INT8, false, halves(wmma([32, 32, 8], [1, 1], [2, 2]))),
+    (&[70], Weights { cols: 130, ..PLAIN }, 66, INT8, false, halves(wmma([8; 3], [4, 4], [2, 1]))),
 ];
 
 /// Forced blueprints.
@@ -311,7 +370,13 @@ fn forced(session: &mut Session) {
     let capabilities = device.capabilities();
     for (seed, &(rows, weights, tokens, precision, add, blueprint)) in FORCED.iter().enumerate() {
         let there = match blueprint {
-            LinearBlueprint::Wmma(shape) => capabilities.int8_cmma.contains(&[shape.m, shape.n, shape.k]),
+            LinearBlueprint::Wmma(shape) => {
+                let shapes = match shape.element {
+                    WmmaElement::I8 => &capabilities.int8_cmma,
+                    WmmaElement::F16 => &capabilities.f16_cmma,
+                };
+                shapes.contains(&[shape.m, shape.n, shape.k])
+            }
             _ => capabilities.int8_mma && capabilities.async_copy,
         };
         if !there {

@@ -12,7 +12,7 @@ pub(super) mod tiled;
 pub(super) mod wmma;
 
 pub use mma::{MAX_STAGES, MmaShape};
-pub use wmma::WmmaShape;
+pub use wmma::{WmmaElement, WmmaShape};
 
 use cubecl::prelude::*;
 
@@ -57,6 +57,11 @@ impl Form {
     /// Returns true if a whole row is one integer sum.
     pub(crate) fn exact(self) -> bool {
         self.segment() == 0 && self.sets == 1 && !self.means
+    }
+
+    /// Largest magnitude of a weight, in units of [`unit`](Self::unit).
+    pub(super) fn largest(self) -> usize {
+        (3usize.pow(self.planes as u32) - 1) / 2
     }
 
     /// What the kernels multiply for a trit of one: the place of the two bits at the top of a byte, so that they need no sign

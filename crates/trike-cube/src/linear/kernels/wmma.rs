@@ -1,5 +1,9 @@
-//! int8 matrix kernel for devices that expose matrix instructions only as cooperative matrices: whole matrices are loaded,
+//! Matrix kernel for devices that expose matrix instructions only as cooperative matrices: whole matrices are loaded,
 //! multiplied and stored, and the mapping of elements to units is opaque.
+//!
+//! Elements are bytes with int32 sums or, on devices whose cooperative matrices have no bytes (CDNA, RDNA 3, Apple), f16 with
+//! f32 sums. Codes of weights and activations are exact in f16, and so is an f32 sum of their products up to
+//! [`EXACT_SUM`]: both give the same integers.
 
 use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
 use cubecl::prelude::*;
@@ -8,8 +12,32 @@ use cubecl::prelude::*;
 use super::DimsLaunch;
 use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, sum_of};
 
-/// Four bytes in shared memory.
-type Bytes = Vector<i8, Const<4>>;
+/// Four elements in shared memory.
+type Four<E> = Vector<E, Const<4>>;
+
+/// Integers up to this magnitude are exact in f32.
+pub(in crate::linear) const EXACT_SUM: usize = 1 << 24;
+
+/// Elements of the cooperative matrices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WmmaElement {
+    /// Bytes with int32 sums.
+    #[default]
+    I8,
+    /// f16 with f32 sums.
+    F16,
+}
+
+impl WmmaElement {
+    /// Bytes per element.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::I8 => 1,
+            Self::F16 => 2,
+        }
+    }
+}
 
 /// Tiling of the cooperative-matrix kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +56,8 @@ pub struct WmmaShape {
     pub row_planes: usize,
     /// Planes per cube along the code rows.
     pub code_planes: usize,
+    /// Elements of the matrices.
+    pub element: WmmaElement,
 }
 
 impl WmmaShape {
@@ -59,28 +89,33 @@ impl WmmaShape {
         self.planes() * self.m * self.n
     }
 
-    /// Words of four bytes per row of a matrix.
+    /// Vectors of four elements per row of a matrix.
     fn words(self) -> usize {
         self.k / 4
     }
 
-    /// Bytes of shared memory: two blocks of weights and codes, and two accumulator matrices per plane.
+    /// Blocks of columns in shared memory: two of bytes, or one of f16, which takes as much.
+    fn stages(self) -> usize {
+        2 / self.element.bytes()
+    }
+
+    /// Bytes of shared memory: the blocks of weights and codes, and two accumulator matrices per plane.
     pub(in crate::linear) fn shared_bytes(self) -> usize {
-        2 * 128 * (self.rows() + self.code_rows()) + 2 * 4 * self.slot()
+        self.stages() * self.element.bytes() * 128 * (self.rows() + self.code_rows()) + 2 * 4 * self.slot()
     }
 }
 
 /// Cube `(x, y)` computes `shape.rows()` rows for `shape.code_rows()` code rows, one block of columns at a time.
 ///
 /// The next block's weights and codes are held in registers while one is multiplied, then unpacked into the other half of
-/// shared memory. A block is stored as `[128 / k][row][k]`, so that a matrix is contiguous; a row's words are ordered by
+/// shared memory or, with one stage, over the block before. A block is stored as `[128 / k][row][k]`, so that a matrix is contiguous; a row's words are ordered by
 /// 32-column segment, because scales may change there, and within a segment in the order of the packed weights.
 ///
 /// Accumulators are read back through shared memory, one matrix per plane at a time; a unit of the cube reads the sums of one
 /// row and one token, with all digits. This does not depend on a unit's plane, and a device may have several plane sizes:
 /// planes beyond the required number only unpack.
 #[cube(launch_unchecked)]
-pub(in crate::linear) fn wmma<S: Float>(
+pub(in crate::linear) fn wmma<S: Float, E: Numeric, A: Numeric>(
     codes: &[Quad],
     scales: &[S],
     means: &[S],
@@ -105,9 +140,11 @@ pub(in crate::linear) fn wmma<S: Float>(
     let last_tile = tiles as usize - 1;
     let segment = comptime!(form.segment());
 
-    let mut w_stage = Shared::<[Bytes]>::new_aligned_slice(comptime!(2 * shape.rows() * 32), 32usize);
-    let mut x_stage = Shared::<[Bytes]>::new_aligned_slice(comptime!(2 * shape.code_rows() * 32), 32usize);
-    let mut scratch = Shared::<[i32]>::new_aligned_slice(comptime!(2 * shape.slot()), 32usize);
+    let stages = comptime!(shape.stages());
+    let mut w_stage = Shared::<[Four<E>]>::new_aligned_slice(comptime!(stages * shape.rows() * 32), 32usize);
+    let mut x_stage =
+        Shared::<[Four<E>]>::new_aligned_slice(comptime!(stages * shape.code_rows() * 32), 32usize);
+    let mut scratch = Shared::<[A]>::new_aligned_slice(comptime!(2 * shape.slot()), 32usize);
 
     // Vectors of weights and of codes loaded per unit; the last may be out of range.
     let w_vectors = comptime!((2 * shape.rows()).div_ceil(units));
@@ -115,16 +152,16 @@ pub(in crate::linear) fn wmma<S: Float>(
     let mut w_next = Array::<Quad>::new(comptime!(w_vectors * form.planes));
     let mut x_next = Array::<Quad>::new(x_vectors);
 
-    let mut acc = Sequence::<Matrix<i32>>::new();
+    let mut acc = Sequence::<Matrix<A>>::new();
     #[unroll]
     for _ in 0..comptime!(shape.sums()) {
-        let c = Matrix::<i32>::from_value(
+        let c = Matrix::<A>::from_value(
             MatrixIdent::Accumulator,
             shape.m,
             shape.n,
             shape.k,
             MatrixLayout::Undefined,
-            0i32,
+            A::from_int(0),
         );
         acc.push(c);
     }
@@ -155,7 +192,7 @@ pub(in crate::linear) fn wmma<S: Float>(
             shape,
             units,
         );
-        stage_block(&w_next, &x_next, &mut w_stage, &mut x_stage, 0usize, form, shape, units);
+        stage_block::<E>(&w_next, &x_next, &mut w_stage, &mut x_stage, 0usize, form, shape, units);
         sync_cube();
         for block in 0..blocks {
             let ahead = clamp_max(block + 1, blocks - 1);
@@ -178,11 +215,11 @@ pub(in crate::linear) fn wmma<S: Float>(
             #[unroll]
             for step in 0..comptime!(128 / shape.k) {
                 if plane < shape.planes() {
-                    multiply(&w_stage, &x_stage, &mut acc, block % 2, plane, step, shape);
+                    multiply::<E, A>(&w_stage, &x_stage, &mut acc, block % stages, plane, step, shape);
                 }
                 if comptime!(segment != 0 && ((step + 1) * shape.k).is_multiple_of(segment)) {
                     let at32 = block * 4 + comptime!((((step + 1) * shape.k).max(segment) - segment) / 32);
-                    collect(
+                    collect::<S, A>(
                         &mut acc,
                         &mut scratch,
                         &mut totals,
@@ -204,11 +241,24 @@ pub(in crate::linear) fn wmma<S: Float>(
                     );
                 }
             }
-            stage_block(&w_next, &x_next, &mut w_stage, &mut x_stage, (block + 1) % 2, form, shape, units);
+            if comptime!(stages == 1) {
+                // All planes have multiplied the block that is overwritten.
+                sync_cube();
+            }
+            stage_block::<E>(
+                &w_next,
+                &x_next,
+                &mut w_stage,
+                &mut x_stage,
+                (block + 1) % stages,
+                form,
+                shape,
+                units,
+            );
             sync_cube();
         }
         if comptime!(segment == 0) {
-            collect(
+            collect::<S, A>(
                 &mut acc,
                 &mut scratch,
                 &mut totals,
@@ -294,13 +344,29 @@ fn load_block(
     }
 }
 
-/// Unpacks a unit's vectors into half `half` of shared memory.
+/// Four signed bytes as elements.
 #[cube]
-fn stage_block(
+fn elements<E: Numeric>(four: u32, #[comptime] element: WmmaElement) -> Four<E> {
+    let mut all = Four::<E>::zeroed();
+    if comptime!(element == WmmaElement::I8) {
+        all = Four::<E>::reinterpret(four);
+    } else {
+        #[unroll]
+        for i in 0..4usize {
+            let byte = i32::reinterpret(four << comptime!(24 - 8 * i as u32)) >> 24;
+            all.insert(i, E::cast_from(byte));
+        }
+    }
+    all
+}
+
+/// Unpacks a unit's vectors into stage `half` of shared memory.
+#[cube]
+fn stage_block<E: Numeric>(
     w_next: &Array<Quad>,
     x_next: &Array<Quad>,
-    w_stage: &mut [Bytes],
-    x_stage: &mut [Bytes],
+    w_stage: &mut [Four<E>],
+    x_stage: &mut [Four<E>],
     half: usize,
     #[comptime] form: Form,
     #[comptime] shape: WmmaShape,
@@ -325,7 +391,8 @@ fn stage_block(
                     let word = 2 * t + comptime!(8 * i + j / 2);
                     let at =
                         half * comptime!(shape.rows() * 32) + word_at(word, row, shape.rows(), shape.words());
-                    w_stage[at] = Bytes::reinterpret(four_codes(&of_tile, i, j, form.planes));
+                    let four = u32::reinterpret(four_codes(&of_tile, i, j, form.planes));
+                    w_stage[at] = elements::<E>(four, shape.element);
                 }
             }
         }
@@ -340,7 +407,7 @@ fn stage_block(
                 let word = vector % 2 * 16 + vector % 8 / 2 * 2 + comptime!(w / 2 * 8 + w % 2);
                 let at = half * comptime!(shape.code_rows() * 32)
                     + word_at(word, vector / 8, shape.code_rows(), shape.words());
-                x_stage[at] = Bytes::reinterpret(x_next[c].extract(w));
+                x_stage[at] = elements::<E>(x_next[c].extract(w), shape.element);
             }
         }
     }
@@ -352,19 +419,19 @@ fn word_at(word: usize, row: usize, #[comptime] rows: usize, #[comptime] words: 
     (word / words * rows + row) * words + word % words
 }
 
-/// Multiplies a plane's matrices of step `step` of half `half`.
+/// Multiplies a plane's matrices of step `step` of stage `half`.
 #[cube]
-fn multiply(
-    w_stage: &[Bytes],
-    x_stage: &[Bytes],
-    acc: &mut Sequence<Matrix<i32>>,
+fn multiply<E: Numeric, A: Numeric>(
+    w_stage: &[Four<E>],
+    x_stage: &[Four<E>],
+    acc: &mut Sequence<Matrix<A>>,
     half: usize,
     plane: usize,
     #[comptime] step: usize,
     #[comptime] shape: WmmaShape,
 ) {
     let (row_plane, code_plane) = (plane / shape.code_planes, plane % shape.code_planes);
-    let mut of_codes = Sequence::<Matrix<i8>>::new();
+    let mut of_codes = Sequence::<Matrix<E>>::new();
     #[unroll]
     for b in 0..shape.code_matrices {
         let row = (code_plane * shape.code_matrices + b) * shape.n;
@@ -373,7 +440,7 @@ fn multiply(
         let to = from + comptime!(shape.n * shape.words());
         // SAFETY: loaded in the next line.
         let mut matrix = unsafe {
-            Matrix::<i8>::uninitialized(MatrixIdent::B, shape.m, shape.n, shape.k, MatrixLayout::ColMajor)
+            Matrix::<E>::uninitialized(MatrixIdent::B, shape.m, shape.n, shape.k, MatrixLayout::ColMajor)
         };
         cmma::load(&mut matrix, &x_stage[from..to], comptime!(shape.k as u32));
         of_codes.push(matrix);
@@ -386,7 +453,7 @@ fn multiply(
         let to = from + comptime!(shape.m * shape.words());
         // SAFETY: loaded in the next line.
         let mut matrix = unsafe {
-            Matrix::<i8>::uninitialized(MatrixIdent::A, shape.m, shape.n, shape.k, MatrixLayout::RowMajor)
+            Matrix::<E>::uninitialized(MatrixIdent::A, shape.m, shape.n, shape.k, MatrixLayout::RowMajor)
         };
         cmma::load(&mut matrix, &w_stage[from..to], comptime!(shape.k as u32));
         #[unroll]
@@ -418,9 +485,9 @@ fn place(
 /// Adds the scaled integer sums of all planes to the totals and clears them, for the segment that begins at column `32 * at32`
 /// or for whole rows.
 #[cube]
-fn collect<S: Float>(
-    acc: &mut Sequence<Matrix<i32>>,
-    scratch: &mut [i32],
+fn collect<S: Float, A: Numeric>(
+    acc: &mut Sequence<Matrix<A>>,
+    scratch: &mut [A],
     totals: &mut Array<f32>,
     scales: &[S],
     means: &[S],
@@ -456,7 +523,7 @@ fn collect<S: Float>(
                 comptime!(shape.m as u32),
                 MatrixLayout::ColMajor,
             );
-            cmma::fill(acc.index_mut(n), 0i32);
+            cmma::fill(acc.index_mut(n), A::from_int(0));
         }
         sync_cube();
         #[unroll]
@@ -469,18 +536,18 @@ fn collect<S: Float>(
             #[unroll]
             for s in 0..form.slices {
                 let code_row = clamp_max(first + row + s, last);
-                let int = scratch[base + comptime!(s * shape.m)];
+                let sum = scratch[base + comptime!(s * shape.m)];
                 let at = comptime!((n * pairs + pair) * form.slices + s);
                 if comptime!(form.exact()) {
                     // Scaled after the digits of a token are combined.
-                    totals[at] = f32::cast_from(int);
+                    totals[at] = f32::cast_from(sum);
                 } else {
                     let scale = scales[((tile * form.sets + set) * groups + group) * 16 + r];
-                    let mut value = f32::cast_from(int) * f32::cast_from(scale);
+                    let mut value = f32::cast_from(sum) * f32::cast_from(scale);
                     if comptime!(form.means && set == 0) {
-                        let sum = sum_of(sums, code_row, at32, dims, segment);
+                        let of_x = sum_of(sums, code_row, at32, dims, segment);
                         let mean = f32::cast_from(means[(tile * groups + group) * 16 + r]);
-                        value += f32::cast_from(sum) * mean * comptime!(form.unit());
+                        value += f32::cast_from(of_x) * mean * comptime!(form.unit());
                     }
                     totals[at] +=
                         value * segment_factor(factors, code_row / form.slices, at32, dims, form.x_group);

@@ -1,0 +1,155 @@
+//! Rows of Parquet files as lines of JSON.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::schema::types::Type;
+
+use crate::TrainError;
+
+/// Columns that a record is made of, see [`Record::from_json`](super::Record::from_json). Others are not read.
+const COLUMNS: [&str; 6] = ["text", "instruction", "input", "output", "messages", "conversations"];
+
+/// Writes the rows of a file to a temporary file without a name, a JSON object on each line, which a random document can be
+/// read from: a row of a Parquet file can only be read after all rows before it in its group.
+///
+/// # Errors
+///
+/// [`TrainError::Record`] with the number of the row for a malformed file or one without any of the columns, and
+/// [`TrainError::Io`].
+pub(super) fn as_lines(path: &Path) -> Result<File, TrainError> {
+    let io = |source| TrainError::Io { path: path.to_owned(), source };
+    let file = File::open(path).map_err(io)?;
+    let mut lines = BufWriter::with_capacity(1 << 16, tempfile::tempfile().map_err(io)?);
+    let mut row = 0;
+    // The library checks files, but not every length that it allocates or index that it uses.
+    let read = catch_unwind(AssertUnwindSafe(|| write_rows(file, &mut lines, &mut row)));
+    let wrong = |problem: String| TrainError::Record { path: path.to_owned(), line: row + 1, problem };
+    match read {
+        Ok(Ok(())) => lines.into_inner().map_err(|e| io(e.into_error())),
+        Ok(Err(Problem::Io(source))) => Err(io(source)),
+        Ok(Err(Problem::Parquet(error))) => Err(wrong(format!("Parquet: {error}"))),
+        Ok(Err(Problem::Columns(found))) => {
+            Err(wrong(format!("expected a column {}, got {}", COLUMNS.join(" or "), found.join(", "))))
+        }
+        Err(_) => Err(wrong("the Parquet file is malformed".to_owned())),
+    }
+}
+
+/// What ends the reading of a file.
+enum Problem {
+    Io(std::io::Error),
+    Parquet(ParquetError),
+    /// The names of columns of which none is known.
+    Columns(Vec<String>),
+}
+
+impl From<std::io::Error> for Problem {
+    fn from(error: std::io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<ParquetError> for Problem {
+    fn from(error: ParquetError) -> Self {
+        Self::Parquet(error)
+    }
+}
+
+fn write_rows(file: File, to: &mut impl Write, done: &mut usize) -> Result<(), Problem> {
+    let reader = SerializedFileReader::new(file)?;
+    let schema = reader.metadata().file_metadata().schema();
+    let fields = schema.get_fields();
+    let known: Vec<_> =
+        fields.iter().filter(|field| COLUMNS.contains(&field.name())).map(Arc::clone).collect();
+    if known.is_empty() {
+        return Err(Problem::Columns(fields.iter().map(|field| field.name().to_owned()).collect()));
+    }
+    let projection = Type::group_type_builder(schema.name()).with_fields(known).build()?;
+    for row in reader.get_row_iter(Some(projection))? {
+        serde_json::to_writer(&mut *to, &row?.to_json_value()).map_err(std::io::Error::from)?;
+        to.write_all(b"\n")?;
+        *done += 1;
+    }
+    to.flush()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use parquet::basic::Compression;
+    use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+    use parquet::file::properties::WriterProperties;
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::parser::parse_message_type;
+
+    use super::super::{Documents, Record};
+    use super::*;
+
+    /// A file of texts in two row groups, with a column that is not read.
+    fn write(path: &Path, column: &str, compression: Compression) {
+        let message = format!("message m {{ required int64 id; required binary {column} (STRING); }}");
+        let schema = Arc::new(parse_message_type(&message).expect("a schema"));
+        let properties = Arc::new(WriterProperties::builder().set_compression(compression).build());
+        let file = File::create(path).expect("a file");
+        let mut writer = SerializedFileWriter::new(file, schema, properties).expect("a writer");
+        for group in [["Once upon a time.", "The \"end\".\nReally."], ["Three.", " "]] {
+            let mut rows = writer.next_row_group().expect("a group");
+            let mut ids = rows.next_column().expect("no error").expect("a column");
+            ids.typed::<Int64Type>().write_batch(&[1, 2], None, None).expect("it is written");
+            ids.close().expect("it is closed");
+            let mut texts = rows.next_column().expect("no error").expect("a column");
+            let values = group.map(ByteArray::from);
+            texts.typed::<ByteArrayType>().write_batch(&values, None, None).expect("it is written");
+            texts.close().expect("it is closed");
+            rows.close().expect("it is closed");
+        }
+        writer.close().expect("it is closed");
+    }
+
+    #[test]
+    fn rows_are_documents() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("data.parquet");
+        for compression in
+            [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::ZSTD(Default::default())]
+        {
+            write(&path, "text", compression);
+            let documents = Documents::open(&[&path]).expect("documents");
+            assert_eq!(documents.len(), 4, "{compression}");
+            for (index, text) in [(1, "The \"end\".\nReally."), (0, "Once upon a time."), (2, "Three.")] {
+                assert_eq!(documents.read(index).expect("a record"), Record::Text(text.to_owned()));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_malformed_is_named() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("data.parquet");
+        write(&path, "comment", Compression::UNCOMPRESSED);
+        let error = Documents::open(&[&path]).expect_err("no column").to_string();
+        assert!(error.contains("messages") && error.contains("id, comment"), "{error}");
+        write(&path, "text", Compression::SNAPPY);
+        let whole = std::fs::read(&path).expect("a file");
+        // Every cut and every changed byte: an error or documents, and never a panic.
+        let mut failed = 0;
+        for at in 0..whole.len() {
+            for cut in [true, false] {
+                let mut bytes = whole.clone();
+                match cut {
+                    true => bytes.truncate(at),
+                    false => bytes[at] ^= 0x55,
+                }
+                std::fs::write(&path, bytes).expect("it is written");
+                failed += usize::from(Documents::open(&[&path]).is_err());
+            }
+        }
+        assert!(failed > whole.len(), "{failed} of {}", 2 * whole.len());
+    }
+}
