@@ -10,9 +10,10 @@ use half::f16;
 
 use super::decode::LOWEST;
 use super::ptx::{end_of_copies, exp2, packed, wait_for_copies};
+use super::walk::{self, BLOCK, Mask};
 
-/// Keys per tile.
-const KEYS: usize = 64;
+/// Keys per tile: a key block of a mask.
+const KEYS: usize = BLOCK;
 /// Rows per plane.
 pub(super) const PLANE_ROWS: usize = 16;
 /// Units per plane.
@@ -37,6 +38,8 @@ pub(super) struct Form {
     pub(super) planes: usize,
     /// True if old positions are out of a query's sight.
     pub(super) windowed: bool,
+    /// True if only the key blocks of a mask are attended to.
+    pub(super) masked: bool,
 }
 
 impl Form {
@@ -91,18 +94,38 @@ fn place_of(#[comptime] i: usize, #[comptime] form: Form) -> (usize, usize) {
     (key, column)
 }
 
-/// Finds the unit's share of a tile in the ring, whose first key is in `slot`. At most `left` keys follow the first one; places
-/// behind them get the last one, because what is in the ring behind it may be no number.
+/// Finds the unit's share of a tile in the ring, whose first visible key is in `slot`, behind `before` keys that nobody sees: there
+/// are some only with a window and a mask, whose tiles begin with a block. At most `left` keys follow the first visible one.
+/// Places before and behind get the nearest of these, because what is in the ring there may be no number.
 #[cube]
-fn locate(at: &mut Array<usize>, base: usize, slot: u32, capacity: u32, left: u32, #[comptime] form: Form) {
+fn locate(
+    at: &mut Array<usize>,
+    base: usize,
+    slot: u32,
+    before: u32,
+    capacity: u32,
+    left: u32,
+    #[comptime] form: Form,
+) {
     #[unroll]
     for i in 0..form.copies() {
         let (key, column) = place_of(i, form);
-        let past = slot + min(key as u32, left);
+        let mut key = key as u32;
+        if comptime!(form.masked && form.windowed) {
+            key = max(key, before) - before;
+        }
+        let past = slot + min(key, left);
         // No more keys are visible than there are slots.
         let slot = select(past >= capacity, past - capacity, past);
         at[i] = (base + slot as usize) * comptime!(form.vectors()) + column;
     }
+}
+
+/// The slot of the key `ahead` places behind the one in `slot`; no more keys are visible than there are slots.
+#[cube]
+fn slot_of(slot: u32, ahead: u32, capacity: u32) -> u32 {
+    let past = slot + ahead;
+    select(past >= capacity, past - capacity, past)
 }
 
 /// Starts to copy the unit's share of a tile to shared memory.
@@ -126,6 +149,9 @@ fn copy(from: &[Eight], tile: &mut [Eight], at: &Array<usize>, #[comptime] form:
 ///
 /// A weight is a power of two: `e^(score - reference)` is `2^(log2(e) score - log2(e) reference)`, one multiply-add and one
 /// instruction. The reference of a row is raised only when a score exceeds it by [`HEADROOM`]: mostly once, in the first tile.
+///
+/// With a mask the cube walks over the key blocks of all its rows; where these are of several query blocks, each row masks the
+/// blocks that it does not attend to.
 #[cube(launch_unchecked)]
 pub(super) fn mma(
     q: &[Vector<f32, Const<2>>],
@@ -139,6 +165,7 @@ pub(super) fn mma(
     capacity: u32,
     window: u32,
     scale: f32,
+    mask: ComptimeOption<Mask>,
     #[comptime] form: Form,
 ) {
     let def = MmaDefinition::<f16, f16, f32>::new(16usize, 8usize, 16usize);
@@ -219,13 +246,32 @@ pub(super) fn mma(
     let key_at = lane % 8 * comptime!(form.stride()) + lane / 8;
     let value_at = lane % 16 * comptime!(form.stride()) + lane / 16;
 
-    let tiles = (end - first_key).div_ceil(KEYS);
+    let mut tiles = (end - first_key).div_ceil(KEYS);
     let mut slot = first_key as u32 % capacity;
+    let first_slot = first_key as u32 % capacity;
     let mut at = Array::<usize>::new(form.copies());
-    locate(&mut at, base, slot, capacity, (end - 1 - first_key) as u32, form);
+    // With a mask, tiles are its key blocks, and the next one is found while this one is multiplied.
+    let rows = walk::rows_of(&mask, kv_head as u32, low_end as u32 - 1, end as u32);
+    let mut walked = Array::<u32>::new(2usize);
+    let mut next = first_key as u32;
+    let mut before = 0u32;
+    if comptime!(form.masked) {
+        walk::start(&mask, &rows, &mut walked, first_key as u32);
+        next = walk::next_block(&mask, &rows, &mut walked, end as u32);
+        tiles = end.div_ceil(KEYS) - first_key / KEYS;
+        let seen = max(next, first_key as u32);
+        before = seen - next;
+        slot = slot_of(first_slot, seen - first_key as u32, capacity);
+        locate(&mut at, base, slot, before, capacity, end as u32 - 1 - seen, form);
+    } else {
+        locate(&mut at, base, slot, before, capacity, (end - 1 - first_key) as u32, form);
+    }
     copy(k, &mut keys, &at, form);
     for tile in 0..tiles {
-        let first = first_key + tile * KEYS;
+        let mut first = first_key + tile * KEYS;
+        if comptime!(form.masked) {
+            first = next as usize;
+        }
         wait_for_copies();
         sync_cube();
         copy(v, &mut values, &at, form);
@@ -257,18 +303,36 @@ pub(super) fn mma(
         }
         wait_for_copies();
         sync_cube();
-        if tile + 1 < tiles {
+        if comptime!(form.masked) {
+            next = walk::next_block(&mask, &rows, &mut walked, end as u32);
+            if next < end as u32 {
+                let seen = max(next, first_key as u32);
+                before = seen - next;
+                slot = slot_of(first_slot, seen - first_key as u32, capacity);
+                locate(&mut at, base, slot, before, capacity, end as u32 - 1 - seen, form);
+                copy(k, &mut keys, &at, form);
+            }
+        } else if tile + 1 < tiles {
             slot += comptime!(KEYS as u32);
             if slot >= capacity {
                 slot -= capacity;
             }
-            locate(&mut at, base, slot, capacity, (end - 1 - first - KEYS) as u32, form);
+            locate(&mut at, base, slot, before, capacity, (end - 1 - first - KEYS) as u32, form);
             copy(k, &mut keys, &at, form);
         }
-        if first + KEYS > low_end || first < high_start {
+        let mut partial = first + KEYS > low_end || first < high_start;
+        if comptime!(form.masked) {
+            partial = partial || rows.count > 1;
+        }
+        if partial {
             #[unroll]
             for h in 0..2usize {
-                let (last, start) = (ends[h] - first as i32, starts[h] - first as i32);
+                let (mut last, start) = (ends[h] - first as i32, starts[h] - first as i32);
+                if comptime!(form.masked) {
+                    let position = (ends[h] + 2 * t as i32 - 1) as u32;
+                    let attends = walk::is_set(&mask, kv_head as u32, position, first as u32);
+                    last = select(attends, last, 0i32);
+                }
                 #[unroll]
                 for n in 0..comptime!(KEYS / 8) {
                     let c = scores.index_mut(n);
@@ -340,6 +404,11 @@ pub(super) fn mma(
                     }
                     def.execute_inplace(&operand_a, &operand_b, sums.index_mut(comptime!(2 * n + half)));
                 }
+            }
+        }
+        if comptime!(form.masked) {
+            if next >= end as u32 {
+                break;
             }
         }
     }

@@ -1,19 +1,23 @@
 //! Causal attention over a ring-buffer KV cache; keys and values shared by query heads (GQA) are not expanded.
 //!
 //! [`Device::store`] appends keys and values to a [`KvCache`], [`Device::rotate_and_store`] rotates them and the queries as well,
-//! and [`Device::attention`] computes attention over the cache. Single tokens of several sequences, whose caches were made by
+//! and [`Device::attention`] computes attention over the cache; [`Device::attention_masked`] only over the key blocks of a
+//! [`BlockMask`]. Single tokens of several sequences, whose caches were made by
 //! [`KvCache::several`], are a [`Batch`]: one launch of each instead of one per sequence.
 
 mod cache;
 mod combine;
 mod decode;
 mod joined;
+mod mask;
 mod mma;
 mod plan;
 mod prefill;
+mod prompt;
 mod ptx;
 mod several;
 mod store;
+mod walk;
 
 use std::f32::consts::LOG2_E;
 
@@ -24,6 +28,7 @@ pub use trike_core::{AttentionSpec, KvPrecision};
 
 pub use cache::{CacheShape, KvCache, Positions, Segment};
 pub(crate) use cache::{KvBuffer, MAX_POSITION};
+pub use mask::{BlockBitmap, BlockMask, MaskedWork};
 pub use plan::{AttentionBlueprint, AttentionProblem, horizon};
 pub use several::{Batch, Token, Tokens};
 
@@ -55,17 +60,37 @@ impl Device {
         out: &Buffer<f32>,
         strategy: &Strategy<AttentionBlueprint>,
     ) -> Result<()> {
-        let Segment { rows, positions, cache } = segment;
-        let first_position = positions.first_of(rows)?;
-        let problem = problem_of(spec, cache, rows.len(), 1, first_position)?;
-        let count = check_shape(
-            "queries of a batch",
-            positions.values().len(),
-            spec.heads.saturating_mul(spec.head_dim),
-        )?;
-        check_len("queries of attention", count, q.len())?;
-        let of_rows = positions.buffer();
-        let call = Call { problem, q, of_rows, cache, first_row: rows.start, scale: spec.scale };
+        self.attend(&Call::of_segment(spec, q, segment)?, strategy, out)
+    }
+
+    /// As [`Device::attention`], but a query attends only to the key blocks that `mask` has for its query block, as far as they
+    /// are visible to it. Other key blocks are neither read nor multiplied, so the time falls with their share.
+    ///
+    /// A query always sees its own position, because a [`BlockBitmap`] has the diagonal. The mask may be one of more positions
+    /// than those of the segment: chunks of a prompt share one.
+    ///
+    /// Without a window, a mask of all blocks gives the results of [`Device::attention`] with the same kernel, to the bit.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::attention`]; [`CubeError::Length`] for a mask of another number of KV heads, [`CubeError::Range`] for
+    /// one without the segment's positions, [`CubeError::Unsupported`] for [`AttentionBlueprint::Decode`], which
+    /// [`Strategy::Inferred`] does not choose here, and [`CubeError::Capture`] within every capture.
+    pub fn attention_masked(
+        &self,
+        spec: &AttentionSpec,
+        q: &Buffer<f32>,
+        segment: &Segment<'_>,
+        mask: &BlockMask,
+        out: &Buffer<f32>,
+        strategy: &Strategy<AttentionBlueprint>,
+    ) -> Result<()> {
+        let mut call = Call::of_segment(spec, q, segment)?;
+        let first = call.problem.first_position;
+        let positions = first..first + call.problem.tokens;
+        mask.bitmap().check(spec.kv_heads, &positions)?;
+        call.problem.mask = Some(mask.bitmap().work(spec.kv_heads, &positions, spec.window));
+        call.mask = Some(mask);
         self.attend(&call, strategy, out)
     }
 
@@ -93,7 +118,7 @@ impl Device {
             batch.keep_within(cache, MAX_POSITION);
         }
         let of_rows = batch.tokens.table();
-        let call = Call { problem, q, of_rows, cache, first_row: 0, scale: spec.scale };
+        let call = Call { problem, q, of_rows, cache, first_row: 0, scale: spec.scale, mask: None };
         self.attend(&call, strategy, out)
     }
 
@@ -202,7 +227,8 @@ fn problem_of(
     let (AttentionSpec { heads, kv_heads, head_dim, window, .. }, shape) = (*spec, cache.shape());
     check_len("key/value heads of a cache", kv_heads, shape.kv_heads)?;
     check_len("head_dim of a cache", head_dim, shape.head_dim)?;
-    let problem = AttentionProblem { heads, window, tokens, sequences, first_position, cache: shape };
+    let problem =
+        AttentionProblem { heads, window, tokens, sequences, first_position, cache: shape, mask: None };
     problem.validate()?;
     Ok(problem)
 }
@@ -225,9 +251,25 @@ struct Call<'a> {
     cache: &'a KvCache,
     first_row: usize,
     scale: f32,
+    mask: Option<&'a BlockMask>,
 }
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    /// The call for the rows of a segment, without a mask.
+    fn of_segment(spec: &AttentionSpec, q: &'a Buffer<f32>, segment: &Segment<'a>) -> Result<Self> {
+        let Segment { rows, positions, cache } = segment;
+        let first_position = positions.first_of(rows)?;
+        let problem = problem_of(spec, cache, rows.len(), 1, first_position)?;
+        let count = check_shape(
+            "queries of a batch",
+            positions.values().len(),
+            spec.heads.saturating_mul(spec.head_dim),
+        )?;
+        check_len("queries of attention", count, q.len())?;
+        let of_rows = positions.buffer();
+        Ok(Self { problem, q, of_rows, cache, first_row: rows.start, scale: spec.scale, mask: None })
+    }
+
     /// The window; `u32::MAX` for no window.
     fn window(&self) -> u32 {
         self.problem.window.and_then(|n| u32::try_from(n).ok()).unwrap_or(u32::MAX)
@@ -307,73 +349,6 @@ impl Call<'_> {
                     );
                 }
             }
-        }
-    }
-
-    fn mma(&self, client: &Client, cubes: CubeCount, units: CubeDim, form: mma::Form, out: &Buffer<f32>) {
-        let (q, k, v, out) =
-            (self.q.vectors(2), self.cache.k.vectors(8), self.cache.v.vectors(8), out.vectors(2));
-        let [tokens, first, position, heads, capacity] = self.sizes();
-        // SAFETY: as in `decode_as`; tokens past the last are clamped and not stored.
-        unsafe {
-            mma::mma::launch_unchecked(
-                client,
-                cubes,
-                units,
-                q,
-                k,
-                v,
-                out,
-                tokens,
-                first,
-                position,
-                heads,
-                capacity,
-                self.window(),
-                self.scale,
-                form,
-            );
-        }
-    }
-
-    /// Tokens, first row, first position, KV heads and capacity.
-    fn sizes(&self) -> [u32; 5] {
-        let (problem, shape) = (&self.problem, self.problem.cache);
-        // Each was checked against a length that fits 32 bits.
-        [problem.tokens, self.first_row, problem.first_position, shape.kv_heads, shape.capacity]
-            .map(|n| n as u32)
-    }
-
-    fn prefill<E: Float>(
-        &self,
-        client: &Client,
-        cubes: CubeCount,
-        units: CubeDim,
-        form: prefill::Form,
-        out: &Buffer<f32>,
-    ) {
-        let (q, k, v, out) =
-            (self.q.vectors(4), self.cache.k.vectors(4), self.cache.v.vectors(4), out.vectors(4));
-        let [tokens, first, position, heads, capacity] = self.sizes();
-        // SAFETY: as in `decode_as`; tokens past the last are clamped and not stored.
-        unsafe {
-            prefill::prefill::launch_unchecked::<E>(
-                client,
-                cubes,
-                units,
-                q,
-                k,
-                v,
-                out,
-                tokens,
-                first,
-                position,
-                heads,
-                capacity,
-                self.window(),
-                self.scale,
-                form,
-            );
         }
     }
 }

@@ -3,9 +3,10 @@
 use trike_core::KvPrecision;
 
 use super::cache::{CacheShape, MAX_POSITION};
+use super::mask::MaskedWork;
 use super::{decode, mma, prefill};
 use crate::capabilities::Capabilities;
-use crate::error::{CubeError, Result, check_range, check_shape};
+use crate::error::{CubeError, Result, check_range, check_shape, unsupported};
 use crate::plan::{Plan, Settings};
 use trike_core::Cost;
 
@@ -25,6 +26,9 @@ pub struct AttentionProblem {
     pub first_position: usize,
     /// Shape of the KV cache.
     pub cache: CacheShape,
+    /// What a [block mask](super::BlockMask) leaves of the problem ([`BlockBitmap::work`](super::BlockBitmap::work)); `None`
+    /// without a mask.
+    pub mask: Option<MaskedWork>,
 }
 
 /// Kernel variants of [`AttentionProblem`].
@@ -108,12 +112,12 @@ impl AttentionProblem {
     }
 
     pub(super) fn prefill_form(&self) -> prefill::Form {
-        prefill::Form { head_dim: self.cache.head_dim, share: self.share() }
+        prefill::Form { head_dim: self.cache.head_dim, share: self.share(), masked: self.mask.is_some() }
     }
 
     pub(super) fn mma_form(&self, planes: usize) -> mma::Form {
-        let windowed = self.window.is_some();
-        mma::Form { head_dim: self.cache.head_dim, share: self.share(), planes, windowed }
+        let (windowed, masked) = (self.window.is_some(), self.mask.is_some());
+        mma::Form { head_dim: self.cache.head_dim, share: self.share(), planes, windowed, masked }
     }
 
     /// Cubes along the rows, with `rows` rows per cube.
@@ -156,6 +160,9 @@ impl Plan for AttentionProblem {
         check_range("tokens of attention", 1, most, self.tokens)?;
         check_range("first position of attention", 0, MAX_POSITION - self.tokens, self.first_position)?;
         check_range("window of attention", 1, usize::MAX, self.window.unwrap_or(1))?;
+        if self.mask.is_some() {
+            check_range("sequences of masked attention", 1, 1, self.sequences)?;
+        }
         check_shape("queries of attention", self.rows(), self.heads.saturating_mul(self.cache.head_dim))?;
         // From the oldest position visible to the first token to the last token's own.
         let needed = self.seen(0) + self.tokens - 1;
@@ -193,6 +200,10 @@ impl Plan for AttentionProblem {
             return all;
         }
         let tiles: Vec<_> = mma.chain([AttentionBlueprint::Prefill]).filter(possible).collect();
+        if self.mask.is_some() {
+            // The kernel for few rows has no tiles to leave out. If no other fits, its error is returned.
+            return if tiles.is_empty() { vec![AttentionBlueprint::Prefill] } else { tiles };
+        }
         let many = self.tokens > 1 && self.tokens * self.share() > FEW_ROWS;
         let at = if many { 0 } else { all.len() };
         all.splice(at..at, tiles);
@@ -212,7 +223,12 @@ impl Plan for AttentionProblem {
         }
         // `Settings::check` rejects a number that does not fit.
         let sides = |x: usize, y: usize, z: usize| [x, y, z].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        // The mask is one more buffer.
+        let buffers = 4 + usize::from(self.mask.is_some());
         match *blueprint {
+            AttentionBlueprint::Decode { .. } if self.mask.is_some() => {
+                unsupported("attention/decode", "a block mask", "use the kernels for prompts")
+            }
             AttentionBlueprint::Decode { units, heads, splits } => {
                 check_range("query heads of a cube", 1, self.share().min(8), heads)?;
                 check_range("parts of the positions", 1, self.horizon().div_ceil(CHUNK), splits)?;
@@ -245,7 +261,7 @@ impl Plan for AttentionProblem {
                     });
                 }
                 let cubes = sides(self.blocks(prefill::ROWS), kv_heads, 1);
-                let settings = Settings { cubes, ..Settings::linear(1, prefill::UNITS as u32, 4) };
+                let settings = Settings { cubes, ..Settings::linear(1, prefill::UNITS as u32, buffers) };
                 Ok(settings.shared(self.prefill_form().shared_bytes()))
             }
             AttentionBlueprint::Mma { planes } => {
@@ -280,7 +296,7 @@ impl Plan for AttentionProblem {
                 let settings = Settings {
                     cubes,
                     units: [mma::LANES as u32, planes as u32],
-                    ..Settings::linear(1, 1, 4)
+                    ..Settings::linear(1, 1, buffers)
                 };
                 Ok(settings.shared(form.shared_bytes()))
             }
@@ -293,12 +309,16 @@ impl Plan for AttentionProblem {
         let full = self.seen(self.tokens - 1);
         let growing = full - self.seen(0);
         let pairs = self.tokens as u64 * full as u64 - growing as u64 * (growing as u64 + 1) / 2;
-        let head = precision.bytes_per_head(head_dim) as u64;
-        let read = 2 * head * (self.seen(0) + self.tokens - 1) as u64 * kv_heads as u64;
+        let whole = MaskedWork {
+            pairs: pairs * kv_heads as u64,
+            keys: ((self.seen(0) + self.tokens - 1) * kv_heads) as u64,
+        };
+        let MaskedWork { pairs, keys } = self.mask.unwrap_or(whole);
+        let read = 2 * precision.bytes_per_head(head_dim) as u64 * keys;
         let queries = 8 * self.tokens as u64 * (self.heads * head_dim) as u64;
         let sequences = self.sequences as u64;
         Cost {
-            macs: sequences * 2 * pairs * (self.heads * head_dim) as u64,
+            macs: sequences * 2 * pairs * (self.share() * head_dim) as u64,
             bytes: sequences * (read + queries),
         }
     }
@@ -307,10 +327,19 @@ impl Plan for AttentionProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attention::BlockBitmap;
 
     fn problem() -> AttentionProblem {
         let cache = CacheShape { kv_heads: 2, head_dim: 64, capacity: 100, precision: KvPrecision::F32 };
-        AttentionProblem { heads: 6, window: None, tokens: 20, sequences: 1, first_position: 80, cache }
+        AttentionProblem {
+            heads: 6,
+            window: None,
+            tokens: 20,
+            sequences: 1,
+            first_position: 80,
+            cache,
+            mask: None,
+        }
     }
 
     #[test]
@@ -402,5 +431,36 @@ mod tests {
         assert_eq!(two.cost().macs, 2 * (10 + 11) * 6 * 64);
         let windowed = AttentionProblem { tokens: 3, window: Some(4), first_position: 2, ..problem() };
         assert_eq!(windowed.cost().macs, 2 * (3 + 4 + 4) * 6 * 64);
+        // Tokens 80 to 99 of two KV heads: the diagonal is keys 64 to 99, all blocks are what a problem without a mask has.
+        let positions = 80..100;
+        let of = |set: bool| BlockBitmap::from_fn(2, positions.clone(), |_, _, _| set).expect("fits");
+        let masked =
+            |set| AttentionProblem { mask: Some(of(set).work(2, &positions, None)), ..problem() }.cost();
+        let pairs: u64 = (80..100).map(|p| p + 1 - 64).sum();
+        let expected = Cost { macs: 2 * pairs * 6 * 64, bytes: 2 * 4 * 36 * 128 + 20 * 8 * 6 * 64 };
+        assert_eq!(masked(false), expected);
+        assert_eq!(masked(true), problem().cost());
+    }
+
+    #[test]
+    fn a_mask_leaves_the_kernels_for_prompts() {
+        let mask = Some(MaskedWork { pairs: 1, keys: 1 });
+        let device = Capabilities::smallest();
+        for tokens in [1, 2, 20] {
+            let masked = AttentionProblem { tokens, mask, ..problem() };
+            assert_eq!(masked.candidates(&device), [AttentionBlueprint::Prefill]);
+            let (_, settings) = masked.plan(&crate::Strategy::Inferred, &device).expect("a plan");
+            assert_eq!(settings.bindings, 5);
+            let decode = AttentionBlueprint::Decode { units: 64, heads: 1, splits: 1 };
+            let refused = masked.settings(&decode, &device).expect_err("refused");
+            assert!(matches!(refused, CubeError::Unsupported { operation: "attention/decode", .. }));
+        }
+        let odd = CacheShape { head_dim: 6, ..problem().cache };
+        let refused = AttentionProblem { cache: odd, mask, ..problem() }
+            .plan(&crate::Strategy::Inferred, &device)
+            .expect_err("no kernel");
+        assert!(matches!(refused, CubeError::NotMultiple { unit: 4, got: 6, .. }));
+        let several = AttentionProblem { tokens: 1, sequences: 2, mask, ..problem() };
+        assert!(matches!(several.validate(), Err(CubeError::Range { maximum: 1, got: 2, .. })));
     }
 }

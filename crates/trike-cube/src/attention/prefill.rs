@@ -4,6 +4,7 @@
 use cubecl::prelude::*;
 
 use super::decode::LOWEST;
+use super::walk::{self, BLOCK, Mask};
 
 /// Rows per cube; a row is one token and one query head of a KV head.
 pub(super) const ROWS: usize = 16;
@@ -28,6 +29,8 @@ pub(super) struct Form {
     pub(super) head_dim: usize,
     /// Query heads per KV head.
     pub(super) share: usize,
+    /// True if only the key blocks of a mask are attended to.
+    pub(super) masked: bool,
 }
 
 impl Form {
@@ -45,7 +48,8 @@ impl Form {
     }
 }
 
-/// Copies a slab of the keys or values of a tile; keys past `end` and columns past the head are zero.
+/// Copies a slab of the keys or values of a tile; keys past `end` and columns past the head are zero. So are keys before
+/// `first_key` in a tile of a mask, which begins with a block and not with the first visible key.
 #[cube]
 fn load<E: Float>(
     from: &[Vector<E, Const<4>>],
@@ -53,6 +57,7 @@ fn load<E: Float>(
     kv_head: usize,
     capacity: usize,
     first: usize,
+    first_key: usize,
     end: usize,
     slab: usize,
     #[comptime] form: Form,
@@ -64,7 +69,11 @@ fn load<E: Float>(
         let (key, c) = (n / SLAB, n % SLAB);
         let column = slab * SLAB + c;
         let mut value = Quad::new(0.0f32);
-        if first + key < end && column < vectors {
+        let mut visible = first + key < end && column < vectors;
+        if comptime!(form.masked) {
+            visible = visible && first + key >= first_key;
+        }
+        if visible {
             let at = (kv_head * capacity + (first + key) % capacity) * vectors + column;
             value = Quad::cast_from(from[at]);
         }
@@ -75,7 +84,8 @@ fn load<E: Float>(
 /// Cube `(block, KV head)` computes attention for rows `16 block ..`, whose queries share their keys.
 ///
 /// Unit `(r, g)` holds the scores of row `r` with keys `g, g + 8, ..` of a tile, and columns `4 g ..` of each slab of the sums.
-/// All loop bounds depend only on scalars and the cube.
+/// All loop bounds depend only on scalars and the cube. With a mask the cube walks over the key blocks of all its rows; those that
+/// a row does not attend to have weight zero in it.
 #[cube(launch_unchecked)]
 pub(super) fn prefill<E: Float>(
     q: &[Quad],
@@ -89,6 +99,7 @@ pub(super) fn prefill<E: Float>(
     capacity: u32,
     window: u32,
     scale: f32,
+    mask: ComptimeOption<Mask>,
     #[comptime] form: Form,
 ) {
     let unit = UNIT_POS as usize;
@@ -130,15 +141,35 @@ pub(super) fn prefill<E: Float>(
     let mut scores = Array::<f32>::new(4usize);
     let mut dots = Array::<Quad>::new(4usize);
 
-    for t in 0..(end - first_key).div_ceil(KEYS) {
-        let first = first_key + t * KEYS;
+    // A key block is two tiles.
+    let mut tiles = (end - first_key).div_ceil(KEYS);
+    let mut walked = Array::<u32>::new(2usize);
+    let mut key_block = 0u32;
+    let rows = walk::rows_of(&mask, kv_head as u32, low - 1, end as u32);
+    if comptime!(form.masked) {
+        tiles = (end.div_ceil(BLOCK) - first_key / BLOCK) * comptime!(BLOCK / KEYS);
+        walk::start(&mask, &rows, &mut walked, first_key as u32);
+    }
+    for t in 0..tiles {
+        let mut first = first_key + t * KEYS;
+        let mut attends = true;
+        if comptime!(form.masked) {
+            if t % comptime!(BLOCK / KEYS) == 0 {
+                key_block = walk::next_block(&mask, &rows, &mut walked, end as u32);
+            }
+            first = key_block as usize + t % comptime!(BLOCK / KEYS) * KEYS;
+            if first >= end {
+                break;
+            }
+            attends = walk::is_set(&mask, kv_head as u32, position_end - 1, key_block);
+        }
         #[unroll]
         for i in 0..4usize {
             dots[i] = Quad::new(0.0f32);
         }
         for slab in 0..slabs {
             sync_cube();
-            load::<E>(k, &mut tile, kv_head, capacity as usize, first, end, slab, form);
+            load::<E>(k, &mut tile, kv_head, capacity as usize, first, first_key, end, slab, form);
             sync_cube();
             #[unroll]
             for c in 0..SLAB {
@@ -156,7 +187,11 @@ pub(super) fn prefill<E: Float>(
                 + dots[i].extract(1usize)
                 + dots[i].extract(2usize)
                 + dots[i].extract(3usize);
-            scores[i] = select(key >= start && key < position_end as usize, dot, LOWEST);
+            let mut seen = key >= start && key < position_end as usize;
+            if comptime!(form.masked) {
+                seen = seen && attends;
+            }
+            scores[i] = select(seen, dot, LOWEST);
             weights[r * comptime!(KEYS + 1) + g + comptime!(PER_ROW * i)] = scores[i];
         }
         sync_cube();
@@ -171,7 +206,10 @@ pub(super) fn prefill<E: Float>(
         #[unroll]
         for i in 0..4usize {
             let key = first + g + comptime!(PER_ROW * i);
-            let seen = key >= start && key < position_end as usize;
+            let mut seen = key >= start && key < position_end as usize;
+            if comptime!(form.masked) {
+                seen = seen && attends;
+            }
             weights[r * comptime!(KEYS + 1) + g + comptime!(PER_ROW * i)] =
                 select(seen, f32::exp(scores[i] - most), 0.0f32);
         }
@@ -179,7 +217,7 @@ pub(super) fn prefill<E: Float>(
         #[unroll]
         for slab in 0..slabs {
             sync_cube();
-            load::<E>(v, &mut tile, kv_head, capacity as usize, first, end, slab, form);
+            load::<E>(v, &mut tile, kv_head, capacity as usize, first, first_key, end, slab, form);
             sync_cube();
             let mut sum = sums[slab] * Quad::new(kept);
             for j in 0..KEYS {

@@ -196,8 +196,15 @@ fn attend(device: &Device, case: &Attention) -> Result<Settings> {
     let Heads { heads, kv_heads, head_dim, .. } = case.heads;
     let cache = CacheShape { kv_heads, head_dim, capacity: case.positions, precision: KvPrecision::F16 };
     let first_position = case.positions - case.tokens;
-    let problem =
-        AttentionProblem { heads, window: None, tokens: case.tokens, sequences: 1, first_position, cache };
+    let problem = AttentionProblem {
+        heads,
+        window: None,
+        tokens: case.tokens,
+        sequences: 1,
+        first_position,
+        cache,
+        mask: None,
+    };
     let (blueprint, settings) = problem.plan(&Strategy::Inferred, device.capabilities())?;
     // Two parts, if any, are as good as many.
     let blueprint = match blueprint {

@@ -227,8 +227,15 @@ fn attend<'a>(device: &'a Device, case: &Attention) -> Result<Entrant<'a>> {
     let (sequences, rows) = if together { (batch, batch) } else { (1, tokens) };
     let q = device.upload(&rng.normals(rows * heads * head_dim))?;
     let out: Buffer<f32> = device.empty(rows * heads * head_dim)?;
-    let problem =
-        AttentionProblem { heads, window: None, tokens, sequences, first_position: first, cache: shape };
+    let problem = AttentionProblem {
+        heads,
+        window: None,
+        tokens,
+        sequences,
+        first_position: first,
+        cache: shape,
+        mask: None,
+    };
     let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
     let (spec, forced) = (of.spec(), Strategy::Forced(blueprint));
     let timed = if together {

@@ -1,9 +1,11 @@
-//! What happens between products, and hypervectors: operations without weights, as data, and their launches.
+//! What happens between products, attention with masks, and hypervectors: operations without weights, as data, and their launches.
 
 use anyhow::Result;
 use std::fmt;
-use trike_bench::{Heads, Limit};
-use trike_cube::attention::Positions;
+use trike_bench::{Attention, Heads, Limit};
+use trike_cube::attention::{
+    AttentionProblem, BlockBitmap, BlockMask, CacheShape, KvCache, KvPrecision, Positions, Segment,
+};
 use trike_cube::linear::{ActivationPrecision, ActivationShape, Activations};
 use trike_cube::ops::{
     Elementwise, ElementwiseProblem, GatedActivation, Norm, RopePairing, RopeProblem, RopeTable, RowInput,
@@ -13,6 +15,7 @@ use trike_cube::{Buffer, Cost, Device, Plan, Strategy, TritScore, TritTable};
 use trike_testkit::Rng;
 use trike_trit::{Encoding, Scales, TritTensor};
 
+use super::catalogue::HALVES;
 use super::entrant::{Absent, Entrant, TRIKE, Timed, launches};
 
 /// An operation of a size.
@@ -37,6 +40,13 @@ pub enum Operation {
         /// Tokens.
         tokens: usize,
         /// The heads; all query heads are rotated.
+        heads: Heads,
+    },
+    /// Attention of a whole prompt over a random quarter of the key blocks, chosen for each KV head, and the diagonal.
+    MaskedAttention {
+        /// Tokens.
+        tokens: usize,
+        /// The heads.
         heads: Heads,
     },
     /// `silu(gate) * up` in f32, then int8 codes, in two launches.
@@ -88,6 +98,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
     Operation::NormAndQuantize { tokens: 2048, width: 2560 },
     Operation::Rotary { tokens: 1, heads: Heads::B2 },
     Operation::Rotary { tokens: 2048, heads: Heads::B2 },
+    Operation::MaskedAttention { tokens: 4096, heads: Heads::B2 },
+    Operation::MaskedAttention { tokens: 4096, heads: Heads::B8 },
     Operation::GateThenQuantize { tokens: 1, width: 6912 },
     Operation::GateAndQuantize { tokens: 1, width: 6912 },
     Operation::GateThenQuantize { tokens: 2048, width: 6912 },
@@ -104,6 +116,7 @@ pub(super) const TINY: &[Operation] = &[
     Operation::RmsNorm { tokens: 2, width: 96 },
     Operation::NormAndQuantize { tokens: 2, width: 128 },
     Operation::Rotary { tokens: 2, heads: Heads::TINY },
+    Operation::MaskedAttention { tokens: 200, heads: Heads::TINY },
     Operation::GateThenQuantize { tokens: 2, width: 128 },
     Operation::GateAndQuantize { tokens: 2, width: 128 },
     Operation::Top { vocab: 500, k: 4 },
@@ -118,6 +131,10 @@ impl fmt::Display for Operation {
             Self::NormAndQuantize { tokens, width } => write!(f, "rms-norm and codes {width} m={tokens}"),
             Self::Rotary { tokens, heads } => {
                 write!(f, "rotary {} x {} m={tokens}", heads.heads, heads.head_dim)
+            }
+            Self::MaskedAttention { tokens, heads } => {
+                let whole = Attention { heads, tokens, positions: tokens, batch: 1 };
+                write!(f, "{whole}, a quarter of the blocks")
             }
             Self::GateThenQuantize { tokens, width } => write!(f, "swiglu, then codes {width} m={tokens}"),
             Self::GateAndQuantize { tokens, width } => write!(f, "swiglu and codes {width} m={tokens}"),
@@ -146,6 +163,13 @@ impl Operation {
             }
             Self::NormAndQuantize { tokens, width } => rows(tokens, width, RowSource::Plain, true).cost(),
             Self::Rotary { tokens, heads } => rotary(tokens, heads).cost(),
+            Self::MaskedAttention { tokens, heads } => {
+                let Heads { heads: all, kv_heads, head_dim, .. } = heads;
+                let cache = CacheShape { kv_heads, head_dim, capacity: tokens, precision: KvPrecision::F16 };
+                let mask = quarter(tokens, heads).ok().map(|mask| mask.work(kv_heads, &(0..tokens), None));
+                let (window, sequences, first_position) = (None, 1, 0);
+                AttentionProblem { heads: all, window, tokens, sequences, first_position, cache, mask }.cost()
+            }
             Self::GateThenQuantize { tokens, width } => {
                 let operation = Elementwise::Gated(GatedActivation::SiLu);
                 let gate = ElementwiseProblem { operation, len: tokens * width }.cost();
@@ -165,6 +189,11 @@ impl Operation {
         }
     }
 
+    /// Ceilings of the operation.
+    fn limits(&self) -> &'static [Limit] {
+        if matches!(self, Self::MaskedAttention { .. }) { HALVES } else { &[Limit::Memory] }
+    }
+
     /// The contender.
     pub(super) fn entrant<'a>(&self, device: &'a Device) -> Result<Entrant<'a>, Absent> {
         let problem = self.to_string();
@@ -180,7 +209,7 @@ impl Operation {
             blueprint: String::new(),
             rival: false,
             cost: self.cost(),
-            limits: &[Limit::Memory],
+            limits: self.limits(),
             timed,
         })
     }
@@ -215,6 +244,25 @@ impl Operation {
                 let positions = Positions::upload(device, &at)?;
                 launches(device, 1, move |_| {
                     device.rope(&x, head_dim, &positions, &turns, &Strategy::Inferred)
+                })
+            }
+            Self::MaskedAttention { tokens, heads: of } => {
+                let Heads { heads, kv_heads, head_dim, .. } = of;
+                let halves = device.capabilities().f16;
+                let precision = if halves { KvPrecision::F16 } else { KvPrecision::F32 };
+                let shape = CacheShape { kv_heads, head_dim, capacity: tokens, precision };
+                let cache = KvCache::empty(device, shape)?;
+                let at: Vec<u32> = (0..tokens as u32).collect();
+                let positions = Positions::upload(device, &at)?;
+                let k = device.upload(&rng.normals(tokens * kv_heads * head_dim))?;
+                let v = device.upload(&rng.normals(tokens * kv_heads * head_dim))?;
+                device.store(&k, &v, &Segment { rows: 0..tokens, positions: &positions, cache: &cache })?;
+                let q = device.upload(&rng.normals(tokens * heads * head_dim))?;
+                let out = device.empty(tokens * heads * head_dim)?;
+                let mask = BlockMask::upload(device, quarter(tokens, of)?)?;
+                launches(device, 1, move |_| {
+                    let segment = Segment { rows: 0..tokens, positions: &positions, cache: &cache };
+                    device.attention_masked(&of.spec(), &q, &segment, &mask, &out, &Strategy::Inferred)
                 })
             }
             Self::GateThenQuantize { tokens, width } => {
@@ -260,6 +308,12 @@ fn rotary(tokens: usize, heads: Heads) -> RopeProblem {
     RopeProblem { tokens, heads, head_dim, rotated: head_dim, pairing: RopePairing::Halves }
 }
 
+/// A random quarter of the key blocks before each query block, for each KV head.
+fn quarter(tokens: usize, heads: Heads) -> trike_cube::Result<BlockBitmap> {
+    let mut rng = Rng::new(17);
+    BlockBitmap::from_fn(heads.kv_heads, 0..tokens, |_, _, _| rng.below(4) == 0)
+}
+
 fn codes(device: &Device, tokens: usize, cols: usize) -> Result<Activations> {
     let precision = ActivationPrecision::Int8PerToken;
     Ok(Activations::empty(device, ActivationShape { tokens, cols, precision })?)
@@ -289,5 +343,14 @@ mod tests {
         // The product in f32, written and read again.
         assert_eq!(apart.cost().bytes - fused.cost().bytes, 2 * 4 * 7 * 6912);
         assert_eq!(apart.to_string(), "swiglu, then codes 6912 m=7");
+    }
+
+    #[test]
+    fn masked_attention_is_between_a_quarter_and_the_whole() {
+        let masked = Operation::MaskedAttention { tokens: 4096, heads: Heads::B2 };
+        let whole = Attention { heads: Heads::B2, tokens: 4096, positions: 4096, batch: 1 }.cost();
+        let share = masked.cost().macs as f64 / whole.macs as f64;
+        assert!((0.24..0.28).contains(&share), "{share}");
+        assert_eq!(masked.to_string(), "attention prefill 4096, a quarter of the blocks");
     }
 }

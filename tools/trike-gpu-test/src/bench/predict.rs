@@ -243,8 +243,15 @@ pub fn attention(case: &Attention) -> Prediction {
     }
 }
 
-/// Predicts an operation without weights: memory traffic, and the launches of what is not fused.
+/// Predicts an operation without weights: its share of attention, or memory traffic, and the launches of what is not fused.
 pub fn operation(operation: &Operation) -> Prediction {
+    if let Operation::MaskedAttention { tokens, heads } = *operation {
+        // Tiles that are left out cost nothing; finding the others does not show in the counts.
+        let whole = Attention { heads, tokens, positions: tokens, batch: 1 };
+        let share = operation.cost().macs as f64 / whole.cost().macs as f64;
+        let all = attention(&whole);
+        return Prediction { seconds: share * all.seconds, ..all };
+    }
     let memory = operation.cost().bytes as f64 / (COPY * SIMPLE);
     let launches = match operation {
         Operation::GateThenQuantize { .. } | Operation::Top { .. } => 2.0,

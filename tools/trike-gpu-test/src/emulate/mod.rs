@@ -21,7 +21,8 @@ use std::time::Instant;
 
 use crate::session::Session;
 use crate::suites::{
-    self, attention::attention, linear::linear, matrices::matrices, probe::probe, several::several,
+    self, attention::attention, linear::linear, masks::masks, matrices::matrices, probe::probe,
+    several::several,
 };
 use crate::tally::{Outcome, Tally};
 use host::{Contraction, Host};
@@ -61,6 +62,9 @@ const CASES: &[(Suite, &str)] = &[
     (attention, "Mma { planes: 4 }"),
     (attention, "Mma { planes: 2 }"),
     (attention, "F16, Decode"),
+    (masks, "Mma { planes: 8 }"),
+    (masks, "Mma { planes: 4 }"),
+    (masks, "Mma { planes: 2 }"),
     (several, "F16, Decode"),
     (matrices, "Mma { tokens: "),
     (probe, "mma"),

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use half::f16;
 use trike_cube::attention::{
-    AttentionBlueprint, AttentionProblem, AttentionSpec, CacheShape, KvCache, KvPrecision, Positions, Segment,
+    AttentionBlueprint, AttentionProblem, AttentionSpec, BlockBitmap, BlockMask, CacheShape, KvCache,
+    KvPrecision, Positions, Segment,
 };
 use trike_cube::{CubeError, Device, Plan, Strategy};
 use trike_testkit::Rng;
@@ -12,7 +13,7 @@ use trike_testkit::Rng;
 use crate::session::{Oracle, Session, Verdict};
 
 /// Query heads, key heads, head dimension, slots, position of the first token, tokens, window, precision.
-type Row = (usize, usize, usize, usize, usize, usize, Option<usize>, KvPrecision);
+pub(super) type Row = (usize, usize, usize, usize, usize, usize, Option<usize>, KvPrecision);
 
 use KvPrecision::{F16, F32};
 
@@ -75,8 +76,15 @@ pub fn shapes(session: &mut Session) {
         for (first_position, tokens) in [(0, 1), (500, 1), (4000, 1), (100, 4), (0, 2048)] {
             for precision in [F32, F16] {
                 let cache = CacheShape { kv_heads, head_dim, capacity: 8192, precision };
-                let large =
-                    AttentionProblem { heads, window: None, tokens, sequences: 1, first_position, cache };
+                let large = AttentionProblem {
+                    heads,
+                    window: None,
+                    tokens,
+                    sequences: 1,
+                    first_position,
+                    cache,
+                    mask: None,
+                };
                 let name = format!(
                     "attention {heads}/{kv_heads} heads of {head_dim}, {tokens} at {first_position} {precision:?}"
                 );
@@ -102,10 +110,12 @@ const BEFORE: usize = 1;
 /// Extra batch rows after the tokens.
 const AFTER: usize = 1;
 /// Initial value of outputs.
-const POISON: f32 = -12345.0;
+pub(super) const POISON: f32 = -12345.0;
 
-struct Case {
-    problem: AttentionProblem,
+/// Attention of the tokens of one sequence.
+pub(super) struct Case {
+    pub(super) problem: AttentionProblem,
+    mask: Option<BlockBitmap>,
     scale: f32,
     q: Vec<f32>,
     /// `[position][kv_head][head_dim]`, from position 0.
@@ -114,19 +124,45 @@ struct Case {
 }
 
 impl Case {
-    fn new(seed: u64, row: Row) -> Self {
+    pub(super) fn new(seed: u64, row: Row) -> Self {
         let (heads, kv_heads, head_dim, capacity, first_position, tokens, window, precision) = row;
         let cache = CacheShape { kv_heads, head_dim, capacity, precision };
-        let problem = AttentionProblem { heads, window, tokens, sequences: 1, first_position, cache };
+        let problem =
+            AttentionProblem { heads, window, tokens, sequences: 1, first_position, cache, mask: None };
         let mut rng = Rng::new(seed);
         let count = (first_position + tokens) * kv_heads * head_dim;
         let q = rng.normals((BEFORE + tokens + AFTER) * heads * head_dim);
         let (k, v) = (rng.normals(count), rng.normals(count));
-        Self { problem, scale: 2.0 / (head_dim as f32).sqrt(), q, k, v }
+        Self { problem, mask: None, scale: 2.0 / (head_dim as f32).sqrt(), q, k, v }
+    }
+
+    /// The positions of the tokens.
+    pub(super) fn positions(&self) -> Range<usize> {
+        self.problem.first_position..self.problem.first_position + self.problem.tokens
+    }
+
+    /// The same with a mask.
+    pub(super) fn masked(mut self, mask: BlockBitmap) -> Self {
+        let AttentionProblem { window, cache, .. } = self.problem;
+        self.problem.mask = Some(mask.work(cache.kv_heads, &self.positions(), window));
+        self.mask = Some(mask);
+        self
+    }
+
+    pub(super) fn spec(&self) -> AttentionSpec {
+        let AttentionProblem { heads, window, cache, .. } = self.problem;
+        let CacheShape { kv_heads, head_dim, .. } = cache;
+        AttentionSpec { heads, kv_heads, head_dim, scale: self.scale, window }
+    }
+
+    /// The queries of the tokens.
+    pub(super) fn queries(&self) -> &[f32] {
+        let row = self.problem.heads * self.problem.cache.head_dim;
+        &self.q[BEFORE * row..(BEFORE + self.problem.tokens) * row]
     }
 
     /// Makes the scores of later keys larger, and all scores differ more.
-    fn make_steep(&mut self) {
+    pub(super) fn make_steep(&mut self) {
         let shape = self.problem.cache;
         let width = shape.kv_heads * shape.head_dim;
         let all = self.problem.first_position + self.problem.tokens;
@@ -142,7 +178,7 @@ impl Case {
     }
 
     /// Stores everything up to the last token, a few positions at a time, in batches with extra rows.
-    fn fill(&self, device: &Device) -> trike_cube::Result<KvCache> {
+    pub(super) fn fill(&self, device: &Device) -> trike_cube::Result<KvCache> {
         let shape = self.problem.cache;
         let cache = KvCache::empty(device, shape)?;
         let width = shape.kv_heads * shape.head_dim;
@@ -166,6 +202,14 @@ impl Case {
         Ok(cache)
     }
 
+    /// Whether the mask, if any, has the block of a key.
+    fn attends(&self, kv_head: usize, query: usize, key: usize) -> bool {
+        let block = |position: usize| position / BlockBitmap::BLOCK;
+        self.mask.as_ref().is_none_or(|mask| {
+            mask.contains(if mask.heads() == 1 { 0 } else { kv_head }, block(query), block(key))
+        })
+    }
+
     /// The expected outputs, exact and by f32 loops, with scaled queries and weights rounded to f16 if `halves`.
     fn expected(&self, halves: bool) -> (Vec<f64>, Vec<f32>) {
         let stored = |x: f32| if halves { f16::from_f32(x).to_f32() } else { x };
@@ -177,12 +221,14 @@ impl Case {
             let start = (position + 1).saturating_sub(window.unwrap_or(usize::MAX));
             for head in 0..heads {
                 let kv = head / (heads / cache.kv_heads) * d;
+                let seen: Vec<usize> =
+                    (start..=position).filter(|&p| self.attends(kv / d, position, p)).collect();
                 let q = &self.q[((BEFORE + token) * heads + head) * d..][..d];
                 let row = |of: &[f32], p: usize| -> Vec<f32> {
                     of[p * width + kv..][..d].iter().map(|&x| self.kept(x)).collect()
                 };
-                let keys: Vec<Vec<f32>> = (start..=position).map(|p| row(&self.k, p)).collect();
-                let values: Vec<Vec<f32>> = (start..=position).map(|p| row(&self.v, p)).collect();
+                let keys: Vec<Vec<f32>> = seen.iter().map(|&p| row(&self.k, p)).collect();
+                let values: Vec<Vec<f32>> = seen.iter().map(|&p| row(&self.v, p)).collect();
                 let dot =
                     |k: &Vec<f32>| q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum::<f64>();
                 let scores: Vec<f64> = keys.iter().map(|k| dot(k) * f64::from(self.scale)).collect();
@@ -206,8 +252,13 @@ impl Case {
         (exact, plain)
     }
 
-    fn check(&self, oracle: &Oracle, device: &Device, strategy: &Strategy<AttentionBlueprint>) -> Verdict {
-        let AttentionProblem { heads, window, tokens, first_position, cache: shape, .. } = self.problem;
+    pub(super) fn check(
+        &self,
+        oracle: &Oracle,
+        device: &Device,
+        strategy: &Strategy<AttentionBlueprint>,
+    ) -> Verdict {
+        let AttentionProblem { heads, tokens, first_position, cache: shape, .. } = self.problem;
         let cache = self.fill(device)?;
         let first = first_position as u32;
         let mut positions = vec![first + 500];
@@ -216,15 +267,15 @@ impl Case {
         let positions = Positions::upload(device, &positions)?;
         let q = device.upload(&self.q)?;
         let out = device.upload(&vec![POISON; self.q.len()])?;
-        let spec = AttentionSpec {
-            heads,
-            kv_heads: shape.kv_heads,
-            head_dim: shape.head_dim,
-            scale: self.scale,
-            window,
-        };
+        let spec = self.spec();
         let segment = Segment { rows: BEFORE..BEFORE + tokens, positions: &positions, cache: &cache };
-        device.attention(&spec, &q, &segment, &out, strategy)?;
+        match &self.mask {
+            None => device.attention(&spec, &q, &segment, &out, strategy)?,
+            Some(mask) => {
+                let mask = BlockMask::upload(device, mask.clone())?;
+                device.attention_masked(&spec, &q, &segment, &mask, &out, strategy)?;
+            }
+        }
         let got = device.read(&out)?;
         if !oracle.compares() {
             return Ok(());
@@ -247,16 +298,28 @@ impl Case {
         let (of_tokens, after) = rest.split_at(tokens * row);
         oracle.exact("rows before", before, &vec![POISON; BEFORE * row])?;
         oracle.exact("rows after", after, &vec![POISON; AFTER * row])?;
+        self.compare(oracle, device, strategy, of_tokens)
+    }
+
+    /// Compares the results of the tokens.
+    pub(super) fn compare(
+        &self,
+        oracle: &Oracle,
+        device: &Device,
+        strategy: &Strategy<AttentionBlueprint>,
+        of_tokens: &[f32],
+    ) -> Verdict {
         let (blueprint, _) = self.problem.plan(strategy, device.capabilities())?;
         let halves = matches!(blueprint, AttentionBlueprint::Mma { .. });
         let (exact, plain) = self.expected(halves);
         let slack = if halves { 2e-4 } else { 1e-6 };
+        let row = self.problem.heads * self.problem.cache.head_dim;
         oracle.twice_plain("attended", of_tokens, &exact, &plain, row, slack)
     }
 }
 
 /// A segment of some rows over a cache.
-fn of<'a>(rows: Range<usize>, positions: &'a Positions, cache: &'a KvCache) -> Segment<'a> {
+pub(super) fn of<'a>(rows: Range<usize>, positions: &'a Positions, cache: &'a KvCache) -> Segment<'a> {
     Segment { rows, positions, cache }
 }
 

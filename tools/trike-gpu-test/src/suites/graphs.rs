@@ -1,7 +1,8 @@
 //! Recorded graphs: replayed with other inputs they must produce the same results as direct launches.
 
 use trike_cube::attention::{
-    AttentionBlueprint, AttentionSpec, CacheShape, KvCache, KvPrecision, Positions, Segment, horizon,
+    AttentionBlueprint, AttentionSpec, BlockBitmap, BlockMask, CacheShape, KvCache, KvPrecision, Positions,
+    Segment, horizon,
 };
 use trike_cube::linear::{ActivationPrecision, ActivationShape, Activations, TernaryMatrix};
 use trike_cube::ops::{Indices, Norm, RopePairing, RopeTable, RowInput};
@@ -49,6 +50,11 @@ pub fn graphs(session: &mut Session) {
         let prompt = Strategy::Forced(AttentionBlueprint::Prefill);
         let attends = device.capture(|| device.attention(&spec, &q, &segment, &attended, &prompt));
         oracle.refused("attention of prompts", attends, |e| matches!(e, CubeError::Capture { .. }))?;
+        let mask = BlockMask::upload(device, BlockBitmap::diagonal(1, 0..4096)?)?;
+        let inferred = &Strategy::Inferred;
+        let attends =
+            device.capture(|| device.attention_masked(&spec, &q, &segment, &mask, &attended, inferred));
+        oracle.refused("masked attention", attends, |e| matches!(e, CubeError::Capture { .. }))?;
         let mut value = 0;
         let differs = device.capture(|| {
             value += 1;

@@ -9,6 +9,7 @@ pub mod elementwise;
 pub mod fused;
 pub mod graphs;
 pub mod linear;
+pub mod masks;
 pub mod matrices;
 pub mod probe;
 pub mod rotations;
@@ -28,6 +29,7 @@ pub fn all(session: &mut Session) {
     elementwise::elementwise(session);
     sampling::sampling(session);
     attention::attention(session);
+    masks::masks(session);
     several::several(session);
     rotations::rotations(session);
     graphs::graphs(session);

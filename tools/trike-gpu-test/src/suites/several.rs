@@ -37,7 +37,8 @@ pub fn several(session: &mut Session) {
         let cache = CacheShape { kv_heads, head_dim, capacity, precision };
         let last = positions.iter().copied().max().unwrap_or(0) as usize;
         let sequences = positions.len();
-        let problem = AttentionProblem { heads, window, tokens: 1, sequences, first_position: last, cache };
+        let problem =
+            AttentionProblem { heads, window, tokens: 1, sequences, first_position: last, cache, mask: None };
         let name = format!(
             "of several, {heads}/{kv_heads} heads of {head_dim}, at {positions:?} in {capacity}, window {window:?}, {precision:?}"
         );
