@@ -20,21 +20,31 @@ pub struct Sequence<B: Backend> {
 /// Shared by sequences that were made together.
 type Group<B> = Arc<Mutex<<B as Backend>::Recorded>>;
 
-/// The caches of a sequence.
-fn cache_of(decoder: &DecoderSpec, spec: &KvSpec) -> Result<CacheSpec, NnError> {
-    spec.validate()?;
-    Ok(CacheSpec {
-        kv_heads: decoder.kv_heads,
-        head_dim: decoder.head_dim,
-        capacity: spec.capacity,
-        precision: spec.precision,
-    })
+/// The stage of a layer, and the cache of a sequence there. A stage whose device cannot store the precision of the sequence, while
+/// that of another stage can, stores a larger one.
+fn cache_of<'b, B: Backend>(
+    backend: &'b B,
+    decoder: &DecoderSpec,
+    spec: &KvSpec,
+    layer: usize,
+) -> (&'b B, CacheSpec) {
+    let stage = backend.stage(backend.stage_of(layer));
+    let precision = match backend.can_cache(spec.precision) {
+        true => stage.cache_precision(spec.precision),
+        false => spec.precision,
+    };
+    let (kv_heads, head_dim, capacity) = (decoder.kv_heads, decoder.head_dim, spec.capacity);
+    (stage, CacheSpec { kv_heads, head_dim, capacity, precision })
 }
 
 impl<B: Backend> Sequence<B> {
     pub(crate) fn new(backend: &B, decoder: &DecoderSpec, spec: KvSpec) -> Result<Self, NnError> {
-        let cache = cache_of(decoder, &spec)?;
-        let caches = (0..decoder.layers).map(|_| backend.new_cache(&cache)).collect::<Result<_, _>>()?;
+        spec.validate()?;
+        let cache = |layer| {
+            let (stage, cache) = cache_of(backend, decoder, &spec, layer);
+            stage.new_cache(&cache)
+        };
+        let caches = (0..decoder.layers).map(cache).collect::<Result<_, _>>()?;
         Ok(Self { recorded: B::Recorded::default(), group: None, caches, spec, len: 0 })
     }
 
@@ -45,7 +55,7 @@ impl<B: Backend> Sequence<B> {
         spec: KvSpec,
         count: usize,
     ) -> Result<Vec<Self>, NnError> {
-        let cache = cache_of(decoder, &spec)?;
+        spec.validate()?;
         let group = Group::<B>::default();
         let empty = || Self {
             recorded: B::Recorded::default(),
@@ -55,8 +65,9 @@ impl<B: Backend> Sequence<B> {
             len: 0,
         };
         let mut sequences: Vec<Self> = (0..count).map(|_| empty()).collect();
-        for _ in 0..decoder.layers {
-            for (sequence, cache) in sequences.iter_mut().zip(backend.new_caches(&cache, count)?) {
+        for layer in 0..decoder.layers {
+            let (stage, cache) = cache_of(backend, decoder, &spec, layer);
+            for (sequence, cache) in sequences.iter_mut().zip(stage.new_caches(&cache, count)?) {
                 sequence.caches.push(cache);
             }
         }
@@ -119,7 +130,9 @@ impl<B: Backend> Sequence<B> {
     ///
     /// As [`Backend::save_cache`].
     pub fn save(&self, backend: &B) -> Result<Vec<Vec<u8>>, NnError> {
-        self.caches.iter().map(|cache| backend.save_cache(cache, self.len)).collect()
+        let stage = |layer| backend.stage(backend.stage_of(layer));
+        let of_layers = self.caches.iter().enumerate();
+        of_layers.map(|(layer, cache)| stage(layer).save_cache(cache, self.len)).collect()
     }
 
     /// Makes an empty sequence one of `len` tokens, whose keys and values were saved from a sequence of the same decoder with the
@@ -139,8 +152,8 @@ impl<B: Backend> Sequence<B> {
             }
             None => self.check_step(len)?,
         }
-        for (cache, saved) in self.caches.iter_mut().zip(layers) {
-            backend.restore_cache(cache, len, saved)?;
+        for (layer, (cache, saved)) in self.caches.iter_mut().zip(layers).enumerate() {
+            backend.stage(backend.stage_of(layer)).restore_cache(cache, len, saved)?;
         }
         self.len = len;
         Ok(())
