@@ -20,30 +20,21 @@ pub struct Sequence<B: Backend> {
 /// Shared by sequences that were made together.
 type Group<B> = Arc<Mutex<<B as Backend>::Recorded>>;
 
-/// The stage of a layer, and the cache of a sequence there. A stage whose device cannot store the precision of the sequence, while
-/// that of another stage can, stores a larger one.
-fn cache_of<'b, B: Backend>(
-    backend: &'b B,
-    decoder: &DecoderSpec,
-    spec: &KvSpec,
-    layer: usize,
-) -> (&'b B, CacheSpec) {
-    let stage = backend.stage(backend.stage_of(layer));
-    let precision = match backend.can_cache(spec.precision) {
-        true => stage.cache_precision(spec.precision),
-        false => spec.precision,
-    };
-    let (kv_heads, head_dim, capacity) = (decoder.kv_heads, decoder.head_dim, spec.capacity);
-    (stage, CacheSpec { kv_heads, head_dim, capacity, precision })
+/// The caches of a sequence.
+fn cache_of(decoder: &DecoderSpec, spec: &KvSpec) -> Result<CacheSpec, NnError> {
+    spec.validate()?;
+    Ok(CacheSpec {
+        kv_heads: decoder.kv_heads,
+        head_dim: decoder.head_dim,
+        capacity: spec.capacity,
+        precision: spec.precision,
+    })
 }
 
 impl<B: Backend> Sequence<B> {
     pub(crate) fn new(backend: &B, decoder: &DecoderSpec, spec: KvSpec) -> Result<Self, NnError> {
-        spec.validate()?;
-        let cache = |layer| {
-            let (stage, cache) = cache_of(backend, decoder, &spec, layer);
-            stage.new_cache(&cache)
-        };
+        let shape = cache_of(decoder, &spec)?;
+        let cache = |layer| backend.stage(backend.stage_of(layer)).new_cache(&shape);
         let caches = (0..decoder.layers).map(cache).collect::<Result<_, _>>()?;
         Ok(Self { recorded: B::Recorded::default(), group: None, caches, spec, len: 0 })
     }
@@ -55,7 +46,7 @@ impl<B: Backend> Sequence<B> {
         spec: KvSpec,
         count: usize,
     ) -> Result<Vec<Self>, NnError> {
-        spec.validate()?;
+        let cache = cache_of(decoder, &spec)?;
         let group = Group::<B>::default();
         let empty = || Self {
             recorded: B::Recorded::default(),
@@ -66,7 +57,7 @@ impl<B: Backend> Sequence<B> {
         };
         let mut sequences: Vec<Self> = (0..count).map(|_| empty()).collect();
         for layer in 0..decoder.layers {
-            let (stage, cache) = cache_of(backend, decoder, &spec, layer);
+            let stage = backend.stage(backend.stage_of(layer));
             for (sequence, cache) in sequences.iter_mut().zip(stage.new_caches(&cache, count)?) {
                 sequence.caches.push(cache);
             }

@@ -14,7 +14,7 @@ mod tensors;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
-use trike_cube::attention::{CacheShape, KvCache};
+use trike_cube::attention::KvCache;
 use trike_cube::{Buffer, Device, Graphs, Strategy};
 use trike_trit::{Edit, TritTensor};
 
@@ -170,7 +170,7 @@ impl Backend for CubeBackend {
     fn can_cache(&self, precision: KvPrecision) -> bool {
         match precision {
             KvPrecision::F32 => true,
-            // On several devices, layers on one without f16 are cached in f32.
+            // In a pipeline, layers on a device without f16 are cached in f32.
             KvPrecision::F16 => self.devices().any(|device| device.capabilities().f16),
             KvPrecision::Int8 => false,
         }
@@ -217,14 +217,11 @@ impl Backend for CubeBackend {
     }
 
     fn new_cache(&self, spec: &CacheSpec) -> Result<KvCache, NnError> {
-        let CacheSpec { kv_heads, head_dim, capacity, precision } = *spec;
-        Ok(KvCache::empty(&self.device, CacheShape { kv_heads, head_dim, capacity, precision })?)
+        Ok(KvCache::empty(&self.device, self.cache_shape(spec))?)
     }
 
     fn new_caches(&self, spec: &CacheSpec, count: usize) -> Result<Vec<KvCache>, NnError> {
-        let CacheSpec { kv_heads, head_dim, capacity, precision } = *spec;
-        let shape = CacheShape { kv_heads, head_dim, capacity, precision };
-        Ok(KvCache::several(&self.device, shape, count)?)
+        Ok(KvCache::several(&self.device, self.cache_shape(spec), count)?)
     }
 
     fn upload(&self, values: &[f32], width: usize) -> Result<CubeTensor, NnError> {

@@ -3,10 +3,10 @@
 //! A backend over several devices is the backend of the first, with one more for the layers of each later device. Weights, KV caches
 //! and activations of a layer are on its device; the residual stream is copied at a boundary.
 
-use trike_cube::Device;
+use trike_cube::{Device, attention::CacheShape};
 
 use super::{CubeBackend, CubeTensor};
-use crate::{DeviceUse, NnError};
+use crate::{CacheSpec, DeviceUse, KvPrecision, NnError};
 
 /// The backend of some layers after those of the first device.
 #[derive(Debug)]
@@ -72,6 +72,17 @@ impl CubeBackend {
 
     pub(super) fn stage_of_layer(&self, layer: usize) -> usize {
         self.later.iter().take_while(|stage| stage.first <= layer).count()
+    }
+
+    /// The KV cache of a layer on this device. A stage stores f32 on a device without f16, because the other stages may have it.
+    pub(super) fn cache_shape(&self, spec: &CacheSpec) -> CacheShape {
+        let CacheSpec { kv_heads, head_dim, capacity, precision } = *spec;
+        let is_stage = self.index > 0 || !self.later.is_empty();
+        let precision = match precision {
+            KvPrecision::F16 if is_stage && !self.device.capabilities().f16 => KvPrecision::F32,
+            precision => precision,
+        };
+        CacheShape { kv_heads, head_dim, capacity, precision }
     }
 
     /// A tensor of another device.
