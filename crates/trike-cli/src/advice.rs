@@ -179,7 +179,7 @@ fn of_llm(error: &LlmError) -> Option<String> {
         LlmError::Nn(error) if is_missing_device(error) => {
             own("`trike doctor` lists the devices that this build supports")
         }
-        LlmError::Nn(NnError::Memory { .. }) | LlmError::TooLarge { .. } => {
+        LlmError::Nn(NnError::Memory { .. } | NnError::SplitMemory { .. }) | LlmError::TooLarge { .. } => {
             own("use --device cpu to run the model on the CPU")
         }
         LlmError::HostMemory { .. } => own(

@@ -38,6 +38,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         &[
             ("trike inspect model.gguf", "every tensor"),
             ("trike inspect model.gguf --memory", "what it takes on a GPU"),
+            ("trike inspect model.gguf --memory --device cuda:0,cuda:1", "which layers each GPU would hold"),
         ],
     ),
     (

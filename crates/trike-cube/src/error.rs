@@ -227,6 +227,14 @@ pub enum CubeError {
         /// The runtime's message.
         reason: String,
     },
+    /// A buffer in the memory of another device than the one that was asked to use it.
+    #[error("{what} is not in the memory of {device}")]
+    OtherDevice {
+        /// Name of the buffer.
+        what: &'static str,
+        /// The device that was asked.
+        device: String,
+    },
     /// Buffers that must not share memory.
     #[error("{what} share memory, expected separate buffers")]
     Overlap {

@@ -28,6 +28,15 @@ pub(crate) fn device(planes: Planes) -> Option<Device> {
     device
 }
 
+/// The software driver twice, each with a queue and memory of its own.
+pub(crate) fn pair() -> Option<[Device; 2]> {
+    let first = device(Planes::Off)?;
+    let DeviceSpec::Numbered(runtime, index) = first.spec() else { return None };
+    let options = DeviceOptions::default().with_planes(Planes::Off);
+    let second = Device::open_with(DeviceSpec::Numbered(runtime, index + 1), options);
+    Some([first, second.expect("the number after the software driver")])
+}
+
 /// Software devices come last, so the last one of all; a real device is left to `cargo xtask gpu-test`.
 fn open(planes: Planes) -> Result<Device, CubeError> {
     let mut index = 0;

@@ -11,8 +11,8 @@
 //!
 //! * models: [`ModelFile`], [`WeightSource`], [`LanguageModel`], [`LoadOptions`], [`HeadPrecision`], [`Tensors`],
 //!   [`ModelConfig`], [`Family`], [`SpecialIds`]
-//! * one trait object for every backend: [`Model`], [`open()`], [`DeviceChoice`], [`Device`], [`devices()`], [`DeviceReport`],
-//!   [`memory_plan()`]
+//! * one trait object for every backend: [`Model`], [`open()`], [`DeviceChoice`], [`DeviceShare`], [`InvalidDevice`], [`Device`],
+//!   [`devices()`], [`DeviceReport`], [`memory_plan()`]
 //! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`],
 //!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`]
 //! * the hub's cache: [`HubCache`], [`CachedModel`], [`ModelId`], [`HubModel`], [`hub_shards`]
@@ -53,7 +53,10 @@ pub use config::{Family, ModelConfig, SpecialIds};
 pub use convert::{
     ConvertOptions, ConvertReport, EmbeddingStorage, Target, convert, hf_config, hf_tensor, write_tokenizer,
 };
-pub use device::{Device, DeviceChoice, DeviceReport, devices, fitting_context, memory_plan, open};
+pub use device::{
+    Device, DeviceChoice, DeviceReport, DeviceShare, InvalidDevice, devices, fitting_context, memory_plan,
+    open,
+};
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors};
 pub use generate::{FinishReason, GenerateOptions, Generation, Pooling, Session, TokenLogprobs};

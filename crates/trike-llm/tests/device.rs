@@ -1,8 +1,10 @@
 //! Models on a device, through the library: the software Vulkan driver.
 #![cfg(feature = "gpu")]
 
-use trike_llm::{DeviceChoice, GenerateOptions, LlmError, LoadOptions, ModelFile, devices, memory_plan};
-use trike_nn::{KvPrecision, KvSpec, NnError, cube::CubeError};
+use trike_llm::{
+    DeviceChoice, DeviceShare, GenerateOptions, LlmError, LoadOptions, ModelFile, devices, memory_plan, open,
+};
+use trike_nn::{KvPrecision, KvSpec, MemoryPlan, NnError, cube::CubeError};
 use trike_testkit::shared;
 
 /// The name of a software Vulkan driver; `None` after a line that the test runner counts.
@@ -60,6 +62,84 @@ fn the_plan_is_near_what_is_taken() {
             "{model}: {} for {taken}",
             plan.weights
         );
+    }
+}
+
+/// The software driver and its second client, as one choice.
+fn pair(layers: Option<[usize; 2]>) -> Option<DeviceChoice> {
+    let DeviceChoice::Numbered(runtime, index) = software()? else { panic!("a number") };
+    let share = |i: usize| DeviceShare { runtime, index: index + i, layers: layers.map(|layers| layers[i]) };
+    Some(DeviceChoice::Several(vec![share(0), share(1)]))
+}
+
+#[test]
+fn a_story_from_two_devices_is_that_from_one() {
+    let (Some(one), Some(two)) = (software(), pair(None)) else { return };
+    let Some(path) = shared("models/tiny") else { return };
+    let options = GenerateOptions::default().with_max_tokens(24);
+    let tell = |choice: &DeviceChoice| {
+        let model = open(&path, choice).expect("it loads");
+        let story = model.generate("Once upon a time", &options).expect("a story");
+        (story.ids, model.device_uses(), model.backend())
+    };
+    let (want, used, name) = tell(&one);
+    assert_eq!((used.len(), &used[0].0), (1, &name));
+    let (got, used, name) = tell(&two);
+    assert_eq!(got, want);
+    assert_eq!(name, format!("{}, {}", used[0].0, used[1].0));
+    assert!(used[0].1.transfers == 0 && used[1].1.transfers > 0, "{used:?}");
+}
+
+#[test]
+fn a_plan_divides_what_one_device_would_hold() {
+    let Some(two) = pair(None) else { return };
+    for model in ["models/tiny", "data/models/stories260K.bin"] {
+        let Some(path) = shared(model) else { return };
+        let file = ModelFile::open(path).expect("a model");
+        let spec = &file.config().spec;
+        let kv = KvSpec::new(KvPrecision::F32, 64);
+        let options = LoadOptions::default().with_sequence(kv);
+        let whole = memory_plan(&file, &options, &kv).expect("headers");
+        let alone = software().expect("a device").open().expect("it is there").plan(&file, &options);
+        let [alone] = &alone.expect("it fits")[..] else { panic!("one device") };
+        assert_eq!((alone.plan, alone.layers.clone()), (whole, 0..spec.layers));
+        let stages = two.open().expect("they are there").plan(&file, &options).expect("it fits");
+        let sum = |of: fn(&MemoryPlan) -> u64| stages.iter().map(|stage| of(&stage.plan)).sum::<u64>();
+        assert_eq!(sum(|plan| plan.cache), whole.cache);
+        // A tied embedding is on both.
+        let twice = sum(|plan| plan.weights) - whole.weights;
+        assert_eq!(twice > 0, spec.tied_head, "{model}");
+        assert_eq!((stages[0].layers.start, stages[1].layers.end), (0, spec.layers));
+        assert_eq!(stages[0].layers.end, stages[1].layers.start);
+        // And what is loaded is near the plan.
+        let loaded = two.open().expect("there").load(&file, &options, &mut |_, _| ()).expect("it loads");
+        let (taken, planned) = (loaded.weight_bytes() as u64, sum(|plan| plan.weights));
+        assert!(planned >= taken && planned < taken + taken / 5, "{model}: {planned} for {taken}");
+        // Given numbers of layers.
+        let given = pair(Some([1, spec.layers - 1])).expect("devices").open().expect("there");
+        assert_eq!(given.plan(&file, &options).expect("it fits")[0].layers, 0..1);
+        let wrong = pair(Some([1, spec.layers])).expect("devices").open().expect("there");
+        let refused = wrong.load(&file, &options, &mut |_, _| panic!("nothing is loaded")).err();
+        assert!(matches!(refused, Some(LlmError::Nn(NnError::Spec { .. }))), "{refused:?}");
+    }
+}
+
+#[test]
+fn what_one_of_two_devices_cannot_allocate_is_refused_by_its_name() {
+    let Some(two) = pair(None) else { return };
+    let Some(path) = shared("models/tiny") else { return };
+    let file = ModelFile::open(path).expect("a model");
+    let options = LoadOptions::default().with_sequence(KvSpec::new(KvPrecision::F32, 1 << 24));
+    let device = two.open().expect("they are there");
+    let refused =
+        device.load(&file, &options, &mut |_, _| panic!("nothing is loaded")).err().expect("refused");
+    match &refused {
+        LlmError::TooLarge { device, .. } => {
+            assert!(device.starts_with("wgpu:") && !device.contains(", wgpu"), "{refused}")
+        }
+        // A driver that says how much memory there is.
+        LlmError::Nn(NnError::SplitMemory { stages }) => assert_eq!(stages.len(), 2),
+        _ => panic!("{refused}"),
     }
 }
 

@@ -71,8 +71,10 @@ pub struct Decoder<B: Backend> {
     embedding: B::Matrix,
     blocks: Vec<DecoderBlock<B>>,
     norm: B::Vector,
+    /// `None` if the embedding serves as the head.
     head: Option<B::Matrix>,
-    rope: B::Rope,
+    /// One for each stage of the backend.
+    ropes: Vec<B::Rope>,
     /// Unique per model, and changed when a weight is replaced, which invalidates older recordings.
     version: u64,
 }
@@ -83,27 +85,36 @@ fn next_version() -> u64 {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Loads every weight of `spec`, one after the other, onto `backend`.
+    /// Loads every weight of `spec`, one after the other, onto `backend`. On a backend of several [stages](Backend::stages), an
+    /// embedding that is also the LM head is requested and loaded twice: looked up on the first, multiplied on the last.
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`] for an inconsistent spec, [`NnError::WeightShape`] for a weight of the wrong
+    /// [`NnError::Spec`] for an inconsistent spec or fewer layers than stages, [`NnError::WeightShape`] for a weight of the wrong
     /// shape, and errors of `weights` or the backend.
     pub fn new(backend: B, spec: DecoderSpec, weights: &mut impl DecoderWeights) -> Result<Self, NnError> {
         spec.validate()?;
-        let mut loader = Loader { backend: &backend, weights };
+        let stages = backend.stages();
+        if backend.stage_of(spec.layers - 1) + 1 != stages {
+            let (rule, got) = ("must be one or more for each stage of the backend", spec.layers.to_string());
+            return Err(NnError::Spec { field: "layers", rule, got });
+        }
+        let mut loader = Loader { backend: backend.stage(0), weights };
         let embedding = loader.table(WeightName::Embedding, spec.vocab, spec.hidden)?;
         let mut blocks = Vec::with_capacity(spec.layers);
         for layer in 0..spec.layers {
+            loader.backend = backend.stage(backend.stage_of(layer));
             blocks.push(DecoderBlock::from_loader(&mut loader, &spec, layer)?);
         }
         let norm = loader.vector(WeightName::FinalNorm, spec.hidden)?;
-        let head = match spec.tied_head {
-            true => None,
-            false => Some(loader.matrix(WeightName::Head, spec.vocab, spec.hidden)?),
+        let head = match (spec.tied_head, stages) {
+            (true, 1) => None,
+            (true, _) => Some(loader.matrix(WeightName::Embedding, spec.vocab, spec.hidden)?),
+            (false, _) => Some(loader.matrix(WeightName::Head, spec.vocab, spec.hidden)?),
         };
-        let rope = backend.load_rope(&spec.rope, spec.head_dim, spec.context)?;
-        Ok(Self { backend, spec, embedding, blocks, norm, head, rope, version: next_version() })
+        let rope = |index| backend.stage(index).load_rope(&spec.rope, spec.head_dim, spec.context);
+        let ropes = (0..stages).map(rope).collect::<Result<_, _>>()?;
+        Ok(Self { backend, spec, embedding, blocks, norm, head, ropes, version: next_version() })
     }
 
     /// Replaces the weight of a linear layer by one of the same shape, between steps.
@@ -115,7 +126,8 @@ impl<B: Backend> Decoder<B> {
     pub fn replace(&mut self, name: WeightName, weight: Tensor) -> Result<(), NnError> {
         let layer = self.layer_of(name, (weight.rows(), weight.cols()))?;
         self.version = next_version();
-        self.blocks[layer].replace(&self.backend, name, weight)?;
+        let stage = self.backend.stage(self.backend.stage_of(layer));
+        self.blocks[layer].replace(stage, name, weight)?;
         Ok(())
     }
 
@@ -134,7 +146,8 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<MatrixEdit, NnError> {
         let layer = self.layer_of(name, (edited.rows(), edited.cols()))?;
         check::edit(edits, edited)?;
-        let done = self.blocks[layer].edit(&self.backend, name, edits, edited);
+        let stage = self.backend.stage(self.backend.stage_of(layer));
+        let done = self.blocks[layer].edit(stage, name, edits, edited);
         if !matches!(done, Ok(Some(MatrixEdit::InPlace))) {
             self.version = next_version();
         }
@@ -181,6 +194,11 @@ impl<B: Backend> Decoder<B> {
     pub fn backend_mut(&mut self) -> &mut B {
         self.version = next_version();
         &mut self.backend
+    }
+
+    /// The stage with the final norm and the LM head.
+    fn last_stage(&self) -> &B {
+        self.backend.stage(self.backend.stages() - 1)
     }
 
     /// The matrices that every step reads: those of the blocks, and the LM head.
@@ -252,7 +270,7 @@ impl<B: Backend> Decoder<B> {
         let rows = last_rows(&inputs, logits);
         let inputs = self.backend.inputs(inputs)?;
         let out = self.run(&inputs, &mut caches_of(steps), rows.as_deref())?;
-        let all = self.backend.move_to_host(out)?;
+        let all = self.last_stage().move_to_host(out)?;
         let counts = counts(steps, logits);
         advance(steps);
         Ok(split(all, &counts, self.spec.vocab))
@@ -272,8 +290,9 @@ impl<B: Backend> Decoder<B> {
         let selected = last_rows(&inputs, rows);
         let inputs = self.backend.inputs(inputs)?;
         let states = self.states(&inputs, &mut caches_of(steps), selected.as_deref())?;
-        let normed = self.backend.rms_norm(&states, &self.norm, self.spec.rms_eps)?;
-        let all = self.backend.move_to_host(normed)?;
+        let last = self.last_stage();
+        let normed = last.rms_norm(&states, &self.norm, self.spec.rms_eps)?;
+        let all = last.move_to_host(normed)?;
         let counts = counts(steps, rows);
         advance(steps);
         Ok(split(all, &counts, self.spec.hidden))
@@ -296,7 +315,7 @@ impl<B: Backend> Decoder<B> {
         let rows = last_rows(&inputs, Logits::Last);
         let inputs = self.backend.inputs(inputs)?;
         let out = self.run(&inputs, &mut caches_of(steps), rows.as_deref())?;
-        let best = logits_of(&self.backend, out, Some(k), steps.len())?;
+        let best = logits_of(self.last_stage(), out, Some(k), steps.len())?;
         advance(steps);
         Ok(best)
     }
@@ -366,7 +385,7 @@ impl<B: Backend> Decoder<B> {
         let x = self.states(inputs, caches, rows)?;
         let normed = Input::Normed(&x, Norm { weight: &self.norm, eps: self.spec.rms_eps });
         let head = self.head.as_ref().unwrap_or(&self.embedding);
-        let [out] = linear(&self.backend, normed, [head])?;
+        let [out] = linear(self.last_stage(), normed, [head])?;
         Ok(out)
     }
 
@@ -377,14 +396,21 @@ impl<B: Backend> Decoder<B> {
         caches: StepCaches<'_, '_, B>,
         rows: Option<&[usize]>,
     ) -> Result<B::Tensor, NnError> {
-        let mut x = self.backend.embed(&self.embedding, inputs)?;
-        let context = BlockContext { backend: &self.backend, spec: &self.spec, rope: &self.rope };
+        let (mut at, mut stage) = (0, self.backend.stage(0));
+        let mut x = stage.embed(&self.embedding, inputs)?;
         for (layer, block) in self.blocks.iter().enumerate() {
+            let next = self.backend.stage_of(layer);
+            if next != at {
+                let to = self.backend.stage(next);
+                x = to.receive(stage, &x, self.spec.hidden)?;
+                (at, stage) = (next, to);
+            }
+            let context = BlockContext { backend: stage, spec: &self.spec, rope: &self.ropes[at] };
             let mut of_layer: Vec<_> = caches.iter_mut().map(|of_layers| &mut of_layers[layer]).collect();
             block.forward(context, &mut x, inputs, &mut of_layer)?;
         }
         match rows {
-            Some(rows) => self.backend.select_rows(&x, rows),
+            Some(rows) => stage.select_rows(&x, rows),
             None => Ok(x),
         }
     }

@@ -134,6 +134,16 @@ pub enum NnError {
         /// Free bytes of the device.
         available: u64,
     },
+    /// Devices have too little free memory for the layers of a model, in any division or in the one asked for. Nothing was loaded.
+    #[error(
+        "the model does not fit on its devices: {}: \
+         generate less, use a rolling window, add a device, or run it on the CPU",
+        joined(stages)
+    )]
+    SplitMemory {
+        /// What each device would need and has, in the division that lacks the fewest bytes.
+        stages: Vec<crate::StagePlan>,
+    },
     /// A width that is not a multiple of `head_dim`.
     #[error("width {width} is not a multiple of head_dim {head_dim}")]
     Heads {
@@ -171,6 +181,11 @@ pub enum NnError {
         /// Actual value.
         got: usize,
     },
+}
+
+/// The plans of all devices in one message.
+fn joined(stages: &[crate::StagePlan]) -> String {
+    stages.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 impl From<trike_core::SpecError> for NnError {

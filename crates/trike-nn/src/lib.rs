@@ -12,7 +12,7 @@
 //!
 //! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`],
 //!   [`Logits`]
-//! * memory: [`MemoryPlan`]
+//! * memory: [`MemoryPlan`], [`DeviceUse`]; of layers on several devices: [`LayerWeights`], [`DeviceMemory`], [`StagePlan`]
 //! * one block alone: [`DecoderBlock`], [`BlockContext`], [`HookPoint`], [`Hook`]
 //! * weights: [`Tensor`], [`WeightName`], [`DecoderWeights`]
 //! * steps: [`Step`], [`StepInputs`], [`Segment`], [`StepLogits`], [`TokenStep`], [`StepCaches`], [`RunStep`]
@@ -37,6 +37,7 @@ mod error;
 mod memory;
 mod sequence;
 mod spec;
+mod split;
 mod step;
 mod weights;
 
@@ -51,6 +52,7 @@ pub use error::NnError;
 pub use memory::{DeviceUse, MemoryPlan};
 pub use sequence::Sequence;
 pub use spec::{Biases, DecoderSpec};
+pub use split::{DeviceMemory, LayerWeights, StagePlan};
 pub use step::{Largest, Segment, StepInputs, StepLogits};
 pub use trike_core::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation,

@@ -60,6 +60,8 @@ pub struct DeviceUse {
     pub in_use: u64,
     /// Peak bytes in buffers since the device was opened.
     pub peak: u64,
+    /// Bytes that the runtime reserves in its pools, those in buffers included.
+    pub reserved: u64,
     /// Total memory in bytes, if the runtime reports it.
     pub total: Option<u64>,
     /// Copies to the device since the model was loaded: ids, positions, rows of a table that stays on the host.
@@ -70,10 +72,41 @@ pub struct DeviceUse {
     pub read_backs: u64,
     /// Bytes of these copies.
     pub read_bytes: u64,
+    /// Copies of activations from another device, where the layers of a model lie on several.
+    pub transfers: u64,
+    /// Bytes of these copies.
+    pub transferred_bytes: u64,
     /// Recorded steps.
     pub captures: u64,
     /// Steps executed by replaying a recording.
     pub replays: u64,
+}
+
+impl DeviceUse {
+    /// Bytes that the pools reserve and no buffer has: freed buffers that are kept, and the loss by fragmentation.
+    pub fn unused(&self) -> u64 {
+        self.reserved.saturating_sub(self.in_use)
+    }
+
+    /// The sum for two devices. The peak is that of each device, which may have been at different times; the total is known if both
+    /// are.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            in_use: self.in_use + other.in_use,
+            peak: self.peak + other.peak,
+            reserved: self.reserved + other.reserved,
+            total: self.total.zip(other.total).map(|(a, b)| a.saturating_add(b)),
+            uploads: self.uploads + other.uploads,
+            uploaded_bytes: self.uploaded_bytes + other.uploaded_bytes,
+            read_backs: self.read_backs + other.read_backs,
+            read_bytes: self.read_bytes + other.read_bytes,
+            transfers: self.transfers + other.transfers,
+            transferred_bytes: self.transferred_bytes + other.transferred_bytes,
+            captures: self.captures + other.captures,
+            replays: self.replays + other.replays,
+        }
+    }
 }
 
 fn cache_bytes(spec: &DecoderSpec, kv: &KvSpec) -> u64 {

@@ -33,8 +33,9 @@ fn cache_of(decoder: &DecoderSpec, spec: &KvSpec) -> Result<CacheSpec, NnError> 
 
 impl<B: Backend> Sequence<B> {
     pub(crate) fn new(backend: &B, decoder: &DecoderSpec, spec: KvSpec) -> Result<Self, NnError> {
-        let cache = cache_of(decoder, &spec)?;
-        let caches = (0..decoder.layers).map(|_| backend.new_cache(&cache)).collect::<Result<_, _>>()?;
+        let shape = cache_of(decoder, &spec)?;
+        let cache = |layer| backend.stage(backend.stage_of(layer)).new_cache(&shape);
+        let caches = (0..decoder.layers).map(cache).collect::<Result<_, _>>()?;
         Ok(Self { recorded: B::Recorded::default(), group: None, caches, spec, len: 0 })
     }
 
@@ -55,8 +56,9 @@ impl<B: Backend> Sequence<B> {
             len: 0,
         };
         let mut sequences: Vec<Self> = (0..count).map(|_| empty()).collect();
-        for _ in 0..decoder.layers {
-            for (sequence, cache) in sequences.iter_mut().zip(backend.new_caches(&cache, count)?) {
+        for layer in 0..decoder.layers {
+            let stage = backend.stage(backend.stage_of(layer));
+            for (sequence, cache) in sequences.iter_mut().zip(stage.new_caches(&cache, count)?) {
                 sequence.caches.push(cache);
             }
         }
@@ -119,7 +121,9 @@ impl<B: Backend> Sequence<B> {
     ///
     /// As [`Backend::save_cache`].
     pub fn save(&self, backend: &B) -> Result<Vec<Vec<u8>>, NnError> {
-        self.caches.iter().map(|cache| backend.save_cache(cache, self.len)).collect()
+        let stage = |layer| backend.stage(backend.stage_of(layer));
+        let of_layers = self.caches.iter().enumerate();
+        of_layers.map(|(layer, cache)| stage(layer).save_cache(cache, self.len)).collect()
     }
 
     /// Makes an empty sequence one of `len` tokens, whose keys and values were saved from a sequence of the same decoder with the
@@ -139,8 +143,8 @@ impl<B: Backend> Sequence<B> {
             }
             None => self.check_step(len)?,
         }
-        for (cache, saved) in self.caches.iter_mut().zip(layers) {
-            backend.restore_cache(cache, len, saved)?;
+        for (layer, (cache, saved)) in self.caches.iter_mut().zip(layers).enumerate() {
+            backend.stage(backend.stage_of(layer)).restore_cache(cache, len, saved)?;
         }
         self.len = len;
         Ok(())

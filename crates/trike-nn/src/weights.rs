@@ -79,6 +79,33 @@ impl WeightName {
         )
     }
 
+    /// The layer that it belongs to; `None` for the embedding, the final norm and the head.
+    pub fn layer(self) -> Option<usize> {
+        match self {
+            Self::Embedding | Self::FinalNorm | Self::Head => None,
+            Self::AttentionNorm(layer)
+            | Self::Query(layer)
+            | Self::Key(layer)
+            | Self::Value(layer)
+            | Self::Output(layer)
+            | Self::MlpNorm(layer)
+            | Self::Gate(layer)
+            | Self::Up(layer)
+            | Self::Down(layer)
+            | Self::QueryBias(layer)
+            | Self::KeyBias(layer)
+            | Self::ValueBias(layer)
+            | Self::OutputBias(layer)
+            | Self::GateBias(layer)
+            | Self::UpBias(layer)
+            | Self::DownBias(layer)
+            | Self::QueryNorm(layer)
+            | Self::KeyNorm(layer)
+            | Self::AttentionSubNorm(layer)
+            | Self::MlpSubNorm(layer) => Some(layer),
+        }
+    }
+
     /// Whether this is a norm or a bias.
     pub fn is_vector(self) -> bool {
         !self.is_block_matrix() && !matches!(self, Self::Embedding | Self::Head)

@@ -50,8 +50,8 @@
 //!   [`ConvertReport`] and [`Target`]
 //! * ternarization of a model: [`quantize()`] with [`ModelQuantizationConfig`], [`QuantizeMethod`], [`Calibration`] and
 //!   [`QuantizeReport`]
-//! * one trait object for every device: [`Model`], [`open()`], [`DeviceChoice`], [`Device`], [`devices()`], [`memory_plan()`],
-//!   [`MemoryPlan`]
+//! * one trait object for every device: [`Model`], [`open()`], [`DeviceChoice`], [`DeviceShare`], [`InvalidDevice`], [`Device`],
+//!   [`devices()`], [`memory_plan()`], [`MemoryPlan`]
 //! * measurement, as methods of [`Model`]: [`ScoreOptions`], [`Split`], [`Score`], [`Comparison`], [`llm::bench`]
 //! * precision: [`ActivationPolicy`], [`ActivationPrecision`], [`KvPrecision`], [`KvSpec`]; backends: [`Cpu`], [`Isa`], [`CpuBackend`],
 //!   [`Backend`]
@@ -95,9 +95,10 @@ pub use trike_calibrate::{
 };
 pub use trike_cpu::{Cpu, Isa};
 pub use trike_llm::{
-    Comparison, ConvertOptions, ConvertReport, Device, DeviceChoice, EmbeddingStorage, FinishReason,
-    GenerateOptions, Generation, HeadPrecision, Inspection, LanguageModel, LlmError, LoadOptions, Model,
-    ModelFile, Score, ScoreOptions, Split, Target, convert, devices, inspect, memory_plan, open,
+    Comparison, ConvertOptions, ConvertReport, Device, DeviceChoice, DeviceShare, EmbeddingStorage,
+    FinishReason, GenerateOptions, Generation, HeadPrecision, Inspection, InvalidDevice, LanguageModel,
+    LlmError, LoadOptions, Model, ModelFile, Score, ScoreOptions, Split, Target, convert, devices, inspect,
+    memory_plan, open,
 };
 #[cfg(feature = "gpu")]
 pub use trike_nn::CubeBackend;

@@ -128,7 +128,8 @@ pub(crate) struct CpuArgs {
 #[derive(Args, Debug)]
 pub(crate) struct DeviceArg {
     /// Device: cpu, auto (the first hardware GPU, else cpu), or a runtime of this build (wgpu, vulkan, cuda, hip, metal) with an
-    /// index, such as cuda:0; `trike doctor` lists them
+    /// index, such as cuda:0; `trike doctor` lists them. Several divide the layers of the model in proportion to their free memory
+    /// (cuda:0,cuda:1), or as given (cuda:0=20,cuda:1=12)
     #[arg(long, default_value = "cpu", env = "TRIKE_DEVICE", hide_env_values = true, value_name = "NAME")]
     pub(crate) device: DeviceChoice,
 }
@@ -177,6 +178,9 @@ pub(crate) struct InspectArgs {
     /// Show the memory that the model needs on a GPU instead: weights, KV cache of one full-context sequence, activations
     #[arg(long)]
     pub(crate) memory: bool,
+    /// With --memory, devices as for `trike run`: also show which layers each would hold, and the memory needed and free there
+    #[arg(long, requires = "memory", value_name = "NAME")]
+    pub(crate) device: Option<DeviceChoice>,
     #[command(flatten)]
     pub(crate) json: JsonArg,
 }

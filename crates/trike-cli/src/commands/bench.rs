@@ -61,7 +61,7 @@ pub(crate) struct BenchModel {
 
 /// Measures a model's speed.
 pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcome> {
-    let device = open(args.device.device, quiet)?;
+    let device = open(&args.device.device, quiet)?;
     let on_host = device.is_cpu();
     if !on_host && args.threads.len() > 1 {
         let given = args.threads.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
@@ -85,7 +85,7 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         backend: model.backend(),
         activations: args::activations_name(&model.activations()),
         kv: kv.name(),
-        device: model.device_use().map(DeviceOutcome::from),
+        device: DeviceOutcome::of(&*model),
         report,
     })
 }

@@ -44,7 +44,7 @@ pub(crate) fn embed(args: &EmbedArgs, quiet: bool) -> anyhow::Result<EmbedOutcom
         .options(&file, &args.cpu.cpu()?)
         .with_tokenizer(tokenizer)
         .with_sequence(KvSpec::new(file.default_kv(), longest.clamp(1, file.config().spec.context)));
-    let model = load(open(args.device.device, quiet)?, &file, &wanted, quiet)?;
+    let model = load(open(&args.device.device, quiet)?, &file, &wanted, quiet)?;
     let width = model.config().spec.hidden;
     let progress = Progress::start("computing", quiet);
     let mut embeddings = Vec::new();

@@ -1,7 +1,7 @@
 //! `trike inspect`.
 
 use serde::Serialize;
-use trike::{Inspection, KvSpec, LoadOptions, ModelFile, memory_plan};
+use trike::{Inspection, KvSpec, LoadOptions, ModelFile, memory_plan, nn::StagePlan};
 
 use crate::{args::InspectArgs, progress::Progress};
 
@@ -27,13 +27,51 @@ pub(crate) struct MemoryOutcome {
     /// Activations of one prefill step.
     pub(crate) scratch: u64,
     pub(crate) total: u64,
+    /// The layers of each device of `--device`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) devices: Vec<DeviceLayers>,
+}
+
+/// The part of a model on one device, in bytes.
+#[derive(Debug, Serialize)]
+pub(crate) struct DeviceLayers {
+    pub(crate) name: String,
+    /// First layer, and number of layers.
+    pub(crate) first_layer: usize,
+    pub(crate) layers: usize,
+    pub(crate) weights: u64,
+    pub(crate) cache: u64,
+    pub(crate) scratch: u64,
+    pub(crate) total: u64,
+    /// Free memory, if the device reports it.
+    pub(crate) available: Option<u64>,
+}
+
+impl From<StagePlan> for DeviceLayers {
+    fn from(stage: StagePlan) -> Self {
+        Self {
+            name: stage.device,
+            first_layer: stage.layers.start,
+            layers: stage.layers.len(),
+            weights: stage.plan.weights,
+            cache: stage.plan.cache,
+            scratch: stage.plan.scratch,
+            total: stage.plan.total(),
+            available: stage.available,
+        }
+    }
 }
 
 /// Plans the memory of a model for one full-context sequence.
 pub(crate) fn memory(args: &InspectArgs, quiet: bool) -> anyhow::Result<MemoryOutcome> {
     let file = ModelFile::open(super::hub::resolve(&args.model, quiet)?)?;
     let kv = KvSpec::new(file.default_kv(), file.config().spec.context);
-    let plan = memory_plan(&file, &LoadOptions::default(), &kv)?;
+    let options = LoadOptions::default().with_sequence(kv);
+    let plan = memory_plan(&file, &options, &kv)?;
+    let devices = match &args.device {
+        Some(choice) => super::load::open(choice, quiet)?.plan(&file, &options)?,
+        None => Vec::new(),
+    };
     Ok(MemoryOutcome {
         model: file.path().display().to_string(),
         weights: plan.weights,
@@ -42,5 +80,6 @@ pub(crate) fn memory(args: &InspectArgs, quiet: bool) -> anyhow::Result<MemoryOu
         kv: kv.precision.name(),
         scratch: plan.scratch,
         total: plan.total(),
+        devices: devices.into_iter().map(DeviceLayers::from).collect(),
     })
 }

@@ -63,10 +63,10 @@ pub(super) fn context(
     Ok(fitting)
 }
 
-/// Opens a device, with a note if `auto` found no GPU.
-pub(super) fn open(choice: DeviceChoice, quiet: bool) -> anyhow::Result<Device> {
+/// Opens a device or several, with a note if `auto` found no GPU.
+pub(super) fn open(choice: &DeviceChoice, quiet: bool) -> anyhow::Result<Device> {
     let device = choice.open()?;
-    if choice == DeviceChoice::Auto && device.is_cpu() && !quiet {
+    if *choice == DeviceChoice::Auto && device.is_cpu() && !quiet {
         output::note("--device auto: no supported GPU found, running on the CPU");
     }
     Ok(device)

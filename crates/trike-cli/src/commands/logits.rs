@@ -36,7 +36,7 @@ pub(crate) fn logits(args: &LogitsArgs, quiet: bool) -> anyhow::Result<LogitsOut
         .options(&file, &args.cpu.cpu()?)
         .with_head(head)
         .with_sequence(KvSpec::new(kv, args.ids.len().max(1)));
-    let model = load(open(args.device.device, quiet)?, &file, &wanted, quiet)?;
+    let model = load(open(&args.device.device, quiet)?, &file, &wanted, quiet)?;
     let shape = [args.ids.len(), model.config().spec.vocab];
     let progress = Progress::start("computing", quiet);
     let mut writer = NpyWriter::create(&args.output, shape[0], shape[1])?;

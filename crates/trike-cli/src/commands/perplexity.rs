@@ -102,7 +102,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
         Some(path) => Some(ModelFile::open(super::hub::resolve(path, quiet)?)?),
         None => None,
     };
-    let device = open(args.device.device, quiet)?;
+    let device = open(&args.device.device, quiet)?;
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
     // On the host, only sequences as long as those of the text take memory.
     let on_host = device.is_cpu();
@@ -116,7 +116,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     let base = match &base_file {
         Some(file) => {
             let wanted = wanted(file).with_activations(ActivationPrecision::F32);
-            Some(load(open(args.device.device, true)?, file, &wanted, quiet)?)
+            Some(load(open(&args.device.device, true)?, file, &wanted, quiet)?)
         }
         None => None,
     };

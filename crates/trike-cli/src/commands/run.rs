@@ -121,7 +121,7 @@ pub(crate) fn run(
         .with_grammar(grammar)
         .with_logprobs(args.logprobs);
     // Open the device first, so that a missing one is reported before anything is read.
-    let device = open(args.device.device, quiet)?;
+    let device = open(&args.device.device, quiet)?;
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
     if let Some(grammar) = &options.grammar {
         // Report a wrong grammar before anything is loaded.
@@ -213,7 +213,7 @@ pub(crate) fn run(
         backend: model.backend(),
         activations: args::activations_name(&model.activations()),
         layouts: layouts(&*model),
-        device: model.device_use().map(DeviceOutcome::from),
+        device: DeviceOutcome::of(&*model),
     })
 }
 

@@ -153,13 +153,32 @@ impl Show for Inspection {
 
 impl Show for MemoryOutcome {
     fn text(&self) -> String {
-        facts([
+        let mut text = facts([
             ("model", self.model.clone()),
             ("weights", bytes(self.weights)),
             ("KV cache", format!("{} ({} positions in {})", bytes(self.cache), self.positions, self.kv)),
             ("activations", bytes(self.scratch)),
             ("total", bytes(self.total)),
-        ])
+        ]);
+        if !self.devices.is_empty() {
+            let header = ["device", "layers", "weights", "KV cache", "activations", "total", "free"];
+            let mut rows = table(presets::NOTHING, 1, header);
+            for device in &self.devices {
+                let last = device.first_layer + device.layers.saturating_sub(1);
+                rows.add_row([
+                    device.name.clone(),
+                    format!("{}-{last}", device.first_layer),
+                    bytes(device.weights),
+                    bytes(device.cache),
+                    bytes(device.scratch),
+                    bytes(device.total),
+                    device.available.map_or("unknown".to_owned(), bytes),
+                ]);
+            }
+            text += "\n";
+            text += &plain(rows);
+        }
+        text
     }
 }
 
@@ -463,11 +482,15 @@ impl Show for BenchOutcome {
             let _ = write!(text, ", linear layers {} as {encoding}, built in {seconds:.1} s", bytes(stored));
         }
         if let Some(device) = &self.device {
-            let _ = write!(text, ", peak device memory {}", bytes(device.peak_bytes));
-            let _ = match device.memory_bytes {
+            let _ = write!(text, ", peak device memory {}", bytes(device.used.peak_bytes));
+            let _ = match device.used.memory_bytes {
                 Some(all) => write!(text, " of {}", bytes(all)),
                 None => Ok(()),
             };
+            let _ = write!(text, ", {} reserved and unused", bytes(device.used.unused_bytes));
+            for part in &device.devices {
+                let _ = write!(text, "; {}: peak {}", part.name, bytes(part.used.peak_bytes));
+            }
         }
         text.push('\n');
         for c in &self.report.ceilings {

@@ -18,7 +18,7 @@ fn devices() -> &'static [Value] {
 }
 
 /// The software driver; `None` after a line that the test runner counts.
-fn software() -> Option<&'static str> {
+pub(crate) fn software() -> Option<&'static str> {
     let found = devices().iter().find(|device| device["software"] == true);
     if found.is_none() && cfg!(feature = "wgpu") {
         let needed = std::env::var("CI").as_deref() == Ok("true");

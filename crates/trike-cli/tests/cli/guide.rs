@@ -266,7 +266,7 @@ fn evaluate_a_model_runs() {
 
 #[test]
 fn run_on_a_gpu_runs() {
-    let expected = Counts { ran: 4, compared: 1, device: 1, other_program: 3, ..Counts::default() };
+    let expected = Counts { ran: 4, compared: 1, device: 4, other_program: 3, ..Counts::default() };
     check("docs/src/guide/gpu.md", expected);
 }
 

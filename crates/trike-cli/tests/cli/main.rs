@@ -22,4 +22,5 @@ mod quantize;
 mod quantize_plan;
 mod reference;
 mod run;
+mod split;
 mod train;

@@ -56,6 +56,11 @@ impl Allocation {
         self.handle.clone()
     }
 
+    /// Whether the memory belongs to the device with this state.
+    pub(super) fn is_of(&self, common: &Arc<Common>) -> bool {
+        Arc::ptr_eq(&self.common, common)
+    }
+
     pub(super) fn captures(&self) -> &Captures {
         &self.common.captures
     }

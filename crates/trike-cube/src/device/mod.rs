@@ -7,6 +7,7 @@ mod graph;
 #[cfg(test)]
 mod graph_tests;
 mod open;
+mod transfer;
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -75,7 +75,8 @@ pub(super) fn find(spec: DeviceSpec) -> Result<Found> {
             }
             let devices = on_machine(runtime);
             let available = devices.len();
-            let device = devices.into_iter().nth(index);
+            let again = devices.last().filter(|_| index == available).and_then(second_client);
+            let device = devices.into_iter().nth(index).or(again);
             let device = device.ok_or_else(|| CubeError::NoDevice { spec: spec.to_string(), available })?;
             let software = is_software(&device);
             // With the feature, CubeCL passes SPIR-V to every Vulkan device, regardless of the runtime name it is opened with.
@@ -119,9 +120,29 @@ fn graphics(backend: WgpuBackend) -> Vec<CubeDevice> {
         .into_iter()
         .flat_map(|kind| {
             let first = CubeDevice::Wgpu(WgpuDevice::new(kind).on(backend));
-            CubeDevice::enumerate(first.to_id()).into_iter().map(CubeDevice::from_id)
+            let mut found = CubeDevice::enumerate(first.to_id());
+            // Software adapters share one ID, which opens the first of them.
+            found.dedup();
+            found.into_iter().map(CubeDevice::from_id)
         })
         .collect()
+}
+
+/// The software driver of `wgpu` with a queue and memory of its own: CubeCL has a client for each ID, and one that names the
+/// graphics API differs from one that leaves it open.
+///
+/// Machines without a GPU have one software driver, and tests of several devices need two. It has the number after the last one
+/// and is not listed.
+fn second_client(last: &CubeDevice) -> Option<CubeDevice> {
+    match last {
+        CubeDevice::Wgpu(device)
+            if device.kind == WgpuDeviceKind::Cpu && device.backend == WgpuBackend::Auto =>
+        {
+            let pinned = CubeDevice::Wgpu(WgpuDevice::new(WgpuDeviceKind::Cpu).on(WgpuBackend::Vulkan));
+            CubeDevice::enumerate(pinned.to_id()).first().copied().map(CubeDevice::from_id)
+        }
+        _ => None,
+    }
 }
 
 fn is_software(device: &CubeDevice) -> bool {

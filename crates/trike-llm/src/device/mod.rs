@@ -1,112 +1,82 @@
 //! Choosing and opening a device, and loading a model onto it.
 
+mod choice;
 mod host;
 mod plan;
 
-use std::{fmt, path::Path, str::FromStr};
+use std::path::Path;
 
 use serde::Serialize;
-use trike_core::{DeviceSpec, Runtime, UnknownDevice};
+use trike_core::DeviceSpec;
 use trike_cpu::Cpu;
 #[cfg(feature = "gpu")]
-use trike_nn::{Backend, CubeBackend};
-use trike_nn::{CpuBackend, KvPrecision, KvSpec};
+use trike_nn::{ActivationPolicy, Backend, CubeBackend, DecoderSpec, DeviceMemory, LayerWeights, NnError};
+use trike_nn::{CpuBackend, KvPrecision, KvSpec, StagePlan};
 use trike_trit::{Encoding, Granularity};
 
+#[cfg(feature = "gpu")]
+use crate::generate::STEP;
 use crate::{LanguageModel, LlmError, LoadOptions, Model, ModelFile, Synthetic, SyntheticModel};
 
+pub use choice::{DeviceChoice, DeviceShare, InvalidDevice};
 pub use host::fitting_context;
 pub use plan::memory_plan;
 
-/// The device that a model runs on: the CPU, a device by name, or the first available device.
-///
-/// Every build parses all names; a build without the runtime returns an error when the device is opened.
-///
-/// ```
-/// use trike_llm::DeviceChoice;
-///
-/// assert_eq!("cpu".parse::<DeviceChoice>()?, DeviceChoice::Cpu);
-/// assert_eq!("cuda".parse::<DeviceChoice>()?.to_string(), "cuda:0");
-/// assert!("cuda:first".parse::<DeviceChoice>().is_err());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DeviceChoice {
-    /// The CPU.
-    #[default]
-    Cpu,
-    /// The first device that is not a software driver, otherwise the CPU.
-    Auto,
-    /// A device of a runtime, by its zero-based index.
-    Numbered(Runtime, usize),
-}
-
-impl fmt::Display for DeviceChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Cpu => f.write_str("cpu"),
-            Self::Auto => DeviceSpec::Auto.fmt(f),
-            Self::Numbered(runtime, index) => DeviceSpec::Numbered(runtime, index).fmt(f),
-        }
-    }
-}
-
-impl FromStr for DeviceChoice {
-    type Err = UnknownDevice;
-
-    fn from_str(name: &str) -> Result<Self, UnknownDevice> {
-        match name.parse()? {
-            DeviceSpec::Auto => Ok(Self::Auto),
-            // The CPU is one device, and models run on Trike's own CPU kernels instead of CubeCL's CPU runtime.
-            DeviceSpec::Numbered(Runtime::Cpu, _) if name == "cpu" => Ok(Self::Cpu),
-            DeviceSpec::Numbered(Runtime::Cpu, _) => Err(UnknownDevice { name: name.to_owned() }),
-            DeviceSpec::Numbered(runtime, index) => Ok(Self::Numbered(runtime, index)),
-        }
-    }
-}
-
 impl DeviceChoice {
-    /// Opens the device. `Auto` never selects a software driver.
+    /// Opens the device or devices. `Auto` never selects a software driver.
     ///
     /// # Errors
     ///
     /// [`LlmError::NotBuilt`] when the build does not have the runtime, [`LlmError::Nn`] when the machine does not have the
     /// device.
-    pub fn open(self) -> Result<Device, LlmError> {
+    pub fn open(&self) -> Result<Device, LlmError> {
         #[cfg(feature = "gpu")]
         {
-            use trike_nn::{NnError, cube::CubeError};
-            let spec = match self {
-                Self::Cpu => return Ok(Device(Kind::Cpu)),
-                Self::Auto => DeviceSpec::Auto,
-                Self::Numbered(runtime, index) => DeviceSpec::Numbered(runtime, index),
-            };
-            match trike_nn::cube::Device::open(spec) {
-                Ok(device) => Ok(Device(Kind::Gpu(device))),
-                Err(CubeError::NoDevice { .. }) if self == Self::Auto => Ok(Device(Kind::Cpu)),
+            use trike_nn::cube::CubeError;
+            let open = |spec| match trike_nn::cube::Device::open(spec) {
+                Ok(device) => Ok(device),
                 Err(CubeError::NotLinked { .. }) => Err(LlmError::NotBuilt { device: spec }),
                 Err(error) => Err(NnError::from(error).into()),
-            }
+            };
+            let devices = match self {
+                Self::Cpu => return Ok(Device(Kind::Cpu)),
+                Self::Auto => match open(DeviceSpec::Auto) {
+                    Ok(device) => vec![(device, None)],
+                    Err(LlmError::Nn(NnError::Cube(CubeError::NoDevice { .. }))) => {
+                        return Ok(Device(Kind::Cpu));
+                    }
+                    Err(error) => return Err(error),
+                },
+                Self::Numbered(runtime, index) => vec![(open(DeviceSpec::Numbered(*runtime, *index))?, None)],
+                Self::Several(shares) => {
+                    let each = shares.iter().map(|share| Ok((open(share.spec())?, share.layers)));
+                    each.collect::<Result<_, LlmError>>()?
+                }
+            };
+            Ok(Device(Kind::Gpus(devices)))
         }
         #[cfg(not(feature = "gpu"))]
-        match self {
-            Self::Cpu | Self::Auto => Ok(Device(Kind::Cpu)),
-            Self::Numbered(runtime, index) => {
-                Err(LlmError::NotBuilt { device: DeviceSpec::Numbered(runtime, index) })
-            }
+        {
+            let device = match self {
+                Self::Cpu | Self::Auto => None,
+                Self::Numbered(runtime, index) => Some(DeviceSpec::Numbered(*runtime, *index)),
+                Self::Several(shares) => shares.first().map(DeviceShare::spec),
+            };
+            device.map_or(Ok(Device(Kind::Cpu)), |device| Err(LlmError::NotBuilt { device }))
         }
     }
 }
 
-/// An open device, on which a model can be loaded.
+/// An open device on which a model can be loaded, or several for the layers of one model.
 #[derive(Debug)]
 pub struct Device(Kind);
 
 #[derive(Debug)]
 enum Kind {
     Cpu,
+    /// One device or several, with the requested number of layers on each.
     #[cfg(feature = "gpu")]
-    Gpu(trike_nn::cube::Device),
+    Gpus(Vec<(trike_nn::cube::Device, Option<usize>)>),
 }
 
 impl Device {
@@ -120,30 +90,58 @@ impl Device {
         matches!(self.0, Kind::Cpu)
     }
 
-    /// Loads a model onto the device. On a GPU, the memory plan for a sequence of [`LoadOptions::sequence`] is first checked
-    /// against the device's free memory and its largest allocation. `progress` is called with the weights loaded and in total.
+    /// The memory that a model needs on each device, with a sequence of [`LoadOptions::sequence`], and the layers that it would
+    /// have there; empty for the CPU. Nothing is loaded.
     ///
     /// # Errors
     ///
-    /// As [`LanguageModel::load_on`]; [`NnError::Memory`](trike_nn::NnError::Memory) and [`LlmError::TooLarge`] before anything
-    /// is loaded.
+    /// As the checks of [`load`](Self::load).
+    pub fn plan(&self, file: &ModelFile, options: &LoadOptions) -> Result<Vec<StagePlan>, LlmError> {
+        match &self.0 {
+            Kind::Cpu => {
+                let _ = (file, options);
+                Ok(Vec::new())
+            }
+            #[cfg(feature = "gpu")]
+            Kind::Gpus(devices) => {
+                let stages = Stages::new(devices, options.activations_of(file), options);
+                let weights = |several| plan::layer_weights(file, options, several);
+                let plans = stages.plan(&file.config().spec, &options.sequence_of(file), weights)?;
+                for ((stage, _), of_stage) in stages.0.iter().zip(&plans) {
+                    let kv = supported(stage, options.sequence_of(file));
+                    let limit = stage.device().capabilities().max_buffer_bytes;
+                    let pieces = plan::pieces(file, options, &kv, &of_stage.layers)?;
+                    plan::check_pieces(&pieces, &stage.name(), limit)?;
+                }
+                Ok(plans)
+            }
+        }
+    }
+
+    /// Loads a model onto the device or devices. On GPUs, the memory plan for a sequence of [`LoadOptions::sequence`] is first checked
+    /// against the free memory and the largest allocation of each. On several, each layer is on one device: the embedding and the
+    /// first layers on the first, the last layers and the LM head on the last, as many as its share of the free memory, or as
+    /// requested. `progress` is called with the weights loaded and in total.
+    ///
+    /// # Errors
+    ///
+    /// As [`LanguageModel::load_on`]; [`NnError::Memory`](trike_nn::NnError::Memory),
+    /// [`NnError::SplitMemory`](trike_nn::NnError::SplitMemory), [`LlmError::TooLarge`], and
+    /// [`NnError::Spec`](trike_nn::NnError::Spec) for numbers of layers that are not those of the model, before anything is loaded.
     pub fn load(
         self,
         file: &ModelFile,
         options: &LoadOptions,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Box<dyn Model>, LlmError> {
+        #[cfg(feature = "gpu")]
+        let plans = self.plan(file, options)?;
         match self.0 {
             Kind::Cpu => Ok(Box::new(LanguageModel::load_with(file, options, progress)?)),
             #[cfg(feature = "gpu")]
-            Kind::Gpu(device) => {
-                let backend =
-                    CubeBackend::new(device, options.activations_of(file)).with_layout(options.layout);
-                let kv = supported(&backend, options.sequence_of(file));
-                backend.check_memory(&memory_plan(file, options, &kv)?)?;
-                let limit = backend.device().capabilities().max_buffer_bytes;
-                plan::check_pieces(&plan::pieces(file, options, &kv)?, &backend.name(), limit)?;
-                Ok(Box::new(LanguageModel::load_on(backend, file, options, progress)?))
+            Kind::Gpus(devices) => {
+                let stages = Stages::new(&devices, options.activations_of(file), options);
+                Ok(Box::new(LanguageModel::load_on(stages.pipeline(&plans)?, file, options, progress)?))
             }
         }
     }
@@ -173,17 +171,77 @@ impl Device {
                 SyntheticModel::load_on(backend, size, weights, kv.capacity, progress)
             }
             #[cfg(feature = "gpu")]
-            Kind::Gpu(device) => {
-                let backend = CubeBackend::new(device, activations).with_layout(options.layout);
-                let kv = supported(&backend, kv);
-                backend.check_memory(&plan::synthetic_plan(&size.spec(), &kv))?;
-                SyntheticModel::load_on(backend, size, weights, kv.capacity, progress)
+            Kind::Gpus(devices) => {
+                let stages = Stages::new(&devices, activations, options);
+                let spec = size.spec();
+                let plans = stages.plan(&spec, &kv, |_| Ok(plan::synthetic_weights(&spec)))?;
+                SyntheticModel::load_on(stages.pipeline(&plans)?, size, weights, kv.capacity, progress)
             }
         }
     }
 }
 
-/// Opens the model at `path` on a device, with its own tokenizer and the default options.
+/// The backends of one model, one for each of its devices, with the requested number of layers.
+#[cfg(feature = "gpu")]
+struct Stages(Vec<(CubeBackend, Option<usize>)>);
+
+#[cfg(feature = "gpu")]
+impl Stages {
+    fn new(
+        devices: &[(trike_nn::cube::Device, Option<usize>)],
+        activations: ActivationPolicy,
+        options: &LoadOptions,
+    ) -> Self {
+        let backend = |device: &trike_nn::cube::Device| {
+            CubeBackend::new(device.clone(), activations).with_layout(options.layout)
+        };
+        Self(devices.iter().map(|(device, layers)| (backend(device), *layers)).collect())
+    }
+
+    /// Divides the layers between the devices. `weights` gives the bytes of a model on one device or on several.
+    fn plan(
+        &self,
+        spec: &DecoderSpec,
+        kv: &KvSpec,
+        weights: impl FnOnce(bool) -> Result<LayerWeights, LlmError>,
+    ) -> Result<Vec<StagePlan>, LlmError> {
+        let memory = |(backend, _): &(CubeBackend, Option<usize>)| {
+            let available = backend.available()?;
+            Ok(DeviceMemory { name: backend.name(), available, kv: supported(backend, *kv) })
+        };
+        let devices = self.0.iter().map(memory).collect::<Result<Vec<_>, LlmError>>()?;
+        let weights = weights(devices.len() > 1)?;
+        let counts: Option<Vec<usize>> = self.0.iter().map(|(_, layers)| *layers).collect();
+        let plans = match counts {
+            Some(counts) => weights.split_as(spec, STEP, &devices, &counts),
+            None => weights.split(spec, STEP, &devices),
+        };
+        Ok(plans.map_err(of_one_device)?)
+    }
+
+    /// The backend over all devices.
+    fn pipeline(self, plans: &[StagePlan]) -> Result<CubeBackend, LlmError> {
+        let stages = self.0.into_iter().zip(plans).map(|((backend, _), plan)| (backend, plan.layers.len()));
+        Ok(CubeBackend::pipeline(stages)?)
+    }
+}
+
+/// The error for one device, which does not speak of layers.
+#[cfg(feature = "gpu")]
+fn of_one_device(error: NnError) -> NnError {
+    match error {
+        NnError::SplitMemory { stages } => match &stages[..] {
+            [StagePlan { device, plan, available: Some(available), .. }] => {
+                let (device, needed) = (device.clone(), plan.total());
+                NnError::Memory { device, plan: *plan, needed, available: *available }
+            }
+            _ => NnError::SplitMemory { stages },
+        },
+        error => error,
+    }
+}
+
+/// Opens the model at `path` on a device or on several, with its own tokenizer and the default options.
 ///
 /// # Errors
 ///
@@ -257,20 +315,9 @@ fn report(device: trike_nn::cube::DeviceInfo) -> DeviceReport {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use trike_core::Runtime;
 
-    #[test]
-    fn names_are_read_back_and_others_refused() {
-        for name in ["cpu", "auto", "wgpu:0", "vulkan:1", "cuda:12", "hip:0", "metal:3"] {
-            assert_eq!(name.parse::<DeviceChoice>().expect(name).to_string(), name);
-        }
-        for name in
-            ["", "gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda:0:0", "CUDA:0", "cpu:0", "cpu:1", "auto:0"]
-        {
-            let error = name.parse::<DeviceChoice>().expect_err(name);
-            assert_eq!(error, UnknownDevice { name: name.to_owned() });
-        }
-    }
+    use super::*;
 
     #[test]
     fn a_missing_device_is_refused_by_its_name() {

@@ -1,11 +1,11 @@
 //! Device memory that a model needs, computed from file headers.
 
 #[cfg(feature = "gpu")]
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use trike_core::Layout;
 use trike_format::StoredType;
-use trike_nn::{DecoderSpec, KvSpec, MemoryPlan, WeightName};
+use trike_nn::{DecoderSpec, KvSpec, LayerWeights, MemoryPlan, WeightName};
 use trike_trit::{Coupling, Encoding};
 
 use crate::{LlmError, LoadOptions, ModelFile, generate::STEP, load::HEAD_GROUP};
@@ -17,7 +17,19 @@ use crate::{LlmError, LoadOptions, ModelFile, generate::STEP, load::HEAD_GROUP};
 ///
 /// When a weight is missing.
 pub fn memory_plan(file: &ModelFile, options: &LoadOptions, kv: &KvSpec) -> Result<MemoryPlan, LlmError> {
-    let mut weights = 0u64;
+    let LayerWeights { embedding, layers, head } = layer_weights(file, options, false)?;
+    let weights = layers.iter().fold(embedding.saturating_add(head), |sum, bytes| sum.saturating_add(*bytes));
+    Ok(MemoryPlan::new(&file.config().spec, weights, kv, STEP))
+}
+
+/// The weights of a model by layers, on one device or on several.
+pub(super) fn layer_weights(
+    file: &ModelFile,
+    options: &LoadOptions,
+    several: bool,
+) -> Result<LayerWeights, LlmError> {
+    let spec = &file.config().spec;
+    let mut weights = LayerWeights { layers: vec![0; spec.layers], ..LayerWeights::default() };
     for name in file.weights() {
         let info = file.info(name)?;
         let bytes = match info.shape[..] {
@@ -25,9 +37,18 @@ pub fn memory_plan(file: &ModelFile, options: &LoadOptions, kv: &KvSpec) -> Resu
             // Vectors are stored in f32.
             _ => info.elements().saturating_mul(4),
         };
-        weights = weights.saturating_add(bytes);
+        let LayerWeights { embedding, layers, head } = &mut weights;
+        let place = match name.layer() {
+            Some(layer) => layers.get_mut(layer).unwrap_or(head),
+            None if name == WeightName::Embedding => embedding,
+            None => head,
+        };
+        *place = place.saturating_add(bytes);
     }
-    Ok(MemoryPlan::new(&file.config().spec, weights, kv, STEP))
+    if several && spec.tied_head {
+        weights.head = weights.head.saturating_add(weights.embedding);
+    }
+    Ok(weights)
 }
 
 /// The form of a matrix in the kernels.
@@ -50,12 +71,25 @@ fn form(file: &ModelFile, options: &LoadOptions, name: WeightName) -> Result<For
 #[cfg(any(feature = "gpu", test))]
 pub(super) type Piece = (String, u64);
 
-/// The potentially large allocations of a model: matrices (fused ones together), and the keys or values of one layer.
+/// The potentially large allocations of the device with some layers of a model: matrices (fused ones together), and the keys or
+/// values of one layer.
 #[cfg(feature = "gpu")]
-pub(super) fn pieces(file: &ModelFile, options: &LoadOptions, kv: &KvSpec) -> Result<Vec<Piece>, LlmError> {
+pub(super) fn pieces(
+    file: &ModelFile,
+    options: &LoadOptions,
+    kv: &KvSpec,
+    layers: &Range<usize>,
+) -> Result<Vec<Piece>, LlmError> {
+    let spec = &file.config().spec;
+    let (is_first, is_last) = (layers.start == 0, layers.end == spec.layers);
+    let is_here = |name: WeightName| match (name.layer(), name) {
+        (Some(layer), _) => layers.contains(&layer),
+        (None, WeightName::Embedding) => is_first || (is_last && spec.tied_head),
+        (None, _) => is_last,
+    };
     let mut together: BTreeMap<(usize, &'static str), Piece> = BTreeMap::new();
     let mut pieces = Vec::new();
-    for name in file.weights() {
+    for name in file.weights().into_iter().filter(|&name| is_here(name)) {
         let info = file.info(name)?;
         let [rows, cols] = info.shape[..] else { continue };
         let form = form(file, options, name)?;
@@ -78,7 +112,7 @@ pub(super) fn pieces(file: &ModelFile, options: &LoadOptions, kv: &KvSpec) -> Re
         }
     }
     pieces.extend(together.into_values());
-    let one = DecoderSpec { layers: 1, ..file.config().spec.clone() };
+    let one = DecoderSpec { layers: 1, ..spec.clone() };
     // Keys and values have the same size.
     let cache = MemoryPlan::new(&one, 0, kv, STEP).cache / 2;
     pieces.push((format!("keys of one layer at {} positions", kv.capacity), cache));
@@ -211,11 +245,17 @@ fn codes(rows: u64, cols: u64) -> u64 {
 
 /// Memory plan of a random-trit model.
 pub(super) fn synthetic_plan(spec: &DecoderSpec, kv: &KvSpec) -> MemoryPlan {
+    let LayerWeights { embedding, layers, head } = synthetic_weights(spec);
+    MemoryPlan::new(spec, embedding + head + layers.iter().sum::<u64>(), kv, STEP)
+}
+
+/// The weights of a random-trit model by layers.
+pub(super) fn synthetic_weights(spec: &DecoderSpec) -> LayerWeights {
     let table = spec.vocab as u64 * spec.hidden as u64;
     let (hidden, query, keys) = (spec.hidden as u64, spec.query_width() as u64, spec.kv_width() as u64);
     let layer = hidden * (2 * query + 2 * keys + 3 * spec.intermediate as u64);
     // Two bytes per embedding weight, one byte per LM head weight, four trits per byte.
-    MemoryPlan::new(spec, 3 * table + spec.layers as u64 * layer / 4, kv, STEP)
+    LayerWeights { embedding: 2 * table, layers: vec![layer / 4; spec.layers], head: table }
 }
 
 #[cfg(test)]

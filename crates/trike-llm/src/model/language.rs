@@ -38,6 +38,10 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         self.decoder().backend().device_use()
     }
 
+    fn device_uses(&self) -> Vec<(String, DeviceUse)> {
+        self.decoder().backend().device_uses()
+    }
+
     fn weight_bytes(&self) -> usize {
         self.decoder().weight_bytes()
     }

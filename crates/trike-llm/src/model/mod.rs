@@ -61,8 +61,11 @@ pub trait Model {
     /// The activation precisions of the ternary layers; empty for a model without ternary layers.
     fn activations(&self) -> Vec<ActivationPrecision>;
 
-    /// Memory used on a device; `None` on the host.
+    /// Memory used on a device, or on several in sum; `None` on the host.
     fn device_use(&self) -> Option<DeviceUse>;
+
+    /// Memory used on each device, with its name, in the order of their layers; empty on the host.
+    fn device_uses(&self) -> Vec<(String, DeviceUse)>;
 
     /// Bytes of all weights in the kernels' layouts.
     fn weight_bytes(&self) -> usize;

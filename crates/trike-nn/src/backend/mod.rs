@@ -110,6 +110,11 @@ pub trait Backend {
         None
     }
 
+    /// [`device_use`](Self::device_use) of each device by itself, with its name; empty on the host.
+    fn device_uses(&self) -> Vec<(String, DeviceUse)> {
+        self.device_use().map(|used| (self.name(), used)).into_iter().collect()
+    }
+
     /// Whether KV caches can store keys and values in that precision. If not, [`new_cache`](Self::new_cache) is an error.
     fn can_cache(&self, precision: KvPrecision) -> bool {
         let _ = precision;
@@ -120,6 +125,35 @@ pub trait Backend {
     fn cache_precision(&self, wanted: KvPrecision) -> KvPrecision {
         let all = [wanted, KvPrecision::F16, KvPrecision::F32];
         all.into_iter().find(|&precision| self.can_cache(precision)).unwrap_or(KvPrecision::F32)
+    }
+
+    // ---- Stages: consecutive layers with memory of their own, on a backend over several devices.
+
+    /// Number of stages. The first one has the embedding too, the last one the final norm and the LM head.
+    fn stages(&self) -> usize {
+        1
+    }
+
+    /// The stage that runs a layer.
+    fn stage_of(&self, layer: usize) -> usize {
+        let _ = layer;
+        0
+    }
+
+    /// The backend of a stage, to which its weights, caches and tensors belong. It takes the [`Inputs`](Self::Inputs) made by the
+    /// whole backend.
+    fn stage(&self, index: usize) -> &Self {
+        let _ = index;
+        self
+    }
+
+    /// A copy, in the memory of this stage, of a tensor of `width` columns of the stage `from`.
+    ///
+    /// # Errors
+    ///
+    /// When a device fails or has too little memory.
+    fn receive(&self, from: &Self, x: &Self::Tensor, width: usize) -> Result<Self::Tensor, NnError> {
+        self.upload(&from.to_host(x)?, width)
     }
 
     // ---- Resident weights.
@@ -446,6 +480,6 @@ pub trait Backend {
         let _ = recorded;
         let rows = step.inputs.rows();
         let inputs = self.inputs(step.inputs)?;
-        logits_of(self, run(&inputs, caches)?, step.largest, rows)
+        logits_of(self.stage(self.stages() - 1), run(&inputs, caches)?, step.largest, rows)
     }
 }

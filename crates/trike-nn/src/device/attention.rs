@@ -37,7 +37,7 @@ impl CubeBackend {
             match together[..] {
                 [one] => {
                     let (rows, cache) = (segments[one].rows.clone(), caches[one]);
-                    let rows = Segment { rows, positions: &inputs.positions, cache };
+                    let rows = Segment { rows, positions: &inputs.at(self.index).positions, cache };
                     self.attend_to_one(&spec, qkv, table.as_ref(), &rows, &out.buffer)?;
                 }
                 _ => {
@@ -73,7 +73,7 @@ impl CubeBackend {
         out: &CubeTensor,
     ) -> Result<(), NnError> {
         let tokens = batch_of(&inputs.host, caches, together.iter().copied());
-        let mut known = inputs.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = inputs.at(self.index).tokens.lock().unwrap_or_else(PoisonError::into_inner);
         let at = match known.iter().position(|known| known.are(&tokens)) {
             Some(at) => at,
             None => {

@@ -1,23 +1,26 @@
 //! The backend on the kernels of a device.
 //!
 //! [`CubeBackend`] contains the device and its settings; module `tensors` has activations and transfers to and from the host,
-//! `matrices` resident weights, `operations` and `attention` the kernel launches, and `recordings` the recorded step of one token.
+//! `matrices` resident weights, `operations` and `attention` the kernel launches, `recordings` the recorded step of one token, and
+//! `stages` layers on several devices.
 
 mod attention;
 mod matrices;
 mod operations;
 mod recordings;
+mod stages;
 mod tensors;
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
-use trike_cube::attention::{CacheShape, KvCache};
+use trike_cube::attention::KvCache;
 use trike_cube::{Buffer, Device, Graphs, Strategy};
 use trike_trit::{Edit, TritTensor};
 
 pub use self::matrices::{CubeMatrix, CubeRope};
 pub use self::recordings::CubeRecorded;
+use self::stages::Stage;
 use self::tensors::Traffic;
 pub use self::tensors::{CubeInputs, CubeTensor};
 use crate::backend::Input;
@@ -31,6 +34,8 @@ use crate::{
 ///
 /// Tensors stay on the device: ids and positions are copied to it once per step, logits are copied back. A step of one token of
 /// each sequence is recorded and replayed if the device supports it ([`CubeBackend::with_graphs`]).
+///
+/// [`CubeBackend::pipeline`] is one over several devices.
 ///
 /// ```no_run
 /// use trike_cube::{Device, DeviceSpec};
@@ -52,6 +57,10 @@ pub struct CubeBackend {
     /// Locked while a step is recorded.
     record_alone: Mutex<()>,
     traffic: Traffic,
+    /// Number of the stage that this backend runs, if it is part of a pipeline.
+    index: usize,
+    /// The stages on other devices, in the order of their layers.
+    later: Vec<Stage>,
 }
 
 impl CubeBackend {
@@ -66,18 +75,20 @@ impl CubeBackend {
             graphs: graphs.into(),
             record_alone: Mutex::new(()),
             traffic: Traffic::default(),
+            index: 0,
+            later: Vec::new(),
         }
     }
 
     /// The layout of ternary matrices loaded from now on, if the device has a kernel for the tensor in it; otherwise two-bit.
     /// By default, the layout predicted to be fastest is chosen per matrix
-    /// ([`choose_layout`](trike_cube::linear::choose_layout)).
+    /// ([`choose_layout`](trike_cube::linear::choose_layout)). Each stage of a pipeline has its own.
     #[must_use]
     pub fn with_layout(self, layout: Option<Layout>) -> Self {
         Self { layout, ..self }
     }
 
-    /// The device.
+    /// The device, or the first one of a pipeline.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -89,14 +100,28 @@ impl CubeBackend {
     ///
     /// [`NnError::Memory`].
     pub fn check_memory(&self, plan: &MemoryPlan) -> Result<(), NnError> {
-        // Memory of earlier models in the runtime's pools is free but unusable for weights of other sizes: release it.
-        self.device.release()?;
-        match self.device.memory().available() {
+        match self.available()? {
             Some(available) if plan.total() > available => {
                 Err(NnError::Memory { device: self.name(), plan: *plan, needed: plan.total(), available })
             }
             _ => Ok(()),
         }
+    }
+
+    /// Free bytes of the device, within its limit if it was opened with one; `None` if it does not report them.
+    ///
+    /// # Errors
+    ///
+    /// When the device is lost.
+    pub fn available(&self) -> Result<Option<u64>, NnError> {
+        // Memory of earlier models in the runtime's pools is free but unusable for weights of other sizes: release it.
+        self.device.release()?;
+        Ok(self.device.memory().available())
+    }
+
+    /// The name of the device.
+    fn device_name(&self) -> String {
+        format!("{} ({})", self.device.spec(), self.device.name())
     }
 }
 
@@ -110,7 +135,7 @@ impl Backend for CubeBackend {
     type Recorded = CubeRecorded;
 
     fn name(&self) -> String {
-        format!("{} ({})", self.device.spec(), self.device.name())
+        self.each().map(Self::device_name).collect::<Vec<_>>().join(", ")
     }
 
     fn activations(&self) -> ActivationPolicy {
@@ -118,13 +143,35 @@ impl Backend for CubeBackend {
     }
 
     fn device_use(&self) -> Option<DeviceUse> {
-        Some(self.used())
+        Some(self.used_by_all())
+    }
+
+    fn device_uses(&self) -> Vec<(String, DeviceUse)> {
+        self.each().map(|stage| (stage.device_name(), stage.used())).collect()
+    }
+
+    fn stages(&self) -> usize {
+        1 + self.later.len()
+    }
+
+    fn stage_of(&self, layer: usize) -> usize {
+        self.stage_of_layer(layer)
+    }
+
+    fn stage(&self, index: usize) -> &Self {
+        self.stage_at(index)
+    }
+
+    fn receive(&self, from: &Self, x: &CubeTensor, width: usize) -> Result<CubeTensor, NnError> {
+        check::norm(x.width, width)?;
+        self.receive_tensor(from, x)
     }
 
     fn can_cache(&self, precision: KvPrecision) -> bool {
         match precision {
             KvPrecision::F32 => true,
-            KvPrecision::F16 => self.device.capabilities().f16,
+            // In a pipeline, layers on a device without f16 are cached in f32.
+            KvPrecision::F16 => self.devices().any(|device| device.capabilities().f16),
             KvPrecision::Int8 => false,
         }
     }
@@ -170,14 +217,11 @@ impl Backend for CubeBackend {
     }
 
     fn new_cache(&self, spec: &CacheSpec) -> Result<KvCache, NnError> {
-        let CacheSpec { kv_heads, head_dim, capacity, precision } = *spec;
-        Ok(KvCache::empty(&self.device, CacheShape { kv_heads, head_dim, capacity, precision })?)
+        Ok(KvCache::empty(&self.device, self.cache_shape(spec))?)
     }
 
     fn new_caches(&self, spec: &CacheSpec, count: usize) -> Result<Vec<KvCache>, NnError> {
-        let CacheSpec { kv_heads, head_dim, capacity, precision } = *spec;
-        let shape = CacheShape { kv_heads, head_dim, capacity, precision };
-        Ok(KvCache::several(&self.device, shape, count)?)
+        Ok(KvCache::several(&self.device, self.cache_shape(spec), count)?)
     }
 
     fn upload(&self, values: &[f32], width: usize) -> Result<CubeTensor, NnError> {

@@ -263,7 +263,7 @@ impl CubeBackend {
         inputs: &CubeInputs,
     ) -> Result<(), NnError> {
         let table = self.rope_table(x, rope, inputs)?;
-        let positions = &inputs.positions;
+        let positions = &inputs.at(self.index).positions;
         Ok(self.device.rope(&x.buffer, rope.head_dim, positions, &table, &Strategy::Inferred)?)
     }
 

@@ -72,10 +72,10 @@ impl RecordedStep {
 
 impl CubeBackend {
     /// Whether steps of one token are recorded and replayed, if the device supports it; otherwise every step launches its
-    /// kernels. On by default.
+    /// kernels. On by default, and always off in a pipeline.
     #[must_use]
     pub fn with_graphs(self, on: bool) -> Self {
-        let graphs = on && self.device.capabilities().graphs != Graphs::None;
+        let graphs = on && self.later.is_empty() && self.device.capabilities().graphs != Graphs::None;
         Self { graphs: graphs.into(), ..self }
     }
 
@@ -149,7 +149,7 @@ impl CubeBackend {
     ) -> Result<Vec<StepLogits>, NnError> {
         let rows = step.inputs.rows();
         let inputs = self.upload_inputs(step.inputs)?;
-        logits_of(self, run(&inputs, caches)?, step.largest, rows)
+        logits_of(self.stage_at(self.later.len()), run(&inputs, caches)?, step.largest, rows)
     }
 
     /// Runs the step twice: once directly, once for the recording.
@@ -204,7 +204,7 @@ impl CubeBackend {
         let mut inputs = CubeInputs { ids: Some(token), ..self.upload_inputs(step.inputs.clone())? };
         if step.inputs.rows() > 1 {
             let batch = self.upload_batch(&all_of(step, caches))?;
-            inputs.tokens.get_mut().unwrap_or_else(PoisonError::into_inner).push(batch);
+            inputs.first.tokens.get_mut().unwrap_or_else(PoisonError::into_inner).push(batch);
         }
         Ok(inputs)
     }
@@ -230,12 +230,12 @@ impl CubeBackend {
         }
         let positions = step.inputs.positions();
         // Kernels of a batch find positions beside the places of the caches.
-        for batch in inputs.tokens.get_mut().unwrap_or_else(PoisonError::into_inner) {
+        for batch in inputs.first.tokens.get_mut().unwrap_or_else(PoisonError::into_inner) {
             batch.write(&self.device, &all_of(step, caches))?;
             self.traffic.uploaded(3 * size_of_val(positions));
         }
         self.traffic.uploaded(size_of_val(positions));
-        Ok(inputs.positions.clone().write(&self.device, positions)?)
+        Ok(inputs.first.positions.clone().write(&self.device, positions)?)
     }
 
     fn replay(&self, kept: &RecordedStep) -> Result<Vec<StepLogits>, NnError> {

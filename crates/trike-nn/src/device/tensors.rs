@@ -32,18 +32,31 @@ impl CubeTensor {
 #[derive(Debug)]
 pub struct CubeInputs {
     pub(super) host: StepInputs,
-    pub(super) positions: Positions,
-    /// Tokens of several sequences that a layer processed together; most layers find those of the first.
-    pub(super) tokens: Mutex<Vec<Tokens>>,
+    pub(super) first: OnDevice,
+    /// For the later devices of a pipeline.
+    pub(super) later: Vec<OnDevice>,
     /// The tokens of a recorded step, overwritten before each replay.
     pub(super) ids: Option<Ids>,
 }
 
+/// The inputs of a step on one device.
+#[derive(Debug)]
+pub(super) struct OnDevice {
+    pub(super) positions: Positions,
+    /// Tokens of several sequences that a layer processed together; most layers find those of the first.
+    pub(super) tokens: Mutex<Vec<Tokens>>,
+}
+
 impl CubeInputs {
+    /// The inputs on the device of a stage. Those that a stage made for itself are on its device only.
+    pub(super) fn at(&self, stage: usize) -> &OnDevice {
+        stage.checked_sub(1).and_then(|index| self.later.get(index)).unwrap_or(&self.first)
+    }
+
     /// Exclusive bound of positions that a recording can be replayed with.
     pub(super) fn bound(&self) -> u32 {
-        let tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
-        tokens.iter().map(Tokens::bound).fold(self.positions.bound(), u32::min)
+        let tokens = self.first.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        tokens.iter().map(Tokens::bound).fold(self.first.positions.bound(), u32::min)
     }
 }
 
@@ -63,6 +76,8 @@ pub(super) struct Traffic {
     uploaded_bytes: AtomicU64,
     read_backs: AtomicU64,
     read_bytes: AtomicU64,
+    transfers: AtomicU64,
+    transferred_bytes: AtomicU64,
     captures: AtomicU64,
     replays: AtomicU64,
 }
@@ -76,6 +91,12 @@ impl Traffic {
     pub(super) fn read(&self, bytes: usize) {
         self.read_backs.fetch_add(1, Ordering::Relaxed);
         self.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// A tensor came from another device.
+    pub(super) fn received(&self, bytes: usize) {
+        self.transfers.fetch_add(1, Ordering::Relaxed);
+        self.transferred_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     pub(super) fn captured(&self) {
@@ -106,9 +127,16 @@ impl CubeBackend {
     }
 
     pub(super) fn upload_inputs(&self, host: StepInputs) -> Result<CubeInputs, NnError> {
-        self.traffic.uploaded(size_of_val(host.positions()));
-        let positions = Positions::upload(&self.device, host.positions())?;
-        Ok(CubeInputs { host, positions, tokens: Mutex::default(), ids: None })
+        let first = self.upload_positions(host.positions())?;
+        let later = self.each().skip(1).map(|stage| stage.upload_positions(host.positions()));
+        let later = later.collect::<Result<_, _>>()?;
+        Ok(CubeInputs { host, first, later, ids: None })
+    }
+
+    fn upload_positions(&self, positions: &[u32]) -> Result<OnDevice, NnError> {
+        self.traffic.uploaded(size_of_val(positions));
+        let positions = Positions::upload(&self.device, positions)?;
+        Ok(OnDevice { positions, tokens: Mutex::default() })
     }
 
     /// Uploads where tokens of several sequences are.
@@ -117,6 +145,7 @@ impl CubeBackend {
         Ok(Tokens::upload(&self.device, tokens)?)
     }
 
+    /// Memory and traffic of this device alone.
     pub(super) fn used(&self) -> DeviceUse {
         let memory = self.device.memory();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -124,11 +153,14 @@ impl CubeBackend {
         DeviceUse {
             in_use: memory.in_use,
             peak: memory.peak,
+            reserved: memory.reserved,
             total: memory.total,
             uploads: count(&traffic.uploads),
             uploaded_bytes: count(&traffic.uploaded_bytes),
             read_backs: count(&traffic.read_backs),
             read_bytes: count(&traffic.read_bytes),
+            transfers: count(&traffic.transfers),
+            transferred_bytes: count(&traffic.transferred_bytes),
             captures: count(&traffic.captures),
             replays: count(&traffic.replays),
         }

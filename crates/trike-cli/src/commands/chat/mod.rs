@@ -135,7 +135,7 @@ impl Chat {
     fn open(args: &ChatArgs, quiet: bool) -> anyhow::Result<Self> {
         let file = ModelFile::open(args.model.path(quiet)?)?;
         let sampler = args.sampling.chat(&file)?;
-        let device = open(args.device.device, quiet)?;
+        let device = open(&args.device.device, quiet)?;
         let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
         let template = template(args, &file, &tokenizer)?;
         let grammar = text::grammar(&args.form)?;
