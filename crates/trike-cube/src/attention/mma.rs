@@ -246,32 +246,30 @@ pub(super) fn mma(
     let key_at = lane % 8 * comptime!(form.stride()) + lane / 8;
     let value_at = lane % 16 * comptime!(form.stride()) + lane / 16;
 
-    let mut tiles = (end - first_key).div_ceil(KEYS);
+    let tiles = if comptime!(form.masked) {
+        end.div_ceil(KEYS) - first_key / KEYS
+    } else {
+        (end - first_key).div_ceil(KEYS)
+    };
     let mut slot = first_key as u32 % capacity;
-    let first_slot = first_key as u32 % capacity;
     let mut at = Array::<usize>::new(form.copies());
-    // With a mask, tiles are its key blocks, and the next one is found while this one is multiplied.
+    // With a mask, tiles are its key blocks, the next one is found while this one is multiplied, and `slot` remains that of the
+    // first visible key.
     let rows = walk::rows_of(&mask, kv_head as u32, low_end as u32 - 1, end as u32);
-    let mut walked = Array::<u32>::new(2usize);
-    let mut next = first_key as u32;
-    let mut before = 0u32;
+    let mut walked = Array::<u32>::new(walk::STATE);
     if comptime!(form.masked) {
         walk::start(&mask, &rows, &mut walked, first_key as u32);
-        next = walk::next_block(&mask, &rows, &mut walked, end as u32);
-        tiles = end.div_ceil(KEYS) - first_key / KEYS;
+        let next = walk::next_block(&mask, &rows, &mut walked, end as u32);
         let seen = max(next, first_key as u32);
-        before = seen - next;
-        slot = slot_of(first_slot, seen - first_key as u32, capacity);
-        locate(&mut at, base, slot, before, capacity, end as u32 - 1 - seen, form);
+        let at_slot = slot_of(slot, seen - first_key as u32, capacity);
+        locate(&mut at, base, at_slot, seen - next, capacity, end as u32 - 1 - seen, form);
     } else {
-        locate(&mut at, base, slot, before, capacity, (end - 1 - first_key) as u32, form);
+        locate(&mut at, base, slot, 0u32, capacity, (end - 1 - first_key) as u32, form);
     }
     copy(k, &mut keys, &at, form);
     for tile in 0..tiles {
-        let mut first = first_key + tile * KEYS;
-        if comptime!(form.masked) {
-            first = next as usize;
-        }
+        let first =
+            if comptime!(form.masked) { walk::block_of(&walked) as usize } else { first_key + tile * KEYS };
         wait_for_copies();
         sync_cube();
         copy(v, &mut values, &at, form);
@@ -304,12 +302,11 @@ pub(super) fn mma(
         wait_for_copies();
         sync_cube();
         if comptime!(form.masked) {
-            next = walk::next_block(&mask, &rows, &mut walked, end as u32);
+            let next = walk::next_block(&mask, &rows, &mut walked, end as u32);
             if next < end as u32 {
                 let seen = max(next, first_key as u32);
-                before = seen - next;
-                slot = slot_of(first_slot, seen - first_key as u32, capacity);
-                locate(&mut at, base, slot, before, capacity, end as u32 - 1 - seen, form);
+                let at_slot = slot_of(slot, seen - first_key as u32, capacity);
+                locate(&mut at, base, at_slot, seen - next, capacity, end as u32 - 1 - seen, form);
                 copy(k, &mut keys, &at, form);
             }
         } else if tile + 1 < tiles {
@@ -317,22 +314,24 @@ pub(super) fn mma(
             if slot >= capacity {
                 slot -= capacity;
             }
-            locate(&mut at, base, slot, before, capacity, (end - 1 - first - KEYS) as u32, form);
+            locate(&mut at, base, slot, 0u32, capacity, (end - 1 - first - KEYS) as u32, form);
             copy(k, &mut keys, &at, form);
         }
-        let mut partial = first + KEYS > low_end || first < high_start;
-        if comptime!(form.masked) {
-            partial = partial || rows.count > 1;
-        }
+        let partial = if comptime!(form.masked) {
+            first + KEYS > low_end || first < high_start || rows.count > 1
+        } else {
+            first + KEYS > low_end || first < high_start
+        };
         if partial {
             #[unroll]
             for h in 0..2usize {
-                let (mut last, start) = (ends[h] - first as i32, starts[h] - first as i32);
-                if comptime!(form.masked) {
+                let (ahead, start) = (ends[h] - first as i32, starts[h] - first as i32);
+                let last = if comptime!(form.masked) {
                     let position = (ends[h] + 2 * t as i32 - 1) as u32;
-                    let attends = walk::is_set(&mask, kv_head as u32, position, first as u32);
-                    last = select(attends, last, 0i32);
-                }
+                    select(walk::is_set(&mask, kv_head as u32, position, first as u32), ahead, 0i32)
+                } else {
+                    ahead
+                };
                 #[unroll]
                 for n in 0..comptime!(KEYS / 8) {
                     let c = scores.index_mut(n);
@@ -407,7 +406,7 @@ pub(super) fn mma(
             }
         }
         if comptime!(form.masked) {
-            if next >= end as u32 {
+            if walk::block_of(&walked) >= end as u32 {
                 break;
             }
         }

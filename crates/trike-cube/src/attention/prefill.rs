@@ -143,8 +143,7 @@ pub(super) fn prefill<E: Float>(
 
     // A key block is two tiles.
     let mut tiles = (end - first_key).div_ceil(KEYS);
-    let mut walked = Array::<u32>::new(2usize);
-    let mut key_block = 0u32;
+    let mut walked = Array::<u32>::new(walk::STATE);
     let rows = walk::rows_of(&mask, kv_head as u32, low - 1, end as u32);
     if comptime!(form.masked) {
         tiles = (end.div_ceil(BLOCK) - first_key / BLOCK) * comptime!(BLOCK / KEYS);
@@ -155,8 +154,9 @@ pub(super) fn prefill<E: Float>(
         let mut attends = true;
         if comptime!(form.masked) {
             if t % comptime!(BLOCK / KEYS) == 0 {
-                key_block = walk::next_block(&mask, &rows, &mut walked, end as u32);
+                walk::next_block(&mask, &rows, &mut walked, end as u32);
             }
+            let key_block = walk::block_of(&walked);
             first = key_block as usize + t % comptime!(BLOCK / KEYS) * KEYS;
             if first >= end {
                 break;

@@ -39,10 +39,14 @@ pub(super) struct Rows {
     words: u32,
 }
 
-/// Word of [`Array`]s that are the state of a walk: the number of the current word.
+/// Words of the state of a walk: an array, because variables that only kernels with masks have could not be declared for both.
+pub(super) const STATE: usize = 3;
+/// Number of the current word of the mask.
 const AT: usize = 0;
 /// Its bits of key blocks that were not visited yet.
 const LEFT: usize = 1;
+/// First position of the current block.
+const FIRST: usize = 2;
 
 /// The rows of the queries at `first_position..end`.
 #[cube]
@@ -88,7 +92,7 @@ pub(super) fn start(mask: &ComptimeOption<Mask>, rows: &Rows, walk: &mut Array<u
     walk[LEFT] = union(mask, rows, word) & (u32::MAX << (first_key / comptime!(BLOCK as u32) % WORD));
 }
 
-/// The first position of the next block of the walk; `end` or more if there is none before `end`.
+/// Goes to the next block of the walk and returns its first position; `end` or more if there is none before `end`.
 #[cube]
 pub(super) fn next_block(mask: &ComptimeOption<Mask>, rows: &Rows, walk: &mut Array<u32>, end: u32) -> u32 {
     let last = (end - 1) / WORD_KEYS;
@@ -100,7 +104,16 @@ pub(super) fn next_block(mask: &ComptimeOption<Mask>, rows: &Rows, walk: &mut Ar
     // Zeros below the lowest bit that is set; 32 where none is.
     let zeros = (!left & (left - 1)).count_ones();
     walk[LEFT] = left & (left - 1);
-    select(left == 0, end, (walk[AT] * WORD + zeros) * comptime!(BLOCK as u32))
+    let first = select(left == 0, end, (walk[AT] * WORD + zeros) * comptime!(BLOCK as u32));
+    walk[FIRST] = first;
+    first
+}
+
+/// What [`next_block`] returned last.
+#[cube]
+pub(super) fn block_of(walk: &Array<u32>) -> u32 {
+    // A value: the state changes while the result is in use.
+    walk[FIRST] + 0u32.runtime()
 }
 
 /// Whether the query at a position attends to the key block of position `key`.

@@ -6,7 +6,8 @@
 use anyhow::{Result, bail};
 use trike_bench::{Attention, Heads, Product, Shape, Zeros};
 use trike_cube::attention::{
-    AttentionBlueprint, AttentionProblem, CacheShape, KvCache, KvPrecision, Positions, Segment,
+    AttentionBlueprint, AttentionProblem, BlockBitmap, BlockMask, CacheShape, KvCache, KvPrecision,
+    Positions, Segment,
 };
 use trike_cube::linear::{
     Activations, DenseForm, DenseMatrix, DenseProblem, DenseValues, TernaryForm, TernaryProblem,
@@ -16,6 +17,7 @@ use trike_trit::{Granularity, GroupSize};
 
 use super::catalogue::{Case, TRIKE, Weights};
 use super::operands::{Copies, activations};
+use super::operations::Operation;
 
 /// A problem whose kernel is counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +28,8 @@ pub(crate) enum Counted {
     Head(Shape),
     /// Attention of the catalogue.
     Attention(Attention),
+    /// Attention of a prompt over a quarter of the key blocks.
+    Masked(Attention),
 }
 
 /// The head of the 2b model, with its real vocabulary.
@@ -68,6 +72,7 @@ impl Counted {
         for (heads, batch) in [(Heads::B2, 1), (Heads::B7, 8)] {
             all.push(Self::Attention(Attention { heads, tokens: 2048, positions: 2048, batch }));
         }
+        all.push(Self::Masked(Attention { heads: Heads::B2, tokens: 4096, positions: 4096, batch: 1 }));
         all
     }
 
@@ -77,6 +82,9 @@ impl Counted {
             Self::Product(product, _) => product.to_string(),
             Self::Head(shape) => format!("{} m=1", shape.name),
             Self::Attention(attention) => attention.to_string(),
+            Self::Masked(Attention { heads, tokens, .. }) => {
+                Operation::MaskedAttention { tokens: *tokens, heads: *heads }.to_string()
+            }
         }
     }
 
@@ -85,7 +93,7 @@ impl Counted {
         match self {
             Self::Product(_, weights) => weights.name(),
             Self::Head(_) => "trike int8".to_owned(),
-            Self::Attention(_) => TRIKE.to_owned(),
+            Self::Attention(_) | Self::Masked(_) => TRIKE.to_owned(),
         }
     }
 
@@ -96,7 +104,7 @@ impl Counted {
                 &["dense::dense_decode::DenseDecode", "dense_mma::dense_mma::DenseMma"]
             }
             Self::Product(..) => &["decode::decode::Decode", "mma::mma::Mma", "base3::base3::Base3"],
-            Self::Attention(_) => {
+            Self::Attention(_) | Self::Masked(_) => {
                 &["attention::joined::decode_joined::DecodeJoined", "attention::mma::mma::Mma"]
             }
         }
@@ -106,7 +114,7 @@ impl Counted {
     pub(crate) fn streamed(&self) -> &'static [u32] {
         match self {
             Self::Product(..) | Self::Head(_) => &[0],
-            Self::Attention(_) => &[1, 2],
+            Self::Attention(_) | Self::Masked(_) => &[1, 2],
         }
     }
 
@@ -115,14 +123,14 @@ impl Counted {
         match self {
             Self::Product(_, Weights::F16) | Self::Head(_) => &[2],
             Self::Product(..) => &[3],
-            Self::Attention(_) => &[0],
+            Self::Attention(_) | Self::Masked(_) => &[0],
         }
     }
 
     /// Weights, or elements of keys and values, for each byte of them.
     pub(crate) fn per_byte(&self) -> f64 {
         match self {
-            Self::Product(_, Weights::F16) | Self::Attention(_) => 0.5,
+            Self::Product(_, Weights::F16) | Self::Attention(_) | Self::Masked(_) => 0.5,
             Self::Product(_, Weights::Base3) => 5.0,
             Self::Product(_, Weights::ThreePlanes) => 4.0 / 3.0,
             Self::Product(..) => 4.0,
@@ -145,7 +153,8 @@ impl Counted {
                 dense(device, shape, 1, HEAD_GROUP, &small)
             }
             Self::Product(product, weights) => ternary(device, product, weights),
-            Self::Attention(attention) => attend(device, &attention),
+            Self::Attention(attention) => attend(device, &attention, false),
+            Self::Masked(attention) => attend(device, &attention, true),
         }
     }
 }
@@ -192,10 +201,14 @@ fn dense(
     Ok(settings)
 }
 
-fn attend(device: &Device, case: &Attention) -> Result<Settings> {
+fn attend(device: &Device, case: &Attention, masked: bool) -> Result<Settings> {
     let Heads { heads, kv_heads, head_dim, .. } = case.heads;
     let cache = CacheShape { kv_heads, head_dim, capacity: case.positions, precision: KvPrecision::F16 };
     let first_position = case.positions - case.tokens;
+    // The form depends on whether there is a mask, not on its bits.
+    let bitmap = |positions| BlockBitmap::diagonal(1, positions);
+    let range = first_position..case.positions;
+    let mask = if masked { Some(bitmap(range.clone())?.work(kv_heads, &range, None)) } else { None };
     let problem = AttentionProblem {
         heads,
         window: None,
@@ -203,7 +216,7 @@ fn attend(device: &Device, case: &Attention) -> Result<Settings> {
         sequences: 1,
         first_position,
         cache,
-        mask: None,
+        mask,
     };
     let (blueprint, settings) = problem.plan(&Strategy::Inferred, device.capabilities())?;
     // Two parts, if any, are as good as many.
@@ -221,8 +234,13 @@ fn attend(device: &Device, case: &Attention) -> Result<Settings> {
     let cache = KvCache::empty(device, CacheShape { capacity, ..cache })?;
     let q = device.upload(&vec![0.0f32; tokens * heads * head_dim])?;
     let out: Buffer<f32> = device.empty(tokens * heads * head_dim)?;
+    let small = if masked { Some(BlockMask::upload(device, bitmap(0..capacity)?)?) } else { None };
     let segment = Segment { rows: 0..tokens, positions: &positions, cache: &cache };
-    device.attention(&case.heads.spec(), &q, &segment, &out, &Strategy::Forced(blueprint))?;
+    let (spec, forced) = (case.heads.spec(), Strategy::Forced(blueprint));
+    match small {
+        Some(small) => device.attention_masked(&spec, &q, &segment, &small, &out, &forced)?,
+        None => device.attention(&spec, &q, &segment, &out, &forced)?,
+    }
     Ok(settings)
 }
 
