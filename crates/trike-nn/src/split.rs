@@ -111,8 +111,8 @@ impl LayerWeights {
             let mut next: Vec<Option<Cost>> = vec![None; layers + 1];
             let mut start = vec![0; layers + 1];
             for end in at + 1..=layers {
-                for begin in at..end {
-                    let Some(before) = best[begin] else { continue };
+                for (begin, before) in best.iter().enumerate().take(end).skip(at) {
+                    let Some(before) = before else { continue };
                     let cost = before.with(&self.stage(spec, step, devices, at, begin..end), *share);
                     if next[end].is_none_or(|found| cost.is_below(&found)) {
                         (next[end], start[end]) = (Some(cost), begin);
@@ -251,20 +251,20 @@ mod tests {
     }
 
     /// Large enough that keys, values and activations of the small model do not count.
-    const MB: u64 = 1 << 30;
+    const GIB: u64 = 1 << 30;
 
     #[test]
     fn layers_are_divided_in_proportion_to_free_memory() {
-        let weights = LayerWeights { embedding: 0, layers: vec![MB; 12], head: 0 };
+        let weights = LayerWeights { embedding: 0, layers: vec![GIB; 12], head: 0 };
         for (available, want) in [
-            (&[Some(20 * MB), Some(20 * MB)][..], &[6, 6][..]),
-            (&[Some(20 * MB), Some(10 * MB)], &[8, 4]),
-            (&[Some(10 * MB), Some(10 * MB), Some(40 * MB)], &[2, 2, 8]),
+            (&[Some(20 * GIB), Some(20 * GIB)][..], &[6, 6][..]),
+            (&[Some(20 * GIB), Some(10 * GIB)], &[8, 4]),
+            (&[Some(10 * GIB), Some(10 * GIB), Some(40 * GIB)], &[2, 2, 8]),
             (&[None, None, None], &[4, 4, 4]),
-            (&[Some(20 * MB), None], &[6, 6]),
-            (&[Some(100 * MB)], &[12]),
+            (&[Some(20 * GIB), None], &[6, 6]),
+            (&[Some(100 * GIB)], &[12]),
             // Every device has a layer.
-            (&[Some(1000 * MB), Some(2 * MB)], &[11, 1]),
+            (&[Some(1000 * GIB), Some(2 * GIB)], &[11, 1]),
         ] {
             let stages = split(&weights, available).expect("it fits");
             assert_eq!(counts(&stages), want, "{available:?}");
@@ -272,28 +272,28 @@ mod tests {
             assert_eq!((stages[0].layers.start, ends.last()), (0, Some(&12)));
         }
         // A large head leaves the last device fewer layers, an embedding the first.
-        let head = LayerWeights { head: 6 * MB, ..weights.clone() };
-        assert_eq!(counts(&split(&head, &[Some(20 * MB), Some(20 * MB)]).expect("it fits")), [9, 3]);
-        let table = LayerWeights { embedding: 6 * MB, ..weights };
-        assert_eq!(counts(&split(&table, &[Some(20 * MB), Some(20 * MB)]).expect("it fits")), [3, 9]);
+        let head = LayerWeights { head: 6 * GIB, ..weights.clone() };
+        assert_eq!(counts(&split(&head, &[Some(20 * GIB), Some(20 * GIB)]).expect("it fits")), [9, 3]);
+        let table = LayerWeights { embedding: 6 * GIB, ..weights };
+        assert_eq!(counts(&split(&table, &[Some(20 * GIB), Some(20 * GIB)]).expect("it fits")), [3, 9]);
     }
 
     /// The even division would not fit, and another one does.
     #[test]
     fn what_fits_is_found() {
         // One large layer among small ones.
-        let layers = vec![MB, MB, 8 * MB, MB];
+        let layers = vec![GIB, GIB, 8 * GIB, GIB];
         let weights = LayerWeights { embedding: 0, layers, head: 0 };
-        let stages = split(&weights, &[Some(11 * MB), Some(3 * MB)]).expect("it fits");
+        let stages = split(&weights, &[Some(11 * GIB), Some(3 * GIB)]).expect("it fits");
         assert_eq!(counts(&stages), [3, 1]);
-        let stages = split(&weights, &[Some(3 * MB), Some(10 * MB)]).expect("it fits");
+        let stages = split(&weights, &[Some(3 * GIB), Some(10 * GIB)]).expect("it fits");
         assert_eq!(counts(&stages), [2, 2]);
     }
 
     #[test]
     fn what_fits_on_no_division_is_refused_with_what_each_device_has() {
-        let weights = LayerWeights { embedding: MB, layers: vec![MB; 4], head: 0 };
-        let free = 2 * MB;
+        let weights = LayerWeights { embedding: GIB, layers: vec![GIB; 4], head: 0 };
+        let free = 2 * GIB;
         let refused = split(&weights, &[Some(free), Some(free)]).expect_err("a GiB too much");
         let NnError::SplitMemory { stages } = &refused else { panic!("{refused}") };
         let message = refused.to_string();
@@ -302,10 +302,10 @@ mod tests {
             assert!(numbers.iter().all(|part| message.contains(part)), "{message}");
         }
         // The sum would fit, but layers are not divided themselves.
-        let weights = LayerWeights { embedding: 0, layers: vec![3 * MB; 2], head: 0 };
-        assert!(matches!(split(&weights, &[Some(2 * MB), Some(9 * MB)]), Err(NnError::SplitMemory { .. })));
+        let weights = LayerWeights { embedding: 0, layers: vec![3 * GIB; 2], head: 0 };
+        assert!(matches!(split(&weights, &[Some(2 * GIB), Some(9 * GIB)]), Err(NnError::SplitMemory { .. })));
         // At the limit, and a byte below it.
-        let weights = LayerWeights { embedding: 0, layers: vec![MB; 2], head: 0 };
+        let weights = LayerWeights { embedding: 0, layers: vec![GIB; 2], head: 0 };
         let needed = split(&weights, &[None, None]).expect("unknown")[0].plan.total();
         split(&weights, &[Some(needed), Some(needed)]).expect("just enough");
         split(&weights, &[Some(needed - 1), Some(4 * needed)]).expect_err("a byte too few");
@@ -313,16 +313,16 @@ mod tests {
 
     #[test]
     fn given_counts_are_checked() {
-        let weights = LayerWeights { embedding: 0, layers: vec![MB; 4], head: 0 };
+        let weights = LayerWeights { embedding: 0, layers: vec![GIB; 4], head: 0 };
         let spec = DecoderSpec { layers: 4, ..small() };
-        let devices = devices(&[Some(4 * MB), None]);
+        let devices = devices(&[Some(4 * GIB), None]);
         let stages = weights.split_as(&spec, STEP, &devices, &[1, 3]).expect("they fit");
         assert_eq!(counts(&stages), [1, 3]);
         for wrong in [&[4][..], &[4, 0], &[2, 1], &[2, 3], &[1, 1, 2], &[usize::MAX, 5]] {
             let refused = weights.split_as(&spec, STEP, &devices, wrong).expect_err("wrong counts");
             assert!(matches!(refused, NnError::Spec { field: "layers per device", .. }), "{refused}");
         }
-        let tight = weights.split_as(&spec, STEP, &self::devices(&[Some(MB), None]), &[1, 3]);
+        let tight = weights.split_as(&spec, STEP, &self::devices(&[Some(GIB), None]), &[1, 3]);
         assert!(matches!(tight, Err(NnError::SplitMemory { .. })), "keys and values are beside the layer");
         assert!(matches!(split(&weights, &[None; 5]), Err(NnError::Spec { field: "devices", .. })));
         assert!(matches!(split(&weights, &[]), Err(NnError::Spec { field: "devices", .. })));
