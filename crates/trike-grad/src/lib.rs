@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod buffers;
+mod engine;
 mod error;
 mod gradients;
 mod ops;
@@ -32,6 +33,7 @@ mod tape;
 mod var;
 
 pub use buffers::Buffers;
+pub use engine::{AdamW, Elements, Engine, Operand, ScaleGroups};
 pub use error::GradError;
 pub use gradients::Gradients;
 pub use ops::{BitLinear, Distillation, Loss, Rotary, Ternarize, TernaryScale};
