@@ -68,6 +68,10 @@ pub enum GradError {
     /// The error of a kernel.
     #[error(transparent)]
     Cpu(#[from] CpuError),
+    /// The error of a device.
+    #[cfg(feature = "gpu")]
+    #[error(transparent)]
+    Cube(#[from] trike_cube::CubeError),
     /// Weights that cannot be stored as int8.
     #[error(transparent)]
     Tensor(#[from] trike_core::TensorError),

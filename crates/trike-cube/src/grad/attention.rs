@@ -133,7 +133,13 @@ pub(super) fn check(
 }
 
 /// Settings for `rows` rows per key/value head and `tiles` tiles in shared memory.
-pub(super) fn settings(shape: &Shape, rows: usize, tiles: usize, exchanges: usize, bindings: usize) -> Settings {
+pub(super) fn settings(
+    shape: &Shape,
+    rows: usize,
+    tiles: usize,
+    exchanges: usize,
+    bindings: usize,
+) -> Settings {
     let side = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     Settings {
         cubes: [side(rows.div_ceil(ROWS)), shape.kv_heads, 1],
@@ -305,7 +311,18 @@ impl Device {
             // SAFETY: `check` checked the lengths of all inputs; starts are tokens, and the kernel clamps tokens and keys to them.
             unsafe {
                 forward::launch_unchecked(
-                    client, cubes, units, q, k, v, starts, out.arg(), tokens, kv_heads, window, spec.scale,
+                    client,
+                    cubes,
+                    units,
+                    q,
+                    k,
+                    v,
+                    starts,
+                    out.arg(),
+                    tokens,
+                    kv_heads,
+                    window,
+                    spec.scale,
                     form,
                 );
             }

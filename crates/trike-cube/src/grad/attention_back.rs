@@ -6,7 +6,9 @@
 use cubecl::prelude::*;
 use trike_core::AttentionSpec;
 
-use super::attention::{Documents, Form, LANES, LOWEST, ROWS, Shape, check, dot, first_visible, load, settings};
+use super::attention::{
+    Documents, Form, LANES, LOWEST, ROWS, Shape, check, dot, first_visible, load, settings,
+};
 use super::check_apart;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{Result, check_len, check_shape};
@@ -306,7 +308,19 @@ impl Device {
             // SAFETY: `check` checked the lengths of all inputs; starts are tokens, and the kernel clamps tokens and keys to them.
             unsafe {
                 numbers::launch_unchecked(
-                    client, cubes, units, q, k, v, dy, starts, two.arg(), tokens, kv_heads, window, spec.scale,
+                    client,
+                    cubes,
+                    units,
+                    q,
+                    k,
+                    v,
+                    dy,
+                    starts,
+                    two.arg(),
+                    tokens,
+                    kv_heads,
+                    window,
+                    spec.scale,
                     form,
                 );
             }
@@ -317,8 +331,21 @@ impl Device {
             // SAFETY: as above; there are two numbers per query.
             unsafe {
                 queries::launch_unchecked(
-                    client, cubes, units, q, k, v, dy, two.arg(), starts, dq.arg(), tokens, kv_heads, window,
-                    spec.scale, form,
+                    client,
+                    cubes,
+                    units,
+                    q,
+                    k,
+                    v,
+                    dy,
+                    two.arg(),
+                    starts,
+                    dq.arg(),
+                    tokens,
+                    kv_heads,
+                    window,
+                    spec.scale,
+                    form,
                 );
             }
         })?;
@@ -329,8 +356,22 @@ impl Device {
             // SAFETY: as above; the end of a document is after its tokens and at most their number.
             unsafe {
                 keys_values::launch_unchecked(
-                    client, cubes, units, q, k, v, dy, two.arg(), ends, dk.arg(), dv.arg(), tokens, kv_heads,
-                    window, spec.scale, form,
+                    client,
+                    cubes,
+                    units,
+                    q,
+                    k,
+                    v,
+                    dy,
+                    two.arg(),
+                    ends,
+                    dk.arg(),
+                    dv.arg(),
+                    tokens,
+                    kv_heads,
+                    window,
+                    spec.scale,
+                    form,
                 );
             }
         })

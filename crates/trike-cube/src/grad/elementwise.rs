@@ -201,7 +201,16 @@ impl Device {
             // SAFETY: the lengths were checked above; without weights only `x` is read, and the kernel checks its index.
             unsafe {
                 sum_slabs::launch_unchecked(
-                    client, cubes, units, x.arg(), dy, factors, target.arg(), rows, cols, weights.is_some(),
+                    client,
+                    cubes,
+                    units,
+                    x.arg(),
+                    dy,
+                    factors,
+                    target.arg(),
+                    rows,
+                    cols,
+                    weights.is_some(),
                 );
             }
         })?;

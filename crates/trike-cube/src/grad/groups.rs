@@ -238,7 +238,18 @@ impl Device {
             // their lengths were checked, and the kernel checks its sum.
             unsafe {
                 sum_parts::launch_unchecked(
-                    client, cubes, units, x.arg(), dy, scales, sums.arg(), cols, len, per_row, of_group, each,
+                    client,
+                    cubes,
+                    units,
+                    x.arg(),
+                    dy,
+                    scales,
+                    sums.arg(),
+                    cols,
+                    len,
+                    per_row,
+                    of_group,
+                    each,
                     term,
                 );
             }
@@ -253,7 +264,18 @@ impl Device {
             // SAFETY: there are `parts` sums per group, the end of the output was checked, and the kernel checks its group.
             unsafe {
                 finish_sums::launch_unchecked(
-                    client, cubes, units, sums.arg(), out.arg(), count, cols, len, per_row, of_group, factor, at,
+                    client,
+                    cubes,
+                    units,
+                    sums.arg(),
+                    out.arg(),
+                    count,
+                    cols,
+                    len,
+                    per_row,
+                    of_group,
+                    factor,
+                    at,
                     mean,
                 );
             }
@@ -308,7 +330,17 @@ impl Device {
             // SAFETY: the lengths were checked above, and the kernel checks its index.
             unsafe {
                 ternarize::launch_unchecked(
-                    client, cubes, units, weights, scales, out.arg(), cols, len, per_row, lambda, whole,
+                    client,
+                    cubes,
+                    units,
+                    weights,
+                    scales,
+                    out.arg(),
+                    cols,
+                    len,
+                    per_row,
+                    lambda,
+                    whole,
                 );
             }
         })
@@ -339,7 +371,17 @@ impl Device {
             // SAFETY: the lengths were checked above, and the kernel checks its index.
             unsafe {
                 clip_gradient::launch_unchecked(
-                    client, cubes, units, weights, scales, gradient.arg(), cols, len, per_row, clip, factor,
+                    client,
+                    cubes,
+                    units,
+                    weights,
+                    scales,
+                    gradient.arg(),
+                    cols,
+                    len,
+                    per_row,
+                    clip,
+                    factor,
                 );
             }
         })

@@ -253,8 +253,21 @@ impl Device {
             // `NONE`, at which nothing is read, and the kernel checks its row and its columns.
             unsafe {
                 head_loss::launch_unchecked(
-                    client, cubes, units, logits.arg(), teacher, targets, losses, of_rows, cols, first, all,
-                    text_scale, teacher_scale, text, taught,
+                    client,
+                    cubes,
+                    units,
+                    logits.arg(),
+                    teacher,
+                    targets,
+                    losses,
+                    of_rows,
+                    cols,
+                    first,
+                    all,
+                    text_scale,
+                    teacher_scale,
+                    text,
+                    taught,
                 );
             }
         })

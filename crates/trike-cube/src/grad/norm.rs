@@ -92,7 +92,16 @@ impl Device {
             // SAFETY: the lengths were checked above, and the kernel checks its row and its columns.
             unsafe {
                 input::launch_unchecked(
-                    client, cubes, units, x.arg(), weight.arg(), dy.arg(), dx.arg(), rows, cols, eps,
+                    client,
+                    cubes,
+                    units,
+                    x.arg(),
+                    weight.arg(),
+                    dy.arg(),
+                    dx.arg(),
+                    rows,
+                    cols,
+                    eps,
                 );
             }
         })

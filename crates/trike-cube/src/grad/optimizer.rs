@@ -216,7 +216,15 @@ impl Device {
             // SAFETY: the lengths are equal, and the kernel checks its index.
             unsafe {
                 polynomial::launch_unchecked(
-                    client, cubes, units, gram.arg(), square.arg(), side as u32, a, b, c,
+                    client,
+                    cubes,
+                    units,
+                    gram.arg(),
+                    square.arg(),
+                    side as u32,
+                    a,
+                    b,
+                    c,
                 );
             }
         })

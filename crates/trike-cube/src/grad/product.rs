@@ -98,8 +98,7 @@ fn load(
             if comptime!(lines_are_rows) { (n / STEP, n % STEP) } else { (n % SIDE, n / SIDE) };
         // Lines past the last repeat it and are not stored.
         let from = clamp_max(first_line + line, last_line);
-        tile[line * STRIDE + step] =
-            element(x, first, cols, from, first_step + step, steps, lines_are_rows);
+        tile[line * STRIDE + step] = element(x, first, cols, from, first_step + step, steps, lines_are_rows);
     }
 }
 
@@ -136,11 +135,25 @@ fn product(
     for tile in 0..steps.div_ceil(STEP) {
         let start = tile * STEP;
         load(
-            a, &mut a_tile, a_first as usize, a_cols as usize, first_row, last_row, start, steps,
+            a,
+            &mut a_tile,
+            a_first as usize,
+            a_cols as usize,
+            first_row,
+            last_row,
+            start,
+            steps,
             comptime!(!form.transposed[0]),
         );
         load(
-            b, &mut b_tile, b_first as usize, b_cols as usize, first_col, last_col, start, steps,
+            b,
+            &mut b_tile,
+            b_first as usize,
+            b_cols as usize,
+            first_col,
+            last_col,
+            start,
+            steps,
             comptime!(form.transposed[1]),
         );
         sync_cube();

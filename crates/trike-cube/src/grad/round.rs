@@ -13,15 +13,7 @@ const INFINITE: u32 = 0x7F80_0000;
 
 /// Cube `i` rounds group `i % groups` of row `i / groups`, at most `group` columns of it.
 #[cube(launch_unchecked)]
-fn activations(
-    x: &[f32],
-    out: &mut [f32],
-    rows: u32,
-    width: u32,
-    group: u32,
-    groups: u32,
-    smallest: f32,
-) {
+fn activations(x: &[f32], out: &mut [f32], rows: u32, width: u32, group: u32, groups: u32, smallest: f32) {
     let mut shared = Shared::<[u32]>::new_slice(SUM_UNITS);
     let (width, group, groups) = (width as usize, group as usize, groups as usize);
     if CUBE_POS < rows as usize * groups {
@@ -110,7 +102,16 @@ impl Device {
             // SAFETY: both buffers have `rows` rows of `width` elements, and the kernel checks its group and its columns.
             unsafe {
                 activations::launch_unchecked(
-                    client, cubes, units, x.arg(), out.arg(), rows, width, group, groups, smallest,
+                    client,
+                    cubes,
+                    units,
+                    x.arg(),
+                    out.arg(),
+                    rows,
+                    width,
+                    group,
+                    groups,
+                    smallest,
                 );
             }
         })
@@ -134,7 +135,17 @@ impl Device {
             let [rows, cols, group, groups] = [rows, cols, group, groups].map(|n| n as u32);
             // SAFETY: both buffers have `rows` rows of `cols` elements, and the kernel checks its group and its columns.
             unsafe {
-                weights::launch_unchecked(client, cubes, units, x.arg(), out.arg(), rows, cols, group, groups);
+                weights::launch_unchecked(
+                    client,
+                    cubes,
+                    units,
+                    x.arg(),
+                    out.arg(),
+                    rows,
+                    cols,
+                    group,
+                    groups,
+                );
             }
         })
     }

@@ -95,13 +95,26 @@ fn sort_pass(keys: &mut [u32], padded: u32, run: u32, distance: u32) {
     }
 }
 
+/// The magnitude beyond which one more than `count` nonzero trits makes the error smaller.
+#[cube]
+fn threshold(sum: f32, count: u32) -> f32 {
+    let k = f32::cast_from(count);
+    sum / k / (1.0 + f32::sqrt(1.0 + 1.0 / k))
+}
+
+#[cube]
+fn magnitude_at(sorted: &[u32], from: usize, place: u32, padded: usize) -> f32 {
+    f32::reinterpret(sorted[from + clamp_max(place as usize, padded - 1)])
+}
+
 /// Cube `i` finds the scale of group `i`; unit `u` has the `u`-th part of the sorted magnitudes.
 #[cube(launch_unchecked)]
 fn best_scales(sorted: &[u32], out: &mut [f32], padded: u32) {
     let unit = UNIT_POS as usize;
     let mut sums = Shared::<[f32]>::new_slice(SUM_UNITS);
     let mut gains = Shared::<[f32]>::new_slice(SUM_UNITS);
-    let mut scales = Shared::<[f32]>::new_slice(SUM_UNITS);
+    let mut best_sums = Shared::<[f32]>::new_slice(SUM_UNITS);
+    let mut best_counts = Shared::<[u32]>::new_slice(SUM_UNITS);
     if CUBE_POS < out.len() {
         let padded = padded as usize;
         let part = padded.div_ceil(SUM_UNITS);
@@ -123,14 +136,16 @@ fn best_scales(sorted: &[u32], out: &mut [f32], padded: u32) {
         }
         chain = 0.0;
         let mut gain = 0.0f32;
-        let mut scale = 0.0f32;
+        let mut best_sum = 0.0f32;
+        let mut count = 0u32;
         for i in first..end {
             chain += f32::reinterpret(sorted[CUBE_POS * padded + i]);
-            let (total, number) = (before + chain, f32::cast_from(i as u32 + 1));
-            let mean = total / number;
-            if total * mean > gain {
-                gain = total * mean;
-                scale = mean;
+            let total = before + chain;
+            let found = total * (total / f32::cast_from(i as u32 + 1));
+            if found > gain {
+                gain = found;
+                best_sum = total;
+                count = i as u32 + 1;
             }
             if i % CHAIN == CHAIN - 1 {
                 before += chain;
@@ -138,15 +153,33 @@ fn best_scales(sorted: &[u32], out: &mut [f32], padded: u32) {
             }
         }
         gains[unit] = gain;
-        scales[unit] = scale;
+        best_sums[unit] = best_sum;
+        best_counts[unit] = count;
         sync_cube();
         if unit == 0 {
             for other in 1..SUM_UNITS {
                 if gains[other] > gain {
                     gain = gains[other];
-                    scale = scales[other];
+                    best_sum = best_sums[other];
+                    count = best_counts[other];
                 }
             }
+            // The gain is flat at its maximum: neighbours differ by less than f32 resolves. Whether one more magnitude raises it is
+            // well conditioned: if it is more than `mean / (1 + sqrt(1 + 1 / k))`, about half of the mean.
+            let from = CUBE_POS * padded;
+            let mut last = magnitude_at(sorted, from, max(count, 1u32) - 1, padded);
+            while count > 1 && last <= threshold(best_sum - last, count - 1) {
+                best_sum -= last;
+                count -= 1;
+                last = magnitude_at(sorted, from, max(count, 1u32) - 1, padded);
+            }
+            let mut next = magnitude_at(sorted, from, count, padded);
+            while count > 0 && count < padded as u32 && next > threshold(best_sum, count) {
+                best_sum += next;
+                count += 1;
+                next = magnitude_at(sorted, from, count, padded);
+            }
+            let scale = best_sum / f32::cast_from(max(count, 1u32));
             // NaN sorts first, and stays.
             let largest = sorted[CUBE_POS * padded];
             out[CUBE_POS] = select(largest > 0x7F80_0000, f32::reinterpret(largest), scale);
@@ -174,7 +207,15 @@ impl Device {
                 // checks its group and its keys.
                 unsafe {
                     sort_groups::launch_unchecked(
-                        client, cubes, units, weights.arg(), sorted.arg(), count as u32, cols, len, per_row,
+                        client,
+                        cubes,
+                        units,
+                        weights.arg(),
+                        sorted.arg(),
+                        count as u32,
+                        cols,
+                        len,
+                        per_row,
                         padded,
                     );
                 }
@@ -186,7 +227,15 @@ impl Device {
                 // SAFETY: as above.
                 unsafe {
                     fill_keys::launch_unchecked(
-                        client, cubes, units, weights, keys, cols, len, per_row, padded as u32,
+                        client,
+                        cubes,
+                        units,
+                        weights,
+                        keys,
+                        cols,
+                        len,
+                        per_row,
+                        padded as u32,
                     );
                 }
             })?;
@@ -199,7 +248,13 @@ impl Device {
                         // its pair.
                         unsafe {
                             sort_pass::launch_unchecked(
-                                client, cubes, units, sorted.arg(), padded as u32, run, distance,
+                                client,
+                                cubes,
+                                units,
+                                sorted.arg(),
+                                padded as u32,
+                                run,
+                                distance,
                             );
                         }
                     })?;

@@ -117,7 +117,15 @@ impl Device {
             // are below their number, which was checked against the rows; the kernel checks its index.
             unsafe {
                 add_rows::launch_unchecked(
-                    client, cubes, units, rows.arg(), distinct, starts, order, table.arg(), count as u32,
+                    client,
+                    cubes,
+                    units,
+                    rows.arg(),
+                    distinct,
+                    starts,
+                    order,
+                    table.arg(),
+                    count as u32,
                     cols as u32,
                 );
             }

@@ -4,9 +4,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use trike_core::{
-    AttentionSpec, DenseData, DenseTensor, GatedActivation, Int8Tensor, RopePairing, absmean,
-};
+use trike_core::{AttentionSpec, DenseData, DenseTensor, GatedActivation, Int8Tensor, RopePairing, absmean};
 use trike_cpu::{Cpu, CpuError, CpuOps, MatrixRef, RopeTable, Store, grad, matmul};
 
 use super::{AdamW, Elements, Engine, Operand, ScaleGroups};
@@ -87,6 +85,10 @@ impl Engine for Cpu {
         check_len("copy", from.len(), to.len())?;
         to.copy_from_slice(from);
         Ok(())
+    }
+
+    fn threads(&self) -> usize {
+        Cpu::threads(self)
     }
 
     fn each_alone<I: Send, R: Send>(
@@ -298,12 +300,7 @@ impl Engine for Cpu {
         Ok(out)
     }
 
-    fn scales(
-        &self,
-        weights: &[f32],
-        groups: ScaleGroups,
-        by_squares: bool,
-    ) -> Result<Vec<f32>, GradError> {
+    fn scales(&self, weights: &[f32], groups: ScaleGroups, by_squares: bool) -> Result<Vec<f32>, GradError> {
         let parts = weights.chunks(groups.span()).flat_map(|row| row.chunks(groups.len.max(1)));
         let parts: Vec<&[f32]> = parts.collect();
         let mut scales = vec![0.0; groups.count()];

@@ -1,5 +1,7 @@
 //! The executor of a tape: where tensors lie and which kernels compute on them.
 
+#[cfg(feature = "gpu")]
+mod cube;
 mod host;
 
 use std::borrow::{BorrowMut, Cow};
@@ -10,6 +12,9 @@ use trike_cpu::Store;
 use trike_trit::Granularity;
 
 use crate::error::GradError;
+
+#[cfg(feature = "gpu")]
+pub use cube::{CubeEngine, CubeRopeTable, CubeRotary, CubeTensor, Transfers};
 
 /// Values of an executor: a number of f32 elements.
 pub trait Elements {
@@ -178,6 +183,8 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
     fn fill(&self, tensor: &mut Self::View, value: f32) -> Result<(), GradError>;
     /// Copies all elements.
     fn copy(&self, from: &Self::View, to: &mut Self::View) -> Result<(), GradError>;
+    /// Tasks that [`each_alone`](Self::each_alone) runs at once.
+    fn threads(&self) -> usize;
     /// Runs independent tasks, each with a single thread if there are several.
     fn each_alone<I: Send, R: Send>(
         &self,
@@ -247,13 +254,8 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
         dw: &mut Self::View,
     ) -> Result<(), GradError>;
     /// Rotates the heads of `x` in place, or rotates them back.
-    fn rope(
-        &self,
-        x: &mut Self::View,
-        heads: usize,
-        how: &Self::Rotary,
-        back: bool,
-    ) -> Result<(), GradError>;
+    fn rope(&self, x: &mut Self::View, heads: usize, how: &Self::Rotary, back: bool)
+    -> Result<(), GradError>;
     /// Attention within documents, with the layout of [`attend`](trike_cpu::grad::attend).
     fn attention(
         &self,

@@ -86,7 +86,8 @@ impl<E: Engine> Operation<E> for Gated {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let Self { gate, up, activation } = *self;
         let [mut d_gate, mut d_up] = [pass.take(dy.elements())?, pass.take(dy.elements())?];
-        let (values, gradients) = ([pass.value(gate)?, pass.value(up)?], [d_gate.borrow_mut(), d_up.borrow_mut()]);
+        let (values, gradients) =
+            ([pass.value(gate)?, pass.value(up)?], [d_gate.borrow_mut(), d_up.borrow_mut()]);
         pass.engine().gated_back(values[0], values[1], activation, dy.borrow(), gradients)?;
         pass.buffers().give(dy);
         pass.add(gate, d_gate)?;
