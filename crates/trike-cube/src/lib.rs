@@ -19,6 +19,7 @@
 //! * linear layers: [`linear`]
 //! * other decoder operations: [`ops`]; with a linear layer in one launch: [`fused`]
 //! * attention: [`attention`]
+//! * training: [`grad`]
 //! * dot products of trits with trits: [`TritTable`]; hypervectors: [`vsa`]
 //! * measured ceilings of a device: [`Device::probe_copy`], [`Products`]
 //! * errors: [`CubeError`]
@@ -31,6 +32,7 @@ mod device;
 mod error;
 mod fill;
 pub mod fused;
+pub mod grad;
 pub mod linear;
 pub mod ops;
 mod plan;

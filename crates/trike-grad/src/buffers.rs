@@ -1,8 +1,10 @@
 //! Reuse of the memory of activations and gradients.
 
+use std::borrow::BorrowMut;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::engine::{Elements, Engine};
 use crate::error::GradError;
 
 /// Buffers that the tapes of successive steps share: a clone refers to the same buffers.
@@ -17,44 +19,39 @@ use crate::error::GradError;
 /// buffers.give(vec![0.0; 100]);
 /// assert_eq!(buffers.bytes(), 400);
 /// ```
-#[derive(Clone, Debug, Default)]
-pub struct Buffers(Arc<Mutex<BTreeMap<usize, Vec<Vec<f32>>>>>);
+pub struct Buffers<T = Vec<f32>>(Arc<Mutex<Unused<T>>>);
 
-impl Buffers {
-    /// A buffer of `len` elements with arbitrary contents; NaN in builds with debug assertions.
-    pub(crate) fn take(&self, len: usize) -> Result<Vec<f32>, GradError> {
-        let reused = self.lock().get_mut(&len).and_then(Vec::pop);
-        let mut buffer = match reused {
-            Some(buffer) => buffer,
-            None => {
-                let mut buffer = Vec::new();
-                buffer.try_reserve_exact(len).map_err(|_| GradError::Memory { elements: len })?;
-                buffer.resize(len, 0.0);
-                buffer
-            }
-        };
-        if cfg!(debug_assertions) {
-            buffer.fill(f32::NAN);
-        }
-        Ok(buffer)
+/// Unused tensors by their length.
+type Unused<T> = BTreeMap<usize, Vec<T>>;
+
+impl<T> Clone for Buffers<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
     }
+}
 
-    /// A copy of a slice, for an [`Operation`](crate::Operation) of another crate: an output that is not from here would enlarge the
-    /// pool when the tape returns it.
-    ///
-    /// # Errors
-    ///
-    /// [`GradError::Memory`].
-    pub fn copy(&self, of: &[f32]) -> Result<Vec<f32>, GradError> {
-        let mut buffer = self.take(of.len())?;
-        buffer.copy_from_slice(of);
-        Ok(buffer)
+impl<T> Default for Buffers<T> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<T: Elements> std::fmt::Debug for Buffers<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffers").field("bytes", &self.bytes()).finish()
+    }
+}
+
+impl<T: Elements> Buffers<T> {
+    /// An unused buffer of this length.
+    fn unused(&self, len: usize) -> Option<T> {
+        self.lock().get_mut(&len).and_then(Vec::pop)
     }
 
     /// Returns memory for reuse, such as a gradient that the optimizer has read.
-    pub fn give(&self, buffer: Vec<f32>) {
-        if !buffer.is_empty() {
-            self.lock().entry(buffer.len()).or_default().push(buffer);
+    pub fn give(&self, buffer: T) {
+        if buffer.elements() > 0 {
+            self.lock().entry(buffer.elements()).or_default().push(buffer);
         }
     }
 
@@ -68,19 +65,53 @@ impl Buffers {
         self.lock().clear();
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<usize, Vec<Vec<f32>>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Unused<T>> {
         // A panic between the calls above leaves the map intact.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// A buffer of `len` elements with arbitrary contents; NaN in builds with debug assertions.
+pub(crate) fn take<E: Engine>(
+    engine: &E,
+    buffers: &Buffers<E::Tensor>,
+    len: usize,
+) -> Result<E::Tensor, GradError> {
+    let mut buffer = match buffers.unused(len) {
+        Some(buffer) => buffer,
+        None => engine.allocate(len)?,
+    };
+    if cfg!(debug_assertions) {
+        engine.fill(buffer.borrow_mut(), f32::NAN)?;
+    }
+    Ok(buffer)
+}
+
+impl Buffers {
+    /// A copy of a slice, for an [`Operation`](crate::Operation) of another crate: an output that is not from here would enlarge the
+    /// pool when the tape returns it.
+    ///
+    /// # Errors
+    ///
+    /// [`GradError::Memory`].
+    pub fn copy(&self, of: &[f32]) -> Result<Vec<f32>, GradError> {
+        let reused = self.unused(of.len());
+        let mut buffer = reused.unwrap_or_default();
+        buffer.clear();
+        buffer.try_reserve_exact(of.len()).map_err(|_| GradError::Memory { elements: of.len() })?;
+        buffer.extend_from_slice(of);
+        Ok(buffer)
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Buffers, GradError};
+    use super::{Buffers, GradError, take};
 
     #[test]
     fn too_much_memory_is_an_error() {
-        let refused = Buffers::default().take(usize::MAX / 8);
+        let cpu = trike_cpu::Cpu::new(1).expect("a thread");
+        let refused = take(&cpu, &Buffers::default(), usize::MAX / 8);
         assert!(matches!(refused, Err(GradError::Memory { elements }) if elements == usize::MAX / 8));
     }
 }

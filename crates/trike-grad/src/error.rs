@@ -32,6 +32,9 @@ pub enum GradError {
     /// A variable of another tape.
     #[error("the variable belongs to another tape: expected one that this tape returned")]
     ForeignVariable,
+    /// A value that an operation reads after the backward pass freed it: the operation was recorded without this input.
+    #[error("the value was freed: expected an input that the operation was recorded with")]
+    Freed,
     /// A number outside its bounds.
     #[error("{what} is {got}: expected {minimum} to {maximum}")]
     Range {
@@ -65,6 +68,13 @@ pub enum GradError {
     /// The error of a kernel.
     #[error(transparent)]
     Cpu(#[from] CpuError),
+    /// The error of a device.
+    #[cfg(feature = "gpu")]
+    #[error(transparent)]
+    Cube(#[from] trike_cube::CubeError),
+    /// Weights that cannot be stored as int8.
+    #[error(transparent)]
+    Tensor(#[from] trike_core::TensorError),
     /// Weights that cannot be stored as trits.
     #[error(transparent)]
     Trit(#[from] TritError),

@@ -1,4 +1,4 @@
-//! The operations of a decoder with their gradients, for training and for adapting ternary models on the host.
+//! The operations of a decoder with their gradients, for training and for adapting ternary models on the host or on a device.
 //!
 //! Start from [`Tape`]: its methods are the operations, and [`Tape::backward`] returns the gradients of all
 //! parameters.
@@ -10,21 +10,26 @@
 //!
 //! Every sum has a fixed order, so values and gradients are bit-identical for any number of threads.
 //!
+//! A tape runs on an [`Engine`]: the host is [`Cpu`](trike_cpu::Cpu), the default of all type parameters; with the feature
+//! `gpu`, `CubeEngine` is a device on which tensors stay. The cost: values are [`Engine::View`], a slice on the host only.
+//!
 //! * tape: [`Tape`], [`Var`], [`Gradients`], [`Buffers`]
 //! * ternary layers: [`Tape::bit_linear`] with [`BitLinear`], [`Tape::ternarize`] with [`Ternarize`] and
 //!   [`TernaryScale`], [`Tape::int8_activations`]
 //! * other layers: [`Tape::linear`], [`Tape::rms_norm`], [`Tape::rope`] with [`Rotary`], [`Tape::attention`],
-//!   [`Tape::gated`], [`Tape::embed`], [`Tape::add`]
+//!   [`Tape::gated`], [`Tape::embed`], [`Tape::add`], [`Tape::scale`]; [`Tape::int8_weights`] for embeddings and heads
 //! * losses, fused with the output head: [`Tape::cross_entropy`], [`Tape::divergence`], both at once with
 //!   [`Tape::distill`]; [`Loss`], [`Distillation`]
 //! * operations of other crates: [`Operation`], [`Backward`], [`Tape::record`]
+//! * executors: [`Engine`], [`Elements`], [`Operand`], [`ScaleGroups`], [`AdamW`]; `CubeEngine`, `CubeTensor`, `Transfers`
 //! * errors: [`GradError`]
 //!
 //! It depends on the kernels (`trike-cpu`) and on the trit tensors that [`Ternarize::tensor`] exports (`trike-trit`),
-//! and has no features.
+//! and with the feature `gpu` on `trike-cube`; the features `wgpu`, `vulkan`, `cuda`, `hip` and `metal` also link a runtime.
 #![forbid(unsafe_code)]
 
 mod buffers;
+mod engine;
 mod error;
 mod gradients;
 mod ops;
@@ -32,6 +37,9 @@ mod tape;
 mod var;
 
 pub use buffers::Buffers;
+pub use engine::{AdamW, Elements, Engine, Operand, ScaleGroups};
+#[cfg(feature = "gpu")]
+pub use engine::{CubeEngine, CubeRopeTable, CubeRotary, CubeTensor, Transfers};
 pub use error::GradError;
 pub use gradients::Gradients;
 pub use ops::{BitLinear, Distillation, Loss, Rotary, Ternarize, TernaryScale};

@@ -1,10 +1,12 @@
 //! The record of a forward pass.
 
+use std::borrow::{Borrow, BorrowMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use trike_cpu::{Cpu, CpuOps, Store};
+use trike_cpu::{Cpu, Store};
 
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, take};
+use crate::engine::{Elements, Engine, whole_rows};
 use crate::error::{GradError, check_len};
 use crate::gradients::Gradients;
 use crate::var::Var;
@@ -13,35 +15,38 @@ use crate::var::Var;
 static TAPES: AtomicU64 = AtomicU64::new(0);
 
 /// An operation as recorded, with whatever it needs to compute the gradients of its inputs.
-pub trait Operation: Send + Sync {
+pub trait Operation<E: Engine = Cpu>: Send + Sync {
     /// Passes on `dy`, the gradient of the loss with respect to the output, as gradients of the inputs: reads the
     /// inputs with [`Backward::value`] and adds to their gradients with [`Backward::add`].
     ///
     /// # Errors
     ///
     /// Those of the kernels; the backward pass ends with the first.
-    fn backward(self: Box<Self>, pass: &mut Backward<'_>, dy: Vec<f32>) -> Result<(), GradError>;
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError>;
 }
 
-enum Value<'a> {
-    Borrowed(&'a [f32]),
-    Owned(Vec<f32>),
+enum Value<'a, E: Engine> {
+    Borrowed(&'a E::View),
+    Owned(E::Tensor),
+    /// No operation reads it any more.
+    Freed,
 }
 
-struct Node<'a> {
-    value: Value<'a>,
+struct Node<'a, E: Engine> {
+    value: Value<'a, E>,
     rows: usize,
     cols: usize,
     /// Whether a gradient is wanted, of this value or of one that it was computed from.
     tracked: bool,
-    operation: Option<Box<dyn Operation + 'a>>,
+    operation: Option<Box<dyn Operation<E> + 'a>>,
 }
 
-impl Node<'_> {
-    fn values(&self) -> &[f32] {
+impl<E: Engine> Node<'_, E> {
+    fn values(&self) -> Result<&E::View, GradError> {
         match &self.value {
-            Value::Borrowed(values) => values,
-            Value::Owned(values) => values,
+            Value::Borrowed(values) => Ok(values),
+            Value::Owned(values) => Ok(values.borrow()),
+            Value::Freed => Err(GradError::Freed),
         }
     }
 }
@@ -68,24 +73,24 @@ impl Node<'_> {
 /// assert_eq!(gradients.take(x), None);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct Tape<'a> {
+pub struct Tape<'a, E: Engine = Cpu> {
     id: u64,
-    cpu: &'a Cpu,
-    buffers: Buffers,
-    nodes: Vec<Node<'a>>,
+    engine: &'a E,
+    buffers: Buffers<E::Tensor>,
+    nodes: Vec<Node<'a, E>>,
 }
 
-impl std::fmt::Debug for Tape<'_> {
+impl<E: Engine> std::fmt::Debug for Tape<'_, E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tape").field("nodes", &self.nodes.len()).finish_non_exhaustive()
     }
 }
 
-impl<'a> Tape<'a> {
-    /// An empty tape.
-    pub fn new(cpu: &'a Cpu, buffers: &Buffers) -> Self {
+impl<'a, E: Engine> Tape<'a, E> {
+    /// An empty tape. Operations run on `engine`: a [`Cpu`], or a device.
+    pub fn new(engine: &'a E, buffers: &Buffers<E::Tensor>) -> Self {
         let id = TAPES.fetch_add(1, Ordering::Relaxed);
-        Self { id, cpu, buffers: buffers.clone(), nodes: Vec::new() }
+        Self { id, engine, buffers: buffers.clone(), nodes: Vec::new() }
     }
 
     /// A value of rows of `cols` elements without a gradient.
@@ -93,7 +98,7 @@ impl<'a> Tape<'a> {
     /// # Errors
     ///
     /// [`GradError::Cpu`] when `values` is not a whole number of rows.
-    pub fn constant(&mut self, values: &'a [f32], cols: usize) -> Result<Var, GradError> {
+    pub fn constant(&mut self, values: &'a E::View, cols: usize) -> Result<Var, GradError> {
         self.leaf(values, cols, false)
     }
 
@@ -103,16 +108,16 @@ impl<'a> Tape<'a> {
     /// # Errors
     ///
     /// As [`Tape::constant`].
-    pub fn parameter(&mut self, values: &'a [f32], cols: usize) -> Result<Var, GradError> {
+    pub fn parameter(&mut self, values: &'a E::View, cols: usize) -> Result<Var, GradError> {
         self.leaf(values, cols, true)
     }
 
-    fn leaf(&mut self, values: &'a [f32], cols: usize, tracked: bool) -> Result<Var, GradError> {
-        let rows = trike_cpu::MatrixRef::new(values, cols)?.rows();
+    fn leaf(&mut self, values: &'a E::View, cols: usize, tracked: bool) -> Result<Var, GradError> {
+        let rows = whole_rows(values.elements(), cols)?;
         Ok(self.push(Node { value: Value::Borrowed(values), rows, cols, tracked, operation: None }))
     }
 
-    fn push(&mut self, node: Node<'a>) -> Var {
+    fn push(&mut self, node: Node<'a, E>) -> Var {
         self.nodes.push(node);
         Var { tape: self.id, index: self.nodes.len() - 1 }
     }
@@ -126,16 +131,16 @@ impl<'a> Tape<'a> {
     pub fn record(
         &mut self,
         inputs: &[Var],
-        output: Vec<f32>,
+        output: E::Tensor,
         cols: usize,
-        operation: impl Operation + 'a,
+        operation: impl Operation<E> + 'a,
     ) -> Result<Var, GradError> {
-        let rows = trike_cpu::MatrixRef::new(&output, cols)?.rows();
+        let rows = whole_rows(output.elements(), cols)?;
         let mut tracked = false;
         for input in inputs {
             tracked |= self.node(*input)?.tracked;
         }
-        let operation = tracked.then(|| Box::new(operation) as Box<dyn Operation + 'a>);
+        let operation = tracked.then(|| Box::new(operation) as Box<dyn Operation<E> + 'a>);
         Ok(self.push(Node { value: Value::Owned(output), rows, cols, tracked, operation }))
     }
 
@@ -144,8 +149,33 @@ impl<'a> Tape<'a> {
     /// # Errors
     ///
     /// [`GradError::ForeignVariable`].
-    pub fn value(&self, var: Var) -> Result<&[f32], GradError> {
-        Ok(self.node(var)?.values())
+    pub fn value(&self, var: Var) -> Result<&E::View, GradError> {
+        self.node(var)?.values()
+    }
+
+    /// A copy of a value, which outlives the tape.
+    ///
+    /// # Errors
+    ///
+    /// [`GradError::ForeignVariable`], and those of the executor.
+    pub fn to_tensor(&self, var: Var) -> Result<E::Tensor, GradError> {
+        let value = self.value(var)?;
+        let mut copy = self.engine.allocate(value.elements())?;
+        self.engine.copy(value, copy.borrow_mut())?;
+        Ok(copy)
+    }
+
+    /// Memory of the tape for `len` elements, with arbitrary contents.
+    pub(crate) fn take(&self, len: usize) -> Result<E::Tensor, GradError> {
+        take(self.engine, &self.buffers, len)
+    }
+
+    /// A copy of a value in memory of the tape.
+    pub(crate) fn copy(&self, var: Var) -> Result<E::Tensor, GradError> {
+        let value = self.value(var)?;
+        let mut copy = self.take(value.elements())?;
+        self.engine.copy(value, copy.borrow_mut())?;
+        Ok(copy)
     }
 
     /// Rows and columns of a value.
@@ -167,20 +197,20 @@ impl<'a> Tape<'a> {
     }
 
     /// The executor.
-    pub fn cpu(&self) -> &'a Cpu {
-        self.cpu
+    pub fn engine(&self) -> &'a E {
+        self.engine
     }
 
     /// The memory of the tape.
-    pub fn buffers(&self) -> &Buffers {
+    pub fn buffers(&self) -> &Buffers<E::Tensor> {
         &self.buffers
     }
 
     /// Size of the activations that the tape owns, in bytes.
     pub fn bytes(&self) -> usize {
-        let owned = |node: &Node<'_>| match &node.value {
-            Value::Owned(values) => 4 * values.len(),
-            Value::Borrowed(_) => 0,
+        let owned = |node: &Node<'_, E>| match &node.value {
+            Value::Owned(values) => 4 * values.elements(),
+            Value::Borrowed(_) | Value::Freed => 0,
         };
         self.nodes.iter().map(owned).sum()
     }
@@ -190,8 +220,11 @@ impl<'a> Tape<'a> {
     /// # Errors
     ///
     /// [`GradError::Length`] for a value of more than one element, and those of [`Tape::backward_from`].
-    pub fn backward(self, loss: Var) -> Result<Gradients, GradError> {
-        self.backward_from(loss, vec![1.0])
+    pub fn backward(self, loss: Var) -> Result<Gradients<E>, GradError> {
+        check_len("gradient of the output", self.value(loss)?.elements(), 1)?;
+        let mut one = self.engine.allocate(1)?;
+        self.engine.fill(one.borrow_mut(), 1.0)?;
+        self.backward_from(loss, one)
     }
 
     /// The gradients of `sum(y dy)` with respect to all parameters, for a value `y`: `dy` is the gradient of a loss
@@ -201,13 +234,13 @@ impl<'a> Tape<'a> {
     ///
     /// [`GradError::Length`] when `dy` has another length than `y`, [`GradError::ForeignVariable`], and the errors of
     /// the operations.
-    pub fn backward_from(self, y: Var, dy: Vec<f32>) -> Result<Gradients, GradError> {
-        check_len("gradient of the output", self.value(y)?.len(), dy.len())?;
-        let Self { id, cpu, buffers, nodes } = self;
-        let mut gradients: Vec<Option<Vec<f32>>> = Vec::new();
+    pub fn backward_from(self, y: Var, dy: E::Tensor) -> Result<Gradients<E>, GradError> {
+        check_len("gradient of the output", self.value(y)?.elements(), dy.elements())?;
+        let Self { id, engine, buffers, nodes } = self;
+        let mut gradients: Vec<Option<E::Tensor>> = Vec::new();
         gradients.resize_with(nodes.len(), || None);
         gradients[y.index] = Some(dy);
-        let mut pass = Backward { id, cpu, buffers, nodes, gradients };
+        let mut pass = Backward { id, engine, buffers, nodes, gradients };
         for index in (0..=y.index).rev() {
             let node = &mut pass.nodes[index];
             let Some(operation) = node.operation.take() else { continue };
@@ -215,7 +248,7 @@ impl<'a> Tape<'a> {
                 operation.backward(&mut pass, dy)?;
             }
             // All operations that read this value have passed.
-            let value = std::mem::replace(&mut pass.nodes[index].value, Value::Borrowed(&[]));
+            let value = std::mem::replace(&mut pass.nodes[index].value, Value::Freed);
             if let Value::Owned(values) = value {
                 pass.buffers.give(values);
             }
@@ -225,43 +258,49 @@ impl<'a> Tape<'a> {
             if let Value::Owned(values) = node.value {
                 buffers.give(values);
             }
-            if let (false, Some(unwanted)) = (node.tracked, gradient.as_mut()) {
-                buffers.give(std::mem::take(unwanted));
-                *gradient = None;
+            if let Some(unwanted) = gradient.take_if(|_| !node.tracked) {
+                buffers.give(unwanted);
             }
         }
         Ok(Gradients::new(id, gradients))
     }
 
-    fn node(&self, var: Var) -> Result<&Node<'a>, GradError> {
+    fn node(&self, var: Var) -> Result<&Node<'a, E>, GradError> {
         // An index of this tape was returned by `push`.
         if var.tape == self.id { Ok(&self.nodes[var.index]) } else { Err(GradError::ForeignVariable) }
     }
 }
 
-/// A backward pass in progress, as an [`Operation`] sees it. Its variables are those that it was recorded with.
-pub struct Backward<'t> {
-    id: u64,
-    cpu: &'t Cpu,
-    buffers: Buffers,
-    nodes: Vec<Node<'t>>,
-    gradients: Vec<Option<Vec<f32>>>,
+impl<'a> Tape<'a> {
+    /// The executor of a tape on the host.
+    pub fn cpu(&self) -> &'a Cpu {
+        self.engine
+    }
 }
 
-impl std::fmt::Debug for Backward<'_> {
+/// A backward pass in progress, as an [`Operation`] sees it. Its variables are those that it was recorded with.
+pub struct Backward<'t, E: Engine = Cpu> {
+    id: u64,
+    engine: &'t E,
+    buffers: Buffers<E::Tensor>,
+    nodes: Vec<Node<'t, E>>,
+    gradients: Vec<Option<E::Tensor>>,
+}
+
+impl<E: Engine> std::fmt::Debug for Backward<'_, E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Backward").field("nodes", &self.nodes.len()).finish_non_exhaustive()
     }
 }
 
-impl<'t> Backward<'t> {
+impl<'t, E: Engine> Backward<'t, E> {
     /// The executor.
-    pub fn cpu(&self) -> &'t Cpu {
-        self.cpu
+    pub fn engine(&self) -> &'t E {
+        self.engine
     }
 
     /// The memory of the pass.
-    pub fn buffers(&self) -> &Buffers {
+    pub fn buffers(&self) -> &Buffers<E::Tensor> {
         &self.buffers
     }
 
@@ -270,8 +309,13 @@ impl<'t> Backward<'t> {
     /// # Errors
     ///
     /// [`GradError::ForeignVariable`].
-    pub fn value(&self, input: Var) -> Result<&[f32], GradError> {
-        self.node(input).map(Node::values)
+    pub fn value(&self, input: Var) -> Result<&E::View, GradError> {
+        self.node(input)?.values()
+    }
+
+    /// Memory for a gradient of `len` elements, with arbitrary contents.
+    pub(crate) fn take(&self, len: usize) -> Result<E::Tensor, GradError> {
+        take(self.engine, &self.buffers, len)
     }
 
     /// Columns of an input.
@@ -297,9 +341,9 @@ impl<'t> Backward<'t> {
     /// # Errors
     ///
     /// [`GradError::ForeignVariable`], and [`GradError::Length`] when `gradient` has another length than the input.
-    pub fn add(&mut self, input: Var, gradient: Vec<f32>) -> Result<(), GradError> {
+    pub fn add(&mut self, input: Var, gradient: E::Tensor) -> Result<(), GradError> {
         let node = self.node(input)?;
-        check_len("gradient of an input", node.rows * node.cols, gradient.len())?;
+        check_len("gradient of an input", node.rows * node.cols, gradient.elements())?;
         if !node.tracked {
             self.buffers.give(gradient);
             return Ok(());
@@ -307,7 +351,7 @@ impl<'t> Backward<'t> {
         match &mut self.gradients[input.index] {
             slot @ None => *slot = Some(gradient),
             Some(sum) => {
-                self.cpu.add(sum, &gradient)?;
+                self.engine.add(sum.borrow_mut(), gradient.borrow())?;
                 self.buffers.give(gradient);
             }
         }
@@ -323,7 +367,7 @@ impl<'t> Backward<'t> {
     pub fn accumulate(
         &mut self,
         input: Var,
-        write: impl FnOnce(&Self, &mut [f32], Store) -> Result<(), GradError>,
+        write: impl FnOnce(&Self, &mut E::View, Store) -> Result<(), GradError>,
     ) -> Result<(), GradError> {
         let node = self.node(input)?;
         if !node.tracked {
@@ -332,14 +376,21 @@ impl<'t> Backward<'t> {
         let len = node.rows * node.cols;
         let (mut gradient, store) = match self.gradients[input.index].take() {
             Some(sum) => (sum, Store::Add),
-            None => (self.buffers.take(len)?, Store::Overwrite),
+            None => (self.take(len)?, Store::Overwrite),
         };
-        write(self, &mut gradient, store)?;
+        write(self, gradient.borrow_mut(), store)?;
         self.gradients[input.index] = Some(gradient);
         Ok(())
     }
 
-    fn node(&self, var: Var) -> Result<&Node<'t>, GradError> {
+    fn node(&self, var: Var) -> Result<&Node<'t, E>, GradError> {
         if var.tape == self.id { Ok(&self.nodes[var.index]) } else { Err(GradError::ForeignVariable) }
+    }
+}
+
+impl<'t> Backward<'t> {
+    /// The executor of a pass on the host.
+    pub fn cpu(&self) -> &'t Cpu {
+        self.engine
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use trike_grad::Elements;
 
 use crate::data::Position;
 use crate::{Optimizer, Parameters, TrainError};
@@ -67,6 +68,18 @@ pub fn save(
     optimizer: &Optimizer,
     keep: Keep,
 ) -> Result<PathBuf, TrainError> {
+    save_from(dir, state, parameters, optimizer, keep, &|values: &Vec<f32>| Ok(values.clone()))
+}
+
+/// [`save`] for the memory of an executor, which `read` copies.
+pub(crate) fn save_from<T: Elements>(
+    dir: &Path,
+    state: &RunState,
+    parameters: &Parameters<T>,
+    optimizer: &Optimizer<T>,
+    keep: Keep,
+    read: &dyn Fn(&T) -> Result<Vec<f32>, TrainError>,
+) -> Result<PathBuf, TrainError> {
     let io = |path: &Path| {
         let path = path.to_owned();
         move |source| TrainError::Io { path, source }
@@ -80,7 +93,7 @@ pub fn save(
         let file = StateFile { version: VERSION, optimizer_steps: optimizer.steps(), run: state.clone() };
         let json = serde_json::to_vec_pretty(&file)
             .map_err(|e| TrainError::Checkpoint { path: to.clone(), problem: e.to_string() })?;
-        let tensors = serialize(parameters, optimizer)
+        let tensors = serialize(&tensors_of(parameters, optimizer, read)?)
             .map_err(|e| TrainError::Checkpoint { path: to.clone(), problem: e.to_string() })?;
         for (name, bytes) in [(STATE, &json), (TENSORS, &tensors)] {
             let path = temporary.join(name);
@@ -148,6 +161,17 @@ pub fn load(
     parameters: &mut Parameters,
     optimizer: &mut Optimizer,
 ) -> Result<RunState, TrainError> {
+    load_into(path, config, parameters, optimizer, Ok)
+}
+
+/// [`load`] into the memory of an executor, to which `write` copies.
+pub(crate) fn load_into<T: Elements>(
+    path: &Path,
+    config: &Value,
+    parameters: &mut Parameters<T>,
+    optimizer: &mut Optimizer<T>,
+    write: impl Fn(Vec<f32>) -> Result<T, TrainError>,
+) -> Result<RunState, TrainError> {
     let wrong = |problem: String| TrainError::Checkpoint { path: path.to_owned(), problem };
     let file = read_state(path)?;
     if let Some(difference) = difference("", &file.run.config, config) {
@@ -156,23 +180,21 @@ pub fn load(
     let at = path.join(TENSORS);
     let bytes = fs::read(&at).map_err(|source| TrainError::Io { path: at, source })?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("{TENSORS}: {e}")))?;
-    let values = |part: &str, name: &str, len: usize| -> Result<Vec<f32>, TrainError> {
+    let values = |part: &str, name: &str, len: usize| -> Result<T, TrainError> {
         let name = format!("{part}.{name}");
         let view = tensors.tensor(&name).map_err(|_| wrong(format!("{name} is missing")))?;
         if view.dtype() != Dtype::F32 || view.data().len() != 4 * len {
             return Err(wrong(format!("{name} has {} bytes: expected {} numbers", view.data().len(), len)));
         }
-        Ok(view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+        write(view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     };
-    let mut all: [Vec<Vec<f32>>; 3] = Default::default();
+    let (mut weights, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
     for (place, parameter) in parameters.all().iter().enumerate() {
-        let name = parameter.key();
-        all[0].push(values("weight", &name, parameter.values.len())?);
-        all[1].push(values("first", &name, optimizer.first[place].len())?);
-        let second = optimizer.second[place].len();
-        all[2].push(if second == 0 { Vec::new() } else { values("second", &name, second)? });
+        let (name, len) = (parameter.key(), parameter.values.elements());
+        weights.push(values("weight", &name, len)?);
+        first.push(values("first", &name, len)?);
+        second.push(optimizer.second[place].is_some().then(|| values("second", &name, len)).transpose()?);
     }
-    let [weights, first, second] = all;
     for (parameter, values) in parameters.all_mut().iter_mut().zip(weights) {
         parameter.values = values;
     }
@@ -180,23 +202,28 @@ pub fn load(
     Ok(file.run)
 }
 
-fn serialize(
-    parameters: &Parameters,
-    optimizer: &Optimizer,
-) -> Result<Vec<u8>, safetensors::SafeTensorError> {
-    let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-    let mut all: Vec<(String, Vec<u8>)> = Vec::new();
+/// Names and bytes of all tensors.
+fn tensors_of<T: Elements>(
+    parameters: &Parameters<T>,
+    optimizer: &Optimizer<T>,
+    read: &dyn Fn(&T) -> Result<Vec<f32>, TrainError>,
+) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
+    let mut all = Vec::new();
     for (place, parameter) in parameters.all().iter().enumerate() {
-        for (part, values) in [
-            ("weight", &parameter.values),
-            ("first", &optimizer.first[place]),
-            ("second", &optimizer.second[place]),
+        for (part, tensor) in [
+            ("weight", Some(&parameter.values)),
+            ("first", Some(&optimizer.first[place])),
+            ("second", optimizer.second[place].as_ref()),
         ] {
-            if !values.is_empty() {
-                all.push((format!("{part}.{}", parameter.key()), bytes(values)));
-            }
+            let Some(tensor) = tensor else { continue };
+            let bytes = read(tensor)?.iter().flat_map(|v| v.to_le_bytes()).collect();
+            all.push((format!("{part}.{}", parameter.key()), bytes));
         }
     }
+    Ok(all)
+}
+
+fn serialize(all: &[(String, Vec<u8>)]) -> Result<Vec<u8>, safetensors::SafeTensorError> {
     let views = all
         .iter()
         .map(|(name, bytes)| Ok((name.as_str(), TensorView::new(Dtype::F32, vec![bytes.len() / 4], bytes)?)))

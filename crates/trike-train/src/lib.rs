@@ -32,7 +32,8 @@ pub use export::{as_packed, packed, write_packed};
 pub use memory::{RunShape, TrainingMemory, estimate_training_memory};
 pub use model::{
     Adapter, AdapterError, EMBEDDING_GROUP, LoraConfig, LoraTarget, Loss, MergeReport, MergedMatrix,
-    Objective, Parameter, Parameters, Part, TeacherLogits, TernaryPolicy, Trained, Weights,
+    Objective, Parameter, Parameters, Part, Resident, TeacherLogits, TernaryPolicy, TrainEngine, Trained,
+    Weights,
 };
 pub use optimizer::{Optimizer, OptimizerConfig, OptimizerKind};
 pub use phases::{DeterministicPhaseTrainer, Phase, PhaseConfig};

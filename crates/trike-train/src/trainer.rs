@@ -1,20 +1,21 @@
 //! The loop of training.
 
+use std::borrow::{Borrow, BorrowMut};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use trike_core::{Bounds, OptionError};
-use trike_cpu::{Cpu, MatrixRef, Store, matmul};
-use trike_grad::GradError;
+use trike_cpu::{Cpu, Store};
+use trike_grad::{Elements, Engine, GradError, Operand};
 
 use crate::checkpoint::{self, Keep, RunState};
 use crate::data::{Batch, Batches, Position};
 use crate::model::check_gradients;
 use crate::{
-    Adapter, Loss, Objective, Optimizer, OptimizerConfig, Parameters, Schedule, Shape, TernaryPolicy,
-    TrainError, Trained, Weights,
+    Adapter, Loss, Objective, Optimizer, OptimizerConfig, Parameters, Resident, Schedule, Shape,
+    TernaryPolicy, TrainEngine, TrainError, Trained, Weights,
 };
 
 /// Parameters of a model whose rows are computed side by side, each with gradients of its own: at most 32 MiB per thread.
@@ -112,20 +113,20 @@ pub struct StepReport {
 
 /// What a run changes.
 #[derive(Debug)]
-enum Trainable<'a> {
-    All(Parameters),
-    Adapter { frozen: &'a Parameters, adapter: Adapter },
+enum Trainable<'a, T> {
+    All(Parameters<T>),
+    Adapter { frozen: Resident<'a, T>, adapter: Adapter<T> },
 }
 
-impl Trainable<'_> {
-    fn weights(&self) -> Weights<'_> {
+impl<T: Elements> Trainable<'_, T> {
+    fn weights(&self) -> Weights<'_, T> {
         match self {
             Self::All(parameters) => parameters.into(),
-            Self::Adapter { frozen, adapter } => Weights::adapted(frozen, adapter),
+            Self::Adapter { frozen, adapter } => Weights::adapted(frozen.get(), adapter),
         }
     }
 
-    fn trained_mut(&mut self) -> &mut Parameters {
+    fn trained_mut(&mut self) -> &mut Parameters<T> {
         match self {
             Self::All(parameters) => parameters,
             Self::Adapter { adapter, .. } => adapter.parameters_mut(),
@@ -133,38 +134,48 @@ impl Trainable<'_> {
     }
 }
 
-/// A model in training.
-///
-/// Steps are deterministic: weights depend on configuration, data and seed, and not on the number of threads.
+/// A teacher where the executor reads it.
 #[derive(Debug)]
-pub struct Trainer<'a> {
-    cpu: &'a Cpu,
-    /// One thread, for rows that are computed side by side.
-    alone: Cpu,
+struct Tutor<'a, E: Engine> {
+    parameters: Resident<'a, E::Tensor>,
+    policy: TernaryPolicy,
+    model: Trained<'a, E>,
+}
+
+/// A model in training, on the host or on a device.
+///
+/// Steps are deterministic: weights depend on configuration, data, seed and executor, and not on the number of threads. Weights,
+/// gradients and the optimizer's state stay in the memory of the executor; [`save`](Self::save) and
+/// [`download`](Self::download) copy them.
+#[derive(Debug)]
+pub struct Trainer<'a, E: Engine = Cpu> {
+    engine: &'a E,
     config: TrainerConfig,
     policy: TernaryPolicy,
-    model: Trained<'a>,
-    teacher: Option<(Teacher<'a>, Trained<'a>)>,
-    trainable: Trainable<'a>,
-    optimizer: Optimizer,
-    gradients: Vec<Vec<f32>>,
+    model: Trained<'a, E>,
+    teacher: Option<Tutor<'a, E>>,
+    trainable: Trainable<'a, E::Tensor>,
+    optimizer: Optimizer<E::Tensor>,
+    gradients: Vec<E::Tensor>,
     step: usize,
 }
 
-impl<'a> Trainer<'a> {
-    /// A run from step 0.
+impl<'a, E: TrainEngine> Trainer<'a, E> {
+    /// A run from step 0 on `engine`, a [`Cpu`] or a device, in whose memory the parameters are placed.
     ///
     /// # Errors
     ///
-    /// [`TrainError::Option`], and [`TrainError::Vocabulary`] for a teacher with another vocabulary.
+    /// [`TrainError::Option`], [`TrainError::Vocabulary`] for a teacher with another vocabulary, and [`TrainError::Grad`] for a
+    /// device without room.
     pub fn new(
-        cpu: &'a Cpu,
+        engine: &'a E,
         config: TrainerConfig,
         policy: TernaryPolicy,
         parameters: Parameters,
         teacher: Option<Teacher<'a>>,
     ) -> Result<Self, TrainError> {
-        Self::start(cpu, config, policy, Trainable::All(parameters), teacher)
+        config.validate()?;
+        Self::start(engine, config, policy, Trainable::All(parameters.upload(engine)?), teacher)
     }
 
     /// A run from step 0 that trains an adapter on a frozen model, see [`Weights`]. The model may be its own teacher.
@@ -174,7 +185,7 @@ impl<'a> Trainer<'a> {
     /// As [`new`](Self::new), [`TrainError::Option`] for a `lambda` other than 0, since frozen weights do not become ternary, and
     /// as [`Adapter::check`].
     pub fn with_adapter(
-        cpu: &'a Cpu,
+        engine: &'a E,
         config: TrainerConfig,
         policy: TernaryPolicy,
         frozen: &'a Parameters,
@@ -183,22 +194,24 @@ impl<'a> Trainer<'a> {
     ) -> Result<Self, TrainError> {
         OptionError::check("lambda", Bounds::at_least(0.0).at_most(0.0), config.lambda)?;
         adapter.check(frozen)?;
-        Self::start(cpu, config, policy, Trainable::Adapter { frozen, adapter }, teacher)
+        let trainable =
+            Trainable::Adapter { frozen: engine.resident(frozen)?, adapter: adapter.upload(engine)? };
+        Self::start(engine, config, policy, trainable, teacher)
     }
 
     fn start(
-        cpu: &'a Cpu,
+        engine: &'a E,
         config: TrainerConfig,
         policy: TernaryPolicy,
-        trainable: Trainable<'a>,
+        trainable: Trainable<'a, E::Tensor>,
         teacher: Option<Teacher<'a>>,
     ) -> Result<Self, TrainError> {
         config.validate()?;
         let spec = match &trainable {
             Trainable::All(parameters) => parameters.spec(),
-            Trainable::Adapter { frozen, .. } => frozen.spec(),
+            Trainable::Adapter { frozen, .. } => frozen.get().spec(),
         };
-        let model = Trained::new(cpu, spec, config.checkpoint)?;
+        let model = Trained::new(engine, spec, config.checkpoint)?;
         let teacher = match teacher {
             None => None,
             Some(teacher) => {
@@ -206,15 +219,15 @@ impl<'a> Trainer<'a> {
                 if expected != got {
                     return Err(TrainError::Vocabulary { expected, got });
                 }
-                let model = Trained::new(cpu, teacher.parameters.spec(), None)?;
-                Some((teacher, model))
+                let model = Trained::new(engine, teacher.parameters.spec(), None)?;
+                let Teacher { parameters, policy } = teacher;
+                Some(Tutor { parameters: engine.resident(parameters)?, policy, model })
             }
         };
         let trained = trainable.weights().trained();
-        let optimizer = Optimizer::new(config.optimizer, trained)?;
-        let gradients = trained.zeros();
-        let alone = Cpu::with_isa(cpu.isa(), 1).map_err(trike_cpu::CpuError::from)?;
-        Ok(Self { cpu, alone, config, policy, model, teacher, trainable, optimizer, gradients, step: 0 })
+        let optimizer = Optimizer::on(engine, config.optimizer, trained)?;
+        let gradients = trained.zeros_on(engine)?;
+        Ok(Self { engine, config, policy, model, teacher, trainable, optimizer, gradients, step: 0 })
     }
 
     /// Steps taken.
@@ -225,13 +238,22 @@ impl<'a> Trainer<'a> {
 
     /// The weights that are trained: with an adapter, its factors.
     #[must_use]
-    pub fn parameters(&self) -> &Parameters {
+    pub fn parameters(&self) -> &Parameters<E::Tensor> {
         self.trainable.weights().trained()
+    }
+
+    /// A copy of the weights that are trained on the host: with an adapter, its factors.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Grad`] of the executor.
+    pub fn download(&self) -> Result<Parameters, TrainError> {
+        Ok(self.parameters().download(self.engine)?)
     }
 
     /// The weights that are trained, at the end of a run.
     #[must_use]
-    pub fn into_parameters(self) -> Parameters {
+    pub fn into_parameters(self) -> Parameters<E::Tensor> {
         match self.trainable {
             Trainable::All(parameters) => parameters,
             Trainable::Adapter { adapter, .. } => adapter.into_parameters(),
@@ -240,7 +262,7 @@ impl<'a> Trainer<'a> {
 
     /// The adapter that is trained; `None` if all weights are.
     #[must_use]
-    pub fn adapter(&self) -> Option<&Adapter> {
+    pub fn adapter(&self) -> Option<&Adapter<E::Tensor>> {
         match &self.trainable {
             Trainable::All(_) => None,
             Trainable::Adapter { adapter, .. } => Some(adapter),
@@ -262,7 +284,8 @@ impl<'a> Trainer<'a> {
         keep: Keep,
     ) -> Result<PathBuf, TrainError> {
         let state = RunState { step: self.step, position, config: self.with_settings(settings)?, memory };
-        checkpoint::save(dir, &state, self.parameters(), &self.optimizer, keep)
+        let read = |tensor: &E::Tensor| Ok(self.engine.download(tensor.borrow())?.into_owned());
+        checkpoint::save_from(dir, &state, self.parameters(), &self.optimizer, keep, &read)
     }
 
     /// Continues from a checkpoint; returns its state, with the position at which the next batch starts.
@@ -272,7 +295,9 @@ impl<'a> Trainer<'a> {
     /// As [`checkpoint::load`].
     pub fn resume(&mut self, path: &Path, settings: Value) -> Result<RunState, TrainError> {
         let config = self.with_settings(settings)?;
-        let state = checkpoint::load(path, &config, self.trainable.trained_mut(), &mut self.optimizer)?;
+        let (parameters, optimizer) = (self.trainable.trained_mut(), &mut self.optimizer);
+        let write = |values| Ok(self.engine.upload(values)?);
+        let state = checkpoint::load_into(path, &config, parameters, optimizer, write)?;
         self.step = state.step;
         Ok(state)
     }
@@ -310,7 +335,7 @@ impl<'a> Trainer<'a> {
     /// # Errors
     ///
     /// As [`step`](Self::step).
-    pub fn gradients(&mut self, batches: &mut Batches<'_>) -> Result<(Loss, &[Vec<f32>]), TrainError> {
+    pub fn gradients(&mut self, batches: &mut Batches<'_>) -> Result<(Loss, &[E::Tensor]), TrainError> {
         let loss = self.accumulate(batches)?;
         Ok((loss, &self.gradients))
     }
@@ -321,7 +346,7 @@ impl<'a> Trainer<'a> {
     ///
     /// [`TrainError::Grad`] for gradients of other shapes than the parameters, and [`TrainError::NonFinite`], after which weights are
     /// what they were.
-    pub fn step_with(&mut self, loss: Loss, gradients: &[Vec<f32>]) -> Result<StepReport, TrainError> {
+    pub fn step_with(&mut self, loss: Loss, gradients: &[E::Tensor]) -> Result<StepReport, TrainError> {
         check_gradients(self.parameters(), gradients)?;
         self.update(loss, gradients)
     }
@@ -332,31 +357,33 @@ impl<'a> Trainer<'a> {
         let learned: usize = parts.iter().map(Batch::learned).sum();
         // Documents without anything to learn are passed over, but a row may end before an answer begins.
         let scale = 1.0 / learned.max(1) as f32;
-        self.gradients.iter_mut().for_each(|gradient| gradient.fill(0.0));
+        for gradient in &mut self.gradients {
+            self.engine.fill(gradient.borrow_mut(), 0.0)?;
+        }
         let lambda = self.config.lambda_of(self.step);
         let policy = self.policy.clone().with_lambda(lambda);
         let mut loss = Loss::default();
-        if parts.len() > 1 && self.trainable.weights().all.count() <= SMALL {
+        if E::SIDE_BY_SIDE && parts.len() > 1 && self.trainable.weights().all.count() <= SMALL {
             // A whole unit per thread: the operations of a small model are too short to be shared out. Each unit has its
             // own gradients, which are added in order, so the bits do not depend on the number of threads.
-            for some in parts.chunks(self.cpu.threads()) {
-                let done = self.cpu.pool().map(some.iter().collect(), |batch| {
-                    let mut gradients = self.parameters().zeros();
-                    let loss = self.add_gradients(&self.alone, batch, &policy, scale, &mut gradients)?;
+            for some in parts.chunks(self.engine.threads()) {
+                let done = self.engine.each_alone(some.iter().collect(), |alone, batch| {
+                    let mut gradients = self.parameters().zeros_on(alone)?;
+                    let loss = self.add_gradients(alone, batch, &policy, scale, &mut gradients)?;
                     Ok::<_, TrainError>((loss, gradients))
                 });
-                for part in done {
+                for part in done? {
                     let (part, gradients) = part?;
                     loss.add(part);
                     for (sum, gradient) in self.gradients.iter_mut().zip(gradients) {
-                        sum.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+                        self.engine.add(sum.borrow_mut(), gradient.borrow())?;
                     }
                 }
             }
         } else {
             let mut gradients = std::mem::take(&mut self.gradients);
             let done = parts.iter().try_for_each(|batch| {
-                loss.add(self.add_gradients(self.cpu, batch, &policy, scale, &mut gradients)?);
+                loss.add(self.add_gradients(self.engine, batch, &policy, scale, &mut gradients)?);
                 Ok::<(), TrainError>(())
             });
             self.gradients = gradients;
@@ -368,9 +395,9 @@ impl<'a> Trainer<'a> {
         Ok(loss)
     }
 
-    fn update(&mut self, loss: Loss, gradients: &[Vec<f32>]) -> Result<StepReport, TrainError> {
+    fn update(&mut self, loss: Loss, gradients: &[E::Tensor]) -> Result<StepReport, TrainError> {
         let factors = self.config.schedule.factors(self.step, self.config.steps);
-        let norm = self.optimizer.step(self.cpu, self.trainable.trained_mut(), gradients, factors)?;
+        let norm = self.optimizer.step(self.engine, self.trainable.trained_mut(), gradients, factors)?;
         let lambda = self.config.lambda_of(self.step);
         let rate = self.config.optimizer.learning_rate * factors.rate;
         self.step += 1;
@@ -380,25 +407,25 @@ impl<'a> Trainer<'a> {
     /// The loss of a batch, whose gradient is added to `gradients`.
     fn add_gradients(
         &self,
-        cpu: &Cpu,
+        engine: &E,
         batch: &Batch,
         policy: &TernaryPolicy,
         scale: f32,
-        gradients: &mut [Vec<f32>],
+        gradients: &mut [E::Tensor],
     ) -> Result<Loss, TrainError> {
         let Self { model, trainable, teacher, config, .. } = self;
         let weights = trainable.weights();
-        let Some((teacher, of_teacher)) = teacher else {
-            return model.gradients_on(cpu, weights, batch, policy, Objective::Text, scale, gradients);
+        let Some(Tutor { parameters, policy: of_teacher, model: taught_by }) = teacher else {
+            return model.gradients_on(engine, weights, batch, policy, Objective::Text, scale, gradients);
         };
-        let width = teacher.parameters.spec().hidden;
-        let [hidden, head] = of_teacher.hidden_on(cpu, teacher.parameters.into(), batch, &teacher.policy)?;
-        let mut logits = |rows: Range<usize>, out: &mut [f32]| -> Result<(), GradError> {
-            let x = MatrixRef::new(&hidden[rows.start * width..rows.end * width], width)?;
-            Ok(matmul(cpu, x, MatrixRef::new(&head, width)?.t(), out, Store::Overwrite)?)
+        let width = parameters.get().spec().hidden;
+        let [hidden, head] = taught_by.hidden_on(engine, parameters.get().into(), batch, of_teacher)?;
+        let mut logits = |rows: Range<usize>, out: &mut E::View| -> Result<(), GradError> {
+            let x = Operand::new(hidden.borrow(), width)?.rows(rows);
+            engine.matmul(x, Operand::new(head.borrow(), width)?.t(), out, 0, Store::Overwrite)
         };
         let objective = Objective::Distill { text: config.text, teacher: &mut logits };
-        model.gradients_on(cpu, weights, batch, policy, objective, scale, gradients)
+        model.gradients_on(engine, weights, batch, policy, objective, scale, gradients)
     }
 
     /// The loss of batches with ternary weights, without learning from them.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, builder::TypedValueParser, value_parser};
-use trike::trit::Granularity;
+use trike::{DeviceChoice, trit::Granularity};
 
 use super::{
     CpuArgs, JsonArg,
@@ -78,6 +78,10 @@ pub(crate) struct TrainArgs {
     /// Only check configuration and data, and print what the run would do and how long it would take
     #[arg(long)]
     pub(crate) check: bool,
+    /// Device: cpu, auto (the first hardware GPU, else cpu), or a runtime of this build (wgpu, vulkan, cuda, hip, metal) with an
+    /// index, such as cuda:0; `trike doctor` lists them [default: cpu]
+    #[arg(long, env = "TRIKE_DEVICE", hide_env_values = true, value_name = "NAME")]
+    pub(crate) device: Option<DeviceChoice>,
     #[command(flatten)]
     pub(crate) cpu: CpuArgs,
     #[command(flatten)]

@@ -5,8 +5,8 @@
 mod elementwise;
 mod gated;
 mod lookup;
-mod math;
-mod reduce;
+pub(crate) mod math;
+pub(crate) mod reduce;
 mod rope;
 mod rotate;
 pub(crate) mod rows;

@@ -1,8 +1,10 @@
 //! Rounding of activations.
 
-use trike_cpu::grad;
+use std::borrow::BorrowMut;
+
 use trike_trit::GroupSize;
 
+use crate::engine::{Elements, Engine};
 use crate::error::GradError;
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
@@ -10,7 +12,7 @@ use crate::var::Var;
 /// Lower bound of the largest magnitude in the scale formula, as in BitNet's layers.
 const SMALLEST: f32 = 1e-5;
 
-impl Tape<'_> {
+impl<E: Engine> Tape<'_, E> {
     /// Rounds activations to int8: `y = a clamp(round(x / a), -128, 127)` with `a = max(max|x|, 1e-5) / 127` over a token,
     /// or over `group` consecutive elements of one. Ties are rounded to even. The gradient is that of the identity
     /// (straight-through estimator, Bengio et al., 1308.3432).
@@ -35,9 +37,37 @@ impl Tape<'_> {
         let (_, width) = self.shape(x)?;
         let group = group.map_or(width, GroupSize::get);
         let values = self.value(x)?;
-        let mut y = self.buffers().take(values.len())?;
-        grad::round_int8(self.cpu(), values, width, group, SMALLEST, &mut y)?;
+        let mut y = self.take(values.elements())?;
+        self.engine().round_activations(values, width, group, SMALLEST, y.borrow_mut())?;
         self.record(&[x], y, width, Through { x })
+    }
+
+    /// Weights, `rows x cols`, as a packed model stores embeddings and heads: int8 in groups of `group` columns of a row, with the
+    /// largest magnitude / 127 as scale in f16. The gradient is that of the identity.
+    ///
+    /// # Errors
+    ///
+    /// [`GradError::ForeignVariable`], [`GradError::Tensor`] for a group of 0 and, on the host, for a scale that is not finite in
+    /// f16.
+    ///
+    /// ```
+    /// use trike_cpu::Cpu;
+    /// use trike_grad::{Buffers, Tape};
+    ///
+    /// let cpu = Cpu::new(1)?;
+    /// let table = [127.0, -2.4, 0.5, 63.5, 3.2, 0.0];
+    /// let mut tape = Tape::new(&cpu, &Buffers::default());
+    /// let table = tape.parameter(&table, 3)?;
+    /// let y = tape.int8_weights(table, 32)?;
+    /// assert_eq!(tape.value(y)?, [127.0, -2.0, 0.0, 63.5, 3.0, 0.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn int8_weights(&mut self, weights: Var, group: usize) -> Result<Var, GradError> {
+        let (_, cols) = self.shape(weights)?;
+        let values = self.value(weights)?;
+        let take = || self.take(values.elements());
+        let y = self.engine().round_weights(values, cols, group, take)?;
+        self.record(&[weights], y, cols, Through { x: weights })
     }
 }
 
@@ -46,8 +76,8 @@ struct Through {
     x: Var,
 }
 
-impl Operation for Through {
-    fn backward(self: Box<Self>, pass: &mut Backward<'_>, dy: Vec<f32>) -> Result<(), GradError> {
+impl<E: Engine> Operation<E> for Through {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         pass.add(self.x, dy)
     }
 }

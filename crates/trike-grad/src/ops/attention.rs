@@ -1,16 +1,17 @@
 //! Causal attention.
 
-use std::sync::Arc;
+use std::borrow::{Borrow, BorrowMut};
 
-use trike_cpu::{AttentionSpec, grad};
+use trike_cpu::AttentionSpec;
 
+use crate::engine::{Elements, Engine};
 use crate::error::GradError;
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
-impl Tape<'_> {
+impl<E: Engine> Tape<'_, E> {
     /// Causal softmax attention of `q`, `tokens x (heads head_dim)`, to `k` and `v`, `tokens x (kv_heads head_dim)`. The
-    /// tokens are consecutive documents of `lengths` tokens, which do not attend to each other.
+    /// tokens are consecutive documents of `lengths` tokens, which do not attend to each other: an `Arc<[usize]>` on the host.
     ///
     /// Weights are recomputed in the backward pass, so memory is linear in the number of tokens.
     ///
@@ -21,30 +22,31 @@ impl Tape<'_> {
         &mut self,
         spec: &AttentionSpec,
         [q, k, v]: [Var; 3],
-        lengths: &Arc<[usize]>,
+        lengths: &E::Segments,
     ) -> Result<Var, GradError> {
         let (_, width) = self.shape(q)?;
         let values = [self.value(q)?, self.value(k)?, self.value(v)?];
-        let mut y = self.buffers().take(values[0].len())?;
-        grad::attend(self.cpu(), spec, values, lengths, &mut y)?;
+        let mut y = self.take(values[0].elements())?;
+        self.engine().attention(spec, values, lengths, y.borrow_mut())?;
         let inputs = [q, k, v];
-        self.record(&inputs, y, width, Attention { spec: *spec, inputs, lengths: Arc::clone(lengths) })
+        self.record(&inputs, y, width, Attention { spec: *spec, inputs, lengths: lengths.clone() })
     }
 }
 
-struct Attention {
+struct Attention<E: Engine> {
     spec: AttentionSpec,
     inputs: [Var; 3],
-    lengths: Arc<[usize]>,
+    lengths: E::Segments,
 }
 
-impl Operation for Attention {
-    fn backward(self: Box<Self>, pass: &mut Backward<'_>, dy: Vec<f32>) -> Result<(), GradError> {
+impl<E: Engine> Operation<E> for Attention<E> {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let Self { spec, inputs: [q, k, v], lengths } = *self;
         let values = [pass.value(q)?, pass.value(k)?, pass.value(v)?];
-        let [dq, dk, dv] = values.map(|x| pass.buffers().take(x.len()));
+        let [dq, dk, dv] = values.map(|x| pass.take(x.elements()));
         let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
-        grad::attention(pass.cpu(), &spec, values, &lengths, &dy, [&mut dq, &mut dk, &mut dv])?;
+        let gradients = [dq.borrow_mut(), dk.borrow_mut(), dv.borrow_mut()];
+        pass.engine().attention_back(&spec, values, &lengths, dy.borrow(), gradients)?;
         pass.buffers().give(dy);
         for (input, gradient) in [(q, dq), (k, dk), (v, dv)] {
             pass.add(input, gradient)?;

@@ -1,13 +1,16 @@
 //! Sums and gated activations.
 
-use trike_cpu::{CpuOps, GatedActivation, grad};
+use std::borrow::{Borrow, BorrowMut};
+
+use trike_cpu::GatedActivation;
 
 use super::check_shape;
+use crate::engine::{Elements, Engine};
 use crate::error::GradError;
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
-impl Tape<'_> {
+impl<E: Engine> Tape<'_, E> {
     /// `y = a + b`, the residual sum.
     ///
     /// # Errors
@@ -16,8 +19,8 @@ impl Tape<'_> {
     pub fn add(&mut self, a: Var, b: Var) -> Result<Var, GradError> {
         let shape = self.shape(a)?;
         check_shape("summand", shape, self.shape(b)?)?;
-        let mut y = self.buffers().copy(self.value(a)?)?;
-        self.cpu().add(&mut y, self.value(b)?)?;
+        let mut y = self.copy(a)?;
+        self.engine().add(y.borrow_mut(), self.value(b)?)?;
         self.record(&[a, b], y, shape.1, Add { a, b })
     }
 
@@ -29,9 +32,21 @@ impl Tape<'_> {
     pub fn gated(&mut self, gate: Var, up: Var, activation: GatedActivation) -> Result<Var, GradError> {
         let shape = self.shape(gate)?;
         check_shape("up projection", shape, self.shape(up)?)?;
-        let mut y = self.buffers().take(shape.0 * shape.1)?;
-        self.cpu().gated(self.value(gate)?, self.value(up)?, activation, &mut y)?;
+        let mut y = self.take(shape.0 * shape.1)?;
+        self.engine().gated(self.value(gate)?, self.value(up)?, activation, y.borrow_mut())?;
         self.record(&[gate, up], y, shape.1, Gated { gate, up, activation })
+    }
+
+    /// `y = x by`.
+    ///
+    /// # Errors
+    ///
+    /// [`GradError::ForeignVariable`].
+    pub fn scale(&mut self, x: Var, by: f32) -> Result<Var, GradError> {
+        let (_, cols) = self.shape(x)?;
+        let mut y = self.copy(x)?;
+        self.engine().scale(y.borrow_mut(), by)?;
+        self.record(&[x], y, cols, Scale { x, by })
     }
 }
 
@@ -40,11 +55,24 @@ struct Add {
     b: Var,
 }
 
-impl Operation for Add {
-    fn backward(self: Box<Self>, pass: &mut Backward<'_>, dy: Vec<f32>) -> Result<(), GradError> {
-        let copy = pass.buffers().copy(&dy)?;
+impl<E: Engine> Operation<E> for Add {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
+        let mut copy = pass.take(dy.elements())?;
+        pass.engine().copy(dy.borrow(), copy.borrow_mut())?;
         pass.add(self.a, copy)?;
         pass.add(self.b, dy)
+    }
+}
+
+struct Scale {
+    x: Var,
+    by: f32,
+}
+
+impl<E: Engine> Operation<E> for Scale {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, mut dy: E::Tensor) -> Result<(), GradError> {
+        pass.engine().scale(dy.borrow_mut(), self.by)?;
+        pass.add(self.x, dy)
     }
 }
 
@@ -54,12 +82,13 @@ struct Gated {
     activation: GatedActivation,
 }
 
-impl Operation for Gated {
-    fn backward(self: Box<Self>, pass: &mut Backward<'_>, dy: Vec<f32>) -> Result<(), GradError> {
+impl<E: Engine> Operation<E> for Gated {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let Self { gate, up, activation } = *self;
-        let [mut d_gate, mut d_up] = [pass.buffers().take(dy.len())?, pass.buffers().take(dy.len())?];
-        let (cpu, values) = (pass.cpu(), [pass.value(gate)?, pass.value(up)?]);
-        grad::gated(cpu, values[0], values[1], activation, &dy, &mut d_gate, &mut d_up)?;
+        let [mut d_gate, mut d_up] = [pass.take(dy.elements())?, pass.take(dy.elements())?];
+        let (values, gradients) =
+            ([pass.value(gate)?, pass.value(up)?], [d_gate.borrow_mut(), d_up.borrow_mut()]);
+        pass.engine().gated_back(values[0], values[1], activation, dy.borrow(), gradients)?;
         pass.buffers().give(dy);
         pass.add(gate, d_gate)?;
         pass.add(up, d_up)

@@ -1,14 +1,16 @@
 //! Row lookup.
 
+use std::borrow::{Borrow, BorrowMut};
 use std::sync::Arc;
 
 use trike_cpu::{CpuError, Store};
 
+use crate::engine::Engine;
 use crate::error::GradError;
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
-impl Tape<'_> {
+impl<E: Engine> Tape<'_, E> {
     /// `y[i] = table[ids[i]]`. The gradient of a row is the sum over the tokens that looked it up, in their order.
     ///
     /// # Errors
@@ -19,33 +21,27 @@ impl Tape<'_> {
         if let Some((position, &id)) = ids.iter().enumerate().find(|&(_, &id)| id as usize >= rows) {
             return Err(CpuError::IdOutOfRange { position, id, rows }.into());
         }
-        let mut y = self.buffers().take(ids.len() * cols)?;
-        let values = self.value(table)?;
-        for (y, &id) in y.chunks_exact_mut(cols).zip(ids.iter()) {
-            y.copy_from_slice(&values[id as usize * cols..][..cols]);
-        }
-        self.record(&[table], y, cols, Embed { table, cols, ids: Arc::clone(ids) })
+        let mut y = self.take(ids.len() * cols)?;
+        let ids = self.engine().ids(ids, rows)?;
+        self.engine().gather(self.value(table)?, cols, &ids, y.borrow_mut())?;
+        self.record(&[table], y, cols, Embed::<E> { table, cols, ids })
     }
 }
 
-struct Embed {
+struct Embed<E: Engine> {
     table: Var,
     cols: usize,
-    ids: Arc<[u32]>,
+    ids: E::Ids,
 }
 
-impl Operation for Embed {
-    fn backward(self: Box<Self>, pass: &mut Backward<'_>, dy: Vec<f32>) -> Result<(), GradError> {
+impl<E: Engine> Operation<E> for Embed<E> {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let Self { table, cols, ids } = *self;
-        pass.accumulate(table, |_, dt, store| {
+        pass.accumulate(table, |pass, dt, store| {
             if store == Store::Overwrite {
-                dt.fill(0.0);
+                pass.engine().fill(dt, 0.0)?;
             }
-            for (dy, &id) in dy.chunks_exact(cols).zip(ids.iter()) {
-                let row = &mut dt[id as usize * cols..][..cols];
-                row.iter_mut().zip(dy).for_each(|(sum, d)| *sum += d);
-            }
-            Ok(())
+            pass.engine().scatter_add(dy.borrow(), cols, &ids, dt)
         })?;
         pass.buffers().give(dy);
         Ok(())

@@ -1,10 +1,13 @@
 //! Linear layers.
 
-use trike_cpu::{MatrixRef, Store, matmul};
+use std::borrow::{Borrow, BorrowMut};
+
+use trike_cpu::Store;
 use trike_trit::GroupSize;
 
 use super::check_shape;
 use super::ternary::Ternarize;
+use crate::engine::{Engine, Operand};
 use crate::error::GradError;
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
@@ -45,7 +48,7 @@ impl Default for BitLinear {
     }
 }
 
-impl Tape<'_> {
+impl<E: Engine> Tape<'_, E> {
     /// `y = x W^T + b` for `x` of `tokens x in`, `W` of `out x in` and `b` of `1 x out`. The gradients are `dx = dy W`,
     /// `dW = dy^T x` and `db`, the sum of the rows of `dy`.
     ///
@@ -58,14 +61,11 @@ impl Tape<'_> {
         if let Some(bias) = bias {
             check_shape("bias of linear", (1, rows), self.shape(bias)?)?;
         }
-        let mut y = self.buffers().take(tokens * rows)?;
-        let operands = (MatrixRef::new(self.value(x)?, cols)?, MatrixRef::new(self.value(weight)?, cols)?);
-        matmul(self.cpu(), operands.0, operands.1.t(), &mut y, Store::Overwrite)?;
+        let mut y = self.take(tokens * rows)?;
+        let operands = (Operand::new(self.value(x)?, cols)?, Operand::new(self.value(weight)?, cols)?);
+        self.engine().matmul(operands.0, operands.1.t(), y.borrow_mut(), 0, Store::Overwrite)?;
         if let Some(bias) = bias {
-            let bias = self.value(bias)?;
-            for row in y.chunks_exact_mut(rows) {
-                row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
-            }
+            self.engine().add_row(y.borrow_mut(), self.value(bias)?)?;
         }
         let inputs: Vec<Var> = [x, weight].into_iter().chain(bias).collect();
         self.record(&inputs, y, rows, Linear { x, weight, bias, rows, cols })
@@ -97,30 +97,22 @@ struct Linear {
     cols: usize,
 }
 
-impl Operation for Linear {
-    fn backward(self: Box<Self>, pass: &mut Backward<'_>, dy: Vec<f32>) -> Result<(), GradError> {
+impl<E: Engine> Operation<E> for Linear {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let Self { x, weight, bias, rows, cols } = *self;
-        let d = MatrixRef::new(&dy, rows)?;
+        let d = Operand::new(dy.borrow(), rows)?;
         pass.accumulate(weight, |pass, dw, store| {
-            Ok(matmul(pass.cpu(), d.t(), MatrixRef::new(pass.value(x)?, cols)?, dw, store)?)
+            pass.engine().matmul(d.t(), Operand::new(pass.value(x)?, cols)?, dw, 0, store)
         })?;
         pass.accumulate(x, |pass, dx, store| {
-            Ok(matmul(pass.cpu(), d, MatrixRef::new(pass.value(weight)?, cols)?, dx, store)?)
+            pass.engine().matmul(d, Operand::new(pass.value(weight)?, cols)?, dx, 0, store)
         })?;
         if let Some(bias) = bias {
-            let sums = pass.buffers().copy(&column_sums(&dy, rows))?;
+            let mut sums = pass.take(rows)?;
+            pass.engine().sum_rows(dy.borrow(), sums.borrow_mut())?;
             pass.add(bias, sums)?;
         }
         pass.buffers().give(dy);
         Ok(())
     }
-}
-
-/// The sum of the rows, in f64 and in order.
-fn column_sums(values: &[f32], cols: usize) -> Vec<f32> {
-    let mut sums = vec![0f64; cols];
-    for row in values.chunks_exact(cols) {
-        sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v));
-    }
-    sums.into_iter().map(|sum| sum as f32).collect()
 }

@@ -1,10 +1,13 @@
 //! Losses fused with the output head, some rows at a time, so that logits never exist as a whole.
 
+use std::borrow::{Borrow, BorrowMut};
 use std::ops::Range;
 
-use trike_cpu::{MatrixRef, Store, grad, matmul};
+use trike_cpu::Store;
 
 use super::check_shape;
+use crate::buffers::take;
+use crate::engine::{Elements, Engine, Operand};
 use crate::error::{GradError, check_len};
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
@@ -38,7 +41,7 @@ pub struct Distillation {
     pub rows: usize,
 }
 
-impl Tape<'_> {
+impl<E: Engine> Tape<'_, E> {
     /// The cross-entropy `-ln softmax(h W^T)[target]` of the output head `W` (`vocabulary x width`) at the hidden states `h`
     /// (`tokens x width`), summed over the rows that have a target and multiplied by `scale`: the reciprocal of the
     /// number of such rows in all micro-batches of a step.
@@ -59,10 +62,12 @@ impl Tape<'_> {
     ) -> Result<Loss, GradError> {
         let ((rows, _), (vocabulary, _)) = (self.shape(hidden)?, self.shape(head)?);
         let count = check_targets(targets, rows, vocabulary)?;
-        let cpu = self.cpu();
-        self.head_loss(hidden, head, scale, count, |rows, logits| {
-            Ok(grad::cross_entropy(cpu, logits, &targets[rows], vocabulary, scale)?)
-        })
+        let engine = self.engine();
+        let targets = engine.targets(targets)?;
+        let head_loss = self.head_loss(hidden, head, [scale, 0.0], |rows, logits, losses| {
+            engine.cross_entropy(logits, rows, &targets, scale, losses)
+        });
+        head_loss.map(|(var, [sum, _])| Loss { var, sum, rows: count })
     }
 
     /// The Kullback-Leibler divergence `sum p ln(p / q)` of `q = softmax(h W^T)` from a teacher's `p`, summed over all rows
@@ -77,18 +82,18 @@ impl Tape<'_> {
         hidden: Var,
         head: Var,
         scale: f32,
-        mut teacher: impl FnMut(Range<usize>, &mut [f32]) -> Result<(), GradError>,
+        mut teacher: impl FnMut(Range<usize>, &mut E::View) -> Result<(), GradError>,
     ) -> Result<Loss, GradError> {
-        let ((rows, _), (vocabulary, _)) = (self.shape(hidden)?, self.shape(head)?);
-        let (cpu, buffers) = (self.cpu(), self.buffers().clone());
-        self.head_loss(hidden, head, scale, rows, |rows, logits| {
-            let mut target = buffers.take(logits.len())?;
-            teacher(rows, &mut target)?;
-            let sum = grad::divergence(cpu, logits, &mut target, vocabulary)?;
-            logits.iter_mut().for_each(|d| *d *= scale);
+        let (rows, _) = self.shape(hidden)?;
+        let (engine, buffers) = (self.engine(), self.buffers().clone());
+        let head_loss = self.head_loss(hidden, head, [0.0, scale], |rows, logits, losses| {
+            let mut target = take(engine, &buffers, logits.elements())?;
+            teacher(rows.clone(), target.borrow_mut())?;
+            engine.divergence(logits, rows, target.borrow_mut(), scale, losses)?;
             buffers.give(target);
-            Ok(sum)
-        })
+            Ok(())
+        });
+        head_loss.map(|(var, [_, sum])| Loss { var, sum, rows })
     }
 
     /// `scales[0]` times [`Tape::cross_entropy`] plus `scales[1]` times [`Tape::divergence`] over the rows that have a
@@ -103,65 +108,65 @@ impl Tape<'_> {
         head: Var,
         targets: &[Option<u32>],
         scales: [f32; 2],
-        mut teacher: impl FnMut(Range<usize>, &mut [f32]) -> Result<(), GradError>,
+        mut teacher: impl FnMut(Range<usize>, &mut E::View) -> Result<(), GradError>,
     ) -> Result<Distillation, GradError> {
         let ((rows, _), (vocabulary, _)) = (self.shape(hidden)?, self.shape(head)?);
         let count = check_targets(targets, rows, vocabulary)?;
-        let (cpu, buffers) = (self.cpu(), self.buffers().clone());
-        let mut sums = [0.0; 2];
-        let loss = self.head_loss(hidden, head, 1.0, count, |rows, logits| {
-            let targets = &targets[rows.clone()];
-            let mut target = buffers.take(logits.len())?;
-            teacher(rows, &mut target)?;
-            let [entropy, divergence] = grad::distill(cpu, logits, &mut target, targets, vocabulary, scales)?;
+        let (engine, buffers) = (self.engine(), self.buffers().clone());
+        let targets = engine.targets(targets)?;
+        let (var, sums) = self.head_loss(hidden, head, scales, |rows, logits, losses| {
+            let mut target = take(engine, &buffers, logits.elements())?;
+            teacher(rows.clone(), target.borrow_mut())?;
+            engine.distill(logits, rows, target.borrow_mut(), &targets, scales, losses)?;
             buffers.give(target);
-            sums = [sums[0] + entropy, sums[1] + divergence];
-            Ok(f64::from(scales[0]) * entropy + f64::from(scales[1]) * divergence)
+            Ok(())
         })?;
         let [cross_entropy, divergence] = sums;
-        Ok(Distillation { var: loss.var, cross_entropy, divergence, rows: count })
+        Ok(Distillation { var, cross_entropy, divergence, rows: count })
     }
 
-    /// A loss of logits: `loss` gets some rows of logits, replaces them by their gradient and returns the sum of the
-    /// losses.
+    /// A loss of logits: `loss` gets some rows of logits, replaces them by their gradient and adds their losses. Returns both sums
+    /// and, as a value, the sum of both times `scales`.
     fn head_loss(
         &mut self,
         hidden: Var,
         head: Var,
-        scale: f32,
-        count: usize,
-        mut loss: impl FnMut(Range<usize>, &mut [f32]) -> Result<f64, GradError>,
-    ) -> Result<Loss, GradError> {
+        scales: [f32; 2],
+        mut loss: impl FnMut(Range<usize>, &mut E::View, &mut E::Losses) -> Result<(), GradError>,
+    ) -> Result<(Var, [f64; 2]), GradError> {
         let ((rows, width), (vocabulary, cols)) = (self.shape(hidden)?, self.shape(head)?);
         check_shape("output head", (vocabulary, width), (vocabulary, cols))?;
-        let (cpu, buffers) = (self.cpu(), self.buffers().clone());
-        let (h, w) = (self.value(hidden)?, MatrixRef::new(self.value(head)?, width)?);
-        let mut d_hidden = self.is_tracked(hidden)?.then(|| buffers.take(h.len())).transpose()?;
-        let mut d_head = self.is_tracked(head)?.then(|| buffers.take(vocabulary * width)).transpose()?;
+        let engine = self.engine();
+        let (h, w) = (self.value(hidden)?, Operand::new(self.value(head)?, width)?);
+        let mut d_hidden = self.is_tracked(hidden)?.then(|| self.take(h.elements())).transpose()?;
+        let mut d_head = self.is_tracked(head)?.then(|| self.take(vocabulary * width)).transpose()?;
         if let Some(d_head) = d_head.as_mut().filter(|_| rows == 0) {
-            d_head.fill(0.0);
+            engine.fill(d_head.borrow_mut(), 0.0)?;
         }
         let step = (LOGITS / vocabulary.max(1)).max(ROWS);
-        let mut sum = 0.0;
+        let mut losses = engine.losses(rows)?;
         for first in (0..rows).step_by(step) {
             let range = first..(first + step).min(rows);
-            let x = MatrixRef::new(&h[first * width..range.end * width], width)?;
-            let mut logits = buffers.take(range.len() * vocabulary)?;
-            matmul(cpu, x, w.t(), &mut logits, Store::Overwrite)?;
-            sum += loss(range.clone(), &mut logits)?;
-            let d = MatrixRef::new(&logits, vocabulary)?;
+            let x = Operand::new(h, width)?.rows(range.clone());
+            let mut logits = self.take(range.len() * vocabulary)?;
+            engine.matmul(x, w.t(), logits.borrow_mut(), 0, Store::Overwrite)?;
+            loss(range.clone(), logits.borrow_mut(), &mut losses)?;
+            let d = Operand::new(logits.borrow(), vocabulary)?;
             if let Some(dh) = &mut d_hidden {
-                matmul(cpu, d, w, &mut dh[first * width..range.end * width], Store::Overwrite)?;
+                engine.matmul(d, w, dh.borrow_mut(), first * width, Store::Overwrite)?;
             }
             if let Some(dw) = &mut d_head {
-                matmul(cpu, d.t(), x, dw, if first == 0 { Store::Overwrite } else { Store::Add })?;
+                let store = if first == 0 { Store::Overwrite } else { Store::Add };
+                engine.matmul(d.t(), x, dw.borrow_mut(), 0, store)?;
             }
-            buffers.give(logits);
+            self.buffers().give(logits);
         }
-        let value = vec![(sum * f64::from(scale)) as f32];
+        let sums = engine.totals(losses)?;
+        let mut value = engine.allocate(1)?;
+        let sum = sums.iter().zip(scales).map(|(sum, scale)| sum * f64::from(scale)).sum::<f64>();
+        engine.fill(value.borrow_mut(), sum as f32)?;
         let gradients = [(hidden, d_hidden), (head, d_head)];
-        let var = self.record(&[hidden, head], value, 1, HeadLoss { gradients })?;
-        Ok(Loss { var, sum, rows: count })
+        Ok((self.record(&[hidden, head], value, 1, HeadLoss::<E> { gradients })?, sums))
     }
 }
 
@@ -177,17 +182,15 @@ fn check_targets(targets: &[Option<u32>], rows: usize, vocabulary: usize) -> Res
 }
 
 /// Gradients that are already computed.
-struct HeadLoss {
-    gradients: [(Var, Option<Vec<f32>>); 2],
+struct HeadLoss<E: Engine> {
+    gradients: [(Var, Option<E::Tensor>); 2],
 }
 
-impl Operation for HeadLoss {
-    fn backward(self: Box<Self>, pass: &mut Backward<'_>, dy: Vec<f32>) -> Result<(), GradError> {
+impl<E: Engine> Operation<E> for HeadLoss<E> {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         for (input, gradient) in self.gradients {
             let Some(mut gradient) = gradient else { continue };
-            if dy[0] != 1.0 {
-                gradient.iter_mut().for_each(|d| *d *= dy[0]);
-            }
+            pass.engine().scale_by(gradient.borrow_mut(), dy.borrow())?;
             pass.add(input, gradient)?;
         }
         Ok(())

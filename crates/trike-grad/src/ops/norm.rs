@@ -1,13 +1,14 @@
 //! Root-mean-square normalization.
 
-use trike_cpu::{CpuOps, grad};
+use std::borrow::{Borrow, BorrowMut};
 
 use super::check_shape;
+use crate::engine::{Elements, Engine};
 use crate::error::GradError;
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
-impl Tape<'_> {
+impl<E: Engine> Tape<'_, E> {
     /// `y = x / sqrt(mean(x^2) + eps) weight` for each `cols` elements of `x`, where `weight` is `1 x cols`: the width of
     /// `x`, or of one of its heads.
     ///
@@ -26,8 +27,8 @@ impl Tape<'_> {
             }
             .into());
         }
-        let mut y = self.buffers().take(self.value(x)?.len())?;
-        self.cpu().rms_norm(self.value(x)?, self.value(weight)?, eps, &mut y)?;
+        let mut y = self.take(self.value(x)?.elements())?;
+        self.engine().rms_norm(self.value(x)?, self.value(weight)?, eps, y.borrow_mut())?;
         self.record(&[x, weight], y, width, RmsNorm { x, weight, eps })
     }
 }
@@ -38,17 +39,17 @@ struct RmsNorm {
     eps: f32,
 }
 
-impl Operation for RmsNorm {
-    fn backward(self: Box<Self>, pass: &mut Backward<'_>, dy: Vec<f32>) -> Result<(), GradError> {
+impl<E: Engine> Operation<E> for RmsNorm {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let Self { x, weight, eps } = *self;
         if pass.is_tracked(weight)? {
-            let mut dw = pass.buffers().take(pass.value(weight)?.len())?;
-            grad::rms_norm_weight(pass.cpu(), pass.value(x)?, eps, &dy, &mut dw)?;
+            let mut dw = pass.take(pass.value(weight)?.elements())?;
+            pass.engine().rms_norm_weight(pass.value(x)?, eps, dy.borrow(), dw.borrow_mut())?;
             pass.add(weight, dw)?;
         }
         if pass.is_tracked(x)? {
-            let mut dx = pass.buffers().take(dy.len())?;
-            grad::rms_norm(pass.cpu(), pass.value(x)?, pass.value(weight)?, eps, &dy, &mut dx)?;
+            let (mut dx, values) = (pass.take(dy.elements())?, [pass.value(x)?, pass.value(weight)?]);
+            pass.engine().rms_norm_input(values[0], values[1], eps, dy.borrow(), dx.borrow_mut())?;
             pass.add(x, dx)?;
         }
         pass.buffers().give(dy);

@@ -1,14 +1,16 @@
 //! Rotary position embedding.
 
+use std::borrow::BorrowMut;
 use std::sync::Arc;
 
-use trike_cpu::{CpuOps, RopePairing, RopeTable, grad};
+use trike_cpu::{RopePairing, RopeTable};
 
+use crate::engine::Engine;
 use crate::error::GradError;
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
-/// The rotation of the heads of some tokens.
+/// The rotation of the heads of some tokens, on the host.
 #[derive(Clone, Debug)]
 pub struct Rotary {
     /// Frequencies.
@@ -19,32 +21,30 @@ pub struct Rotary {
     pub positions: Arc<[u32]>,
 }
 
-impl Tape<'_> {
+impl<E: Engine> Tape<'_, E> {
     /// Rotates the `heads` heads of each token of `x`. The gradient is rotated back.
     ///
     /// # Errors
     ///
     /// [`GradError::Cpu`] when the width is not a multiple of `heads` or there is not one position per token.
-    pub fn rope(&mut self, x: Var, heads: usize, how: &Rotary) -> Result<Var, GradError> {
+    pub fn rope(&mut self, x: Var, heads: usize, how: &E::Rotary) -> Result<Var, GradError> {
         let (_, width) = self.shape(x)?;
-        let head_dim = width / heads.max(1);
-        let mut y = self.buffers().copy(self.value(x)?)?;
-        self.cpu().rope(&mut y, heads, head_dim, &how.positions, &how.table, how.pairing)?;
-        self.record(&[x], y, width, Rope { x, heads, head_dim, how: how.clone() })
+        let mut y = self.copy(x)?;
+        self.engine().rope(y.borrow_mut(), heads, how, false)?;
+        self.record(&[x], y, width, Rope::<E> { x, heads, how: how.clone() })
     }
 }
 
-struct Rope {
+struct Rope<E: Engine> {
     x: Var,
     heads: usize,
-    head_dim: usize,
-    how: Rotary,
+    how: E::Rotary,
 }
 
-impl Operation for Rope {
-    fn backward(self: Box<Self>, pass: &mut Backward<'_>, mut dy: Vec<f32>) -> Result<(), GradError> {
-        let Self { x, heads, head_dim, how } = *self;
-        grad::rope(pass.cpu(), &mut dy, heads, head_dim, &how.positions, &how.table, how.pairing)?;
+impl<E: Engine> Operation<E> for Rope<E> {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, mut dy: E::Tensor) -> Result<(), GradError> {
+        let Self { x, heads, how } = *self;
+        pass.engine().rope(dy.borrow_mut(), heads, &how, true)?;
         pass.add(x, dy)
     }
 }

@@ -1,9 +1,12 @@
 //! Ternarization of latent weights, with straight-through gradients.
 
+use std::borrow::{Borrow, BorrowMut};
+
 use trike_core::absmean;
 use trike_trit::{Encoding, Granularity, Scales, TritTensor};
 
 use super::check_shape;
+use crate::engine::{Elements, Engine, ScaleGroups};
 use crate::error::{GradError, check_len, check_range};
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
@@ -95,7 +98,7 @@ impl Ternarize {
     pub fn tensor(&self, weights: &[f32], cols: usize, learned: &[f32]) -> Result<TritTensor, GradError> {
         let rows = weights.len() / cols.max(1);
         check_len("weights", rows * cols, weights.len())?;
-        let groups = Groups::new(self.granularity, rows, cols);
+        let groups = ScaleGroups::new(self.granularity, rows, cols);
         let scales = match self.scale {
             TernaryScale::Learned(_) => {
                 check_len("learned scales", groups.count(), learned.len())?;
@@ -115,54 +118,9 @@ impl Ternarize {
     }
 }
 
-/// Sizes of the groups of weights that share a scale.
-#[derive(Clone, Copy)]
-struct Groups {
-    rows: usize,
-    cols: usize,
-    /// Weights per scale; the last group of a row may be shorter.
-    len: usize,
-    /// Scales per row; 0 if all rows share one.
-    per_row: usize,
-}
-
-impl Groups {
-    fn new(granularity: Granularity, rows: usize, cols: usize) -> Self {
-        match granularity {
-            Granularity::Tensor => Self { rows, cols, len: rows * cols, per_row: 0 },
-            Granularity::Row | Granularity::Group(_) => {
-                let per_row = granularity.groups_per_row(cols);
-                Self { rows, cols, len: granularity.group_len(cols), per_row }
-            }
-        }
-    }
-
-    /// Number of scales.
-    fn count(self) -> usize {
-        if self.per_row == 0 { 1 } else { self.rows * self.per_row }
-    }
-
-    /// Consecutive weights whose groups are cut evenly: a row, or all.
-    fn span(self) -> usize {
-        if self.per_row == 0 { (self.rows * self.cols).max(1) } else { self.cols }
-    }
-
-    /// Groups of weights with their scales, for whole rows of a matrix and the scales of these rows.
-    fn each<'a>(self, weights: &'a [f32], scales: &'a [f32]) -> impl Iterator<Item = (&'a [f32], f32)> {
-        // Part of a tensor with one scale is a shorter group.
-        let len = self.len.max(1);
-        weights.chunks(self.span()).flat_map(move |row| row.chunks(len)).zip(scales.iter().copied())
-    }
-
-    /// The scales of rows from `first` on.
-    fn scales_of(self, scales: &[f32], first: usize) -> &[f32] {
-        &scales[first * self.per_row..]
-    }
-}
-
 /// The trit of a weight, or NaN.
 #[inline]
-fn trit(w: f32, scale: f32) -> f32 {
+pub(crate) fn trit(w: f32, scale: f32) -> f32 {
     if w.abs() <= 0.5 * scale { 0.0 } else { w.signum() }
 }
 
@@ -176,7 +134,7 @@ fn fit(rule: TernaryScale, weights: &[f32]) -> f32 {
 
 /// With the `k` largest magnitudes nonzero, the best scale is their mean and the error falls by `sum^2 / k`: the largest
 /// over `k`.
-fn least_squares(weights: &[f32]) -> f32 {
+pub(crate) fn least_squares(weights: &[f32]) -> f32 {
     // Magnitudes are ordered as their bits are.
     let mut bits: Vec<u32> = weights.iter().map(|w| w.abs().to_bits()).collect();
     bits.sort_unstable_by(|a, b| b.cmp(a));
@@ -192,7 +150,7 @@ fn least_squares(weights: &[f32]) -> f32 {
     scale as f32
 }
 
-impl Tape<'_> {
+impl<E: Engine> Tape<'_, E> {
     /// Ternarized weights, see [`Ternarize`].
     ///
     /// # Errors
@@ -203,84 +161,43 @@ impl Tape<'_> {
         check_range("lambda", 0.0, 1.0, how.lambda)?;
         check_range("clip", f32::MIN_POSITIVE, f32::INFINITY, how.clip)?;
         let (rows, cols) = self.shape(weight)?;
-        let groups = Groups::new(how.granularity, rows, cols);
+        let groups = ScaleGroups::new(how.granularity, rows, cols);
         let mut inputs = vec![weight];
-        let weights = self.value(weight)?;
-        let pool = self.cpu().pool();
+        let (engine, weights) = (self.engine(), self.value(weight)?);
         let scales = match how.scale {
             TernaryScale::Learned(scales) => {
                 let (scale_rows, scale_cols) = self.shape(scales)?;
                 check_shape("learned scales", (1, groups.count()), (1, scale_rows * scale_cols))?;
                 inputs.push(scales);
-                self.value(scales)?.to_vec()
+                self.to_tensor(scales)?
             }
-            rule => {
-                let parts = weights.chunks(groups.span()).flat_map(|row| row.chunks(groups.len.max(1)));
-                let parts: Vec<&[f32]> = parts.collect();
-                let mut scales = vec![0.0; groups.count()];
-                pool.for_each_chunk(&mut scales, 1, 16 * weights.len(), |first, scales| {
-                    for (scale, part) in scales.iter_mut().zip(&parts[first..]) {
-                        *scale = fit(rule, part);
-                    }
-                });
-                scales
-            }
+            rule => engine.scales(weights, groups, rule == TernaryScale::LeastSquares)?,
         };
-        let lambda = how.lambda;
-        let mut y = self.buffers().take(weights.len())?;
-        pool.for_each_chunk(&mut y, cols, 8 * weights.len(), |first, y| {
-            let weights = &weights[first * cols..][..y.len()];
-            let mut out = y;
-            for (part, s) in groups.each(weights, groups.scales_of(&scales, first)) {
-                let (y, rest) = out.split_at_mut(part.len());
-                out = rest;
-                for (y, w) in y.iter_mut().zip(part) {
-                    let q = s * trit(*w, s);
-                    // Not the general formula, which would round the trits' values.
-                    *y = if lambda == 1.0 { q } else { w + lambda * (q - w) };
-                }
-            }
-        });
-        self.record(&inputs, y, cols, Straight { weight, how: *how, groups, scales })
+        let mut y = self.take(weights.elements())?;
+        engine.ternarize(weights, scales.borrow(), groups, how.lambda, y.borrow_mut())?;
+        self.record(&inputs, y, cols, Straight::<E> { weight, how: *how, groups, scales })
     }
 }
 
-struct Straight {
+struct Straight<E: Engine> {
     weight: Var,
     how: Ternarize,
-    groups: Groups,
-    scales: Vec<f32>,
+    groups: ScaleGroups,
+    scales: E::Tensor,
 }
 
-impl Operation for Straight {
-    fn backward(self: Box<Self>, pass: &mut Backward<'_>, mut dy: Vec<f32>) -> Result<(), GradError> {
+impl<E: Engine> Operation<E> for Straight<E> {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, mut dy: E::Tensor) -> Result<(), GradError> {
         let Self { weight, how, groups, scales } = *self;
-        let lambda = how.lambda;
+        let (engine, scales) = (pass.engine(), scales.borrow());
         if let TernaryScale::Learned(learned) = how.scale {
             let weights = pass.value(weight)?;
-            let mut d_scales = Vec::with_capacity(scales.len());
-            let mut rest = &dy[..];
-            for (part, s) in groups.each(weights, &scales) {
-                let (dy, after) = rest.split_at(part.len());
-                rest = after;
-                let slope = |w: f32| if w.abs() <= s { trit(w, s) - w / s } else { w.signum() };
-                let sum: f64 = part.iter().zip(dy).map(|(w, d)| f64::from(*d) * f64::from(slope(*w))).sum();
-                d_scales.push(lambda * sum as f32);
-            }
-            pass.add(learned, d_scales)?;
+            let gradient = engine.scales_back(weights, scales, groups, how.lambda, dy.borrow())?;
+            pass.add(learned, gradient)?;
         }
         if how.clip.is_finite() {
             let weights = pass.value(weight)?;
-            let mut rest = &mut dy[..];
-            for (part, s) in groups.each(weights, &scales) {
-                let (dy, after) = std::mem::take(&mut rest).split_at_mut(part.len());
-                rest = after;
-                for (d, w) in dy.iter_mut().zip(part) {
-                    if w.abs() > how.clip * s {
-                        *d *= 1.0 - lambda;
-                    }
-                }
-            }
+            engine.clip(weights, scales, groups, how.clip, 1.0 - how.lambda, dy.borrow_mut())?;
         }
         pass.add(weight, dy)
     }

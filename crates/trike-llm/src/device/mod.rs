@@ -85,6 +85,15 @@ impl Device {
         Self(Kind::Cpu)
     }
 
+    /// The device of the kernels for GPUs; `None` for the CPU.
+    #[cfg(feature = "gpu")]
+    pub fn into_cube(self) -> Option<trike_nn::cube::Device> {
+        match self.0 {
+            Kind::Cpu => None,
+            Kind::Gpu(device) => Some(device),
+        }
+    }
+
     /// Whether this is the CPU.
     pub fn is_cpu(&self) -> bool {
         matches!(self.0, Kind::Cpu)

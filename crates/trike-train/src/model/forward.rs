@@ -1,13 +1,14 @@
 //! Loss and gradients of a batch.
 
+use std::borrow::Borrow;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use trike_cpu::{Cpu, RopeTable};
-use trike_grad::{Buffers, GradError, Rotary, Tape};
+use trike_cpu::Cpu;
+use trike_grad::{Buffers, Elements, Engine, GradError, Tape};
 use trike_nn::DecoderSpec;
 
+use super::parameters::zeros;
 use super::pass::{Leaves, Pass};
 use super::{Loss, Objective, Parameters, TernaryPolicy, Weights};
 use crate::TrainError;
@@ -16,34 +17,34 @@ use crate::data::Batch;
 /// Positions whose sines and cosines are kept.
 const ROPE_POSITIONS: usize = 1 << 13;
 
-/// A decoder that is trained on the host.
+/// A decoder that is trained, on the host or on a device.
 #[derive(Debug)]
-pub struct Trained<'c> {
-    cpu: &'c Cpu,
-    buffers: Buffers,
+pub struct Trained<'c, E: Engine = Cpu> {
+    engine: &'c E,
+    buffers: Buffers<E::Tensor>,
     /// Tokens of the last batch with gradients.
     tokens: AtomicUsize,
     spec: DecoderSpec,
-    rope: Arc<RopeTable>,
+    rope: E::RopeTable,
     /// Blocks of a segment: only the inputs of segments are kept, and a segment is computed again for its gradient.
     segment: usize,
 }
 
-impl<'c> Trained<'c> {
+impl<'c, E: Engine> Trained<'c, E> {
     /// A decoder of this architecture. Gradient checkpointing keeps the inputs of every `segment`-th block only and computes the
     /// blocks again in the backward pass; `None` keeps everything.
     ///
     /// # Errors
     ///
     /// [`TrainError::Nn`] for an inconsistent spec.
-    pub fn new(cpu: &'c Cpu, spec: &DecoderSpec, segment: Option<usize>) -> Result<Self, TrainError> {
+    pub fn new(engine: &'c E, spec: &DecoderSpec, segment: Option<usize>) -> Result<Self, TrainError> {
         spec.validate()?;
-        let table = RopeTable::from_frequencies(spec.rope.frequencies(spec.head_dim))?;
+        let frequencies = spec.rope.frequencies(spec.head_dim);
         // Positions beyond are computed when they are used.
-        let rope = Arc::new(table.precompute(spec.context.min(ROPE_POSITIONS) as u32));
+        let rope = engine.rope_table(frequencies, spec.rope.pairing, spec.context.min(ROPE_POSITIONS))?;
         let segment = segment.unwrap_or(spec.layers).clamp(1, spec.layers);
         let (buffers, tokens) = (Buffers::default(), AtomicUsize::new(0));
-        Ok(Self { cpu, buffers, tokens, spec: spec.clone(), rope, segment })
+        Ok(Self { engine, buffers, tokens, spec: spec.clone(), rope, segment })
     }
 
     /// The loss of a batch; its gradient, times `scale`, is added to `gradients`, which has the shapes of
@@ -54,34 +55,34 @@ impl<'c> Trained<'c> {
     /// [`TrainError::Grad`].
     pub fn gradients<'p>(
         &self,
-        weights: impl Into<Weights<'p>>,
+        weights: impl Into<Weights<'p, E::Tensor>>,
         batch: &Batch,
         policy: &TernaryPolicy,
-        objective: Objective<'_>,
+        objective: Objective<'_, E::View>,
         scale: f32,
-        gradients: &mut [Vec<f32>],
+        gradients: &mut [E::Tensor],
     ) -> Result<Loss, TrainError> {
-        self.gradients_on(self.cpu, weights.into(), batch, policy, objective, scale, gradients)
+        self.gradients_on(self.engine, weights.into(), batch, policy, objective, scale, gradients)
     }
 
     /// [`gradients`](Self::gradients) on another executor, such as the single thread of one of several batches.
     #[expect(clippy::too_many_arguments, reason = "those of the public method, and the executor")]
     pub(crate) fn gradients_on(
         &self,
-        cpu: &Cpu,
-        weights: Weights<'_>,
+        engine: &E,
+        weights: Weights<'_, E::Tensor>,
         batch: &Batch,
         policy: &TernaryPolicy,
-        mut objective: Objective<'_>,
+        mut objective: Objective<'_, E::View>,
         scale: f32,
-        gradients: &mut [Vec<f32>],
+        gradients: &mut [E::Tensor],
     ) -> Result<Loss, TrainError> {
         check_gradients(weights.trained(), gradients)?;
         if self.tokens.swap(batch.ids.len(), Ordering::Relaxed) != batch.ids.len() {
             // Activations of another size would stay in the pool unused.
             self.buffers.clear();
         }
-        let pass = self.pass(cpu, weights, batch, policy);
+        let pass = self.pass(engine, weights, batch, policy)?;
         let layers = self.spec.layers;
         let segments: Vec<Range<usize>> = (0..layers)
             .step_by(self.segment)
@@ -90,18 +91,18 @@ impl<'c> Trained<'c> {
         // The inputs of all segments; the tape of the last one is kept.
         let mut inputs = vec![pass.embedded()?];
         for segment in &segments[..segments.len() - 1] {
-            let x = inputs.last().map_or(&[][..], Vec::as_slice);
-            inputs.push(pass.through(x, segment.clone())?);
+            let Some(x) = inputs.last() else { break };
+            inputs.push(pass.through(x.borrow(), segment.clone())?);
         }
         let mut loss = Loss::default();
         let mut dy = None;
         for (segment, x) in segments.into_iter().zip(&inputs).rev() {
-            let mut tape = Tape::new(cpu, &self.buffers);
+            let mut tape = Tape::new(engine, &self.buffers);
             let mut leaves = Leaves::new(true);
             // Below the first block, an adapter trains nothing.
             let from = match segment.start == 0 && !weights.trains_embedding() {
-                true => tape.constant(x, self.spec.hidden)?,
-                false => tape.parameter(x, self.spec.hidden)?,
+                true => tape.constant(x.borrow(), self.spec.hidden)?,
+                false => tape.parameter(x.borrow(), self.spec.hidden)?,
             };
             let y = pass.blocks(&mut tape, &mut leaves, from, segment)?;
             let d = match dy.take() {
@@ -113,18 +114,18 @@ impl<'c> Trained<'c> {
                 }
             };
             let mut found = tape.backward_from(y, d)?;
-            leaves.add(&mut found, &self.buffers, gradients);
-            dy = Some(found.take(from).unwrap_or_else(|| vec![0.0; x.len()]));
+            leaves.add(engine, &mut found, &self.buffers, gradients)?;
+            dy = Some(found.take(from).map_or_else(|| zeros(engine, x.elements()), Ok)?);
         }
         if !weights.trains_embedding() {
             return Ok(loss);
         }
-        let mut tape = Tape::new(cpu, &self.buffers);
+        let mut tape = Tape::new(engine, &self.buffers);
         let mut leaves = Leaves::new(true);
         let x = pass.embed(&mut tape, &mut leaves)?;
-        let dy = dy.unwrap_or_else(|| vec![0.0; inputs[0].len()]);
+        let dy = dy.map_or_else(|| zeros(engine, inputs[0].elements()), Ok)?;
         let mut found = tape.backward_from(x, dy)?;
-        leaves.add(&mut found, &self.buffers, gradients);
+        leaves.add(engine, &mut found, &self.buffers, gradients)?;
         Ok(loss)
     }
 
@@ -135,14 +136,14 @@ impl<'c> Trained<'c> {
     /// [`TrainError::Grad`].
     pub fn loss<'p>(
         &self,
-        weights: impl Into<Weights<'p>>,
+        weights: impl Into<Weights<'p, E::Tensor>>,
         batch: &Batch,
         policy: &TernaryPolicy,
     ) -> Result<Loss, TrainError> {
-        let pass = self.pass(self.cpu, weights.into(), batch, policy);
+        let pass = self.pass(self.engine, weights.into(), batch, policy)?;
         let x = pass.behind_blocks()?;
-        let mut tape = Tape::new(self.cpu, &self.buffers);
-        let (hidden, head) = pass.hidden(&mut tape, &x)?;
+        let mut tape = Tape::new(self.engine, &self.buffers);
+        let (hidden, head) = pass.hidden(&mut tape, x.borrow())?;
         let loss = tape.cross_entropy(hidden, head, &batch.targets, 1.0)?;
         Ok(Loss { sum: loss.sum, divergence: 0.0, tokens: loss.rows })
     }
@@ -155,26 +156,26 @@ impl<'c> Trained<'c> {
     /// [`TrainError::Grad`].
     pub fn hidden<'p>(
         &self,
-        weights: impl Into<Weights<'p>>,
+        weights: impl Into<Weights<'p, E::Tensor>>,
         batch: &Batch,
         policy: &TernaryPolicy,
-    ) -> Result<[Vec<f32>; 2], TrainError> {
-        self.hidden_on(self.cpu, weights.into(), batch, policy)
+    ) -> Result<[E::Tensor; 2], TrainError> {
+        self.hidden_on(self.engine, weights.into(), batch, policy)
     }
 
     /// [`hidden`](Self::hidden) on another executor.
     pub(crate) fn hidden_on(
         &self,
-        cpu: &Cpu,
-        weights: Weights<'_>,
+        engine: &E,
+        weights: Weights<'_, E::Tensor>,
         batch: &Batch,
         policy: &TernaryPolicy,
-    ) -> Result<[Vec<f32>; 2], TrainError> {
-        let pass = self.pass(cpu, weights, batch, policy);
+    ) -> Result<[E::Tensor; 2], TrainError> {
+        let pass = self.pass(engine, weights, batch, policy)?;
         let x = pass.behind_blocks()?;
-        let mut tape = Tape::new(cpu, &self.buffers);
-        let (hidden, head) = pass.hidden(&mut tape, &x)?;
-        Ok([tape.value(hidden)?.to_vec(), tape.value(head)?.to_vec()])
+        let mut tape = Tape::new(engine, &self.buffers);
+        let (hidden, head) = pass.hidden(&mut tape, x.borrow())?;
+        Ok([tape.to_tensor(hidden)?, tape.to_tensor(head)?])
     }
 
     /// The logits of all tokens of a batch, `tokens x vocab`.
@@ -184,48 +185,51 @@ impl<'c> Trained<'c> {
     /// [`TrainError::Grad`].
     pub fn logits<'p>(
         &self,
-        weights: impl Into<Weights<'p>>,
+        weights: impl Into<Weights<'p, E::Tensor>>,
         batch: &Batch,
         policy: &TernaryPolicy,
-    ) -> Result<Vec<f32>, TrainError> {
-        let pass = self.pass(self.cpu, weights.into(), batch, policy);
+    ) -> Result<E::Tensor, TrainError> {
+        let pass = self.pass(self.engine, weights.into(), batch, policy)?;
         let x = pass.behind_blocks()?;
-        let mut tape = Tape::new(self.cpu, &self.buffers);
-        let (hidden, head) = pass.hidden(&mut tape, &x)?;
+        let mut tape = Tape::new(self.engine, &self.buffers);
+        let (hidden, head) = pass.hidden(&mut tape, x.borrow())?;
         let logits = tape.linear(hidden, head, None)?;
-        Ok(tape.value(logits)?.to_vec())
+        Ok(tape.to_tensor(logits)?)
     }
 
     fn pass<'p>(
         &'p self,
-        cpu: &'p Cpu,
-        weights: Weights<'p>,
+        engine: &'p E,
+        weights: Weights<'p, E::Tensor>,
         batch: &'p Batch,
         policy: &'p TernaryPolicy,
-    ) -> Pass<'p> {
+    ) -> Result<Pass<'p, E>, TrainError> {
         let positions: Vec<u32> = batch.segments.iter().flat_map(|s| 0..s.len() as u32).collect();
-        let table = Arc::clone(&self.rope);
-        let rotary = Rotary { table, pairing: self.spec.rope.pairing, positions: positions.into() };
-        Pass {
-            cpu,
+        Ok(Pass {
+            engine,
             buffers: &self.buffers,
             spec: &self.spec,
             parameters: weights.all,
             adapter: weights.adapter,
             policy,
             batch,
-            rotary,
-            lengths: batch.segments.iter().map(ExactSizeIterator::len).collect(),
-        }
+            rotary: engine.rotary(&self.rope, positions)?,
+            segments: engine.segments(batch.segments.iter().map(ExactSizeIterator::len).collect())?,
+        })
     }
 }
 
-pub(crate) fn check_gradients(trained: &Parameters, gradients: &[Vec<f32>]) -> Result<(), GradError> {
+pub(crate) fn check_gradients<T: Elements>(
+    trained: &Parameters<T>,
+    gradients: &[T],
+) -> Result<(), GradError> {
     let check = |what, expected, got| match expected == got {
         true => Ok(()),
         false => Err(GradError::Length { what, expected, got }),
     };
     check("list of gradients", trained.all().len(), gradients.len())?;
     let mut each = trained.all().iter().zip(gradients);
-    each.try_for_each(|(parameter, gradient)| check("gradient", parameter.values.len(), gradient.len()))
+    each.try_for_each(|(parameter, gradient)| {
+        check("gradient", parameter.values.elements(), gradient.elements())
+    })
 }

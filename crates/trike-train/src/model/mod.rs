@@ -5,6 +5,7 @@ mod forward;
 mod objective;
 mod parameters;
 mod pass;
+mod resident;
 mod weights;
 
 pub use adapter::{Adapter, AdapterError, LoraConfig, LoraTarget, MergeReport, MergedMatrix};
@@ -12,6 +13,7 @@ pub(crate) use adapter::{shape, targeted};
 pub use forward::Trained;
 pub(crate) use forward::check_gradients;
 pub use objective::{EMBEDDING_GROUP, Loss, Objective, TeacherLogits, TernaryPolicy};
-pub(crate) use parameters::shapes;
 pub use parameters::{Parameter, Parameters, Part};
+pub(crate) use parameters::{shapes, zeros};
+pub use resident::{Resident, TrainEngine};
 pub use weights::Weights;

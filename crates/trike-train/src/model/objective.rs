@@ -39,11 +39,11 @@ impl TernaryPolicy {
     }
 }
 
-/// Writes a teacher's logits of some tokens of a batch, `tokens x vocab`.
-pub type TeacherLogits<'t> = dyn FnMut(Range<usize>, &mut [f32]) -> Result<(), GradError> + 't;
+/// Writes a teacher's logits of some tokens of a batch, `tokens x vocab`, into a view of the executor: a slice on the host.
+pub type TeacherLogits<'t, V = [f32]> = dyn FnMut(Range<usize>, &mut V) -> Result<(), GradError> + 't;
 
 /// What is minimized.
-pub enum Objective<'t> {
+pub enum Objective<'t, V: ?Sized = [f32]> {
     /// The cross-entropy of the targets.
     Text,
     /// The divergence from a teacher and a share of the cross-entropy.
@@ -51,11 +51,11 @@ pub enum Objective<'t> {
         /// The share of the cross-entropy.
         text: f32,
         /// The teacher.
-        teacher: &'t mut TeacherLogits<'t>,
+        teacher: &'t mut TeacherLogits<'t, V>,
     },
 }
 
-impl std::fmt::Debug for Objective<'_> {
+impl<V: ?Sized> std::fmt::Debug for Objective<'_, V> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Text => f.write_str("Text"),

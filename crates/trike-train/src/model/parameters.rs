@@ -1,8 +1,11 @@
 //! The trainable values of a decoder.
 
+use std::borrow::{Borrow, BorrowMut};
+
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use trike_core::{DenseData, DenseTensor, Tensor};
+use trike_grad::{Elements, Engine, GradError};
 use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, DecoderWeights, NnError, WeightName};
 
@@ -23,9 +26,9 @@ pub enum Part {
     LoraB,
 }
 
-/// A matrix or vector, `rows x cols`, row-major.
+/// A matrix or vector, `rows x cols`, row-major; on the host, or in the memory of an [`Engine`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Parameter {
+pub struct Parameter<T = Vec<f32>> {
     /// Which one.
     pub name: WeightName,
     /// The part of it: [`Part::Whole`] but in an [`Adapter`](crate::Adapter).
@@ -33,22 +36,29 @@ pub struct Parameter {
     /// Elements per row; a vector is one row.
     pub cols: usize,
     /// The values.
-    pub values: Vec<f32>,
+    pub values: T,
 }
 
-impl Parameter {
+impl<T: Elements> Parameter<T> {
     /// Number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
-        self.values.len() / self.cols
+        self.values.elements() / self.cols
     }
 
     /// The name of its tensor in a file: a factor of an adapter has peft's, without the prefix of peft's models.
     #[must_use]
     pub fn key(&self) -> String {
-        Self::key_of(self.name, self.part)
+        Parameter::key_of(self.name, self.part)
     }
 
+    /// The same with other values.
+    fn with<U>(&self, values: U) -> Parameter<U> {
+        Parameter { name: self.name, part: self.part, cols: self.cols, values }
+    }
+}
+
+impl Parameter {
     pub(crate) fn key_of(name: WeightName, part: Part) -> String {
         let name = name.to_string();
         let layer = name.strip_suffix(".weight").unwrap_or(&name);
@@ -62,9 +72,9 @@ impl Parameter {
 
 /// All trainable values of a decoder, in an order that its spec fixes: embedding, blocks, final norm, head.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Parameters {
+pub struct Parameters<T = Vec<f32>> {
     spec: DecoderSpec,
-    all: Vec<Parameter>,
+    all: Vec<Parameter<T>>,
 }
 
 impl Parameters {
@@ -151,8 +161,35 @@ impl Parameters {
         Ok(Self { spec: spec.clone(), all })
     }
 
+    /// The values as the weights of a dense decoder.
+    pub(crate) fn weights(&self) -> impl DecoderWeights {
+        Dense(self)
+    }
+
+    /// Zeros in the shape of all values.
+    #[must_use]
+    pub fn zeros(&self) -> Vec<Vec<f32>> {
+        self.all.iter().map(|parameter| vec![0.0; parameter.values.len()]).collect()
+    }
+
+    /// The same in the memory of an executor; on the host they are only moved.
+    ///
+    /// # Errors
+    ///
+    /// [`GradError`] of the executor.
+    pub fn upload<E: Engine>(self, engine: &E) -> Result<Parameters<E::Tensor>, GradError> {
+        let Self { spec, all } = self;
+        let upload = |parameter: Parameter| {
+            let Parameter { name, part, cols, values } = parameter;
+            Ok::<_, GradError>(Parameter { name, part, cols, values: engine.upload(values)? })
+        };
+        Ok(Parameters { spec, all: all.into_iter().map(upload).collect::<Result<_, _>>()? })
+    }
+}
+
+impl<T: Elements> Parameters<T> {
     /// Some parameters of a decoder.
-    pub(crate) fn of(spec: &DecoderSpec, all: Vec<Parameter>) -> Self {
+    pub(crate) fn of(spec: &DecoderSpec, all: Vec<Parameter<T>>) -> Self {
         Self { spec: spec.clone(), all }
     }
 
@@ -164,19 +201,19 @@ impl Parameters {
 
     /// All of them.
     #[must_use]
-    pub fn all(&self) -> &[Parameter] {
+    pub fn all(&self) -> &[Parameter<T>] {
         &self.all
     }
 
     /// All of them, to be changed.
-    pub fn all_mut(&mut self) -> &mut [Parameter] {
+    pub fn all_mut(&mut self) -> &mut [Parameter<T>] {
         &mut self.all
     }
 
     /// Number of values.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.all.iter().map(|parameter| parameter.values.len()).sum()
+        self.all.iter().map(|parameter| parameter.values.elements()).sum()
     }
 
     /// The place of a parameter in [`all`](Self::all).
@@ -185,16 +222,33 @@ impl Parameters {
         self.all.iter().position(|parameter| parameter.name == name)
     }
 
-    /// The values as the weights of a dense decoder.
-    pub(crate) fn weights(&self) -> impl DecoderWeights {
-        Dense(self)
+    /// A copy on the host.
+    ///
+    /// # Errors
+    ///
+    /// [`GradError`] of the executor.
+    pub fn download<E: Engine<Tensor = T>>(&self, engine: &E) -> Result<Parameters, GradError>
+    where
+        T: Borrow<E::View>,
+    {
+        let download = |parameter: &Parameter<T>| {
+            Ok::<_, GradError>(parameter.with(engine.download(parameter.values.borrow())?.into_owned()))
+        };
+        let all = self.all.iter().map(download).collect::<Result<_, _>>()?;
+        Ok(Parameters { spec: self.spec.clone(), all })
     }
 
-    /// Zeros in the shape of all values.
-    #[must_use]
-    pub fn zeros(&self) -> Vec<Vec<f32>> {
-        self.all.iter().map(|parameter| vec![0.0; parameter.values.len()]).collect()
+    /// Zeros in the shape of all values, in the memory of an executor.
+    pub(crate) fn zeros_on<E: Engine<Tensor = T>>(&self, engine: &E) -> Result<Vec<E::Tensor>, GradError> {
+        self.all.iter().map(|parameter| zeros(engine, parameter.values.elements())).collect()
     }
+}
+
+/// Zeros in the memory of an executor.
+pub(crate) fn zeros<E: Engine>(engine: &E, len: usize) -> Result<E::Tensor, GradError> {
+    let mut tensor = engine.allocate(len)?;
+    engine.fill(tensor.borrow_mut(), 0.0)?;
+    Ok(tensor)
 }
 
 /// The weights of a source.

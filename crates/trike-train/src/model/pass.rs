@@ -1,52 +1,29 @@
 //! A forward pass of a decoder on tapes.
 
+use std::borrow::{Borrow, BorrowMut};
 use std::ops::Range;
-use std::sync::Arc;
 
-use trike_core::{DenseData, DenseTensor, Int8Tensor};
-use trike_cpu::Cpu;
-use trike_grad::{Backward, Buffers, GradError, Gradients, Operation, Rotary, Tape, Var};
+use trike_grad::{Buffers, Elements, Engine, GradError, Gradients, Tape, Var};
 use trike_nn::{DecoderSpec, WeightName};
 
 use super::Parameters;
 use super::objective::{EMBEDDING_GROUP, Loss, Objective, TernaryPolicy};
+use super::parameters::zeros;
 use crate::data::Batch;
 use crate::{Adapter, TrainError};
 
 /// A forward pass over a batch.
-pub(super) struct Pass<'p> {
-    pub(super) cpu: &'p Cpu,
-    pub(super) buffers: &'p Buffers,
+pub(super) struct Pass<'p, E: Engine> {
+    pub(super) engine: &'p E,
+    pub(super) buffers: &'p Buffers<E::Tensor>,
     pub(super) spec: &'p DecoderSpec,
-    pub(super) parameters: &'p Parameters,
+    pub(super) parameters: &'p Parameters<E::Tensor>,
     /// What is trained instead of the parameters.
-    pub(super) adapter: Option<&'p Adapter>,
+    pub(super) adapter: Option<&'p Adapter<E::Tensor>>,
     pub(super) policy: &'p TernaryPolicy,
     pub(super) batch: &'p Batch,
-    pub(super) rotary: Rotary,
-    pub(super) lengths: Arc<[usize]>,
-}
-
-/// An operation whose gradient is that of the identity.
-struct Straight(Var);
-
-impl Operation for Straight {
-    fn backward(self: Box<Self>, pass: &mut Backward<'_>, dy: Vec<f32>) -> Result<(), GradError> {
-        pass.add(self.0, dy)
-    }
-}
-
-/// A value times a number.
-struct Scaled {
-    x: Var,
-    scale: f32,
-}
-
-impl Operation for Scaled {
-    fn backward(self: Box<Self>, pass: &mut Backward<'_>, mut dy: Vec<f32>) -> Result<(), GradError> {
-        dy.iter_mut().for_each(|d| *d *= self.scale);
-        pass.add(self.x, dy)
-    }
+    pub(super) rotary: E::Rotary,
+    pub(super) segments: E::Segments,
 }
 
 /// The input of linear layers.
@@ -70,21 +47,33 @@ impl Leaves {
     }
 
     /// Adds gradients to those of the parameters.
-    pub(super) fn add(self, found: &mut Gradients, buffers: &Buffers, gradients: &mut [Vec<f32>]) {
+    pub(super) fn add<E: Engine>(
+        self,
+        engine: &E,
+        found: &mut Gradients<E>,
+        buffers: &Buffers<E::Tensor>,
+        gradients: &mut [E::Tensor],
+    ) -> Result<(), GradError> {
         for (place, var) in self.used {
             let Some(gradient) = found.take(var) else { continue };
-            gradients[place].iter_mut().zip(&gradient).for_each(|(sum, g)| *sum += g);
+            engine.add(gradients[place].borrow_mut(), gradient.borrow())?;
             buffers.give(gradient);
         }
+        Ok(())
     }
 }
 
-impl<'p> Pass<'p> {
-    fn leaf<'t>(&self, tape: &mut Tape<'t>, leaves: &mut Leaves, name: WeightName) -> Result<Var, TrainError>
+impl<'p, E: Engine> Pass<'p, E> {
+    fn leaf<'t>(
+        &self,
+        tape: &mut Tape<'t, E>,
+        leaves: &mut Leaves,
+        name: WeightName,
+    ) -> Result<Var, TrainError>
     where
         'p: 't,
     {
-        let parameters: &'p Parameters = self.parameters;
+        let parameters: &'p Parameters<E::Tensor> = self.parameters;
         let found = parameters.all().iter().enumerate().find(|(_, parameter)| parameter.name == name);
         let Some((place, parameter)) = found else {
             return Err(TrainError::NoParameter { name: name.to_string() });
@@ -92,8 +81,8 @@ impl<'p> Pass<'p> {
         // Below an adapter, parameters are frozen.
         let trained = leaves.tracked && self.adapter.is_none();
         let var = match trained {
-            true => tape.parameter(&parameter.values, parameter.cols)?,
-            false => tape.constant(&parameter.values, parameter.cols)?,
+            true => tape.parameter(parameter.values.borrow(), parameter.cols)?,
+            false => tape.constant(parameter.values.borrow(), parameter.cols)?,
         };
         if trained {
             leaves.used.push((place, var));
@@ -102,7 +91,12 @@ impl<'p> Pass<'p> {
     }
 
     /// The embedding or the head, as it is multiplied.
-    fn table<'t>(&self, tape: &mut Tape<'t>, leaves: &mut Leaves, name: WeightName) -> Result<Var, TrainError>
+    fn table<'t>(
+        &self,
+        tape: &mut Tape<'t, E>,
+        leaves: &mut Leaves,
+        name: WeightName,
+    ) -> Result<Var, TrainError>
     where
         'p: 't,
     {
@@ -110,19 +104,10 @@ impl<'p> Pass<'p> {
         if !self.policy.int8_embedding {
             return Ok(table);
         }
-        let (rows, cols) = tape.shape(table)?;
-        let dense = DenseTensor::new(vec![rows, cols], DenseData::F32(tape.value(table)?.to_vec()))?;
-        let codes = Int8Tensor::quantize(&dense, EMBEDDING_GROUP, true)?;
-        // The table is large: no more copies of it at once than needed.
-        drop(dense);
-        let rounded = codes.dequantize();
-        drop(codes);
-        // A buffer of the pool, to which it returns: another one would stay there after each step.
-        let rounded = self.buffers.copy(&rounded)?;
-        Ok(tape.record(&[table], rounded, cols, Straight(table))?)
+        Ok(tape.int8_weights(table, EMBEDDING_GROUP)?)
     }
 
-    pub(super) fn embed<'t>(&self, tape: &mut Tape<'t>, leaves: &mut Leaves) -> Result<Var, TrainError>
+    pub(super) fn embed<'t>(&self, tape: &mut Tape<'t, E>, leaves: &mut Leaves) -> Result<Var, TrainError>
     where
         'p: 't,
     {
@@ -131,23 +116,23 @@ impl<'p> Pass<'p> {
     }
 
     /// The residual stream before the first block.
-    pub(super) fn embedded(&self) -> Result<Vec<f32>, TrainError> {
-        let mut tape = Tape::new(self.cpu, self.buffers);
+    pub(super) fn embedded(&self) -> Result<E::Tensor, TrainError> {
+        let mut tape = Tape::new(self.engine, self.buffers);
         let x = self.embed(&mut tape, &mut Leaves::new(false))?;
-        Ok(tape.value(x)?.to_vec())
+        Ok(tape.to_tensor(x)?)
     }
 
     /// The residual stream behind all blocks, `tokens x hidden`.
-    pub(super) fn behind_blocks(&self) -> Result<Vec<f32>, TrainError> {
+    pub(super) fn behind_blocks(&self) -> Result<E::Tensor, TrainError> {
         let mut x = self.embedded()?;
         for layer in 0..self.spec.layers {
-            x = self.through(&x, layer..layer + 1)?;
+            x = self.through(x.borrow(), layer..layer + 1)?;
         }
         Ok(x)
     }
 
     /// The normed residual stream `x`, and the head as it is multiplied, without gradients.
-    pub(super) fn hidden<'t>(&self, tape: &mut Tape<'t>, x: &'t [f32]) -> Result<(Var, Var), TrainError>
+    pub(super) fn hidden<'t>(&self, tape: &mut Tape<'t, E>, x: &'t E::View) -> Result<(Var, Var), TrainError>
     where
         'p: 't,
     {
@@ -156,16 +141,16 @@ impl<'p> Pass<'p> {
     }
 
     /// The residual stream behind some blocks, without a tape.
-    pub(super) fn through(&self, x: &[f32], layers: Range<usize>) -> Result<Vec<f32>, TrainError> {
-        let mut tape = Tape::new(self.cpu, self.buffers);
+    pub(super) fn through(&self, x: &E::View, layers: Range<usize>) -> Result<E::Tensor, TrainError> {
+        let mut tape = Tape::new(self.engine, self.buffers);
         let from = tape.constant(x, self.spec.hidden)?;
         let y = self.blocks(&mut tape, &mut Leaves::new(false), from, layers)?;
-        Ok(tape.value(y)?.to_vec())
+        Ok(tape.to_tensor(y)?)
     }
 
     pub(super) fn blocks<'t>(
         &self,
-        tape: &mut Tape<'t>,
+        tape: &mut Tape<'t, E>,
         leaves: &mut Leaves,
         mut x: Var,
         layers: Range<usize>,
@@ -181,7 +166,7 @@ impl<'p> Pass<'p> {
 
     fn block<'t>(
         &self,
-        tape: &mut Tape<'t>,
+        tape: &mut Tape<'t, E>,
         leaves: &mut Leaves,
         x: Var,
         layer: usize,
@@ -205,7 +190,7 @@ impl<'p> Pass<'p> {
         }
         let q = tape.rope(q, spec.heads, &self.rotary)?;
         let k = tape.rope(k, spec.kv_heads, &self.rotary)?;
-        let mut attended = tape.attention(&spec.attention(), [q, k, v], &self.lengths)?;
+        let mut attended = tape.attention(&spec.attention(), [q, k, v], &self.segments)?;
         if spec.sub_norms {
             attended = self.norm(tape, leaves, attended, W::AttentionSubNorm(layer))?;
         }
@@ -230,7 +215,7 @@ impl<'p> Pass<'p> {
 
     fn norm<'t>(
         &self,
-        tape: &mut Tape<'t>,
+        tape: &mut Tape<'t, E>,
         leaves: &mut Leaves,
         x: Var,
         name: WeightName,
@@ -243,7 +228,7 @@ impl<'p> Pass<'p> {
     }
 
     /// Activations as ternary layers read them; several layers share one rounding.
-    fn rounded(&self, tape: &mut Tape<'_>, exact: Var) -> Result<Input, TrainError> {
+    fn rounded(&self, tape: &mut Tape<'_, E>, exact: Var) -> Result<Input, TrainError> {
         let rounded = match &self.policy.blocks {
             Some(how) if how.int8_activations => tape.int8_activations(exact, how.activation_group)?,
             _ => exact,
@@ -253,7 +238,7 @@ impl<'p> Pass<'p> {
 
     fn linear<'t>(
         &self,
-        tape: &mut Tape<'t>,
+        tape: &mut Tape<'t, E>,
         leaves: &mut Leaves,
         x: Input,
         name: WeightName,
@@ -273,24 +258,26 @@ impl<'p> Pass<'p> {
         let y = tape.linear(x.rounded, weight, bias)?;
         let Some((place, factors)) = adapter.factors(name) else { return Ok(y) };
         let [a, b] = factors.map(|factor| match leaves.tracked {
-            true => tape.parameter(&factor.values, factor.cols),
-            false => tape.constant(&factor.values, factor.cols),
+            true => tape.parameter(factor.values.borrow(), factor.cols),
+            false => tape.constant(factor.values.borrow(), factor.cols),
         });
         let (a, b) = (a?, b?);
         if leaves.tracked {
             leaves.used.extend([(place, a), (place + 1, b)]);
         }
         let low = tape.linear(x.exact, a, None)?;
-        let (scale, (_, rank)) = (adapter.config().scale(), tape.shape(low)?);
-        let mut scaled = self.buffers.copy(tape.value(low)?)?;
-        scaled.iter_mut().for_each(|v| *v *= scale);
-        let low = tape.record(&[low], scaled, rank, Scaled { x: low, scale })?;
+        let low = tape.scale(low, adapter.config().scale())?;
         let product = tape.linear(low, b, None)?;
         Ok(tape.add(y, product)?)
     }
 
     /// The normed residual stream `x` and the head.
-    fn normed<'t>(&self, tape: &mut Tape<'t>, leaves: &mut Leaves, x: Var) -> Result<(Var, Var), TrainError>
+    fn normed<'t>(
+        &self,
+        tape: &mut Tape<'t, E>,
+        leaves: &mut Leaves,
+        x: Var,
+    ) -> Result<(Var, Var), TrainError>
     where
         'p: 't,
     {
@@ -302,12 +289,12 @@ impl<'p> Pass<'p> {
     /// The loss at the residual stream `x`, and its gradient with respect to `x`; those of the parameters are added to `gradients`.
     pub(super) fn head_gradient(
         &self,
-        x: &[f32],
-        objective: &mut Objective<'_>,
+        x: &E::View,
+        objective: &mut Objective<'_, E::View>,
         scale: f32,
-        gradients: &mut [Vec<f32>],
-    ) -> Result<(Loss, Vec<f32>), TrainError> {
-        let mut tape = Tape::new(self.cpu, self.buffers);
+        gradients: &mut [E::Tensor],
+    ) -> Result<(Loss, E::Tensor), TrainError> {
+        let mut tape = Tape::new(self.engine, self.buffers);
         let mut leaves = Leaves::new(true);
         let from = tape.parameter(x, self.spec.hidden)?;
         let (hidden, head) = self.normed(&mut tape, &mut leaves, from)?;
@@ -323,8 +310,8 @@ impl<'p> Pass<'p> {
             }
         };
         let mut found = tape.backward(var)?;
-        leaves.add(&mut found, self.buffers, gradients);
-        let dx = found.take(from).unwrap_or_else(|| vec![0.0; x.len()]);
+        leaves.add(self.engine, &mut found, self.buffers, gradients)?;
+        let dx = found.take(from).map_or_else(|| zeros(self.engine, x.elements()), Ok)?;
         Ok((loss, dx))
     }
 }

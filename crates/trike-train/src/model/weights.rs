@@ -1,5 +1,7 @@
 //! The weights of a pass, and which of them are trained.
 
+use trike_grad::Elements;
+
 use super::Parameters;
 use crate::Adapter;
 
@@ -8,22 +10,30 @@ use crate::Adapter;
 /// Frozen weights are multiplied as they are: a [`TernaryPolicy`](crate::TernaryPolicy) rounds activations, embedding and head, but
 /// not the matrices of the blocks. Those of a packed model are ternary already, and
 /// [`as_packed`](crate::as_packed) makes others so.
-#[derive(Clone, Copy, Debug)]
-pub struct Weights<'p> {
-    pub(crate) all: &'p Parameters,
-    pub(super) adapter: Option<&'p Adapter>,
+#[derive(Debug)]
+pub struct Weights<'p, T = Vec<f32>> {
+    pub(crate) all: &'p Parameters<T>,
+    pub(super) adapter: Option<&'p Adapter<T>>,
 }
 
-impl<'p> Weights<'p> {
+impl<T> Clone for Weights<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Weights<'_, T> {}
+
+impl<'p, T: Elements> Weights<'p, T> {
     /// Frozen weights with an adapter.
     #[must_use]
-    pub fn adapted(frozen: &'p Parameters, adapter: &'p Adapter) -> Self {
+    pub fn adapted(frozen: &'p Parameters<T>, adapter: &'p Adapter<T>) -> Self {
         Self { all: frozen, adapter: Some(adapter) }
     }
 
     /// The parameters that are trained, whose shapes gradients have.
     #[must_use]
-    pub fn trained(&self) -> &'p Parameters {
+    pub fn trained(&self) -> &'p Parameters<T> {
         self.adapter.map_or(self.all, Adapter::parameters)
     }
 
@@ -32,8 +42,8 @@ impl<'p> Weights<'p> {
     }
 }
 
-impl<'p> From<&'p Parameters> for Weights<'p> {
-    fn from(all: &'p Parameters) -> Self {
+impl<'p, T> From<&'p Parameters<T>> for Weights<'p, T> {
+    fn from(all: &'p Parameters<T>) -> Self {
         Self { all, adapter: None }
     }
 }

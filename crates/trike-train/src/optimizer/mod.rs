@@ -2,10 +2,13 @@
 
 mod muon;
 
+use std::borrow::{Borrow, BorrowMut};
+
 use serde::{Deserialize, Serialize};
 use trike_core::{Bounds, OptionError};
-use trike_cpu::Cpu;
+use trike_grad::{AdamW, Elements, Engine};
 
+use crate::model::zeros;
 use crate::schedule::Factors;
 use crate::{Parameter, Parameters, TrainError};
 
@@ -85,18 +88,18 @@ impl OptimizerConfig {
 
 /// An optimizer with its state.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Optimizer {
+pub struct Optimizer<T = Vec<f32>> {
     config: OptimizerConfig,
     /// Steps taken.
     steps: u64,
     /// Mean of the gradients of each parameter, or the momentum.
-    pub(crate) first: Vec<Vec<f32>>,
-    /// Mean of their squares; empty for parameters with momentum.
-    pub(crate) second: Vec<Vec<f32>>,
+    pub(crate) first: Vec<T>,
+    /// Mean of their squares; none for parameters with momentum.
+    pub(crate) second: Vec<Option<T>>,
 }
 
 impl Optimizer {
-    /// An optimizer that has taken no step.
+    /// An optimizer on the host that has taken no step.
     ///
     /// # Errors
     ///
@@ -104,11 +107,32 @@ impl Optimizer {
     pub fn new(config: OptimizerConfig, parameters: &Parameters) -> Result<Self, OptionError> {
         config.validate()?;
         let second = |parameter: &Parameter| match has_momentum(&config, parameter) {
-            true => Vec::new(),
-            false => vec![0.0; parameter.values.len()],
+            true => None,
+            false => Some(vec![0.0; parameter.values.len()]),
         };
         let second = parameters.all().iter().map(second).collect();
         Ok(Self { config, steps: 0, first: parameters.zeros(), second })
+    }
+}
+
+impl<T: Elements> Optimizer<T> {
+    /// An optimizer that has taken no step, with its means in the memory of an executor.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Option`] as [`OptimizerConfig::validate`], [`TrainError::Grad`] of the executor.
+    pub fn on<E: Engine<Tensor = T>>(
+        engine: &E,
+        config: OptimizerConfig,
+        parameters: &Parameters<T>,
+    ) -> Result<Self, TrainError> {
+        config.validate()?;
+        let second = |parameter: &Parameter<T>| match has_momentum(&config, parameter) {
+            true => Ok(None),
+            false => zeros(engine, parameter.values.elements()).map(Some),
+        };
+        let second = parameters.all().iter().map(second).collect::<Result<_, _>>()?;
+        Ok(Self { config, steps: 0, first: parameters.zeros_on(engine)?, second })
     }
 
     /// Steps taken.
@@ -118,14 +142,14 @@ impl Optimizer {
     }
 
     /// Puts back the state of a checkpoint, whose lengths were checked.
-    pub(crate) fn restore(&mut self, steps: u64, first: Vec<Vec<f32>>, second: Vec<Vec<f32>>) {
+    pub(crate) fn restore(&mut self, steps: u64, first: Vec<T>, second: Vec<Option<T>>) {
         (self.steps, self.first, self.second) = (steps, first, second);
     }
 
     /// Bytes of the state.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        4 * self.first.iter().chain(&self.second).map(Vec::len).sum::<usize>()
+        4 * self.first.iter().chain(self.second.iter().flatten()).map(Elements::elements).sum::<usize>()
     }
 
     /// Changes the parameters by a step along `gradients`, which have their shapes. Returns the norm of all gradients together,
@@ -133,17 +157,20 @@ impl Optimizer {
     ///
     /// # Errors
     ///
-    /// [`TrainError::NonFinite`] when that norm is not finite; nothing is changed then.
-    pub fn step(
+    /// [`TrainError::NonFinite`] when that norm is not finite; nothing is changed then. [`TrainError::Grad`] of the executor.
+    pub fn step<E: Engine<Tensor = T>>(
         &mut self,
-        cpu: &Cpu,
-        parameters: &mut Parameters,
-        gradients: &[Vec<f32>],
+        engine: &E,
+        parameters: &mut Parameters<T>,
+        gradients: &[T],
         factors: Factors,
-    ) -> Result<f64, TrainError> {
+    ) -> Result<f64, TrainError>
+    where
+        T: BorrowMut<E::View>,
+    {
         let config = self.config;
-        let square = |values: &Vec<f32>| values.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>();
-        let norm = gradients.iter().map(square).sum::<f64>().sqrt();
+        let all: Vec<&E::View> = gradients.iter().map(Borrow::borrow).collect();
+        let norm = engine.sum_of_squares(&all)?.sqrt();
         if !norm.is_finite() {
             return Err(TrainError::NonFinite { what: "gradient", step: self.steps });
         }
@@ -154,47 +181,43 @@ impl Optimizer {
         // Corrections for means that start at zero.
         let power = i32::try_from(self.steps).unwrap_or(i32::MAX);
         let [correct1, correct2] = [config.beta1, config.beta2].map(|beta| 1.0 - f64::from(beta).powi(power));
-        for (place, parameter) in parameters.all_mut().iter_mut().enumerate() {
-            let (gradient, first) = (&gradients[place], &mut self.first[place]);
+        let means = self.first.iter_mut().zip(&mut self.second);
+        for ((parameter, gradient), (first, second)) in parameters.all_mut().iter_mut().zip(all).zip(means) {
+            let first: &mut E::View = first.borrow_mut();
             let decays = !parameter.name.is_vector();
             let kept = if decays { 1.0 - rate * config.weight_decay * factors.decay } else { 1.0 };
+            if let Some(second) = second {
+                let step = AdamW {
+                    limit,
+                    beta1: config.beta1,
+                    beta2: config.beta2,
+                    epsilon: config.epsilon,
+                    rate: (f64::from(rate) / correct1) as f32,
+                    correction: correct2 as f32,
+                    kept,
+                };
+                let means = [first, second.borrow_mut()];
+                engine.adamw(&step, parameter.values.borrow_mut(), gradient, means)?;
+                continue;
+            }
+            engine.add_momentum(config.momentum, limit, first, gradient)?;
             if config.kind == OptimizerKind::Sgd {
-                for ((value, g), mean) in parameter.values.iter_mut().zip(gradient).zip(first) {
-                    *mean = config.momentum * *mean + limit * g;
-                    *value = *value * kept - rate * *mean;
-                }
+                engine.descend(kept, rate, parameter.values.borrow_mut(), first)?;
                 continue;
             }
-            if has_momentum(&config, parameter) {
-                for (mean, g) in first.iter_mut().zip(gradient) {
-                    *mean = config.momentum * *mean + limit * g;
-                }
-                // Nesterov: the gradient once more.
-                let ahead: Vec<f32> =
-                    first.iter().zip(gradient).map(|(mean, g)| config.momentum * mean + limit * g).collect();
-                let update = muon::orthogonal(cpu, ahead, parameter.cols)?;
-                let scale = rate * muon::scale(parameter.rows(), parameter.cols);
-                for (value, u) in parameter.values.iter_mut().zip(update) {
-                    *value = *value * kept - scale * u;
-                }
-                continue;
-            }
-            let (rate, correct2) = ((f64::from(rate) / correct1) as f32, correct2 as f32);
-            let each =
-                parameter.values.iter_mut().zip(gradient).zip(first.iter_mut().zip(&mut self.second[place]));
-            for ((value, g), (mean, square)) in each {
-                let g = limit * g;
-                *mean = config.beta1 * *mean + (1.0 - config.beta1) * g;
-                *square = config.beta2 * *square + (1.0 - config.beta2) * g * g;
-                *value = *value * kept - rate * *mean / ((*square / correct2).sqrt() + config.epsilon);
-            }
+            // Nesterov: the gradient once more.
+            let mut ahead = engine.allocate(gradient.elements())?;
+            engine.momentum(config.momentum, limit, first, gradient, ahead.borrow_mut())?;
+            let update = muon::orthogonal(engine, ahead, parameter.cols)?;
+            let scale = rate * muon::scale(parameter.rows(), parameter.cols);
+            engine.descend(kept, scale, parameter.values.borrow_mut(), update.borrow())?;
         }
         Ok(norm)
     }
 }
 
 /// Whether a parameter has a momentum in place of two means.
-fn has_momentum(config: &OptimizerConfig, parameter: &Parameter) -> bool {
+fn has_momentum<T>(config: &OptimizerConfig, parameter: &Parameter<T>) -> bool {
     match config.kind {
         OptimizerKind::AdamW => false,
         OptimizerKind::Muon => parameter.name.is_block_matrix(),
@@ -204,6 +227,7 @@ fn has_momentum(config: &OptimizerConfig, parameter: &Parameter) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use trike_cpu::Cpu;
     use trike_nn::{DecoderSpec, WeightName};
     use trike_testkit::{assert_all_near, assert_near};
 

@@ -1,6 +1,9 @@
 //! Matrices made orthogonal.
 
-use trike_cpu::{Cpu, CpuError, MatrixRef, Store, matmul};
+use std::borrow::{Borrow, BorrowMut};
+
+use trike_cpu::Store;
+use trike_grad::{Elements, Engine, GradError, Operand};
 
 /// Steps of the iteration.
 const STEPS: usize = 5;
@@ -13,31 +16,30 @@ pub(super) fn scale(rows: usize, cols: usize) -> f32 {
 }
 
 /// A matrix with the singular vectors of `matrix`, rows of `cols`, and singular values from about 0.7 to 1.2 (Newton and Schulz).
-pub(super) fn orthogonal(cpu: &Cpu, matrix: Vec<f32>, cols: usize) -> Result<Vec<f32>, CpuError> {
-    let rows = matrix.len() / cols.max(1);
-    let norm = matrix.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt();
-    let mut x: Vec<f32> = matrix;
-    x.iter_mut().for_each(|v| *v /= (norm + 1e-7) as f32);
-    let [a, b, c] = COEFFICIENTS;
+pub(super) fn orthogonal<E: Engine>(
+    engine: &E,
+    matrix: E::Tensor,
+    cols: usize,
+) -> Result<E::Tensor, GradError> {
+    let rows = matrix.elements() / cols.max(1);
+    let mut x = matrix;
+    engine.normalize(x.borrow_mut())?;
     // The smaller of `X X^T` and `X^T X`; the polynomial is applied from its side.
     let wide = rows <= cols;
     let side = rows.min(cols);
-    let mut gram = vec![0.0; side * side];
-    let mut square = vec![0.0; side * side];
-    let mut next = vec![0.0; x.len()];
+    let mut gram = engine.allocate(side * side)?;
+    let mut square = engine.allocate(side * side)?;
+    let mut next = engine.allocate(x.elements())?;
     for _ in 0..STEPS {
-        let m = MatrixRef::new(&x, cols)?;
+        let m = Operand::new(x.borrow(), cols)?;
         let (left, right) = if wide { (m, m.t()) } else { (m.t(), m) };
-        matmul(cpu, left, right, &mut gram, Store::Overwrite)?;
-        let g = MatrixRef::new(&gram, side)?;
-        matmul(cpu, g, g, &mut square, Store::Overwrite)?;
-        for (i, (square, gram)) in square.iter_mut().zip(&gram).enumerate() {
-            let diagonal = if i % (side + 1) == 0 { a } else { 0.0 };
-            *square = diagonal + b * gram + c * *square;
-        }
-        let polynomial = MatrixRef::new(&square, side)?;
+        engine.matmul(left, right, gram.borrow_mut(), 0, Store::Overwrite)?;
+        let g = Operand::new(gram.borrow(), side)?;
+        engine.matmul(g, g, square.borrow_mut(), 0, Store::Overwrite)?;
+        engine.polynomial(COEFFICIENTS, side, gram.borrow(), square.borrow_mut())?;
+        let polynomial = Operand::new(square.borrow(), side)?;
         let (left, right) = if wide { (polynomial, m) } else { (m, polynomial) };
-        matmul(cpu, left, right, &mut next, Store::Overwrite)?;
+        engine.matmul(left, right, next.borrow_mut(), 0, Store::Overwrite)?;
         std::mem::swap(&mut x, &mut next);
     }
     Ok(x)
@@ -45,6 +47,8 @@ pub(super) fn orthogonal(cpu: &Cpu, matrix: Vec<f32>, cols: usize) -> Result<Vec
 
 #[cfg(test)]
 mod tests {
+    use trike_cpu::Cpu;
+
     use super::*;
 
     #[test]

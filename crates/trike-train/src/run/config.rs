@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use trike_core::{Bounds, OptionError};
 use trike_grad::{BitLinear, Ternarize, TernaryScale};
+use trike_llm::DeviceChoice;
 use trike_trit::{Granularity, GroupSize};
 
 use super::names::{Dataset, ScaleKind, Scheduler, Sharing, Whole, optimizer_name};
@@ -114,7 +115,10 @@ pub struct RunConfig {
     pub save_total_limit: usize,
     /// Steps between lines of the log.
     pub logging_steps: usize,
-    /// Bytes of memory that the run may take; by default what the machine has left. More is refused before the start.
+    /// The device that computes: `cpu`, `auto`, or a runtime of the build with an index, such as `vulkan:0`. A run may continue on
+    /// another one.
+    pub device: String,
+    /// Bytes of memory that the run may take; by default what the machine or the device has left. More is refused before the start.
     pub memory_limit: Option<u64>,
     /// Seed of the data's order and of random weights.
     pub seed: u64,
@@ -168,6 +172,7 @@ impl Default for RunConfig {
             save_steps: None,
             save_total_limit: 2,
             logging_steps: 10,
+            device: "cpu".to_owned(),
             memory_limit: None,
             seed: 0,
             output_dir: PathBuf::new(),
@@ -228,6 +233,15 @@ impl RunConfig {
         self.planes > 0
     }
 
+    /// The device that computes.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Config`] for a name that is not one of a device.
+    pub fn device(&self) -> Result<DeviceChoice, TrainError> {
+        self.device.parse().map_err(|e| TrainError::Config { problem: format!("device: {e}") })
+    }
+
     /// Checks what can be checked without files.
     ///
     /// # Errors
@@ -264,6 +278,7 @@ impl RunConfig {
             OptionError::check(field, Bounds::over(0.0).at_most(1e6), value.unwrap_or(1.0))?;
         }
         self.granularity()?;
+        self.device()?;
         self.trainer(1)?.validate()?;
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Whole runs: from a configuration to a model on the disk, with logs, evaluation and checkpoints.
 
 mod config;
+mod executor;
 mod log;
 mod measure;
 mod names;
@@ -26,7 +27,7 @@ pub use setup::Run;
 use self::log::Log;
 use self::track::{Means, Watch};
 use crate::data::Batches;
-use crate::{StepReport, TernaryPolicy, TrainError, Trained, Trainer, checkpoint};
+use crate::{StepReport, TernaryPolicy, TrainEngine, TrainError, Trained, Trainer, checkpoint};
 
 /// Folder of the checkpoints in the output directory.
 const CHECKPOINTS: &str = "checkpoints";
@@ -139,19 +140,14 @@ struct Memory {
 }
 
 impl Run {
-    /// What the run will do. Takes some steps to measure their time, and forgets them.
-    ///
-    /// # Errors
-    ///
-    /// Those of the data and of a step.
-    pub fn check(&self, cpu: &Cpu) -> Result<RunPlan, TrainError> {
-        let mut plan = self.plan(cpu)?;
-        plan.seconds_per_step = Some(self.seconds_per_step(cpu)?);
+    fn check_on<E: TrainEngine>(&self, engine: &E) -> Result<RunPlan, TrainError> {
+        let mut plan = self.plan(engine)?;
+        plan.seconds_per_step = Some(self.seconds_per_step(engine)?);
         Ok(plan)
     }
 
     /// Steps, and where the run continues.
-    fn plan(&self, cpu: &Cpu) -> Result<RunPlan, TrainError> {
+    fn plan<E: TrainEngine>(&self, engine: &E) -> Result<RunPlan, TrainError> {
         let batches = &self.batches;
         let tokens_per_step = batches.rows * batches.length * self.config.gradient_accumulation_steps;
         let mut seconds_per_step = None;
@@ -165,9 +161,9 @@ impl Run {
             // The steps that were computed when it started.
             (.., Some(_)) if earlier.is_some() => earlier.unwrap_or_default() as usize,
             (.., minutes) => {
-                let seconds = self.seconds_per_step(cpu)?;
+                let seconds = self.seconds_per_step(engine)?;
                 seconds_per_step = Some(seconds);
-                let left = 60.0 * minutes.unwrap_or_default() - self.seconds_of_evaluations(cpu)?;
+                let left = 60.0 * minutes.unwrap_or_default() - self.seconds_of_evaluations(engine)?;
                 (left / seconds) as usize
             }
         };
@@ -186,10 +182,10 @@ impl Run {
     }
 
     /// The time of a step, with ternary weights.
-    fn seconds_per_step(&self, cpu: &Cpu) -> Result<f64, TrainError> {
+    fn seconds_per_step<E: TrainEngine>(&self, engine: &E) -> Result<f64, TrainError> {
         let mut config = self.config.trainer(TIMED + 1)?;
         config.lambda = 0.0;
-        let mut trainer = Trainer::new(cpu, config, self.policy()?, self.start.clone(), self.teacher())?;
+        let mut trainer = Trainer::new(engine, config, self.policy()?, self.start.clone(), self.teacher())?;
         let mut batches = self.data(Default::default())?;
         trainer.step(&mut batches)?;
         let start = Instant::now();
@@ -200,35 +196,28 @@ impl Run {
     }
 
     /// The time of all evaluations of a run.
-    fn seconds_of_evaluations(&self, cpu: &Cpu) -> Result<f64, TrainError> {
+    fn seconds_of_evaluations<E: TrainEngine>(&self, engine: &E) -> Result<f64, TrainError> {
         let start = Instant::now();
-        self.evaluate_start(cpu)?;
+        self.evaluate_start(engine)?;
         Ok(start.elapsed().as_secs_f64() * (setup::EVALUATIONS + 2) as f64)
     }
 
-    /// Trains, and writes the model with the best evaluation. Continues after the newest checkpoint in the output directory.
-    ///
-    /// `observe` sees every step; when it returns [`ControlFlow::Break`], a checkpoint is written and the run ends.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError::Diverged`] with the last checkpoint for a loss that is not finite or rises; [`TrainError::Checkpoint`] for a
-    /// checkpoint of another configuration; and those of the data and of writing.
-    pub fn train(
+    fn train_on<E: TrainEngine>(
         mut self,
+        engine: &E,
         cpu: &Cpu,
         observe: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<RunReport, TrainError> {
         let dir = &self.config.output_dir.clone();
         let checkpoints = dir.join(CHECKPOINTS);
-        let plan = self.plan(cpu)?;
+        let plan = self.plan(engine)?;
         let steps = plan.steps;
         if plan.written > 0 {
             let _ = observe(Event::Writing(plan.written));
             self.write_documents(cpu, plan.written)?;
         }
         let mut trainer = Trainer::new(
-            cpu,
+            engine,
             self.config.trainer(steps)?,
             self.policy()?,
             self.start.clone(),
@@ -320,23 +309,24 @@ impl Run {
             seconds: memory.seconds,
             start: memory.start,
             best: memory.best,
-            teacher: self.evaluate_teacher(cpu)?,
+            teacher: self.evaluate_teacher(engine)?,
             notes: Vec::new(),
         };
         if ended != Ended::Interrupted {
             if let Some(best) = memory.best.filter(|best| best.step != trainer.steps()) {
                 trainer.resume(&checkpoint::folder(&checkpoints, best.step), self.settings()?)?;
             }
-            report.notes = self.write_model(trainer.parameters())?;
+            let weights = engine.on_host(trainer.parameters())?;
+            report.notes = self.write_model(&weights)?;
             setup::write(&dir.join("report.json"), &(to_json(&report)?.to_string() + "\n"))?;
             setup::write(&dir.join("report.html"), &page::page(&report, &log.lines, &text))?;
         }
         Ok(report)
     }
 
-    fn save(
+    fn save<E: TrainEngine>(
         &self,
-        trainer: &Trainer<'_>,
+        trainer: &Trainer<'_, E>,
         batches: &Batches<'_>,
         memory: &Memory,
         dir: &Path,
@@ -352,32 +342,35 @@ impl Run {
     fn settings(&self) -> Result<Value, TrainError> {
         let mut config = to_json(&self.config)?;
         if let Some(object) = config.as_object_mut() {
-            for name in ["output_dir", "memory_limit", "save_steps", "save_total_limit", "logging_steps"] {
+            for name in
+                ["output_dir", "device", "memory_limit", "save_steps", "save_total_limit", "logging_steps"]
+            {
                 object.remove(name);
             }
         }
         Ok(json!({ "run": config, "bytes of data": self.documents.bytes() }))
     }
 
-    fn evaluate(&self, trainer: &Trainer<'_>) -> Result<Evaluation, TrainError> {
+    fn evaluate<E: TrainEngine>(&self, trainer: &Trainer<'_, E>) -> Result<Evaluation, TrainError> {
         let loss = trainer.evaluate(self.text.batches.iter().cloned())?;
         Ok(self.text.evaluation(trainer.steps(), loss.sum))
     }
 
-    fn evaluate_start(&self, cpu: &Cpu) -> Result<(), TrainError> {
-        let model = Trained::new(cpu, self.start.spec(), None)?;
+    fn evaluate_start<E: TrainEngine>(&self, engine: &E) -> Result<(), TrainError> {
+        let (model, start) = (Trained::new(engine, self.start.spec(), None)?, engine.resident(&self.start)?);
         for batch in &self.text.batches {
-            model.loss(&self.start, batch, &self.policy()?)?;
+            model.loss(start.get(), batch, &self.policy()?)?;
         }
         Ok(())
     }
 
-    fn evaluate_teacher(&self, cpu: &Cpu) -> Result<Option<Evaluation>, TrainError> {
+    fn evaluate_teacher<E: TrainEngine>(&self, engine: &E) -> Result<Option<Evaluation>, TrainError> {
         let Some(teacher) = self.teacher().filter(|_| !self.text.is_empty()) else { return Ok(None) };
-        let model = Trained::new(cpu, teacher.parameters.spec(), None)?;
+        let model = Trained::new(engine, teacher.parameters.spec(), None)?;
+        let weights = engine.resident(teacher.parameters)?;
         let mut nats = 0.0;
         for batch in &self.text.batches {
-            nats += model.loss(teacher.parameters, batch, &TernaryPolicy::DENSE)?.sum;
+            nats += model.loss(weights.get(), batch, &TernaryPolicy::DENSE)?.sum;
         }
         Ok(Some(self.text.evaluation(0, nats)))
     }

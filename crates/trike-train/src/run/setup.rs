@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use trike_cpu::{Cpu, free_memory};
 use trike_format::HfDirWriter;
-use trike_llm::{ModelConfig, ModelFile, hf_config, write_tokenizer};
+use trike_llm::{DeviceChoice, ModelConfig, ModelFile, hf_config, write_tokenizer};
 use trike_nn::DecoderSpec;
 use trike_text::chat::ChatTemplate;
 use trike_text::tokenizer::Tokenizer;
@@ -96,7 +96,9 @@ fn memory(
     })?;
     // The weights at the start are kept; a teacher may be they.
     let needed = estimate.total().saturating_add(if is_own { 0 } else { estimate.weights });
-    let free = free_memory().into_iter().map(|(_, bytes)| bytes).min();
+    // A device says what it has left when it is opened.
+    let is_host = config.device()? == DeviceChoice::Cpu;
+    let free = free_memory().into_iter().map(|(_, bytes)| bytes).min().filter(|_| is_host);
     match config.memory_limit.or(free) {
         Some(limit) if needed > limit => Err(TrainError::Memory { needed, limit }),
         _ => Ok(needed),

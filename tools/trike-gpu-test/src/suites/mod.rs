@@ -16,6 +16,7 @@ pub mod rotations;
 pub mod rows;
 pub mod sampling;
 pub mod several;
+pub mod training;
 pub mod vsa;
 
 use crate::session::Session;
@@ -35,6 +36,7 @@ pub fn all(session: &mut Session) {
     graphs::graphs(session);
     probe::probe(session);
     vsa::vsa(session);
+    training::training(session);
 }
 
 /// Kernel forms that are only inferred for large problems, on small buffers: for recording devices, without

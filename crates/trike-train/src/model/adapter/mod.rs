@@ -13,6 +13,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use trike_core::{Bounds, OptionError};
 use trike_cpu::{Cpu, MatrixRef, Store, matmul};
+use trike_grad::{Elements, Engine, GradError};
 use trike_nn::{DecoderSpec, NnError, WeightName};
 
 pub use config::{LoraConfig, LoraTarget};
@@ -23,10 +24,10 @@ use crate::{Parameter, Parameters, Part, TrainError};
 
 /// The two factors of every targeted matrix of a decoder.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Adapter {
+pub struct Adapter<T = Vec<f32>> {
     config: LoraConfig,
     /// `A` and `B` of each matrix, layer by layer, in the order of the targets.
-    factors: Parameters,
+    factors: Parameters<T>,
 }
 
 impl Adapter {
@@ -88,39 +89,6 @@ impl Adapter {
         Ok(Self { config, factors: Parameters::of(spec, all) })
     }
 
-    /// Its constants.
-    #[must_use]
-    pub fn config(&self) -> &LoraConfig {
-        &self.config
-    }
-
-    /// Its factors, `A` and `B` of each matrix one after the other: what an optimizer changes.
-    #[must_use]
-    pub fn parameters(&self) -> &Parameters {
-        &self.factors
-    }
-
-    /// Its factors, to be changed.
-    pub fn parameters_mut(&mut self) -> &mut Parameters {
-        &mut self.factors
-    }
-
-    /// Its factors.
-    #[must_use]
-    pub fn into_parameters(self) -> Parameters {
-        self.factors
-    }
-
-    /// The place of `A` of a matrix in [`parameters`](Self::parameters), which that of `B` follows, and both factors; `None` if
-    /// the matrix is not a target.
-    pub(crate) fn factors(&self, name: WeightName) -> Option<(usize, [&Parameter; 2])> {
-        let place = self.factors.place(name)?;
-        match self.factors.all().get(place..place + 2)? {
-            [a, b] => Some((place, [a, b])),
-            _ => None,
-        }
-    }
-
     /// What the adapter adds to a matrix, `s B A` of `out x in`; `None` if the matrix is not a target.
     ///
     /// # Errors
@@ -136,12 +104,56 @@ impl Adapter {
         Ok(Some(product))
     }
 
+    /// The same in the memory of an executor; on the host it is only moved.
+    ///
+    /// # Errors
+    ///
+    /// [`GradError`] of the executor.
+    pub fn upload<E: Engine>(self, engine: &E) -> Result<Adapter<E::Tensor>, GradError> {
+        Ok(Adapter { config: self.config, factors: self.factors.upload(engine)? })
+    }
+}
+
+impl<T: Elements> Adapter<T> {
+    /// Its constants.
+    #[must_use]
+    pub fn config(&self) -> &LoraConfig {
+        &self.config
+    }
+
+    /// Its factors, `A` and `B` of each matrix one after the other: what an optimizer changes.
+    #[must_use]
+    pub fn parameters(&self) -> &Parameters<T> {
+        &self.factors
+    }
+
+    /// Its factors, to be changed.
+    pub fn parameters_mut(&mut self) -> &mut Parameters<T> {
+        &mut self.factors
+    }
+
+    /// Its factors.
+    #[must_use]
+    pub fn into_parameters(self) -> Parameters<T> {
+        self.factors
+    }
+
+    /// The place of `A` of a matrix in [`parameters`](Self::parameters), which that of `B` follows, and both factors; `None` if
+    /// the matrix is not a target.
+    pub(crate) fn factors(&self, name: WeightName) -> Option<(usize, [&Parameter<T>; 2])> {
+        let place = self.factors.place(name)?;
+        match self.factors.all().get(place..place + 2)? {
+            [a, b] => Some((place, [a, b])),
+            _ => None,
+        }
+    }
+
     /// Checks that every target is a matrix of the model, with the shape that the factors have.
     ///
     /// # Errors
     ///
     /// [`TrainError::NoParameter`], and [`TrainError::Nn`] with [`NnError::WeightShape`].
-    pub fn check(&self, model: &Parameters) -> Result<(), TrainError> {
+    pub fn check(&self, model: &Parameters<T>) -> Result<(), TrainError> {
         for pair in self.factors.all().chunks_exact(2) {
             let [a, b] = [&pair[0], &pair[1]];
             let name = a.name.to_string();

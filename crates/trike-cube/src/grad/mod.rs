@@ -1,0 +1,78 @@
+//! Training on a device: the forward and backward kernels that inference does not have, losses, ternarization of latent weights,
+//! and the updates of optimizers.
+//!
+//! Everything is f32, row-major, `tokens x width`. No kernel adds floats atomically: each output is one sum of one unit or of one
+//! cube, in an order that depends only on the shapes, so that repeated runs give the same bits. Norms, rotary embedding, gates and
+//! sums are those of [`ops`](crate::ops).
+//!
+//! Kernels have one variant each: products are the only ones whose speed decides that of a step, and their tile is fixed. All of
+//! them run within the smallest limits of WebGPU, and no plane operations are used, so that a device computes the same whether it
+//! has planes or not.
+//!
+//! * products: [`Device::product`] of two [`Factor`]s
+//! * backward passes: [`Device::rms_norm_input`], [`Device::rms_norm_weight`], [`Device::gated_back`], [`Device::sum_rows`]
+//! * attention over packed documents: [`Documents`], [`Device::documents_attention`], [`Device::documents_attention_back`]
+//! * gradients of tables: [`Lookups`], [`Device::add_rows_to`]
+//! * rounding: [`Device::round_activations`], [`Device::round_weights`]
+//! * ternarization: [`Groups`], [`Device::group_scales`], [`Device::ternarize`], [`Device::clip_gradient`], [`Device::scale_gradients`]
+//! * losses: [`Targets`], [`Losses`], [`Device::head_loss`]
+//! * optimizers: [`Device::sum_of_squares`], [`Device::adamw`] and what Muon and momentum are made of
+
+mod attention;
+mod attention_back;
+mod elementwise;
+mod groups;
+mod loss;
+mod norm;
+mod optimizer;
+mod product;
+mod round;
+mod sort;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use attention::Documents;
+pub use groups::Groups;
+pub use loss::{HeadLoss, Losses, Targets};
+pub use optimizer::AdamWStep;
+pub use product::Factor;
+pub use table::Lookups;
+
+use crate::device::Buffer;
+use crate::error::{CubeError, Result, check_range};
+use crate::plan::{Settings, spread};
+
+/// Units per cube of kernels in which each unit has its own output.
+const UNITS: u32 = 128;
+/// Units per cube of kernels in which a cube sums.
+const SUM_UNITS: usize = 64;
+
+/// Settings of a kernel with a unit per element.
+fn each(len: usize, bindings: usize) -> Result<Settings> {
+    // Indices of units in the last line of cubes exceed the length and must not wrap around.
+    check_range("elements of an operation", 1, (u32::MAX - (1 << 24)) as usize, len)?;
+    Ok(Settings { cubes: spread(len.div_ceil(UNITS as usize)), ..Settings::linear(1, UNITS, bindings) })
+}
+
+/// Settings of a kernel with a cube per sum; `words` of shared memory.
+fn per_cube(cubes: usize, bindings: usize, words: usize) -> Settings {
+    Settings { cubes: spread(cubes), ..Settings::linear(1, SUM_UNITS as u32, bindings) }.shared(4 * words)
+}
+
+/// The number of rows of `cols` elements.
+fn rows_of(what: &'static str, len: usize, cols: usize) -> Result<usize> {
+    if cols != 0 && len.is_multiple_of(cols) {
+        Ok(len / cols)
+    } else {
+        Err(CubeError::NotMultiple { what, unit: cols, got: len })
+    }
+}
+
+/// Checks that an output shares no memory with the inputs.
+fn check_apart(what: &'static str, output: &Buffer<f32>, inputs: &[&Buffer<f32>]) -> Result<()> {
+    match inputs.iter().any(|input| output.overlaps(input)) {
+        true => Err(CubeError::Overlap { what }),
+        false => Ok(()),
+    }
+}

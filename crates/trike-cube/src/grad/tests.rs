@@ -1,0 +1,34 @@
+//! What the host decides: launches fit the smallest device, and what does not fit is refused.
+
+use trike_core::AttentionSpec;
+
+use super::*;
+use crate::capabilities::Capabilities;
+
+#[test]
+fn launches_fit_the_smallest_device() {
+    let device = Capabilities::smallest();
+    for settings in [each(1 << 24, 5), Ok(per_cube(1 << 20, 4, 3 * SUM_UNITS)), Ok(per_cube(9, 2, 2048))] {
+        settings.expect("in range").check("test", &device).expect("within the limits");
+    }
+    for head_dim in [1, 64, 128, 200] {
+        let spec = AttentionSpec { heads: 8, kv_heads: 2, head_dim, scale: 1.0, window: None };
+        let form = attention::Form::new(&spec);
+        let shape = attention::Shape { form, tokens: 4096, kv_heads: 2, window: 7 };
+        let backward = attention::settings(&shape, 4096, 2, 2, 8);
+        backward.check("attention", &device).expect("within the limits");
+    }
+    each(0, 1).expect_err("nothing to do");
+    each(u32::MAX as usize, 1).expect_err("indices would wrap around");
+}
+
+#[test]
+fn groups_are_counted() {
+    let groups = Groups { rows: 3, cols: 75, len: 32 };
+    assert_eq!((groups.count(), Groups::whole(75).count()), (9, 1));
+    groups.validate(225).expect("they fit");
+    groups.validate(224).expect_err("too few elements");
+    for len in [0, 76] {
+        Groups { len, ..groups }.validate(225).expect_err("no group of a row");
+    }
+}

@@ -1,0 +1,525 @@
+//! A device as an executor.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use trike_core::{AttentionSpec, GatedActivation, RopePairing};
+use trike_cpu::Store;
+use trike_cube::attention::Positions;
+use trike_cube::grad::{AdamWStep, Documents, Factor, Groups, HeadLoss, Lookups, Losses, Targets};
+use trike_cube::ops::{Norm, RopeTable, RowInput};
+use trike_cube::{Buffer, CubeError, Device, Strategy};
+
+use super::{AdamW, Elements, Engine, Operand, ScaleGroups};
+use crate::error::{GradError, check_len};
+
+/// f32 elements in the memory of a device.
+#[derive(Debug)]
+pub struct CubeTensor(Buffer<f32>);
+
+impl CubeTensor {
+    /// The memory.
+    #[must_use]
+    pub fn buffer(&self) -> &Buffer<f32> {
+        &self.0
+    }
+}
+
+impl Elements for CubeTensor {
+    fn elements(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Bytes that an engine copied between host and device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Transfers {
+    /// To the device.
+    pub up: u64,
+    /// From the device.
+    pub down: u64,
+}
+
+/// A device as the executor of tapes: tensors are resident, and only what [`Engine::upload`] and the lists of tokens, documents and
+/// targets contain goes up. What comes down are [`Engine::download`], the sums of losses and the norm of gradients.
+///
+/// Sums have a fixed order, so repeated runs on one device give the same bits; they are not those of the host.
+#[derive(Debug)]
+pub struct CubeEngine {
+    device: Device,
+    up: AtomicU64,
+    down: AtomicU64,
+}
+
+impl CubeEngine {
+    /// An engine on a device.
+    #[must_use]
+    pub fn new(device: Device) -> Self {
+        Self { device, up: AtomicU64::new(0), down: AtomicU64::new(0) }
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Bytes copied since the engine was made.
+    #[must_use]
+    pub fn transfers(&self) -> Transfers {
+        Transfers { up: self.up.load(Ordering::Relaxed), down: self.down.load(Ordering::Relaxed) }
+    }
+
+    fn went_up(&self, bytes: usize) {
+        self.up.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn came_down(&self, bytes: usize) {
+        self.down.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// The tables of a rotary embedding on a device, for both directions; longer ones replace them when positions ask for it.
+#[derive(Debug)]
+pub struct CubeRopeTable {
+    frequencies: Vec<f32>,
+    pairing: RopePairing,
+    tables: Mutex<[RopeTable; 2]>,
+}
+
+/// The rotation of the heads of some tokens on a device.
+#[derive(Clone, Debug)]
+pub struct CubeRotary {
+    /// Forwards and back.
+    tables: [RopeTable; 2],
+    positions: Positions,
+}
+
+fn tables(
+    device: &Device,
+    frequencies: &[f32],
+    pairing: RopePairing,
+    positions: usize,
+) -> Result<[RopeTable; 2], CubeError> {
+    // The inverse of a rotation is that by the negative angle.
+    let back: Vec<f32> = frequencies.iter().map(|f| -f).collect();
+    let upload = |frequencies: &[f32]| RopeTable::upload(device, frequencies, positions, pairing);
+    Ok([upload(frequencies)?, upload(&back)?])
+}
+
+fn factor(operand: Operand<'_, CubeTensor>) -> Factor<'_> {
+    let Operand { values, first, rows, cols, transposed } = operand;
+    Factor { values: &values.0, first, rows, cols, transposed }
+}
+
+fn grouped(groups: ScaleGroups) -> Groups {
+    let ScaleGroups { rows, cols, len, per_row } = groups;
+    if per_row == 0 { Groups::whole(rows * cols) } else { Groups { rows, cols, len: len.min(cols) } }
+}
+
+impl Engine for CubeEngine {
+    type Tensor = CubeTensor;
+    type View = CubeTensor;
+    type RopeTable = CubeRopeTable;
+    type Rotary = CubeRotary;
+    type Segments = Documents;
+    type Ids = Lookups;
+    type Targets = Targets;
+    type Losses = Losses;
+
+    /// A device is filled by one batch after another.
+    const SIDE_BY_SIDE: bool = false;
+
+    fn allocate(&self, len: usize) -> Result<CubeTensor, GradError> {
+        Ok(CubeTensor(self.device.empty(len)?))
+    }
+
+    fn upload(&self, values: Vec<f32>) -> Result<CubeTensor, GradError> {
+        self.went_up(4 * values.len());
+        Ok(CubeTensor(self.device.upload(&values)?))
+    }
+
+    fn download<'v>(&self, tensor: &'v CubeTensor) -> Result<Cow<'v, [f32]>, GradError> {
+        self.came_down(tensor.0.bytes());
+        Ok(Cow::Owned(self.device.read(&tensor.0)?))
+    }
+
+    fn fill(&self, tensor: &mut CubeTensor, value: f32) -> Result<(), GradError> {
+        Ok(self.device.fill(&tensor.0.cast()?, value.to_bits())?)
+    }
+
+    fn copy(&self, from: &CubeTensor, to: &mut CubeTensor) -> Result<(), GradError> {
+        Ok(self.device.copy(&from.0, &to.0)?)
+    }
+
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn each_alone<I: Send, R: Send>(
+        &self,
+        items: Vec<I>,
+        run: impl Fn(&Self, I) -> R + Sync,
+    ) -> Result<Vec<R>, GradError> {
+        Ok(items.into_iter().map(|item| run(self, item)).collect())
+    }
+
+    fn rope_table(
+        &self,
+        frequencies: Vec<f32>,
+        pairing: RopePairing,
+        positions: usize,
+    ) -> Result<CubeRopeTable, GradError> {
+        self.went_up(16 * frequencies.len() * positions);
+        let tables = Mutex::new(tables(&self.device, &frequencies, pairing, positions)?);
+        Ok(CubeRopeTable { frequencies, pairing, tables })
+    }
+
+    fn rotary(&self, table: &CubeRopeTable, positions: Vec<u32>) -> Result<CubeRotary, GradError> {
+        let needed = positions.iter().max().map_or(0, |last| *last as usize + 1);
+        let mut found = table.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        if needed > found[0].positions() {
+            let positions = needed.next_power_of_two();
+            self.went_up(16 * table.frequencies.len() * positions);
+            *found = tables(&self.device, &table.frequencies, table.pairing, positions)?;
+        }
+        self.went_up(4 * positions.len());
+        Ok(CubeRotary { tables: found.clone(), positions: Positions::upload(&self.device, &positions)? })
+    }
+
+    fn segments(&self, lengths: Vec<usize>) -> Result<Documents, GradError> {
+        let documents = Documents::upload(&self.device, &lengths)?;
+        self.went_up(documents.bytes());
+        Ok(documents)
+    }
+
+    fn ids(&self, ids: &[u32], rows: usize) -> Result<Lookups, GradError> {
+        let ids = Lookups::upload(&self.device, ids, rows)?;
+        self.went_up(ids.bytes());
+        Ok(ids)
+    }
+
+    fn targets(&self, targets: &[Option<u32>]) -> Result<Targets, GradError> {
+        let targets = Targets::upload(&self.device, targets)?;
+        self.went_up(targets.bytes());
+        Ok(targets)
+    }
+
+    fn add(&self, sum: &mut CubeTensor, x: &CubeTensor) -> Result<(), GradError> {
+        check_len("summand", sum.elements(), x.elements())?;
+        Ok(self.device.add(&sum.0, &x.0, &Strategy::Inferred)?)
+    }
+
+    fn scale(&self, x: &mut CubeTensor, by: f32) -> Result<(), GradError> {
+        Ok(self.device.scale(&x.0, by)?)
+    }
+
+    fn scale_by(&self, x: &mut CubeTensor, by: &CubeTensor) -> Result<(), GradError> {
+        Ok(self.device.scale_by(&x.0, &by.0)?)
+    }
+
+    fn add_row(&self, x: &mut CubeTensor, row: &CubeTensor) -> Result<(), GradError> {
+        Ok(self.device.add(&x.0, &row.0, &Strategy::Inferred)?)
+    }
+
+    fn sum_rows(&self, x: &CubeTensor, out: &mut CubeTensor) -> Result<(), GradError> {
+        Ok(self.device.sum_rows(&x.0, &out.0)?)
+    }
+
+    fn matmul(
+        &self,
+        a: Operand<'_, CubeTensor>,
+        b: Operand<'_, CubeTensor>,
+        out: &mut CubeTensor,
+        at: usize,
+        store: Store,
+    ) -> Result<(), GradError> {
+        Ok(self.device.product(factor(a), factor(b), &out.0, at, store == Store::Add)?)
+    }
+
+    fn rms_norm(
+        &self,
+        x: &CubeTensor,
+        weight: &CubeTensor,
+        eps: f32,
+        out: &mut CubeTensor,
+    ) -> Result<(), GradError> {
+        let norm = Norm { weight: &weight.0, eps };
+        Ok(self.device.rms_norm(RowInput::Plain(&x.0), norm, &out.0, &Strategy::Inferred)?)
+    }
+
+    fn rms_norm_input(
+        &self,
+        x: &CubeTensor,
+        weight: &CubeTensor,
+        eps: f32,
+        dy: &CubeTensor,
+        dx: &mut CubeTensor,
+    ) -> Result<(), GradError> {
+        Ok(self.device.rms_norm_input(&x.0, &weight.0, eps, &dy.0, &dx.0)?)
+    }
+
+    fn rms_norm_weight(
+        &self,
+        x: &CubeTensor,
+        eps: f32,
+        dy: &CubeTensor,
+        dw: &mut CubeTensor,
+    ) -> Result<(), GradError> {
+        Ok(self.device.rms_norm_weight(&x.0, eps, &dy.0, &dw.0)?)
+    }
+
+    fn rope(&self, x: &mut CubeTensor, heads: usize, how: &CubeRotary, back: bool) -> Result<(), GradError> {
+        let [forward, inverse] = &how.tables;
+        let head_dim = x.elements() / how.positions.values().len() / heads.max(1);
+        check_len("input of rope", how.positions.values().len() * heads * head_dim, x.elements())?;
+        let table = if back { inverse } else { forward };
+        Ok(self.device.rope(&x.0, head_dim, &how.positions, table, &Strategy::Inferred)?)
+    }
+
+    fn attention(
+        &self,
+        spec: &AttentionSpec,
+        qkv: [&CubeTensor; 3],
+        segments: &Documents,
+        out: &mut CubeTensor,
+    ) -> Result<(), GradError> {
+        Ok(self.device.documents_attention(spec, qkv.map(CubeTensor::buffer), segments, &out.0)?)
+    }
+
+    fn attention_back(
+        &self,
+        spec: &AttentionSpec,
+        qkv: [&CubeTensor; 3],
+        segments: &Documents,
+        dy: &CubeTensor,
+        gradients: [&mut CubeTensor; 3],
+    ) -> Result<(), GradError> {
+        let qkv = qkv.map(CubeTensor::buffer);
+        let gradients = gradients.map(|gradient| &gradient.0);
+        Ok(self.device.documents_attention_back(spec, qkv, segments, &dy.0, gradients)?)
+    }
+
+    fn gated(
+        &self,
+        gate: &CubeTensor,
+        up: &CubeTensor,
+        activation: GatedActivation,
+        out: &mut CubeTensor,
+    ) -> Result<(), GradError> {
+        Ok(self.device.gated(&gate.0, &up.0, activation, &out.0, &Strategy::Inferred)?)
+    }
+
+    fn gated_back(
+        &self,
+        gate: &CubeTensor,
+        up: &CubeTensor,
+        activation: GatedActivation,
+        dy: &CubeTensor,
+        [d_gate, d_up]: [&mut CubeTensor; 2],
+    ) -> Result<(), GradError> {
+        Ok(self.device.gated_back(&gate.0, &up.0, activation, &dy.0, &d_gate.0, &d_up.0)?)
+    }
+
+    fn gather(
+        &self,
+        table: &CubeTensor,
+        cols: usize,
+        ids: &Lookups,
+        out: &mut CubeTensor,
+    ) -> Result<(), GradError> {
+        Ok(self.device.select_rows(&table.0, cols, ids.ids(), &out.0)?)
+    }
+
+    fn scatter_add(
+        &self,
+        rows: &CubeTensor,
+        cols: usize,
+        ids: &Lookups,
+        table: &mut CubeTensor,
+    ) -> Result<(), GradError> {
+        Ok(self.device.add_rows_to(&rows.0, cols, ids, &table.0)?)
+    }
+
+    fn round_activations(
+        &self,
+        x: &CubeTensor,
+        width: usize,
+        group: usize,
+        smallest: f32,
+        out: &mut CubeTensor,
+    ) -> Result<(), GradError> {
+        let group = group.clamp(1, width.max(1));
+        Ok(self.device.round_activations(&x.0, width, group, smallest, &out.0)?)
+    }
+
+    fn round_weights(
+        &self,
+        weights: &CubeTensor,
+        cols: usize,
+        group: usize,
+        take: impl FnOnce() -> Result<CubeTensor, GradError>,
+    ) -> Result<CubeTensor, GradError> {
+        let out = take()?;
+        self.device.round_weights(&weights.0, cols, group, &out.0)?;
+        Ok(out)
+    }
+
+    fn scales(
+        &self,
+        weights: &CubeTensor,
+        groups: ScaleGroups,
+        least_squares: bool,
+    ) -> Result<CubeTensor, GradError> {
+        let out = self.allocate(groups.count())?;
+        self.device.group_scales(&weights.0, grouped(groups), least_squares, &out.0)?;
+        Ok(out)
+    }
+
+    fn ternarize(
+        &self,
+        weights: &CubeTensor,
+        scales: &CubeTensor,
+        groups: ScaleGroups,
+        lambda: f32,
+        out: &mut CubeTensor,
+    ) -> Result<(), GradError> {
+        Ok(self.device.ternarize(&weights.0, &scales.0, grouped(groups), lambda, &out.0)?)
+    }
+
+    fn clip(
+        &self,
+        weights: &CubeTensor,
+        scales: &CubeTensor,
+        groups: ScaleGroups,
+        clip: f32,
+        factor: f32,
+        gradient: &mut CubeTensor,
+    ) -> Result<(), GradError> {
+        let groups = grouped(groups);
+        Ok(self.device.clip_gradient(&weights.0, &scales.0, groups, clip, factor, &gradient.0)?)
+    }
+
+    fn scales_back(
+        &self,
+        weights: &CubeTensor,
+        scales: &CubeTensor,
+        groups: ScaleGroups,
+        lambda: f32,
+        dy: &CubeTensor,
+    ) -> Result<CubeTensor, GradError> {
+        let out = self.allocate(groups.count())?;
+        self.device.scale_gradients(&weights.0, &scales.0, grouped(groups), lambda, &dy.0, &out.0)?;
+        Ok(out)
+    }
+
+    fn losses(&self, rows: usize) -> Result<Losses, GradError> {
+        Ok(Losses::new(&self.device, rows)?)
+    }
+
+    fn totals(&self, losses: Losses) -> Result<[f64; 2], GradError> {
+        self.came_down(8);
+        Ok(losses.totals(&self.device)?)
+    }
+
+    fn cross_entropy(
+        &self,
+        logits: &mut CubeTensor,
+        rows: Range<usize>,
+        targets: &Targets,
+        scale: f32,
+        losses: &mut Losses,
+    ) -> Result<(), GradError> {
+        Ok(self.device.head_loss(&logits.0, rows, HeadLoss::CrossEntropy { targets, scale }, losses)?)
+    }
+
+    fn divergence(
+        &self,
+        logits: &mut CubeTensor,
+        rows: Range<usize>,
+        teacher: &mut CubeTensor,
+        scale: f32,
+        losses: &mut Losses,
+    ) -> Result<(), GradError> {
+        let loss = HeadLoss::Divergence { teacher: &teacher.0, scale };
+        Ok(self.device.head_loss(&logits.0, rows, loss, losses)?)
+    }
+
+    fn distill(
+        &self,
+        logits: &mut CubeTensor,
+        rows: Range<usize>,
+        teacher: &mut CubeTensor,
+        targets: &Targets,
+        scales: [f32; 2],
+        losses: &mut Losses,
+    ) -> Result<(), GradError> {
+        let loss = HeadLoss::Both { targets, teacher: &teacher.0, scales };
+        Ok(self.device.head_loss(&logits.0, rows, loss, losses)?)
+    }
+
+    fn sum_of_squares(&self, all: &[&CubeTensor]) -> Result<f64, GradError> {
+        self.came_down(4);
+        let all: Vec<&Buffer<f32>> = all.iter().map(|tensor| &tensor.0).collect();
+        Ok(f64::from(self.device.sum_of_squares(&all)?))
+    }
+
+    fn adamw(
+        &self,
+        step: &AdamW,
+        value: &mut CubeTensor,
+        gradient: &CubeTensor,
+        [first, second]: [&mut CubeTensor; 2],
+    ) -> Result<(), GradError> {
+        let AdamW { limit, beta1, beta2, epsilon, rate, correction, kept } = *step;
+        let step = AdamWStep { limit, beta1, beta2, epsilon, rate, correction, kept };
+        Ok(self.device.adamw(&step, &value.0, &gradient.0, &first.0, &second.0)?)
+    }
+
+    fn momentum(
+        &self,
+        decay: f32,
+        limit: f32,
+        mean: &CubeTensor,
+        gradient: &CubeTensor,
+        out: &mut CubeTensor,
+    ) -> Result<(), GradError> {
+        Ok(self.device.sum_of(&mean.0, &gradient.0, [decay, limit], &out.0)?)
+    }
+
+    fn add_momentum(
+        &self,
+        decay: f32,
+        limit: f32,
+        mean: &mut CubeTensor,
+        gradient: &CubeTensor,
+    ) -> Result<(), GradError> {
+        Ok(self.device.add_into(&mean.0, &gradient.0, [decay, limit])?)
+    }
+
+    fn descend(
+        &self,
+        kept: f32,
+        rate: f32,
+        value: &mut CubeTensor,
+        update: &CubeTensor,
+    ) -> Result<(), GradError> {
+        Ok(self.device.add_into(&value.0, &update.0, [kept, -rate])?)
+    }
+
+    fn normalize(&self, x: &mut CubeTensor) -> Result<(), GradError> {
+        Ok(self.device.normalize(&x.0)?)
+    }
+
+    fn polynomial(
+        &self,
+        coefficients: [f32; 3],
+        side: usize,
+        gram: &CubeTensor,
+        square: &mut CubeTensor,
+    ) -> Result<(), GradError> {
+        Ok(self.device.polynomial(coefficients, side, &gram.0, &square.0)?)
+    }
+}

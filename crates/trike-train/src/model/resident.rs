@@ -1,0 +1,66 @@
+//! Frozen weights where an executor reads them.
+
+use std::borrow::Cow;
+
+use trike_cpu::Cpu;
+use trike_grad::{Engine, GradError};
+
+use super::Parameters;
+
+/// An executor that training runs on: the host, or with the feature `gpu` a device.
+pub trait TrainEngine: Engine {
+    /// Weights of the host that are read but not changed: borrowed on the host, copied to a device.
+    ///
+    /// # Errors
+    ///
+    /// [`GradError`] of the executor.
+    fn resident<'p>(&self, host: &'p Parameters) -> Result<Resident<'p, Self::Tensor>, GradError>;
+
+    /// Weights as the host reads them: borrowed on the host, copied from a device.
+    ///
+    /// # Errors
+    ///
+    /// [`GradError`] of the executor.
+    fn on_host<'p>(&self, weights: &'p Parameters<Self::Tensor>) -> Result<Cow<'p, Parameters>, GradError>;
+}
+
+/// Weights in the memory of an executor.
+#[derive(Debug)]
+pub enum Resident<'p, T> {
+    /// They belong to the caller.
+    Borrowed(&'p Parameters<T>),
+    /// A copy.
+    Owned(Box<Parameters<T>>),
+}
+
+impl<T> Resident<'_, T> {
+    /// The weights.
+    #[must_use]
+    pub fn get(&self) -> &Parameters<T> {
+        match self {
+            Self::Borrowed(parameters) => parameters,
+            Self::Owned(parameters) => parameters,
+        }
+    }
+}
+
+impl TrainEngine for Cpu {
+    fn resident<'p>(&self, host: &'p Parameters) -> Result<Resident<'p, Vec<f32>>, GradError> {
+        Ok(Resident::Borrowed(host))
+    }
+
+    fn on_host<'p>(&self, weights: &'p Parameters) -> Result<Cow<'p, Parameters>, GradError> {
+        Ok(Cow::Borrowed(weights))
+    }
+}
+
+#[cfg(feature = "gpu")]
+impl TrainEngine for trike_grad::CubeEngine {
+    fn resident<'p>(&self, host: &'p Parameters) -> Result<Resident<'p, Self::Tensor>, GradError> {
+        Ok(Resident::Owned(Box::new(host.clone().upload(self)?)))
+    }
+
+    fn on_host<'p>(&self, weights: &'p Parameters<Self::Tensor>) -> Result<Cow<'p, Parameters>, GradError> {
+        Ok(Cow::Owned(weights.download(self)?))
+    }
+}
