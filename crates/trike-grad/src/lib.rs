@@ -37,11 +37,11 @@ mod tape;
 mod var;
 
 pub use buffers::Buffers;
-pub use engine::{AdamW, Elements, Engine, Operand, ScaleGroups};
+pub use engine::{AdamW, Elements, Engine, Operand, Rotary, ScaleGroups};
 #[cfg(feature = "gpu")]
 pub use engine::{CubeEngine, CubeRopeTable, CubeRotary, CubeTensor, Transfers};
 pub use error::GradError;
 pub use gradients::Gradients;
-pub use ops::{BitLinear, Distillation, Loss, Rotary, Ternarize, TernaryScale};
+pub use ops::{BitLinear, Distillation, Loss, Ternarize, TernaryScale};
 pub use tape::{Backward, Operation, Tape};
 pub use var::Var;

@@ -9,7 +9,41 @@ use trike_cpu::{Cpu, CpuError, CpuOps, MatrixRef, RopeTable, Store, grad, matmul
 
 use super::{AdamW, Elements, Engine, Operand, ScaleGroups};
 use crate::error::{GradError, check_len};
-use crate::ops::{Rotary, least_squares, trit};
+
+/// The rotation of the heads of some tokens, on the host.
+#[derive(Clone, Debug)]
+pub struct Rotary {
+    /// Frequencies.
+    pub table: Arc<RopeTable>,
+    /// Pairing of the elements that are rotated together.
+    pub pairing: RopePairing,
+    /// The position of each token in its document.
+    pub positions: Arc<[u32]>,
+}
+
+/// The trit of a weight, or NaN.
+#[inline]
+pub(crate) fn trit(w: f32, scale: f32) -> f32 {
+    if w.abs() <= 0.5 * scale { 0.0 } else { w.signum() }
+}
+
+/// With the `k` largest magnitudes nonzero, the best scale is their mean and the error falls by `sum^2 / k`: the largest
+/// over `k`.
+pub(crate) fn least_squares(weights: &[f32]) -> f32 {
+    // Magnitudes are ordered as their bits are.
+    let mut bits: Vec<u32> = weights.iter().map(|w| w.abs().to_bits()).collect();
+    bits.sort_unstable_by(|a, b| b.cmp(a));
+    let (mut sum, mut best, mut scale) = (0f64, 0f64, 0f64);
+    for (k, bits) in (1u32..).zip(bits) {
+        sum += f64::from(f32::from_bits(bits));
+        let gain = sum * sum / f64::from(k);
+        // NaN wins and stays, so that it reaches the output.
+        if gain > best || gain.is_nan() {
+            (best, scale) = (gain, sum / f64::from(k));
+        }
+    }
+    scale as f32
+}
 
 impl Elements for Vec<f32> {
     fn elements(&self) -> usize {

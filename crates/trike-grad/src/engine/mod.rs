@@ -13,6 +13,9 @@ use trike_trit::Granularity;
 
 use crate::error::GradError;
 
+pub use host::Rotary;
+pub(crate) use host::{least_squares, trit};
+
 #[cfg(feature = "gpu")]
 pub use cube::{CubeEngine, CubeRopeTable, CubeRotary, CubeTensor, Transfers};
 

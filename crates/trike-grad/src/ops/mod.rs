@@ -12,9 +12,7 @@ mod ternary;
 
 pub use linear::BitLinear;
 pub use loss::{Distillation, Loss};
-pub use rope::Rotary;
 pub use ternary::{Ternarize, TernaryScale};
-pub(crate) use ternary::{least_squares, trit};
 
 use crate::error::GradError;
 

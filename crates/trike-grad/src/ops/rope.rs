@@ -1,25 +1,11 @@
 //! Rotary position embedding.
 
 use std::borrow::BorrowMut;
-use std::sync::Arc;
-
-use trike_cpu::{RopePairing, RopeTable};
 
 use crate::engine::Engine;
 use crate::error::GradError;
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
-
-/// The rotation of the heads of some tokens, on the host.
-#[derive(Clone, Debug)]
-pub struct Rotary {
-    /// Frequencies.
-    pub table: Arc<RopeTable>,
-    /// Pairing of the elements that are rotated together.
-    pub pairing: RopePairing,
-    /// The position of each token in its document.
-    pub positions: Arc<[u32]>,
-}
 
 impl<E: Engine> Tape<'_, E> {
     /// Rotates the `heads` heads of each token of `x`. The gradient is rotated back.

@@ -6,7 +6,7 @@ use trike_core::absmean;
 use trike_trit::{Encoding, Granularity, Scales, TritTensor};
 
 use super::check_shape;
-use crate::engine::{Elements, Engine, ScaleGroups};
+use crate::engine::{Elements, Engine, ScaleGroups, least_squares, trit};
 use crate::error::{GradError, check_len, check_range};
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
@@ -118,36 +118,12 @@ impl Ternarize {
     }
 }
 
-/// The trit of a weight, or NaN.
-#[inline]
-pub(crate) fn trit(w: f32, scale: f32) -> f32 {
-    if w.abs() <= 0.5 * scale { 0.0 } else { w.signum() }
-}
-
 /// The scale of a group under a rule.
 fn fit(rule: TernaryScale, weights: &[f32]) -> f32 {
     match rule {
         TernaryScale::LeastSquares => least_squares(weights),
         TernaryScale::AbsMean | TernaryScale::Learned(_) => absmean(weights),
     }
-}
-
-/// With the `k` largest magnitudes nonzero, the best scale is their mean and the error falls by `sum^2 / k`: the largest
-/// over `k`.
-pub(crate) fn least_squares(weights: &[f32]) -> f32 {
-    // Magnitudes are ordered as their bits are.
-    let mut bits: Vec<u32> = weights.iter().map(|w| w.abs().to_bits()).collect();
-    bits.sort_unstable_by(|a, b| b.cmp(a));
-    let (mut sum, mut best, mut scale) = (0f64, 0f64, 0f64);
-    for (k, bits) in (1u32..).zip(bits) {
-        sum += f64::from(f32::from_bits(bits));
-        let gain = sum * sum / f64::from(k);
-        // NaN wins and stays, so that it reaches the output.
-        if gain > best || gain.is_nan() {
-            (best, scale) = (gain, sum / f64::from(k));
-        }
-    }
-    scale as f32
 }
 
 impl<E: Engine> Tape<'_, E> {

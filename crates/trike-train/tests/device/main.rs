@@ -1,6 +1,7 @@
 //! Training on a device against training on the host, on the software Vulkan driver.
 #![cfg(feature = "gpu")]
 
+mod commands;
 mod gradients;
 mod runs;
 

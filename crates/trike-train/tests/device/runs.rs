@@ -6,6 +6,7 @@ use trike_cpu::Cpu;
 use trike_cube::{CubeError, DeviceOptions};
 use trike_grad::{BitLinear, CubeEngine, GradError, Transfers};
 use trike_nn::DecoderSpec;
+use trike_testkit::assert_all_near;
 use trike_text::tokenizer::Tokenizer;
 use trike_train::data::{BatchConfig, Batches, Documents, Encoder, Position};
 use trike_train::{
@@ -102,9 +103,7 @@ fn losses_are_those_of_the_host_and_fall() {
     for kind in [OptimizerKind::AdamW, OptimizerKind::Muon, OptimizerKind::Sgd] {
         let (want, _) = run(&cpu, &data, config(kind), ternary(), None);
         let (got, _) = run(&engine, &data, config(kind), ternary(), None);
-        for (step, (got, want)) in got.iter().zip(&want).enumerate() {
-            assert!((got - want).abs() <= 1e-3, "{kind:?}, step {step}: {got} instead of {want}");
-        }
+        assert_all_near!(&got, &want, abs = 1e-3, "{kind:?}");
         assert!(got[19] < got[0] - 0.5, "{kind:?}: {got:?}");
     }
 }
@@ -180,8 +179,7 @@ fn checkpoints_go_from_device_to_host_and_back() {
     let on_device = steps(&engine, &data, other.path(), 3);
     for got in [on_host, on_device] {
         for (got, want) in got.all().iter().zip(want.all()) {
-            let differs = got.values.iter().zip(&want.values).any(|(a, b)| (a - b).abs() > 1e-3);
-            assert!(!differs, "{}", want.name);
+            assert_all_near!(&got.values, &want.values, abs = 1e-3, "{}", want.name);
         }
     }
 }
