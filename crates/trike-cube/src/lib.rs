@@ -41,6 +41,7 @@ mod probe;
 mod rates;
 #[cfg(test)]
 mod testing;
+mod tuning;
 pub mod vsa;
 
 pub use capabilities::{Capabilities, Graphs, Planes};

@@ -150,8 +150,8 @@ impl LayerWeights {
             let (count, layers) = (devices.len(), self.layers.len());
             return Err(NnError::Spec {
                 field: "layers per device",
-                rule: "must be one or more for each device, and those of the model in sum",
-                got: format!("{} for {count} devices and {layers} layers", got.join(",")),
+                rule: "must be at least 1 each and add up to the layers of the model",
+                got: format!("{} for {count} devices and a model of {layers} layers", got.join(",")),
             });
         }
         let mut begin = 0;

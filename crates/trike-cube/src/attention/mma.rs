@@ -406,7 +406,8 @@ pub(super) fn mma(
             }
         }
         if comptime!(form.masked) {
-            if walk::block_of(&walked) >= end as u32 {
+            let next = walk::block_of(&walked);
+            if next >= end as u32 {
                 break;
             }
         }

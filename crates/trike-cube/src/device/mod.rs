@@ -28,8 +28,8 @@ pub use open::{DeviceInfo, devices, is_linked};
 
 use crate::capabilities::{Capabilities, Planes};
 use crate::error::{CubeError, Result, check_len};
-use crate::linear::Tuning;
 use crate::plan::Settings;
+use crate::tuning::Tuning;
 
 /// Counters of arrived cubes, one for each square of outputs that cubes share.
 pub(crate) const COUNTERS: usize = 1024;

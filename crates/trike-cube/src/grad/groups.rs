@@ -207,6 +207,7 @@ fn clip_gradient(
 
 impl Device {
     /// One sum per group, into the elements of `out` from `at` on. `slope` has gradients and scales for [`Term::Slope`].
+    #[expect(clippy::too_many_arguments, reason = "a sum is where it is read, how, and where it is written")]
     pub(super) fn sum_groups(
         &self,
         x: &Buffer<f32>,

@@ -170,7 +170,8 @@ fn head_loss(
         let sum = sum_floats(sum, &mut floats, SUM_UNITS, false);
         let logarithm = f32::ln(sum);
         if comptime!(text) {
-            if UNIT_POS == 0 && counts {
+            let writes = UNIT_POS == 0 && counts;
+            if writes {
                 losses[row] = logarithm - (logits[first + target as usize] - top);
             }
         }

@@ -84,7 +84,7 @@ fn normalize(x: &mut [f32], squares: &[f32]) {
 fn polynomial(gram: &[f32], square: &mut [f32], side: u32, a: f32, b: f32, c: f32) {
     let i = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
     if i < square.len() {
-        let diagonal = select(i % (side as usize + 1) == 0, a, 0.0f32);
+        let diagonal = select(i / side as usize == i % side as usize, a, 0.0f32);
         square[i] = diagonal + b * gram[i] + c * square[i];
     }
 }

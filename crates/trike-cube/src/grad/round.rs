@@ -54,13 +54,15 @@ fn weights(x: &[f32], out: &mut [f32], rows: u32, cols: u32, group: u32, groups:
     let (cols, group, groups) = (cols as usize, group as usize, groups as usize);
     if i < rows as usize * groups {
         let (row, start) = (i / groups, i % groups * group);
-        let end = row * cols + clamp_max(start + group, cols);
+        let len = clamp_max(start + group, cols) - start;
+        let first = row * cols + start;
         let mut most = 0u32;
-        for at in row * cols + start..end {
-            most = max(most, magnitude(x[at]));
+        for col in 0..len {
+            most = max(most, magnitude(x[first + col]));
         }
         let scale = half_of(f32::reinterpret(most) / 127.0);
-        for at in row * cols + start..end {
+        for col in 0..len {
+            let at = first + col;
             // The scale is 0 if the group is all zeros or the scale underflows f16; NaN is not.
             let mut value = 0.0f32;
             if u32::reinterpret(scale) != 0 {

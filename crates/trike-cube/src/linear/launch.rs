@@ -60,7 +60,7 @@ impl Device {
             Strategy::Forced(blueprint) => blueprint,
             Strategy::Inferred => {
                 let key = (problem.x, add, self.tuning().changes());
-                w.planned(key, || match self.tuning().choice(&problem, self.capabilities()) {
+                w.planned(key, || match problem.tuned(self) {
                     Some(measured) => Ok(measured),
                     None => Ok(problem.plan(&Strategy::Inferred, self.capabilities())?.0),
                 })?

@@ -20,7 +20,6 @@ mod tests;
 mod tune;
 
 pub(crate) use launch::{check_outputs, dims_of, written};
-pub(crate) use tune::Tuning;
 
 pub use activations::Activations;
 pub use blueprint::{DecodeBlueprint, LinearBlueprint, MAX_SPLIT_CUBES, SplitBlueprint};

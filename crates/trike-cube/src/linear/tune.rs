@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use trike_core::ActivationPrecision;
@@ -103,33 +101,6 @@ impl Tuned {
     }
 }
 
-/// The table of a device, shared by its clones.
-#[derive(Debug, Default)]
-pub(crate) struct Tuning {
-    choices: Mutex<BTreeMap<String, String>>,
-    /// Increases with every change, so that plans that matrices remember become invalid.
-    changes: AtomicU64,
-}
-
-impl Tuning {
-    pub(super) fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Relaxed)
-    }
-
-    /// The measured choice for a problem, if there is one that the device and the problem allow.
-    pub(super) fn choice(&self, problem: &TernaryProblem, device: &Capabilities) -> Option<LinearBlueprint> {
-        let choices = self.choices.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = choices.get(&problem.tuned_key())?;
-        let blueprint = problem.tuned_candidates(device).into_iter().find(|b| b.name() == *name)?;
-        problem.plan(&Strategy::Forced(blueprint), device).is_ok().then_some(blueprint)
-    }
-
-    fn add(&self, more: impl IntoIterator<Item = (String, String)>) {
-        self.choices.lock().unwrap_or_else(PoisonError::into_inner).extend(more);
-        self.changes.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
 /// A timed candidate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tried {
@@ -165,6 +136,14 @@ impl LinearBlueprint {
 }
 
 impl TernaryProblem {
+    /// The measured choice for the problem, if there is one that the device and the problem allow.
+    pub(super) fn tuned(&self, device: &Device) -> Option<LinearBlueprint> {
+        let name = device.tuning().get(&self.tuned_key())?;
+        let device = device.capabilities();
+        let blueprint = self.tuned_candidates(device).into_iter().find(|b| b.name() == name)?;
+        self.plan(&Strategy::Forced(blueprint), device).is_ok().then_some(blueprint)
+    }
+
     /// The problem in a table: few tokens are told apart, more of them up to the next power of two.
     fn tuned_key(&self) -> String {
         let tokens = self.x.tokens.next_power_of_two().min(MOST_TOKENS);
@@ -238,8 +217,7 @@ impl Device {
     /// The choices of this device, given and measured.
     #[must_use]
     pub fn tuned(&self) -> Tuned {
-        let choices = self.tuning().choices.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Tuned { device: self.name().to_owned(), choices }
+        Tuned { device: self.name().to_owned(), choices: self.tuning().all() }
     }
 
     /// Times all kernels for products of matrices of one form, such as one layer's matrix of every block, with so many tokens,
@@ -381,7 +359,7 @@ mod tests {
             assert!(tried.len() > 2 && tried.iter().any(|tried| tried.inferred), "{tried:?}");
             assert!(tried[0].nanoseconds.is_some_and(|ns| ns > 0.0), "{tried:?}");
             let problem = TernaryProblem { x: shape, w: a.form().clone(), add: false };
-            let choice = |device: &Device| device.tuning().choice(&problem, device.capabilities());
+            let choice = |device: &Device| problem.tuned(device);
             assert_eq!(choice(&device).expect("a choice").name(), tried[0].name);
             assert_eq!(product(&device), before);
 
@@ -393,7 +371,7 @@ mod tests {
             // Four tokens share the choice of three, five do not.
             for (tokens, known) in [(4, true), (5, false)] {
                 let problem = TernaryProblem { x: ActivationShape { tokens, ..shape }, ..problem.clone() };
-                let found = again.tuning().choice(&problem, again.capabilities());
+                let found = problem.tuned(&again);
                 assert_eq!(found.is_some(), known, "{tokens}");
             }
             // A choice that is no kernel has no effect.

@@ -3,7 +3,7 @@
 use trike_bench::{Attention, Heads, Limit, Model, ModelRun, Product, Shape, Zeros};
 use trike_trit::{Granularity, GroupSize};
 
-pub(super) use super::entrant::TRIKE;
+pub(super) use super::entrant::{HALVES, TRIKE};
 use super::operations::{OPERATIONS, Operation, TINY};
 
 /// Weight format of a product.
@@ -46,9 +46,6 @@ impl Weights {
         if self == Self::F16 { HALVES } else { &[Limit::Memory, Limit::Int8] }
     }
 }
-
-/// Ceilings of FP16 kernels.
-pub(super) const HALVES: &[Limit] = &[Limit::Memory, Limit::F16];
 
 /// A weight matrix, with the formats and numbers of tokens that are timed.
 #[derive(Clone, Debug, PartialEq)]

@@ -8,6 +8,9 @@ use trike_cube::{Cost, CubeError, Device, Graphs};
 /// Name of Trike's kernels for problems without a choice of weight formats in records.
 pub(super) const TRIKE: &str = "trike";
 
+/// Ceilings of FP16 kernels.
+pub(super) const HALVES: &[Limit] = &[Limit::Memory, Limit::F16];
+
 /// A kernel or a rival at a problem.
 pub(super) struct Entrant<'a> {
     pub(super) problem: String,

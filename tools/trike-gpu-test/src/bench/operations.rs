@@ -15,8 +15,7 @@ use trike_cube::{Buffer, Cost, Device, Plan, Strategy, TritScore, TritTable};
 use trike_testkit::Rng;
 use trike_trit::{Encoding, Scales, TritTensor};
 
-use super::catalogue::HALVES;
-use super::entrant::{Absent, Entrant, TRIKE, Timed, launches};
+use super::entrant::{Absent, Entrant, HALVES, TRIKE, Timed, launches};
 
 /// An operation of a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
