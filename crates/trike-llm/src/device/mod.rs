@@ -85,12 +85,12 @@ impl Device {
         Self(Kind::Cpu)
     }
 
-    /// The device of the kernels for GPUs; `None` for the CPU.
+    /// The device of the kernels for GPUs, the first one of several; `None` for the CPU.
     #[cfg(feature = "gpu")]
     pub fn into_cube(self) -> Option<trike_nn::cube::Device> {
         match self.0 {
             Kind::Cpu => None,
-            Kind::Gpu(device) => Some(device),
+            Kind::Gpus(devices) => devices.into_iter().next().map(|(device, _)| device),
         }
     }
 

@@ -237,9 +237,15 @@ impl RunConfig {
     ///
     /// # Errors
     ///
-    /// [`TrainError::Config`] for a name that is not one of a device.
+    /// [`TrainError::Config`] for a name that is not one of a device, and for several devices.
     pub fn device(&self) -> Result<DeviceChoice, TrainError> {
-        self.device.parse().map_err(|e| TrainError::Config { problem: format!("device: {e}") })
+        let wrong = |problem: String| TrainError::Config { problem: format!("device: {problem}") };
+        match self.device.parse::<DeviceChoice>() {
+            Ok(DeviceChoice::Several(_)) => {
+                Err(wrong(format!("a run computes on one device, got {}", self.device)))
+            }
+            found => found.map_err(|e| wrong(e.to_string())),
+        }
     }
 
     /// Checks what can be checked without files.
@@ -395,7 +401,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         type Edit = fn(&mut RunConfig);
-        let table: [(Edit, &str); 10] = [
+        let table: [(Edit, &str); 11] = [
             (|c| c.base_model = None, "base_model"),
             (|c| c.base_model_config = Some("d".into()), "base_model"),
             (|c| (c.base_model, c.base_model_config) = (None, Some("d".into())), "tokenizer"),
@@ -406,6 +412,7 @@ mod tests {
             (|c| c.group = Sharing::Group(48), "48"),
             (|c| c.learning_rate = f32::NAN, "learning_rate"),
             (|c| c.eval_steps = Some(0), "eval_steps"),
+            (|c| c.device = "cuda:0,cuda:1".to_owned(), "one device"),
         ];
         for (edit, named) in table {
             let mut config = valid();
