@@ -113,7 +113,7 @@ fn config(args: &TrainArgs, quiet: bool) -> anyhow::Result<RunConfig> {
     config.sequence_len = args.length.or(config.sequence_len);
     config.learning_rate = args.learning_rate.unwrap_or(config.learning_rate);
     config.seed = args.seed.unwrap_or(config.seed);
-    if let Some(device) = args.device {
+    if let Some(device) = &args.device {
         config.device = device.to_string();
     }
     if let Some(output) = &args.output {

@@ -407,7 +407,7 @@ fn optimizers(session: &mut Session) {
         near(oracle, "norm", &device.read(&gradient)?, &want)?;
         let ((gram, a), (square, b)) = (random(device, 3, 49)?, random(device, 4, 49)?);
         device.polynomial([3.0, -2.0, 0.5], 7, &gram, &square)?;
-        let entry = |i: usize| if i % 8 == 0 { 3.0 } else { 0.0 };
+        let entry = |i: usize| if i.is_multiple_of(8) { 3.0 } else { 0.0 };
         let want: Vec<f64> = (0..49).map(|i| entry(i) - 2.0 * a[i] + 0.5 * b[i]).collect();
         near(oracle, "polynomial", &device.read(&square)?, &want)?;
         let refused = device.adamw(&step, &value, &gradient, &first, &first);
