@@ -135,7 +135,7 @@ fn what_one_of_two_devices_cannot_allocate_is_refused_by_its_name() {
         device.load(&file, &options, &mut |_, _| panic!("nothing is loaded")).err().expect("refused");
     match &refused {
         LlmError::TooLarge { device, .. } => {
-            assert!(device.starts_with("wgpu:") && !device.contains(", wgpu"), "{refused}")
+            assert!(device.starts_with("wgpu:") && !device.contains(", wgpu"), "{refused}");
         }
         // A driver that says how much memory there is.
         LlmError::Nn(NnError::SplitMemory { stages }) => assert_eq!(stages.len(), 2),
