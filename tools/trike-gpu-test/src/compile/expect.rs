@@ -157,6 +157,11 @@ pub(crate) const EXPECTED: &[Expected] = &[
             "cvt.rn.f16x2.f32",
         ],
     },
+    Expected {
+        kernel: "attention::mma::mma::Mma",
+        form: "masked: true",
+        instructions: &["popc.", "ldmatrix.sync.aligned.m8n8.x4.shared", "cp.async.cg.shared::cta.global"],
+    },
     Expected { kernel: "attention::decode::decode::Decode", form: "", instructions: &["ex2.approx.ftz.f32"] },
     Expected {
         kernel: "attention::joined::decode_joined::DecodeJoined",
@@ -188,6 +193,8 @@ pub(crate) const EXPECTED: &[Expected] = &[
 pub(crate) struct Tight {
     /// The end of the kernel's path.
     pub(crate) kernel: &'static str,
+    /// A substring of the form's text; empty for all forms without a row before.
+    pub(crate) form: &'static str,
     /// Minimum occupancy on any CUDA target.
     pub(crate) occupancy: f64,
     /// Maximum bytes of register spills per unit.
@@ -200,6 +207,7 @@ pub(crate) struct Tight {
 pub(crate) const TIGHT: &[Tight] = &[
     Tight {
         kernel: "linear::kernels::mma::mma::Mma",
+        form: "",
         // Four planes where a small matrix is one cube per multiprocessor, whatever its memory.
         occupancy: 0.06,
         spilled: 64,
@@ -208,12 +216,14 @@ pub(crate) const TIGHT: &[Tight] = &[
     },
     Tight {
         kernel: "linear::kernels::wmma::wmma::Wmma",
+        form: "",
         occupancy: 0.12,
         spilled: 0,
         reason: "one or two planes per cube in these cases; only CUDA before 8.0 uses it, with four planes",
     },
     Tight {
         kernel: "linear::kernels::decode::decode::Decode",
+        form: "",
         occupancy: 0.16,
         spilled: 40,
         reason: "16 sums per row of codes stay in registers; forms of four rows and more are for devices without matrix \
@@ -221,6 +231,7 @@ pub(crate) const TIGHT: &[Tight] = &[
     },
     Tight {
         kernel: "linear::kernels::base3::base3::Base3",
+        form: "",
         occupancy: 0.18,
         spilled: 0,
         reason: "as the decode kernel, plus twenty unpacked words; the lowest is for sixteen rows of codes \
@@ -228,24 +239,28 @@ pub(crate) const TIGHT: &[Tight] = &[
     },
     Tight {
         kernel: "linear::kernels::tiled::tiled::Tiled",
+        form: "",
         occupancy: 0.12,
         spilled: 72,
         reason: "the portable path keeps 32 sums per unit and 12.7 KB of shared memory; CUDA prefers matrix instructions",
     },
     Tight {
         kernel: "linear::kernels::dense::dense_decode::DenseDecode",
+        form: "",
         occupancy: 0.43,
         spilled: 0,
         reason: "sums of sixteen rows stay in registers",
     },
     Tight {
         kernel: "popcount::trit_dots::TritDots",
+        form: "",
         occupancy: 0.31,
         spilled: 0,
         reason: "a tile of sums stays in registers, so that each word is read once for all of them",
     },
     Tight {
         kernel: "linear::kernels::dense_mma::dense_mma::DenseMma",
+        form: "",
         // A plane for up to 32 tokens.
         occupancy: 0.02,
         spilled: 0,
@@ -253,6 +268,14 @@ pub(crate) const TIGHT: &[Tight] = &[
     },
     Tight {
         kernel: "attention::mma::mma::Mma",
+        form: "masked: true",
+        occupancy: 0.08,
+        spilled: 104,
+        reason: "as without a mask, and the state of the walk over the mask; heads of 128, which have the most sums, spill nothing",
+    },
+    Tight {
+        kernel: "attention::mma::mma::Mma",
+        form: "",
         // Two planes for short prompts.
         occupancy: 0.08,
         spilled: 40,
@@ -261,6 +284,7 @@ pub(crate) const TIGHT: &[Tight] = &[
     },
     Tight {
         kernel: "attention::decode::decode::Decode",
+        form: "",
         occupancy: 0.12,
         spilled: 40,
         reason: "queries and sums of four heads, and the next keys and values stay in registers: bytes in flight per warp \
@@ -268,24 +292,28 @@ pub(crate) const TIGHT: &[Tight] = &[
     },
     Tight {
         kernel: "attention::decode::decode_several::DecodeSeveral",
+        form: "",
         occupancy: 0.16,
         spilled: 0,
         reason: "as the decode kernel",
     },
     Tight {
         kernel: "attention::joined::decode_joined::DecodeJoined",
+        form: "",
         occupancy: 0.18,
         spilled: 16,
         reason: "as the decode kernel",
     },
     Tight {
         kernel: "attention::joined::decode_several_joined::DecodeSeveralJoined",
+        form: "",
         occupancy: 0.18,
         spilled: 16,
         reason: "as the decode kernel",
     },
     Tight {
         kernel: "attention::prefill::prefill::Prefill",
+        form: "",
         occupancy: 0.25,
         spilled: 120,
         reason: "the portable path keeps a tile of scores in registers and 15 to 23 KB in shared memory; CUDA prefers matrix \
@@ -293,6 +321,7 @@ pub(crate) const TIGHT: &[Tight] = &[
     },
     Tight {
         kernel: "ops::top::kernel::top::Top",
+        form: "",
         occupancy: 0.5,
         spilled: 32,
         reason: "the candidates of a unit are a small array that one compiler places in local memory; runs once per token",

@@ -31,7 +31,9 @@ impl Report {
                 (Ok(Code { machine: None, .. }), Some(reason)) if kernel.target.starts_with("cuda") => {
                     Outcome::Skip(reason.clone())
                 }
-                (Ok(_), _) => Cuda::of(kernel).map_or(Outcome::Pass, |cuda| tight(kernel.path, &cuda)),
+                (Ok(_), _) => {
+                    Cuda::of(kernel).map_or(Outcome::Pass, |cuda| tight(kernel.path, &kernel.form, &cuda))
+                }
             };
             tally.add(&name, outcome);
         }
@@ -114,8 +116,8 @@ impl Cuda {
 }
 
 /// Checks occupancy and spills against the table.
-fn tight(path: &str, cuda: &Cuda) -> Outcome {
-    let row = TIGHT.iter().find(|row| is_kernel(path, row.kernel));
+fn tight(path: &str, form: &str, cuda: &Cuda) -> Outcome {
+    let row = TIGHT.iter().find(|row| is_kernel(path, row.kernel) && form.contains(row.form));
     let (share, spilled) = row.map_or((0.5, 0), |row| (row.occupancy, row.spilled));
     let reason = row.map_or("no row of TIGHT", |row| row.reason);
     if cuda.occupancy < share {
@@ -190,7 +192,8 @@ impl<'a> Compiled<'a> {
             stale("EXPECTED", row.kernel, "stale row: no kernel has this name and form".to_owned());
         }
         for row in TIGHT {
-            let mut of_row = self.built.iter().filter(|b| is_kernel(b.path, row.kernel));
+            let is_of_row = |b: &&Built| is_kernel(b.path, row.kernel) && b.form.contains(row.form);
+            let mut of_row = self.built.iter().filter(is_of_row);
             let needed =
                 of_row.any(|b| Cuda::of(b).is_some_and(|c| c.occupancy < 0.5 || c.resources.spilled > 0));
             if unknown(row.kernel) || (all_machine_code && !needed) {
