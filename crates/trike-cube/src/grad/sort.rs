@@ -56,8 +56,8 @@ fn sort_groups(
                     let (a, b) = (keys[low], keys[low + distance]);
                     // Runs are descending and ascending in turns; the last one is descending.
                     let descending = low & run == 0;
-                    keys[low] = select(descending == (a < b), b, a);
-                    keys[low + distance] = select(descending == (a < b), a, b);
+                    keys[low] = select(descending, max(a, b), min(a, b));
+                    keys[low + distance] = select(descending, min(a, b), max(a, b));
                     pair += SUM_UNITS;
                 }
                 sync_cube();
@@ -90,8 +90,8 @@ fn sort_pass(keys: &mut [u32], padded: u32, run: u32, distance: u32) {
         let low = pair / distance * 2 * distance + pair % distance;
         let (a, b) = (keys[low], keys[low + distance]);
         let descending = (low as u32 & (padded - 1)) & run == 0;
-        keys[low] = select(descending == (a < b), b, a);
-        keys[low + distance] = select(descending == (a < b), a, b);
+        keys[low] = select(descending, max(a, b), min(a, b));
+        keys[low + distance] = select(descending, min(a, b), max(a, b));
     }
 }
 

@@ -91,6 +91,11 @@ pub(crate) const UNSUPPORTED: &[Unsupported] = &[
         feature: "nine storage buffers",
     },
     Unsupported {
+        kernel: "grad::attention_back::keys_values::KeysValues",
+        targets: &["wgsl-minimal"],
+        feature: "eight storage buffers",
+    },
+    Unsupported {
         kernel: "linear::kernels::bitmap::bitmap::Bitmap",
         targets: &["wgsl-minimal"],
         feature: "eight storage buffers",
@@ -318,6 +323,27 @@ pub(crate) const TIGHT: &[Tight] = &[
         spilled: 120,
         reason: "the portable path keeps a tile of scores in registers and 15 to 23 KB in shared memory; CUDA prefers matrix \
                  instructions if the cache is FP16",
+    },
+    Tight {
+        kernel: "grad::product::product::Product",
+        form: "",
+        occupancy: 0.5,
+        spilled: 24,
+        reason: "sums of a tile stay in registers",
+    },
+    Tight {
+        kernel: "grad::attention_back::queries::Queries",
+        form: "",
+        occupancy: 0.5,
+        spilled: 32,
+        reason: "gradients of a tile of queries stay in registers",
+    },
+    Tight {
+        kernel: "grad::attention_back::keys_values::KeysValues",
+        form: "",
+        occupancy: 0.5,
+        spilled: 32,
+        reason: "gradients of a tile of keys and values stay in registers",
     },
     Tight {
         kernel: "ops::top::kernel::top::Top",
