@@ -9,14 +9,32 @@
 //! them run within the smallest limits of WebGPU, and no plane operations are used, so that a device computes the same whether it
 //! has planes or not.
 //!
-//! * products: [`Device::product`] of two [`Factor`]s
-//! * backward passes: [`Device::rms_norm_input`], [`Device::rms_norm_weight`], [`Device::gated_back`], [`Device::sum_rows`]
-//! * attention over packed documents: [`Documents`], [`Device::documents_attention`], [`Device::documents_attention_back`]
-//! * gradients of tables: [`Lookups`], [`Device::add_rows_to`]
-//! * rounding: [`Device::round_activations`], [`Device::round_weights`]
-//! * ternarization: [`Groups`], [`Device::group_scales`], [`Device::ternarize`], [`Device::clip_gradient`], [`Device::scale_gradients`]
-//! * losses: [`Targets`], [`Losses`], [`Device::head_loss`]
-//! * optimizers: [`Device::sum_of_squares`], [`Device::adamw`] and what Muon and momentum are made of
+//! * products: [`product`] of two [`Factor`]s
+//! * backward passes: [`rms_norm_input`], [`rms_norm_weight`], [`gated_back`], [`sum_rows`]
+//! * attention over packed documents: [`Documents`], [`documents_attention`], [`documents_attention_back`]
+//! * gradients of tables: [`Lookups`], [`add_rows_to`]
+//! * rounding: [`round_activations`], [`round_weights`]
+//! * ternarization: [`Groups`], [`group_scales`], [`ternarize`], [`clip_gradient`], [`scale_gradients`]
+//! * losses: [`Targets`], [`Losses`], [`head_loss`]
+//! * optimizers: [`sum_of_squares`], [`adamw`] and what Muon and momentum are made of
+//!
+//! [`adamw`]: crate::Device::adamw
+//! [`add_rows_to`]: crate::Device::add_rows_to
+//! [`clip_gradient`]: crate::Device::clip_gradient
+//! [`documents_attention`]: crate::Device::documents_attention
+//! [`documents_attention_back`]: crate::Device::documents_attention_back
+//! [`gated_back`]: crate::Device::gated_back
+//! [`group_scales`]: crate::Device::group_scales
+//! [`head_loss`]: crate::Device::head_loss
+//! [`product`]: crate::Device::product
+//! [`rms_norm_input`]: crate::Device::rms_norm_input
+//! [`rms_norm_weight`]: crate::Device::rms_norm_weight
+//! [`round_activations`]: crate::Device::round_activations
+//! [`round_weights`]: crate::Device::round_weights
+//! [`scale_gradients`]: crate::Device::scale_gradients
+//! [`sum_of_squares`]: crate::Device::sum_of_squares
+//! [`sum_rows`]: crate::Device::sum_rows
+//! [`ternarize`]: crate::Device::ternarize
 
 mod attention;
 mod attention_back;

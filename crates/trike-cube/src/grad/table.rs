@@ -28,7 +28,7 @@ impl Lookups {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] for an empty slice or a row of `rows` or more.
+    /// [`CubeError::Range`](crate::CubeError::Range) for an empty slice or a row of `rows` or more.
     pub fn upload(device: &Device, ids: &[u32], rows: usize) -> Result<Self> {
         check_range("rows of a table", 1, u32::MAX as usize, rows)?;
         let indices = Indices::upload(device, ids, rows as u32)?;
@@ -94,8 +94,9 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotMultiple`], [`CubeError::Length`] and [`CubeError::Range`] for lengths that do not fit,
-    /// [`CubeError::Overlap`], and those of the launch.
+    /// [`CubeError::NotMultiple`](crate::CubeError::NotMultiple), [`CubeError::Length`](crate::CubeError::Length) and
+    /// [`CubeError::Range`](crate::CubeError::Range) for lengths that do not fit, [`CubeError::Overlap`](crate::CubeError::Overlap),
+    /// and those of the launch.
     pub fn add_rows_to(
         &self,
         rows: &Buffer<f32>,
