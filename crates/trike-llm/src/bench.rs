@@ -112,6 +112,20 @@ impl BenchOptions {
         let depth = self.depths.iter().copied().max().unwrap_or(0);
         depth.saturating_add(self.prompt.max(self.generate)).max(1)
     }
+
+    /// Numbers of tokens of the steps that are measured, for [`Model::tune`](crate::Model::tune): those of a prompt, and one of each
+    /// sequence.
+    #[must_use]
+    pub fn step_tokens(&self) -> Vec<usize> {
+        let mut tokens = Vec::new();
+        if self.prompt > 0 {
+            tokens.push(self.prompt.min(STEP));
+        }
+        if self.generate > 0 {
+            tokens.extend(&self.sequences);
+        }
+        tokens
+    }
 }
 
 /// One measurement. The field names are the schema of `trike bench -o json`.

@@ -17,6 +17,7 @@
 //! * weights: [`Tensor`], [`WeightName`], [`DecoderWeights`]
 //! * steps: [`Step`], [`StepInputs`], [`Segment`], [`StepLogits`], [`TokenStep`], [`StepCaches`], [`RunStep`]
 //! * backends: [`Backend`], [`check`], [`CpuBackend`], with the feature `gpu` `CubeBackend`
+//! * kernels chosen by measurement: [`Tuning`], [`TunedProduct`], [`TunedTable`]
 //! * devices, with the feature `gpu`: `cube`, which is `trike-cube`
 //! * errors: [`NnError`]
 //!
@@ -39,6 +40,7 @@ mod sequence;
 mod spec;
 mod split;
 mod step;
+mod tune;
 mod weights;
 
 pub use backend::{Backend, Input, MatrixEdit, Norm, RunStep, StepCaches, TokenStep};
@@ -60,4 +62,5 @@ pub use trike_core::{
 };
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;
+pub use tune::{TunedProduct, TunedTable, Tuning};
 pub use weights::{DecoderWeights, WeightName};

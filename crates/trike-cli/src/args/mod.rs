@@ -331,6 +331,11 @@ pub(crate) struct BenchArgs {
     /// available]
     #[arg(long, env = "TRIKE_ISA", hide_env_values = true, value_parser = Isa::by_name)]
     pub(crate) isa: Option<Isa>,
+    /// First time all kernels for the model's ternary layers on the GPU, with as many tokens as are measured, and use the fastest in
+    /// this and every later command on this device. The choices are stored in the user's cache. Another choice can change the last
+    /// bits of results with scales per group
+    #[arg(long)]
+    pub(crate) tune: bool,
     /// Repetitions, after one warm-up
     #[arg(short, long, default_value_t = 3)]
     pub(crate) repetitions: usize,

@@ -14,6 +14,7 @@ use trike::{
 use super::{
     DeviceOutcome, conflict,
     load::{layouts, load, open},
+    tuned::{self, TunedRow},
 };
 use crate::{
     args::{self, BenchArgs, PrecisionArgs},
@@ -38,6 +39,9 @@ pub(crate) struct BenchOutcome {
     pub(crate) kv: &'static str,
     /// `None` on the CPU.
     pub(crate) device: Option<DeviceOutcome>,
+    /// Kernels chosen by `--tune`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tuned: Vec<TunedRow>,
     #[serde(flatten)]
     pub(crate) report: BenchReport,
 }
@@ -67,6 +71,9 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         let given = args.threads.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         return Err(conflict(&format!("--threads: expected one value with --device, got {given}")));
     }
+    if on_host && args.tune {
+        return Err(conflict("--tune: the CPU has no kernels to choose from; choose a GPU with --device"));
+    }
     let (measured, mut model) = match args.synthetic {
         Some(size) => synthetic(args, device, size, quiet)?,
         None => stored(args, device, quiet)?,
@@ -77,6 +84,7 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         output::note(&format!("--kv {wanted}: not supported by {}, using {used}", model.backend()));
     }
     let options = options(args, model.config().spec.context).with_kv(kv);
+    let tuned = if args.tune { tuned::tune(&*model, &options.step_tokens(), quiet)? } else { Vec::new() };
     let progress = Progress::start("measuring", quiet);
     let report = model.bench(&options, &mut |done, total| progress.set(done, total))?;
     Ok(BenchOutcome {
@@ -86,6 +94,7 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         activations: args::activations_name(&model.activations()),
         kv: kv.name(),
         device: DeviceOutcome::of(&*model),
+        tuned,
         report,
     })
 }

@@ -7,6 +7,7 @@ use trike::{
     llm::fitting_context,
 };
 
+use super::tuned;
 use crate::{
     args::{ActivationChoice, CpuArgs, PrecisionArgs},
     output,
@@ -66,6 +67,7 @@ pub(super) fn context(
 /// Opens a device or several, with a note if `auto` found no GPU.
 pub(super) fn open(choice: &DeviceChoice, quiet: bool) -> anyhow::Result<Device> {
     let device = choice.open()?;
+    tuned::load(&device, quiet);
     if *choice == DeviceChoice::Auto && device.is_cpu() && !quiet {
         output::note("--device auto: no supported GPU found, running on the CPU");
     }

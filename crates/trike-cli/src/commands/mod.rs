@@ -21,6 +21,7 @@ mod sampling;
 mod shipped;
 mod text;
 mod train;
+mod tuned;
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -40,8 +40,8 @@ pub(super) fn find() -> anyhow::Result<PathBuf> {
     Err(error).with_context(|| format!("cannot write the bundled model to {}", place.display()))
 }
 
-/// The user's cache, then the folder for temporary files.
-fn folders() -> impl Iterator<Item = PathBuf> {
+/// Trike's folder in the user's cache, then that in the folder for temporary files.
+pub(super) fn folders() -> impl Iterator<Item = PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = variable("XDG_CACHE_HOME")
         .or_else(|| variable("LOCALAPPDATA"))

@@ -493,6 +493,22 @@ impl Show for BenchOutcome {
             }
         }
         text.push('\n');
+        if !self.tuned.is_empty() {
+            let header = ["matrices", "tokens", "predicted", "us", "fastest", "us"];
+            let mut rows = table(presets::ASCII_MARKDOWN, 3, header.to_vec());
+            for row in &self.tuned {
+                let add = if row.added { ", added" } else { "" };
+                rows.add_row(vec![
+                    format!("{} of {} x {}{add}", row.matrices, row.rows, row.cols),
+                    row.tokens.to_string(),
+                    or_dash(row.predicted.as_ref()),
+                    or_dash(row.predicted_ns.map(|ns| format!("{:.1}", ns / 1e3))),
+                    row.chosen.clone(),
+                    format!("{:.1}", row.chosen_ns / 1e3),
+                ]);
+            }
+            let _ = writeln!(text, "\n{rows}\n");
+        }
         for c in &self.report.ceilings {
             let _ = writeln!(
                 text,

@@ -287,3 +287,38 @@ fn the_memory_plan_adds_up() {
     let peak = trike.json(&args)["device"]["peak_bytes"].as_u64().unwrap();
     assert!(peak <= of("total") * 11 / 10, "{peak} bytes, planned {plan}");
 }
+
+#[test]
+fn tuned_kernels_are_stored_and_used() {
+    let trike = Trike::new();
+    let error = trike.fails(2, &["bench", "-m", &tiny(), "--tune"]);
+    assert!(error.contains("--device"), "{error}");
+
+    let Some(device) = software() else { return };
+    let bench = ["bench", "-m", &tiny(), "--device", device, "--prompt", "0", "-n", "1", "-r", "1"];
+    let tuned = trike.json(&[&bench[..], &["--tune", "--json"]].concat());
+    let rows = tuned["tuned"].as_array().expect("a list");
+    assert!(!rows.is_empty());
+    for row in rows {
+        let ns = |field: &str| row[field].as_f64().expect("a time");
+        assert!(ns("chosen_ns") > 0.0 && ns("chosen_ns") <= ns("predicted_ns"), "{row}");
+        assert!(row["candidates"].as_u64() > Some(1) && row["tokens"] == 1, "{row}");
+    }
+
+    let folder = trike.path("cache/trike/tuned");
+    let files: Vec<_> = std::fs::read_dir(folder).expect("the folder").map(|file| file.unwrap().path()).collect();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    let table = std::fs::read_to_string(file).expect("a table");
+    for row in rows {
+        assert!(table.contains(row["chosen"].as_str().unwrap()), "{table}");
+    }
+
+    let run = ["run", "-m", &tiny(), "-p", "Once", "-n", "4", "--device", device];
+    let used = trike.output(&run);
+    assert!(used.status.success());
+    assert!(!String::from_utf8_lossy(&used.stderr).contains("tuned"), "{used:?}");
+    std::fs::write(file, table.replacen("trike-tuned 1-", "trike-tuned 0-", 1)).expect("written");
+    let old = trike.output(&run);
+    assert_eq!(old.stdout, used.stdout);
+    assert!(String::from_utf8_lossy(&old.stderr).contains("trike bench --tune"), "{old:?}");
+}

@@ -99,6 +99,40 @@ impl Device {
         matches!(self.0, Kind::Cpu)
     }
 
+    /// The names of the devices, which their tables of tuned kernels have; empty for the CPU.
+    pub fn names(&self) -> Vec<String> {
+        match &self.0 {
+            Kind::Cpu => Vec::new(),
+            #[cfg(feature = "gpu")]
+            Kind::Gpus(devices) => devices.iter().map(|(device, _)| device.name().to_owned()).collect(),
+        }
+    }
+
+    /// Uses the kernels of a table ([`Model::tune`]) on all devices of the name in it. Returns the number of its choices that are in
+    /// use: none for the CPU or if no device has that name.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::Nn`] for a text that is no table, or a table of other kernels.
+    pub fn use_tuned(&self, table: &str) -> Result<usize, LlmError> {
+        match &self.0 {
+            Kind::Cpu => {
+                let _ = table;
+                Ok(0)
+            }
+            #[cfg(feature = "gpu")]
+            Kind::Gpus(devices) => {
+                let table = trike_nn::cube::linear::Tuned::parse(table).map_err(NnError::from)?;
+                let mut used = 0;
+                for (device, _) in devices.iter().filter(|(device, _)| device.name() == table.device()) {
+                    device.use_tuned(&table).map_err(NnError::from)?;
+                    used = table.len();
+                }
+                Ok(used)
+            }
+        }
+    }
+
     /// The memory that a model needs on each device, with a sequence of [`LoadOptions::sequence`], and the layers that it would
     /// have there; empty for the CPU. Nothing is loaded.
     ///

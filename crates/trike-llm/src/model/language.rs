@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use trike_core::Layout;
-use trike_nn::{ActivationPrecision, Backend, DeviceUse, KvPrecision, KvSpec, MemoryPlan};
+use trike_nn::{ActivationPrecision, Backend, DeviceUse, KvPrecision, KvSpec, MemoryPlan, Tuning};
 
 use super::{Model, OnText};
 use crate::{
@@ -40,6 +40,10 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
 
     fn device_uses(&self) -> Vec<(String, DeviceUse)> {
         self.decoder().backend().device_uses()
+    }
+
+    fn tune(&self, tokens: &[usize], progress: &mut dyn FnMut(usize, usize)) -> Result<Tuning, LlmError> {
+        Ok(self.decoder().backend().tune(tokens, progress)?)
     }
 
     fn weight_bytes(&self) -> usize {

@@ -7,7 +7,7 @@ mod tasks;
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use trike_core::Layout;
-use trike_nn::{ActivationPrecision, DeviceUse, KvPrecision, KvSpec, MemoryPlan};
+use trike_nn::{ActivationPrecision, DeviceUse, KvPrecision, KvSpec, MemoryPlan, Tuning};
 
 use crate::{
     GenerateOptions, Generation, LlmError, ModelConfig, Pooling, Session,
@@ -66,6 +66,15 @@ pub trait Model {
 
     /// Memory used on each device, with its name, in the order of their layers; empty on the host.
     fn device_uses(&self) -> Vec<(String, DeviceUse)>;
+
+    /// Times the kernels for steps of so many tokens on a device, and uses the fastest from now on; without effect on the host.
+    /// `progress` is called with the products measured and in total. The tables of the result are for
+    /// [`Device::use_tuned`](crate::Device::use_tuned).
+    ///
+    /// # Errors
+    ///
+    /// When the device is lost or has too little memory.
+    fn tune(&self, tokens: &[usize], progress: &mut dyn FnMut(usize, usize)) -> Result<Tuning, LlmError>;
 
     /// Bytes of all weights in the kernels' layouts.
     fn weight_bytes(&self) -> usize;

@@ -10,7 +10,7 @@ pub(crate) use self::token::logits_of;
 #[cfg(feature = "gpu")]
 pub(crate) use self::token::split;
 pub use self::token::{RunStep, StepCaches, TokenStep};
-use crate::{ActivationPolicy, CacheSpec, DeviceUse, Largest, NnError, StepInputs, StepLogits};
+use crate::{ActivationPolicy, CacheSpec, DeviceUse, Largest, NnError, StepInputs, StepLogits, Tuning};
 
 /// Input of a linear layer: a tensor, or the operation that produces it.
 ///
@@ -113,6 +113,18 @@ pub trait Backend {
     /// [`device_use`](Self::device_use) of each device by itself, with its name; empty on the host.
     fn device_uses(&self) -> Vec<(String, DeviceUse)> {
         self.device_use().map(|used| (self.name(), used)).into_iter().collect()
+    }
+
+    /// Times the kernels for products of the loaded ternary matrices with so many tokens, and uses the fastest of each from now on.
+    /// `progress` is called with the products measured and in total. Without effect on a backend that has no such choice, such as
+    /// the host.
+    ///
+    /// # Errors
+    ///
+    /// When the device is lost or has no memory for the activations of so many tokens.
+    fn tune(&self, tokens: &[usize], progress: &mut dyn FnMut(usize, usize)) -> Result<Tuning, NnError> {
+        let _ = (tokens, progress);
+        Ok(Tuning::default())
     }
 
     /// Whether KV caches can store keys and values in that precision. If not, [`new_cache`](Self::new_cache) is an error.

@@ -140,6 +140,7 @@ impl CubeBackend {
             Tensor::Ternary(tensor) => match packing(self.layout_of(&tensor)) {
                 Packing::Ternary(layout) => {
                     let packed = Arc::new(TernaryMatrix::pack_as(device, &[&tensor], layout)?);
+                    self.remember(&packed);
                     Kind::Ternary { packed, part: 0, table: looked_up.then(|| Arc::new(tensor)) }
                 }
                 Packing::Sparse(layout) => {
@@ -174,6 +175,7 @@ impl CubeBackend {
         let joined = (tensors.len() == weights.len()).then(|| self.joined_layout(&tensors)).flatten();
         if let Some(layout) = joined {
             let packed = Arc::new(TernaryMatrix::pack_as(&self.device, &tensors, layout)?);
+            self.remember(&packed);
             let part = |part| CubeMatrix(Kind::Ternary { packed: Arc::clone(&packed), part, table: None });
             return Ok((0..tensors.len()).map(part).collect());
         }

@@ -1,8 +1,8 @@
 //! The backend on the kernels of a device.
 //!
 //! [`CubeBackend`] contains the device and its settings; module `tensors` has activations and transfers to and from the host,
-//! `matrices` resident weights, `operations` and `attention` the kernel launches, `recordings` the recorded step of one token, and
-//! `stages` layers on several devices.
+//! `matrices` resident weights, `operations` and `attention` the kernel launches, `recordings` the recorded step of one token,
+//! `stages` layers on several devices, and `tune` kernels chosen by measurement.
 
 mod attention;
 mod matrices;
@@ -10,11 +10,13 @@ mod operations;
 mod recordings;
 mod stages;
 mod tensors;
+mod tune;
 
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, Weak};
 
 use trike_cube::attention::KvCache;
+use trike_cube::linear::TernaryMatrix;
 use trike_cube::{Buffer, Device, Graphs, Strategy};
 use trike_trit::{Edit, TritTensor};
 
@@ -27,7 +29,7 @@ use crate::backend::Input;
 use crate::{
     ActivationPolicy, AttentionSpec, Backend, CacheSpec, DeviceUse, GatedActivation, KvPrecision, Largest,
     Layout, MatrixEdit, MemoryPlan, NnError, RopeSpec, RunStep, StepCaches, StepInputs, StepLogits, Tensor,
-    TokenStep, check,
+    TokenStep, Tuning, check,
 };
 
 /// Runs a decoder on a device of `trike-cube`.
@@ -57,6 +59,8 @@ pub struct CubeBackend {
     /// Locked while a step is recorded.
     record_alone: Mutex<()>,
     traffic: Traffic,
+    /// The ternary matrices that were loaded, for [`Backend::tune`].
+    resident: Mutex<Vec<Weak<TernaryMatrix>>>,
     /// Number of the stage that this backend runs, if it is part of a pipeline.
     index: usize,
     /// The stages on other devices, in the order of their layers.
@@ -75,6 +79,7 @@ impl CubeBackend {
             graphs: graphs.into(),
             record_alone: Mutex::new(()),
             traffic: Traffic::default(),
+            resident: Mutex::default(),
             index: 0,
             later: Vec::new(),
         }
@@ -148,6 +153,10 @@ impl Backend for CubeBackend {
 
     fn device_uses(&self) -> Vec<(String, DeviceUse)> {
         self.each().map(|stage| (stage.device_name(), stage.used())).collect()
+    }
+
+    fn tune(&self, tokens: &[usize], progress: &mut dyn FnMut(usize, usize)) -> Result<Tuning, NnError> {
+        self.tune_all(tokens, progress)
     }
 
     fn stages(&self) -> usize {
