@@ -49,7 +49,7 @@ mod transpose;
 
 pub use attention::{KvData, KvView, quantize_head};
 pub use error::CpuError;
-pub use matmul::{MatrixRef, Store, matmul};
+pub use matmul::{MatrixRef, Store, matmul, matmul_rounded};
 pub use matrix::{DenseMatrix, EditOutcome, Int8Matrix, MAX_COLS, Matrix, TernaryMatrix, choose_layout};
 pub use ops::CpuOps;
 pub use rope::RopeTable;

@@ -1,8 +1,14 @@
 //! Products of two f32 matrices, for training.
 
+use std::marker::PhantomData;
+
+use trike_core::ProductPrecision;
 use trike_host::Cpu;
 
 use crate::error::{CpuError, check_len, check_rows};
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::pairs;
+use crate::kernels::rounding::{Exact, Rounding, ToBf16, ToF16};
 use crate::kernels::{Kernels, Share, View, with_float_kernels};
 
 /// Rows per thread are a multiple of this: whole tiles on every instruction set.
@@ -89,6 +95,51 @@ pub fn matmul(
     out: &mut [f32],
     store: Store,
 ) -> Result<(), CpuError> {
+    product::<Exact>(cpu, a, b, out, store)
+}
+
+/// [`matmul`] of operands that are rounded to a [`ProductPrecision`], with sums in f32.
+///
+/// With bf16 on a CPU that has AVX-512 BF16, pairs of products are added at once, and subnormal numbers count as zero: about twice the
+/// speed. Elsewhere, and with f16, it takes as long as without rounding.
+///
+/// # Errors
+///
+/// As [`matmul`].
+///
+/// ```
+/// use trike_cpu::{Cpu, MatrixRef, Store, matmul_rounded};
+/// use trike_core::ProductPrecision;
+///
+/// let cpu = Cpu::new(1)?;
+/// let (x, w) = (MatrixRef::new(&[1.003, 2.0], 2)?, MatrixRef::new(&[4.0, 3.0], 2)?);
+/// let mut y = [f32::NAN];
+/// matmul_rounded(&cpu, x, w.t(), &mut y, Store::Overwrite, ProductPrecision::Bf16)?;
+/// assert_eq!(y, [10.0]);
+/// # Ok::<(), trike_cpu::CpuError>(())
+/// ```
+pub fn matmul_rounded(
+    cpu: &Cpu,
+    a: MatrixRef<'_>,
+    b: MatrixRef<'_>,
+    out: &mut [f32],
+    store: Store,
+    precision: ProductPrecision,
+) -> Result<(), CpuError> {
+    match precision {
+        ProductPrecision::F32 => product::<Exact>(cpu, a, b, out, store),
+        ProductPrecision::Bf16 => product::<ToBf16>(cpu, a, b, out, store),
+        ProductPrecision::F16 => product::<ToF16>(cpu, a, b, out, store),
+    }
+}
+
+fn product<O: Rounding>(
+    cpu: &Cpu,
+    a: MatrixRef<'_>,
+    b: MatrixRef<'_>,
+    out: &mut [f32],
+    store: Store,
+) -> Result<(), CpuError> {
     let (MatrixRef(a), MatrixRef(b)) = (a, b);
     check_len("rows of the second matrix of a product", a.cols, b.rows)?;
     let overflow = CpuError::Shape { what: "product", rows: a.rows, cols: b.cols };
@@ -106,7 +157,11 @@ pub fn matmul(
     let isa = cpu.isa();
     cpu.pool().run(tasks, |(i, out): (usize, &mut [f32])| {
         let rows = i * share..i * share + out.len() / b.cols;
-        with_float_kernels!(isa, simd => simd.run(Share { simd, a, b, rows, out, add }));
+        #[cfg(target_arch = "x86_64")]
+        if let (true, Some(simd)) = (O::TO == ProductPrecision::Bf16, pairs::available(isa)) {
+            return pairs::multiply(simd, a, b, rows, out, add);
+        }
+        with_float_kernels!(isa, simd => simd.run(Share { simd, rounding: PhantomData::<O>, a, b, rows, out, add }));
     });
     Ok(())
 }

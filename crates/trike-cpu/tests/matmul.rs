@@ -3,7 +3,8 @@
 mod common;
 
 use common::{cpus, describe};
-use trike_cpu::{Cpu, CpuError, Isa, MatrixRef, Store, matmul};
+use trike_core::ProductPrecision;
+use trike_cpu::{Cpu, CpuError, Isa, MatrixRef, Store, matmul, matmul_rounded};
 use trike_testkit::Rng;
 
 /// Around tiles (4, 6 and 12 rows; 8, 16 and 32 columns), packed widths (512) and depths (256).
@@ -42,7 +43,6 @@ fn products_are_those_of_their_definition() {
     for (m, n, k) in SHAPES {
         let (a, b) = (rng.normals(m * k), rng.normals(k * n));
         let (a_t, b_t) = (transposed(&a, k), transposed(&b, n));
-        let (want, size) = naive([&a, &b], m, n, k);
         let matrix = |values, cols| MatrixRef::new(values, cols).expect("whole rows");
         let operands = [
             (matrix(&a, k), matrix(&b, n)),
@@ -50,25 +50,52 @@ fn products_are_those_of_their_definition() {
             (matrix(&a_t, m).t(), matrix(&b, n)),
             (matrix(&a_t, m).t(), matrix(&b_t, k).t()),
         ];
-        for cpu in cpus() {
+        let precisions = [ProductPrecision::F32, ProductPrecision::Bf16, ProductPrecision::F16];
+        for (cpu, precision) in cpus().into_iter().flat_map(|cpu| precisions.map(|p| (cpu.clone(), p))) {
+            let rounded = [&a, &b].map(|all| all.iter().map(|v| precision.round(*v)).collect::<Vec<_>>());
+            let (want, size) = naive([&rounded[0], &rounded[1]], m, n, k);
             let mut first = None;
             for (a, b) in operands {
                 let mut out = vec![f32::NAN; m * n];
-                matmul(&cpu, a, b, &mut out, Store::Overwrite).expect("shapes fit");
+                matmul_rounded(&cpu, a, b, &mut out, Store::Overwrite, precision).expect("shapes fit");
+                if precision == ProductPrecision::F32 {
+                    let mut exact = vec![f32::NAN; m * n];
+                    matmul(&cpu, a, b, &mut exact, Store::Overwrite).expect("shapes fit");
+                    assert_eq!(out, exact);
+                }
                 for (got, want) in out.iter().zip(&want) {
                     let bound = 4.0 * f64::from(f32::EPSILON) * size;
                     let off = (f64::from(*got) - want).abs();
-                    assert!(off <= bound, "{}, {m} x {n} x {k}: {got}, {want}", describe(&cpu));
+                    assert!(
+                        off <= bound,
+                        "{}, {precision:?}, {m} x {n} x {k}: {got}, {want}",
+                        describe(&cpu)
+                    );
                 }
                 let same = first.get_or_insert_with(|| out.clone());
                 assert_eq!(*same, out, "the order of storage changes nothing");
                 let mut twice = out.clone();
-                matmul(&cpu, a, b, &mut twice, Store::Add).expect("shapes fit");
+                matmul_rounded(&cpu, a, b, &mut twice, Store::Add, precision).expect("shapes fit");
                 for (twice, once) in twice.iter().zip(&out) {
                     let off = f64::from((twice - 2.0 * once).abs());
                     assert!(off <= 4.0 * f64::from(f32::EPSILON) * size, "{twice}, {once}");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn values_beyond_f16_become_infinite() {
+    let w = [65519.0, 0.0, 65520.0, 0.0];
+    for cpu in cpus() {
+        let (x, w) = (MatrixRef::new(&[1.0, 0.0], 2).expect("a row"), MatrixRef::new(&w, 2).expect("rows"));
+        for (precision, want) in
+            [(ProductPrecision::F16, [65504.0, f32::INFINITY]), (ProductPrecision::Bf16, [65536.0, 65536.0])]
+        {
+            let mut out = [f32::NAN; 2];
+            matmul_rounded(&cpu, x, w.t(), &mut out, Store::Overwrite, precision).expect("shapes fit");
+            assert_eq!(out, want, "{}", describe(&cpu));
         }
     }
 }

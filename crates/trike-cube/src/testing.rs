@@ -28,13 +28,15 @@ pub(crate) fn device(planes: Planes) -> Option<Device> {
     device
 }
 
-/// The software driver twice, each with a queue and memory of its own.
+/// The software driver twice, each with a queue and memory of its own. Memory is counted for the caller alone.
 pub(crate) fn pair() -> Option<[Device; 2]> {
-    let first = device(Planes::Off)?;
-    let DeviceSpec::Numbered(runtime, index) = first.spec() else { return None };
-    let options = DeviceOptions::default().with_planes(Planes::Off);
-    let second = Device::open_with(DeviceSpec::Numbered(runtime, index + 1), options);
-    Some([first, second.expect("the number after the software driver")])
+    let DeviceSpec::Numbered(runtime, index) = device(Planes::Off)?.spec() else { return None };
+    let open = |index| {
+        let options = DeviceOptions::default().with_planes(Planes::Off);
+        Device::open_with(DeviceSpec::Numbered(runtime, index), options)
+            .expect("the software driver, or its next number")
+    };
+    Some([open(index), open(index + 1)])
 }
 
 /// Software devices come last, so the last one of all; a real device is left to `cargo xtask gpu-test`.

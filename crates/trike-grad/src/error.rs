@@ -1,5 +1,6 @@
 //! Error type of the crate.
 
+use trike_core::ProductPrecision;
 use trike_cpu::CpuError;
 use trike_trit::TritError;
 
@@ -56,6 +57,14 @@ pub enum GradError {
         target: u32,
         /// Rows of the head.
         vocabulary: usize,
+    },
+    /// A precision of products that an executor does not have.
+    #[error("{executor} has no products in {precision:?}: expected F32")]
+    Precision {
+        /// The executor.
+        executor: &'static str,
+        /// The precision.
+        precision: ProductPrecision,
     },
     /// The system does not give the memory of an activation or a gradient.
     #[error(

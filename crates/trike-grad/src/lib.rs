@@ -20,6 +20,7 @@
 //!   [`Tape::gated`], [`Tape::embed`], [`Tape::add`], [`Tape::scale`]; [`Tape::int8_weights`] for embeddings and heads
 //! * losses, fused with the output head: [`Tape::cross_entropy`], [`Tape::divergence`], both at once with
 //!   [`Tape::distill`]; [`Loss`], [`Distillation`]
+//! * products of less precision: [`MixedPrecision`], [`ProductPrecision`]
 //! * operations of other crates: [`Operation`], [`Backward`], [`Tape::record`]
 //! * executors: [`Engine`], [`Elements`], [`Operand`], [`ScaleGroups`], [`AdamW`]; `CubeEngine`, `CubeTensor`, `Transfers`
 //! * errors: [`GradError`]
@@ -43,5 +44,6 @@ pub use engine::{CubeEngine, CubeRopeTable, CubeRotary, CubeTensor, Transfers};
 pub use error::GradError;
 pub use gradients::Gradients;
 pub use ops::{BitLinear, Distillation, Loss, Ternarize, TernaryScale};
-pub use tape::{Backward, Operation, Tape};
+pub use tape::{Backward, MixedPrecision, Operation, Tape};
+pub use trike_core::ProductPrecision;
 pub use var::Var;

@@ -3,6 +3,7 @@
 use std::borrow::{Borrow, BorrowMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use trike_core::ProductPrecision;
 use trike_cpu::{Cpu, Store};
 
 use crate::buffers::{Buffers, take};
@@ -77,7 +78,37 @@ pub struct Tape<'a, E: Engine = Cpu> {
     id: u64,
     engine: &'a E,
     buffers: Buffers<E::Tensor>,
+    precision: MixedPrecision,
     nodes: Vec<Node<'a, E>>,
+}
+
+/// What the operands of the products of linear layers are rounded to. Sums, and all other operations, are f32: norms, rotary
+/// embedding, attention, gates, ternarization, losses and optimizers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MixedPrecision {
+    /// Outputs: `y = x W^T`.
+    pub outputs: ProductPrecision,
+    /// Gradients of inputs: `dx = dy W`.
+    pub input_gradients: ProductPrecision,
+    /// Gradients of weights: `dW = dy^T x`.
+    pub weight_gradients: ProductPrecision,
+    /// All three products of the output head, in its losses.
+    pub head: ProductPrecision,
+}
+
+impl MixedPrecision {
+    /// The same for all products.
+    #[must_use]
+    pub fn all(precision: ProductPrecision) -> Self {
+        Self { outputs: precision, input_gradients: precision, weight_gradients: precision, head: precision }
+    }
+
+    /// Whether a product is f16, whose gradients need a scale to be in range.
+    #[must_use]
+    pub fn has_f16(self) -> bool {
+        [self.outputs, self.input_gradients, self.weight_gradients, self.head]
+            .contains(&ProductPrecision::F16)
+    }
 }
 
 impl<E: Engine> std::fmt::Debug for Tape<'_, E> {
@@ -90,7 +121,18 @@ impl<'a, E: Engine> Tape<'a, E> {
     /// An empty tape. Operations run on `engine`: a [`Cpu`], or a device.
     pub fn new(engine: &'a E, buffers: &Buffers<E::Tensor>) -> Self {
         let id = TAPES.fetch_add(1, Ordering::Relaxed);
-        Self { id, engine, buffers: buffers.clone(), nodes: Vec::new() }
+        let (buffers, precision) = (buffers.clone(), MixedPrecision::default());
+        Self { id, engine, buffers, precision, nodes: Vec::new() }
+    }
+
+    /// Rounds the operands of products from now on.
+    #[must_use]
+    pub fn with_precision(self, precision: MixedPrecision) -> Self {
+        Self { precision, ..self }
+    }
+
+    pub(crate) fn precision(&self) -> MixedPrecision {
+        self.precision
     }
 
     /// A value of rows of `cols` elements without a gradient.
@@ -236,7 +278,7 @@ impl<'a, E: Engine> Tape<'a, E> {
     /// the operations.
     pub fn backward_from(self, y: Var, dy: E::Tensor) -> Result<Gradients<E>, GradError> {
         check_len("gradient of the output", self.value(y)?.elements(), dy.elements())?;
-        let Self { id, engine, buffers, nodes } = self;
+        let Self { id, engine, buffers, nodes, .. } = self;
         let mut gradients: Vec<Option<E::Tensor>> = Vec::new();
         gradients.resize_with(nodes.len(), || None);
         gradients[y.index] = Some(dy);

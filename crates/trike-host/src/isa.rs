@@ -59,15 +59,23 @@ pub struct Avx2(());
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AvxVnni(Avx2);
 
-/// AVX-512 F, BW, VL and VNNI, and everything in [`Avx2`]; VBMI if the CPU has it.
+/// AVX-512 F, BW, VL and VNNI, and everything in [`Avx2`]; VBMI and BF16 if the CPU has them.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Avx512(Option<Vbmi>);
+pub struct Avx512 {
+    vbmi: Option<Vbmi>,
+    bf16: Option<Bf16>,
+}
 
 /// AVX-512 VBMI: byte permutes.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vbmi(());
+
+/// AVX-512 BF16: products of pairs of bf16.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bf16(());
 
 #[cfg(target_arch = "x86_64")]
 impl Sse41 {
@@ -107,12 +115,18 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512vnni");
         // Feature detection also checks that the operating system saves the wide registers.
         let vbmi = is_x86_feature_detected!("avx512vbmi").then_some(Vbmi(()));
-        Avx2::detect().filter(|_| own).map(|_| Self(vbmi))
+        let bf16 = is_x86_feature_detected!("avx512bf16").then_some(Bf16(()));
+        Avx2::detect().filter(|_| own).map(|_| Self { vbmi, bf16 })
     }
 
     /// The token for byte permutes, if available.
     pub fn vbmi(self) -> Option<Vbmi> {
-        self.0
+        self.vbmi
+    }
+
+    /// The token for products of bf16, if available.
+    pub fn bf16(self) -> Option<Bf16> {
+        self.bf16
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 use trike_grad::Elements;
 
 use crate::data::Position;
-use crate::{Optimizer, Parameters, TrainError};
+use crate::{LossScaler, Optimizer, Parameters, TrainError};
 
 /// The file of a checkpoint's state.
 const STATE: &str = "state.json";
@@ -31,6 +31,9 @@ pub struct RunState {
     /// What the caller wants to remember.
     #[serde(default)]
     pub memory: Value,
+    /// The scale of the loss, if products are f16.
+    #[serde(default)]
+    pub loss_scaler: Option<LossScaler>,
 }
 
 /// Which checkpoints stay when one is written.
@@ -306,7 +309,7 @@ mod tests {
     fn state(step: usize) -> RunState {
         let position = Position { epoch: 1, document: 2, offset: 3 };
         let config = json!({"rate": 0.5, "data": {"seed": 1}});
-        RunState { step, position, config, memory: json!([step]) }
+        RunState { step, position, config, memory: json!([step]), loss_scaler: None }
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! * [`estimate_training_memory`]: the memory of a run, before it starts.
 //! * [`Optimizer`]: AdamW, Muon for the matrices of the blocks, or gradient descent; [`DeterministicPhaseTrainer`]: steps along
 //!   predicted gradients.
+//! * [`PrecisionPolicy`]: products in bf16 or f16, with a [`LossScaler`].
 //! * [`Schedule`]: learning rate and weight decay over a run.
 
 #![forbid(unsafe_code)]
@@ -22,6 +23,7 @@ mod memory;
 mod model;
 mod optimizer;
 mod phases;
+mod precision;
 pub mod run;
 mod sampler;
 mod schedule;
@@ -37,6 +39,7 @@ pub use model::{
 };
 pub use optimizer::{Optimizer, OptimizerConfig, OptimizerKind};
 pub use phases::{DeterministicPhaseTrainer, Phase, PhaseConfig};
+pub use precision::{LossScale, LossScaler, Precision, PrecisionPolicy};
 pub use sampler::{SampleConfig, Sampler};
 pub use schedule::{Factors, Schedule, Shape};
 pub use trainer::{StepReport, Teacher, Trainer, TrainerConfig};

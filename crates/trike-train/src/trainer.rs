@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use trike_core::{Bounds, OptionError};
 use trike_cpu::{Cpu, Store};
-use trike_grad::{Elements, Engine, GradError, Operand};
+use trike_grad::{Elements, Engine, GradError, Operand, ProductPrecision};
 
 use crate::checkpoint::{self, Keep, RunState};
 use crate::data::{Batch, Batches, Position};
 use crate::model::check_gradients;
 use crate::{
-    Adapter, Loss, Objective, Optimizer, OptimizerConfig, Parameters, Resident, Schedule, Shape,
-    TernaryPolicy, TrainEngine, TrainError, Trained, Weights,
+    Adapter, Loss, LossScaler, Objective, Optimizer, OptimizerConfig, Parameters, PrecisionPolicy, Resident,
+    Schedule, Shape, TernaryPolicy, TrainEngine, TrainError, Trained, Weights,
 };
 
 /// Parameters of a model whose rows are computed side by side, each with gradients of its own: at most 32 MiB per thread.
@@ -41,6 +41,8 @@ pub struct TrainerConfig {
     pub text: f32,
     /// Blocks of a segment of gradient checkpointing; `None` keeps all activations.
     pub checkpoint: Option<usize>,
+    /// What products are rounded to.
+    pub precision: PrecisionPolicy,
 }
 
 impl Default for TrainerConfig {
@@ -60,6 +62,7 @@ impl Default for TrainerConfig {
             lambda: 0.05,
             text: 0.0,
             checkpoint: None,
+            precision: PrecisionPolicy::default(),
         }
     }
 }
@@ -76,6 +79,7 @@ impl TrainerConfig {
         OptionError::check("lambda", Bounds::at_least(0.0).at_most(1.0), self.lambda)?;
         OptionError::check("text", Bounds::at_least(0.0).at_most(1e3), self.text)?;
         self.schedule.validate()?;
+        self.precision.validate()?;
         self.optimizer.validate()
     }
 
@@ -109,6 +113,10 @@ pub struct StepReport {
     pub rate: f32,
     /// Share of the ternary weights.
     pub lambda: f32,
+    /// Factor of the loss while its gradients were computed.
+    pub loss_scale: f32,
+    /// Whether gradients overflowed in f16: weights are what they were, and the next factor is smaller.
+    pub skipped: bool,
 }
 
 /// What a run changes.
@@ -158,6 +166,7 @@ pub struct Trainer<'a, E: Engine = Cpu> {
     optimizer: Optimizer<E::Tensor>,
     gradients: Vec<E::Tensor>,
     step: usize,
+    scaler: Option<LossScaler>,
 }
 
 impl<'a, E: TrainEngine> Trainer<'a, E> {
@@ -212,6 +221,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
             Trainable::Adapter { frozen, .. } => frozen.get().spec(),
         };
         let model = Trained::new(engine, spec, config.checkpoint)?;
+        let model = model.with_precision(config.precision.products());
         let teacher = match teacher {
             None => None,
             Some(teacher) => {
@@ -227,7 +237,8 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         let trained = trainable.weights().trained();
         let optimizer = Optimizer::on(engine, config.optimizer, trained)?;
         let gradients = trained.zeros_on(engine)?;
-        Ok(Self { engine, config, policy, model, teacher, trainable, optimizer, gradients, step: 0 })
+        let scaler = config.precision.scaler();
+        Ok(Self { engine, config, policy, model, teacher, trainable, optimizer, gradients, step: 0, scaler })
     }
 
     /// Steps taken.
@@ -283,7 +294,8 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         memory: Value,
         keep: Keep,
     ) -> Result<PathBuf, TrainError> {
-        let state = RunState { step: self.step, position, config: self.with_settings(settings)?, memory };
+        let config = self.with_settings(settings)?;
+        let state = RunState { step: self.step, position, config, memory, loss_scaler: self.scaler };
         let read = |tensor: &E::Tensor| Ok(self.engine.download(tensor.borrow())?.into_owned());
         checkpoint::save_from(dir, &state, self.parameters(), &self.optimizer, keep, &read)
     }
@@ -298,7 +310,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         let (parameters, optimizer) = (self.trainable.trained_mut(), &mut self.optimizer);
         let write = |values| Ok(self.engine.upload(values)?);
         let state = checkpoint::load_into(path, &config, parameters, optimizer, write)?;
-        self.step = state.step;
+        (self.step, self.scaler) = (state.step, state.loss_scaler);
         Ok(state)
     }
 
@@ -319,8 +331,8 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     ///
     /// # Errors
     ///
-    /// [`TrainError::NonFinite`] for a loss or gradient that is not finite, after which weights are what they were; and those of the
-    /// data.
+    /// [`TrainError::NonFinite`] for a loss or gradient that is not finite, after which weights are what they were; with products
+    /// in f16 only if the factor of the loss is the smallest already, otherwise the step is skipped. And those of the data.
     pub fn step(&mut self, batches: &mut Batches<'_>) -> Result<StepReport, TrainError> {
         let loss = self.accumulate(batches)?;
         let gradients = std::mem::take(&mut self.gradients);
@@ -356,7 +368,8 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         let parts = batches.next_units(self.config.accumulation)?;
         let learned: usize = parts.iter().map(Batch::learned).sum();
         // Documents without anything to learn are passed over, but a row may end before an answer begins.
-        let scale = 1.0 / learned.max(1) as f32;
+        let loss_scale = self.scaler.map_or(1.0, |scaler| scaler.scale());
+        let scale = loss_scale / learned.max(1) as f32;
         for gradient in &mut self.gradients {
             self.engine.fill(gradient.borrow_mut(), 0.0)?;
         }
@@ -389,7 +402,12 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
             self.gradients = gradients;
             done?;
         }
-        if !(loss.sum + loss.divergence).is_finite() {
+        if loss_scale != 1.0 {
+            for gradient in &mut self.gradients {
+                self.engine.scale(gradient.borrow_mut(), 1.0 / loss_scale)?;
+            }
+        }
+        if self.scaler.is_none() && !(loss.sum + loss.divergence).is_finite() {
             return Err(TrainError::NonFinite { what: "loss", step: self.optimizer.steps() });
         }
         Ok(loss)
@@ -397,11 +415,25 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
 
     fn update(&mut self, loss: Loss, gradients: &[E::Tensor]) -> Result<StepReport, TrainError> {
         let factors = self.config.schedule.factors(self.step, self.config.steps);
-        let norm = self.optimizer.step(self.engine, self.trainable.trained_mut(), gradients, factors)?;
+        let stepped = match (loss.sum + loss.divergence).is_finite() {
+            true => self.optimizer.step(self.engine, self.trainable.trained_mut(), gradients, factors),
+            false => Err(TrainError::NonFinite { what: "loss", step: self.optimizer.steps() }),
+        };
+        let loss_scale = self.scaler.map_or(1.0, |scaler| scaler.scale());
+        let (norm, skipped) = match stepped {
+            Ok(norm) => {
+                self.scaler.iter_mut().for_each(LossScaler::accepted);
+                (norm, false)
+            }
+            Err(TrainError::NonFinite { .. }) if self.scaler.as_mut().is_some_and(LossScaler::overflowed) => {
+                (f64::INFINITY, true)
+            }
+            Err(error) => return Err(error),
+        };
         let lambda = self.config.lambda_of(self.step);
         let rate = self.config.optimizer.learning_rate * factors.rate;
         self.step += 1;
-        Ok(StepReport { step: self.step - 1, loss, norm, rate, lambda })
+        Ok(StepReport { step: self.step - 1, loss, norm, rate, lambda, loss_scale, skipped })
     }
 
     /// The loss of a batch, whose gradient is added to `gradients`.
@@ -422,7 +454,14 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         let [hidden, head] = taught_by.hidden_on(engine, parameters.get().into(), batch, of_teacher)?;
         let mut logits = |rows: Range<usize>, out: &mut E::View| -> Result<(), GradError> {
             let x = Operand::new(hidden.borrow(), width)?.rows(rows);
-            engine.matmul(x, Operand::new(head.borrow(), width)?.t(), out, 0, Store::Overwrite)
+            engine.matmul(
+                x,
+                Operand::new(head.borrow(), width)?.t(),
+                out,
+                0,
+                Store::Overwrite,
+                ProductPrecision::F32,
+            )
         };
         let objective = Objective::Distill { text: config.text, teacher: &mut logits };
         model.gradients_on(engine, weights, batch, policy, objective, scale, gradients)

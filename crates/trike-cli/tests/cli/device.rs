@@ -306,7 +306,8 @@ fn tuned_kernels_are_stored_and_used() {
     }
 
     let folder = trike.path("cache/trike/tuned");
-    let files: Vec<_> = std::fs::read_dir(folder).expect("the folder").map(|file| file.unwrap().path()).collect();
+    let files: Vec<_> =
+        std::fs::read_dir(folder).expect("the folder").map(|file| file.unwrap().path()).collect();
     let [file] = &files[..] else { panic!("{files:?}") };
     let table = std::fs::read_to_string(file).expect("a table");
     for row in rows {

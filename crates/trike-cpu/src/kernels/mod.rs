@@ -8,6 +8,9 @@
 pub(crate) mod element;
 mod floats;
 mod outer;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod pairs;
+pub(crate) mod rounding;
 pub(crate) mod rows;
 pub(crate) mod scalar;
 

@@ -5,16 +5,21 @@
 //! read, so a transposed operand costs no more than another. An output is one chain of fused multiply-adds per
 //! [`DEPTH`] steps of the inner dimension, and these partial sums are added in order. It therefore does not depend on
 //! the other rows and columns, and is bit-identical on every instruction set with FMA.
+//!
+//! Operands of less precision are rounded when they are copied. With AVX-512 BF16, pairs of steps are multiplied at once
+//! ([`pairs`](super::pairs)).
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::FloatLanes;
+use super::rounding::Rounding;
 use trike_host::Loop;
 
 /// Steps of the inner dimension that are summed in registers.
-const DEPTH: usize = 256;
+pub(super) const DEPTH: usize = 256;
 /// Columns of `B` that are packed at once: with [`DEPTH`] rows, half a MiB.
-const WIDTH: usize = 512;
+pub(super) const WIDTH: usize = 512;
 
 /// An operand: `rows x cols`, stored in this order or transposed.
 #[derive(Clone, Copy, Debug)]
@@ -45,8 +50,10 @@ impl<'a> View<'a> {
 struct Step<const N: usize>([f32; N]);
 
 /// Some rows of a product.
-pub(crate) struct Share<'a, S> {
+pub(crate) struct Share<'a, S, O> {
     pub(crate) simd: S,
+    /// What operands are rounded to.
+    pub(crate) rounding: PhantomData<O>,
     pub(crate) a: View<'a>,
     pub(crate) b: View<'a>,
     /// The rows of `a`.
@@ -57,7 +64,7 @@ pub(crate) struct Share<'a, S> {
     pub(crate) add: bool,
 }
 
-impl<S: FloatLanes> Loop for Share<'_, S> {
+impl<S: FloatLanes, O: Rounding> Loop for Share<'_, S, O> {
     type Output = ();
 
     #[inline(always)]
@@ -71,10 +78,10 @@ impl<S: FloatLanes> Loop for Share<'_, S> {
     }
 }
 
-impl<S: FloatLanes> Share<'_, S> {
+impl<S: FloatLanes, O: Rounding> Share<'_, S, O> {
     #[inline(always)]
     fn multiply<const R: usize, const N: usize>(self) {
-        let Self { simd, a, b, rows, out, add } = self;
+        let Self { simd, a, b, rows, out, add, .. } = self;
         let (inner, width) = (a.cols, b.cols);
         let mut panels = vec![Step([0.0; N]); DEPTH.min(inner) * WIDTH.min(width).div_ceil(N)];
         let mut tile = [[0.0; R]; DEPTH];
@@ -84,12 +91,12 @@ impl<S: FloatLanes> Share<'_, S> {
                 let depth = start..(start + DEPTH).min(inner);
                 let add = add || start > 0;
                 for (panel, col) in panels.chunks_exact_mut(depth.len()).zip(cols.clone().step_by(N)) {
-                    pack_columns(b, depth.clone(), col..(col + N).min(width), panel);
+                    pack_columns::<O, N>(b, depth.clone(), col..(col + N).min(width), panel);
                 }
                 for row in rows.clone().step_by(R) {
                     let count = R.min(rows.end - row);
                     let tile = &mut tile[..depth.len()];
-                    pack_rows(a, row..row + count, depth.clone(), tile);
+                    pack_rows::<O, R>(a, row..row + count, depth.clone(), tile);
                     let out = &mut out[(row - rows.start) * width..][..count * width];
                     for (panel, col) in panels.chunks_exact(depth.len()).zip(cols.clone().step_by(N)) {
                         let sums = multiply_add(simd, tile, panel);
@@ -104,22 +111,43 @@ impl<S: FloatLanes> Share<'_, S> {
     }
 }
 
+/// Copies and rounds a whole step.
+#[inline(always)]
+fn round<O: Rounding, const N: usize>(from: &[f32; N], to: &mut [f32; N]) {
+    for i in 0..N {
+        to[i] = O::round(from[i]);
+    }
+}
+
+/// Copies and rounds the beginning of a step.
+#[inline(always)]
+fn round_some<O: Rounding>(from: &[f32], to: &mut [f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = O::round(*from);
+    }
+}
+
 /// Copies columns of `B` to the order in which they are read. A partial panel keeps stale columns, which nobody reads.
 #[inline(always)]
-fn pack_columns<const N: usize>(b: View<'_>, depth: Range<usize>, cols: Range<usize>, panel: &mut [Step<N>]) {
+fn pack_columns<O: Rounding, const N: usize>(
+    b: View<'_>,
+    depth: Range<usize>,
+    cols: Range<usize>,
+    panel: &mut [Step<N>],
+) {
     if b.transposed {
         for (lane, col) in cols.enumerate() {
             let from = &b.values[col * b.stride..][depth.clone()];
             for (step, from) in panel.iter_mut().zip(from) {
-                step.0[lane] = *from;
+                step.0[lane] = O::round(*from);
             }
         }
     } else {
         for (step, p) in panel.iter_mut().zip(depth) {
             let from = &b.values[p * b.stride..][cols.clone()];
             match <&[f32; N]>::try_from(from) {
-                Ok(from) => step.0 = *from,
-                Err(_) => step.0[..from.len()].copy_from_slice(from),
+                Ok(from) => round::<O, N>(from, &mut step.0),
+                Err(_) => round_some::<O>(from, &mut step.0),
             }
         }
     }
@@ -127,20 +155,25 @@ fn pack_columns<const N: usize>(b: View<'_>, depth: Range<usize>, cols: Range<us
 
 /// Copies rows of `A` to the order in which they are read. A partial tile keeps stale rows, which nobody reads.
 #[inline(always)]
-fn pack_rows<const R: usize>(a: View<'_>, rows: Range<usize>, depth: Range<usize>, tile: &mut [[f32; R]]) {
+fn pack_rows<O: Rounding, const R: usize>(
+    a: View<'_>,
+    rows: Range<usize>,
+    depth: Range<usize>,
+    tile: &mut [[f32; R]],
+) {
     if a.transposed {
         for (step, p) in tile.iter_mut().zip(depth) {
             let from = &a.values[p * a.stride..][rows.clone()];
             match <&[f32; R]>::try_from(from) {
-                Ok(from) => *step = *from,
-                Err(_) => step[..from.len()].copy_from_slice(from),
+                Ok(from) => round::<O, R>(from, step),
+                Err(_) => round_some::<O>(from, step),
             }
         }
     } else {
         for (lane, row) in rows.enumerate() {
             let from = &a.values[row * a.stride..][depth.clone()];
             for (step, from) in tile.iter_mut().zip(from) {
-                step[lane] = *from;
+                step[lane] = O::round(*from);
             }
         }
     }
@@ -166,7 +199,12 @@ fn multiply_add<S: FloatLanes, const R: usize, const N: usize>(
 
 /// Writes one row of a tile's sums to the outputs, or adds it to them.
 #[inline(always)]
-fn write<S: FloatLanes, const N: usize>(simd: S, sums: &[S::Lanes; 2], add: bool, out: &mut [f32]) {
+pub(super) fn write<S: FloatLanes, const N: usize>(
+    simd: S,
+    sums: &[S::Lanes; 2],
+    add: bool,
+    out: &mut [f32],
+) {
     if let Ok(out) = <&mut [f32; N]>::try_from(&mut *out) {
         for (at, sum) in [0, S::LANES].into_iter().zip(sums) {
             let sum =

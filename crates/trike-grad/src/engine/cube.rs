@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use trike_core::{AttentionSpec, GatedActivation, RopePairing};
+use trike_core::{AttentionSpec, GatedActivation, ProductPrecision, RopePairing};
 use trike_cpu::Store;
 use trike_cube::attention::Positions;
 use trike_cube::grad::{AdamWStep, Documents, Factor, Groups, HeadLoss, Lookups, Losses, Targets};
@@ -235,7 +235,11 @@ impl Engine for CubeEngine {
         out: &mut CubeTensor,
         at: usize,
         store: Store,
+        precision: ProductPrecision,
     ) -> Result<(), GradError> {
+        if precision != ProductPrecision::F32 {
+            return Err(GradError::Precision { executor: "a device", precision });
+        }
         Ok(self.device.product(factor(a), factor(b), &out.0, at, store == Store::Add)?)
     }
 

@@ -4,8 +4,11 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use trike_core::{AttentionSpec, DenseData, DenseTensor, GatedActivation, Int8Tensor, RopePairing, absmean};
-use trike_cpu::{Cpu, CpuError, CpuOps, MatrixRef, RopeTable, Store, grad, matmul};
+use trike_core::{
+    AttentionSpec, DenseData, DenseTensor, GatedActivation, Int8Tensor, ProductPrecision, RopePairing,
+    absmean,
+};
+use trike_cpu::{Cpu, CpuError, CpuOps, MatrixRef, RopeTable, Store, grad, matmul_rounded};
 
 use super::{AdamW, Elements, Engine, Operand, ScaleGroups};
 use crate::error::{GradError, check_len};
@@ -203,12 +206,13 @@ impl Engine for Cpu {
         out: &mut [f32],
         at: usize,
         store: Store,
+        precision: ProductPrecision,
     ) -> Result<(), GradError> {
         let (a, b) = (matrix(a)?, matrix(b)?);
         let (len, got) = (a.rows() * b.cols(), out.len());
         let out = out.get_mut(at..).and_then(|out| out.get_mut(..len));
         let out = out.ok_or(GradError::Length { what: "output of a product", expected: at + len, got })?;
-        Ok(matmul(self, a, b, out, store)?)
+        Ok(matmul_rounded(self, a, b, out, store, precision)?)
     }
 
     fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> Result<(), GradError> {

@@ -7,7 +7,7 @@ mod host;
 use std::borrow::{BorrowMut, Cow};
 use std::ops::Range;
 
-use trike_core::{AttentionSpec, GatedActivation, RopePairing};
+use trike_core::{AttentionSpec, GatedActivation, ProductPrecision, RopePairing};
 use trike_cpu::Store;
 use trike_trit::Granularity;
 
@@ -221,7 +221,8 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
     fn add_row(&self, x: &mut Self::View, row: &Self::View) -> Result<(), GradError>;
     /// The sum of the rows of `x`, each with as many elements as `out`.
     fn sum_rows(&self, x: &Self::View, out: &mut Self::View) -> Result<(), GradError>;
-    /// `out = a b`, or `out += a b`, from element `at` of `out` on.
+    /// `out = a b`, or `out += a b`, from element `at` of `out` on, with operands rounded to `precision` and sums in f32.
+    /// [`GradError::Precision`] for one that the executor does not have.
     fn matmul(
         &self,
         a: Operand<'_, Self::View>,
@@ -229,6 +230,7 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
         out: &mut Self::View,
         at: usize,
         store: Store,
+        precision: ProductPrecision,
     ) -> Result<(), GradError>;
 
     /// Root-mean-square normalization of rows with as many elements as `weight`.

@@ -9,7 +9,7 @@ use super::check_shape;
 use super::ternary::Ternarize;
 use crate::engine::{Engine, Operand};
 use crate::error::GradError;
-use crate::tape::{Backward, Operation, Tape};
+use crate::tape::{Backward, MixedPrecision, Operation, Tape};
 use crate::var::Var;
 
 /// A linear layer as BitNet b1.58 trains it: latent f32 weights that are ternarized in the forward pass.
@@ -61,14 +61,22 @@ impl<E: Engine> Tape<'_, E> {
         if let Some(bias) = bias {
             check_shape("bias of linear", (1, rows), self.shape(bias)?)?;
         }
+        let precision = self.precision();
         let mut y = self.take(tokens * rows)?;
         let operands = (Operand::new(self.value(x)?, cols)?, Operand::new(self.value(weight)?, cols)?);
-        self.engine().matmul(operands.0, operands.1.t(), y.borrow_mut(), 0, Store::Overwrite)?;
+        self.engine().matmul(
+            operands.0,
+            operands.1.t(),
+            y.borrow_mut(),
+            0,
+            Store::Overwrite,
+            precision.outputs,
+        )?;
         if let Some(bias) = bias {
             self.engine().add_row(y.borrow_mut(), self.value(bias)?)?;
         }
         let inputs: Vec<Var> = [x, weight].into_iter().chain(bias).collect();
-        self.record(&inputs, y, rows, Linear { x, weight, bias, rows, cols })
+        self.record(&inputs, y, rows, Linear { x, weight, bias, rows, cols, precision })
     }
 
     /// [`Tape::linear`] of int8 activations and ternarized weights, see [`BitLinear`].
@@ -95,17 +103,32 @@ struct Linear {
     bias: Option<Var>,
     rows: usize,
     cols: usize,
+    precision: MixedPrecision,
 }
 
 impl<E: Engine> Operation<E> for Linear {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
-        let Self { x, weight, bias, rows, cols } = *self;
+        let Self { x, weight, bias, rows, cols, precision } = *self;
         let d = Operand::new(dy.borrow(), rows)?;
         pass.accumulate(weight, |pass, dw, store| {
-            pass.engine().matmul(d.t(), Operand::new(pass.value(x)?, cols)?, dw, 0, store)
+            pass.engine().matmul(
+                d.t(),
+                Operand::new(pass.value(x)?, cols)?,
+                dw,
+                0,
+                store,
+                precision.weight_gradients,
+            )
         })?;
         pass.accumulate(x, |pass, dx, store| {
-            pass.engine().matmul(d, Operand::new(pass.value(weight)?, cols)?, dx, 0, store)
+            pass.engine().matmul(
+                d,
+                Operand::new(pass.value(weight)?, cols)?,
+                dx,
+                0,
+                store,
+                precision.input_gradients,
+            )
         })?;
         if let Some(bias) = bias {
             let mut sums = pass.take(rows)?;

@@ -136,7 +136,7 @@ impl<E: Engine> Tape<'_, E> {
     ) -> Result<(Var, [f64; 2]), GradError> {
         let ((rows, width), (vocabulary, cols)) = (self.shape(hidden)?, self.shape(head)?);
         check_shape("output head", (vocabulary, width), (vocabulary, cols))?;
-        let engine = self.engine();
+        let (engine, head_precision) = (self.engine(), self.precision().head);
         let (h, w) = (self.value(hidden)?, Operand::new(self.value(head)?, width)?);
         let mut d_hidden = self.is_tracked(hidden)?.then(|| self.take(h.elements())).transpose()?;
         let mut d_head = self.is_tracked(head)?.then(|| self.take(vocabulary * width)).transpose()?;
@@ -149,15 +149,15 @@ impl<E: Engine> Tape<'_, E> {
             let range = first..(first + step).min(rows);
             let x = Operand::new(h, width)?.rows(range.clone());
             let mut logits = self.take(range.len() * vocabulary)?;
-            engine.matmul(x, w.t(), logits.borrow_mut(), 0, Store::Overwrite)?;
+            engine.matmul(x, w.t(), logits.borrow_mut(), 0, Store::Overwrite, head_precision)?;
             loss(range.clone(), logits.borrow_mut(), &mut losses)?;
             let d = Operand::new(logits.borrow(), vocabulary)?;
             if let Some(dh) = &mut d_hidden {
-                engine.matmul(d, w, dh.borrow_mut(), first * width, Store::Overwrite)?;
+                engine.matmul(d, w, dh.borrow_mut(), first * width, Store::Overwrite, head_precision)?;
             }
             if let Some(dw) = &mut d_head {
                 let store = if first == 0 { Store::Overwrite } else { Store::Add };
-                engine.matmul(d.t(), x, dw.borrow_mut(), 0, store)?;
+                engine.matmul(d.t(), x, dw.borrow_mut(), 0, store, head_precision)?;
             }
             self.buffers().give(logits);
         }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use trike_cpu::Cpu;
-use trike_grad::{Buffers, Elements, Engine, GradError, Tape};
+use trike_grad::{Buffers, Elements, Engine, GradError, MixedPrecision, Tape};
 use trike_nn::DecoderSpec;
 
 use super::parameters::zeros;
@@ -28,6 +28,7 @@ pub struct Trained<'c, E: Engine = Cpu> {
     rope: E::RopeTable,
     /// Blocks of a segment: only the inputs of segments are kept, and a segment is computed again for its gradient.
     segment: usize,
+    precision: MixedPrecision,
 }
 
 impl<'c, E: Engine> Trained<'c, E> {
@@ -44,7 +45,14 @@ impl<'c, E: Engine> Trained<'c, E> {
         let rope = engine.rope_table(frequencies, spec.rope.pairing, spec.context.min(ROPE_POSITIONS))?;
         let segment = segment.unwrap_or(spec.layers).clamp(1, spec.layers);
         let (buffers, tokens) = (Buffers::default(), AtomicUsize::new(0));
-        Ok(Self { engine, buffers, tokens, spec: spec.clone(), rope, segment })
+        let precision = MixedPrecision::default();
+        Ok(Self { engine, buffers, tokens, spec: spec.clone(), rope, segment, precision })
+    }
+
+    /// Rounds the operands of products when gradients are computed.
+    #[must_use]
+    pub fn with_precision(self, precision: MixedPrecision) -> Self {
+        Self { precision, ..self }
     }
 
     /// The loss of a batch; its gradient, times `scale`, is added to `gradients`, which has the shapes of
@@ -82,7 +90,7 @@ impl<'c, E: Engine> Trained<'c, E> {
             // Activations of another size would stay in the pool unused.
             self.buffers.clear();
         }
-        let pass = self.pass(engine, weights, batch, policy)?;
+        let pass = Pass { precision: self.precision, ..self.pass(engine, weights, batch, policy)? };
         let layers = self.spec.layers;
         let segments: Vec<Range<usize>> = (0..layers)
             .step_by(self.segment)
@@ -97,7 +105,7 @@ impl<'c, E: Engine> Trained<'c, E> {
         let mut loss = Loss::default();
         let mut dy = None;
         for (segment, x) in segments.into_iter().zip(&inputs).rev() {
-            let mut tape = Tape::new(engine, &self.buffers);
+            let mut tape = pass.tape();
             let mut leaves = Leaves::new(true);
             // Below the first block, an adapter trains nothing.
             let from = match segment.start == 0 && !weights.trains_embedding() {
@@ -213,6 +221,7 @@ impl<'c, E: Engine> Trained<'c, E> {
             adapter: weights.adapter,
             policy,
             batch,
+            precision: MixedPrecision::default(),
             rotary: engine.rotary(&self.rope, positions)?,
             segments: engine.segments(batch.segments.iter().map(ExactSizeIterator::len).collect())?,
         })

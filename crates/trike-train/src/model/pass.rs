@@ -3,7 +3,7 @@
 use std::borrow::{Borrow, BorrowMut};
 use std::ops::Range;
 
-use trike_grad::{Buffers, Elements, Engine, GradError, Gradients, Tape, Var};
+use trike_grad::{Buffers, Elements, Engine, GradError, Gradients, MixedPrecision, Tape, Var};
 use trike_nn::{DecoderSpec, WeightName};
 
 use super::Parameters;
@@ -22,6 +22,7 @@ pub(super) struct Pass<'p, E: Engine> {
     pub(super) adapter: Option<&'p Adapter<E::Tensor>>,
     pub(super) policy: &'p TernaryPolicy,
     pub(super) batch: &'p Batch,
+    pub(super) precision: MixedPrecision,
     pub(super) rotary: E::Rotary,
     pub(super) segments: E::Segments,
 }
@@ -64,6 +65,11 @@ impl Leaves {
 }
 
 impl<'p, E: Engine> Pass<'p, E> {
+    /// An empty tape.
+    pub(super) fn tape(&self) -> Tape<'p, E> {
+        Tape::new(self.engine, self.buffers).with_precision(self.precision)
+    }
+
     fn leaf<'t>(
         &self,
         tape: &mut Tape<'t, E>,
@@ -117,7 +123,7 @@ impl<'p, E: Engine> Pass<'p, E> {
 
     /// The residual stream before the first block.
     pub(super) fn embedded(&self) -> Result<E::Tensor, TrainError> {
-        let mut tape = Tape::new(self.engine, self.buffers);
+        let mut tape = self.tape();
         let x = self.embed(&mut tape, &mut Leaves::new(false))?;
         Ok(tape.to_tensor(x)?)
     }
@@ -142,7 +148,7 @@ impl<'p, E: Engine> Pass<'p, E> {
 
     /// The residual stream behind some blocks, without a tape.
     pub(super) fn through(&self, x: &E::View, layers: Range<usize>) -> Result<E::Tensor, TrainError> {
-        let mut tape = Tape::new(self.engine, self.buffers);
+        let mut tape = self.tape();
         let from = tape.constant(x, self.spec.hidden)?;
         let y = self.blocks(&mut tape, &mut Leaves::new(false), from, layers)?;
         Ok(tape.to_tensor(y)?)
@@ -294,7 +300,7 @@ impl<'p, E: Engine> Pass<'p, E> {
         scale: f32,
         gradients: &mut [E::Tensor],
     ) -> Result<(Loss, E::Tensor), TrainError> {
-        let mut tape = Tape::new(self.engine, self.buffers);
+        let mut tape = self.tape();
         let mut leaves = Leaves::new(true);
         let from = tape.parameter(x, self.spec.hidden)?;
         let (hidden, head) = self.normed(&mut tape, &mut leaves, from)?;

@@ -3,7 +3,7 @@
 use std::borrow::{Borrow, BorrowMut};
 
 use trike_cpu::Store;
-use trike_grad::{Elements, Engine, GradError, Operand};
+use trike_grad::{Elements, Engine, GradError, Operand, ProductPrecision};
 
 /// Steps of the iteration.
 const STEPS: usize = 5;
@@ -33,13 +33,13 @@ pub(super) fn orthogonal<E: Engine>(
     for _ in 0..STEPS {
         let m = Operand::new(x.borrow(), cols)?;
         let (left, right) = if wide { (m, m.t()) } else { (m.t(), m) };
-        engine.matmul(left, right, gram.borrow_mut(), 0, Store::Overwrite)?;
+        engine.matmul(left, right, gram.borrow_mut(), 0, Store::Overwrite, ProductPrecision::F32)?;
         let g = Operand::new(gram.borrow(), side)?;
-        engine.matmul(g, g, square.borrow_mut(), 0, Store::Overwrite)?;
+        engine.matmul(g, g, square.borrow_mut(), 0, Store::Overwrite, ProductPrecision::F32)?;
         engine.polynomial(COEFFICIENTS, side, gram.borrow(), square.borrow_mut())?;
         let polynomial = Operand::new(square.borrow(), side)?;
         let (left, right) = if wide { (polynomial, m) } else { (m, polynomial) };
-        engine.matmul(left, right, next.borrow_mut(), 0, Store::Overwrite)?;
+        engine.matmul(left, right, next.borrow_mut(), 0, Store::Overwrite, ProductPrecision::F32)?;
         std::mem::swap(&mut x, &mut next);
     }
     Ok(x)

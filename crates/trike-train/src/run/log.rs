@@ -33,6 +33,14 @@ pub struct StepLine {
     pub lambda: f32,
     /// Tokens per second.
     pub tokens_per_second: f64,
+    /// Steps that were skipped, because gradients overflowed in f16.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// A line of the log.
@@ -201,6 +209,7 @@ mod tests {
             learning_rate: 0.5,
             lambda: 1.0,
             tokens_per_second: 100.0,
+            skipped: 0,
         })
     }
 

@@ -263,13 +263,13 @@ impl Run {
                 Err(TrainError::NonFinite { .. }) => return Err(diverged(trainer.steps())?),
                 report => report?,
             };
-            memory.tokens += report.loss.tokens as u64;
+            memory.tokens += if report.skipped { 0 } else { report.loss.tokens as u64 };
             memory.seconds = before + started.elapsed().as_secs_f64();
             means.add(&report);
             let done = trainer.steps();
             let loss = (report.loss.sum + report.loss.divergence) / report.loss.tokens.max(1) as f64;
             // The loss rises while weights become ternary.
-            if report.lambda == 1.0 && watch.diverges(loss) {
+            if report.lambda == 1.0 && !report.skipped && watch.diverges(loss) {
                 return Err(diverged(done)?);
             }
             if done.is_multiple_of(self.config.logging_steps) || done == steps {

@@ -154,6 +154,7 @@ mod tests {
             learning_rate: 0.1,
             lambda: 1.0,
             tokens_per_second: 1.0,
+            skipped: 0,
         };
         let report = RunReport {
             output: "<out>".into(),

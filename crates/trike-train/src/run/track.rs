@@ -40,11 +40,16 @@ pub(super) struct Means {
     pub(super) loss: Loss,
     pub(super) norm: f64,
     pub(super) steps: usize,
+    pub(super) skipped: usize,
     pub(super) since: Option<Instant>,
 }
 
 impl Means {
     pub(super) fn add(&mut self, report: &StepReport) {
+        if report.skipped {
+            self.skipped += 1;
+            return;
+        }
         self.loss.sum += report.loss.sum;
         self.loss.divergence += report.loss.divergence;
         self.loss.tokens += report.loss.tokens;
@@ -64,6 +69,7 @@ impl Means {
             learning_rate: report.rate,
             lambda: report.lambda,
             tokens_per_second: self.loss.tokens as f64 / seconds.max(1e-9),
+            skipped: self.skipped,
         };
         *self = Self { since: Some(Instant::now()), ..Self::default() };
         Line::Steps(line)
