@@ -1,5 +1,7 @@
 //! The calibration text in tokens, and the part of it that is held out.
 
+use std::time::{Duration, Instant};
+
 use trike_cpu::Cpu;
 use trike_llm::{
     GenerateOptions, LanguageModel, LlmError, LoadOptions, ModelFile, sampler::SamplerConfig, sequences,
@@ -22,6 +24,8 @@ const LEAST_TOKENS: usize = 16;
 const SHARE: usize = 10;
 /// Minimum number of sequences held out, and of sequences generated if none can be.
 const FEW: usize = 4;
+/// Seed of the first sequence that is written for a recovery.
+const WRITTEN: u64 = 1 << 40;
 /// Maximum length of a sequence that is generated only to be measured on.
 const LONGEST_STAND_IN: usize = 256;
 
@@ -171,6 +175,28 @@ fn generated(
         Ok([text.prompt_ids, text.ids].concat())
     };
     (0..sequences).map(one).collect()
+}
+
+/// Sequences that the dense model writes in about so much time, none of which is calibration text of the same configuration.
+pub(crate) fn written(
+    input: &ModelFile,
+    config: &ModelQuantizationConfig,
+    time: Duration,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Vec<Vec<u32>>, CalibrateError> {
+    let start = Instant::now();
+    let options = LoadOptions::default()
+        .with_tokenizer(input.tokenizer(config.tokenizer.as_deref())?)
+        .with_cpu(Cpu::new(config.threads)?);
+    let model = LanguageModel::load_with(input, &options, &mut |_, _| ())?;
+    let mut all = Vec::new();
+    while start.elapsed() < time {
+        progress(start.elapsed().as_secs() as usize, time.as_secs() as usize);
+        let seed = WRITTEN.wrapping_add(all.len() as u64);
+        all.extend(generated(&model, 1, seed, LONGEST_GENERATED, &mut |_| ())?);
+    }
+    all.retain(|ids| ids.len() > 1);
+    Ok(all)
 }
 
 /// Sequences that the dense model generates only to be measured on.

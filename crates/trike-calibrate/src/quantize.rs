@@ -125,8 +125,8 @@ pub(crate) fn quantize_ids(
     let tuning = tuning_of(input, config, &mut notes)?;
     // Rounding depends only on the weights, even if the text was needed for another purpose.
     let seen = if config.compensation().is_some() { ids } else { &[] };
-    let walk::Walked { layers, blocks, model } =
-        walk::Walk::new(input, config, &backend, &store, seen, tuning)?.run(progress)?;
+    let walk::Walked { layers, blocks, model, recovered } =
+        walk::Walk::new(input, config, &backend, &store, seen, tuning)?.run(file, progress)?;
     for pattern in &config.skip_patterns {
         let alone = ModelQuantizationConfig { skip_patterns: vec![pattern.clone()], ..config.clone() };
         if !layers.iter().any(|l| alone.skips(&l.name)) {
@@ -167,6 +167,7 @@ pub(crate) fn quantize_ids(
         layers,
         tuned_blocks: blocks,
         tuned_model: model,
+        recovered,
         input_bytes: file.source().tensors().iter().map(|t| t.bytes).sum(),
         output_bytes,
         bits_per_weight: 8.0 * output_bytes as f64 / parameters.max(1) as f64,

@@ -208,7 +208,7 @@ impl Store {
         &self,
         layers: &[LayerReport],
         blocks: &[(usize, TuningReport)],
-        model: &TuningReport,
+        model: [Option<TuningReport>; 2],
         tensors: impl Iterator<Item = (WeightName, Tensor)>,
     ) -> Result<(), CalibrateError> {
         self.save_part(&self.dir.join(TUNED), &(layers, blocks, model), tensors)
@@ -234,8 +234,8 @@ impl Store {
 /// A finished block: the reports of its layers and of its tuning, and its weights.
 pub(crate) type Finished = (Vec<LayerReport>, Option<TuningReport>, Block);
 
-/// Reports of all layers, of each tuned block with its index, and of the tuned model.
-pub(crate) type TunedModel = (Vec<LayerReport>, Vec<(usize, TuningReport)>, TuningReport);
+/// Reports of all layers, of each tuned block with its index, and of the tuned and the recovered model.
+pub(crate) type TunedModel = (Vec<LayerReport>, Vec<(usize, TuningReport)>, [Option<TuningReport>; 2]);
 
 /// The ternary weights of a finished block.
 #[derive(Debug)]

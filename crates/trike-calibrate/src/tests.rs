@@ -100,7 +100,7 @@ fn walk(
     };
     let tuning = tuning_of(input, config, &mut Vec::new())?;
     walk::Walk::new(input, config, &backend, store, &ids, tuning)?
-        .run(&mut |_, done, all| assert!(done <= all))
+        .run(input, &mut |_, done, all| assert!(done <= all))
 }
 
 /// Quantizes into the directory `name` and returns the tensors' bytes, and the divergence from the dense model on a text.
@@ -461,8 +461,9 @@ fn what_is_not_tuned_is_said() {
     config.method = QuantizeMethod::Round(ScaleRule::LeastSquares);
     assert!(tuning_of(&input, &config, &mut Vec::new()).unwrap().is_none());
     type Spoil = fn(&mut Tuning);
-    let table: [(&str, Spoil); 4] = [
+    let table: [(&str, Spoil); 5] = [
         ("tuning.rate is", |t| t.rate = 0.0),
+        ("tuning.recover", |t| t.recover = f64::NAN),
         ("tuning.scale_rate", |t| t.scale_rate = f32::NAN),
         ("tuning.batch_tokens", |t| t.batch_tokens = 0),
         ("tuning.model_epochs", |t| t.model_epochs = usize::MAX),

@@ -15,6 +15,9 @@ pub struct Tuning {
     pub block_epochs: usize,
     /// Epochs over the text for the whole model, against the dense model's probabilities; 0 = none.
     pub model_epochs: usize,
+    /// Minutes after the epochs in which the whole model is tuned on text that the dense model writes; 0 = none. A quarter of them
+    /// is for writing at most. What can be done in that time depends on the machine, and so does the result.
+    pub recover: f64,
     /// Tokens per step, unless one sequence is longer.
     pub batch_tokens: usize,
     /// Learning rate of latent weights, in units of the distance between levels; divided by three for each additional
@@ -36,6 +39,7 @@ impl Default for Tuning {
         Self {
             block_epochs: 4,
             model_epochs: 8,
+            recover: 0.0,
             batch_tokens: 1024,
             rate: 0.02,
             scale_rate: 2e-3,
@@ -51,6 +55,7 @@ impl Tuning {
         let epochs = Bounds::at_least(0usize).at_most(MOST_EPOCHS);
         OptionError::check("tuning.rate", Bounds::over(0.0).at_most(1.0), self.rate)?;
         OptionError::check("tuning.scale_rate", Bounds::at_least(0.0).at_most(0.5), self.scale_rate)?;
+        OptionError::check("tuning.recover", Bounds::at_least(0.0).at_most(1e5), self.recover)?;
         OptionError::check("tuning.batch_tokens", Bounds::at_least(1usize), self.batch_tokens)?;
         OptionError::check("tuning.block_epochs", epochs, self.block_epochs)?;
         OptionError::check("tuning.model_epochs", epochs, self.model_epochs)

@@ -52,6 +52,9 @@ pub struct QuantizeReport {
     pub tuned_blocks: Vec<(usize, TuningReport)>,
     /// Tuning result of the whole model, if all blocks were tuned together.
     pub tuned_model: Option<TuningReport>,
+    /// Recovery of the whole model on text of the dense model.
+    #[serde(default)]
+    pub recovered: Option<TuningReport>,
     /// Sums over all quantized layers.
     pub ternary: TernaryTotals,
     /// Bytes of the tensors read.

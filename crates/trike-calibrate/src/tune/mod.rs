@@ -11,6 +11,7 @@
 
 mod block;
 mod learner;
+mod recover;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -20,6 +21,8 @@ use trike_cpu::{CpuError, RopeTable, grad::BlockShape};
 use trike_nn::DecoderSpec;
 
 pub(crate) use block::block;
+pub(crate) use recover::{Judged, recover};
+pub(crate) use text::is_held_out;
 pub(crate) use whole::{Head, whole};
 
 /// A differentiable block of the model, for sequences of at most `longest` tokens.

@@ -31,8 +31,9 @@ impl Text {
             }
         }
         let enough = all.len() >= HELD_OUT;
+        let count = all.len();
         let (held, tuned): (Vec<_>, Vec<_>) =
-            all.into_iter().enumerate().partition(|(i, _)| enough && i % HELD_OUT == HELD_OUT - 1);
+            all.into_iter().enumerate().partition(|(i, _)| is_held_out(*i, count));
         let places = |v: Vec<(usize, Span)>| v.into_iter().map(|(_, p)| p).collect::<Vec<_>>();
         let tuned = places(tuned);
         Self { held: if enough { places(held) } else { tuned.clone() }, tuned }
@@ -60,10 +61,19 @@ impl Text {
 
     pub(super) fn shuffled(&self, rng: &mut ChaCha8Rng) -> Vec<Span> {
         let mut places = self.tuned.clone();
-        for i in (1..places.len()).rev() {
-            places.swap(i, (rng.next_u64() % (i as u64 + 1)) as usize);
-        }
+        shuffle(&mut places, rng);
         places
+    }
+}
+
+/// Whether sequence `i` of `all` is held out.
+pub(crate) fn is_held_out(i: usize, all: usize) -> bool {
+    all >= HELD_OUT && i % HELD_OUT == HELD_OUT - 1
+}
+
+pub(super) fn shuffle(places: &mut [Span], rng: &mut ChaCha8Rng) {
+    for i in (1..places.len()).rev() {
+        places.swap(i, (rng.next_u64() % (i as u64 + 1)) as usize);
     }
 }
 

@@ -49,17 +49,17 @@ impl Head {
 }
 
 /// All blocks of the model during a step.
-struct Stack<'a> {
-    cpu: &'a Cpu,
-    shape: &'a BlockShape,
-    vocab: usize,
-    head: &'a Head,
-    blocks: Vec<Learner>,
+pub(super) struct Stack<'a> {
+    pub(super) cpu: &'a Cpu,
+    pub(super) shape: &'a BlockShape,
+    pub(super) vocab: usize,
+    pub(super) head: &'a Head,
+    pub(super) blocks: Vec<Learner>,
 }
 
 impl Stack<'_> {
     /// The output of the last block for the input `x` of the first block, and the tapes of all blocks if `wanted`.
-    fn forward(
+    pub(super) fn forward(
         &self,
         matrices: &[BlockMatrices],
         mut x: Vec<f32>,
@@ -83,7 +83,7 @@ impl Stack<'_> {
 
     /// The divergence from the dense model over the tokens of a step, and the gradients of all blocks if `wanted`. `x`
     /// is the input of the first block, `aim` the output of the last block of the dense model.
-    fn pass(
+    pub(super) fn pass(
         &self,
         matrices: &[BlockMatrices],
         x: Vec<f32>,
@@ -110,7 +110,7 @@ impl Stack<'_> {
         Ok((loss, all))
     }
 
-    fn matrices(&self) -> Result<Vec<BlockMatrices>, CalibrateError> {
+    pub(super) fn matrices(&self) -> Result<Vec<BlockMatrices>, CalibrateError> {
         self.blocks.iter().map(|b| b.matrices(self.shape)).collect()
     }
 }

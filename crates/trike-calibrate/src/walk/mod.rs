@@ -4,8 +4,10 @@
 mod layer;
 mod solver;
 
+use std::time::{Duration, Instant};
+
 use trike_core::{DenseData, DenseTensor, Tensor};
-use trike_llm::WeightSource;
+use trike_llm::{ModelFile, WeightSource};
 use trike_nn::{CpuBackend, DecoderBlock, HookPoint, WeightName};
 use trike_quant::{CrossProduct, Hessian};
 
@@ -16,12 +18,14 @@ use self::{
 use crate::{
     CalibrateError, LayerReport, ModelQuantizationConfig, QuantizeMethod, Tuning, TuningReport,
     fold::input_width,
-    packing,
+    held_out, packing,
     store::{Block, Store},
     streams::{Batch, Blocks, embed},
     tune,
 };
 
+/// Share of the time of a recovery in which text is written.
+const WRITING: f64 = 0.25;
 /// Number of linear layers of a block.
 const LAYERS: usize = 7;
 
@@ -49,6 +53,8 @@ pub(crate) struct Walked {
     pub(crate) blocks: Vec<(usize, TuningReport)>,
     /// Tuning report of the whole model.
     pub(crate) model: Option<TuningReport>,
+    /// Report of its recovery.
+    pub(crate) recovered: Option<TuningReport>,
 }
 
 impl<'a> Walk<'a> {
@@ -75,16 +81,17 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Quantizes all linear layers of the blocks in order, then tunes them together.
+    /// Quantizes all linear layers of the blocks in order, then tunes them together. `file` is the dense model.
     pub(crate) fn run(
         mut self,
+        file: &ModelFile,
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<Walked, CalibrateError> {
         let layers = self.blocks.spec().layers;
-        let whole = self.tuning.filter(|t| t.model_epochs > 0 && !self.ids.is_empty());
-        let mut walked = Walked { layers: Vec::new(), blocks: Vec::new(), model: None };
-        if let (Some(_), Some((layers, blocks, model))) = (whole, self.store.tuned()?) {
-            return Ok(Walked { layers, blocks, model: Some(model) });
+        let whole = self.tuning.filter(|t| (t.model_epochs > 0 || t.recover > 0.0) && !self.ids.is_empty());
+        let mut walked = Walked { layers: Vec::new(), blocks: Vec::new(), model: None, recovered: None };
+        if let (Some(_), Some((layers, blocks, [model, recovered]))) = (whole, self.store.tuned()?) {
+            return Ok(Walked { layers, blocks, model, recovered });
         }
         let steps = layers * LAYERS;
         let tunes = self.tuning.is_some_and(|t| t.block_epochs > 0) && !self.ids.is_empty();
@@ -109,9 +116,7 @@ impl<'a> Walk<'a> {
             progress(step, (layer + 1) * LAYERS, steps);
         }
         if let Some(tuning) = whole {
-            self.whole(&tuning, &mut walked, &mut |done, all| {
-                progress("tuning the whole model", done, all);
-            })?;
+            self.whole(file, &tuning, &mut walked, progress)?;
         }
         Ok(walked)
     }
@@ -119,9 +124,10 @@ impl<'a> Walk<'a> {
     /// Tunes all blocks together, if any of their layers is ternary.
     fn whole(
         self,
+        file: &ModelFile,
         tuning: &Tuning,
         walked: &mut Walked,
-        progress: &mut dyn FnMut(usize, usize),
+        progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<(), CalibrateError> {
         let mut blocks = vec![Vec::new(); self.blocks.spec().layers];
         for (layer, replaced) in blocks.iter_mut().enumerate() {
@@ -135,15 +141,49 @@ impl<'a> Walk<'a> {
         }
         let (head, starts) = (tune::Head::load(self.source)?, self.embed()?);
         let cpu = self.blocks.cpu();
-        let report =
-            tune::whole(self.source, cpu, tuning, &head, &mut blocks, &starts, &self.dense, progress)?;
-        if report.kept {
+        if tuning.model_epochs > 0 {
+            let mut set = |done, all| progress("tuning the whole model", done, all);
+            let report =
+                tune::whole(self.source, cpu, tuning, &head, &mut blocks, &starts, &self.dense, &mut set)?;
+            walked.model = Some(report);
+        }
+        if tuning.recover > 0.0 {
+            let judged = (&starts[..], &self.dense[..]);
+            walked.recovered = Some(self.recover(file, tuning, &head, &mut blocks, judged, progress)?);
+        }
+        if [walked.model, walked.recovered].iter().flatten().any(|report| report.kept) {
             blocks.iter_mut().try_for_each(|tensors| self.repack(tensors))?;
             renew(self.source, &mut walked.layers, blocks.iter().flatten())?;
         }
-        self.store.save_tuned(&walked.layers, &walked.blocks, &report, blocks.into_iter().flatten())?;
-        walked.model = Some(report);
-        Ok(())
+        let reports = [walked.model, walked.recovered];
+        self.store.save_tuned(&walked.layers, &walked.blocks, reports, blocks.into_iter().flatten())
+    }
+
+    /// Tunes all blocks together on the calibration text and on what the dense model writes.
+    fn recover(
+        &self,
+        file: &ModelFile,
+        tuning: &Tuning,
+        head: &tune::Head,
+        blocks: &mut [Vec<(WeightName, Tensor)>],
+        judged: tune::Judged<'_>,
+        progress: &mut dyn FnMut(&str, usize, usize),
+    ) -> Result<TuningReport, CalibrateError> {
+        let (start, all) = (Instant::now(), Duration::from_secs_f64(60.0 * tuning.recover));
+        let count = self.ids.len();
+        let seen = self.ids.iter().enumerate().filter(|(i, _)| !tune::is_held_out(*i, count));
+        let mut texts: Vec<Vec<u32>> = seen.map(|(_, ids)| ids.clone()).collect();
+        let writing = all.mul_f64(WRITING);
+        texts.extend(held_out::written(file, self.config, writing, &mut |done, all| {
+            progress("writing text for the recovery", done, all);
+        })?);
+        let rest = all.saturating_sub(start.elapsed());
+        let mut report =
+            tune::recover(&self.blocks, tuning, head, blocks, &texts, judged, rest, &mut |done, all| {
+                progress("recovering", done, all);
+            })?;
+        report.seconds = start.elapsed().as_secs_f64();
+        Ok(report)
     }
 
     /// Chooses encodings again if the configuration leaves them open: tuning changes which trits are zero.

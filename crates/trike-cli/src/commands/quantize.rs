@@ -216,6 +216,7 @@ fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
         block_epochs: args.tune_block_epochs,
         model_epochs: args.tune_model_epochs,
         max_weights: args.tune_max_weights,
+        recover: args.recover,
         ..Tuning::default()
     });
     Ok(ModelQuantizationConfig::default()

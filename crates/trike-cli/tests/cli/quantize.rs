@@ -393,3 +393,23 @@ fn without_a_text_the_model_writes_its_own_and_the_seed_says_which() {
     let first = weights("a", "1");
     assert!(first == weights("b", "1") && first != weights("c", "2"));
 }
+
+#[test]
+fn a_recovery_goes_on_where_tuning_ends() {
+    let Some(bench) = Bench::new() else { return };
+    let tuned = ["--planes", "2", "--tune-block-epochs", "0", "--tune-model-epochs", "2"];
+    let (_, before) = bench.unasked("tuned", &tuned);
+    assert!(before["recovered"].is_null());
+    let (page, report) = bench.unasked("recovered", &[&tuned[..], &["--recover", "0.3"]].concat());
+    assert_eq!(report["tuned_model"]["after"], before["tuned_model"]["after"], "the same until then");
+    let of = |field: &str| report["recovered"][field].as_f64().expect("a number");
+    // It starts with the tuned weights, and never loses.
+    let tuned = report["tuned_model"]["after"].as_f64().expect("a number");
+    assert_near!(of("before"), tuned, rel = 1e-3);
+    assert!(of("steps") > 0.0 && of("after") <= of("before") && of("seconds") >= 17.0, "{report}");
+    assert_eq!(report["recovered"]["kept"], of("after") < of("before"));
+    assert!(page.contains(">recovery<"));
+    let out = bench.trike.path("refused");
+    let error = bench.trike.fails(2, &["quantize", &tiny(), "-o", &out, "--recover", "1", "--no-tune"]);
+    assert!(error.contains("--recover"), "{error}");
+}

@@ -207,6 +207,8 @@ impl QuantizeReport {
         let blocks = self.tuned_blocks.iter().map(|(block, of)| (format!("block {block}"), of));
         let all: Vec<(String, &TuningReport)> =
             blocks.chain(self.tuned_model.iter().map(|of| ("whole model".to_owned(), of))).collect();
+        let recovered = self.recovered.iter().map(|of| ("recovery".to_owned(), of));
+        let all: Vec<(String, &TuningReport)> = all.into_iter().chain(recovered).collect();
         if all.is_empty() {
             return;
         }
