@@ -4,7 +4,9 @@ use anyhow::Result;
 use trike_cpu::Cpu;
 use trike_grad::BitLinear;
 use trike_train::data::{BatchConfig, Batches, Documents, Encoder, Position};
-use trike_train::{OptimizerConfig, Parameters, Schedule, Shape, TernaryPolicy, Trainer, TrainerConfig};
+use trike_train::{
+    OptimizerConfig, Parameters, PrecisionPolicy, Schedule, Shape, TernaryPolicy, Trainer, TrainerConfig,
+};
 
 use crate::{Engine, LENGTH, RATE, ROWS, ids, spec};
 
@@ -42,6 +44,7 @@ impl Trike {
             lambda: 0.0,
             text: 1.0,
             checkpoint: None,
+            precision: PrecisionPolicy::default(),
         };
         let policy = TernaryPolicy { blocks: Some(BitLinear::default()), int8_embedding: false };
         let trainer = Trainer::new(cpu, config, policy, Parameters::random(&spec(), 1)?, None)?;

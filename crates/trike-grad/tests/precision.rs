@@ -2,16 +2,16 @@
 
 use trike_cpu::Cpu;
 use trike_grad::{Buffers, MixedPrecision, ProductPrecision as P, Tape};
-use trike_testkit::Rng;
+use trike_testkit::{Rng, assert_all_near, assert_near};
 
 const TOKENS: usize = 5;
 const IN: usize = 37;
 const OUT: usize = 18;
 
 /// `a b` in f64; both row-major.
-fn product(a: &[f32], b: &[f32], [m, k, n]: [usize; 3]) -> Vec<f64> {
-    let sum = |i: usize, j: usize| (0..k).map(|p| f64::from(a[i * k + p]) * f64::from(b[p * n + j])).sum();
-    (0..m * n).map(|at| sum(at / n, at % n)).collect()
+fn product(a: &[f32], b: &[f32], [m, k, n]: [usize; 3]) -> Vec<f32> {
+    let product = |i: usize, p: usize, j: usize| f64::from(a[i * k + p]) * f64::from(b[p * n + j]);
+    (0..m * n).map(|at| (0..k).map(|p| product(at / n, p, at % n)).sum::<f64>() as f32).collect()
 }
 
 fn transposed(values: &[f32], cols: usize) -> Vec<f32> {
@@ -20,10 +20,6 @@ fn transposed(values: &[f32], cols: usize) -> Vec<f32> {
 
 fn rounded(values: &[f32], precision: P) -> Vec<f32> {
     values.iter().map(|v| precision.round(*v)).collect()
-}
-
-fn is_near(got: &[f32], want: &[f64]) -> bool {
-    got.len() == want.len() && got.iter().zip(want).all(|(got, want)| (f64::from(*got) - want).abs() < 2e-5)
 }
 
 #[test]
@@ -44,11 +40,21 @@ fn each_product_rounds_its_operands() {
 
         let of = |precision| [&x, &w, &dy].map(|all| rounded(all, precision));
         let [x, w, _] = of(policy.outputs);
-        assert!(is_near(&output, &product(&x, &transposed(&w, IN), [TOKENS, IN, OUT])), "{policy:?}");
+        assert_all_near!(
+            &output,
+            &product(&x, &transposed(&w, IN), [TOKENS, IN, OUT]),
+            abs = 2e-5,
+            "{policy:?}"
+        );
         let [_, w, d] = of(policy.input_gradients);
-        assert!(is_near(&dx, &product(&d, &w, [TOKENS, OUT, IN])), "{policy:?}");
+        assert_all_near!(&dx, &product(&d, &w, [TOKENS, OUT, IN]), abs = 2e-5, "{policy:?}");
         let [x, _, d] = of(policy.weight_gradients);
-        assert!(is_near(&dw, &product(&transposed(&d, OUT), &x, [OUT, TOKENS, IN])), "{policy:?}");
+        assert_all_near!(
+            &dw,
+            &product(&transposed(&d, OUT), &x, [OUT, TOKENS, IN]),
+            abs = 2e-5,
+            "{policy:?}"
+        );
     }
 }
 
@@ -68,5 +74,6 @@ fn the_head_has_a_precision_of_its_own() {
     assert_eq!(loss(blocks, &h, &w).to_bits(), loss(exact, &h, &w).to_bits());
     let got = loss(MixedPrecision { head: P::Bf16, ..exact }, &h, &w);
     let want = loss(exact, &rounded(&h, P::Bf16), &rounded(&w, P::Bf16));
-    assert!((got - want).abs() < 1e-4 && (got - loss(exact, &h, &w)).abs() > 1e-4, "{got}, {want}");
+    assert_near!(got, want, abs = 1e-4);
+    assert!((got - loss(exact, &h, &w)).abs() > 1e-4, "{got} as in f32");
 }
