@@ -44,7 +44,7 @@ fn run(
         schedule: Schedule { warmup: 2, shape: Shape::Cosine { end: 0.1 } },
         lambda: 0.0,
         text: 0.0,
-        checkpoint: None,
+        ..TrainerConfig::default()
     };
     let mut trainer = Trainer::with_adapter(&cpu, run, TernaryPolicy::DENSE, &frozen, adapter, None)?;
     let before = trainer.evaluate([held.clone()])?.mean();

@@ -52,7 +52,7 @@ impl Task<'_> {
             schedule: Schedule { warmup: 0, shape: Shape::Constant },
             lambda: 0.0,
             text: 0.0,
-            checkpoint: None,
+            ..TrainerConfig::default()
         };
         Trainer::new(self.cpu, config, TernaryPolicy::DENSE, start.clone(), None)
     }

@@ -278,6 +278,7 @@ fn config(kind: OptimizerKind) -> TrainerConfig {
         lambda: 0.0,
         text: 0.3,
         checkpoint: Some(1),
+        ..TrainerConfig::default()
     }
 }
 

@@ -74,6 +74,7 @@ fn measured(run: &RunShape<'_>, documents: &Documents, tokenizer: &Tokenizer) ->
         lambda: 0.0,
         text: 0.5,
         checkpoint: run.checkpoint,
+        ..TrainerConfig::default()
     };
     let before = HELD.load(SeqCst);
     PEAK.store(before, SeqCst);

@@ -10,8 +10,8 @@ use trike_testkit::assert_all_near;
 use trike_text::tokenizer::Tokenizer;
 use trike_train::data::{BatchConfig, Batches, Documents, Encoder, Position};
 use trike_train::{
-    OptimizerConfig, OptimizerKind, Parameters, Schedule, Shape, Teacher, TernaryPolicy, TrainEngine,
-    TrainError, Trainer, TrainerConfig, checkpoint,
+    OptimizerConfig, OptimizerKind, Parameters, Precision, PrecisionPolicy, Schedule, Shape, Teacher,
+    TernaryPolicy, TrainEngine, TrainError, Trainer, TrainerConfig, checkpoint,
 };
 
 use super::{engine, software};
@@ -67,7 +67,7 @@ fn config(kind: OptimizerKind) -> TrainerConfig {
         schedule: Schedule { warmup: 3, shape: Shape::Wsd { decay: 0.3 } },
         lambda: 0.2,
         text: 0.3,
-        checkpoint: None,
+        ..TrainerConfig::default()
     }
 }
 
@@ -201,6 +201,11 @@ fn failures_are_errors() {
     let wrong = TrainerConfig { steps: 0, ..config(OptimizerKind::AdamW) };
     let refused = Trainer::new(&engine, wrong, ternary(), data.start(32), None);
     assert!(matches!(refused, Err(TrainError::Option(OptionError::OutOfRange { .. }))));
+    let precision = PrecisionPolicy::all(Precision::Bf16);
+    let half = TrainerConfig { precision, ..config(OptimizerKind::AdamW) };
+    let mut trainer = Trainer::new(&engine, half, ternary(), data.start(32), None).expect("a trainer");
+    let refused = trainer.step(&mut data.batches(Position::default()));
+    assert!(matches!(refused, Err(TrainError::Grad(GradError::Precision { .. }))), "{refused:?}");
     // What is not a number is an error, after which weights are what they were.
     let mut start = data.start(32);
     start.all_mut()[3].values[0] = f32::NAN;
