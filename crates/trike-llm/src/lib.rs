@@ -20,7 +20,7 @@
 //!   [`read_questions()`], [`Question`], [`TaskScore`], [`inspect()`], [`mod@bench`] with [`Synthetic`] and
 //!   [`SyntheticModel`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]; parts for other writers of a model directory: [`hf_config()`],
-//!   [`hf_tensor()`], [`write_tokenizer()`]
+//!   [`hf_tensor()`], [`write_tokenizer()`], [`write_tokenizer_file()`]
 //! * errors: [`LlmError`]
 //!
 //! `trike` re-exports what an application needs; the feature `gpu` with `wgpu`, `vulkan`, `cuda`, `hip` and `metal` passes
@@ -52,6 +52,7 @@ pub use trike_text::{
 pub use config::{Family, ModelConfig, SpecialIds};
 pub use convert::{
     ConvertOptions, ConvertReport, EmbeddingStorage, Target, convert, hf_config, hf_tensor, write_tokenizer,
+    write_tokenizer_file,
 };
 pub use device::{
     Device, DeviceChoice, DeviceReport, DeviceShare, InvalidDevice, devices, fitting_context, memory_plan,

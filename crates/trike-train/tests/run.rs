@@ -48,6 +48,7 @@ impl Place {
         write_packed(&mut writer, &parameters, &TernaryPolicy::DENSE).expect("it is written");
         writer.write_file("tokenizer.json", file("tokenizer.json")).expect("it is written");
         writer.finish().expect("it is written");
+        fs::write(place.at("words.bin"), llama2c(config.spec.vocab)).expect("it is written");
         let animals = ["cat", "dog", "bird", "fish", "frog"];
         let story =
             |i: usize| format!("Once there was a {}. It had {i} friends. They were happy.", animals[i % 5]);
@@ -72,6 +73,21 @@ impl Place {
         fs::write(&path, text).expect("it is written");
         RunConfig::open(&path).expect("a configuration")
     }
+}
+
+/// A tokenizer of so many tokens in the format of llama2.c: bytes, and words that occur nowhere.
+fn llama2c(vocab: usize) -> Vec<u8> {
+    let specials = ["<unk>", "\n<s>\n", "\n</s>\n"].map(str::to_owned);
+    let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
+    let letters = (b' '..=b'~').map(|byte| char::from(byte).to_string());
+    let words = (0..).map(|i| format!("qz{i}"));
+    let mut file = 8u32.to_le_bytes().to_vec();
+    for token in specials.into_iter().chain(bytes).chain(letters).chain(words).take(vocab) {
+        file.extend(0f32.to_le_bytes());
+        file.extend((token.len() as u32).to_le_bytes());
+        file.extend(token.as_bytes());
+    }
+    file
 }
 
 fn train(config: RunConfig, threads: usize) -> Result<RunReport, TrainError> {
@@ -101,6 +117,8 @@ fn a_run_writes_a_model_that_runs() {
         ),
         ("text", "base_model = 'dense'\nteacher = 'none'\nmax_steps = 12\ngradient_checkpointing = 1", true),
         ("random", "base_model_config = 'config.json'\ntokenizer = 'tokenizer.json'\nnum_epochs = 1", true),
+        ("llama2c", "base_model_config = 'config.json'\ntokenizer = 'words.bin'\nmax_steps = 12", true),
+        ("directory", "base_model_config = 'config.json'\ntokenizer = 'dense'\nmax_steps = 12", true),
         ("dense-twin", "base_model = 'dense'\nplanes = 0\nmax_steps = 12", false),
     ] {
         let report = train(place.config(name, more), 1).expect(name);
@@ -114,7 +132,8 @@ fn a_run_writes_a_model_that_runs() {
         let model = LanguageModel::load(&dir).expect("it loads");
         let story = model.generate("Once there", &GenerateOptions::default()).expect("a text");
         assert!(!story.text.is_empty(), "{name}");
-        for file in ["run.toml", "report.json", "report.html", "tokenizer.json"] {
+        let tokenizer = if name == "llama2c" { "tokenizer.bin" } else { "tokenizer.json" };
+        for file in ["run.toml", "report.json", "report.html", tokenizer] {
             assert!(dir.join(file).exists(), "{name}: {file}");
         }
         assert!(!dir.join(".unfinished").exists());

@@ -3,7 +3,7 @@
 mod config;
 mod text;
 
-pub use text::write_tokenizer;
+pub use text::{write_tokenizer, write_tokenizer_file};
 
 use std::path::{Path, PathBuf};
 

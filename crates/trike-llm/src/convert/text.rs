@@ -70,15 +70,25 @@ pub fn write_tokenizer(
         Tensors::Gguf(file) => found = write_gguf_text(writer, file, tokenizer.is_none())?,
         Tensors::Llama2c(_) => {}
     }
-    match tokenizer.map(tokenizer_file).transpose()? {
-        Some(path) => match tokenizer_name(&path)? {
-            TOKENIZER_GGUF => write_vocabulary(writer, &Gguf::open(&path)?)?,
-            name => writer.write_file(name, &read(&path)?)?,
-        },
+    match tokenizer {
+        Some(tokenizer) => write_tokenizer_file(writer, tokenizer)?,
         None if found => {}
         None => notes.push(NO_TOKENIZER.to_owned()),
     }
     Ok(notes)
+}
+
+/// Writes a tokenizer into a directory: a file, or that of a model's directory, under the name that its kind has.
+///
+/// # Errors
+///
+/// Errors of reading and writing, and a tokenizer of an unknown kind.
+pub fn write_tokenizer_file(writer: &HfDirWriter, tokenizer: &Path) -> Result<(), LlmError> {
+    let path = tokenizer_file(tokenizer)?;
+    match tokenizer_name(&path)? {
+        TOKENIZER_GGUF => write_vocabulary(writer, &Gguf::open(&path)?),
+        name => Ok(writer.write_file(name, &read(&path)?)?),
+    }
 }
 
 /// Writes the text of a GGUF file as files; returns whether a tokenizer was among it.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use trike_cpu::{Cpu, free_memory};
 use trike_format::HfDirWriter;
-use trike_llm::{DeviceChoice, ModelConfig, ModelFile, hf_config, write_tokenizer};
+use trike_llm::{DeviceChoice, ModelConfig, ModelFile, hf_config, write_tokenizer, write_tokenizer_file};
 use trike_nn::DecoderSpec;
 use trike_text::chat::ChatTemplate;
 use trike_text::tokenizer::Tokenizer;
@@ -258,13 +258,8 @@ impl Run {
         let notes = match &self.base {
             Base::Model(file) => write_tokenizer(&writer, file, self.config.tokenizer.as_deref())?,
             Base::Random(_) => {
-                let from = self.config.tokenizer.as_deref().unwrap_or(Path::new(""));
-                let bytes = fs::read(from).map_err(io(from))?;
-                let extension = from.extension().and_then(|e| e.to_str()).unwrap_or_default();
-                writer.write_file(
-                    if extension == "model" { "tokenizer.model" } else { "tokenizer.json" },
-                    &bytes,
-                )?;
+                let tokenizer = self.config.tokenizer.as_deref().unwrap_or(Path::new(""));
+                write_tokenizer_file(&writer, tokenizer)?;
                 Vec::new()
             }
         };
