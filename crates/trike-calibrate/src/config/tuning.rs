@@ -17,6 +17,7 @@ pub struct Tuning {
     pub model_epochs: usize,
     /// Minutes after the epochs in which the whole model is tuned on text that the dense model writes; 0 = none. A quarter of them
     /// is for writing at most. What can be done in that time depends on the machine, and so does the result.
+    /// A search for a quality spends them on every trial.
     pub recover: f64,
     /// Tokens per step, unless one sequence is longer.
     pub batch_tokens: usize,

@@ -193,7 +193,12 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, default_value_t = 8, conflicts_with_all = ["no_tune", "plain"])]
     pub(crate) tune_model_epochs: usize,
     /// Minutes in which, at the end, the whole model is tuned on text that the dense model writes
-    #[arg(long, value_name = "MINUTES", default_value_t = 0.0, conflicts_with_all = ["no_tune", "plain"])]
+    #[arg(
+        long,
+        value_name = "MINUTES",
+        default_value_t = 0.0,
+        conflicts_with_all = ["no_tune", "plain", "max_ppl_ratio", "max_kl", "curve"]
+    )]
     pub(crate) recover: f64,
     /// Maximum number of weights in the blocks for tuning; larger models are not tuned
     #[arg(long, default_value_t = 8 << 20, conflicts_with_all = ["no_tune", "plain"])]

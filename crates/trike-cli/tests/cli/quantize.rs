@@ -410,6 +410,10 @@ fn a_recovery_goes_on_where_tuning_ends() {
     assert_eq!(report["recovered"]["kept"], of("after") < of("before"));
     assert!(page.contains(">recovery<"));
     let out = bench.trike.path("refused");
-    let error = bench.trike.fails(2, &["quantize", &tiny(), "-o", &out, "--recover", "1", "--no-tune"]);
-    assert!(error.contains("--recover"), "{error}");
+    let tiny = tiny();
+    for more in [&["--no-tune"][..], &["--max-kl", "0.1"], &["--max-ppl-ratio", "1.1"]] {
+        let args = [&["quantize", &tiny, "-o", &out, "--recover", "1"], more].concat();
+        let error = bench.trike.fails(2, &args);
+        assert!(error.contains("--recover"), "{error}");
+    }
 }
