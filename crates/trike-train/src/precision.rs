@@ -87,11 +87,11 @@ impl PrecisionPolicy {
     }
 }
 
-/// Constants of a [`LossScaler`].
+/// Constants of a [`LossScaler`]. Scales that are powers of two round nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LossScale {
-    /// The scale of the first step. All scales are powers of two, so that they round nothing.
+    /// The scale of the first step.
     pub initial: f32,
     /// The smallest scale: gradients that overflow with it end the run.
     pub minimum: f32,

@@ -270,6 +270,9 @@ impl ModelQuantizationConfig {
         }
         if let Some(tuning) = &self.tuning {
             tuning.validate()?;
+            if tuning.recover > 0.0 && matches!(self.method, QuantizeMethod::Round(_)) {
+                return Err(ConfigError::RecoverRounded.into());
+            }
         }
         if let Some(pattern) = self.skip_patterns.iter().find(|p| p.chars().all(|c| c == '*')) {
             return Err(ConfigError::SkipsAll { pattern: pattern.clone() }.into());

@@ -121,6 +121,16 @@ impl Learner {
         Ok(Self { vectors, matrices: [q?, k?, v?, o?, g?, u?, d?] })
     }
 
+    /// All blocks of a model.
+    pub(super) fn all(
+        input: &dyn WeightSource,
+        tuning: &Tuning,
+        replaced: &[Vec<(WeightName, Tensor)>],
+    ) -> Result<Vec<Self>, CalibrateError> {
+        let each = replaced.iter().enumerate();
+        each.map(|(layer, replaced)| Self::new(input, layer, tuning, replaced)).collect()
+    }
+
     /// The current matrices.
     pub(super) fn matrices(&self, shape: &BlockShape) -> Result<BlockMatrices, CalibrateError> {
         let value = |(name, matrix): &(WeightName, Learned)| match matrix {

@@ -21,9 +21,9 @@ use trike_cpu::{CpuError, RopeTable, grad::BlockShape};
 use trike_nn::DecoderSpec;
 
 pub(crate) use block::block;
-pub(crate) use recover::{Judged, recover};
+pub(crate) use recover::recover;
 pub(crate) use text::is_held_out;
-pub(crate) use whole::{Head, whole};
+pub(crate) use whole::{BothEnds, Head, whole};
 
 /// A differentiable block of the model, for sequences of at most `longest` tokens.
 fn shape(spec: &DecoderSpec, longest: usize) -> Result<BlockShape, CpuError> {

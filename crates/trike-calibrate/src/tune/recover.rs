@@ -5,26 +5,23 @@ use std::time::{Duration, Instant};
 use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
 use trike_core::Tensor;
 use trike_nn::WeightName;
-use trike_quant::LatentLearningRates;
 
 use super::{
     learner::Learner,
     shape,
-    text::{Span, Text, gather, lengths, longest, schedule, shuffle},
-    whole::{Head, Stack},
+    text::{Span, Text, lengths, longest, schedule, shuffle},
+    whole::{BothEnds, Head, Stack},
 };
 use crate::{
     CalibrateError, Tuning, TuningReport,
-    streams::{Batch, Blocks, embed},
+    streams::{Blocks, embed},
 };
 
 /// Evaluations of a recovery, the last one at its end: the best of them is kept.
 const EVALUATIONS: u32 = 4;
 
-/// Both ends of the text on which a recovery is judged: embedded tokens, and the dense model's residual streams behind all blocks.
-pub(crate) type Judged<'a> = (&'a [Batch], &'a [Batch]);
-
-/// Tunes the ternary matrices of all blocks on `texts` for as long as `most`, and leaves the best weights in `replaced`.
+/// Tunes the ternary matrices of all blocks on `texts` for as long as `most`, and leaves the best weights in `replaced`: those of the
+/// smallest loss on the held-out sequences of `judged_on`.
 #[expect(clippy::too_many_arguments, reason = "a model, how it is tuned, on what, and how it is judged")]
 pub(crate) fn recover(
     dense: &Blocks<'_>,
@@ -32,36 +29,21 @@ pub(crate) fn recover(
     head: &Head,
     replaced: &mut [Vec<(WeightName, Tensor)>],
     texts: &[Vec<u32>],
-    (starts, ends): Judged<'_>,
+    judged_on: BothEnds<'_>,
     most: Duration,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<TuningReport, CalibrateError> {
     let start = Instant::now();
     let (input, cpu, spec) = (dense.source, dense.cpu(), dense.spec());
-    let most_tokens = texts.iter().map(Vec::len).max().unwrap_or(0).max(longest(starts));
+    let most_tokens = texts.iter().map(Vec::len).max().unwrap_or(0).max(longest(judged_on.0));
     let shape = shape(spec, most_tokens)?;
     let stack = |blocks| Stack { cpu, shape: &shape, vocab: spec.vocab, head, blocks };
-    let learners = |replaced: &[Vec<(WeightName, Tensor)>]| -> Result<Vec<Learner>, CalibrateError> {
-        let each = replaced.iter().enumerate();
-        each.map(|(layer, replaced)| Learner::new(input, layer, tuning, replaced)).collect()
-    };
     // The blocks of the dense model replace nothing.
-    let teacher = stack(learners(&vec![Vec::new(); replaced.len()])?);
+    let teacher = stack(Learner::all(input, tuning, &vec![Vec::new(); replaced.len()])?);
     let taught = teacher.matrices()?;
-    let mut student = stack(learners(replaced)?);
-    let held = Text::new(starts).held;
-    let judge = |student: &Stack<'_>| -> Result<f64, CalibrateError> {
-        let matrices = student.matrices()?;
-        let (mut sum, mut tokens) = (0.0, 0);
-        for step in Text::steps(&held, tuning.batch_tokens) {
-            let lengths = lengths(&step);
-            tokens += lengths.iter().sum::<usize>();
-            let (x, aim) =
-                (gather(&step, spec.hidden, |i| &starts[i].x), gather(&step, spec.hidden, |i| &ends[i].x));
-            sum += student.pass(&matrices, x, &aim, &lengths, false)?.0;
-        }
-        Ok(sum / f64::from(tokens.max(1) as u32))
-    };
+    let mut student = stack(Learner::all(input, tuning, replaced)?);
+    let held = Text::new(judged_on.0).held;
+    let judge = |student: &Stack<'_>| student.loss(&held, judged_on, tuning.batch_tokens);
     let before = judge(&student)?;
     let (mut best, mut kept, mut steps) = (before, false, 0);
     let table = dense.embedding()?;
@@ -95,13 +77,8 @@ pub(crate) fn recover(
         let aim = teacher.forward(&taught, x.clone(), &lengths, false)?.0;
         let matrices = student.matrices()?;
         let (_, gradients) = student.pass(&matrices, x, &aim, &lengths, true)?;
-        let factor = schedule(passed.as_millis() as usize, most.as_millis() as usize);
-        let rates = LatentLearningRates::default()
-            .with_codes(factor * tuning.rate)
-            .with_scales(factor * tuning.scale_rate);
-        for (block, gradients) in student.blocks.iter_mut().zip(&gradients) {
-            block.update(gradients, rates)?;
-        }
+        let share = schedule(passed.as_millis() as usize, most.as_millis() as usize);
+        student.learn(&gradients, tuning, share)?;
         steps += 1;
     }
     Ok(TuningReport { steps, before, after: best, kept, seconds: start.elapsed().as_secs_f64() })

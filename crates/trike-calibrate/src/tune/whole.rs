@@ -113,6 +113,44 @@ impl Stack<'_> {
     pub(super) fn matrices(&self) -> Result<Vec<BlockMatrices>, CalibrateError> {
         self.blocks.iter().map(|b| b.matrices(self.shape)).collect()
     }
+
+    /// The mean divergence from the dense model on some sequences, in nats per token.
+    pub(super) fn loss(
+        &self,
+        sequences: &[Span],
+        text: BothEnds<'_>,
+        batch_tokens: usize,
+    ) -> Result<f64, CalibrateError> {
+        let matrices = self.matrices()?;
+        let (mut sum, mut tokens) = (0.0, 0);
+        for step in Text::steps(sequences, batch_tokens) {
+            let ([x, aim], lengths) = (ends_of(&step, text, self.shape.hidden), lengths(&step));
+            tokens += lengths.iter().sum::<usize>();
+            sum += self.pass(&matrices, x, &aim, &lengths, false)?.0;
+        }
+        Ok(sum / f64::from(tokens.max(1) as u32))
+    }
+
+    /// A step of all blocks, with a share of the full learning rates.
+    pub(super) fn learn(
+        &mut self,
+        gradients: &[BlockGradients],
+        tuning: &Tuning,
+        share: f32,
+    ) -> Result<(), CalibrateError> {
+        let rates = LatentLearningRates::default()
+            .with_codes(share * tuning.rate)
+            .with_scales(share * tuning.scale_rate);
+        self.blocks.iter_mut().zip(gradients).try_for_each(|(block, of)| block.update(of, rates))
+    }
+}
+
+/// Both ends of a text: embedded tokens, and the dense model's residual streams behind all blocks, in the same batches.
+pub(crate) type BothEnds<'a> = (&'a [Batch], &'a [Batch]);
+
+/// Both ends of the sequences of a step.
+fn ends_of(step: &[Span], (starts, ends): BothEnds<'_>, hidden: usize) -> [Vec<f32>; 2] {
+    [starts, ends].map(|all| gather(step, hidden, |i| &all[i].x))
 }
 
 /// Tunes the ternary matrices of all blocks. `starts` are the embedded tokens, `ends` the residual streams after the
@@ -132,24 +170,9 @@ pub(crate) fn whole(
     let spec = &input.config().spec;
     let shape = shape(spec, longest(starts))?;
     let text = Text::new(starts);
-    let each =
-        replaced.iter().enumerate().map(|(layer, replaced)| Learner::new(input, layer, tuning, replaced));
-    let blocks = each.collect::<Result<_, _>>()?;
+    let blocks = Learner::all(input, tuning, replaced)?;
     let mut stack = Stack { cpu, shape: &shape, vocab: spec.vocab, head, blocks };
-    let parts = |step: &[Span]| {
-        let x = gather(step, spec.hidden, |i| &starts[i].x);
-        (x, gather(step, spec.hidden, |i| &ends[i].x), lengths(step))
-    };
-    let held = |stack: &Stack<'_>| -> Result<f64, CalibrateError> {
-        let matrices = stack.matrices()?;
-        let (mut sum, mut tokens) = (0.0, 0);
-        for step in Text::steps(&text.held, tuning.batch_tokens) {
-            let (x, aim, lengths) = parts(&step);
-            tokens += lengths.iter().sum::<usize>();
-            sum += stack.pass(&matrices, x, &aim, &lengths, false)?.0;
-        }
-        Ok(sum / f64::from(tokens.max(1) as u32))
-    };
+    let held = |stack: &Stack<'_>| stack.loss(&text.held, (starts, ends), tuning.batch_tokens);
     let before = held(&stack)?;
     let mut rng = ChaCha8Rng::seed_from_u64(tuning.seed);
     let plan: Vec<Vec<Span>> = (0..tuning.model_epochs)
@@ -158,15 +181,9 @@ pub(crate) fn whole(
     for (i, step) in plan.iter().enumerate() {
         progress(i, plan.len());
         let matrices = stack.matrices()?;
-        let (x, aim, lengths) = parts(step);
-        let (_, gradients) = stack.pass(&matrices, x, &aim, &lengths, true)?;
-        let factor = schedule(i, plan.len());
-        let rates = LatentLearningRates::default()
-            .with_codes(factor * tuning.rate)
-            .with_scales(factor * tuning.scale_rate);
-        for (block, gradients) in stack.blocks.iter_mut().zip(&gradients) {
-            block.update(gradients, rates)?;
-        }
+        let [x, aim] = ends_of(step, (starts, ends), spec.hidden);
+        let (_, gradients) = stack.pass(&matrices, x, &aim, &lengths(step), true)?;
+        stack.learn(&gradients, tuning, schedule(i, plan.len()))?;
     }
     let after = held(&stack)?;
     let kept = after < before;

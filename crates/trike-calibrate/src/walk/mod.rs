@@ -166,7 +166,7 @@ impl<'a> Walk<'a> {
         tuning: &Tuning,
         head: &tune::Head,
         blocks: &mut [Vec<(WeightName, Tensor)>],
-        judged: tune::Judged<'_>,
+        judged: tune::BothEnds<'_>,
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<TuningReport, CalibrateError> {
         let (start, all) = (Instant::now(), Duration::from_secs_f64(60.0 * tuning.recover));

@@ -35,7 +35,7 @@ pub(super) fn load(device: &Device, quiet: bool) {
         let Some(text) = files(&name).find_map(|file| fs::read_to_string(file).ok()) else { continue };
         if device.use_tuned(&text).is_err() && !quiet {
             output::note(&format!(
-                "the tuned kernels of {name} are those of another version: `trike bench --tune` measures again"
+                "the tuned kernels of {name} were stored by another version: `trike bench --tune` measures again"
             ));
         }
     }

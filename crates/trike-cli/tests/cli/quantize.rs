@@ -411,6 +411,8 @@ fn a_recovery_goes_on_where_tuning_ends() {
     assert!(page.contains(">recovery<"));
     let out = bench.trike.path("refused");
     let tiny = tiny();
+    let args = ["quantize", &tiny, "-o", &out, "--recover", "1", "--method", "absmean"];
+    assert!(bench.trike.fails(1, &args).contains("rounding is not tuned"));
     for more in [&["--no-tune"][..], &["--max-kl", "0.1"], &["--max-ppl-ratio", "1.1"]] {
         let args = [&["quantize", &tiny, "-o", &out, "--recover", "1"], more].concat();
         let error = bench.trike.fails(2, &args);

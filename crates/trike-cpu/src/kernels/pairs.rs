@@ -104,15 +104,15 @@ fn pair(even: f32, odd: f32) -> u32 {
     bf16_bits(even) >> 16 | bf16_bits(odd) & 0xFFFF_0000
 }
 
-/// Pairs of a run of values along the inner dimension, in one lane of the steps.
+/// Pairs of a run of values along the inner dimension, in the same lane of all steps.
 #[inline(always)]
-fn pack_lane<const N: usize>(from: &[f32], lane: usize, to: &mut [[u32; N]]) {
+fn pack_lane<'t>(from: &[f32], mut to: impl Iterator<Item = &'t mut u32>) {
     let (pairs, last) = from.as_chunks::<2>();
-    for (to, [even, odd]) in to.iter_mut().zip(pairs) {
-        to[lane] = pair(*even, *odd);
+    for ([even, odd], to) in pairs.iter().zip(&mut to) {
+        *to = pair(*even, *odd);
     }
-    if let ([last], Some(to)) = (last, to.get_mut(pairs.len())) {
-        to[lane] = pair(*last, 0.0);
+    if let ([last], Some(to)) = (last, to.next()) {
+        *to = pair(*last, 0.0);
     }
 }
 
@@ -144,13 +144,7 @@ fn pack_step<const N: usize>(even: &[f32], odd: Option<&[f32]>, to: &mut [u32; N
 fn pack_columns(b: View<'_>, depth: Range<usize>, cols: Range<usize>, panel: &mut [Step]) {
     if b.transposed {
         for (lane, col) in cols.enumerate() {
-            let (pairs, last) = b.values[col * b.stride..][depth.clone()].as_chunks::<2>();
-            for (to, [even, odd]) in panel.iter_mut().zip(pairs) {
-                to.0[lane] = pair(*even, *odd);
-            }
-            if let ([last], Some(to)) = (last, panel.get_mut(pairs.len())) {
-                to.0[lane] = pair(*last, 0.0);
-            }
+            pack_lane(&b.values[col * b.stride..][depth.clone()], panel.iter_mut().map(|to| &mut to.0[lane]));
         }
     } else {
         for (step, p) in panel.iter_mut().zip(depth.clone().step_by(2)) {
@@ -172,7 +166,7 @@ fn pack_rows(a: View<'_>, rows: Range<usize>, depth: Range<usize>, tile: &mut [[
         }
     } else {
         for (lane, row) in rows.enumerate() {
-            pack_lane(&a.values[row * a.stride..][depth.clone()], lane, tile);
+            pack_lane(&a.values[row * a.stride..][depth.clone()], tile.iter_mut().map(|to| &mut to[lane]));
         }
     }
 }
@@ -214,10 +208,10 @@ fn dot(_: (Avx512, Bf16), sum: __m512, a: __m512i, b: __m512i) -> __m512 {
     fn dot(sum: __m512, a: __m512i, b: __m512i) -> __m512 {
         // SAFETY: both types are 64 bytes of any contents.
         let a = unsafe { std::mem::transmute::<__m512i, __m512bh>(a) };
-        // SAFETY: as above.
+        // SAFETY: both types are 64 bytes of any contents.
         let b = unsafe { std::mem::transmute::<__m512i, __m512bh>(b) };
         _mm512_dpbf16_ps(sum, a, b)
     }
-    // SAFETY: an argument of type `Bf16` exists, which only detection creates on a CPU with AVX-512 BF16.
+    // SAFETY: arguments of types `Avx512` and `Bf16` exist, which only detection creates on a CPU with AVX-512 F and BF16.
     unsafe { dot(sum, a, b) }
 }

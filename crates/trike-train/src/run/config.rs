@@ -108,10 +108,11 @@ pub struct RunConfig {
     pub muon_momentum: f32,
     /// Blocks of a segment of gradient checkpointing: 1 keeps the input of every block only, 0 all activations.
     pub gradient_checkpointing: usize,
-    /// Whether the operands of matrix products are rounded to bf16 while gradients are computed: about twice the speed of these
-    /// products on a CPU with AVX-512 BF16. Weights, the optimizer and everything else stay f32.
+    /// Whether the operands of matrix products are rounded to bf16 while gradients are computed, which a CPU with AVX-512 BF16 does
+    /// faster. Weights, the optimizer and everything else stay f32. On the CPU only.
     pub bf16: bool,
-    /// The same with f16, as GPUs of before bf16 compute, and with a scale of the loss. No CPU is faster for it.
+    /// The same with f16 and a scale of the loss, to see what hardware without bf16 would learn: no CPU is faster for it. On the CPU
+    /// only.
     pub fp16: bool,
     /// Steps between evaluations; by default ten in a run.
     pub eval_steps: Option<usize>,

@@ -22,6 +22,10 @@ impl Executor {
         if device.is_cpu() {
             return Ok(Self::Host);
         }
+        if run.config.bf16 || run.config.fp16 {
+            let problem = "bf16 and fp16 are for the device cpu: leave them out on a GPU".to_owned();
+            return Err(TrainError::Config { problem });
+        }
         #[cfg(feature = "gpu")]
         if let Some(device) = device.into_cube() {
             let needed = run.memory;

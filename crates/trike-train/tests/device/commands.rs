@@ -66,6 +66,10 @@ fn a_configuration_names_the_device() {
     assert!(dir.path().join("device").join("model.safetensors").exists());
     assert!(bits(&device) < 0.9 * device.start.expect("held-out text").bits_per_token);
 
+    let refused = train(RunConfig { bf16: true, ..config(dir.path(), "half", &name) }, None);
+    let problem = refused.expect_err("a device has f32 only").to_string();
+    assert!(problem.contains("bf16") && problem.contains("cpu"), "{problem}");
+
     // Interrupted on the device, continued on the host.
     let first = train(config(dir.path(), "both", &name), Some(3)).expect("a run");
     assert_eq!((first.ended, first.steps), (Ended::Interrupted, 3));

@@ -205,10 +205,9 @@ impl QuantizeReport {
     /// Tuning results, per block and for the whole model.
     fn tuning_section(&self, page: &mut Page) {
         let blocks = self.tuned_blocks.iter().map(|(block, of)| (format!("block {block}"), of));
-        let all: Vec<(String, &TuningReport)> =
-            blocks.chain(self.tuned_model.iter().map(|of| ("whole model".to_owned(), of))).collect();
+        let model = self.tuned_model.iter().map(|of| ("whole model".to_owned(), of));
         let recovered = self.recovered.iter().map(|of| ("recovery".to_owned(), of));
-        let all: Vec<(String, &TuningReport)> = all.into_iter().chain(recovered).collect();
+        let all: Vec<(String, &TuningReport)> = blocks.chain(model).chain(recovered).collect();
         if all.is_empty() {
             return;
         }
