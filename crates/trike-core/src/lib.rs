@@ -11,7 +11,7 @@
 //! * tiled matrices, the order of weights for host kernels in memory and in files: [`Tiles`], [`TritTiles`] with [`TritShape`],
 //!   [`Int8Tiles`] with [`Int8Shape`]
 //! * ternarization of dense weights, with definitions that several crates share: [`exact_trits`], [`absmean_trits`], [`absmean`]
-//! * precisions: [`ActivationPrecision`], [`ActivationPolicy`], [`KvPrecision`]
+//! * precisions: [`ActivationPrecision`], [`ActivationPolicy`], [`KvPrecision`]; of products in training: [`ProductPrecision`]
 //! * operations: [`GatedActivation`], [`AttentionSpec`], [`RopeSpec`] with [`RopePairing`] and [`RopeScaling`], [`TritScore`]
 //! * costs: [`Cost`], [`LinearProblem`]
 //! * device names: [`DeviceSpec`], [`Runtime`], [`UnknownDevice`]

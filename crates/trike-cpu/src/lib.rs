@@ -17,7 +17,7 @@
 //! * attention: [`AttentionSpec`], [`KvView`], [`KvData`], [`quantize_head`]
 //! * gated MLP: [`GatedActivation`]
 //! * backward passes: [`grad`], [`transpose`]
-//! * products of matrices that change with every step: [`matmul`] of [`MatrixRef`]s
+//! * products of matrices that change with every step: [`matmul`] of [`MatrixRef`]s, and [`matmul_rounded`] of operands in bf16 or f16
 //! * cost model: [`LinearProblem`] and its [`Cost`]; [`probe`] measures the peak rates of the machine
 //! * errors: [`CpuError`]
 //!
