@@ -410,12 +410,16 @@ fn a_recovery_goes_on_where_tuning_ends() {
     assert_eq!(report["recovered"]["kept"], of("after") < of("before"));
     assert!(page.contains(">recovery<"));
     let out = bench.trike.path("refused");
-    let tiny = tiny();
-    let args = ["quantize", &tiny, "-o", &out, "--recover", "1", "--method", "absmean"];
-    assert!(bench.trike.fails(1, &args).contains("rounding is not tuned"));
-    for more in [&["--no-tune"][..], &["--max-kl", "0.1"], &["--max-ppl-ratio", "1.1"]] {
-        let args = [&["quantize", &tiny, "-o", &out, "--recover", "1"], more].concat();
-        let error = bench.trike.fails(2, &args);
-        assert!(error.contains("--recover"), "{error}");
+    for (more, says) in [
+        (&["--method", "nearest"][..], "rounding is not tuned"),
+        (&["--no-tune"], "--recover"),
+        (&["--max-kl", "0.1"], "--recover"),
+        (&["--max-ppl-ratio", "1.1"], "--recover"),
+    ] {
+        let mut args = bench.bare(&out, &["--recover", "1"]);
+        args.retain(|arg| arg != "--no-tune");
+        args.extend(more.iter().map(|&arg| arg.to_owned()));
+        let error = bench.trike.fails(2, &args.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(error.contains(says), "{error}");
     }
 }
