@@ -1,5 +1,6 @@
 //! The Hessian of inputs shared by several layers, factored once for all of them.
 
+use trike_cpu::Cpu;
 use trike_quant::{HessianFactor, QuantError, SquareMatrix, hessian_error};
 use trike_trit::{Granularity, Hadamard};
 
@@ -28,12 +29,12 @@ impl Factors {
     }
 
     /// The factor for scales of this granularity.
-    pub(crate) fn get(&mut self, granularity: Granularity) -> Result<&HessianFactor, QuantError> {
+    pub(crate) fn get(&mut self, cpu: &Cpu, granularity: Granularity) -> Result<&HessianFactor, QuantError> {
         let at = match self.factors.iter().position(|(of, _)| *of == granularity) {
             Some(at) => at,
             None => {
                 let Compensation { order, damping, .. } = self.how;
-                let new = HessianFactor::new(&self.rotated, granularity, order, damping)?;
+                let new = HessianFactor::new(cpu, &self.rotated, granularity, order, damping)?;
                 self.factors.push((granularity, new));
                 self.factors.len() - 1
             }
@@ -44,11 +45,12 @@ impl Factors {
 
 /// Ratio of the squared error of a layer's outputs to the squared outputs, for inputs with this Hessian.
 pub(crate) fn output_error(
+    cpu: &Cpu,
     weights: &[f32],
     quantized: &[f32],
     hessian: &SquareMatrix,
 ) -> Result<f64, QuantError> {
-    let lost = hessian_error(weights, quantized, hessian)?;
-    let whole = hessian_error(weights, &vec![0.0; weights.len()], hessian)?;
+    let lost = hessian_error(cpu, weights, quantized, hessian)?;
+    let whole = hessian_error(cpu, weights, &vec![0.0; weights.len()], hessian)?;
     Ok(if whole > 0.0 { lost / whole } else { 0.0 })
 }

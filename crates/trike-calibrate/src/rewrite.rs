@@ -224,7 +224,7 @@ impl Search<'_> {
                     // One round is accurate enough to compare scales.
                     let config =
                         CompensateConfig::default().with_layout(*layout).with_rounds(how.rounds.min(1));
-                    let factor = factors.get(layout.granularity)?;
+                    let factor = factors.get(self.blocks.cpu(), layout.granularity)?;
                     compensate(self.blocks.cpu(), view, factor, None, &config)?
                 }
                 (method, _) => {
@@ -236,7 +236,7 @@ impl Search<'_> {
                     quantize_matrix(view, &config)?
                 }
             };
-            total += output_error(&weights, &trits.dequantize(), &hessian)?;
+            total += output_error(self.blocks.cpu(), &weights, &trits.dequantize(), &hessian)?;
         }
         Ok(total)
     }

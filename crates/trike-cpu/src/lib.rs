@@ -18,6 +18,7 @@
 //! * gated MLP: [`GatedActivation`]
 //! * backward passes: [`grad`], [`transpose`]
 //! * products of matrices that change with every step: [`matmul`] of [`MatrixRef`]s, and [`matmul_rounded`] of operands in bf16 or f16
+//! * loops of other crates for the CPU's instruction set: [`vectorized`]
 //! * cost model: [`LinearProblem`] and its [`Cost`]; [`probe`] measures the peak rates of the machine
 //! * errors: [`CpuError`]
 //!
@@ -46,6 +47,7 @@ mod rotate;
 mod simd;
 mod ternary;
 mod transpose;
+mod vectorized;
 
 pub use attention::{KvData, KvView, quantize_head};
 pub use error::CpuError;
@@ -58,4 +60,7 @@ pub use trike_core::{
     ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, Layout, LinearProblem, RopePairing,
     Tiles,
 };
-pub use trike_host::{Cpu, FileRange, HostError, Isa, Lines, MAX_THREADS, MemoryLimit, free_memory, probe};
+pub use trike_host::{
+    Cpu, FileRange, HostError, Isa, Lines, Loop, MAX_THREADS, MemoryLimit, free_memory, probe,
+};
+pub use vectorized::vectorized;

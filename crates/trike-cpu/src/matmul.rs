@@ -1,6 +1,7 @@
 //! Products of two f32 matrices, for training.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use trike_core::ProductPrecision;
 use trike_host::Cpu;
@@ -42,6 +43,37 @@ impl<'a> MatrixRef<'a> {
     #[must_use]
     pub fn t(self) -> Self {
         Self(self.0.t())
+    }
+
+    /// Some of the columns, without a copy.
+    ///
+    /// # Panics
+    ///
+    /// If there are not as many columns.
+    ///
+    /// ```
+    /// use trike_cpu::{Cpu, MatrixRef, Store, matmul};
+    ///
+    /// let w = MatrixRef::new(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 3)?;
+    /// let mut sums = [f32::NAN; 2];
+    /// matmul(&Cpu::new(1)?, w.columns(1..3), MatrixRef::new(&[1.0; 2], 1)?, &mut sums, Store::Overwrite)?;
+    /// assert_eq!(sums, [5.0, 11.0]);
+    /// # Ok::<(), trike_cpu::CpuError>(())
+    /// ```
+    #[must_use]
+    pub fn columns(self, columns: Range<usize>) -> Self {
+        assert!(columns.start <= columns.end && columns.end <= self.cols(), "columns of the matrix");
+        Self(self.0.columns(columns))
+    }
+
+    /// Some of the rows, without a copy.
+    ///
+    /// # Panics
+    ///
+    /// If there are not as many rows.
+    #[must_use]
+    pub fn rows_of(self, rows: Range<usize>) -> Self {
+        self.t().columns(rows).t()
     }
 
     /// Number of rows.

@@ -219,6 +219,15 @@ impl Isa {
         }
     }
 
+    /// Whether a multiplication and an addition are one instruction, and `mul_add` of floats is fast.
+    pub fn has_fma(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Token::Avx2(_) | Token::AvxVnni(_) | Token::Avx512(_) => true,
+            _ => cfg!(target_arch = "aarch64"),
+        }
+    }
+
     /// The name, as accepted by [`Isa::by_name`].
     pub fn name(self) -> &'static str {
         match self.0 {

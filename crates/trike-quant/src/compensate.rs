@@ -6,21 +6,31 @@
 //! rounded, scales and means are refitted jointly against the Hessian, and codes are changed one at a time while that lowers the
 //! error (coordinate descent); and both steps are repeated.
 
+use std::ops::Range;
+
 use trike_core::OptionError;
-use trike_cpu::Cpu;
+use trike_cpu::{Cpu, CpuError, Loop, MatrixRef, Store, matmul, vectorized};
 use trike_trit::{Coupling, TritTensor};
 
 use crate::{
     Grid, HessianFactor, MatrixView, QuantError, SquareMatrix, TritLayout,
     error::{check_len, check_whole},
     fit::{fit_free, fit_tied, fit_tied_mean},
-    linalg::solve_spd,
+    linalg::{product, solve_spd},
     quantize::QuantizationStats,
     tensor::{scales, stored_grids, tensor},
 };
 
-/// Rows that are rounded together, so that a row of the factor is read once for all of them.
-const ROWS: usize = 16;
+/// Rows that are rounded together at most, so that a row of the factor is read once for all of them.
+const ROWS: usize = 192;
+/// Rows per thread are a multiple of this, of which products make use.
+const TILE_ROWS: usize = 12;
+/// Columns whose errors are compensated at once in those that follow, unless groups are longer.
+const BLOCK: usize = 128;
+/// Columns of a product that stays in the cache while it is used.
+const PANEL: usize = 1024;
+/// Bytes of the normal equations of the rows that are refitted together.
+const NORMAL_BYTES: usize = 32 << 20;
 /// Maximum number of coordinate descent passes over a row; most rows converge after two.
 const PASSES: usize = 4;
 
@@ -78,11 +88,12 @@ struct Chunk {
 /// // Two strongly correlated inputs.
 /// let hessian = SquareMatrix::new(2, vec![1.0, 0.9, 0.9, 1.0])?;
 /// let layout = TritLayout::default().with_granularity(Granularity::Row);
-/// let factor = HessianFactor::new(&hessian, layout.granularity, ColumnOrder::Stored, 0.01)?;
+/// let cpu = Cpu::new(1)?;
+/// let factor = HessianFactor::new(&cpu, &hessian, layout.granularity, ColumnOrder::Stored, 0.01)?;
 /// let w = [0.6, 0.5];
 /// let config = CompensateConfig::default().with_layout(layout);
-/// let (trits, _) = compensate(&Cpu::new(1)?, MatrixView::new(1, 2, &w)?, &factor, None, &config)?;
-/// assert!(hessian_error(&w, &trits.dequantize(), &hessian)? < 0.01);
+/// let (trits, _) = compensate(&cpu, MatrixView::new(1, 2, &w)?, &factor, None, &config)?;
+/// assert!(hessian_error(&cpu, &w, &trits.dequantize(), &hessian)? < 0.01);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -112,25 +123,31 @@ pub fn compensate(
         let (accepted, got) = (&["the granularity of the factor"], layout.granularity.to_string());
         return Err(OptionError::Unknown { field: "granularity", accepted, got }.into());
     }
-    let starts: Vec<usize> = (0..rows).step_by(ROWS).collect();
-    let mut chunks: Vec<Chunk> = cpu.pool().map(starts, |start| {
-        let rows = start..(start + ROWS).min(rows);
+    let share = rows.div_ceil(cpu.threads()).next_multiple_of(TILE_ROWS).min(ROWS);
+    let starts: Vec<usize> = (0..rows).step_by(share).collect();
+    // Rows are divided among the threads, not the products of one.
+    let alone = Cpu::with_isa(cpu.isa(), 1).map_err(CpuError::from)?;
+    let chunks = cpu.pool().map(starts, |start| {
+        let rows = start..(start + share).min(rows);
         let target: Vec<f32> =
             rows.flat_map(|r| factor.order.iter().map(move |&c| weights.row(r)[c])).collect();
         let rows = start..start + target.len() / cols;
         let keep = keep.map_or(Vec::new(), |keep| {
             rows.flat_map(|r| factor.order.iter().map(move |&c| keep[r * cols + c])).collect()
         });
-        let mut chunk = by_columns(target, keep, factor, layout);
-        for _ in 0..config.rounds {
-            refit(&mut chunk, factor, layout);
-            descend(&mut chunk, factor);
-        }
+        let mut chunk = by_columns(&alone, target, keep, factor, layout)?;
         if config.rounds > 0 {
-            refit(&mut chunk, factor, layout);
+            let hessian = MatrixRef::new(&factor.hessian, cols)?;
+            let image = product(&alone, MatrixRef::new(&chunk.target, cols)?, hessian)?;
+            for _ in 0..config.rounds {
+                refit(&alone, &mut chunk, &image, factor, layout)?;
+                descend(&alone, &mut chunk, factor)?;
+            }
+            refit(&alone, &mut chunk, &image, factor, layout)?;
         }
-        chunk
+        Ok::<_, QuantError>(chunk)
     });
+    let mut chunks = chunks.into_iter().collect::<Result<Vec<Chunk>, _>>()?;
 
     // Scales may be rounded when stored, so the codes are refined once more against the stored grids.
     let grids: Vec<Grid> = chunks.iter_mut().flat_map(|c| std::mem::take(&mut c.grids)).collect();
@@ -144,10 +161,11 @@ pub fn compensate(
     let polish = config.rounds > 0;
     let chunks = cpu.pool().map(chunks, |mut chunk| {
         if polish {
-            descend(&mut chunk, factor);
+            descend(&alone, &mut chunk, factor)?;
         }
-        chunk
+        Ok::<_, QuantError>(chunk)
     });
+    let chunks = chunks.into_iter().collect::<Result<Vec<Chunk>, _>>()?;
     let mut codes = vec![0i16; rows * cols];
     let done = chunks.iter().flat_map(|c| c.codes.chunks_exact(cols));
     for (out, row) in codes.chunks_exact_mut(cols).zip(done) {
@@ -169,29 +187,51 @@ fn fit(weights: &[f32], importance: &[f32], layout: &TritLayout) -> Grid {
     }
 }
 
-/// Rounds column by column; each error is compensated by the columns that follow (GPTQ).
-fn by_columns(target: Vec<f32>, keep: Vec<bool>, factor: &HessianFactor, layout: &TritLayout) -> Chunk {
+/// Rounds column by column; each error is compensated by the columns that follow (GPTQ): within a block of columns at once, beyond it
+/// when their block is reached.
+fn by_columns(
+    cpu: &Cpu,
+    target: Vec<f32>,
+    keep: Vec<bool>,
+    factor: &HessianFactor,
+    layout: &TritLayout,
+) -> Result<Chunk, QuantError> {
     let n = factor.width;
     let groups = factor.groups.len();
     let rows = target.len() / n;
+    let upper = MatrixRef::new(&factor.upper, n)?;
     let mut current = target.clone();
     let mut codes = vec![0i16; target.len()];
     let mut grids = vec![Grid::tied(layout.depth, 0.0, 0.0); rows * groups];
-    let mut errors = vec![0f32; rows];
-    for &(start, end, group) in &factor.groups {
-        // Cost of an error in a column after compensation by the columns that follow: 1 / U_jj^2.
-        let importance: Vec<f32> =
-            (start..end).map(|j| factor.upper[j * n + j].max(f32::MIN_POSITIVE).powi(-2)).collect();
-        let largest = importance.iter().fold(f32::MIN_POSITIVE, |m, v| m.max(*v));
-        let importance: Vec<f32> = importance.iter().map(|v| v / largest).collect();
-        for r in 0..rows {
-            let span = r * n + start..r * n + end;
-            // Pruned weights are zeros here, so that they do not affect the scale.
-            let zeroed = |i: usize| !keep.is_empty() && !keep[i];
-            let weights: Vec<f32> = span.map(|i| if zeroed(i) { 0.0 } else { current[i] }).collect();
-            grids[r * groups + group] = fit(&weights, &importance, layout);
+    // Errors over the pivots: `columns x rows`.
+    let mut errors = vec![0f32; target.len()];
+    let mut starting = factor.groups.iter().peekable();
+    let mut group = 0;
+    for block in blocks(&factor.groups) {
+        let (done, rest) = errors.split_at_mut(block.start * rows);
+        if block.start > 0 {
+            let above = upper.rows_of(0..block.start).columns(block.clone());
+            let change = product(cpu, MatrixRef::new(done, rows)?.t(), above)?;
+            for (row, change) in current.chunks_exact_mut(n).zip(change.chunks_exact(block.len())) {
+                row[block.clone()].iter_mut().zip(change).for_each(|(w, change)| *w -= change);
+            }
         }
-        for j in start..end {
+        for (j, errors) in block.clone().zip(rest.chunks_exact_mut(rows)) {
+            if let Some(&(start, end, next)) = starting.next_if(|(start, ..)| *start == j) {
+                group = next;
+                // Cost of an error in a column after compensation by the columns that follow: 1 / U_jj^2.
+                let importance: Vec<f32> =
+                    (start..end).map(|j| factor.upper[j * n + j].max(f32::MIN_POSITIVE).powi(-2)).collect();
+                let largest = importance.iter().fold(f32::MIN_POSITIVE, |m, v| m.max(*v));
+                let importance: Vec<f32> = importance.iter().map(|v| v / largest).collect();
+                for r in 0..rows {
+                    let span = r * n + start..r * n + end;
+                    // Pruned weights are zeros here, so that they do not affect the scale.
+                    let zeroed = |i: usize| !keep.is_empty() && !keep[i];
+                    let weights: Vec<f32> = span.map(|i| if zeroed(i) { 0.0 } else { current[i] }).collect();
+                    grids[r * groups + group] = fit(&weights, &importance, layout);
+                }
+            }
             let upper = &factor.upper[j * n..(j + 1) * n];
             for (r, error) in errors.iter_mut().enumerate() {
                 let grid = &grids[r * groups + group];
@@ -200,68 +240,140 @@ fn by_columns(target: Vec<f32>, keep: Vec<bool>, factor: &HessianFactor, layout:
                 codes[r * n + j] = code;
                 *error = (w - grid.value(code)) / upper[j];
             }
-            for (row, &error) in current.chunks_exact_mut(n).zip(&errors) {
-                add_scaled(&mut row[j + 1..], -error, &upper[j + 1..]);
+            let later = j + 1..block.end;
+            vectorized(
+                cpu,
+                Spread { rows: &mut current, stride: n, later: later.clone(), errors, upper: &upper[later] },
+            );
+        }
+    }
+    Ok(Chunk { target, codes, keep, grids })
+}
+
+/// Subtracts a multiple of a row of the factor from columns of all rows.
+struct Spread<'a> {
+    rows: &'a mut [f32],
+    stride: usize,
+    later: Range<usize>,
+    /// The multiple for each row.
+    errors: &'a [f32],
+    upper: &'a [f32],
+}
+
+impl Loop for Spread<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (row, error) in self.rows.chunks_exact_mut(self.stride).zip(self.errors) {
+            for (w, u) in row[self.later.clone()].iter_mut().zip(self.upper) {
+                *w -= error * u;
             }
         }
     }
-    Chunk { target, codes, keep, grids }
 }
 
-/// Refits the scales and means of every row against the Hessian, all groups jointly, with fixed codes.
-fn refit(chunk: &mut Chunk, factor: &HessianFactor, layout: &TritLayout) {
+/// Divides columns into blocks. A group is in one block; only a group of whole rows is longer, and it is fitted before any error.
+fn blocks(groups: &[(usize, usize, usize)]) -> Vec<Range<usize>> {
+    let mut blocks: Vec<Range<usize>> = Vec::new();
+    for &(start, end, _) in groups {
+        match blocks.last_mut() {
+            Some(block) if end - block.start <= BLOCK => block.end = end,
+            _ if end - start <= 2 * BLOCK => blocks.push(start..end),
+            _ => blocks.extend((start..end).step_by(BLOCK).map(|at| at..(at + BLOCK).min(end))),
+        }
+    }
+    blocks
+}
+
+/// Refits the scales and means of every row against the Hessian, all groups jointly, with fixed codes. `image` is the target times the
+/// Hessian.
+fn refit(
+    cpu: &Cpu,
+    chunk: &mut Chunk,
+    image: &[f32],
+    factor: &HessianFactor,
+    layout: &TritLayout,
+) -> Result<(), QuantError> {
+    let n = factor.width;
+    let groups = factor.groups.len();
+    let planes = if layout.coupling == Coupling::Free { layout.depth } else { 1 };
+    let unknowns = groups * (planes + usize::from(layout.with_mean));
+    let together = (NORMAL_BYTES / (8 * unknowns * unknowns)).clamp(TILE_ROWS, ROWS);
+    let rows = image.chunks(together * n).zip(chunk.codes.chunks_mut(together * n));
+    for ((image, codes), grids) in rows.zip(chunk.grids.chunks_mut(together * groups)) {
+        refit_rows(cpu, image, codes, grids, factor, layout)?;
+    }
+    Ok(())
+}
+
+/// [`refit`] of some rows.
+fn refit_rows(
+    cpu: &Cpu,
+    target: &[f32],
+    codes: &mut [i16],
+    grids: &mut [Grid],
+    factor: &HessianFactor,
+    layout: &TritLayout,
+) -> Result<(), QuantError> {
     let n = factor.width;
     let groups = factor.groups.len();
     let planes = if layout.coupling == Coupling::Free { layout.depth } else { 1 };
     let per_group = planes + usize::from(layout.with_mean);
     let unknowns = groups * per_group;
-    let mut image = vec![0f32; n];
-    let mut basis = vec![0f32; per_group * n];
-    for (r, target) in chunk.target.chunks_exact(n).enumerate() {
-        let codes = &mut chunk.codes[r * n..(r + 1) * n];
-        let grids = &mut chunk.grids[r * groups..(r + 1) * groups];
-        for (j, &code) in codes.iter().enumerate() {
-            if layout.coupling == Coupling::Free {
-                for (p, &t) in Grid::trits(code, layout.depth)[..layout.depth].iter().enumerate() {
-                    basis[p * n + j] = f32::from(t);
-                }
-            } else {
-                basis[j] = f32::from(code);
+    let rows = codes.len() / n;
+    let mut bases = vec![vec![1f32; rows * n]; per_group];
+    for (i, &code) in codes.iter().enumerate() {
+        if layout.coupling == Coupling::Free {
+            let trits = Grid::trits(code, layout.depth);
+            bases.iter_mut().zip(&trits[..layout.depth]).for_each(|(basis, &t)| basis[i] = f32::from(t));
+        } else {
+            bases[0][i] = f32::from(code);
+        }
+    }
+    let hessian = MatrixRef::new(&factor.hessian, n)?;
+    let mut normal = vec![0f64; rows * unknowns * unknowns];
+    let mut right = vec![0f64; rows * unknowns];
+    let mut image = Vec::new();
+    for (g, &(start, end, _)) in factor.groups.iter().enumerate() {
+        for (b, basis) in bases.iter().enumerate() {
+            let k = g * per_group + b;
+            for r in 0..rows {
+                let span = r * n + start..r * n + end;
+                right[r * unknowns + k] = dot(&target[span.clone()], &basis[span]);
             }
-        }
-        if layout.with_mean {
-            basis[planes * n..].fill(1.0);
-        }
-        let mut normal = vec![0f64; unknowns * unknowns];
-        let mut right = vec![0f64; unknowns];
-        for (g, &(start, end, _)) in factor.groups.iter().enumerate() {
-            for b in 0..per_group {
-                image.fill(0.0);
-                for j in start..end {
-                    let v = basis[b * n + j];
-                    if v != 0.0 {
-                        add_scaled(&mut image, v, &factor.hessian[j * n..(j + 1) * n]);
-                    }
-                }
-                let k = g * per_group + b;
-                right[k] = dot(&image, target);
+            let own = MatrixRef::new(basis, n)?.columns(start..end);
+            for first in (0..end).step_by(PANEL) {
+                let panel = first..(first + PANEL).min(end);
+                image.resize(rows * panel.len(), 0f32);
+                let part = hessian.rows_of(start..end).columns(panel.clone());
+                matmul(cpu, own, part, &mut image, Store::Overwrite)?;
                 for (g2, &(start, end, _)) in factor.groups.iter().enumerate().take(g + 1) {
-                    for b2 in 0..per_group {
-                        let l = g2 * per_group + b2;
-                        normal[k * unknowns + l] =
-                            dot(&image[start..end], &basis[b2 * n + start..b2 * n + end]);
-                        normal[l * unknowns + k] = normal[k * unknowns + l];
+                    let span = start.max(panel.start)..end.min(panel.end);
+                    if span.is_empty() {
+                        continue;
+                    }
+                    for (r, image) in image.chunks_exact(panel.len()).enumerate() {
+                        let image = &image[span.start - first..span.end - first];
+                        for (b2, basis) in bases.iter().enumerate() {
+                            let at = r * unknowns * unknowns + k * unknowns + g2 * per_group + b2;
+                            normal[at] += dot(image, &basis[r * n + span.start..r * n + span.end]);
+                        }
                     }
                 }
             }
         }
-        // A group whose codes are all zero would make the system singular; with a unit diagonal its solution is 0.
+    }
+    let each = codes.chunks_exact_mut(n).zip(grids.chunks_exact_mut(groups));
+    let systems = normal.chunks_exact_mut(unknowns * unknowns).zip(right.chunks_exact(unknowns));
+    for ((codes, grids), (normal, right)) in each.zip(systems) {
         for k in 0..unknowns {
+            // A group whose codes are all zero would make the system singular; with a unit diagonal its solution is 0.
             if normal[k * unknowns + k] <= 0.0 {
                 normal[k * unknowns + k] = 1.0;
             }
         }
-        let Some(solution) = solve_spd(&mut normal, &right, 1e-9) else { continue };
+        let Some(solution) = solve_spd(normal, right, 1e-9) else { continue };
         for (g, &(start, end, group)) in factor.groups.iter().enumerate() {
             let own = &solution[g * per_group..(g + 1) * per_group];
             if own[..planes].iter().all(|s| *s == 0.0) && !layout.with_mean {
@@ -282,6 +394,7 @@ fn refit(chunk: &mut Chunk, factor: &HessianFactor, layout: &TritLayout) {
             }
         }
     }
+    Ok(())
 }
 
 fn flipped(code: i16, own: &[f64], planes: usize, depth: usize) -> i16 {
@@ -294,7 +407,7 @@ fn flipped(code: i16, own: &[f64], planes: usize, depth: usize) -> i16 {
 
 /// Coordinate descent: changes one code at a time to its best level with all others fixed, until nothing changes or
 /// [`PASSES`] is reached.
-fn descend(chunk: &mut Chunk, factor: &HessianFactor) {
+fn descend(cpu: &Cpu, chunk: &mut Chunk, factor: &HessianFactor) -> Result<(), QuantError> {
     let n = factor.width;
     let groups = factor.groups.len();
     let rows = chunk.target.len() / n;
@@ -307,21 +420,16 @@ fn descend(chunk: &mut Chunk, factor: &HessianFactor) {
             }
         }
     }
-    // (target - values) H for all rows, row-major.
-    let mut gradient = vec![0f32; rows * n];
-    for (k, hessian) in factor.hessian.chunks_exact(n).enumerate() {
-        for r in 0..rows {
-            let error = chunk.target[r * n + k] - values[r * n + k];
-            if error != 0.0 {
-                add_scaled(&mut gradient[r * n..(r + 1) * n], error, hessian);
-            }
-        }
-    }
-    for r in 0..rows {
-        let gradient = &mut gradient[r * n..(r + 1) * n];
-        for _ in 0..PASSES {
-            let mut changed = false;
-            for &(start, end, group) in &factor.groups {
+    let error: Vec<f32> = chunk.target.iter().zip(&values).map(|(target, value)| target - value).collect();
+    let mut gradient = product(cpu, MatrixRef::new(&error, n)?, MatrixRef::new(&factor.hessian, n)?)?;
+    drop(error);
+    let mut active = vec![true; rows];
+    for _ in 0..PASSES {
+        let mut changed = vec![false; rows];
+        // All rows go through a group before the next one, so that its part of the Hessian stays in the cache.
+        for &(start, end, group) in &factor.groups {
+            for r in (0..rows).filter(|&r| active[r]) {
+                let gradient = &mut gradient[r * n..(r + 1) * n];
                 let grid = &chunk.grids[r * groups + group];
                 for j in (start..end).filter(|&j| chunk.keep.is_empty() || chunk.keep[r * n + j]) {
                     let hessian = &factor.hessian[j * n..(j + 1) * n];
@@ -331,22 +439,32 @@ fn descend(chunk: &mut Chunk, factor: &HessianFactor) {
                         let new = grid.value(code);
                         chunk.codes[r * n + j] = code;
                         values[r * n + j] = new;
-                        add_scaled(gradient, old - new, hessian);
-                        changed = true;
+                        vectorized(cpu, AddScaled { to: gradient, factor: old - new, from: hessian });
+                        changed[r] = true;
                     }
                 }
             }
-            if !changed {
-                break;
-            }
         }
+        active = changed;
     }
+    Ok(())
 }
 
-#[inline]
-fn add_scaled(to: &mut [f32], factor: f32, from: &[f32]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to += factor * from;
+/// Adds a multiple of a row.
+struct AddScaled<'a> {
+    to: &'a mut [f32],
+    factor: f32,
+    from: &'a [f32],
+}
+
+impl Loop for AddScaled<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (to, from) in self.to.iter_mut().zip(self.from) {
+            *to += self.factor * from;
+        }
     }
 }
 
@@ -369,19 +487,25 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 /// # Errors
 ///
 /// [`QuantError::Length`] and [`QuantError::Partial`] if the lengths do not match.
-pub fn hessian_error(weights: &[f32], quantized: &[f32], hessian: &SquareMatrix) -> Result<f64, QuantError> {
+pub fn hessian_error(
+    cpu: &Cpu,
+    weights: &[f32],
+    quantized: &[f32],
+    hessian: &SquareMatrix,
+) -> Result<f64, QuantError> {
     let n = hessian.side();
     check_len("quantized weights", weights.len(), quantized.len())?;
     check_whole("weights", n, weights.len())?;
+    let matrix = MatrixRef::new(hessian.values(), n)?;
     let mut total = 0f64;
-    let mut image = vec![0f32; n];
-    for (w, v) in weights.chunks_exact(n).zip(quantized.chunks_exact(n)) {
+    let together = n * ROWS * cpu.threads();
+    for (w, v) in weights.chunks(together).zip(quantized.chunks(together)) {
         let error: Vec<f32> = w.iter().zip(v).map(|(w, v)| w - v).collect();
-        image.fill(0.0);
-        for (k, &e) in error.iter().enumerate().filter(|(_, e)| **e != 0.0) {
-            add_scaled(&mut image, e, hessian.row(k));
-        }
-        total += dot(&image, &error);
+        let image = product(cpu, MatrixRef::new(&error, n)?, matrix)?;
+        image
+            .chunks_exact(n)
+            .zip(error.chunks_exact(n))
+            .for_each(|(image, error)| total += dot(image, error));
     }
     Ok(total.max(0.0))
 }

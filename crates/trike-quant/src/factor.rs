@@ -1,13 +1,13 @@
 //! A damped Hessian and the Cholesky factor of its inverse, with columns in rounding order.
 
 use trike_core::{Bounds, OptionError};
-use trike_cpu::{Cpu, transpose};
+use trike_cpu::{Cpu, MatrixRef};
 use trike_trit::Granularity;
 
 use crate::{
     QuantError, SquareMatrix,
     error::{check_len, check_whole},
-    linalg::{cholesky, invert_lower, product},
+    linalg::{cholesky_blocked, invert_lower_blocked, product},
 };
 
 /// Order in which columns are rounded. The stored order of the matrix does not change.
@@ -30,16 +30,18 @@ const MOST_DAMPING: f64 = 10.0;
 /// The upper triangular `U` satisfies `U^T U = H^-1` (Frantar et al., 2210.17323, step 3).
 ///
 /// ```
+/// use trike_cpu::Cpu;
 /// use trike_quant::{ColumnOrder, HessianFactor, SquareMatrix};
 /// use trike_trit::Granularity;
 ///
+/// let cpu = Cpu::new(1)?;
 /// // Two identical inputs: singular without damping.
 /// let singular = SquareMatrix::new(2, vec![1.0, 1.0, 1.0, 1.0])?;
-/// let factor = HessianFactor::new(&singular, Granularity::Row, ColumnOrder::Activation, 0.01)?;
+/// let factor = HessianFactor::new(&cpu, &singular, Granularity::Row, ColumnOrder::Activation, 0.01)?;
 /// assert_eq!(factor.damping(), 0.01);
 /// let indefinite = SquareMatrix::new(2, vec![1.0, -3.0, -3.0, 1.0])?;
-/// assert!(HessianFactor::new(&indefinite, Granularity::Row, ColumnOrder::Stored, 0.0)?.damping() > 1.0);
-/// # Ok::<(), trike_quant::QuantError>(())
+/// assert!(HessianFactor::new(&cpu, &indefinite, Granularity::Row, ColumnOrder::Stored, 0.0)?.damping() > 1.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct HessianFactor {
@@ -65,6 +67,7 @@ impl HessianFactor {
     /// [`QuantError::Option`] for [`Granularity::Tensor`] (refitting its scale would couple all rows) or a damping outside
     /// 0 to 1; [`QuantError::Indefinite`] if no damping makes the matrix positive definite.
     pub fn new(
+        cpu: &Cpu,
         hessian: &SquareMatrix,
         granularity: Granularity,
         order: ColumnOrder,
@@ -87,14 +90,15 @@ impl HessianFactor {
         let mut share = if mean > 0.0 { damping } else { 1.0 };
         let lower = loop {
             let mut reversed = vec![0f64; width * width];
-            for (i, row) in reversed.chunks_exact_mut(width).enumerate() {
-                let from = order[width - 1 - i];
-                for (j, out) in row.iter_mut().enumerate() {
-                    *out = f64::from(hessian[from * width + order[width - 1 - j]]);
+            let rows: Vec<_> = reversed.chunks_exact_mut(width).enumerate().collect();
+            cpu.pool().run(rows, |(i, row): (usize, &mut [f64])| {
+                let from = &hessian[order[width - 1 - i] * width..][..width];
+                for (out, &column) in row.iter_mut().zip(order.iter().rev()) {
+                    *out = f64::from(from[column]);
                 }
                 row[i] += share * unit;
-            }
-            match cholesky(&mut reversed, width) {
+            });
+            match cholesky_blocked(cpu, &mut reversed, width) {
                 Ok(()) => break reversed,
                 Err((column, pivot)) if share >= MOST_DAMPING => {
                     return Err(QuantError::Indefinite {
@@ -107,7 +111,7 @@ impl HessianFactor {
             }
         };
         let mut inverse = lower;
-        invert_lower(&mut inverse, width);
+        invert_lower_blocked(cpu, &mut inverse, width);
         let mut upper = vec![0f32; width * width];
         for i in 0..width {
             for j in i..width {
@@ -163,8 +167,9 @@ impl HessianFactor {
         check_len("shift", weights.len(), shift.len())?;
         let ordered: Vec<f32> =
             shift.chunks_exact(self.width).flat_map(|row| self.order.iter().map(|&c| row[c])).collect();
-        let half = product(cpu, &ordered, self.upper.clone(), self.width)?;
-        let whole = product(cpu, &half, transpose(&self.upper, self.width), self.width)?;
+        let upper = MatrixRef::new(&self.upper, self.width)?;
+        let half = product(cpu, MatrixRef::new(&ordered, self.width)?, upper.t())?;
+        let whole = product(cpu, MatrixRef::new(&half, self.width)?, upper)?;
         let mut out = weights.to_vec();
         for (out, step) in out.chunks_exact_mut(self.width).zip(whole.chunks_exact(self.width)) {
             for (&column, step) in self.order.iter().zip(step) {

@@ -1,6 +1,6 @@
 //! Calibration statistics of the inputs of a layer.
 
-use trike_cpu::{Cpu, transpose};
+use trike_cpu::{Cpu, MatrixRef, Store, matmul};
 
 use crate::{
     QuantError,
@@ -9,8 +9,8 @@ use crate::{
     square::SquareMatrix,
 };
 
-/// Tokens per matrix product: enough for efficient kernels, few enough for accurate f32 sums.
-const BLOCK: usize = 512;
+/// Rows of the matrix that are computed together, each up to the diagonal of the last one.
+const STRIPE: usize = 512;
 /// Maximum relative difference between the f32 sum and the f64 sum of a diagonal element.
 const DRIFT: f64 = 1e-3;
 /// Maximum absolute difference of the same sums: below it f32 squares may underflow, and inputs of 1e-16 are dead in any model.
@@ -19,8 +19,8 @@ const NOTHING: f64 = 1e-30;
 /// `X^T X` of the inputs `X` (`tokens x width`) of a layer, with the range of each input. Up to a factor, it is the Hessian of
 /// the layer's squared output error with respect to one row of its weights.
 ///
-/// Blocks of 512 tokens are multiplied and accumulated in f32. The diagonal is also accumulated in f64; it replaces the f32
-/// diagonal and serves to detect drift of the f32 sums.
+/// Products are summed in f32, over 256 tokens and then over these sums; the upper triangle is a copy of the lower one. The diagonal
+/// is also accumulated in f64; it replaces the f32 diagonal and serves to detect drift of the f32 sums.
 ///
 /// ```
 /// use trike_cpu::Cpu;
@@ -66,19 +66,22 @@ impl Hessian {
     pub fn add(&mut self, cpu: &Cpu, x: &[f32]) -> Result<(), QuantError> {
         check_whole("activations", self.width, x.len())?;
         check_finite("activations x", x)?;
-        for block in x.chunks(BLOCK * self.width) {
-            let t = transpose(block, self.width);
-            let tokens = block.len() / self.width;
-            let part = product(cpu, &t, t.clone(), tokens)?;
-            for (sum, part) in self.sum.iter_mut().zip(part) {
-                *sum += part;
+        let n = self.width;
+        let inputs = MatrixRef::new(x, n)?;
+        for start in (0..n).step_by(STRIPE) {
+            let end = (start + STRIPE).min(n);
+            let part = product(cpu, inputs.columns(start..end).t(), inputs.columns(0..end))?;
+            for (sum, part) in self.sum[start * n..].chunks_mut(n).zip(part.chunks_exact(end)) {
+                sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
             }
-            for (i, values) in t.chunks_exact(tokens).enumerate() {
-                self.diagonal[i] += values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>();
-                self.largest[i] = values.iter().fold(self.largest[i], |m, v| m.max(v.abs()));
-            }
-            self.tokens += tokens as u64;
         }
+        for values in x.chunks_exact(n) {
+            for ((sum, largest), value) in self.diagonal.iter_mut().zip(&mut self.largest).zip(values) {
+                *sum += f64::from(*value) * f64::from(*value);
+                *largest = largest.max(value.abs());
+            }
+        }
+        self.tokens += (x.len() / n) as u64;
         Ok(())
     }
 
@@ -129,7 +132,7 @@ impl Hessian {
             }
             out[i * n + i] = exact as f32;
             for j in 0..i {
-                // Both triangles hold the same sums, but kernels may accumulate them in different orders.
+                // Above the diagonal, sums of a stripe end where it does.
                 out[j * n + i] = out[i * n + j];
             }
         }
@@ -167,14 +170,8 @@ impl CrossProduct {
         check_len("activations y", x.len() / self.cols * self.rows, y.len())?;
         check_finite("activations x", x)?;
         check_finite("activations y", y)?;
-        for (y, x) in y.chunks(BLOCK * self.rows).zip(x.chunks(BLOCK * self.cols)) {
-            let (yt, xt) = (transpose(y, self.rows), transpose(x, self.cols));
-            let part = product(cpu, &yt, xt, y.len() / self.rows)?;
-            for (sum, part) in self.sum.iter_mut().zip(part) {
-                *sum += part;
-            }
-        }
-        Ok(())
+        let (y, x) = (MatrixRef::new(y, self.rows)?, MatrixRef::new(x, self.cols)?);
+        Ok(matmul(cpu, y.t(), x, &mut self.sum, Store::Add)?)
     }
 
     /// The accumulated `Y^T X`, row-major.
@@ -200,7 +197,7 @@ impl CrossProduct {
         check_len("Hessian", self.sum.len(), hessian.values().len())?;
         check_whole("weights", self.cols, weights.len())?;
         let gap: Vec<f32> = self.sum.iter().zip(hessian.values()).map(|(k, h)| k - h).collect();
-        let mut out = product(cpu, weights, transpose(&gap, self.cols), self.cols)?;
+        let mut out = product(cpu, MatrixRef::new(weights, self.cols)?, MatrixRef::new(&gap, self.cols)?)?;
         if let Some(more) = more {
             check_len("additional correlation", out.len(), more.sum.len())?;
             for (out, more) in out.iter_mut().zip(&more.sum) {
@@ -223,30 +220,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_over_blocks_are_sums() {
+    fn sums_over_pieces_and_stripes_are_sums() {
         let cpu = Cpu::new(2).unwrap();
-        let (tokens, n, m) = (2 * BLOCK + 37, 9, 4);
-        let mut rng = Rng::new(3);
-        let (x, y) = (rng.normals(tokens * n), rng.normals(tokens * m));
-        let mut hessian = Hessian::new(n).unwrap();
-        let mut cross = CrossProduct::new(m, n).unwrap();
-        // In pieces that are no blocks.
-        for (x, y) in x.chunks(100 * n).zip(y.chunks(100 * m)) {
-            hessian.add(&cpu, x).unwrap();
-            cross.add(&cpu, y, x).unwrap();
+        for (tokens, n, m) in [(1061, 9, 4), (37, STRIPE + 5, 3)] {
+            let mut rng = Rng::new(3);
+            let (x, y) = (rng.normals(tokens * n), rng.normals(tokens * m));
+            let mut hessian = Hessian::new(n).unwrap();
+            let mut cross = CrossProduct::new(m, n).unwrap();
+            for (x, y) in x.chunks(100 * n).zip(y.chunks(100 * m)) {
+                hessian.add(&cpu, x).unwrap();
+                cross.add(&cpu, y, x).unwrap();
+            }
+            let entry = |a: &[f32], i: usize, wa: usize, b: &[f32], j: usize, wb: usize| -> f32 {
+                (0..tokens).map(|t| f64::from(a[t * wa + i]) * f64::from(b[t * wb + j])).sum::<f64>() as f32
+            };
+            let want: Vec<f32> = (0..n * n).map(|k| entry(&x, k / n, n, &x, k % n, n)).collect();
+            let got = hessian.matrix().unwrap();
+            let got = got.values();
+            assert_close(got, &want, 1e-5);
+            assert!((0..n * n).all(|k| got[k] == got[k % n * n + k / n]));
+            let want: Vec<f32> = (0..m * n).map(|k| entry(&y, k / n, m, &x, k % n, n)).collect();
+            assert_close(cross.matrix(), &want, 1e-4);
+            assert_eq!(hessian.tokens(), tokens as u64);
+            assert_eq!((hessian.outliers(0.9), hessian.outliers(100.0)), (1.0, 0.0));
         }
-        let entry = |a: &[f32], i: usize, wa: usize, b: &[f32], j: usize, wb: usize| -> f32 {
-            (0..tokens).map(|t| f64::from(a[t * wa + i]) * f64::from(b[t * wb + j])).sum::<f64>() as f32
-        };
-        let want: Vec<f32> = (0..n * n).map(|k| entry(&x, k / n, n, &x, k % n, n)).collect();
-        let got = hessian.matrix().unwrap();
-        let got = got.values();
-        assert_close(got, &want, 1e-5);
-        assert!((0..n * n).all(|k| got[k] == got[k % n * n + k / n]));
-        let want: Vec<f32> = (0..m * n).map(|k| entry(&y, k / n, m, &x, k % n, n)).collect();
-        assert_close(cross.matrix(), &want, 1e-4);
-        assert_eq!(hessian.tokens(), tokens as u64);
-        assert_eq!((hessian.outliers(1.0), hessian.outliers(100.0)), (1.0, 0.0));
     }
 
     #[test]

@@ -194,7 +194,9 @@ mod tests {
         // The second and third input are nearly the same: either can go, and the third is larger.
         let hessian = vec![1.0, 0.0, 0.0, 0.0, 1.0, 0.999, 0.0, 0.999, 1.0];
         let hessian = SquareMatrix::new(3, hessian).unwrap();
-        let factor = HessianFactor::new(&hessian, Granularity::Row, ColumnOrder::Activation, 1e-6).unwrap();
+        let cpu = trike_cpu::Cpu::new(1).unwrap();
+        let factor =
+            HessianFactor::new(&cpu, &hessian, Granularity::Row, ColumnOrder::Activation, 1e-6).unwrap();
         let keep = prune(view, PruneScore::Compensated(&factor), PrunePattern::Unstructured, 0.34).unwrap();
         assert_eq!(keep, [true, false, true]);
         let inverse = factor.inverse_diagonal();

@@ -192,9 +192,10 @@ fn compensation_loses_less_than_rounding_for_every_layout() {
                     let layout = layout(depth, coupling, granularity).with_mean(with_mean);
                     let rounded = quantize_matrix(view, &config(ScaleRule::LeastSquares, layout)).unwrap().0;
                     let lost = |t: &trike_trit::TritTensor| {
-                        hessian_error(&weights, &t.dequantize(), &hessian).unwrap()
+                        hessian_error(&cpu, &weights, &t.dequantize(), &hessian).unwrap()
                     };
-                    let factor = |order| HessianFactor::new(&hessian, granularity, order, 0.01).unwrap();
+                    let factor =
+                        |order| HessianFactor::new(&cpu, &hessian, granularity, order, 0.01).unwrap();
                     let run = |order, rounds| {
                         let config = CompensateConfig::default().with_layout(layout).with_rounds(rounds);
                         lost(&compensate(&cpu, view, &factor(order), None, &config).unwrap().0)
@@ -217,7 +218,8 @@ fn compensation_does_not_depend_on_threads_and_stores_f16() {
     hessian.add(&cpu, &inputs(300, cols, 1)).unwrap();
     let granularity = Granularity::Group(GroupSize::G64);
     let factor =
-        HessianFactor::new(&hessian.matrix().unwrap(), granularity, ColumnOrder::Activation, 0.01).unwrap();
+        HessianFactor::new(&cpu, &hessian.matrix().unwrap(), granularity, ColumnOrder::Activation, 0.01)
+            .unwrap();
     let weights: Vec<f32> = Rng::new(3).normals(rows * cols).iter().map(|w| w * 0.02).collect();
     let view = MatrixView::new(rows, cols, &weights).unwrap();
     let layout = layout(2, Coupling::Tied, granularity).with_scales(ScaleType::F16);
@@ -248,7 +250,7 @@ fn pruned_weights_are_zero_and_the_others_make_up_for_them() {
     let weights = Rng::new(4).normals(rows * cols);
     let view = MatrixView::new(rows, cols, &weights).unwrap();
     let granularity = Granularity::Group(GroupSize::G32);
-    let factor = HessianFactor::new(&matrix, granularity, ColumnOrder::Activation, 0.01).unwrap();
+    let factor = HessianFactor::new(&cpu, &matrix, granularity, ColumnOrder::Activation, 0.01).unwrap();
     let config =
         CompensateConfig::default().with_layout(layout(3, Coupling::Tied, granularity)).with_rounds(2);
     let lost = |score| {
@@ -258,8 +260,8 @@ fn pruned_weights_are_zero_and_the_others_make_up_for_them() {
         assert!(values.iter().zip(&keep).all(|(v, keep)| *keep || *v == 0.0));
         assert!(tensor.zeros() as usize >= 3 * rows * cols / 2);
         let cut: Vec<f32> = weights.iter().zip(&keep).map(|(w, keep)| if *keep { *w } else { 0.0 }).collect();
-        let alone = hessian_error(&weights, &cut, &matrix).unwrap();
-        let got = hessian_error(&weights, &values, &matrix).unwrap();
+        let alone = hessian_error(&cpu, &weights, &cut, &matrix).unwrap();
+        let got = hessian_error(&cpu, &weights, &values, &matrix).unwrap();
         assert!(got < 0.8 * alone, "{got} of {alone}");
         got
     };
@@ -303,7 +305,7 @@ fn degenerate_input_is_rounded_and_not_broken() {
         ("indefinite", indefinite),
     ] {
         let factor =
-            HessianFactor::new(&square(hessian), granularity, ColumnOrder::Activation, 0.01).unwrap();
+            HessianFactor::new(&cpu, &square(hessian), granularity, ColumnOrder::Activation, 0.01).unwrap();
         assert!(factor.damping() >= 0.01);
         assert_eq!(
             factor.dead_inputs(),
@@ -324,14 +326,22 @@ fn degenerate_input_is_rounded_and_not_broken() {
             }
         }
     }
-    let wrong = HessianFactor::new(&square(vec![1.0; 4]), Granularity::Tensor, ColumnOrder::Stored, 0.01);
+    let wrong =
+        HessianFactor::new(&cpu, &square(vec![1.0; 4]), Granularity::Tensor, ColumnOrder::Stored, 0.01);
     assert!(matches!(wrong, Err(QuantError::Option(e)) if e.field() == "granularity"));
 }
 
 #[test]
 fn the_correction_is_the_damped_least_squares_solution() {
     // One input, H = 2: weights 1, and what they leave correlates with the input by 1: 1 + 1 / (2 + damping 2 * 0.5).
-    let factor = HessianFactor::new(&square(vec![2.0]), Granularity::Row, ColumnOrder::Stored, 0.5).unwrap();
+    let factor = HessianFactor::new(
+        &Cpu::new(1).unwrap(),
+        &square(vec![2.0]),
+        Granularity::Row,
+        ColumnOrder::Stored,
+        0.5,
+    )
+    .unwrap();
     let got = factor.corrected(&Cpu::new(1).unwrap(), &[1.0], &[1.0]).unwrap();
     assert_near!(got[0], 1.0 + 1.0 / 3.0, abs = 1e-6);
     // Several: inputs that changed are made up for as far as they say the same.
@@ -347,7 +357,7 @@ fn the_correction_is_the_damped_least_squares_solution() {
     cross.add(&cpu, &x, &seen).unwrap();
     let h = hessian.matrix().unwrap();
     let shift = cross.shift(&cpu, &weights, &h, None).unwrap();
-    let factor = HessianFactor::new(&h, Granularity::Row, ColumnOrder::Activation, 1e-4).unwrap();
+    let factor = HessianFactor::new(&cpu, &h, Granularity::Row, ColumnOrder::Activation, 1e-4).unwrap();
     let corrected = factor.corrected(&cpu, &weights, &shift).unwrap();
     let output = |w: &[f32], x: &[f32]| -> Vec<f32> {
         (0..tokens * rows)

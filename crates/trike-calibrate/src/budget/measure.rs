@@ -169,7 +169,7 @@ impl Model<'_> {
         let rotation = factors.rotation;
         let values = rotated(rotation, cols, &weights.to_f32())?;
         let how = self.config.compensation().unwrap_or_default();
-        let factor = factors.get(layout.granularity)?;
+        let factor = factors.get(self.runner.cpu(), layout.granularity)?;
         // One round is accurate enough to rank layers, and takes half the time.
         let config = CompensateConfig::default().with_layout(layout).with_rounds(how.rounds.min(1));
         let view = MatrixView::new(rows, cols, &values)?;

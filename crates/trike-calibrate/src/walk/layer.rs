@@ -154,7 +154,7 @@ fn int8_layer(
     let (rows, cols) = (int8.rows(), int8.cols());
     let (before, after) = (dense.to_f32(), int8.dequantize());
     let output_error =
-        solver.and_then(|s| Some(output_error(&before, &after, &s.factors.hessian).ok()?.sqrt()));
+        solver.and_then(|s| Some(output_error(s.cpu, &before, &after, &s.factors.hessian).ok()?.sqrt()));
     let report = LayerReport {
         name: name.to_string(),
         rows,

@@ -24,7 +24,7 @@ pub(super) struct Statistics {
 
 /// State shared by the layers at a hook point.
 pub(super) struct Solver<'a> {
-    cpu: &'a Cpu,
+    pub(super) cpu: &'a Cpu,
     how: Compensation,
     pub(super) statistics: Statistics,
     pub(super) factors: Factors,
@@ -43,7 +43,7 @@ impl<'a> Solver<'a> {
 
     /// The factored Hessian for scales of this granularity.
     pub(super) fn factor(&mut self, granularity: Granularity) -> Result<&HessianFactor, QuantError> {
-        self.factors.get(granularity)
+        self.factors.get(self.cpu, granularity)
     }
 
     /// The ternary weight, and the relative error of its outputs with respect to the target.
@@ -59,19 +59,19 @@ impl<'a> Solver<'a> {
         if self.how.follow {
             let Statistics { cross, residual, .. } = &self.statistics;
             let shift = cross.shift(cpu, weights.values(), &self.factors.hessian, residual.as_ref())?;
-            let factor = self.factors.get(layout.granularity)?;
+            let factor = self.factors.get(cpu, layout.granularity)?;
             target = factor.corrected(cpu, &target, &turned(&shift)?)?;
         }
         let view = MatrixView::new(weights.rows(), weights.cols(), &target)?;
         let config = CompensateConfig::default().with_layout(layout).with_rounds(self.how.rounds);
-        let factor = self.factors.get(layout.granularity)?;
+        let factor = self.factors.get(cpu, layout.granularity)?;
         // Pruning is never combined with rotation.
         let keep = prune.map(|prune| prune.keep(view, &self.statistics.hessian, factor)).transpose()?;
         let (tensor, _) = compensate(cpu, view, factor, keep.as_deref(), &config)?;
         let tensor = tensor.with_rotation(rotation)?;
         // The rotation is its own inverse.
         let target = turned(&target)?;
-        let error = output_error(&target, &tensor.dequantize(), &self.factors.hessian)?;
+        let error = output_error(cpu, &target, &tensor.dequantize(), &self.factors.hessian)?;
         Ok((tensor, error.sqrt()))
     }
 }

@@ -38,6 +38,14 @@ impl<'a> View<'a> {
         Self { values, rows, cols, stride, transposed: false }
     }
 
+    /// Some of the columns.
+    pub(crate) fn columns(self, columns: Range<usize>) -> Self {
+        let from = if self.transposed { columns.start * self.stride } else { columns.start };
+        // No columns of no rows begin nowhere.
+        let values = self.values.get(from..).unwrap_or_default();
+        Self { values, cols: columns.len(), ..self }
+    }
+
     /// The transpose.
     pub(crate) fn t(self) -> Self {
         Self { rows: self.cols, cols: self.rows, transposed: !self.transposed, ..self }

@@ -1,8 +1,13 @@
 //! Dense linear algebra: Cholesky factorization in f64, and matrix products with the CPU kernels.
 
-use trike_cpu::{ActivationPrecision, Cpu, CpuOps, DenseData, DenseMatrix, Matrix};
+mod blocked;
+mod tile;
+
+use trike_cpu::{Cpu, MatrixRef, Store, matmul};
 
 use crate::QuantError;
+
+pub(crate) use blocked::{cholesky_blocked, invert_lower_blocked};
 
 /// Solves `a x = b` for a symmetric positive semidefinite `n x n` matrix `a`, `n = b.len()`, after adding `ridge` times the mean
 /// diagonal to its diagonal. `a` is overwritten; `None` if it is still not positive definite.
@@ -87,12 +92,10 @@ pub(crate) fn invert_lower(l: &mut [f64], n: usize) {
     }
 }
 
-/// `a b^T` of row-major `m x k` and `n x k`.
-pub(crate) fn product(cpu: &Cpu, a: &[f32], b: Vec<f32>, k: usize) -> Result<Vec<f32>, QuantError> {
-    let n = b.len() / k;
-    let matrix = Matrix::Dense(DenseMatrix::new(n, k, DenseData::F32(b))?);
-    let mut out = vec![0.0; a.len() / k * n];
-    cpu.linear(a, &matrix, ActivationPrecision::F32, &mut out)?;
+/// `a b`.
+pub(crate) fn product(cpu: &Cpu, a: MatrixRef<'_>, b: MatrixRef<'_>) -> Result<Vec<f32>, QuantError> {
+    let mut out = vec![0.0; a.rows() * b.cols()];
+    matmul(cpu, a, b, &mut out, Store::Overwrite)?;
     Ok(out)
 }
 
@@ -143,15 +146,41 @@ mod tests {
     }
 
     #[test]
-    fn products_and_transposes() {
-        let mut rng = Rng::new(9);
-        let (m, k, n) = (35, 3, 5);
-        let (a, b) = (rng.normals(m * k), rng.normals(n * k));
-        let got = product(&Cpu::new(1).unwrap(), &a, b.clone(), k).unwrap();
-        let want: Vec<f32> =
-            (0..m * n).map(|i| (0..k).map(|t| a[i / n * k + t] * b[i % n * k + t]).sum()).collect();
-        trike_testkit::assert_close(&got, &want, 1e-6);
-        let t = trike_cpu::transpose(&a, k);
-        assert!((0..m * k).all(|i| t[i % k * m + i / k] == a[i]));
+    fn blocks_give_what_rows_give() {
+        let cpus = [1, 3].map(|threads| Cpu::new(threads).unwrap());
+        for n in [1, 63, 64, 65, 130, 257, 700] {
+            let a = spd(n, n as u64);
+            let lower = |v: &[f64]| -> Vec<f64> {
+                v.iter().enumerate().filter(|(i, _)| i % n <= i / n).map(|(_, v)| *v).collect()
+            };
+            let near = |got: &[f64], want: &[f64], what| {
+                let size = want.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+                for (i, (got, want)) in got.iter().zip(want).enumerate() {
+                    assert_near!(*got, *want, abs = 1e-10 * size, "{what} {n}: {i}");
+                }
+            };
+            let mut factor = a.clone();
+            cholesky(&mut factor, n).unwrap();
+            let mut inverse = factor.clone();
+            invert_lower(&mut inverse, n);
+            let both = cpus.each_ref().map(|cpu| {
+                let mut got = a.clone();
+                cholesky_blocked(cpu, &mut got, n).unwrap();
+                near(&lower(&got), &lower(&factor), "factor");
+                let mut inverted = factor.clone();
+                invert_lower_blocked(cpu, &mut inverted, n);
+                near(&lower(&inverted), &lower(&inverse), "inverse");
+                (lower(&got), lower(&inverted))
+            });
+            assert!(both[0] == both[1], "{n}: not to the bit with other threads");
+            if n > 60 {
+                let mut broken = a;
+                broken[60 * n + 60] = -1.0;
+                let (column, pivot) = cholesky_blocked(&cpus[1], &mut broken.clone(), n).unwrap_err();
+                let (same, other) = cholesky(&mut broken, n).unwrap_err();
+                assert_eq!(column, same);
+                assert_near!(pivot, other, rel = 1e-9);
+            }
+        }
     }
 }
