@@ -224,7 +224,7 @@ pub(crate) const HOUSE: &[Row] = &[
         layer: DEV,
         name: "trike-benches",
         purpose: "benchmarks on the host, timed against other libraries",
-        uses: "trike-trit trike-popcount trike-cpu trike-nn trike-llm trike-grad trike-train trike-text trike-models trike-testkit trike-bench",
+        uses: "trike-trit trike-popcount trike-cpu trike-nn trike-quant trike-llm trike-grad trike-train trike-text trike-models trike-testkit trike-bench",
         registry: "anyhow candle-core candle-nn clap gemm half rayon tempfile",
         unsafe_in: &[("src/gemm.rs", "a reference library without a safe interface")],
     },
