@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use trike_cpu::{Cpu, Matrix};
 use trike_llm::WeightSource;
 use trike_nn::{
-    Backend, BlockContext, CacheSpec, CpuBackend, CpuRope, CpuTensor, DecoderBlock, DecoderSpec, HookPoint,
-    KvPrecision, NnError, StepInputs, WeightName,
+    Backend, BlockContext, CacheSpec, CpuBackend, CpuCache, CpuRope, CpuTensor, DecoderBlock, DecoderSpec,
+    Hook, HookPoint, KvPrecision, NnError, StepInputs, WeightName,
 };
 
 use crate::{CalibrateError, weights::BlockWeights};
@@ -14,6 +14,34 @@ use crate::{CalibrateError, weights::BlockWeights};
 /// Tokens of a batch, unless one sequence is longer. The activations of a block over a batch are the memory use in
 /// addition to the streams.
 const TOKENS: usize = 2048;
+
+/// A half of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Half {
+    Attention,
+    Mlp,
+}
+
+impl Half {
+    /// Both, in order.
+    pub(crate) const ALL: [Self; 2] = [Self::Attention, Self::Mlp];
+
+    /// The points of the half: where it begins, and where its output is added to the stream.
+    pub(crate) fn points(self) -> [HookPoint; 2] {
+        match self {
+            Self::Attention => [HookPoint::Attention, HookPoint::Output],
+            Self::Mlp => [HookPoint::Mlp, HookPoint::Down],
+        }
+    }
+
+    /// The half in which a point is.
+    pub(crate) fn of(point: HookPoint) -> Self {
+        match point {
+            HookPoint::Attention | HookPoint::Output => Self::Attention,
+            HookPoint::Mlp | HookPoint::Down => Self::Mlp,
+        }
+    }
+}
 
 /// Consecutive sequences, and their residual streams in a model.
 pub(crate) struct Batch {
@@ -58,6 +86,54 @@ impl Batch {
         self.inputs.segments().iter().map(|segment| segment.rows.len())
     }
 
+    /// Runs the stream through half of a block, up to `until` if that is given. The result is the stream behind, or the input of
+    /// the matrices at `until`.
+    fn half(
+        &self,
+        context: BlockContext<'_, CpuBackend>,
+        block: &DecoderBlock<CpuBackend>,
+        half: Half,
+        until: Option<HookPoint>,
+    ) -> Result<Vec<f32>, NnError> {
+        let backend = context.backend;
+        let mut x = backend.upload(&self.x, context.spec.hidden)?;
+        let mut seen = None;
+        let mut keep = |point, input: &CpuTensor, _: &CpuTensor| {
+            if until != Some(point) {
+                return Ok(ControlFlow::Continue(()));
+            }
+            seen = Some(backend.to_host(input)?);
+            Ok(ControlFlow::Break(()))
+        };
+        let hook: Option<&mut Hook<'_, CpuBackend>> = until.is_some().then_some(&mut keep);
+        let _ = match half {
+            Half::Attention => {
+                let mut caches = self.caches(context)?;
+                let mut caches: Vec<_> = caches.iter_mut().collect();
+                block.forward_attention(context, &mut x, &self.inputs, &mut caches, hook)?
+            }
+            Half::Mlp => block.forward_mlp(context, &mut x, hook)?,
+        };
+        match seen {
+            Some(input) => Ok(input),
+            None => backend.move_to_host(x),
+        }
+    }
+
+    /// An empty cache for each sequence.
+    fn caches(&self, context: BlockContext<'_, CpuBackend>) -> Result<Vec<CpuCache>, NnError> {
+        let BlockContext { backend, spec, .. } = context;
+        let cache = |capacity: usize| {
+            backend.new_cache(&CacheSpec {
+                kv_heads: spec.kv_heads,
+                head_dim: spec.head_dim,
+                capacity,
+                precision: KvPrecision::F32,
+            })
+        };
+        self.lengths().map(cache).collect()
+    }
+
     /// Runs the stream through a block and returns the output. `hook` gets the input of the linear layers at `hooked`
     /// and the residual stream, both in host memory.
     pub(crate) fn through(
@@ -69,15 +145,7 @@ impl Batch {
     ) -> Result<Vec<f32>, NnError> {
         let BlockContext { backend, spec, .. } = context;
         let mut x = backend.upload(&self.x, spec.hidden)?;
-        let cache = |capacity: usize| {
-            backend.new_cache(&CacheSpec {
-                kv_heads: spec.kv_heads,
-                head_dim: spec.head_dim,
-                capacity,
-                precision: KvPrecision::F32,
-            })
-        };
-        let mut caches = self.lengths().map(cache).collect::<Result<Vec<_>, _>>()?;
+        let mut caches = self.caches(context)?;
         let mut caches: Vec<_> = caches.iter_mut().collect();
         let host = |x: &CpuTensor| backend.to_host(x);
         // If the hook breaks, the output is not needed.
@@ -153,6 +221,29 @@ impl<'a> Blocks<'a> {
             batch.x = self.output(block, batch)?;
             Ok(())
         })
+    }
+
+    /// Passes the streams of all batches through half of a block, in place.
+    pub(crate) fn advance_half(
+        &self,
+        block: &DecoderBlock<CpuBackend>,
+        half: Half,
+        batches: &mut [Batch],
+    ) -> Result<(), NnError> {
+        batches.iter_mut().try_for_each(|batch| {
+            batch.x = batch.half(self.context(), block, half, None)?;
+            Ok(())
+        })
+    }
+
+    /// Inputs of the matrices at `point` of a block, for a batch whose stream is at the beginning of that half of the block.
+    pub(crate) fn half_inputs(
+        &self,
+        block: &DecoderBlock<CpuBackend>,
+        batch: &Batch,
+        point: HookPoint,
+    ) -> Result<Vec<f32>, NnError> {
+        batch.half(self.context(), block, Half::of(point), Some(point))
     }
 
     /// Inputs of the matrices at `point` of a block, and the residual stream there.

@@ -216,7 +216,9 @@ impl<B: Backend> DecoderBlock<B> {
         inputs: &B::Inputs,
         caches: &mut [&mut B::Cache],
     ) -> Result<(), NnError> {
-        self.pass(context, x, inputs, caches, None).map(|_| ())
+        // Nothing breaks without a hook.
+        let _ = self.forward_attention(context, x, inputs, caches, None)?;
+        self.forward_mlp(context, x, None).map(|_| ())
     }
 
     /// [`forward`](Self::forward) that passes the inputs of the linear layers to `hook`. If the hook breaks, `x` is the residual
@@ -233,10 +235,19 @@ impl<B: Backend> DecoderBlock<B> {
         caches: &mut [&mut B::Cache],
         hook: &mut Hook<'_, B>,
     ) -> Result<ControlFlow<()>, NnError> {
-        self.pass(context, x, inputs, caches, Some(hook))
+        match self.forward_attention(context, x, inputs, caches, Some(hook))? {
+            ControlFlow::Continue(()) => self.forward_mlp(context, x, Some(hook)),
+            stopped @ ControlFlow::Break(()) => Ok(stopped),
+        }
     }
 
-    fn pass(
+    /// The first half of [`forward`](Self::forward): attention, added to `x`. A hook is called at [`HookPoint::Attention`] and
+    /// [`HookPoint::Output`]; if it breaks, `x` is as it was.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the backend or of `hook`.
+    pub fn forward_attention(
         &self,
         context: BlockContext<'_, B>,
         x: &mut B::Tensor,
@@ -244,18 +255,17 @@ impl<B: Backend> DecoderBlock<B> {
         caches: &mut [&mut B::Cache],
         mut hook: Option<&mut Hook<'_, B>>,
     ) -> Result<ControlFlow<()>, NnError> {
-        const STOPPED: Result<ControlFlow<()>, NnError> = Ok(ControlFlow::Break(()));
         let BlockContext { backend, spec, rope } = context;
         let eps = spec.rms_eps;
         // An input that the backend fuses into a layer is never materialized, so with a hook it is computed separately.
-        let mut rooms = [None, None, None, None];
-        let [of_attention, of_output, of_mlp, of_down] = &mut rooms;
+        let mut rooms = [None, None];
+        let [of_attention, of_output] = &mut rooms;
 
         let mut input = Input::Normed(&*x, Norm { weight: &self.attention_norm, eps });
         if let Some(hook) = &mut hook {
             let made = input.make(backend, of_attention)?;
             if hook(HookPoint::Attention, made, x)?.is_break() {
-                return STOPPED;
+                return Ok(ControlFlow::Break(()));
             }
             input = Input::Plain(made);
         }
@@ -273,17 +283,35 @@ impl<B: Backend> DecoderBlock<B> {
         if let Some(hook) = &mut hook {
             let made = input.make(backend, of_output)?;
             if hook(HookPoint::Output, made, x)?.is_break() {
-                return STOPPED;
+                return Ok(ControlFlow::Break(()));
             }
             input = Input::Plain(made);
         }
         project_add(backend, input, &self.output, x)?;
+        Ok(ControlFlow::Continue(()))
+    }
 
+    /// The second half of [`forward`](Self::forward): the MLP, added to `x`. A hook is called at [`HookPoint::Mlp`] and
+    /// [`HookPoint::Down`]; if it breaks, `x` is as it was.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the backend or of `hook`.
+    pub fn forward_mlp(
+        &self,
+        context: BlockContext<'_, B>,
+        x: &mut B::Tensor,
+        mut hook: Option<&mut Hook<'_, B>>,
+    ) -> Result<ControlFlow<()>, NnError> {
+        let BlockContext { backend, spec, .. } = context;
+        let eps = spec.rms_eps;
+        let mut rooms = [None, None];
+        let [of_mlp, of_down] = &mut rooms;
         let mut input = Input::Normed(&*x, Norm { weight: &self.mlp_norm, eps });
         if let Some(hook) = &mut hook {
             let made = input.make(backend, of_mlp)?;
             if hook(HookPoint::Mlp, made, x)?.is_break() {
-                return STOPPED;
+                return Ok(ControlFlow::Break(()));
             }
             input = Input::Plain(made);
         }
@@ -293,7 +321,7 @@ impl<B: Backend> DecoderBlock<B> {
         if let Some(hook) = &mut hook {
             let made = input.make(backend, of_down)?;
             if hook(HookPoint::Down, made, x)?.is_break() {
-                return STOPPED;
+                return Ok(ControlFlow::Break(()));
             }
             input = Input::Plain(made);
         }

@@ -181,29 +181,37 @@ impl CrossProduct {
 
     /// The `shift` argument of [`HessianFactor::corrected`](crate::HessianFactor::corrected) for a layer whose inputs changed:
     /// `self` is `X0^T X` of the original inputs `X0` and the current inputs `X`, and `hessian` is `X^T X`. The result is
-    /// `weights (X0^T X - X^T X)`, plus `more`, the `rows x cols` correlation of `X` with an additional target of the output.
+    /// `weights (X0^T X - X^T X)`.
     ///
     /// # Errors
     ///
     /// [`QuantError::Length`] and [`QuantError::Partial`] if the shapes do not match.
-    pub fn shift(
-        &self,
-        cpu: &Cpu,
-        weights: &[f32],
-        hessian: &SquareMatrix,
-        more: Option<&Self>,
-    ) -> Result<Vec<f32>, QuantError> {
+    pub fn shift(&self, cpu: &Cpu, weights: &[f32], hessian: &SquareMatrix) -> Result<Vec<f32>, QuantError> {
         check_len("rows of the cross product", self.cols, self.rows)?;
         check_len("Hessian", self.sum.len(), hessian.values().len())?;
         check_whole("weights", self.cols, weights.len())?;
         let gap: Vec<f32> = self.sum.iter().zip(hessian.values()).map(|(k, h)| k - h).collect();
-        let mut out = product(cpu, MatrixRef::new(weights, self.cols)?, MatrixRef::new(&gap, self.cols)?)?;
-        if let Some(more) = more {
-            check_len("additional correlation", out.len(), more.sum.len())?;
-            for (out, more) in out.iter_mut().zip(&more.sum) {
-                *out += more;
-            }
-        }
+        product(cpu, MatrixRef::new(weights, self.cols)?, MatrixRef::new(&gap, self.cols)?)
+    }
+
+    /// The same for a layer whose outputs shall be `Y`: `self` is `Y^T X`, and `hessian` is `X^T X`. The result is
+    /// `Y^T X - weights X^T X`.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Length`] if the shapes do not match.
+    pub fn shift_of_outputs(
+        &self,
+        cpu: &Cpu,
+        weights: &[f32],
+        hessian: &SquareMatrix,
+    ) -> Result<Vec<f32>, QuantError> {
+        check_len("Hessian", self.cols * self.cols, hessian.values().len())?;
+        check_len("weights", self.sum.len(), weights.len())?;
+        let (weights, hessian) =
+            (MatrixRef::new(weights, self.cols)?, MatrixRef::new(hessian.values(), self.cols)?);
+        let mut out = product(cpu, weights, hessian)?;
+        out.iter_mut().zip(&self.sum).for_each(|(out, aim)| *out = aim - *out);
         Ok(out)
     }
 }

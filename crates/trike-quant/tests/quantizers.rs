@@ -7,7 +7,7 @@ use trike_quant::{
     PruneScore, QuantError, QuantizeConfig, Rounding, ScaleRule, ScaleType, SquareMatrix, TritLayout,
     compensate, hessian_error, prune, quantize_matrix,
 };
-use trike_testkit::{Rng, assert_near};
+use trike_testkit::{Rng, assert_close, assert_near};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize};
 
 fn layout(depth: usize, coupling: Coupling, granularity: Granularity) -> TritLayout {
@@ -356,7 +356,7 @@ fn the_correction_is_the_damped_least_squares_solution() {
     let mut cross = trike_quant::CrossProduct::new(cols, cols).unwrap();
     cross.add(&cpu, &x, &seen).unwrap();
     let h = hessian.matrix().unwrap();
-    let shift = cross.shift(&cpu, &weights, &h, None).unwrap();
+    let shift = cross.shift(&cpu, &weights, &h).unwrap();
     let factor = HessianFactor::new(&cpu, &h, Granularity::Row, ColumnOrder::Activation, 1e-4).unwrap();
     let corrected = factor.corrected(&cpu, &weights, &shift).unwrap();
     let output = |w: &[f32], x: &[f32]| -> Vec<f32> {
@@ -367,6 +367,11 @@ fn the_correction_is_the_damped_least_squares_solution() {
     let want = output(&weights, &x);
     let error = |w: &[f32]| output(w, &seen).iter().zip(&want).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
     assert!(error(&corrected) < 0.05 * error(&weights), "{} {}", error(&corrected), error(&weights));
+    // What the outputs were says the same.
+    let mut cross = trike_quant::CrossProduct::new(rows, cols).unwrap();
+    cross.add(&cpu, &want, &seen).unwrap();
+    assert_close(&cross.shift_of_outputs(&cpu, &weights, &h).unwrap(), &shift, 1e-4);
+    assert!(cross.shift_of_outputs(&cpu, &weights[1..], &h).is_err());
 }
 
 proptest! {

@@ -8,20 +8,21 @@ use std::time::{Duration, Instant};
 
 use trike_core::{DenseData, DenseTensor, Tensor};
 use trike_llm::{ModelFile, WeightSource};
-use trike_nn::{CpuBackend, DecoderBlock, HookPoint, WeightName};
+use trike_nn::{CpuBackend, DecoderBlock, DecoderWeights, HookPoint, WeightName};
 use trike_quant::{CrossProduct, Hessian};
 
 use self::{
     layer::{kept_layer, quantize_layer, renew},
-    solver::{Solver, Statistics},
+    solver::{Aim, Solver, Statistics},
 };
 use crate::{
     CalibrateError, LayerReport, ModelQuantizationConfig, QuantizeMethod, Tuning, TuningReport,
     fold::input_width,
     held_out, packing,
     store::{Block, Store},
-    streams::{Batch, Blocks, embed},
+    streams::{Batch, Blocks, Half, embed},
     tune,
+    weights::BlockWeights,
 };
 
 /// Share of the time of a recovery in which text is written.
@@ -235,9 +236,16 @@ impl<'a> Walk<'a> {
         let first = reports.len();
         let dense = self.blocks.load(layer)?;
         let mut ternary = self.blocks.load(layer)?;
+        let tuning = self.tuning.filter(|t| t.block_epochs > 0 && !self.ids.is_empty());
+        // Tuning begins where the block does.
+        let starts: Vec<Batch> =
+            tuning.iter().flat_map(|_| &self.ternary).map(|batch| batch.with(batch.x.clone())).collect();
         let mut tensors = Vec::new();
         let mut done = 0;
-        for point in HookPoint::ALL {
+        for (half, point) in Half::ALL.into_iter().flat_map(|half| half.points().map(|point| (half, point))) {
+            if point.adds_to_residual() {
+                self.blocks.advance_half(&dense, half, &mut self.dense)?;
+            }
             let mut wanted = Vec::new();
             for name in point.matrices(layer) {
                 match kept_layer(self.source, self.config, name)? {
@@ -247,7 +255,7 @@ impl<'a> Walk<'a> {
             }
             let mut solver = match (self.config.method, wanted.first()) {
                 (QuantizeMethod::Compensate(how), Some(&name)) => {
-                    let statistics = self.statistics(layer, point, &dense, &ternary)?;
+                    let statistics = self.statistics(layer, point, how.follow.then_some(&dense), &ternary)?;
                     // The layers of a hook point read the same inputs; if these are rotated, there is only one layer.
                     let rotation = self.config.rotation_of(name, statistics.hessian.width());
                     let solver = Solver::new(self.blocks.cpu(), how, statistics, rotation);
@@ -261,16 +269,18 @@ impl<'a> Walk<'a> {
                 reports.push(report);
                 tensors.push((name, tensor));
             }
+            if point.adds_to_residual() {
+                self.blocks.advance_half(&ternary, half, &mut self.ternary)?;
+            }
             done += point.matrices(layer).len();
             progress(done);
         }
-        self.blocks.advance(&dense, &mut self.dense)?;
         drop(dense);
         let mut tuned = None;
-        if let Some(tuning) = self.tuning.filter(|t| t.block_epochs > 0 && !self.ids.is_empty())
+        if let Some(tuning) = tuning
             && !tensors.is_empty()
         {
-            let streams = (&self.ternary[..], &self.dense[..]);
+            let streams = (&starts[..], &self.dense[..]);
             let report = tune::block(self.source, self.blocks.cpu(), layer, &tuning, &mut tensors, streams)?;
             if report.kept {
                 for (name, tensor) in &tensors {
@@ -278,44 +288,58 @@ impl<'a> Walk<'a> {
                 }
                 self.repack(&mut tensors)?;
                 renew(self.source, &mut reports[first..], tensors.iter())?;
+                self.ternary = starts;
+                self.blocks.advance(&ternary, &mut self.ternary)?;
             }
             tuned = Some(report);
         }
-        self.blocks.advance(&ternary, &mut self.ternary)?;
         Ok((tensors, tuned))
     }
 
-    /// Runs both models up to a hook point and accumulates the statistics of its inputs.
+    /// Accumulates the statistics of the inputs at a hook point, and of what weights there follow if the dense block is given. The
+    /// streams of the ternary model are at the beginning of that half of the block; those of the dense one are there at its first
+    /// point, and behind it at the second one.
     fn statistics(
         &self,
         layer: usize,
         point: HookPoint,
-        dense: &DecoderBlock<CpuBackend>,
+        dense: Option<&DecoderBlock<CpuBackend>>,
         ternary: &DecoderBlock<CpuBackend>,
     ) -> Result<Statistics, CalibrateError> {
         let spec = self.blocks.spec();
         let width = input_width(spec, point);
         let failed = |e| CalibrateError::quantize(format!("the inputs of {}", point.matrices(layer)[0]), e);
-        let mut sums = Statistics {
-            hessian: Hessian::new(width).map_err(failed)?,
-            cross: CrossProduct::new(width, width).map_err(failed)?,
-            residual: match point.adds_to_residual() {
-                true => Some(CrossProduct::new(spec.hidden, width).map_err(failed)?),
-                false => None,
-            },
+        let mut hessian = Hessian::new(width).map_err(failed)?;
+        let outputs = if point.adds_to_residual() { spec.hidden } else { width };
+        let mut cross =
+            dense.map(|dense| Ok((dense, CrossProduct::new(outputs, width)?))).transpose().map_err(failed)?;
+        let bias = match point {
+            HookPoint::Output if spec.biases.output => Some(WeightName::OutputBias(layer)),
+            HookPoint::Down if spec.biases.mlp => Some(WeightName::DownBias(layer)),
+            _ => None,
         };
+        let bias = bias.map(|name| BlockWeights(self.source).vector(name)).transpose()?;
         let cpu = self.blocks.cpu();
         for (ours, theirs) in self.ternary.iter().zip(&self.dense) {
-            let (x, stream) = self.blocks.inputs(ternary, ours, point)?;
-            let (dense_x, dense_stream) = self.blocks.inputs(dense, theirs, point)?;
-            sums.hessian.add(cpu, &x).map_err(failed)?;
-            sums.cross.add(cpu, &dense_x, &x).map_err(failed)?;
-            if let Some(residual) = &mut sums.residual {
-                let gap: Vec<f32> = dense_stream.iter().zip(&stream).map(|(d, s)| d - s).collect();
-                residual.add(cpu, &gap, &x).map_err(failed)?;
-            }
+            let x = self.blocks.half_inputs(ternary, ours, point)?;
+            hessian.add(cpu, &x).map_err(failed)?;
+            let Some((dense, cross)) = &mut cross else { continue };
+            let aim = if point.adds_to_residual() {
+                let mut aim: Vec<f32> = theirs.x.iter().zip(&ours.x).map(|(d, s)| d - s).collect();
+                for (aim, bias) in aim.chunks_exact_mut(spec.hidden).zip(bias.iter().cycle()) {
+                    aim.iter_mut().zip(bias).for_each(|(aim, bias)| *aim -= bias);
+                }
+                aim
+            } else {
+                self.blocks.half_inputs(dense, theirs, point)?
+            };
+            cross.add(cpu, &aim, &x).map_err(failed)?;
         }
-        Ok(sums)
+        let aim = cross.map(|(_, cross)| match point.adds_to_residual() {
+            true => Aim::Outputs(cross),
+            false => Aim::Inputs(cross),
+        });
+        Ok(Statistics { hessian, aim })
     }
 }
 

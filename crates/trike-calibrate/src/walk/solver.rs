@@ -15,11 +15,16 @@ use crate::{
 /// Sums over the tokens of a text at a hook point.
 pub(super) struct Statistics {
     pub(super) hessian: Hessian,
-    /// Cross products of the inputs of the dense model with those of the ternary one.
-    pub(super) cross: CrossProduct,
-    /// Cross products of the difference of the residual streams with the inputs, if the layer's output is added to the
-    /// stream.
-    pub(super) residual: Option<CrossProduct>,
+    /// What the weights follow, if they do.
+    pub(super) aim: Option<Aim>,
+}
+
+/// What the outputs of layers should be.
+pub(super) enum Aim {
+    /// What they are in the dense model: cross products of the inputs there with those here.
+    Inputs(CrossProduct),
+    /// What makes the residual stream that of the dense model: cross products with the inputs.
+    Outputs(CrossProduct),
 }
 
 /// State shared by the layers at a hook point.
@@ -56,9 +61,12 @@ impl<'a> Solver<'a> {
         let (cpu, rotation) = (self.cpu, self.factors.rotation);
         let turned = |values: &[f32]| rotated(rotation, weights.cols(), values);
         let mut target = turned(weights.values())?;
-        if self.how.follow {
-            let Statistics { cross, residual, .. } = &self.statistics;
-            let shift = cross.shift(cpu, weights.values(), &self.factors.hessian, residual.as_ref())?;
+        if let Some(aim) = &self.statistics.aim {
+            let (values, hessian) = (weights.values(), &self.factors.hessian);
+            let shift = match aim {
+                Aim::Inputs(cross) => cross.shift(cpu, values, hessian)?,
+                Aim::Outputs(cross) => cross.shift_of_outputs(cpu, values, hessian)?,
+            };
             let factor = self.factors.get(cpu, layout.granularity)?;
             target = factor.corrected(cpu, &target, &turned(&shift)?)?;
         }
