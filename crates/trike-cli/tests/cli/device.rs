@@ -314,7 +314,7 @@ fn tuned_kernels_are_stored_and_used() {
         assert!(table.contains(row["chosen"].as_str().unwrap()), "{table}");
     }
 
-    let run = ["run", "-m", &tiny(), "-p", "Once", "-n", "4", "--device", device];
+    let run = ["run", "-m", &tiny(), "-p", "Once", "-n", "4", "--temperature", "0", "--device", device];
     let used = trike.output(&run);
     assert!(used.status.success());
     assert!(!String::from_utf8_lossy(&used.stderr).contains("tuned"), "{used:?}");
