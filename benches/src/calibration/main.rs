@@ -1,4 +1,4 @@
-//! Seconds of processor time of the steps that make a matrix ternary with error compensation:
+//! Seconds of the steps that make a matrix ternary with error compensation:
 //! `cargo run --release -p trike-benches --bin bench-calibration -- [--rows N] [--cols N] [--tokens N] [--threads N]`.
 //!
 //! The matrix is random; its inputs are normal and correlated, as they are in a model. Steps are those of a layer in

@@ -297,14 +297,20 @@ fn refit(
 ) -> Result<(), QuantError> {
     let n = factor.width;
     let groups = factor.groups.len();
-    let planes = if layout.coupling == Coupling::Free { layout.depth } else { 1 };
-    let unknowns = groups * (planes + usize::from(layout.with_mean));
+    let (_, per_group) = unknowns_of(layout);
+    let unknowns = groups * per_group;
     let together = (NORMAL_BYTES / (8 * unknowns * unknowns)).clamp(TILE_ROWS, ROWS);
     let rows = image.chunks(together * n).zip(chunk.codes.chunks_mut(together * n));
     for ((image, codes), grids) in rows.zip(chunk.grids.chunks_mut(together * groups)) {
         refit_rows(cpu, image, codes, grids, factor, layout)?;
     }
     Ok(())
+}
+
+/// Number of scales of a group, and of scales and means.
+fn unknowns_of(layout: &TritLayout) -> (usize, usize) {
+    let planes = if layout.coupling == Coupling::Free { layout.depth } else { 1 };
+    (planes, planes + usize::from(layout.with_mean))
 }
 
 /// [`refit`] of some rows.
@@ -318,8 +324,7 @@ fn refit_rows(
 ) -> Result<(), QuantError> {
     let n = factor.width;
     let groups = factor.groups.len();
-    let planes = if layout.coupling == Coupling::Free { layout.depth } else { 1 };
-    let per_group = planes + usize::from(layout.with_mean);
+    let (planes, per_group) = unknowns_of(layout);
     let unknowns = groups * per_group;
     let rows = codes.len() / n;
     let mut bases = vec![vec![1f32; rows * n]; per_group];
