@@ -60,7 +60,7 @@ fn main() -> Result<()> {
     let hessian = timed("X^T X", size, || {
         let mut sum = Hessian::new(cols)?;
         sum.add(&cpu, &x)?;
-        Ok(sum.matrix()?)
+        Ok(sum.into_matrix()?.0)
     })?;
     timed("X0^T X", size, || {
         let mut sum = CrossProduct::new(cols, cols)?;

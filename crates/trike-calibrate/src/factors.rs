@@ -12,8 +12,8 @@ pub(crate) struct Factors {
     pub(crate) hessian: SquareMatrix,
     /// Rotation of the inputs at inference.
     pub(crate) rotation: Option<Hadamard>,
-    /// Hessian of the rotated inputs, which the trits multiply.
-    rotated: SquareMatrix,
+    /// Hessian of the inputs that the trits multiply, if these are rotated.
+    rotated: Option<SquareMatrix>,
     how: Compensation,
     factors: Vec<(Granularity, HessianFactor)>,
 }
@@ -24,7 +24,7 @@ impl Factors {
         rotation: Option<Hadamard>,
         how: Compensation,
     ) -> Result<Self, QuantError> {
-        let rotated = rotated_hessian(rotation, &hessian)?;
+        let rotated = rotation.map(|by| rotated_hessian(by, &hessian)).transpose()?;
         Ok(Self { hessian, rotation, rotated, how, factors: Vec::new() })
     }
 
@@ -34,7 +34,8 @@ impl Factors {
             Some(at) => at,
             None => {
                 let Compensation { order, damping, .. } = self.how;
-                let new = HessianFactor::new(cpu, &self.rotated, granularity, order, damping)?;
+                let hessian = self.rotated.as_ref().unwrap_or(&self.hessian);
+                let new = HessianFactor::new(cpu, hessian, granularity, order, damping)?;
                 self.factors.push((granularity, new));
                 self.factors.len() - 1
             }

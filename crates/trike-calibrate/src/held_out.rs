@@ -9,6 +9,7 @@ use trike_llm::{
 
 use crate::{
     CalibrateError, Calibration, ModelQuantizationConfig, TextSource,
+    config::{SEQUENCES, TOKENS},
     report::{HeldOut, LONGEST_HELD},
     rewrite,
 };
@@ -36,6 +37,7 @@ pub(crate) fn divided(
     config: &ModelQuantizationConfig,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<(Vec<Vec<u32>>, HeldOut), CalibrateError> {
+    let calibration = &limited(input, calibration, config, progress)?;
     let stand_in = || stand_in_for(input, config, calibration);
     if !rewrite::needs_text(config) {
         let held = match (config.hold_out, calibration) {
@@ -76,6 +78,24 @@ pub(crate) fn divided(
     let held = HeldOut::new(without(held, &ids), source, false);
     let held = if held.is_empty() { stand_in() } else { held };
     Ok((ids, held))
+}
+
+/// The calibration with a number of sequences where it leaves that open: those of [`TOKENS`] together, at most [`SEQUENCES`].
+pub(crate) fn limited<'a>(
+    input: &ModelFile,
+    calibration: &Calibration<'a>,
+    config: &ModelQuantizationConfig,
+    progress: &mut dyn FnMut(&str, usize, usize),
+) -> Result<Calibration<'a>, CalibrateError> {
+    let Calibration::Text { limit: None, .. } = calibration else { return Ok(*calibration) };
+    let mut left = TOKENS;
+    let ids = sequences_of(input, &calibration.with_limit(SEQUENCES), config, progress)?;
+    let fits = |ids: &&Vec<u32>| {
+        let fits = ids.len() <= left;
+        left = left.saturating_sub(ids.len());
+        fits
+    };
+    Ok(calibration.with_limit(ids.iter().take_while(fits).count().max(1)))
 }
 
 /// Removes the sequences that were calibrated on, too: a text may repeat itself.

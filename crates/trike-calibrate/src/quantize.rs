@@ -146,7 +146,7 @@ pub(crate) fn quantize_ids(
     };
     progress(WRITING, 1, 1);
     let alternatives = alternatives::listed(&layers, config, output_bytes);
-    Ok(QuantizeReport {
+    let mut report = QuantizeReport {
         version: env!("CARGO_PKG_VERSION"),
         command: None,
         date: None,
@@ -180,7 +180,9 @@ pub(crate) fn quantize_ids(
         curve: Vec::new(),
         seconds: start.elapsed().as_secs_f64(),
         notes,
-    })
+    };
+    report.notes.extend(report.rejected());
+    Ok(report)
 }
 
 /// Tuning options; `None` if the model is not tuned, with a note if tuning was requested.

@@ -191,9 +191,9 @@ impl Search<'_> {
         if divided_by(spec, 0, point) == Some(WeightName::Value(0)) {
             share_heads(&mut sums, spec.query_width() / spec.kv_heads, spec.head_dim);
         }
-        let tokens = hessian.tokens().max(1) as f64;
+        let (hessian, inputs) = hessian.into_matrix().map_err(failed)?;
+        let tokens = inputs.tokens().max(1) as f64;
         let magnitudes: Vec<f32> = sums.iter().map(|sum| (sum / tokens) as f32).collect();
-        let hessian = hessian.matrix().map_err(failed)?;
         let mut matrices = Vec::new();
         for &name in names {
             let weights = self.blocks.source.load(name)?.into_f32();

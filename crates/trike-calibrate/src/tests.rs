@@ -83,7 +83,7 @@ fn options(planes: usize, tuning: Option<Tuning>) -> ModelQuantizationConfig {
 }
 
 fn short() -> Tuning {
-    Tuning { block_epochs: 6, model_epochs: 8, batch_tokens: 192, ..Tuning::default() }
+    Tuning { block_epochs: Some(6), model_epochs: Some(8), batch_tokens: 192, ..Tuning::default() }
 }
 
 fn walk(
@@ -422,7 +422,8 @@ fn rotated_inputs_meet_rotated_weights() {
         assert!(plain != turned && after < 0.8 * before, "{name}: {before} {after}");
     }
     // Codes of random weights are not to be learned from so little text; scales are.
-    let scales = Tuning { rate: 1e-6, scale_rate: 1e-3, block_epochs: 24, model_epochs: 24, ..short() };
+    let scales =
+        Tuning { rate: 1e-6, scale_rate: 1e-3, block_epochs: Some(24), model_epochs: Some(24), ..short() };
     let (_, before) = lost(&even, "untuned", 1, None, Some(16), None);
     let (_, after) = lost(&even, "tuned", 1, None, Some(16), Some(scales));
     assert!(after < before, "{before} {after}");
@@ -466,7 +467,7 @@ fn what_is_not_tuned_is_said() {
         ("tuning.recover", |t| t.recover = f64::NAN),
         ("tuning.scale_rate", |t| t.scale_rate = f32::NAN),
         ("tuning.batch_tokens", |t| t.batch_tokens = 0),
-        ("tuning.model_epochs", |t| t.model_epochs = usize::MAX),
+        ("tuning.model_epochs", |t| t.model_epochs = Some(usize::MAX)),
     ];
     for (name, spoil) in table {
         let mut tuning = short();

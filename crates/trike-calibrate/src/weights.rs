@@ -40,14 +40,12 @@ pub(crate) fn rotated(rotation: Option<Hadamard>, cols: usize, rows: &[f32]) -> 
 
 /// The Hessian of the rotated inputs, from that of the unrotated inputs.
 pub(crate) fn rotated_hessian(
-    rotation: Option<Hadamard>,
+    rotation: Hadamard,
     hessian: &SquareMatrix,
 ) -> Result<SquareMatrix, QuantError> {
     let width = hessian.side();
-    let mut values = rotated(rotation, width, hessian.values())?;
-    if let Some(rotation) = rotation {
-        Rotation::plain(width, rotation)?.columns(&mut values, width)?;
-    }
+    let mut values = rotated(Some(rotation), width, hessian.values())?;
+    Rotation::plain(width, rotation)?.columns(&mut values, width)?;
     SquareMatrix::new(width, values)
 }
 

@@ -28,66 +28,29 @@ const NOTHING: f64 = 1e-30;
 ///
 /// let mut hessian = Hessian::new(2)?;
 /// hessian.add(&Cpu::new(1)?, &[1.0, 2.0, 3.0, -4.0])?;
-/// assert_eq!(hessian.matrix()?.values(), [10.0, -10.0, -10.0, 20.0]);
-/// assert_eq!((hessian.tokens(), hessian.largest()), (2, &[3.0, 4.0][..]));
+/// let (matrix, inputs) = hessian.into_matrix()?;
+/// assert_eq!(matrix.values(), [10.0, -10.0, -10.0, 20.0]);
+/// assert_eq!((inputs.tokens(), inputs.largest()), (2, &[3.0, 4.0][..]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Hessian {
-    width: usize,
     sum: Vec<f32>,
+    inputs: InputStatistics,
+}
+
+/// What is known of each input of a layer by itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputStatistics {
     diagonal: Vec<f64>,
     largest: Vec<f32>,
     tokens: u64,
 }
 
-impl Hessian {
-    /// Empty statistics of `width` inputs.
-    ///
-    /// # Errors
-    ///
-    /// [`QuantError::Shape`] for a width of zero or one whose square is not addressable.
-    pub fn new(width: usize) -> Result<Self, QuantError> {
-        let len = square(width)?;
-        Ok(Self {
-            width,
-            sum: vec![0.0; len],
-            diagonal: vec![0.0; width],
-            largest: vec![0.0; width],
-            tokens: 0,
-        })
-    }
-
-    /// Accumulates the activations `x`, `tokens x width`.
-    ///
-    /// # Errors
-    ///
-    /// [`QuantError::Partial`] for a partial token, [`QuantError::NonFinite`]; in both cases nothing is added.
-    pub fn add(&mut self, cpu: &Cpu, x: &[f32]) -> Result<(), QuantError> {
-        check_whole("activations", self.width, x.len())?;
-        check_finite("activations x", x)?;
-        let n = self.width;
-        let inputs = MatrixRef::new(x, n)?;
-        for start in (0..n).step_by(STRIPE) {
-            let end = (start + STRIPE).min(n);
-            let part = product(cpu, inputs.columns(start..end).t(), inputs.columns(0..end))?;
-            for (sum, part) in self.sum[start * n..].chunks_mut(n).zip(part.chunks_exact(end)) {
-                sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
-            }
-        }
-        for values in x.chunks_exact(n) {
-            for ((sum, largest), value) in self.diagonal.iter_mut().zip(&mut self.largest).zip(values) {
-                *sum += f64::from(*value) * f64::from(*value);
-                *largest = largest.max(value.abs());
-            }
-        }
-        self.tokens += (x.len() / n) as u64;
-        Ok(())
-    }
-
+impl InputStatistics {
     /// Number of inputs.
     pub fn width(&self) -> usize {
-        self.width
+        self.diagonal.len()
     }
 
     /// Number of accumulated tokens.
@@ -109,24 +72,70 @@ impl Hessian {
     /// outliers.
     pub fn outliers(&self, times: f64) -> f64 {
         let rms = |i: usize| (self.diagonal[i] / self.tokens.max(1) as f64).sqrt();
-        let count = (0..self.width).filter(|&i| f64::from(self.largest[i]) > times * rms(i)).count();
-        count as f64 / self.width as f64
+        let count = (0..self.width()).filter(|&i| f64::from(self.largest[i]) > times * rms(i)).count();
+        count as f64 / self.width() as f64
+    }
+}
+
+impl Hessian {
+    /// Empty statistics of `width` inputs.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Shape`] for a width of zero or one whose square is not addressable.
+    pub fn new(width: usize) -> Result<Self, QuantError> {
+        let len = square(width)?;
+        let inputs = InputStatistics { diagonal: vec![0.0; width], largest: vec![0.0; width], tokens: 0 };
+        Ok(Self { sum: vec![0.0; len], inputs })
     }
 
-    /// The matrix `X^T X`, exactly symmetric.
+    /// Accumulates the activations `x`, `tokens x width`.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Partial`] for a partial token, [`QuantError::NonFinite`]; in both cases nothing is added.
+    pub fn add(&mut self, cpu: &Cpu, x: &[f32]) -> Result<(), QuantError> {
+        let n = self.width();
+        check_whole("activations", n, x.len())?;
+        check_finite("activations x", x)?;
+        let inputs = MatrixRef::new(x, n)?;
+        for start in (0..n).step_by(STRIPE) {
+            let end = (start + STRIPE).min(n);
+            let part = product(cpu, inputs.columns(start..end).t(), inputs.columns(0..end))?;
+            for (sum, part) in self.sum[start * n..].chunks_mut(n).zip(part.chunks_exact(end)) {
+                sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+            }
+        }
+        for values in x.chunks_exact(n) {
+            let InputStatistics { diagonal, largest, .. } = &mut self.inputs;
+            for ((sum, largest), value) in diagonal.iter_mut().zip(largest).zip(values) {
+                *sum += f64::from(*value) * f64::from(*value);
+                *largest = largest.max(value.abs());
+            }
+        }
+        self.inputs.tokens += (x.len() / n) as u64;
+        Ok(())
+    }
+
+    /// Number of inputs.
+    pub fn width(&self) -> usize {
+        self.inputs.width()
+    }
+
+    /// The matrix `X^T X`, exactly symmetric and in the memory of the sums, and what is known of each input by itself.
     ///
     /// # Errors
     ///
     /// [`QuantError::Overflow`] if an f32 sum is not finite or has drifted from the f64 sum.
-    pub fn matrix(&self) -> Result<SquareMatrix, QuantError> {
-        let n = self.width;
-        let mut out = self.sum.clone();
+    pub fn into_matrix(self) -> Result<(SquareMatrix, InputStatistics), QuantError> {
+        let Self { sum: mut out, inputs } = self;
+        let n = inputs.width();
         for i in 0..n {
-            let exact = self.diagonal[i];
+            let exact = inputs.diagonal[i];
             let drift = (f64::from(out[i * n + i]) - exact).abs();
             let sound = drift <= DRIFT * exact + NOTHING
                 && exact.is_finite()
-                && out[i * n..(i + 1) * n].iter().all(|v| v.is_finite());
+                && out[i * n..i * n + i].iter().all(|v| v.is_finite());
             if !sound {
                 return Err(QuantError::Overflow { index: i, value: exact });
             }
@@ -136,7 +145,7 @@ impl Hessian {
                 out[j * n + i] = out[i * n + j];
             }
         }
-        SquareMatrix::new(n, out)
+        Ok((SquareMatrix::new(n, out)?, inputs))
     }
 }
 
@@ -243,14 +252,14 @@ mod tests {
                 (0..tokens).map(|t| f64::from(a[t * wa + i]) * f64::from(b[t * wb + j])).sum::<f64>() as f32
             };
             let want: Vec<f32> = (0..n * n).map(|k| entry(&x, k / n, n, &x, k % n, n)).collect();
-            let got = hessian.matrix().unwrap();
+            let (got, inputs) = hessian.into_matrix().unwrap();
             let got = got.values();
             assert_close(got, &want, 1e-5);
             assert!((0..n * n).all(|k| got[k] == got[k % n * n + k / n]));
             let want: Vec<f32> = (0..m * n).map(|k| entry(&y, k / n, m, &x, k % n, n)).collect();
             assert_close(cross.matrix(), &want, 1e-4);
-            assert_eq!(hessian.tokens(), tokens as u64);
-            assert_eq!((hessian.outliers(0.9), hessian.outliers(100.0)), (1.0, 0.0));
+            assert_eq!((inputs.width(), inputs.tokens()), (n, tokens as u64));
+            assert_eq!((inputs.outliers(0.9), inputs.outliers(100.0)), (1.0, 0.0));
         }
     }
 
@@ -261,9 +270,9 @@ mod tests {
         let mut hessian = Hessian::new(2).unwrap();
         assert!(matches!(hessian.add(&cpu, &[1.0; 3]), Err(QuantError::Partial { .. })));
         assert!(matches!(hessian.add(&cpu, &[1.0, f32::NAN]), Err(QuantError::NonFinite { index: 1, .. })));
-        assert_eq!(hessian.tokens(), 0);
+        assert_eq!(hessian.clone().into_matrix().unwrap().1.tokens(), 0);
         hessian.add(&cpu, &[1e30, 1.0]).unwrap();
-        assert!(matches!(hessian.matrix(), Err(QuantError::Overflow { index: 0, .. })));
+        assert!(matches!(hessian.into_matrix(), Err(QuantError::Overflow { index: 0, .. })));
         let mut cross = CrossProduct::new(1, 2).unwrap();
         assert!(matches!(cross.add(&cpu, &[1.0; 2], &[1.0; 2]), Err(QuantError::Length { .. })));
     }

@@ -14,7 +14,7 @@
 //! * matrices: [`MatrixView`], [`SquareMatrix`]; grids: [`Grid`], [`fit_tied`], [`fit_tied_mean`], [`fit_free`], [`error()`]
 //! * rounding: [`quantize_matrix`], [`QuantizeConfig`], [`ScaleRule`], [`CalibrationMethod`], [`Rounding`], [`QuantizationStats`]
 //! * layout of the result: [`TritLayout`], [`ScaleType`]
-//! * calibration: [`Hessian`], [`CrossProduct`]
+//! * calibration: [`Hessian`], [`InputStatistics`], [`CrossProduct`]
 //! * compensation: [`compensate`], [`CompensateConfig`], [`HessianFactor`], [`ColumnOrder`], [`hessian_error`]
 //! * transforms of the weights before rounding: [`Rotation`], [`salience()`], [`scale_columns`], [`scaled_hessian`]
 //! * training: [`LatentWeights`], [`LatentLearningRates`]
@@ -53,7 +53,7 @@ pub use error::QuantError;
 pub use factor::{ColumnOrder, HessianFactor};
 pub use fit::{error, fit_free, fit_tied, fit_tied_mean};
 pub use grid::Grid;
-pub use hessian::{CrossProduct, Hessian};
+pub use hessian::{CrossProduct, Hessian, InputStatistics};
 pub use latent::{LatentLearningRates, LatentWeights};
 pub use plan::{Choice, allocate};
 pub use prune::{PrunePattern, PruneScore, prune};

@@ -182,7 +182,7 @@ fn compensation_loses_less_than_rounding_for_every_layout() {
     let (rows, cols) = (19, 72);
     let mut hessian = Hessian::new(cols).unwrap();
     hessian.add(&cpu, &inputs(400, cols, 4)).unwrap();
-    let hessian = hessian.matrix().unwrap();
+    let hessian = hessian.into_matrix().unwrap().0;
     let weights = Rng::new(8).normals(rows * cols);
     let view = MatrixView::new(rows, cols, &weights).unwrap();
     for granularity in [Granularity::Row, Granularity::Group(GroupSize::G32)] {
@@ -217,9 +217,14 @@ fn compensation_does_not_depend_on_threads_and_stores_f16() {
     let mut hessian = Hessian::new(cols).unwrap();
     hessian.add(&cpu, &inputs(300, cols, 1)).unwrap();
     let granularity = Granularity::Group(GroupSize::G64);
-    let factor =
-        HessianFactor::new(&cpu, &hessian.matrix().unwrap(), granularity, ColumnOrder::Activation, 0.01)
-            .unwrap();
+    let factor = HessianFactor::new(
+        &cpu,
+        &hessian.into_matrix().unwrap().0,
+        granularity,
+        ColumnOrder::Activation,
+        0.01,
+    )
+    .unwrap();
     let weights: Vec<f32> = Rng::new(3).normals(rows * cols).iter().map(|w| w * 0.02).collect();
     let view = MatrixView::new(rows, cols, &weights).unwrap();
     let layout = layout(2, Coupling::Tied, granularity).with_scales(ScaleType::F16);
@@ -246,7 +251,7 @@ fn pruned_weights_are_zero_and_the_others_make_up_for_them() {
     let (rows, cols) = (12, 64);
     let mut hessian = Hessian::new(cols).unwrap();
     hessian.add(&cpu, &inputs(300, cols, 6)).unwrap();
-    let matrix = hessian.matrix().unwrap();
+    let (matrix, inputs) = hessian.into_matrix().unwrap();
     let weights = Rng::new(4).normals(rows * cols);
     let view = MatrixView::new(rows, cols, &weights).unwrap();
     let granularity = Granularity::Group(GroupSize::G32);
@@ -266,7 +271,7 @@ fn pruned_weights_are_zero_and_the_others_make_up_for_them() {
         got
     };
     let magnitude = lost(PruneScore::Magnitude);
-    assert!(lost(PruneScore::Wanda(hessian.diagonal())) < magnitude);
+    assert!(lost(PruneScore::Wanda(inputs.diagonal())) < magnitude);
     assert!(lost(PruneScore::Compensated(&factor)) < magnitude);
     let mean = config.with_layout(config.layout.with_mean(true));
     let keep = vec![true; rows * cols];
@@ -355,7 +360,7 @@ fn the_correction_is_the_damped_least_squares_solution() {
     hessian.add(&cpu, &seen).unwrap();
     let mut cross = trike_quant::CrossProduct::new(cols, cols).unwrap();
     cross.add(&cpu, &x, &seen).unwrap();
-    let h = hessian.matrix().unwrap();
+    let h = hessian.into_matrix().unwrap().0;
     let shift = cross.shift(&cpu, &weights, &h).unwrap();
     let factor = HessianFactor::new(&cpu, &h, Granularity::Row, ColumnOrder::Activation, 1e-4).unwrap();
     let corrected = factor.corrected(&cpu, &weights, &shift).unwrap();

@@ -63,7 +63,7 @@ pub(crate) fn measure(
                 // These layers read the same inputs; rotated inputs have only one layer.
                 let rotation = config.rotation_of(planned[0], hessian.width());
                 let how = config.compensation().unwrap_or_default();
-                let hessian = hessian.matrix().map_err(failed)?;
+                let (hessian, _) = hessian.into_matrix().map_err(failed)?;
                 let mut factors = Factors::new(hessian, rotation, how).map_err(failed)?;
                 for name in planned {
                     all.push(model.layer(layer, name, &mut factors, options, &streams, &dense)?);

@@ -25,7 +25,7 @@ use crate::{
     QuantizeReport, Sensitivity, Stored, TextSource,
     assemble::{HEAD_GROUP, stored_bytes},
     error::io,
-    held_out::{calibration_ids, without},
+    held_out::{calibration_ids, limited, without},
     quantize::{SCALING, quantize_ids, refuse_existing, refuse_ternary},
     report::HeldOut,
     rewrite::Prepared,
@@ -140,6 +140,7 @@ impl<'a> Planner<'a> {
         }
         options.validate()?;
         // Held-out text for planning and trials is separate from the calibration text.
+        let calibration = limited(input, calibration, config, progress)?;
         let wanted = calibration.limit();
         let more = calibration.with_limit(wanted.saturating_mul(2));
         let mut all = calibration_ids(input, &more, config, progress)?;

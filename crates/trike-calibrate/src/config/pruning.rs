@@ -1,6 +1,6 @@
 //! Pruning before quantization.
 
-use trike_quant::{Hessian, HessianFactor, MatrixView, PrunePattern, PruneScore, QuantError, prune};
+use trike_quant::{HessianFactor, InputStatistics, MatrixView, PrunePattern, PruneScore, QuantError, prune};
 
 use super::QuantizeMethod;
 use crate::ConfigError;
@@ -52,12 +52,12 @@ impl Pruning {
     pub(crate) fn keep(
         &self,
         weights: MatrixView<'_>,
-        hessian: &Hessian,
+        inputs: &InputStatistics,
         factor: &HessianFactor,
     ) -> Result<Vec<bool>, QuantError> {
         let score = match self.importance {
             Importance::Magnitude => PruneScore::Magnitude,
-            Importance::Wanda => PruneScore::Wanda(hessian.diagonal()),
+            Importance::Wanda => PruneScore::Wanda(inputs.diagonal()),
             Importance::Compensated => PruneScore::Compensated(factor),
         };
         prune(weights, score, self.pattern, self.share)

@@ -2,6 +2,11 @@
 
 use trike_llm::Split;
 
+/// Sequences of a text by default.
+pub(crate) const SEQUENCES: usize = 512;
+/// Tokens that they have together at most: a larger model takes longer sequences, and its time is what they cost.
+pub(crate) const TOKENS: usize = 128 * 2048;
+
 /// The calibration text.
 #[derive(Clone, Copy, Debug)]
 pub enum Calibration<'a> {
@@ -11,7 +16,8 @@ pub enum Calibration<'a> {
         text: &'a str,
         /// How it is split.
         split: Split,
-        /// Maximum number of sequences.
+        /// Maximum number of sequences. By default 512, but not more than have 262,144 tokens together: distinct text helps more than
+        /// passes over the same.
         limit: Option<usize>,
     },
     /// Text that the model generates itself, sampled at temperature 1 from the beginning-of-text token alone.
@@ -27,7 +33,7 @@ impl Calibration<'_> {
     /// Maximum number of sequences.
     pub(crate) fn limit(&self) -> usize {
         match *self {
-            Self::Text { limit, .. } => limit.unwrap_or(usize::MAX),
+            Self::Text { limit, .. } => limit.unwrap_or(SEQUENCES),
             Self::Generated { sequences, .. } => sequences,
         }
     }

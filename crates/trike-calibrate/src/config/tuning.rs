@@ -2,6 +2,8 @@
 
 use trike_core::{Bounds, OptionError};
 
+/// Sequences that a stage passes by default, in as many passes over the text as that takes: for a block, and for the whole model.
+const PASSED: [usize; 2] = [512, 1024];
 /// Upper limit of epochs, to catch mistyped numbers.
 const MOST_EPOCHS: usize = 10_000;
 
@@ -11,10 +13,12 @@ const MOST_EPOCHS: usize = 10_000;
 /// once (one, then all): 24 bytes per weight, the head and its transpose, and the activations and logits of a batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
-    /// Epochs over the text per block, against the dense block's output; 0 = none.
-    pub block_epochs: usize,
-    /// Epochs over the text for the whole model, against the dense model's probabilities; 0 = none.
-    pub model_epochs: usize,
+    /// Epochs over the text per block, against the dense block's output; 0 = none. By default so many that about 512 sequences are
+    /// passed.
+    pub block_epochs: Option<usize>,
+    /// Epochs over the text for the whole model, against the dense model's probabilities; 0 = none. By default so many that about
+    /// 1024 sequences are passed.
+    pub model_epochs: Option<usize>,
     /// Minutes after the epochs in which the whole model is tuned on text that the dense model writes; 0 = none. A quarter of them
     /// is for writing at most. What can be done in that time depends on the machine, and so does the result.
     /// A search for a quality spends them on every trial.
@@ -38,8 +42,8 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Self {
         Self {
-            block_epochs: 4,
-            model_epochs: 8,
+            block_epochs: None,
+            model_epochs: None,
             recover: 0.0,
             batch_tokens: 1024,
             rate: 0.02,
@@ -52,13 +56,30 @@ impl Default for Tuning {
 }
 
 impl Tuning {
+    /// Whether blocks are tuned.
+    pub(crate) fn tunes_blocks(&self) -> bool {
+        self.block_epochs != Some(0)
+    }
+
+    /// Whether the whole model is tuned on the calibration text.
+    pub(crate) fn tunes_model(&self) -> bool {
+        self.model_epochs != Some(0)
+    }
+
+    /// Epochs over a text of so many sequences, for a block and for the whole model.
+    pub(crate) fn epochs(&self, sequences: usize) -> [usize; 2] {
+        let by_default = |passed: usize| ((passed + sequences / 2) / sequences.max(1)).max(1);
+        let [block, model] = PASSED.map(by_default);
+        [self.block_epochs.unwrap_or(block), self.model_epochs.unwrap_or(model)]
+    }
+
     pub(crate) fn validate(&self) -> Result<(), OptionError> {
         let epochs = Bounds::at_least(0usize).at_most(MOST_EPOCHS);
         OptionError::check("tuning.rate", Bounds::over(0.0).at_most(1.0), self.rate)?;
         OptionError::check("tuning.scale_rate", Bounds::at_least(0.0).at_most(0.5), self.scale_rate)?;
         OptionError::check("tuning.recover", Bounds::at_least(0.0).at_most(1e5), self.recover)?;
         OptionError::check("tuning.batch_tokens", Bounds::at_least(1usize), self.batch_tokens)?;
-        OptionError::check("tuning.block_epochs", epochs, self.block_epochs)?;
-        OptionError::check("tuning.model_epochs", epochs, self.model_epochs)
+        OptionError::check("tuning.block_epochs", epochs, self.block_epochs.unwrap_or(0))?;
+        OptionError::check("tuning.model_epochs", epochs, self.model_epochs.unwrap_or(0))
     }
 }

@@ -142,10 +142,15 @@ pub struct TuningReport {
     /// relative to the mean square of the output of the dense block, per token. For the whole model: the divergence
     /// from the dense model in nats per token.
     pub before: f64,
-    /// Loss after; the result is kept only if this is lower.
+    /// Loss after: the smallest one that was seen and is lower by more than one standard error, else that before.
     pub after: f64,
-    /// Whether the result was kept.
+    /// Standard error of the gain, `before - after`, over the held-out sequences; 0 if nothing was gained.
+    pub gain_error: f64,
+    /// Whether anything was gained. Otherwise the weights are those before.
     pub kept: bool,
+    /// Learning rates, as a share of the configured ones: they are lowered where they gain nothing, and a stage that gains nothing then
+    /// either ends early.
+    pub rate: f64,
     /// Duration in seconds.
     pub seconds: f64,
 }
@@ -247,6 +252,28 @@ impl QuantizeReport {
     #[must_use]
     pub fn with_model_name(self, model: impl Into<String>) -> Self {
         Self { model: model.into(), ..self }
+    }
+
+    /// What tuning left as it was, because it gained nothing on the held-out text, in a sentence each; the
+    /// [`notes`](Self::notes) have the same.
+    #[must_use]
+    pub fn rejected(&self) -> Vec<String> {
+        let lost: Vec<String> =
+            self.tuned_blocks.iter().filter(|(_, of)| !of.kept).map(|(block, _)| block.to_string()).collect();
+        let mut all = Vec::new();
+        if !lost.is_empty() {
+            all.push(format!(
+                "tuning gained nothing in {} of {} blocks, which stay as they were: {}",
+                lost.len(),
+                self.tuned_blocks.len(),
+                lost.join(", ")
+            ));
+        }
+        let whole = [("tuning of the whole model", &self.tuned_model), ("the recovery", &self.recovered)];
+        for (what, _) in whole.iter().filter(|(_, of)| of.is_some_and(|of| !of.kept)) {
+            all.push(format!("{what} gained nothing on held-out text: the weights stay as they were"));
+        }
+        all
     }
 }
 

@@ -1,10 +1,11 @@
 //! Tuning of one block to the output of the dense block.
 
-use std::time::Instant;
-
 use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
 use trike_core::Tensor;
-use trike_cpu::{Cpu, grad::Block};
+use trike_cpu::{
+    Cpu,
+    grad::{Block, BlockShape},
+};
 use trike_llm::WeightSource;
 use trike_nn::WeightName;
 use trike_quant::LatentLearningRates;
@@ -12,7 +13,8 @@ use trike_quant::LatentLearningRates;
 use super::{
     learner::Learner,
     shape,
-    text::{Span, Text, gather, lengths, longest, schedule},
+    stage::{self, Loss, Tuned},
+    text::{Span, Text, gather, lengths, longest},
 };
 use crate::{CalibrateError, Tuning, TuningReport, streams::Batch};
 
@@ -29,6 +31,72 @@ fn token_errors(out: &mut [f32], aim: &[f32], width: usize) -> f64 {
     total
 }
 
+/// A block that is tuned, with the streams of `batches` as inputs and the output of the dense block, `aims`, as target.
+struct OneBlock<'a> {
+    input: &'a dyn WeightSource,
+    cpu: &'a Cpu,
+    layer: usize,
+    tuning: &'a Tuning,
+    shape: BlockShape,
+    text: Text,
+    batches: &'a [Batch],
+    aims: &'a [Batch],
+    learner: Learner,
+    replaced: &'a mut [(WeightName, Tensor)],
+}
+
+impl OneBlock<'_> {
+    /// Inputs and targets of a step, and the lengths of its sequences.
+    fn parts(&self, step: &[Span]) -> (Vec<f32>, Vec<f32>, Vec<usize>) {
+        let rows = |streams: &[Batch]| gather(step, self.shape.hidden, |i| &streams[i].x);
+        (rows(self.batches), rows(self.aims), lengths(step))
+    }
+}
+
+impl Tuned for OneBlock<'_> {
+    fn held_out(&self) -> Result<Vec<Loss>, CalibrateError> {
+        let hidden = self.shape.hidden;
+        let matrices = self.learner.matrices(&self.shape)?;
+        let vectors = &self.learner.vectors;
+        let block = Block { cpu: self.cpu, shape: &self.shape, vectors, matrices: &matrices };
+        let mut losses = Vec::with_capacity(self.text.held.len());
+        for step in Text::steps(&self.text.held, self.tuning.batch_tokens) {
+            let (x, aim, lengths) = self.parts(&step);
+            let (mut y, _) = block.forward(x, &lengths)?;
+            let mut at = 0;
+            for tokens in lengths {
+                let rows = at * hidden..(at + tokens) * hidden;
+                losses.push(Loss { sum: token_errors(&mut y[rows.clone()], &aim[rows], hidden), tokens });
+                at += tokens;
+            }
+        }
+        Ok(losses)
+    }
+
+    fn step(&mut self, step: &[Span], share: f32) -> Result<(), CalibrateError> {
+        let matrices = self.learner.matrices(&self.shape)?;
+        let vectors = &self.learner.vectors;
+        let block = Block { cpu: self.cpu, shape: &self.shape, vectors, matrices: &matrices };
+        let (x, aim, lengths) = self.parts(step);
+        let (mut y, tape) = block.forward(x, &lengths)?;
+        token_errors(&mut y, &aim, self.shape.hidden);
+        let gradients = block.backward(&tape, y, false)?;
+        let rates = LatentLearningRates::default()
+            .with_codes(share * self.tuning.rate)
+            .with_scales(share * self.tuning.scale_rate);
+        self.learner.update(&gradients, rates)
+    }
+
+    fn keep(&mut self) -> Result<(), CalibrateError> {
+        self.learner.finish(self.replaced)
+    }
+
+    fn restart(&mut self) -> Result<(), CalibrateError> {
+        self.learner = Learner::new(self.input, self.layer, self.tuning, self.replaced)?;
+        Ok(())
+    }
+}
+
 /// Tunes the ternary matrices `replaced` of a block, with the streams of `batches` as inputs and the output of the
 /// dense block, `aims`, as target.
 pub(crate) fn block(
@@ -39,49 +107,12 @@ pub(crate) fn block(
     replaced: &mut [(WeightName, Tensor)],
     (batches, aims): (&[Batch], &[Batch]),
 ) -> Result<TuningReport, CalibrateError> {
-    let start = Instant::now();
-    let hidden = input.config().spec.hidden;
     let shape = shape(&input.config().spec, longest(batches))?;
     let text = Text::new(batches);
-    let mut learner = Learner::new(input, layer, tuning, replaced)?;
-    let parts = |step: &[Span]| {
-        let rows = |streams: &[Batch]| gather(step, hidden, |i| &streams[i].x);
-        (rows(batches), rows(aims), lengths(step))
-    };
-    let held = |learner: &Learner| -> Result<f64, CalibrateError> {
-        let matrices = learner.matrices(&shape)?;
-        let block = Block { cpu, shape: &shape, vectors: &learner.vectors, matrices: &matrices };
-        let (mut sum, mut tokens) = (0.0, 0);
-        for step in Text::steps(&text.held, tuning.batch_tokens) {
-            let (x, aim, lengths) = parts(&step);
-            let (mut y, _) = block.forward(x, &lengths)?;
-            sum += token_errors(&mut y, &aim, hidden);
-            tokens += y.len() / hidden;
-        }
-        Ok(sum / f64::from(tokens.max(1) as u32))
-    };
-    let before = held(&learner)?;
+    let learner = Learner::new(input, layer, tuning, replaced)?;
     let mut rng = ChaCha8Rng::seed_from_u64(tuning.seed ^ (layer as u64 + 1));
-    let plan: Vec<Vec<Span>> = (0..tuning.block_epochs)
-        .flat_map(|_| Text::steps(&text.shuffled(&mut rng), tuning.batch_tokens))
-        .collect();
-    for (i, step) in plan.iter().enumerate() {
-        let matrices = learner.matrices(&shape)?;
-        let block = Block { cpu, shape: &shape, vectors: &learner.vectors, matrices: &matrices };
-        let (x, aim, lengths) = parts(step);
-        let (mut y, tape) = block.forward(x, &lengths)?;
-        token_errors(&mut y, &aim, hidden);
-        let gradients = block.backward(&tape, y, false)?;
-        let factor = schedule(i, plan.len());
-        let rates = LatentLearningRates::default()
-            .with_codes(factor * tuning.rate)
-            .with_scales(factor * tuning.scale_rate);
-        learner.update(&gradients, rates)?;
-    }
-    let after = held(&learner)?;
-    let kept = after < before;
-    if kept {
-        learner.finish(replaced)?;
-    }
-    Ok(TuningReport { steps: plan.len(), before, after, kept, seconds: start.elapsed().as_secs_f64() })
+    let [epochs, _] = tuning.epochs(text.tuned.len());
+    let plan = text.plan(epochs, tuning.batch_tokens, &mut rng);
+    let mut block = OneBlock { input, cpu, layer, tuning, shape, text, batches, aims, learner, replaced };
+    stage::run(&mut block, &plan, &mut |_, _| ())
 }

@@ -12,6 +12,7 @@
 mod block;
 mod learner;
 mod recover;
+mod stage;
 #[cfg(test)]
 mod tests;
 mod text;

@@ -9,6 +9,7 @@ use trike_nn::WeightName;
 use super::{
     learner::Learner,
     shape,
+    stage::{gained, mean},
     text::{Span, Text, lengths, longest, schedule, shuffle},
     whole::{BothEnds, Head, Stack},
 };
@@ -43,9 +44,9 @@ pub(crate) fn recover(
     let taught = teacher.matrices()?;
     let mut student = stack(Learner::all(input, tuning, replaced)?);
     let held = Text::new(judged_on.0).held;
-    let judge = |student: &Stack<'_>| student.loss(&held, judged_on, tuning.batch_tokens);
+    let judge = |student: &Stack<'_>| student.losses(&held, judged_on);
     let before = judge(&student)?;
-    let (mut best, mut kept, mut steps) = (before, false, 0);
+    let (mut best, mut gain_error, mut kept, mut steps) = (mean(&before), 0.0, false, 0);
     let table = dense.embedding()?;
     let mut rng = ChaCha8Rng::seed_from_u64(tuning.seed);
     let mut order: Vec<Vec<Span>> = Vec::new();
@@ -55,12 +56,11 @@ pub(crate) fn recover(
         let in_time = passed < most && !texts.is_empty();
         if !in_time || passed >= most * (judged + 1) / EVALUATIONS {
             judged = if in_time { judged + 1 } else { EVALUATIONS };
-            let loss = judge(&student)?;
-            if loss < best {
-                (best, kept) = (loss, true);
-                for (replaced, block) in replaced.iter_mut().zip(&student.blocks) {
-                    block.finish(replaced)?;
-                }
+            let now = judge(&student)?;
+            let (gain, error) = gained(&before, &now);
+            if mean(&now) < best && gain > error {
+                (best, gain_error, kept) = (mean(&now), error, true);
+                student.finish(replaced)?;
             }
             continue;
         }
@@ -81,5 +81,13 @@ pub(crate) fn recover(
         student.learn(&gradients, tuning, share)?;
         steps += 1;
     }
-    Ok(TuningReport { steps, before, after: best, kept, seconds: start.elapsed().as_secs_f64() })
+    Ok(TuningReport {
+        steps,
+        before: mean(&before),
+        after: best,
+        gain_error,
+        kept,
+        rate: 1.0,
+        seconds: start.elapsed().as_secs_f64(),
+    })
 }

@@ -59,7 +59,12 @@ impl Text {
         steps
     }
 
-    pub(super) fn shuffled(&self, rng: &mut ChaCha8Rng) -> Vec<Span> {
+    /// The steps of some passes over the sequences, each in another order.
+    pub(super) fn plan(&self, passes: usize, tokens: usize, rng: &mut ChaCha8Rng) -> Vec<Vec<Span>> {
+        (0..passes).flat_map(|_| Self::steps(&self.shuffled(rng), tokens)).collect()
+    }
+
+    fn shuffled(&self, rng: &mut ChaCha8Rng) -> Vec<Span> {
         let mut places = self.tuned.clone();
         shuffle(&mut places, rng);
         places

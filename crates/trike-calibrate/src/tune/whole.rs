@@ -1,7 +1,5 @@
 //! Tuning of all blocks together to the probabilities of the dense model.
 
-use std::time::Instant;
-
 use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
 use trike_core::Tensor;
 use trike_cpu::{
@@ -15,7 +13,8 @@ use trike_quant::LatentLearningRates;
 use super::{
     learner::Learner,
     shape,
-    text::{Span, Text, gather, lengths, longest, schedule},
+    stage::{self, Loss, Tuned},
+    text::{Span, Text, gather, lengths, longest},
 };
 use crate::{CalibrateError, Tuning, TuningReport, streams::Batch};
 
@@ -114,21 +113,15 @@ impl Stack<'_> {
         self.blocks.iter().map(|b| b.matrices(self.shape)).collect()
     }
 
-    /// The mean divergence from the dense model on some sequences, in nats per token.
-    pub(super) fn loss(
-        &self,
-        sequences: &[Span],
-        text: BothEnds<'_>,
-        batch_tokens: usize,
-    ) -> Result<f64, CalibrateError> {
+    /// The divergence from the dense model on each of some sequences, in nats.
+    pub(super) fn losses(&self, sequences: &[Span], text: BothEnds<'_>) -> Result<Vec<Loss>, CalibrateError> {
         let matrices = self.matrices()?;
-        let (mut sum, mut tokens) = (0.0, 0);
-        for step in Text::steps(sequences, batch_tokens) {
-            let ([x, aim], lengths) = (ends_of(&step, text, self.shape.hidden), lengths(&step));
-            tokens += lengths.iter().sum::<usize>();
-            sum += self.pass(&matrices, x, &aim, &lengths, false)?.0;
-        }
-        Ok(sum / f64::from(tokens.max(1) as u32))
+        let loss = |sequence: &Span| {
+            let step = std::slice::from_ref(sequence);
+            let ([x, aim], lengths) = (ends_of(step, text, self.shape.hidden), lengths(step));
+            Ok(Loss { sum: self.pass(&matrices, x, &aim, &lengths, false)?.0, tokens: sequence.1.len() })
+        };
+        sequences.iter().map(loss).collect()
     }
 
     /// A step of all blocks, with a share of the full learning rates.
@@ -142,6 +135,11 @@ impl Stack<'_> {
             .with_codes(share * tuning.rate)
             .with_scales(share * tuning.scale_rate);
         self.blocks.iter_mut().zip(gradients).try_for_each(|(block, of)| block.update(of, rates))
+    }
+
+    /// Writes the trained matrices of all blocks back.
+    pub(super) fn finish(&self, replaced: &mut [Vec<(WeightName, Tensor)>]) -> Result<(), CalibrateError> {
+        replaced.iter_mut().zip(&self.blocks).try_for_each(|(replaced, block)| block.finish(replaced))
     }
 }
 
@@ -166,31 +164,46 @@ pub(crate) fn whole(
     ends: &[Batch],
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<TuningReport, CalibrateError> {
-    let start = Instant::now();
     let spec = &input.config().spec;
     let shape = shape(spec, longest(starts))?;
     let text = Text::new(starts);
-    let blocks = Learner::all(input, tuning, replaced)?;
-    let mut stack = Stack { cpu, shape: &shape, vocab: spec.vocab, head, blocks };
-    let held = |stack: &Stack<'_>| stack.loss(&text.held, (starts, ends), tuning.batch_tokens);
-    let before = held(&stack)?;
     let mut rng = ChaCha8Rng::seed_from_u64(tuning.seed);
-    let plan: Vec<Vec<Span>> = (0..tuning.model_epochs)
-        .flat_map(|_| Text::steps(&text.shuffled(&mut rng), tuning.batch_tokens))
-        .collect();
-    for (i, step) in plan.iter().enumerate() {
-        progress(i, plan.len());
-        let matrices = stack.matrices()?;
-        let [x, aim] = ends_of(step, (starts, ends), spec.hidden);
-        let (_, gradients) = stack.pass(&matrices, x, &aim, &lengths(step), true)?;
-        stack.learn(&gradients, tuning, schedule(i, plan.len()))?;
+    let [_, epochs] = tuning.epochs(text.tuned.len());
+    let plan = text.plan(epochs, tuning.batch_tokens, &mut rng);
+    let blocks = Learner::all(input, tuning, replaced)?;
+    let stack = Stack { cpu, shape: &shape, vocab: spec.vocab, head, blocks };
+    let mut model = AllBlocks { input, tuning, stack, text, ends: (starts, ends), replaced };
+    stage::run(&mut model, &plan, progress)
+}
+
+/// All blocks, tuned together.
+struct AllBlocks<'a> {
+    input: &'a dyn WeightSource,
+    tuning: &'a Tuning,
+    stack: Stack<'a>,
+    text: Text,
+    ends: BothEnds<'a>,
+    replaced: &'a mut [Vec<(WeightName, Tensor)>],
+}
+
+impl Tuned for AllBlocks<'_> {
+    fn held_out(&self) -> Result<Vec<Loss>, CalibrateError> {
+        self.stack.losses(&self.text.held, self.ends)
     }
-    let after = held(&stack)?;
-    let kept = after < before;
-    if kept {
-        for (replaced, block) in replaced.iter_mut().zip(&stack.blocks) {
-            block.finish(replaced)?;
-        }
+
+    fn step(&mut self, step: &[Span], share: f32) -> Result<(), CalibrateError> {
+        let matrices = self.stack.matrices()?;
+        let [x, aim] = ends_of(step, self.ends, self.stack.shape.hidden);
+        let (_, gradients) = self.stack.pass(&matrices, x, &aim, &lengths(step), true)?;
+        self.stack.learn(&gradients, self.tuning, share)
     }
-    Ok(TuningReport { steps: plan.len(), before, after, kept, seconds: start.elapsed().as_secs_f64() })
+
+    fn keep(&mut self) -> Result<(), CalibrateError> {
+        self.stack.finish(self.replaced)
+    }
+
+    fn restart(&mut self) -> Result<(), CalibrateError> {
+        self.stack.blocks = Learner::all(self.input, self.tuning, self.replaced)?;
+        Ok(())
+    }
 }

@@ -118,7 +118,7 @@ pub(super) fn quantize_layer(
     if let Some(solver) = solver {
         let factor = solver.factor(layout.granularity).map_err(failed)?;
         (report.damping, report.dead_inputs) = (Some(factor.damping()), Some(factor.dead_inputs()));
-        report.outlier_inputs = Some(solver.statistics.hessian.outliers(OUTLIER));
+        report.outlier_inputs = Some(solver.inputs.outliers(OUTLIER));
     }
     Ok((tensor.into(), report))
 }

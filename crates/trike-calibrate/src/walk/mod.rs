@@ -89,13 +89,13 @@ impl<'a> Walk<'a> {
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<Walked, CalibrateError> {
         let layers = self.blocks.spec().layers;
-        let whole = self.tuning.filter(|t| (t.model_epochs > 0 || t.recover > 0.0) && !self.ids.is_empty());
+        let whole = self.tuning.filter(|t| (t.tunes_model() || t.recover > 0.0) && !self.ids.is_empty());
         let mut walked = Walked { layers: Vec::new(), blocks: Vec::new(), model: None, recovered: None };
         if let (Some(_), Some((layers, blocks, [model, recovered]))) = (whole, self.store.tuned()?) {
             return Ok(Walked { layers, blocks, model, recovered });
         }
         let steps = layers * LAYERS;
-        let tunes = self.tuning.is_some_and(|t| t.block_epochs > 0) && !self.ids.is_empty();
+        let tunes = self.tuning.is_some_and(|t| t.tunes_blocks()) && !self.ids.is_empty();
         let step = if tunes { "quantizing and tuning layers" } else { "quantizing layers" };
         for layer in 0..layers {
             match self.store.load(layer)? {
@@ -142,7 +142,7 @@ impl<'a> Walk<'a> {
         }
         let (head, starts) = (tune::Head::load(self.source)?, self.embed()?);
         let cpu = self.blocks.cpu();
-        if tuning.model_epochs > 0 {
+        if tuning.tunes_model() {
             let mut set = |done, all| progress("tuning the whole model", done, all);
             let report =
                 tune::whole(self.source, cpu, tuning, &head, &mut blocks, &starts, &self.dense, &mut set)?;
@@ -236,7 +236,7 @@ impl<'a> Walk<'a> {
         let first = reports.len();
         let dense = self.blocks.load(layer)?;
         let mut ternary = self.blocks.load(layer)?;
-        let tuning = self.tuning.filter(|t| t.block_epochs > 0 && !self.ids.is_empty());
+        let tuning = self.tuning.filter(|t| t.tunes_blocks() && !self.ids.is_empty());
         // Tuning begins where the block does.
         let starts: Vec<Batch> =
             tuning.iter().flat_map(|_| &self.ternary).map(|batch| batch.with(batch.x.clone())).collect();

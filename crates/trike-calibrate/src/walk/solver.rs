@@ -2,7 +2,8 @@
 
 use trike_cpu::Cpu;
 use trike_quant::{
-    CompensateConfig, CrossProduct, Hessian, HessianFactor, MatrixView, QuantError, TritLayout, compensate,
+    CompensateConfig, CrossProduct, Hessian, HessianFactor, InputStatistics, MatrixView, QuantError,
+    TritLayout, compensate,
 };
 use trike_trit::{Granularity, Hadamard, TritTensor};
 
@@ -31,7 +32,9 @@ pub(super) enum Aim {
 pub(super) struct Solver<'a> {
     pub(super) cpu: &'a Cpu,
     how: Compensation,
-    pub(super) statistics: Statistics,
+    /// What is known of each input by itself.
+    pub(super) inputs: InputStatistics,
+    aim: Option<Aim>,
     pub(super) factors: Factors,
 }
 
@@ -42,8 +45,9 @@ impl<'a> Solver<'a> {
         statistics: Statistics,
         rotation: Option<Hadamard>,
     ) -> Result<Self, QuantError> {
-        let factors = Factors::new(statistics.hessian.matrix()?, rotation, how)?;
-        Ok(Self { cpu, how, statistics, factors })
+        let Statistics { hessian, aim } = statistics;
+        let (hessian, inputs) = hessian.into_matrix()?;
+        Ok(Self { cpu, how, inputs, aim, factors: Factors::new(hessian, rotation, how)? })
     }
 
     /// The factored Hessian for scales of this granularity.
@@ -61,7 +65,7 @@ impl<'a> Solver<'a> {
         let (cpu, rotation) = (self.cpu, self.factors.rotation);
         let turned = |values: &[f32]| rotated(rotation, weights.cols(), values);
         let mut target = turned(weights.values())?;
-        if let Some(aim) = &self.statistics.aim {
+        if let Some(aim) = &self.aim {
             let (values, hessian) = (weights.values(), &self.factors.hessian);
             let shift = match aim {
                 Aim::Inputs(cross) => cross.shift(cpu, values, hessian)?,
@@ -74,7 +78,7 @@ impl<'a> Solver<'a> {
         let config = CompensateConfig::default().with_layout(layout).with_rounds(self.how.rounds);
         let factor = self.factors.get(cpu, layout.granularity)?;
         // Pruning is never combined with rotation.
-        let keep = prune.map(|prune| prune.keep(view, &self.statistics.hessian, factor)).transpose()?;
+        let keep = prune.map(|prune| prune.keep(view, &self.inputs, factor)).transpose()?;
         let (tensor, _) = compensate(cpu, view, factor, keep.as_deref(), &config)?;
         let tensor = tensor.with_rotation(rotation)?;
         // The rotation is its own inverse.

@@ -186,12 +186,17 @@ pub(crate) struct QuantizeArgs {
     /// Skip tuning after compensation; rounding, free planes and --plain are never tuned
     #[arg(long)]
     pub(crate) no_tune: bool,
-    /// Epochs of block-wise tuning of codes and scales against the dense block's output
-    #[arg(long, default_value_t = 4, conflicts_with_all = ["no_tune", "plain"])]
-    pub(crate) tune_block_epochs: usize,
-    /// Epochs of end-to-end tuning against the dense model's output distribution
-    #[arg(long, default_value_t = 8, conflicts_with_all = ["no_tune", "plain"])]
-    pub(crate) tune_model_epochs: usize,
+    /// Epochs of block-wise tuning of codes and scales against the dense block's output [default: as many as pass 512
+    /// sequences]
+    #[arg(long, conflicts_with_all = ["no_tune", "plain"])]
+    pub(crate) tune_block_epochs: Option<usize>,
+    /// Epochs of end-to-end tuning against the dense model's output distribution [default: as many as pass 1024 sequences]
+    #[arg(long, conflicts_with_all = ["no_tune", "plain"])]
+    pub(crate) tune_model_epochs: Option<usize>,
+    /// Learning rate of codes, in units of the distance between levels; a stage of tuning that gains nothing begins again with a
+    /// third of it, twice
+    #[arg(long, default_value_t = 0.02, conflicts_with_all = ["no_tune", "plain"])]
+    pub(crate) tune_rate: f32,
     /// Minutes in which, at the end, the whole model is tuned on text that the dense model writes
     #[arg(
         long,
@@ -228,9 +233,10 @@ pub(crate) struct QuantizeArgs {
     /// Embedding and output head: as stored, or quantized to int8 in groups of 32
     #[arg(long, default_value = "stored", value_parser = one_of(HEAD_STORAGE))]
     pub(crate) head: HeadStorage,
-    /// Maximum number of calibration sequences, or the number to generate without a text
-    #[arg(long, default_value_t = 128, value_parser = positive)]
-    pub(crate) sequences: usize,
+    /// Maximum number of calibration sequences, or the number to generate without a text [default: 512, or fewer that have
+    /// 262144 tokens together; 128 without a text]
+    #[arg(long, value_parser = positive)]
+    pub(crate) sequences: Option<usize>,
     /// How texts are split into sequences [default: stories if the text contains `<|endoftext|>`, else window]
     #[arg(long, value_parser = one_of(SPLITS))]
     pub(crate) split: Option<Split>,

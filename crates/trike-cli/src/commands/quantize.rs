@@ -17,7 +17,7 @@ use trike::{
 use super::text::read;
 use crate::{
     args::{BudgetArgs, HeadStorage, Method, Packing, QuantizeArgs},
-    interrupt, invocation,
+    interrupt, invocation, output,
     progress::Progress,
 };
 
@@ -30,6 +30,9 @@ pub(crate) enum QuantizeOutcome {
     /// A plan, with `--plan-only`.
     Plan(PlanOutcome),
 }
+
+/// Sequences that the model generates without a text: writing takes longer than calibrating.
+const GENERATED: usize = 128;
 
 /// A plan and the measurements it is based on.
 #[derive(Debug, Serialize)]
@@ -49,8 +52,8 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
     let eval = args.eval.as_deref().map(read).transpose()?;
     let split = |text: &str| args.split.unwrap_or_else(|| Split::of(text));
     let calibration = match &text {
-        Some(text) => Calibration::Text { text, split: split(text), limit: Some(args.sequences) },
-        None => Calibration::Generated { sequences: args.sequences, seed: args.seed },
+        Some(text) => Calibration::Text { text, split: split(text), limit: args.sequences },
+        None => Calibration::Generated { sequences: args.sequences.unwrap_or(GENERATED), seed: args.seed },
     };
     let mut config = config(args)?;
     if let Some(text) = &eval {
@@ -87,6 +90,9 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
         None => trike::quantize(&input, &args.output, &calibration, &config, &mut set)?,
     };
     drop(steps);
+    if !quiet {
+        report.rejected().iter().for_each(|what| output::note(what));
+    }
     let mut report = stamped(report, args);
     // Save first: the model is complete, and the evaluation can fail or be interrupted.
     report.save()?;
@@ -215,6 +221,7 @@ fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
     let tuning = (!args.no_tune && !args.plain).then(|| Tuning {
         block_epochs: args.tune_block_epochs,
         model_epochs: args.tune_model_epochs,
+        rate: args.tune_rate,
         max_weights: args.tune_max_weights,
         recover: args.recover,
         ..Tuning::default()

@@ -395,6 +395,31 @@ fn without_a_text_the_model_writes_its_own_and_the_seed_says_which() {
 }
 
 #[test]
+fn tuning_that_gains_nothing_changes_nothing_and_says_so() {
+    let Some(bench) = Bench::new() else { return };
+    let (_, plain) = bench.unasked("plain", &["--planes", "3"]);
+    let out = bench.trike.path("overdone");
+    // A level of every code in each step.
+    let overdone =
+        ["--planes", "3", "--tune-rate", "1", "--tune-block-epochs", "3", "--tune-model-epochs", "3"];
+    let mut args = bench.bare(&out, &overdone);
+    args.retain(|arg| arg != "--no-tune");
+    let (stdout, stderr) = bench.trike.both(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let says = [
+        "tuning gained nothing in 5 of 5 blocks, which stay as they were: 0, 1, 2, 3, 4",
+        "tuning of the whole model gained nothing on held-out text: the weights stay as they were",
+    ];
+    let report: Value = serde_json::from_str(&stdout).expect("JSON");
+    for sentence in says {
+        assert!(stderr.contains(sentence), "{stderr}");
+        assert!(report["notes"].as_array().expect("notes").iter().any(|note| note == sentence), "{report}");
+    }
+    let model = &report["tuned_model"];
+    assert_eq!((&model["before"], &model["kept"]), (&model["after"], &false.into()));
+    assert_eq!(report["evaluation"]["kl"], plain["evaluation"]["kl"], "the weights are those of --no-tune");
+}
+
+#[test]
 fn a_recovery_goes_on_where_tuning_ends() {
     let Some(bench) = Bench::new() else { return };
     let tuned = ["--planes", "2", "--tune-block-epochs", "0", "--tune-model-epochs", "2"];

@@ -223,12 +223,25 @@ impl QuantizeReport {
                 format!("{:.2e}", of.before).into(),
                 format!("{:.2e}", of.after).into(),
                 Cell::bar(share, 1.0, percent),
+                format!("{:.1e}", of.gain_error).into(),
                 if of.kept { "yes" } else { "no" }.into(),
                 format!("{:.1} s", of.seconds).into(),
             ];
             Row::new(name, cells)
         });
-        page.table(&["block", "steps", "loss before", "loss after", "remaining loss", "kept", "time"], rows);
+        page.table(
+            &[
+                "block",
+                "steps",
+                "loss before",
+                "loss after",
+                "remaining loss",
+                "error of the gain",
+                "kept",
+                "time",
+            ],
+            rows,
+        );
     }
 }
 

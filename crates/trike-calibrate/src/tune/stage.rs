@@ -1,0 +1,191 @@
+//! A stage of tuning: its steps, and looks at held-out text that decide which weights are kept.
+
+use std::time::Instant;
+
+use super::text::{Span, schedule};
+use crate::{CalibrateError, TuningReport};
+
+/// Looks at the held-out text in a stage, the last one at its end.
+const LOOKS: usize = 8;
+/// Looks without a gain after which a stage begins again with lower rates.
+const PATIENCE: usize = 2;
+/// What the rates are multiplied by then.
+const LOWER: f32 = 1.0 / 3.0;
+/// Times that a stage begins, at most.
+const ATTEMPTS: u32 = 3;
+
+/// The loss of a held-out sequence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Loss {
+    /// The sum over its tokens.
+    pub(super) sum: f64,
+    pub(super) tokens: usize,
+}
+
+/// Weights that are tuned.
+pub(super) trait Tuned {
+    /// The loss of each held-out sequence, in the same order each time.
+    fn held_out(&self) -> Result<Vec<Loss>, CalibrateError>;
+    /// Learns from the sequences of a step, with this share of the full rates.
+    fn step(&mut self, step: &[Span], share: f32) -> Result<(), CalibrateError>;
+    /// Makes the weights of this moment the result.
+    fn keep(&mut self) -> Result<(), CalibrateError>;
+    /// Goes back to the weights before the first step. Nothing was kept.
+    fn restart(&mut self) -> Result<(), CalibrateError>;
+}
+
+/// Takes the steps of `plan`. The result are the weights with the smallest loss at a look, or those before the first step if no
+/// others are better by more than one standard error. Where rates are too high to gain anything the stage begins again with lower ones,
+/// and ends early if these gain nothing either.
+pub(super) fn run(
+    tuned: &mut impl Tuned,
+    plan: &[Vec<Span>],
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<TuningReport, CalibrateError> {
+    let start = Instant::now();
+    let before = tuned.held_out()?;
+    let (mut best, mut gain) = (mean(&before), (0.0, 0.0));
+    let (mut kept, mut done, mut attempt, mut share) = (false, 0, 1, 1.0);
+    'attempts: loop {
+        let steps = &plan[done..];
+        let mut looks = 0;
+        for (i, step) in steps.iter().enumerate() {
+            progress(done, plan.len());
+            tuned.step(step, share * schedule(i, steps.len()))?;
+            done += 1;
+            if (i + 1) * LOOKS / steps.len() == looks {
+                continue;
+            }
+            looks = (i + 1) * LOOKS / steps.len();
+            let now = tuned.held_out()?;
+            let (more, error) = gained(&before, &now);
+            if mean(&now) < best && more > error {
+                (best, gain, kept) = (mean(&now), (more, error), true);
+                tuned.keep()?;
+            } else if !kept && looks >= PATIENCE && looks < LOOKS {
+                if attempt == ATTEMPTS {
+                    break 'attempts;
+                }
+                attempt += 1;
+                share *= LOWER;
+                tuned.restart()?;
+                continue 'attempts;
+            }
+        }
+        break;
+    }
+    Ok(TuningReport {
+        steps: done,
+        before: mean(&before),
+        after: best,
+        gain_error: gain.1,
+        kept,
+        rate: f64::from(share),
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+/// The mean loss of a token.
+pub(super) fn mean(losses: &[Loss]) -> f64 {
+    let tokens: usize = losses.iter().map(|loss| loss.tokens).sum();
+    losses.iter().map(|loss| loss.sum).sum::<f64>() / tokens.max(1) as f64
+}
+
+/// By how much the mean loss fell, and the standard error of that: sequences are independent, tokens of one are not. Paired, because
+/// sequences differ much more than their gains do.
+pub(super) fn gained(before: &[Loss], now: &[Loss]) -> (f64, f64) {
+    let gain = mean(before) - mean(now);
+    let tokens: usize = before.iter().map(|loss| loss.tokens).sum();
+    let square = |(before, now): (&Loss, &Loss)| (before.sum - now.sum - gain * before.tokens as f64).powi(2);
+    let squares: f64 = before.iter().zip(now).map(square).sum();
+    let count = before.len() as f64;
+    let error = (squares * count / (count - 1.0).max(1.0)).sqrt() / tokens.max(1) as f64;
+    (gain, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_testkit::assert_near;
+
+    use super::*;
+
+    /// A weight whose loss is a function of it; a step adds a share of 1.
+    struct Weight<F> {
+        at: f32,
+        kept: Option<f32>,
+        loss: F,
+    }
+
+    impl<F: Fn(f32) -> [f64; 2]> Tuned for Weight<F> {
+        fn held_out(&self) -> Result<Vec<Loss>, CalibrateError> {
+            Ok((self.loss)(self.at).map(|sum| Loss { sum, tokens: 1 }).to_vec())
+        }
+
+        fn step(&mut self, _: &[Span], share: f32) -> Result<(), CalibrateError> {
+            self.at += share;
+            Ok(())
+        }
+
+        fn keep(&mut self) -> Result<(), CalibrateError> {
+            self.kept = Some(self.at);
+            Ok(())
+        }
+
+        fn restart(&mut self) -> Result<(), CalibrateError> {
+            assert_eq!(self.kept, None);
+            self.at = 0.0;
+            Ok(())
+        }
+    }
+
+    fn run_with(loss: impl Fn(f32) -> [f64; 2]) -> (TuningReport, Option<f32>) {
+        let plan = vec![vec![(0, 0..1)]; 64];
+        let mut weight = Weight { at: 0.0, kept: None, loss };
+        let report = run(&mut weight, &plan, &mut |_, _| ()).unwrap();
+        assert_eq!(report.kept, weight.kept.is_some());
+        (report, weight.kept)
+    }
+
+    #[test]
+    fn the_best_weights_are_kept() {
+        // The minimum is passed on the way.
+        let (report, kept) = run_with(|at| [f64::from((at - 14.0).powi(2)); 2]);
+        let kept = kept.unwrap();
+        assert!((10.0..18.0).contains(&kept), "{kept}");
+        assert_near!(report.after, f64::from((kept - 14.0).powi(2)), rel = 1e-9);
+        assert_eq!((report.before, report.steps, report.rate), (196.0, 64, 1.0));
+        // Both sequences gain the same.
+        assert_eq!(report.gain_error, 0.0);
+    }
+
+    #[test]
+    fn rates_are_lowered_until_something_is_gained() {
+        // Far steps lose: the first look at full rate is at about 8, and nothing below 7 is near enough.
+        let (report, kept) = run_with(|at| [f64::from((at - 3.0).powi(2)); 2]);
+        assert!(report.rate < 1.0 && report.steps == 64, "{report:?}");
+        assert!(kept.unwrap() < 6.0);
+    }
+
+    #[test]
+    fn a_stage_that_loses_ends_early_and_changes_nothing() {
+        let (report, kept) = run_with(|at| [1.0 + f64::from(at); 2]);
+        assert_eq!((report.before, report.after, kept), (1.0, 1.0, None));
+        // A quarter of the steps, of what is left, and of what is left then.
+        assert_eq!(report.steps, 16 + 12 + 9);
+        assert_near!(report.rate, 1.0 / 9.0, rel = 1e-6);
+    }
+
+    #[test]
+    fn a_gain_within_its_error_is_none() {
+        // One sequence gains 3, the other loses 2.
+        let (report, kept) = run_with(|at| if at == 0.0 { [10.0, 10.0] } else { [7.0, 12.0] });
+        assert_eq!((report.after, kept), (10.0, None));
+        let (before, now) =
+            ([Loss { sum: 10.0, tokens: 1 }; 2], [7.0, 12.0].map(|sum| Loss { sum, tokens: 1 }));
+        let (gain, error) = gained(&before, &now);
+        assert_near!(gain, 0.5, rel = 1e-12);
+        // The standard error of the mean of 3 and -2.
+        assert_near!(error, 2.5, rel = 1e-12);
+        assert_eq!(gained(&before[..1], &now[..1]).1, 0.0);
+    }
+}

@@ -1,0 +1,33 @@
+//! Lets a model write text, from which a student of any vocabulary can learn: `write MODEL TOKENIZER DOCUMENTS [SEED] > TEXT`.
+//!
+//! MODEL is a dense model, TOKENIZER its file in the format of llama2.c. The documents are drawn from the model's own
+//! distribution (temperature 1), one per seed and number, and separated as `trike train` reads them. Those that did not end within
+//! 512 tokens, or within the context of the model, are left out.
+use std::io::Write as _;
+
+use trike_cpu::Cpu;
+use trike_llm::ModelFile;
+use trike_text::tokenizer::Tokenizer;
+use trike_train::{Parameters, SampleConfig, Sampler};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (model, tokenizer, documents, seed) = match &arguments[..] {
+        [model, tokenizer, documents] => (model, tokenizer, documents, 0),
+        [model, tokenizer, documents, seed] => (model, tokenizer, documents, seed.parse()?),
+        _ => return Err("usage: write MODEL TOKENIZER DOCUMENTS [SEED] > TEXT".into()),
+    };
+    let cpu = Cpu::new(0)?;
+    let model = Parameters::open(&ModelFile::open(model)?)?;
+    let tokenizer = Tokenizer::from_llama2c(tokenizer, model.spec().vocab)?;
+    let config = SampleConfig { documents: documents.parse()?, seed, ..SampleConfig::default() };
+    let length = config.length.min(model.spec().context);
+    let mut output = std::io::stdout().lock();
+    for tokens in Sampler::new(&model, &tokenizer, config)?.all(&cpu)? {
+        if tokens.len() < length {
+            writeln!(output, "{}\n<|endoftext|>", tokenizer.decode(&tokens)?.trim())?;
+        }
+    }
+    output.flush()?;
+    Ok(())
+}
