@@ -37,7 +37,6 @@ pub(crate) fn divided(
     config: &ModelQuantizationConfig,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<(Vec<Vec<u32>>, HeldOut), CalibrateError> {
-    let calibration = &limited(input, calibration, config, progress)?;
     let stand_in = || stand_in_for(input, config, calibration);
     if !rewrite::needs_text(config) {
         let held = match (config.hold_out, calibration) {
@@ -55,6 +54,7 @@ pub(crate) fn divided(
         };
         return Ok((Vec::new(), if held.is_empty() { stand_in() } else { held }));
     }
+    let calibration = &limited(input, calibration, config, progress)?;
     if !config.hold_out {
         return Ok((calibration_ids(input, calibration, config, progress)?, HeldOut::Off));
     }

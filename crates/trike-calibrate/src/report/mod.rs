@@ -142,7 +142,7 @@ pub struct TuningReport {
     /// relative to the mean square of the output of the dense block, per token. For the whole model: the divergence
     /// from the dense model in nats per token.
     pub before: f64,
-    /// Loss after: the smallest one that was seen and is lower by more than one standard error, else that before.
+    /// Loss after: the smallest one that was seen and is lower by more than two standard errors, else that before.
     pub after: f64,
     /// Standard error of the gain, `before - after`, over the held-out sequences; 0 if nothing was gained.
     pub gain_error: f64,

@@ -9,7 +9,7 @@ use trike_nn::WeightName;
 use super::{
     learner::Learner,
     shape,
-    stage::{gained, mean},
+    stage::{ERRORS, gained, mean},
     text::{Span, Text, lengths, longest, schedule, shuffle},
     whole::{BothEnds, Head, Stack},
 };
@@ -58,7 +58,7 @@ pub(crate) fn recover(
             judged = if in_time { judged + 1 } else { EVALUATIONS };
             let now = judge(&student)?;
             let (gain, error) = gained(&before, &now);
-            if mean(&now) < best && gain > error {
+            if mean(&now) < best && gain > ERRORS * error {
                 (best, gain_error, kept) = (mean(&now), error, true);
                 student.finish(replaced)?;
             }

@@ -9,8 +9,12 @@ use crate::{CalibrateError, TuningReport};
 const LOOKS: usize = 8;
 /// Looks without a gain after which a stage begins again with lower rates.
 const PATIENCE: usize = 2;
+/// Steps that it takes before, at least: after a few, rates have hardly risen.
+const LEAST_STEPS: usize = 24;
 /// What the rates are multiplied by then.
 const LOWER: f32 = 1.0 / 3.0;
+/// Standard errors that a gain must exceed.
+pub(super) const ERRORS: f64 = 2.0;
 /// Times that a stage begins, at most.
 const ATTEMPTS: u32 = 3;
 
@@ -24,6 +28,9 @@ pub(super) struct Loss {
 
 /// Weights that are tuned.
 pub(super) trait Tuned {
+    /// Share of the loss that a gain must reach. More than 0 where the loss is not what counts in the end.
+    const LEAST_GAIN: f64;
+
     /// The loss of each held-out sequence, in the same order each time.
     fn held_out(&self) -> Result<Vec<Loss>, CalibrateError>;
     /// Learns from the sequences of a step, with this share of the full rates.
@@ -35,10 +42,11 @@ pub(super) trait Tuned {
 }
 
 /// Takes the steps of `plan`. The result are the weights with the smallest loss at a look, or those before the first step if no
-/// others are better by more than one standard error. Where rates are too high to gain anything the stage begins again with lower ones,
+/// others are better by more than two standard errors and
+/// [`Tuned::LEAST_GAIN`]. Where rates are too high to gain anything the stage begins again with lower ones,
 /// and ends early if these gain nothing either.
-pub(super) fn run(
-    tuned: &mut impl Tuned,
+pub(super) fn run<T: Tuned>(
+    tuned: &mut T,
     plan: &[Vec<Span>],
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<TuningReport, CalibrateError> {
@@ -59,10 +67,11 @@ pub(super) fn run(
             looks = (i + 1) * LOOKS / steps.len();
             let now = tuned.held_out()?;
             let (more, error) = gained(&before, &now);
-            if mean(&now) < best && more > error {
+            let least = (ERRORS * error).max(T::LEAST_GAIN * mean(&before));
+            if mean(&now) < best && more > least {
                 (best, gain, kept) = (mean(&now), (more, error), true);
                 tuned.keep()?;
-            } else if !kept && looks >= PATIENCE && looks < LOOKS {
+            } else if !kept && looks >= PATIENCE && looks < LOOKS && i + 1 >= LEAST_STEPS {
                 if attempt == ATTEMPTS {
                     break 'attempts;
                 }
@@ -117,6 +126,8 @@ mod tests {
     }
 
     impl<F: Fn(f32) -> [f64; 2]> Tuned for Weight<F> {
+        const LEAST_GAIN: f64 = 0.01;
+
         fn held_out(&self) -> Result<Vec<Loss>, CalibrateError> {
             Ok((self.loss)(self.at).map(|sum| Loss { sum, tokens: 1 }).to_vec())
         }
@@ -139,7 +150,11 @@ mod tests {
     }
 
     fn run_with(loss: impl Fn(f32) -> [f64; 2]) -> (TuningReport, Option<f32>) {
-        let plan = vec![vec![(0, 0..1)]; 64];
+        run_for(128, loss)
+    }
+
+    fn run_for(steps: usize, loss: impl Fn(f32) -> [f64; 2]) -> (TuningReport, Option<f32>) {
+        let plan = vec![vec![(0, 0..1)]; steps];
         let mut weight = Weight { at: 0.0, kept: None, loss };
         let report = run(&mut weight, &plan, &mut |_, _| ()).unwrap();
         assert_eq!(report.kept, weight.kept.is_some());
@@ -149,21 +164,21 @@ mod tests {
     #[test]
     fn the_best_weights_are_kept() {
         // The minimum is passed on the way.
-        let (report, kept) = run_with(|at| [f64::from((at - 14.0).powi(2)); 2]);
+        let (report, kept) = run_with(|at| [f64::from((at - 28.0).powi(2)); 2]);
         let kept = kept.unwrap();
-        assert!((10.0..18.0).contains(&kept), "{kept}");
-        assert_near!(report.after, f64::from((kept - 14.0).powi(2)), rel = 1e-9);
-        assert_eq!((report.before, report.steps, report.rate), (196.0, 64, 1.0));
+        assert!((20.0..36.0).contains(&kept), "{kept}");
+        assert_near!(report.after, f64::from((kept - 28.0).powi(2)), rel = 1e-9);
+        assert_eq!((report.before, report.steps, report.rate), (784.0, 128, 1.0));
         // Both sequences gain the same.
         assert_eq!(report.gain_error, 0.0);
     }
 
     #[test]
     fn rates_are_lowered_until_something_is_gained() {
-        // Far steps lose: the first look at full rate is at about 8, and nothing below 7 is near enough.
-        let (report, kept) = run_with(|at| [f64::from((at - 3.0).powi(2)); 2]);
-        assert!(report.rate < 1.0 && report.steps == 64, "{report:?}");
-        assert!(kept.unwrap() < 6.0);
+        // The first look at full rate is behind the minimum, farther than the start.
+        let (report, kept) = run_with(|at| [f64::from((at - 5.0).powi(2)); 2]);
+        assert!(report.rate < 1.0 && report.steps == 128, "{report:?}");
+        assert!(kept.unwrap() < 10.0);
     }
 
     #[test]
@@ -171,8 +186,17 @@ mod tests {
         let (report, kept) = run_with(|at| [1.0 + f64::from(at); 2]);
         assert_eq!((report.before, report.after, kept), (1.0, 1.0, None));
         // A quarter of the steps, of what is left, and of what is left then.
-        assert_eq!(report.steps, 16 + 12 + 9);
+        assert_eq!(report.steps, 32 + 24 + 24);
         assert_near!(report.rate, 1.0 / 9.0, rel = 1e-6);
+        // A short stage is not begun again.
+        assert_eq!(run_for(16, |at| [1.0 + f64::from(at); 2]).0.steps, 16);
+    }
+
+    #[test]
+    fn a_gain_that_is_too_small_is_none() {
+        let (report, kept) = run_with(|at| [if at == 0.0 { 1.0 } else { 0.991 }; 2]);
+        assert_eq!((report.after, kept), (1.0, None));
+        assert!(run_with(|at| [if at == 0.0 { 1.0 } else { 0.989 }; 2]).1.is_some());
     }
 
     #[test]

@@ -187,6 +187,8 @@ struct AllBlocks<'a> {
 }
 
 impl Tuned for AllBlocks<'_> {
+    const LEAST_GAIN: f64 = 0.0;
+
     fn held_out(&self) -> Result<Vec<Loss>, CalibrateError> {
         self.stack.losses(&self.text.held, self.ends)
     }

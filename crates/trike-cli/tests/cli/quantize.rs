@@ -159,7 +159,7 @@ fn every_option_changes_the_model() {
         &["--split", "window"],
         &["--group", "row"],
         &["--sequences", "3"],
-        &["--tune-block-epochs", "1", "--tune-model-epochs", "0"],
+        &["--tune-block-epochs", "12", "--tune-model-epochs", "0"],
         &["--tune-block-epochs", "0", "--tune-model-epochs", "1"],
     ]
     .iter()
@@ -179,7 +179,8 @@ fn every_option_changes_the_model() {
         all.extend(args);
         // As the base, so that it is the option that makes the difference.
         all.extend(untuned(more));
-        let report = bench.trike.json(&all);
+        // Tuning in so few steps may gain nothing in a block, which stderr says.
+        let report: Value = serde_json::from_str(&bench.trike.both(&all).0).expect("JSON");
         assert!(weights(&name) != first, "{more:?}");
         let kept = report["layers"].as_array().unwrap().iter().filter(|l| !l["kept"].is_null()).count();
         let expected = match more[0] {
@@ -397,11 +398,11 @@ fn without_a_text_the_model_writes_its_own_and_the_seed_says_which() {
 #[test]
 fn tuning_that_gains_nothing_changes_nothing_and_says_so() {
     let Some(bench) = Bench::new() else { return };
-    let (_, plain) = bench.unasked("plain", &["--planes", "3"]);
+    let (_, plain) = bench.unasked("plain", &["--planes", "1"]);
     let out = bench.trike.path("overdone");
     // A level of every code in each step.
     let overdone =
-        ["--planes", "3", "--tune-rate", "1", "--tune-block-epochs", "3", "--tune-model-epochs", "3"];
+        ["--planes", "1", "--tune-rate", "1", "--tune-block-epochs", "3", "--tune-model-epochs", "3"];
     let mut args = bench.bare(&out, &overdone);
     args.retain(|arg| arg != "--no-tune");
     let (stdout, stderr) = bench.trike.both(&args.iter().map(String::as_str).collect::<Vec<_>>());
