@@ -10,7 +10,7 @@ const LOOKS: usize = 8;
 /// Looks without a gain after which a stage begins again with lower rates.
 const PATIENCE: usize = 2;
 /// Steps that it takes before, at least: after a few, rates have hardly risen.
-const LEAST_STEPS: usize = 24;
+const LEAST_STEPS: usize = 16;
 /// What the rates are multiplied by then.
 const LOWER: f32 = 1.0 / 3.0;
 /// Standard errors that a gain must exceed.
@@ -186,7 +186,7 @@ mod tests {
         let (report, kept) = run_with(|at| [1.0 + f64::from(at); 2]);
         assert_eq!((report.before, report.after, kept), (1.0, 1.0, None));
         // A quarter of the steps, of what is left, and of what is left then.
-        assert_eq!(report.steps, 32 + 24 + 24);
+        assert_eq!(report.steps, 32 + 24 + 18);
         assert_near!(report.rate, 1.0 / 9.0, rel = 1e-6);
         // A short stage is not begun again.
         assert_eq!(run_for(16, |at| [1.0 + f64::from(at); 2]).0.steps, 16);
