@@ -71,7 +71,7 @@ pub(super) fn run<T: Tuned>(
             if mean(&now) < best && more > least {
                 (best, gain, kept) = (mean(&now), (more, error), true);
                 tuned.keep()?;
-            } else if !kept && (PATIENCE..LOOKS).contains(&looks) && i + 1 >= LEAST_STEPS {
+            } else if !kept && (PATIENCE..=LOOKS / 2).contains(&looks) && i + 1 >= LEAST_STEPS {
                 if attempt == ATTEMPTS {
                     break 'attempts;
                 }
