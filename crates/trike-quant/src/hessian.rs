@@ -135,7 +135,7 @@ impl Hessian {
             let drift = (f64::from(out[i * n + i]) - exact).abs();
             let sound = drift <= DRIFT * exact + NOTHING
                 && exact.is_finite()
-                && out[i * n..i * n + i].iter().all(|v| v.is_finite());
+                && out[i * n..(i + 1) * n].iter().all(|v| v.is_finite());
             if !sound {
                 return Err(QuantError::Overflow { index: i, value: exact });
             }

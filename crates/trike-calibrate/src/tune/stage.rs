@@ -41,10 +41,9 @@ pub(super) trait Tuned {
     fn restart(&mut self) -> Result<(), CalibrateError>;
 }
 
-/// Takes the steps of `plan`. The result are the weights with the smallest loss at a look, or those before the first step if no
-/// others are better by more than two standard errors and
-/// [`Tuned::LEAST_GAIN`]. Where rates are too high to gain anything the stage begins again with lower ones,
-/// and ends early if these gain nothing either.
+/// Takes the steps of `plan`. The result is the weights with the smallest loss at a look, or those before the first step if no
+/// others are better by more than [`ERRORS`] standard errors and by [`Tuned::LEAST_GAIN`]. A stage that gains nothing in its first half
+/// begins again with lower rates, and ends early if these gain nothing either.
 pub(super) fn run<T: Tuned>(
     tuned: &mut T,
     plan: &[Vec<Span>],

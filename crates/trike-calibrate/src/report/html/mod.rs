@@ -214,7 +214,7 @@ impl QuantizeReport {
         page.section("tuning", "Tuning");
         page.dim(
             "The loss of a block is the squared error of its output relative to that of the dense block; that of the whole model is the KL \
-             divergence.",
+             divergence. The rate is a share of the configured learning rates.",
         );
         let rows = all.into_iter().map(|(name, of)| {
             let share = (of.before > 0.0).then(|| of.after / of.before);
@@ -225,6 +225,7 @@ impl QuantizeReport {
                 Cell::bar(share, 1.0, percent),
                 format!("{:.1e}", of.gain_error).into(),
                 if of.kept { "yes" } else { "no" }.into(),
+                percent(of.rate).into(),
                 format!("{:.1} s", of.seconds).into(),
             ];
             Row::new(name, cells)
@@ -238,6 +239,7 @@ impl QuantizeReport {
                 "remaining loss",
                 "error of the gain",
                 "kept",
+                "rate",
                 "time",
             ],
             rows,
