@@ -7,16 +7,15 @@ use crate::{CalibrateError, TuningReport};
 
 /// Looks at the held-out text in a stage, the last one at its end.
 const LOOKS: usize = 8;
-/// Looks without a gain after which a stage begins again with lower rates.
-const PATIENCE: usize = 2;
-/// Steps that it takes before, at least: after a few, rates have hardly risen.
-const LEAST_STEPS: usize = 16;
-/// What the rates are multiplied by then.
+/// The look at which a stage that has gained nothing ends. Rates have fallen to a sixth there: before, the noise of high ones hides
+/// gains.
+const LAST_CHANCE: usize = 6;
+/// What the rates are multiplied by when it begins again.
 const LOWER: f32 = 1.0 / 3.0;
 /// Standard errors that a gain must exceed.
 pub(super) const ERRORS: f64 = 2.0;
 /// Times that a stage begins, at most.
-const ATTEMPTS: u32 = 3;
+const ATTEMPTS: i32 = 3;
 
 /// The loss of a held-out sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,8 +41,8 @@ pub(super) trait Tuned {
 }
 
 /// Takes the steps of `plan`. The result is the weights with the smallest loss at a look, or those before the first step if no
-/// others are better by more than [`ERRORS`] standard errors and by [`Tuned::LEAST_GAIN`]. A stage that gains nothing in its first half
-/// begins again with lower rates, and ends early if these gain nothing either.
+/// others are better by more than [`ERRORS`] standard errors and by [`Tuned::LEAST_GAIN`]. A stage that has gained nothing at
+/// [`LAST_CHANCE`] begins again with lower rates.
 pub(super) fn run<T: Tuned>(
     tuned: &mut T,
     plan: &[Vec<Span>],
@@ -51,46 +50,45 @@ pub(super) fn run<T: Tuned>(
 ) -> Result<TuningReport, CalibrateError> {
     let start = Instant::now();
     let before = tuned.held_out()?;
-    let (mut best, mut gain) = (mean(&before), (0.0, 0.0));
-    let (mut kept, mut done, mut attempt, mut share) = (false, 0, 1, 1.0);
-    'attempts: loop {
-        let steps = &plan[done..];
-        let mut looks = 0;
-        for (i, step) in steps.iter().enumerate() {
-            progress(done, plan.len());
-            tuned.step(step, share * schedule(i, steps.len()))?;
-            done += 1;
-            if (i + 1) * LOOKS / steps.len() == looks {
+    let mut report = TuningReport {
+        steps: 0,
+        before: mean(&before),
+        after: mean(&before),
+        gain_error: 0.0,
+        kept: false,
+        rate: 1.0,
+        seconds: 0.0,
+    };
+    for attempt in 0..ATTEMPTS {
+        if attempt > 0 {
+            tuned.restart()?;
+        }
+        let share = LOWER.powi(attempt);
+        report.rate = f64::from(share);
+        for (i, step) in plan.iter().enumerate() {
+            progress(i, plan.len());
+            tuned.step(step, share * schedule(i, plan.len()))?;
+            report.steps += 1;
+            let look = (i + 1) * LOOKS / plan.len();
+            if look == i * LOOKS / plan.len() {
                 continue;
             }
-            looks = (i + 1) * LOOKS / steps.len();
             let now = tuned.held_out()?;
-            let (more, error) = gained(&before, &now);
-            let least = (ERRORS * error).max(T::LEAST_GAIN * mean(&before));
-            if mean(&now) < best && more > least {
-                (best, gain, kept) = (mean(&now), (more, error), true);
+            let (gain, error) = gained(&before, &now);
+            let least = (ERRORS * error).max(T::LEAST_GAIN * report.before);
+            if mean(&now) < report.after && gain > least {
+                (report.after, report.gain_error, report.kept) = (mean(&now), error, true);
                 tuned.keep()?;
-            } else if !kept && (PATIENCE..=LOOKS / 2).contains(&looks) && i + 1 >= LEAST_STEPS {
-                if attempt == ATTEMPTS {
-                    break 'attempts;
-                }
-                attempt += 1;
-                share *= LOWER;
-                tuned.restart()?;
-                continue 'attempts;
+            } else if !report.kept && look >= LAST_CHANCE {
+                break;
             }
         }
-        break;
+        if report.kept {
+            break;
+        }
     }
-    Ok(TuningReport {
-        steps: done,
-        before: mean(&before),
-        after: best,
-        gain_error: gain.1,
-        kept,
-        rate: f64::from(share),
-        seconds: start.elapsed().as_secs_f64(),
-    })
+    report.seconds = start.elapsed().as_secs_f64();
+    Ok(report)
 }
 
 /// The mean loss of a token.
@@ -149,11 +147,7 @@ mod tests {
     }
 
     fn run_with(loss: impl Fn(f32) -> [f64; 2]) -> (TuningReport, Option<f32>) {
-        run_for(128, loss)
-    }
-
-    fn run_for(steps: usize, loss: impl Fn(f32) -> [f64; 2]) -> (TuningReport, Option<f32>) {
-        let plan = vec![vec![(0, 0..1)]; steps];
+        let plan = vec![vec![(0, 0..1)]; 64];
         let mut weight = Weight { at: 0.0, kept: None, loss };
         let report = run(&mut weight, &plan, &mut |_, _| ()).unwrap();
         assert_eq!(report.kept, weight.kept.is_some());
@@ -163,32 +157,38 @@ mod tests {
     #[test]
     fn the_best_weights_are_kept() {
         // The minimum is passed on the way.
-        let (report, kept) = run_with(|at| [f64::from((at - 28.0).powi(2)); 2]);
+        let (report, kept) = run_with(|at| [f64::from((at - 14.0).powi(2)); 2]);
         let kept = kept.unwrap();
-        assert!((20.0..36.0).contains(&kept), "{kept}");
-        assert_near!(report.after, f64::from((kept - 28.0).powi(2)), rel = 1e-9);
-        assert_eq!((report.before, report.steps, report.rate), (784.0, 128, 1.0));
+        assert!((10.0..18.0).contains(&kept), "{kept}");
+        assert_near!(report.after, f64::from((kept - 14.0).powi(2)), rel = 1e-9);
+        assert_eq!((report.before, report.steps, report.rate), (196.0, 64, 1.0));
         // Both sequences gain the same.
         assert_eq!(report.gain_error, 0.0);
     }
 
     #[test]
     fn rates_are_lowered_until_something_is_gained() {
-        // The first look at full rate is behind the minimum, farther than the start.
-        let (report, kept) = run_with(|at| [f64::from((at - 5.0).powi(2)); 2]);
-        assert!(report.rate < 1.0 && report.steps == 128, "{report:?}");
-        assert!(kept.unwrap() < 10.0);
+        // A step of the full rate is already too far.
+        let (report, kept) = run_with(|at| [f64::from((at - 3.0).powi(2)); 2]);
+        assert_near!(report.rate, 1.0 / 3.0, rel = 1e-6);
+        assert_eq!(report.steps, 48 + 64);
+        assert!((0.0..6.0).contains(&kept.unwrap()));
+    }
+
+    #[test]
+    fn a_gain_that_shows_late_is_one() {
+        let (report, kept) =
+            run_with(|at| [if (1.0..28.0).contains(&at) { 2.0 } else { 1.0 - f64::from(at) / 100.0 }; 2]);
+        assert!(kept.unwrap() >= 28.0 && report.rate == 1.0 && report.steps == 64, "{report:?}");
     }
 
     #[test]
     fn a_stage_that_loses_ends_early_and_changes_nothing() {
         let (report, kept) = run_with(|at| [1.0 + f64::from(at); 2]);
         assert_eq!((report.before, report.after, kept), (1.0, 1.0, None));
-        // A quarter of the steps, of what is left, and of what is left then.
-        assert_eq!(report.steps, 32 + 24 + 18);
+        // Three quarters of the steps, three times.
+        assert_eq!(report.steps, 3 * 48);
         assert_near!(report.rate, 1.0 / 9.0, rel = 1e-6);
-        // A short stage is not begun again.
-        assert_eq!(run_for(16, |at| [1.0 + f64::from(at); 2]).0.steps, 16);
     }
 
     #[test]
