@@ -88,14 +88,18 @@ pub(crate) fn limited<'a>(
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<Calibration<'a>, CalibrateError> {
     let Calibration::Text { limit: None, .. } = calibration else { return Ok(*calibration) };
-    let mut left = TOKENS;
     let ids = sequences_of(input, &calibration.with_limit(SEQUENCES), config, progress)?;
+    Ok(calibration.with_limit(fitting(&ids, TOKENS).max(1)))
+}
+
+/// How many of the first sequences have so many tokens together at most.
+fn fitting(ids: &[Vec<u32>], tokens: usize) -> usize {
+    let mut sum = 0;
     let fits = |ids: &&Vec<u32>| {
-        let fits = ids.len() <= left;
-        left = left.saturating_sub(ids.len());
-        fits
+        sum += ids.len();
+        sum <= tokens
     };
-    Ok(calibration.with_limit(ids.iter().take_while(fits).count().max(1)))
+    ids.iter().take_while(fits).count()
 }
 
 /// Removes the sequences that were calibrated on, too: a text may repeat itself.
@@ -306,6 +310,20 @@ mod tests {
         ] {
             assert_eq!(kept(all, wanted), keep, "{all} of which {wanted} are wanted");
         }
+    }
+
+    #[test]
+    fn long_sequences_are_fewer() {
+        let ids = [vec![1; 4], vec![2; 3], vec![3; 1]];
+        for (tokens, count) in [(3, 0), (4, 1), (6, 1), (7, 2), (8, 3), (100, 3)] {
+            assert_eq!(fitting(&ids, tokens), count, "{tokens}");
+        }
+        let text: Vec<String> = (0..700).map(|i| format!("Story {i}.")).collect();
+        let text = text.join("<|endoftext|>");
+        let calibration = Calibration::Text { text: &text, split: Split::Stories, limit: None };
+        let (seen, held) = parts(&calibration, &ModelQuantizationConfig::default());
+        assert_eq!(seen.len(), SEQUENCES);
+        assert!(matches!(held, HeldOut::Sequences { ids, .. } if ids.len() == 52));
     }
 
     #[test]

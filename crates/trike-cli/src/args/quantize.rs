@@ -194,7 +194,7 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, conflicts_with_all = ["no_tune", "plain"])]
     pub(crate) tune_model_epochs: Option<usize>,
     /// Learning rate of codes, in units of the distance between levels; a stage of tuning that gains nothing begins again with a
-    /// third of it, twice
+    /// third of it, at most twice
     #[arg(long, default_value_t = 0.02, conflicts_with_all = ["no_tune", "plain"])]
     pub(crate) tune_rate: f32,
     /// Minutes in which, at the end, the whole model is tuned on text that the dense model writes
