@@ -10,7 +10,7 @@ pub enum PruneScore<'a> {
     /// The magnitude.
     Magnitude,
     /// The magnitude times the L2 norm of the weight's input (Wanda, Sun et al., 2306.11695). Takes the sum of squares of each
-    /// input, for example [`Hessian::diagonal`](crate::Hessian::diagonal).
+    /// input, for example [`InputStatistics::diagonal`](crate::InputStatistics::diagonal).
     Wanda(&'a [f64]),
     /// The increase of the layer's squared output error if the weight becomes zero and the rest of its row compensates:
     /// `w^2 / (H^-1)_jj` (SparseGPT, Frantar and Alistarh, 2301.00774).
