@@ -224,8 +224,8 @@ pub(crate) const HOUSE: &[Row] = &[
         layer: DEV,
         name: "trike-benches",
         purpose: "benchmarks on the host, timed against other libraries",
-        uses: "trike-trit trike-popcount trike-cpu trike-nn trike-quant trike-llm trike-grad trike-train trike-text trike-models trike-testkit trike-bench",
-        registry: "anyhow candle-core candle-nn clap gemm half rayon tempfile",
+        uses: "trike-trit trike-popcount trike-cpu trike-format trike-nn trike-quant trike-llm trike-calibrate trike-grad trike-train trike-text trike-models trike-testkit trike-bench",
+        registry: "anyhow candle-core candle-nn clap gemm half rayon serde_json tempfile",
         unsafe_in: &[("src/gemm.rs", "a reference library without a safe interface")],
     },
     // No workspace dependencies: it must compile even if the checked crates do not.

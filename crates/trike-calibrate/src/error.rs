@@ -133,6 +133,14 @@ pub enum ConfigError {
     /// A recovery of rounded weights.
     #[error("recover: rounding is not tuned, and so not recovered; use error compensation")]
     RecoverRounded,
+    /// A recovery of a model whose codes do not fit in memory together.
+    #[error("recover: expected at most {most} weights in the blocks, got {got}")]
+    RecoverLarge {
+        /// Number of weights.
+        got: u64,
+        /// Limit, [`Tuning::max_weights`](crate::Tuning::max_weights).
+        most: u64,
+    },
     /// A skip pattern that is empty or only stars.
     #[error("skip pattern `{pattern}`: expected part of a layer's name; this one would skip every layer")]
     SkipsAll {

@@ -9,14 +9,15 @@ use trike_nn::{ActivationPrecision, CpuBackend};
 use trike_trit::Coupling;
 
 use crate::{
-    CalibrateError, Calibration, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, TernaryTotals,
-    Tuning,
+    CalibrateError, Calibration, ConfigError, ModelQuantizationConfig, QuantizeMethod, QuantizeReport,
+    TernaryTotals, Tuning,
     assemble::assemble,
     held_out::divided,
     report::{HeldOut, alternatives},
     rewrite::Prepared,
     store::{self, Store},
     walk,
+    weights::block_weights,
 };
 
 /// Quantizes `input` to ternary and writes the result, with its tokenizer, to the directory `output`. `progress` is
@@ -199,16 +200,14 @@ pub(crate) fn tuning_of(
         notes.push("free planes are not tuned; only tied planes are".to_owned());
         return Ok(None);
     }
-    let mut weights = 0u64;
-    for name in input.weights().into_iter().filter(|name| name.is_block_matrix()) {
-        weights += input.info(name)?.elements();
+    let (got, most) = (block_weights(input)?, tuning.max_weights);
+    if got > most && tuning.recover > 0.0 {
+        return Err(ConfigError::RecoverLarge { got, most }.into());
     }
-    if weights > tuning.max_weights {
+    if got > most && tuning.tunes_model() {
         notes.push(format!(
-            "the model was not tuned: its blocks have {weights} weights, more than {}",
-            tuning.max_weights
+            "of all blocks together only scales and norms were tuned: they have {got} weights, more than {most}"
         ));
-        return Ok(None);
     }
     Ok(Some(Tuning { keep_zeros: tuning.keep_zeros || config.prune.is_some(), ..tuning }))
 }

@@ -8,9 +8,9 @@ use std::{
 
 use serde_json::json;
 use trike_format::{HfDir, HfDirWriter, Tensor, TensorSource};
-use trike_nn::WeightName;
+use trike_nn::{HookPoint, WeightName};
 
-use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, error::io};
+use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, error::io, tune};
 
 const SETTINGS: &str = "settings.txt";
 /// Prefix of settings written by Trike; directories without it are not removed.
@@ -167,10 +167,11 @@ impl Store {
         &self,
         dir: &Path,
         about: &impl serde::Serialize,
-        tensors: impl Iterator<Item = (WeightName, Tensor)>,
+        tensors: impl Iterator<Item = Result<(WeightName, Tensor), CalibrateError>>,
     ) -> Result<(), CalibrateError> {
         let mut writer = HfDirWriter::create(dir, json!({}))?;
-        for (name, tensor) in tensors {
+        for tensor in tensors {
+            let (name, tensor) = tensor?;
             writer.tensor(&name.to_string(), &tensor)?;
         }
         let path = dir.join(LAYERS);
@@ -195,7 +196,7 @@ impl Store {
         if tensors.is_empty() {
             return Ok(());
         }
-        self.save_part(&self.block(layer), &(layers, tuned), tensors.into_iter())
+        self.save_part(&self.block(layer), &(layers, tuned), tensors.into_iter().map(Ok))
     }
 
     /// Reports of all layers, of each tuned block and of the tuned model, if tuning is finished.
@@ -209,7 +210,7 @@ impl Store {
         layers: &[LayerReport],
         blocks: &[(usize, TuningReport)],
         model: [Option<TuningReport>; 2],
-        tensors: impl Iterator<Item = (WeightName, Tensor)>,
+        tensors: impl Iterator<Item = Result<(WeightName, Tensor), CalibrateError>>,
     ) -> Result<(), CalibrateError> {
         self.save_part(&self.dir.join(TUNED), &(layers, blocks, model), tensors)
     }
@@ -237,7 +238,7 @@ pub(crate) type Finished = (Vec<LayerReport>, Option<TuningReport>, Block);
 /// Reports of all layers, of each tuned block with its index, and of the tuned and the recovered model.
 pub(crate) type TunedModel = (Vec<LayerReport>, Vec<(usize, TuningReport)>, [Option<TuningReport>; 2]);
 
-/// The ternary weights of a finished block.
+/// The changed weights of a finished block.
 #[derive(Debug)]
 pub(crate) struct Block(HfDir);
 
@@ -247,5 +248,12 @@ impl Block {
         let name = name.to_string();
         self.0.info(&name)?;
         Some(self.0.load(&name).map_err(CalibrateError::from))
+    }
+
+    /// Loads all weights of the block, which belongs to this layer: matrices, and norms if they were tuned.
+    pub(crate) fn all(&self, layer: usize) -> Result<Vec<(WeightName, Tensor)>, CalibrateError> {
+        let matrices = HookPoint::ALL.into_iter().flat_map(|point| point.matrices(layer));
+        let loaded = |name| self.load(name).map(|tensor| Ok((name, tensor?)));
+        matrices.chain(tune::norms(layer)).filter_map(loaded).collect()
     }
 }

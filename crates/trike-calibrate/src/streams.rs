@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use trike_core::Tensor;
 use trike_cpu::{Cpu, Matrix};
 use trike_llm::WeightSource;
 use trike_nn::{
@@ -190,7 +191,17 @@ impl<'a> Blocks<'a> {
 
     /// Loads a block.
     pub(crate) fn load(&self, layer: usize) -> Result<DecoderBlock<CpuBackend>, NnError> {
-        DecoderBlock::load(self.backend, self.spec(), layer, &mut BlockWeights(self.source))
+        DecoderBlock::load(self.backend, self.spec(), layer, &mut BlockWeights::new(self.source))
+    }
+
+    /// Loads a block with some of its weights replaced.
+    pub(crate) fn load_with(
+        &self,
+        layer: usize,
+        replaced: &[(WeightName, Tensor)],
+    ) -> Result<DecoderBlock<CpuBackend>, NnError> {
+        let mut weights = BlockWeights::with(self.source, replaced);
+        DecoderBlock::load(self.backend, self.spec(), layer, &mut weights)
     }
 
     /// Loads the embedding.

@@ -11,7 +11,7 @@ use trike_format::{DenseData, DenseTensor, HfDirWriter, Tensor};
 use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile, hf_config};
 use trike_nn::{ActivationPrecision, CpuBackend, KvPrecision, WeightName};
 use trike_quant::ScaleRule;
-use trike_testkit::Rng;
+use trike_testkit::{Rng, assert_all_near};
 use trike_trit::{Coupling, Granularity, GroupSize, Hadamard};
 
 use crate::{
@@ -157,17 +157,56 @@ fn compensation_is_better_than_rounding_and_tuning_better_still() {
     }
 }
 
+/// Where codes are too many to be tuned together, scales and norms are: with blocks from disk, and rotated inputs.
+#[test]
+fn scales_and_norms_are_tuned_alone() {
+    let dir = TempDir::new().unwrap();
+    let input = model(&dir.path().join("dense"), |_, _| ());
+    let tuning = Tuning { max_weights: 0, block_epochs: Some(0), scale_rate: 1e-2, ..short() };
+    for (case, (rotation, planes, most)) in [(None, 1, 0.99), (Some(8), 2, 0.999)].into_iter().enumerate() {
+        let name = |kind: &str| format!("{kind}-{case}");
+        let mut config = options(planes, None);
+        config.input_rotation = rotation;
+        let (_, compensated) = made(&dir, &name("compensated"), &input, &config);
+        config.tuning = Some(tuning);
+        let (_, tuned) = made(&dir, &name("tuned"), &input, &config);
+        assert!(tuned < most * compensated, "{planes}: {tuned} {compensated}");
+        let load = |kind: &str, weight: WeightName| {
+            ModelFile::open(dir.path().join(name(kind))).unwrap().load(weight).unwrap()
+        };
+        for weight in [WeightName::Query(0), WeightName::Down(1)] {
+            let (Tensor::Ternary(before), Tensor::Ternary(after)) =
+                (load("compensated", weight), load("tuned", weight))
+            else {
+                panic!("trits")
+            };
+            assert_ne!(before.scales(), after.scales());
+            assert_eq!(after.with_scales(before.scales().clone()).unwrap(), before);
+        }
+        let norm = |kind| load(kind, WeightName::MlpNorm(1)).into_f32();
+        let (before, after) = (norm("compensated"), norm("tuned"));
+        assert_ne!(before, after);
+        assert_all_near!(&after, &before, abs = 0.3);
+    }
+}
+
 #[test]
 fn the_same_bytes_every_time_and_on_any_number_of_threads() {
     let dir = TempDir::new().unwrap();
     let input = model(&dir.path().join("dense"), |_, _| ());
-    let mut config = options(1, Some(short()));
-    let (first, _) = made(&dir, "first", &input, &config);
-    assert!(first == made(&dir, "again", &input, &config).0);
-    config.threads = 2;
-    assert!(first == made(&dir, "threads", &input, &config).0);
-    config.tuning = Some(Tuning { seed: 1, ..short() });
-    assert!(first != made(&dir, "seed", &input, &config).0);
+    for most in [u64::MAX, 0] {
+        let tuning = Tuning { max_weights: most, ..short() };
+        let mut config = options(1, Some(tuning));
+        let bytes = |name: &str, config: &ModelQuantizationConfig| {
+            made(&dir, &format!("{name}-{most}"), &input, config).0
+        };
+        let first = bytes("first", &config);
+        assert!(first == bytes("again", &config));
+        config.threads = 2;
+        assert!(first == bytes("threads", &config));
+        config.tuning = Some(Tuning { seed: 1, ..tuning });
+        assert!(first != bytes("seed", &config));
+    }
 }
 
 #[test]
@@ -175,10 +214,16 @@ fn steps_are_named() {
     let dir = TempDir::new().unwrap();
     let input = model(&dir.path().join("dense"), |_, _| ());
     let ids = text(1);
-    for (tuning, names) in [
+    let [blocks, whole] = ["quantizing and tuning layers", "tuning the whole model"];
+    let scales = "tuning the scales of the whole model";
+    for (i, (tuning, names)) in [
         (None, &["quantizing layers", "writing the model"][..]),
-        (Some(short()), &["quantizing and tuning layers", "tuning the whole model", "writing the model"]),
-    ] {
+        (Some(short()), &[blocks, whole, "writing the model"]),
+        (Some(Tuning { max_weights: 0, ..short() }), &[blocks, scales, "writing the model"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let config = options(1, tuning);
         let prepared = Prepared::new(&input, &config, &ids, &mut |_, _| ()).unwrap();
         let mut seen: Vec<String> = Vec::new();
@@ -188,7 +233,7 @@ fn steps_are_named() {
                 seen.push(name.to_owned());
             }
         };
-        let out = dir.path().join(format!("out{}", names.len()));
+        let out = dir.path().join(format!("out{i}"));
         quantize_ids(&prepared, &out, &ids, &config, &mut step).unwrap();
         assert_eq!(seen, names);
     }
@@ -454,8 +499,13 @@ fn what_is_not_tuned_is_said() {
     let mut config = options(2, Some(short()));
     let mut notes = Vec::new();
     assert!(tuning_of(&input, &config, &mut notes).unwrap().is_some() && notes.is_empty());
-    config.tuning = Some(Tuning { max_weights: 100, ..short() });
-    assert!(tuning_of(&input, &config, &mut notes).unwrap().is_none());
+    let large = Tuning { max_weights: 100, ..short() };
+    config.tuning = Some(large);
+    assert!(tuning_of(&input, &config, &mut notes).unwrap().is_some());
+    config.tuning = Some(Tuning { recover: 1.0, ..large });
+    let error = tuning_of(&input, &config, &mut Vec::new()).unwrap_err().to_string();
+    assert!(error.contains("at most 100 weights"), "{error}");
+    config.tuning = Some(large);
     config.layout.coupling = Coupling::Free;
     assert!(tuning_of(&input, &config, &mut notes).unwrap().is_none());
     assert!(notes[0].contains("more than 100") && notes[1].contains("free planes"), "{notes:?}");

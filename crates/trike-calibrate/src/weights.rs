@@ -9,11 +9,29 @@ use trike_trit::Hadamard;
 use crate::{CalibrateError, ModelQuantizationConfig};
 
 /// Loads the weights of a block, dense and in f32.
-pub(crate) struct BlockWeights<'a>(pub(crate) &'a dyn WeightSource);
+pub(crate) struct BlockWeights<'a> {
+    source: &'a dyn WeightSource,
+    replaced: &'a [(WeightName, Tensor)],
+}
 
-impl BlockWeights<'_> {
+impl<'a> BlockWeights<'a> {
+    pub(crate) fn new(source: &'a dyn WeightSource) -> Self {
+        Self { source, replaced: &[] }
+    }
+
+    /// With some weights in the place of the source's.
+    pub(crate) fn with(source: &'a dyn WeightSource, replaced: &'a [(WeightName, Tensor)]) -> Self {
+        Self { source, replaced }
+    }
+
     fn load(&self, name: WeightName) -> Result<Tensor, NnError> {
-        self.0.load(name).map_err(|e| NnError::Load { name: name.to_string(), source: Box::new(e) })
+        match self.replaced.iter().find(|(other, _)| *other == name) {
+            Some((_, tensor)) => Ok(tensor.clone()),
+            None => self
+                .source
+                .load(name)
+                .map_err(|e| NnError::Load { name: name.to_string(), source: Box::new(e) }),
+        }
     }
 }
 
@@ -47,6 +65,12 @@ pub(crate) fn rotated_hessian(
     let mut values = rotated(Some(rotation), width, hessian.values())?;
     Rotation::plain(width, rotation)?.columns(&mut values, width)?;
     SquareMatrix::new(width, values)
+}
+
+/// Number of weights of the linear layers of all blocks.
+pub(crate) fn block_weights(source: &dyn WeightSource) -> Result<u64, CalibrateError> {
+    let names = source.weights().into_iter().filter(|name| name.is_block_matrix());
+    names.map(|name| Ok(source.info(name)?.elements())).sum()
 }
 
 /// Whether a layer can become ternary and the configuration does not exclude it.

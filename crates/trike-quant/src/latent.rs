@@ -9,7 +9,7 @@ use trike_core::OptionError;
 use trike_trit::{Coupling, Granularity, ScaleValues, TritTensor};
 
 use crate::{
-    Grid, MatrixView, QuantError, ScaleType, TritLayout,
+    Adam, Grid, MatrixView, QuantError, ScaleType, TritLayout,
     error::{check_finite, check_len},
     tensor::{scales, tensor},
 };
@@ -17,8 +17,6 @@ use crate::{
 /// Minimum initial distance of a latent weight from the boundary of its cell, in steps: below it, noise alone could move the
 /// weight across.
 const MARGIN: f32 = 0.05;
-/// `beta1` and `beta2` of Adam (Kingma and Ba, 1412.6980).
-const MOMENTA: (f32, f32) = (0.9, 0.98);
 
 /// Learning rates of [`LatentWeights::update`]: the approximate maximum change per step, 0 by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -77,29 +75,6 @@ pub struct LatentWeights {
     of_codes: Adam,
     of_steps: Adam,
     of_means: Adam,
-    updates: i32,
-}
-
-/// Moments of Adam: running means of the gradients and of their squares.
-#[derive(Clone, Debug)]
-struct Adam {
-    mean: Vec<f32>,
-    square: Vec<f32>,
-}
-
-impl Adam {
-    fn new(len: usize) -> Self {
-        Self { mean: vec![0.0; len], square: vec![0.0; len] }
-    }
-
-    /// The normalized step, about -1 to 1; `unbias` are the bias correction factors of both moments.
-    #[inline]
-    fn direction(mean: &mut f32, square: &mut f32, gradient: f32, unbias: (f32, f32)) -> f32 {
-        *mean += (1.0 - MOMENTA.0) * (gradient - *mean);
-        *square += (1.0 - MOMENTA.1) * (gradient * gradient - *square);
-        // The constant makes the result 0 without gradients.
-        *mean * unbias.0 / ((*square * unbias.1).sqrt() + 1e-30)
-    }
 }
 
 impl LatentWeights {
@@ -165,7 +140,7 @@ impl LatentWeights {
         }
         let (of_codes, of_steps) = (Adam::new(at.len()), Adam::new(steps.len()));
         let of_means = Adam::new(if layout.with_mean { steps.len() } else { 0 });
-        Ok(Self { rows, cols, layout, at, keep, steps, means, of_codes, of_steps, of_means, updates: 0 })
+        Ok(Self { rows, cols, layout, at, keep, steps, means, of_codes, of_steps, of_means })
     }
 
     /// Output features.
@@ -214,8 +189,7 @@ impl LatentWeights {
     pub fn update(&mut self, gradient: &[f32], rates: LatentLearningRates) -> Result<(), QuantError> {
         check_len("gradient", self.at.len(), gradient.len())?;
         check_finite("gradient", gradient)?;
-        self.updates = self.updates.saturating_add(1);
-        let unbias = (1.0 / (1.0 - MOMENTA.0.powi(self.updates)), 1.0 / (1.0 - MOMENTA.1.powi(self.updates)));
+        let unbias = self.of_codes.begin();
         let most = self.most();
         let mut by_step = vec![0f32; self.steps.len()];
         let mut by_mean = vec![0f32; self.of_means.mean.len()];
@@ -244,17 +218,12 @@ impl LatentWeights {
                 }
             }
         }
-        let moments = self.of_means.mean.iter_mut().zip(&mut self.of_means.square);
-        let places = self.means.iter_mut().zip(&self.steps).zip(&by_mean);
-        for (((to, step), &g), (mean, square)) in places.zip(moments) {
-            *to -= rates.scales * step * Adam::direction(mean, square, g, unbias);
-        }
-        let moments = self.of_steps.mean.iter_mut().zip(&mut self.of_steps.square);
-        for ((step, &g), (mean, square)) in self.steps.iter_mut().zip(&by_step).zip(moments) {
-            let share = rates.scales * Adam::direction(mean, square, g, unbias);
-            *step *= (1.0 - share).clamp(0.5, 2.0);
-        }
-        Ok(())
+        move_scales(
+            [&mut self.steps, &mut self.means],
+            [&mut self.of_steps, &mut self.of_means],
+            [&by_step, &by_mean],
+            rates.scales,
+        )
     }
 
     /// The current weights as a packed tensor.
@@ -273,8 +242,19 @@ impl LatentWeights {
     }
 }
 
+/// Steps of the steps and means of all grids; `means` have gradients only where they are stored.
+pub(crate) fn move_scales(
+    [steps, means]: [&mut [f32]; 2],
+    [of_steps, of_means]: [&mut Adam; 2],
+    [by_step, by_mean]: [&[f32]; 2],
+    rate: f32,
+) -> Result<(), QuantError> {
+    of_means.update(by_mean, |i, direction| means[i] -= rate * steps[i] * direction)?;
+    of_steps.update(by_step, |i, direction| steps[i] *= (1.0 - rate * direction).clamp(0.5, 2.0))
+}
+
 /// The grid index of a weight, in the order of means.
-fn grid_of(granularity: Granularity, cols: usize, row: usize, column: usize) -> usize {
+pub(crate) fn grid_of(granularity: Granularity, cols: usize, row: usize, column: usize) -> usize {
     match granularity {
         Granularity::Tensor => 0,
         _ => {

@@ -17,7 +17,7 @@
 //! * calibration: [`Hessian`], [`InputStatistics`], [`CrossProduct`]
 //! * compensation: [`compensate`], [`CompensateConfig`], [`HessianFactor`], [`ColumnOrder`], [`hessian_error`]
 //! * transforms of the weights before rounding: [`Rotation`], [`salience()`], [`scale_columns`], [`scaled_hessian`]
-//! * training: [`LatentWeights`], [`LatentLearningRates`]
+//! * training: [`LatentWeights`], [`LatentLearningRates`]; of scales alone: [`LatentScales`]; the optimizer: [`Adam`]
 //! * pruning: [`prune`], [`PruneScore`], [`PrunePattern`]; [`compensate`] takes the mask
 //! * bit allocation: [`allocate`], with one [`Choice`] per format of a layer
 //! * activations: [`quantize_activations`]
@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 mod activations;
+mod adam;
 mod compensate;
 mod config;
 mod error;
@@ -36,6 +37,7 @@ mod fit;
 mod grid;
 mod hessian;
 mod latent;
+mod latent_scales;
 mod linalg;
 mod plan;
 mod prune;
@@ -47,6 +49,7 @@ mod tensor;
 mod view;
 
 pub use activations::quantize_activations;
+pub use adam::Adam;
 pub use compensate::{CompensateConfig, compensate, hessian_error};
 pub use config::{CalibrationMethod, QuantizeConfig, Rounding, ScaleRule, ScaleType, TritLayout};
 pub use error::QuantError;
@@ -55,6 +58,7 @@ pub use fit::{error, fit_free, fit_tied, fit_tied_mean};
 pub use grid::Grid;
 pub use hessian::{CrossProduct, Hessian, InputStatistics};
 pub use latent::{LatentLearningRates, LatentWeights};
+pub use latent_scales::LatentScales;
 pub use plan::{Choice, allocate};
 pub use prune::{PrunePattern, PruneScore, prune};
 pub use quantize::{QuantizationStats, quantize_matrix};

@@ -10,12 +10,22 @@ pub(crate) fn scales(grids: &[Grid], layout: &TritLayout) -> Scales {
     let sets = if layout.coupling == Coupling::Free { layout.depth } else { 1 };
     let values: Vec<f32> = (0..sets).flat_map(|set| grids.iter().map(move |g| g.scales()[set])).collect();
     let means: Option<Vec<f32>> = layout.with_mean.then(|| grids.iter().map(Grid::mean).collect());
-    let half = layout.scales == ScaleType::F16 && fits_f16(&values) && means.as_deref().is_none_or(fits_f16);
+    stored_as(layout.granularity, values, means, layout.scales == ScaleType::F16)
+}
+
+/// Scales and means in f16 if that is wanted and they fit, else in f32.
+pub(crate) fn stored_as(
+    granularity: Granularity,
+    values: Vec<f32>,
+    means: Option<Vec<f32>>,
+    half: bool,
+) -> Scales {
+    let half = half && fits_f16(&values) && means.as_deref().is_none_or(fits_f16);
     let store = |values: Vec<f32>| match half {
         true => ScaleValues::F16(values.into_iter().map(f16::from_f32).collect()),
         false => ScaleValues::F32(values),
     };
-    Scales::new(layout.granularity, store(values), means.map(store))
+    Scales::new(granularity, store(values), means.map(store))
 }
 
 /// Whether all values have the rounding error of normal f16 numbers. Values far below the largest may lose digits, because they

@@ -1,11 +1,11 @@
 //! Weights learned through rounding.
 
 use trike_quant::{
-    LatentLearningRates, LatentWeights, MatrixView, QuantError, QuantizeConfig, ScaleRule, TritLayout,
-    quantize_matrix,
+    LatentLearningRates, LatentScales, LatentWeights, MatrixView, QuantError, QuantizeConfig, ScaleRule,
+    TritLayout, quantize_matrix,
 };
 use trike_testkit::{Rng, assert_all_near};
-use trike_trit::{Coupling, Encoding, Granularity, GroupSize, TritTensor};
+use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
 
 const ROWS: usize = 3;
 const COLS: usize = 77;
@@ -102,6 +102,42 @@ fn what_is_not_kept_stays() {
     for (before, after) in before.iter().zip(latent.tensor().unwrap().dequantize()) {
         assert!(if *before == 0.0 { after == 0.0 } else { after > 0.0 }, "{before} {after}");
     }
+}
+
+/// From the same codes with other scales and means, they are found again.
+#[test]
+fn scales_are_learned_alone() {
+    let mut rng = Rng::new(6);
+    let weights = rng.normals(ROWS * COLS);
+    let free = TritLayout::default().with_depth(2).with_coupling(Coupling::Free).with_mean(true);
+    for layout in layouts().into_iter().chain([free]) {
+        let aim = rounded(&weights, layout);
+        let mut moved = |values: &ScaleValues| -> Vec<f32> {
+            values.iter().map(|v| v * (1.0 + 0.2 * rng.f32_unit())).collect()
+        };
+        let scales = moved(aim.scales().values());
+        let means = aim.scales().means().map(|means| ScaleValues::F32(moved(means)));
+        let start = aim.clone().with_scales(Scales::new(layout.granularity, scales, means)).unwrap();
+        let mut latent = LatentScales::new(&start);
+        assert_eq!(latent.tensor(&start).unwrap(), start);
+        let (aimed, largest) = (aim.dequantize(), aim.scales().values().iter().fold(0f32, f32::max));
+        for step in 0..400 {
+            let now = latent.values(&start).unwrap();
+            let gradient: Vec<f32> = now.iter().zip(&aimed).map(|(now, aim)| now - aim).collect();
+            latent.update(&start, &gradient, 0.02 * (1.0 - step as f32 / 400.0)).unwrap();
+        }
+        let tuned = latent.tensor(&start).unwrap();
+        assert_all_near!(&tuned.dequantize(), &aimed, abs = 2e-3 * largest, "{layout:?}");
+        // The codes are the same, and so is how scales are stored.
+        assert_eq!(tuned.with_scales(start.scales().clone()).unwrap(), start);
+        assert_eq!(latent.tensor(&aim).unwrap().scales().bytes(), aim.scales().bytes());
+    }
+    let trits = rounded(&weights, TritLayout::default());
+    let mut latent = LatentScales::new(&trits);
+    assert!(matches!(latent.update(&trits, &[0.0; 3], 0.1), Err(QuantError::Length { .. })));
+    let bad = [f32::NAN; ROWS * COLS];
+    assert!(matches!(latent.update(&trits, &bad, 0.1), Err(QuantError::NonFinite { .. })));
+    assert_eq!(latent.tensor(&trits).unwrap(), trits);
 }
 
 #[test]

@@ -96,6 +96,25 @@ impl TritTensor {
         Ok(self)
     }
 
+    /// The same trits with other scales and means.
+    ///
+    /// ```
+    /// use trike_trit::{Encoding, Scales, TritTensor};
+    ///
+    /// let tensor = TritTensor::from_trits(1, 2, &[1, -1], Encoding::TwoBit, Scales::tensor(2.0))?;
+    /// assert_eq!(tensor.with_scales(Scales::tensor(0.5))?.dequantize(), [0.5, -0.5]);
+    /// # Ok::<(), trike_trit::TritError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The wrong number of scales or means, or one that is not finite.
+    pub fn with_scales(mut self, scales: Scales) -> Result<Self, TritError> {
+        scales.check(self.rows, self.cols, self.depth(), self.coupling)?;
+        self.scales = scales;
+        Ok(self)
+    }
+
     /// The rotation of the inputs.
     pub fn rotation(&self) -> Option<Hadamard> {
         self.rotation

@@ -7,10 +7,10 @@ const PASSED: [usize; 2] = [512, 1024];
 /// Upper limit of epochs, to catch mistyped numbers.
 const MOST_EPOCHS: usize = 10_000;
 
-/// Tuning of codes and scales after compensation, on the same calibration text.
+/// Tuning of codes, scales and norms after compensation, on the same calibration text.
 ///
 /// An epoch takes about three times as long as a forward pass over the text. Memory for the blocks that are tuned at
-/// once (one, then all): 24 bytes per weight, the head and its transpose, and the activations and logits of a batch.
+/// once (one, then all): 20 bytes per weight, the head, and the activations and logits of a batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
     /// Epochs over the text per block, against the dense block's output; 0 = none. By default so many that about 512 sequences are
@@ -25,13 +25,13 @@ pub struct Tuning {
     pub recover: f64,
     /// Tokens per step, unless one sequence is longer.
     pub batch_tokens: usize,
-    /// Learning rate of latent weights, in units of the distance between levels; divided by three for each additional
-    /// plane.
+    /// Learning rate of latent weights, in units of the distance between levels; divided by nine for two and three planes, and by three
+    /// for each one more.
     pub rate: f32,
     /// Learning rate of scales, relative to the scale; divided by three for each additional plane.
     pub scale_rate: f32,
-    /// Models with more weights than this in their blocks are not tuned, and a note is added: time grows with weights
-    /// times tokens.
+    /// Of models with more weights than this in their blocks only the scales and norms are tuned for the whole model, with one block
+    /// at a time in memory, and a note is added.
     pub max_weights: u64,
     /// Whether weights that compensation made zero stay zero, as required for pruned models.
     pub keep_zeros: bool,
@@ -48,7 +48,7 @@ impl Default for Tuning {
             batch_tokens: 1024,
             rate: 0.02,
             scale_rate: 2e-3,
-            max_weights: 8 << 20,
+            max_weights: 400_000_000,
             keep_zeros: false,
             seed: 0,
         }

@@ -42,7 +42,7 @@ struct OneBlock<'a> {
     batches: &'a [Batch],
     aims: &'a [Batch],
     learner: Learner,
-    replaced: &'a mut [(WeightName, Tensor)],
+    replaced: &'a mut Vec<(WeightName, Tensor)>,
 }
 
 impl OneBlock<'_> {
@@ -60,7 +60,7 @@ impl Tuned for OneBlock<'_> {
     fn held_out(&self) -> Result<Vec<Loss>, CalibrateError> {
         let hidden = self.shape.hidden;
         let matrices = self.learner.matrices(&self.shape)?;
-        let vectors = &self.learner.vectors;
+        let vectors = self.learner.vectors();
         let block = Block { cpu: self.cpu, shape: &self.shape, vectors, matrices: &matrices };
         let mut losses = Vec::with_capacity(self.text.held.len());
         for step in Text::steps(&self.text.held, self.tuning.batch_tokens) {
@@ -78,7 +78,7 @@ impl Tuned for OneBlock<'_> {
 
     fn step(&mut self, step: &[Span], share: f32) -> Result<(), CalibrateError> {
         let matrices = self.learner.matrices(&self.shape)?;
-        let vectors = &self.learner.vectors;
+        let vectors = self.learner.vectors();
         let block = Block { cpu: self.cpu, shape: &self.shape, vectors, matrices: &matrices };
         let (x, aim, lengths) = self.parts(step);
         let (mut y, tape) = block.forward(x, &lengths)?;
@@ -107,8 +107,9 @@ pub(crate) fn block(
     cpu: &Cpu,
     layer: usize,
     tuning: &Tuning,
-    replaced: &mut [(WeightName, Tensor)],
+    replaced: &mut Vec<(WeightName, Tensor)>,
     (batches, aims): (&[Batch], &[Batch]),
+    progress: &mut dyn FnMut(usize, usize),
 ) -> Result<TuningReport, CalibrateError> {
     let shape = shape(&input.config().spec, longest(batches))?;
     let text = Text::new(batches);
@@ -117,5 +118,5 @@ pub(crate) fn block(
     let [epochs, _] = tuning.epochs(text.tuned.len());
     let plan = text.plan(epochs, tuning.batch_tokens, &mut rng);
     let mut block = OneBlock { input, cpu, layer, tuning, shape, text, batches, aims, learner, replaced };
-    stage::run(&mut block, &plan, &mut |_, _| ())
+    stage::run(&mut block, &plan, progress)
 }

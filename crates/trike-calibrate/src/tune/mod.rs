@@ -11,18 +11,23 @@
 
 mod block;
 mod learner;
+mod norms;
 mod recover;
+mod scales;
 mod stage;
 #[cfg(test)]
 mod tests;
 mod text;
 mod whole;
 
+use trike_core::ProductPrecision;
 use trike_cpu::{CpuError, RopeTable, grad::BlockShape};
 use trike_nn::DecoderSpec;
 
 pub(crate) use block::block;
+pub(crate) use norms::norms;
 pub(crate) use recover::recover;
+pub(crate) use scales::scales;
 pub(crate) use text::is_held_out;
 pub(crate) use whole::{BothEnds, Head, whole};
 
@@ -37,5 +42,7 @@ fn shape(spec: &DecoderSpec, longest: usize) -> Result<BlockShape, CpuError> {
         pairing: spec.rope.pairing,
         activation: spec.activation,
         rms_eps: spec.rms_eps,
+        // Gradients are noisy as they are; held-out text is measured with f32.
+        gradients: ProductPrecision::Bf16,
     })
 }

@@ -14,7 +14,8 @@ use trike_nn::{
 use trike_testkit::{Rng, assert_close};
 
 use super::{
-    learner::{names, vectors},
+    learner::names,
+    norms::vectors,
     shape,
     text::{Text, schedule},
 };

@@ -32,14 +32,20 @@ impl Head {
         Ok(Self { norm: input.load(WeightName::FinalNorm)?.into_f32(), matrix })
     }
 
-    fn logits(&self, cpu: &Cpu, eps: f32, x: &[f32]) -> Result<Vec<f32>, CpuError> {
+    pub(super) fn logits(&self, cpu: &Cpu, eps: f32, x: &[f32]) -> Result<Vec<f32>, CpuError> {
         let mut normed = vec![0.0; x.len()];
         cpu.rms_norm(x, &self.norm, eps, &mut normed)?;
         self.matrix.forward(cpu, &normed)
     }
 
     /// The gradient with respect to `x`, given the gradient with respect to the logits.
-    fn backward(&self, cpu: &Cpu, eps: f32, x: &[f32], d_logits: &[f32]) -> Result<Vec<f32>, CpuError> {
+    pub(super) fn backward(
+        &self,
+        cpu: &Cpu,
+        eps: f32,
+        x: &[f32],
+        d_logits: &[f32],
+    ) -> Result<Vec<f32>, CpuError> {
         let d_normed = self.matrix.input(cpu, d_logits)?;
         let mut dx = vec![0.0; x.len()];
         grad::rms_norm(cpu, x, &self.norm, eps, &d_normed, &mut dx)?;
@@ -77,7 +83,7 @@ impl Stack<'_> {
     }
 
     fn block<'a>(&'a self, matrices: &'a [BlockMatrices], i: usize) -> Block<'a> {
-        Block { cpu: self.cpu, shape: self.shape, vectors: &self.blocks[i].vectors, matrices: &matrices[i] }
+        Block { cpu: self.cpu, shape: self.shape, vectors: self.blocks[i].vectors(), matrices: &matrices[i] }
     }
 
     /// The divergence from the dense model over the tokens of a step, and the gradients of all blocks if `wanted`. `x`
@@ -147,7 +153,7 @@ impl Stack<'_> {
 pub(crate) type BothEnds<'a> = (&'a [Batch], &'a [Batch]);
 
 /// Both ends of the sequences of a step.
-fn ends_of(step: &[Span], (starts, ends): BothEnds<'_>, hidden: usize) -> [Vec<f32>; 2] {
+pub(super) fn ends_of(step: &[Span], (starts, ends): BothEnds<'_>, hidden: usize) -> [Vec<f32>; 2] {
     [starts, ends].map(|all| gather(step, hidden, |i| &all[i].x))
 }
 

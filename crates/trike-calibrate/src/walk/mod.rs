@@ -22,13 +22,15 @@ use crate::{
     store::{Block, Store},
     streams::{Batch, Blocks, Half, embed},
     tune,
-    weights::BlockWeights,
+    weights::{BlockWeights, block_weights},
 };
 
 /// Share of the time of a recovery in which text is written.
 const WRITING: f64 = 0.25;
 /// Number of linear layers of a block.
 const LAYERS: usize = 7;
+/// What tuning counts in the progress of a block.
+const TUNING: usize = 2 * LAYERS;
 
 /// State of the quantization: the streams of the dense model and of the partially quantized model.
 pub(crate) struct Walk<'a> {
@@ -94,9 +96,12 @@ impl<'a> Walk<'a> {
         if let (Some(_), Some((layers, blocks, [model, recovered]))) = (whole, self.store.tuned()?) {
             return Ok(Walked { layers, blocks, model, recovered });
         }
-        let steps = layers * LAYERS;
         let tunes = self.tuning.is_some_and(|t| t.tunes_blocks()) && !self.ids.is_empty();
-        let step = if tunes { "quantizing and tuning layers" } else { "quantizing layers" };
+        let (step, each) = match tunes {
+            true => ("quantizing and tuning layers", LAYERS + TUNING),
+            false => ("quantizing layers", LAYERS),
+        };
+        let steps = layers * each;
         for layer in 0..layers {
             match self.store.load(layer)? {
                 Some((done, tuned, block)) => {
@@ -108,13 +113,13 @@ impl<'a> Walk<'a> {
                 }
                 None => {
                     let before = walked.layers.len();
-                    let mut report = |done| progress(step, layer * LAYERS + done, steps);
+                    let mut report = |done| progress(step, layer * each + done, steps);
                     let (tensors, tuned) = self.block(layer, &mut walked.layers, &mut report)?;
                     self.store.save(layer, &walked.layers[before..], tuned, tensors)?;
                     walked.blocks.extend(tuned.map(|t| (layer, t)));
                 }
             }
-            progress(step, (layer + 1) * LAYERS, steps);
+            progress(step, (layer + 1) * each, steps);
         }
         if let Some(tuning) = whole {
             self.whole(file, &tuning, &mut walked, progress)?;
@@ -130,17 +135,15 @@ impl<'a> Walk<'a> {
         walked: &mut Walked,
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<(), CalibrateError> {
-        let mut blocks = vec![Vec::new(); self.blocks.spec().layers];
-        for (layer, replaced) in blocks.iter_mut().enumerate() {
-            let Some((_, _, block)) = self.store.load(layer)? else { continue };
-            for name in matrices(layer) {
-                replaced.extend(block.load(name).transpose()?.map(|tensor| (name, tensor)));
-            }
-        }
-        if blocks.iter().all(Vec::is_empty) {
+        if walked.layers.iter().all(|layer| layer.kept.is_some()) {
             return Ok(());
         }
+        let load = |layer| self.load(layer);
         let (head, starts) = (tune::Head::load(self.source)?, self.embed()?);
+        if block_weights(self.source)? > tuning.max_weights {
+            return self.scales(tuning, &head, &starts, walked, progress);
+        }
+        let mut blocks = (0..self.blocks.spec().layers).map(load).collect::<Result<Vec<_>, _>>()?;
         let cpu = self.blocks.cpu();
         if tuning.tunes_model() {
             let mut set = |done, all| progress("tuning the whole model", done, all);
@@ -157,7 +160,44 @@ impl<'a> Walk<'a> {
             renew(self.source, &mut walked.layers, blocks.iter().flatten())?;
         }
         let reports = [walked.model, walked.recovered];
-        self.store.save_tuned(&walked.layers, &walked.blocks, reports, blocks.into_iter().flatten())
+        self.store.save_tuned(&walked.layers, &walked.blocks, reports, blocks.into_iter().flatten().map(Ok))
+    }
+
+    /// The changed weights of a finished block.
+    fn load(&self, layer: usize) -> Result<Vec<(WeightName, Tensor)>, CalibrateError> {
+        self.store.load(layer)?.map_or(Ok(Vec::new()), |(_, _, block)| block.all(layer))
+    }
+
+    /// Tunes the scales and norms of all blocks together, where their codes are too many.
+    fn scales(
+        &self,
+        tuning: &Tuning,
+        head: &tune::Head,
+        starts: &[Batch],
+        walked: &mut Walked,
+        progress: &mut dyn FnMut(&str, usize, usize),
+    ) -> Result<(), CalibrateError> {
+        let mut set = |done, all| progress("tuning the scales of the whole model", done, all);
+        let (cpu, ends) = (self.blocks.cpu(), (starts, &self.dense[..]));
+        let load = |layer| self.load(layer);
+        let (report, tuned) = tune::scales(self.source, cpu, tuning, head, &load, ends, &mut set)?;
+        walked.model = Some(report);
+        let apply = |layer| {
+            let mut tensors = self.load(layer)?;
+            if let Some(tuned) = &tuned {
+                tuned.apply(layer, &mut tensors)?;
+            }
+            Ok(tensors)
+        };
+        let layers = self.blocks.spec().layers;
+        for layer in 0..layers {
+            renew(self.source, &mut walked.layers, apply(layer)?.iter())?;
+        }
+        let each = (0..layers).flat_map(|layer| match apply(layer) {
+            Ok(tensors) => tensors.into_iter().map(Ok).collect(),
+            Err(error) => vec![Err(error)],
+        });
+        self.store.save_tuned(&walked.layers, &walked.blocks, [walked.model, None], each)
     }
 
     /// Tunes all blocks together on the calibration text and on what the dense model writes.
@@ -203,12 +243,7 @@ impl<'a> Walk<'a> {
             return Ok(());
         }
         let dense = self.blocks.load(layer)?;
-        let mut ternary = self.blocks.load(layer)?;
-        for name in matrices(layer) {
-            if let Some(tensor) = finished.load(name).transpose()? {
-                self.replace(&mut ternary, name, tensor.rows(), tensor.into_f32())?;
-            }
-        }
+        let ternary = self.blocks.load_with(layer, &finished.all(layer)?)?;
         self.blocks.advance(&dense, &mut self.dense)?;
         Ok(self.blocks.advance(&ternary, &mut self.ternary)?)
     }
@@ -280,17 +315,23 @@ impl<'a> Walk<'a> {
         if let Some(tuning) = tuning
             && !tensors.is_empty()
         {
+            drop(ternary);
+            // They are most of the memory, and are computed again.
+            self.ternary.iter_mut().for_each(|batch| batch.x = Vec::new());
             let streams = (&starts[..], &self.dense[..]);
-            let report = tune::block(self.source, self.blocks.cpu(), layer, &tuning, &mut tensors, streams)?;
+            let (cpu, mut reached) = (self.blocks.cpu(), 0);
+            let mut set = |done: usize, all: usize| {
+                // A stage may begin again.
+                reached = reached.max(TUNING * done / all.max(1));
+                progress(LAYERS + reached);
+            };
+            let report = tune::block(self.source, cpu, layer, &tuning, &mut tensors, streams, &mut set)?;
             if report.kept {
-                for (name, tensor) in &tensors {
-                    self.replace(&mut ternary, *name, tensor.rows(), tensor.clone().into_f32())?;
-                }
                 self.repack(&mut tensors)?;
                 renew(self.source, &mut reports[first..], tensors.iter())?;
-                self.ternary = starts;
-                self.blocks.advance(&ternary, &mut self.ternary)?;
             }
+            self.ternary = starts;
+            self.blocks.advance(&self.blocks.load_with(layer, &tensors)?, &mut self.ternary)?;
             tuned = Some(report);
         }
         Ok((tensors, tuned))
@@ -318,7 +359,7 @@ impl<'a> Walk<'a> {
             HookPoint::Down if spec.biases.mlp => Some(WeightName::DownBias(layer)),
             _ => None,
         };
-        let bias = bias.map(|name| BlockWeights(self.source).vector(name)).transpose()?;
+        let bias = bias.map(|name| BlockWeights::new(self.source).vector(name)).transpose()?;
         let cpu = self.blocks.cpu();
         for (ours, theirs) in self.ternary.iter().zip(&self.dense) {
             let x = self.blocks.half_inputs(ternary, ours, point)?;
@@ -341,9 +382,4 @@ impl<'a> Walk<'a> {
         });
         Ok(Statistics { hessian, aim })
     }
-}
-
-/// The linear layers of a block, in order.
-fn matrices(layer: usize) -> impl Iterator<Item = WeightName> {
-    HookPoint::ALL.into_iter().flat_map(move |point| point.matrices(layer))
 }

@@ -205,8 +205,9 @@ pub(crate) struct QuantizeArgs {
         conflicts_with_all = ["no_tune", "plain", "max_ppl_ratio", "max_kl", "curve"]
     )]
     pub(crate) recover: f64,
-    /// Maximum number of weights in the blocks for tuning; larger models are not tuned
-    #[arg(long, default_value_t = 8 << 20, conflicts_with_all = ["no_tune", "plain"])]
+    /// Maximum number of weights in the blocks whose codes are tuned end to end, at 20 bytes of memory each; of larger models only
+    /// scales and norms are
+    #[arg(long, default_value_t = 400_000_000, conflicts_with_all = ["no_tune", "plain"])]
     pub(crate) tune_max_weights: u64,
     /// Encoding of trits; auto = row-compressed where kernels are faster with it, else the smaller of base3 and bitmap
     /// [default: base3; auto with --prune]

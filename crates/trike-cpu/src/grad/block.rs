@@ -1,7 +1,7 @@
 //! Backward pass of a decoder block: attention and a gated MLP, each after an RMSNorm and added to the residual
 //! stream.
 
-use trike_core::{AttentionSpec, GatedActivation, RopePairing};
+use trike_core::{AttentionSpec, GatedActivation, ProductPrecision, RopePairing};
 use trike_host::Cpu;
 
 use super::{
@@ -9,7 +9,7 @@ use super::{
     attention::{attend, attention},
     gated::gated,
     lanes::add,
-    norm::rms_norm,
+    norm::{rms_norm, rms_norm_weight},
     rotary::rope,
 };
 use crate::error::{CpuError, check_len};
@@ -41,6 +41,8 @@ pub struct BlockShape {
     pub activation: GatedActivation,
     /// Epsilon of the norms.
     pub rms_eps: f32,
+    /// What the operands of the products of matrices in the backward pass are rounded to.
+    pub gradients: ProductPrecision,
 }
 
 /// Norms and biases of a block; `None` for those that are absent.
@@ -60,6 +62,29 @@ pub struct BlockVectors {
     pub biases: [Option<Vec<f32>>; BlockMatrices::COUNT],
 }
 
+impl BlockVectors {
+    /// Number of norms that a block can have.
+    pub const NORMS: usize = 6;
+
+    /// The weights of the norms of attention, queries, keys, attention's output, the MLP and the gated activation.
+    pub fn norms(&self) -> [Option<&[f32]>; Self::NORMS] {
+        let [q, k] = self.qk_norm.as_ref().map_or([None; 2], |qk| qk.each_ref().map(|norm| Some(&norm[..])));
+        let [attention, mlp] = [&self.attention_sub_norm, &self.mlp_sub_norm].map(Option::as_deref);
+        [Some(&self.attention_norm), q, k, attention, Some(&self.mlp_norm), mlp]
+    }
+
+    /// The same, to be changed.
+    pub fn norms_mut(&mut self) -> [Option<&mut [f32]>; Self::NORMS] {
+        let [q, k] = match &mut self.qk_norm {
+            Some(qk) => qk.each_mut().map(|norm| Some(&mut norm[..])),
+            None => [None, None],
+        };
+        let [attention, mlp] =
+            [&mut self.attention_sub_norm, &mut self.mlp_sub_norm].map(Option::as_deref_mut);
+        [Some(&mut self.attention_norm), q, k, attention, Some(&mut self.mlp_norm), mlp]
+    }
+}
+
 /// The matrices of a block: query, key, value, output, gate, up, down.
 #[derive(Clone, Debug)]
 pub struct BlockMatrices([Linear; Self::COUNT]);
@@ -68,7 +93,7 @@ impl BlockMatrices {
     /// Number of matrices of a block.
     pub const COUNT: usize = 7;
 
-    /// Packs the matrices, each `out x in` as given by [`BlockShape::matrices`].
+    /// Takes the matrices, each `out x in` as given by [`BlockShape::matrices`].
     ///
     /// # Errors
     ///
@@ -76,7 +101,9 @@ impl BlockMatrices {
     pub fn new(shape: &BlockShape, values: [Vec<f32>; Self::COUNT]) -> Result<Self, CpuError> {
         let each = shape.matrices().into_iter().zip(values);
         let all: Vec<Linear> = each
-            .map(|((rows, cols), values)| Linear::new(rows, cols, values))
+            .map(
+                |((rows, cols), values)| Ok(Linear::new(rows, cols, values)?.with_gradients(shape.gradients)),
+            )
             .collect::<Result<_, CpuError>>()?;
         let all = all.try_into().map_err(|all: Vec<_>| CpuError::Length {
             what: "matrices of a block",
@@ -128,11 +155,13 @@ pub struct Tape {
     down_in: Option<Vec<f32>>,
 }
 
-/// Gradients of a loss with respect to the matrices and the input of a block.
+/// Gradients of a loss with respect to the matrices, the norms and the input of a block.
 #[derive(Clone, Debug)]
 pub struct BlockGradients {
     /// With respect to the matrices, in the order of [`BlockMatrices`], each `out x in`.
     pub matrices: [Vec<f32>; BlockMatrices::COUNT],
+    /// With respect to the weights of the norms, as far as the block has them; biases are absent.
+    pub norms: BlockVectors,
     /// With respect to the input, `tokens x hidden`; empty unless requested.
     pub input: Vec<f32>,
 }
@@ -224,8 +253,8 @@ impl Block<'_> {
         Ok((y, tape))
     }
 
-    /// Computes the gradients from `dy`, the gradient with respect to the output. The gradient with respect to the
-    /// input needs three more matrix products and is computed only with `with_input`.
+    /// Computes the gradients from `dy`, the gradient with respect to the output. That with respect to the input is
+    /// returned only with `with_input`.
     ///
     /// # Errors
     ///
@@ -234,13 +263,16 @@ impl Block<'_> {
         let Self { cpu, shape, vectors, matrices } = *self;
         check_len("gradient of a block's output", tape.x.len(), dy.len())?;
         let (m, spec) = (&matrices.0, &shape.attention);
-        let through = |dy: Vec<f32>, x: &[f32], weight: &Option<Vec<f32>>| match weight {
-            Some(w) => self.norm_back(x, w, &dy),
-            None => Ok(dy),
-        };
+        let mut norms = BlockVectors::default();
+        let through =
+            |dy: Vec<f32>, x: &[f32], weight: &Option<Vec<f32>>, dw: &mut Option<Vec<f32>>| match weight {
+                Some(w) => self.norm_back(x, w, &dy, dw.insert(Vec::new())),
+                None => Ok(dy),
+            };
 
         let down = m[D].weight(cpu, tape.down_in.as_ref().unwrap_or(&tape.joined), &dy)?;
-        let d_joined = through(m[D].input(cpu, &dy)?, &tape.joined, &vectors.mlp_sub_norm)?;
+        let d_joined =
+            through(m[D].input(cpu, &dy)?, &tape.joined, &vectors.mlp_sub_norm, &mut norms.mlp_sub_norm)?;
         let (mut d_gate, mut d_up) = (vec![0.0; tape.gate.len()], vec![0.0; tape.up.len()]);
         gated(cpu, &tape.gate, &tape.up, shape.activation, &d_joined, &mut d_gate, &mut d_up)?;
         let gate = m[G].weight(cpu, &tape.mlp_normed, &d_gate)?;
@@ -248,10 +280,12 @@ impl Block<'_> {
         let mut d_normed = m[G].input(cpu, &d_gate)?;
         add(&mut d_normed, &m[U].input(cpu, &d_up)?);
         let mut d_middle = dy;
-        add(&mut d_middle, &self.norm_back(&tape.middle, &vectors.mlp_norm, &d_normed)?);
+        add(&mut d_middle, &self.norm_back(&tape.middle, &vectors.mlp_norm, &d_normed, &mut norms.mlp_norm)?);
 
         let output = m[O].weight(cpu, tape.output_in.as_ref().unwrap_or(&tape.attended), &d_middle)?;
-        let d_attended = through(m[O].input(cpu, &d_middle)?, &tape.attended, &vectors.attention_sub_norm)?;
+        let d_attended = m[O].input(cpu, &d_middle)?;
+        let (weight, dw) = (&vectors.attention_sub_norm, &mut norms.attention_sub_norm);
+        let d_attended = through(d_attended, &tape.attended, weight, dw)?;
         let [mut dq, mut dk, mut dv] = [&tape.q, &tape.k, &tape.v].map(|x| vec![0.0; x.len()]);
         let inputs = [&tape.q[..], &tape.k, &tape.v];
         attention(cpu, spec, inputs, &tape.lengths, &d_attended, [&mut dq, &mut dk, &mut dv])?;
@@ -259,21 +293,24 @@ impl Block<'_> {
             rope(cpu, dx, heads, spec.head_dim, &tape.positions, &shape.rope, shape.pairing)?;
         }
         if let (Some([q, k]), Some([q_norm, k_norm])) = (&tape.raw, &vectors.qk_norm) {
-            dq = self.norm_back(q, q_norm, &dq)?;
-            dk = self.norm_back(k, k_norm, &dk)?;
+            let [dw_q, dw_k] = norms.qk_norm.insert([Vec::new(), Vec::new()]);
+            dq = self.norm_back(q, q_norm, &dq, dw_q)?;
+            dk = self.norm_back(k, k_norm, &dk, dw_k)?;
         }
         let query = m[Q].weight(cpu, &tape.normed, &dq)?;
         let key = m[K].weight(cpu, &tape.normed, &dk)?;
         let value = m[V].weight(cpu, &tape.normed, &dv)?;
         let matrices = [query, key, value, output, gate, up, down];
-        if !with_input {
-            return Ok(BlockGradients { matrices, input: Vec::new() });
-        }
         let mut d_normed = m[Q].input(cpu, &dq)?;
         add(&mut d_normed, &m[K].input(cpu, &dk)?);
         add(&mut d_normed, &m[V].input(cpu, &dv)?);
-        add(&mut d_middle, &self.norm_back(&tape.x, &vectors.attention_norm, &d_normed)?);
-        Ok(BlockGradients { matrices, input: d_middle })
+        let (x, weight) = (&tape.x, &vectors.attention_norm);
+        if !with_input {
+            norms.attention_norm = self.norm_weight(x, weight, &d_normed)?;
+            return Ok(BlockGradients { matrices, norms, input: Vec::new() });
+        }
+        add(&mut d_middle, &self.norm_back(x, weight, &d_normed, &mut norms.attention_norm)?);
+        Ok(BlockGradients { matrices, norms, input: d_middle })
     }
 
     fn linear(&self, x: &[f32], i: usize) -> Result<Vec<f32>, CpuError> {
@@ -291,9 +328,23 @@ impl Block<'_> {
         Ok(out)
     }
 
-    fn norm_back(&self, x: &[f32], weight: &[f32], dy: &[f32]) -> Result<Vec<f32>, CpuError> {
+    /// The gradient with respect to the input of a norm; `dw` becomes that with respect to its weight.
+    fn norm_back(
+        &self,
+        x: &[f32],
+        weight: &[f32],
+        dy: &[f32],
+        dw: &mut Vec<f32>,
+    ) -> Result<Vec<f32>, CpuError> {
+        *dw = self.norm_weight(x, weight, dy)?;
         let mut dx = vec![0.0; x.len()];
         rms_norm(self.cpu, x, weight, self.shape.rms_eps, dy, &mut dx)?;
         Ok(dx)
+    }
+
+    fn norm_weight(&self, x: &[f32], weight: &[f32], dy: &[f32]) -> Result<Vec<f32>, CpuError> {
+        let mut dw = vec![0.0; weight.len()];
+        rms_norm_weight(self.cpu, x, self.shape.rms_eps, dy, &mut dw)?;
+        Ok(dw)
     }
 }

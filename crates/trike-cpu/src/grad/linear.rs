@@ -1,14 +1,12 @@
 //! Gradients of a matrix product.
 
-use trike_core::{ActivationPrecision, DenseData};
+use trike_core::ProductPrecision;
 use trike_host::Cpu;
 
 use crate::error::{CpuError, check_len, check_rows};
-use crate::matrix::{DenseMatrix, Matrix};
-use crate::ops::CpuOps;
-use crate::transpose::transpose;
+use crate::matmul::{MatrixRef, Store, matmul_rounded};
 
-/// A matrix `W`, `out x in`, packed for products in both directions: `y = x W^T` and `dx = dy W`.
+/// A matrix `W`, `out x in`, for products in both directions: `y = x W^T` and `dx = dy W`.
 ///
 /// ```
 /// use trike_cpu::{Cpu, grad::Linear};
@@ -22,31 +20,29 @@ use crate::transpose::transpose;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Linear {
-    forward: Matrix,
-    transposed: Matrix,
-}
-
-fn matrix(rows: usize, cols: usize, values: Vec<f32>) -> Result<Matrix, CpuError> {
-    Ok(DenseMatrix::new(rows, cols, DenseData::F32(values))?.into())
-}
-
-/// `x w^T` for `x` of `tokens x in`.
-fn product(cpu: &Cpu, x: &[f32], w: &Matrix) -> Result<Vec<f32>, CpuError> {
-    let tokens = check_rows("input of a matrix", w.cols(), x.len())?;
-    let mut out = vec![0.0; tokens * w.rows()];
-    cpu.linear(x, w, ActivationPrecision::F32, &mut out)?;
-    Ok(out)
+    rows: usize,
+    cols: usize,
+    values: Vec<f32>,
+    gradients: ProductPrecision,
 }
 
 impl Linear {
-    /// Packs `values`, `rows x cols` (out x in).
+    /// Takes `values`, `rows x cols` (out x in).
     ///
     /// # Errors
     ///
     /// [`CpuError::Length`] and [`CpuError::Shape`].
     pub fn new(rows: usize, cols: usize, values: Vec<f32>) -> Result<Self, CpuError> {
-        let transposed = matrix(cols, rows, transpose(&values, cols))?;
-        Ok(Self { forward: matrix(rows, cols, values)?, transposed })
+        let shape = CpuError::Shape { what: "matrix", rows, cols };
+        let wanted = rows.checked_mul(cols).filter(|wanted| *wanted > 0).ok_or(shape)?;
+        check_len("matrix", wanted, values.len())?;
+        Ok(Self { rows, cols, values, gradients: ProductPrecision::F32 })
+    }
+
+    /// Rounds the operands of the products of gradients.
+    #[must_use]
+    pub fn with_gradients(self, gradients: ProductPrecision) -> Self {
+        Self { gradients, ..self }
     }
 
     /// `y = x W^T` for `x` of `tokens x in`.
@@ -55,7 +51,7 @@ impl Linear {
     ///
     /// [`CpuError::NotMultiple`] when `x` is not a whole number of rows.
     pub fn forward(&self, cpu: &Cpu, x: &[f32]) -> Result<Vec<f32>, CpuError> {
-        product(cpu, x, &self.forward)
+        product(cpu, MatrixRef::new(x, self.cols)?, self.matrix()?.t(), ProductPrecision::F32)
     }
 
     /// Gradient with respect to the input, `dx = dy W`, for `dy` of `tokens x out`.
@@ -64,7 +60,7 @@ impl Linear {
     ///
     /// [`CpuError::NotMultiple`] when `dy` is not a whole number of rows.
     pub fn input(&self, cpu: &Cpu, dy: &[f32]) -> Result<Vec<f32>, CpuError> {
-        product(cpu, dy, &self.transposed)
+        product(cpu, MatrixRef::new(dy, self.rows)?, self.matrix()?, self.gradients)
     }
 
     /// Gradient with respect to the weights, `dW = dy^T x` (`out x in`), for `x` of `tokens x in` and `dy` of `tokens
@@ -74,9 +70,23 @@ impl Linear {
     ///
     /// [`CpuError::NotMultiple`] and [`CpuError::Length`] when these are not whole rows of the same number of tokens.
     pub fn weight(&self, cpu: &Cpu, x: &[f32], dy: &[f32]) -> Result<Vec<f32>, CpuError> {
-        let (rows, cols) = (self.forward.rows(), self.forward.cols());
-        let tokens = check_rows("input of a matrix", cols, x.len())?;
-        check_len("gradient of a matrix's output", tokens * rows, dy.len())?;
-        product(cpu, &transpose(dy, rows), &matrix(cols, tokens, transpose(x, cols))?)
+        let tokens = check_rows("input of a matrix", self.cols, x.len())?;
+        check_len("gradient of a matrix's output", tokens * self.rows, dy.len())?;
+        product(cpu, MatrixRef::new(dy, self.rows)?.t(), MatrixRef::new(x, self.cols)?, self.gradients)
     }
+
+    fn matrix(&self) -> Result<MatrixRef<'_>, CpuError> {
+        MatrixRef::new(&self.values, self.cols)
+    }
+}
+
+fn product(
+    cpu: &Cpu,
+    a: MatrixRef<'_>,
+    b: MatrixRef<'_>,
+    precision: ProductPrecision,
+) -> Result<Vec<f32>, CpuError> {
+    let mut out = vec![0.0; a.rows() * b.cols()];
+    matmul_rounded(cpu, a, b, &mut out, Store::Overwrite, precision)?;
+    Ok(out)
 }

@@ -3,6 +3,7 @@
 mod oracle;
 
 use oracle::{BlockOracle, attention, gated, rms_norm, rope};
+use trike_core::ProductPrecision;
 use trike_cpu::{
     AttentionSpec, Cpu, CpuError, GatedActivation, RopePairing, RopeTable,
     grad::{self, Block, BlockMatrices, BlockShape, BlockVectors, Linear},
@@ -44,7 +45,7 @@ fn cpus() -> [Cpu; 2] {
 }
 
 #[test]
-fn norms() {
+fn rms_norms() {
     for cpu in cpus() {
         for (tokens, n, eps) in [(1, 1, 1e-2), (3, 7, 1e-5), (5, 16, 1e-5), (2, 97, 0.3)] {
             let mut rng = Rng::new(n as u64);
@@ -168,6 +169,15 @@ fn matrices() {
 }
 
 #[test]
+fn rounded_gradients() {
+    let cpu = Cpu::new(1).expect("a thread");
+    let w = Linear::new(1, 2, vec![1.003, 0.0]).expect("a matrix").with_gradients(ProductPrecision::Bf16);
+    assert_eq!(w.forward(&cpu, &[1.003, 7.0]).expect("shapes fit"), [1.003 * 1.003]);
+    assert_eq!(w.input(&cpu, &[1.003]).expect("shapes fit"), [1.0, 0.0]);
+    assert_eq!(w.weight(&cpu, &[1.003, 2.0], &[1.003]).expect("shapes fit"), [1.0, 2.0]);
+}
+
+#[test]
 fn divergences() {
     for cpu in cpus() {
         let (tokens, vocab) = (3, 11);
@@ -196,6 +206,7 @@ fn plain() -> BlockShape {
         pairing: RopePairing::Halves,
         activation: GatedActivation::SiLu,
         rms_eps: 1e-5,
+        gradients: ProductPrecision::F32,
     }
 }
 
@@ -248,18 +259,29 @@ fn blocks() {
             let want = oracle.forward(&wide_values, &wide(&x));
             assert_all_near!(&wide(&y), &want, abs = 1e-4);
             let gradients = block.backward(&tape, dy.clone(), true).expect("it runs");
-            let matrices = block.backward(&tape, dy.clone(), false).expect("it runs").matrices;
-            assert_eq!(matrices, gradients.matrices, "without the input");
+            let without = block.backward(&tape, dy.clone(), false).expect("it runs");
+            assert_eq!(without.matrices, gradients.matrices, "without the input");
+            assert_eq!(without.norms.norms(), gradients.norms.norms(), "without the input");
             bits.push(gradients);
         }
         let [one, more] = &bits[..] else { panic!("two of them") };
         assert!(one.input == more.input && one.matrices == more.matrices, "threads change nothing");
+        assert_eq!(one.norms.norms(), more.norms.norms(), "threads change nothing");
         check("input", &one.input, &x, &dy, |x| oracle.forward(&wide_values, x));
         for (i, got) in one.matrices.iter().enumerate() {
             check(&format!("matrix {i}"), got, &values[i], &dy, |w| {
                 let mut values = wide_values.clone();
                 values[i] = w.to_vec();
                 oracle.forward(&values, &wide(&x))
+            });
+        }
+        for (i, (got, weight)) in one.norms.norms().into_iter().zip(vectors.norms()).enumerate() {
+            assert_eq!(got.is_some(), weight.is_some(), "norm {i}");
+            let (Some(got), Some(weight)) = (got, weight) else { continue };
+            check(&format!("norm {i}"), got, weight, &dy, |w| {
+                let mut oracle = oracle.clone();
+                oracle.norms[i] = Some(w.to_vec());
+                oracle.forward(&wide_values, &wide(&x))
             });
         }
     }

@@ -89,15 +89,18 @@ pub(crate) fn divergence(out: &[f64], target: &[f64], vocab: usize) -> f64 {
 }
 
 /// A block over some sequences.
+#[derive(Clone)]
 pub(crate) struct BlockOracle<'a> {
     shape: &'a BlockShape,
     vectors: &'a BlockVectors,
     lengths: &'a [usize],
+    /// In the order of [`BlockVectors::norms`].
+    pub(crate) norms: [Option<Vec<f64>>; BlockVectors::NORMS],
 }
 
 impl<'a> BlockOracle<'a> {
     pub(crate) fn new(shape: &'a BlockShape, vectors: &'a BlockVectors, lengths: &'a [usize]) -> Self {
-        Self { shape, vectors, lengths }
+        Self { shape, vectors, lengths, norms: vectors.norms().map(|norm| norm.map(wide)) }
     }
 
     fn linear(&self, x: &[f64], matrices: &[Vec<f64>], i: usize) -> Vec<f64> {
@@ -111,13 +114,10 @@ impl<'a> BlockOracle<'a> {
         y
     }
 
-    fn norm(&self, x: &[f64], weight: &[f32]) -> Vec<f64> {
-        rms_norm(x, &wide(weight), f64::from(self.shape.rms_eps))
-    }
-
-    fn optional_norm(&self, x: Vec<f64>, weight: &Option<Vec<f32>>) -> Vec<f64> {
-        match weight {
-            Some(weight) => self.norm(&x, weight),
+    /// The norm of this number, if there is one.
+    fn norm(&self, x: Vec<f64>, i: usize) -> Vec<f64> {
+        match &self.norms[i] {
+            Some(weight) => rms_norm(&x, weight, f64::from(self.shape.rms_eps)),
             None => x,
         }
     }
@@ -130,22 +130,19 @@ impl<'a> BlockOracle<'a> {
     }
 
     pub(crate) fn forward(&self, matrices: &[Vec<f64>], x: &[f64]) -> Vec<f64> {
-        let Self { shape, vectors, lengths } = *self;
+        let Self { shape, lengths, .. } = *self;
         let sum = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<f64>>();
-        let normed = self.norm(x, &vectors.attention_norm);
-        let (mut q, mut k) = (self.linear(&normed, matrices, 0), self.linear(&normed, matrices, 1));
+        let normed = self.norm(x.to_vec(), 0);
+        let q = self.norm(self.linear(&normed, matrices, 0), 1);
+        let k = self.norm(self.linear(&normed, matrices, 1), 2);
         let v = self.linear(&normed, matrices, 2);
-        if let Some([q_norm, k_norm]) = &vectors.qk_norm {
-            (q, k) = (self.norm(&q, q_norm), self.norm(&k, k_norm));
-        }
         let (q, k) = (self.rotated(&q, shape.attention.heads), self.rotated(&k, shape.attention.kv_heads));
-        let attended = attention(&shape.attention, [&q, &k, &v], lengths);
-        let attended = self.optional_norm(attended, &vectors.attention_sub_norm);
+        let attended = self.norm(attention(&shape.attention, [&q, &k, &v], lengths), 3);
         let middle = sum(x, &self.linear(&attended, matrices, 3));
-        let normed = self.norm(&middle, &vectors.mlp_norm);
+        let normed = self.norm(middle.clone(), 4);
         let (gate, up) = (self.linear(&normed, matrices, 4), self.linear(&normed, matrices, 5));
         let joined = gate.iter().zip(&up).map(|(g, u)| gated(shape.activation, *g, *u)).collect();
-        let joined = self.optional_norm(joined, &vectors.mlp_sub_norm);
+        let joined = self.norm(joined, 5);
         sum(&middle, &self.linear(&joined, matrices, 6))
     }
 }

@@ -1,0 +1,278 @@
+//! Tuning of the scales and norms of all blocks to the probabilities of the dense model.
+//!
+//! Codes stay as they are, so that blocks need not be in memory together: each is loaded for the forward pass and again for the
+//! backward pass, and of its activations only the input is kept. This is the second stage of EfficientQAT (Chen et al.,
+//! 2407.11062).
+
+use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
+use trike_core::Tensor;
+use trike_cpu::{
+    Cpu,
+    grad::{self, Block, BlockGradients, BlockMatrices, BlockShape},
+};
+use trike_llm::WeightSource;
+use trike_nn::WeightName;
+use trike_quant::LatentScales;
+use trike_trit::{Hadamard, TritTensor};
+
+use super::{
+    learner::{by_depth, names},
+    norms::TunedNorms,
+    shape,
+    stage::{self, Loss, Tuned},
+    text::{Span, Text, lengths, longest},
+    whole::{BothEnds, Head, ends_of},
+};
+use crate::{CalibrateError, Tuning, TuningReport, weights::rotated};
+
+/// Tokens that a stage passes by default: there are too few scales for more to be of use.
+const PASSED: usize = 128 * 1024;
+
+/// Loads the changed weights of a block.
+pub(crate) type LoadBlock<'a> = &'a dyn Fn(usize) -> Result<Vec<(WeightName, Tensor)>, CalibrateError>;
+
+/// The scales and norms of a block.
+#[derive(Clone)]
+struct TunedBlock {
+    norms: TunedNorms,
+    scales: Vec<(WeightName, LatentScales)>,
+}
+
+impl TunedBlock {
+    fn new(
+        input: &dyn WeightSource,
+        layer: usize,
+        replaced: &[(WeightName, Tensor)],
+    ) -> Result<Self, CalibrateError> {
+        let scales = replaced.iter().filter_map(|(name, tensor)| match tensor {
+            Tensor::Ternary(trits) => Some((*name, LatentScales::new(trits))),
+            _ => None,
+        });
+        Ok(Self { norms: TunedNorms::new(input, layer, replaced)?, scales: scales.collect() })
+    }
+
+    fn all(input: &dyn WeightSource, load: LoadBlock<'_>) -> Result<Vec<Self>, CalibrateError> {
+        (0..input.config().spec.layers).map(|layer| Self::new(input, layer, &load(layer)?)).collect()
+    }
+
+    fn update(
+        &mut self,
+        codes: &[(usize, WeightName, Codes)],
+        gradients: &BlockGradients,
+        rate: f32,
+    ) -> Result<(), CalibrateError> {
+        let mut deepest = 1;
+        for ((i, name, codes), (_, scales)) in codes.iter().zip(&mut self.scales) {
+            let failed = |e| CalibrateError::quantize(*name, e);
+            let gradient = codes.rotated(&gradients.matrices[*i]).map_err(failed)?;
+            deepest = deepest.max(codes.trits.depth());
+            scales.update(&codes.trits, &gradient, rate * by_depth(codes.trits.depth())).map_err(failed)?;
+        }
+        self.norms.update(&gradients.norms, rate * by_depth(deepest))
+    }
+}
+
+/// A ternary matrix, in the rotated basis of its trits.
+struct Codes {
+    trits: TritTensor,
+    rotation: Option<Hadamard>,
+}
+
+impl Codes {
+    fn new(trits: TritTensor) -> Result<Self, trike_quant::QuantError> {
+        let rotation = trits.rotation();
+        Ok(Self { trits: trits.with_rotation(None)?, rotation })
+    }
+
+    /// Transforms between the basis of the matrix and that of its trits, in both directions.
+    fn rotated(&self, values: &[f32]) -> Result<Vec<f32>, trike_quant::QuantError> {
+        rotated(self.rotation, self.trits.cols(), values)
+    }
+}
+
+/// A block in memory: its matrices with the scales of this moment, and the codes of those that are ternary, with their places.
+struct Loaded {
+    matrices: BlockMatrices,
+    codes: Vec<(usize, WeightName, Codes)>,
+}
+
+/// All blocks, whose scales and norms are tuned.
+struct AllScales<'a> {
+    input: &'a dyn WeightSource,
+    cpu: &'a Cpu,
+    tuning: &'a Tuning,
+    head: &'a Head,
+    load: LoadBlock<'a>,
+    shape: BlockShape,
+    text: Text,
+    ends: BothEnds<'a>,
+    blocks: Vec<TunedBlock>,
+    kept: Option<Vec<TunedBlock>>,
+}
+
+impl AllScales<'_> {
+    fn loaded(&self, layer: usize) -> Result<Loaded, CalibrateError> {
+        let mut replaced = (self.load)(layer)?;
+        let mut codes = Vec::new();
+        let mut value = |(i, name): (usize, WeightName)| -> Result<Vec<f32>, CalibrateError> {
+            let place = replaced.iter().position(|(other, _)| *other == name);
+            let tensor = match place.map(|place| replaced.swap_remove(place).1) {
+                None => return Ok(self.input.load(name)?.into_f32()),
+                Some(tensor) => tensor,
+            };
+            let scales = self.blocks[layer].scales.iter().find(|(other, _)| *other == name);
+            let (Tensor::Ternary(trits), Some((_, scales))) = (&tensor, scales) else {
+                return Ok(tensor.into_f32());
+            };
+            let failed = |e| CalibrateError::quantize(name, e);
+            let of = Codes::new(trits.clone()).map_err(failed)?;
+            let values = scales.values(&of.trits).map_err(failed)?;
+            let values = of.rotated(&values).map_err(failed)?;
+            codes.push((i, name, of));
+            Ok(values)
+        };
+        let [q, k, v, o, g, u, d] = {
+            let mut i = 0;
+            names(layer).map(|name| {
+                i += 1;
+                value((i - 1, name))
+            })
+        };
+        let matrices = BlockMatrices::new(&self.shape, [q?, k?, v?, o?, g?, u?, d?])?;
+        // In the order of the scales.
+        let place = |name: &WeightName| self.blocks[layer].scales.iter().position(|(other, _)| other == name);
+        codes.sort_by_key(|(_, name, _)| place(name));
+        Ok(Loaded { matrices, codes })
+    }
+
+    fn block<'b>(&'b self, layer: usize, loaded: &'b Loaded) -> Block<'b> {
+        Block {
+            cpu: self.cpu,
+            shape: &self.shape,
+            vectors: self.blocks[layer].norms.vectors(),
+            matrices: &loaded.matrices,
+        }
+    }
+
+    /// The divergence of a sequence from the dense model, and its gradient with respect to `x`, the output of the last block, if
+    /// `wanted`.
+    fn divergence(&self, x: &[f32], aim: &[f32], wanted: bool) -> Result<(f64, Vec<f32>), CalibrateError> {
+        let (cpu, eps) = (self.cpu, self.shape.rms_eps);
+        let mut aim = self.head.logits(cpu, eps, aim)?;
+        let mut logits = self.head.logits(cpu, eps, x)?;
+        let loss = grad::divergence(cpu, &mut logits, &mut aim, self.input.config().spec.vocab)?;
+        drop(aim);
+        let dx = if wanted { self.head.backward(cpu, eps, x, &logits)? } else { Vec::new() };
+        Ok((loss, dx))
+    }
+}
+
+impl Tuned for AllScales<'_> {
+    const LEAST_GAIN: f64 = 0.0;
+
+    fn held_out(&self) -> Result<Vec<Loss>, CalibrateError> {
+        let hidden = self.shape.hidden;
+        let steps = Text::steps(&self.text.held, self.tuning.batch_tokens);
+        let mut streams: Vec<[Vec<f32>; 2]> =
+            steps.iter().map(|step| ends_of(step, self.ends, hidden)).collect();
+        for layer in 0..self.blocks.len() {
+            let loaded = self.loaded(layer)?;
+            for ([x, _], step) in streams.iter_mut().zip(&steps) {
+                *x = self.block(layer, &loaded).forward(std::mem::take(x), &lengths(step))?.0;
+            }
+        }
+        let mut losses = Vec::with_capacity(self.text.held.len());
+        for ([x, aim], step) in streams.iter().zip(&steps) {
+            let mut at = 0;
+            for tokens in lengths(step) {
+                let rows = at * hidden..(at + tokens) * hidden;
+                losses.push(Loss { sum: self.divergence(&x[rows.clone()], &aim[rows], false)?.0, tokens });
+                at += tokens;
+            }
+        }
+        Ok(losses)
+    }
+
+    fn step(&mut self, step: &[Span], share: f32) -> Result<(), CalibrateError> {
+        let [mut x, aim] = ends_of(step, self.ends, self.shape.hidden);
+        let lengths = lengths(step);
+        let mut inputs = Vec::with_capacity(self.blocks.len());
+        for layer in 0..self.blocks.len() {
+            let loaded = self.loaded(layer)?;
+            inputs.push(x.clone());
+            x = self.block(layer, &loaded).forward(x, &lengths)?.0;
+        }
+        let (_, mut dy) = self.divergence(&x, &aim, true)?;
+        for (layer, x) in inputs.into_iter().enumerate().rev() {
+            let loaded = self.loaded(layer)?;
+            let block = self.block(layer, &loaded);
+            let (_, tape) = block.forward(x, &lengths)?;
+            let mut gradients = block.backward(&tape, dy, layer > 0)?;
+            dy = std::mem::take(&mut gradients.input);
+            let rate = share * self.tuning.scale_rate;
+            self.blocks[layer].update(&loaded.codes, &gradients, rate)?;
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self) -> Result<(), CalibrateError> {
+        self.kept = Some(self.blocks.clone());
+        Ok(())
+    }
+
+    fn restart(&mut self) -> Result<(), CalibrateError> {
+        self.blocks = TunedBlock::all(self.input, self.load)?;
+        Ok(())
+    }
+}
+
+/// The scales and norms that tuning ended with.
+pub(crate) struct TunedScales(Vec<TunedBlock>);
+
+impl TunedScales {
+    /// Gives the changed weights of a block their scales, and adds its norms.
+    pub(crate) fn apply(
+        &self,
+        layer: usize,
+        replaced: &mut Vec<(WeightName, Tensor)>,
+    ) -> Result<(), CalibrateError> {
+        let TunedBlock { norms, scales } = &self.0[layer];
+        for (name, scales) in scales {
+            let Some((_, tensor)) = replaced.iter_mut().find(|(other, _)| other == name) else { continue };
+            if let Tensor::Ternary(trits) = tensor {
+                *tensor = scales.tensor(trits).map_err(|e| CalibrateError::quantize(*name, e))?.into();
+            }
+        }
+        norms.finish(replaced)
+    }
+}
+
+/// Tunes the scales and norms of all blocks, whose changed weights `load` loads; `None` if nothing was gained. `starts` are the
+/// embedded tokens, `ends` the residual streams after the last block of the dense model, in the same batches.
+pub(crate) fn scales(
+    input: &dyn WeightSource,
+    cpu: &Cpu,
+    tuning: &Tuning,
+    head: &Head,
+    load: LoadBlock<'_>,
+    (starts, ends): BothEnds<'_>,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<(TuningReport, Option<TunedScales>), CalibrateError> {
+    let shape = shape(&input.config().spec, longest(starts))?;
+    let text = Text::new(starts);
+    let mut rng = ChaCha8Rng::seed_from_u64(tuning.seed);
+    let mut plan = text.plan(tuning.model_epochs.unwrap_or(1), tuning.batch_tokens, &mut rng);
+    if tuning.model_epochs.is_none() {
+        let mut passed = 0;
+        plan.retain(|step| {
+            let fits = passed < PASSED;
+            passed += lengths(step).iter().sum::<usize>();
+            fits
+        });
+    }
+    let blocks = TunedBlock::all(input, load)?;
+    let ends = (starts, ends);
+    let mut model = AllScales { input, cpu, tuning, head, load, shape, text, ends, blocks, kept: None };
+    let report = stage::run(&mut model, &plan, progress)?;
+    Ok((report, model.kept.map(TunedScales)))
+}
