@@ -4,7 +4,8 @@
 //!
 //! A checkpoint of random weights in f16 is written first, a shard for each block; only its first blocks differ, the others repeat
 //! them. Nothing in the quantization depends on what the weights are but the damping, so that a block takes as long as one of a
-//! trained model. The text is random bytes, with the tokenizer of the bundled model. Time is that between two reports of progress.
+//! trained model. The text is random bytes, with the tokenizer of the bundled model. Times are those between two reports of progress:
+//! on the clock, and of processors on Linux, which other work on the machine changes less.
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
 use std::{fs, path::PathBuf, time::Instant};
@@ -117,6 +118,14 @@ fn peak() -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
+/// Processor seconds of all threads, as Linux counts them: in hundredths, after the name in parentheses and 11 other numbers.
+fn processor() -> Option<f64> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    let mut numbers = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let mut next = || numbers.next()?.parse::<f64>().ok();
+    Some((next()? + next()?) / 100.0)
+}
+
 fn main() -> Result<()> {
     let options = Options::parse();
     let temporary = tempfile::tempdir()?;
@@ -135,11 +144,14 @@ fn main() -> Result<()> {
         .with_hold_out(false)
         .with_threads(options.threads);
     let calibration = Calibration::Text { text: &text, split: Split::Window, limit: Some(options.sequences) };
-    let mut last = (String::new(), 0, Instant::now());
+    let mut last = (String::new(), 0, Instant::now(), processor());
     let mut step = |name: &str, done: usize, all: usize| {
         if last.0 != name || last.1 != done {
-            println!("{:9.1} s  {name}: {done} of {all}", last.2.elapsed().as_secs_f64());
-            last = (name.to_owned(), done, Instant::now());
+            let (clock, now) = (last.2.elapsed().as_secs_f64(), processor());
+            let busy =
+                now.zip(last.3).map_or_else(|| "-".to_owned(), |(now, last)| format!("{:.1}", now - last));
+            println!("{clock:9.1} s {busy:>9} s  {name}: {done} of {all}");
+            last = (name.to_owned(), done, Instant::now(), now);
         }
     };
     let report = quantize(&ModelFile::open(&dense)?, &ternary, &calibration, &config, &mut step)?;

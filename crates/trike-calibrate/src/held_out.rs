@@ -9,9 +9,10 @@ use trike_llm::{
 
 use crate::{
     CalibrateError, Calibration, ModelQuantizationConfig, TextSource,
-    config::{SEQUENCES, TOKENS},
+    config::{SEQUENCES, tokens},
     report::{HeldOut, LONGEST_HELD},
     rewrite,
+    weights::block_weights,
 };
 
 /// Maximum length of a calibration sequence: attention over a sequence is in memory as a whole, and longer ones add
@@ -80,7 +81,7 @@ pub(crate) fn divided(
     Ok((ids, held))
 }
 
-/// The calibration with a number of sequences where it leaves that open: those of [`TOKENS`] together, at most [`SEQUENCES`].
+/// The calibration with a number of sequences where it leaves that open: those of so many [`tokens`] together.
 pub(crate) fn limited<'a>(
     input: &ModelFile,
     calibration: &Calibration<'a>,
@@ -89,7 +90,7 @@ pub(crate) fn limited<'a>(
 ) -> Result<Calibration<'a>, CalibrateError> {
     let Calibration::Text { limit: None, .. } = calibration else { return Ok(*calibration) };
     let ids = sequences_of(input, &calibration.with_limit(SEQUENCES), config, progress)?;
-    Ok(calibration.with_limit(fitting(&ids, TOKENS).max(1)))
+    Ok(calibration.with_limit(fitting(&ids, tokens(block_weights(input)?)).max(1)))
 }
 
 /// How many of the first sequences have so many tokens together at most.
@@ -318,12 +319,14 @@ mod tests {
         for (tokens, count) in [(3, 0), (4, 1), (6, 1), (7, 2), (8, 3), (100, 3)] {
             assert_eq!(fitting(&ids, tokens), count, "{tokens}");
         }
-        let text: Vec<String> = (0..700).map(|i| format!("Story {i}.")).collect();
+        assert_eq!([1, 1 << 21, 1 << 30].map(tokens), [1 << 20, 1 << 19, 1 << 18]);
+        // More than `SEQUENCES` are not even tokenized.
+        let text: Vec<String> = (0..5000).map(|i| format!("{i}")).collect();
         let text = text.join("<|endoftext|>");
         let calibration = Calibration::Text { text: &text, split: Split::Stories, limit: None };
         let (seen, held) = parts(&calibration, &ModelQuantizationConfig::default());
         assert_eq!(seen.len(), SEQUENCES);
-        assert!(matches!(held, HeldOut::Sequences { ids, .. } if ids.len() == 52));
+        assert!(matches!(held, HeldOut::Sequences { ids, .. } if ids.len() == SEQUENCES.div_ceil(10)));
     }
 
     #[test]

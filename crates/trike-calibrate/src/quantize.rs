@@ -119,7 +119,7 @@ pub(crate) fn quantize_ids(
         remedy: "no HuggingFace configuration is equivalent to this file's".to_owned(),
     })?;
     let cpu = Cpu::new(config.threads)?;
-    let backend = CpuBackend::new(cpu.clone(), ActivationPrecision::F32);
+    let backend = CpuBackend::new(cpu.clone(), ActivationPrecision::F32).with_products(walk::PRODUCTS);
     let tokens = ids.iter().map(Vec::len).sum();
     let store = Store::open(output, &store::fingerprint(file.path(), config, &[ids]))?;
     let mut notes = prepared.notes.clone();

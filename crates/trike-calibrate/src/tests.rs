@@ -93,7 +93,7 @@ fn walk(
 ) -> Result<walk::Walked, CalibrateError> {
     config.validate()?;
     let cpu = Cpu::new(config.threads)?;
-    let backend = CpuBackend::new(cpu, ActivationPrecision::F32);
+    let backend = CpuBackend::new(cpu, ActivationPrecision::F32).with_products(walk::PRODUCTS);
     let ids = match config.method {
         QuantizeMethod::Round(_) => Vec::new(),
         QuantizeMethod::Compensate(_) => text(1),

@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use trike_core::{Cost, TileLayout};
+use trike_core::{Cost, DenseData, ProductPrecision, TileLayout};
 use trike_cpu::{
-    Cpu, CpuOps, DenseMatrix, EditOutcome, FileRange, KvData, KvView, Lines, Matrix, RopeTable, Tiles,
-    choose_layout, quantize_head,
+    Cpu, CpuOps, DenseMatrix, EditOutcome, FileRange, KvData, KvView, Lines, Matrix, MatrixRef, RopeTable,
+    Store, Tiles, choose_layout, matmul_rounded, quantize_head,
 };
 use trike_trit::{Edit, TritTensor};
 
@@ -17,6 +17,9 @@ use crate::{
     check,
 };
 
+/// Rows from which the products of an f32 matrix may be rounded: for fewer, reading the matrix takes longer than multiplying.
+const MANY_ROWS: usize = 32;
+
 /// Runs a decoder with the kernels of `trike-cpu`.
 #[derive(Debug)]
 pub struct CpuBackend {
@@ -24,6 +27,7 @@ pub struct CpuBackend {
     activations: ActivationPolicy,
     /// The requested layout; chosen per matrix when `None`.
     layout: Option<Layout>,
+    products: ProductPrecision,
     spare: Arc<Spare>,
 }
 
@@ -31,7 +35,15 @@ impl CpuBackend {
     /// A backend with the threads and instruction set of `cpu`; `activations` is the activation precision of ternary layers,
     /// or the policy that chooses it per layer.
     pub fn new(cpu: Cpu, activations: impl Into<ActivationPolicy>) -> Self {
-        Self { cpu, activations: activations.into(), layout: None, spare: Arc::default() }
+        let products = ProductPrecision::F32;
+        Self { cpu, activations: activations.into(), layout: None, products, spare: Arc::default() }
+    }
+
+    /// What the operands of products with f32 matrices are rounded to, for 32 rows of activations and more: a CPU with AVX-512
+    /// BF16 multiplies bf16 faster. By default nothing is rounded.
+    #[must_use]
+    pub fn with_products(self, products: ProductPrecision) -> Self {
+        Self { products, ..self }
     }
 
     /// The layout of ternary matrices loaded from now on; two-bit if the host has no kernel for the layout. By default,
@@ -468,6 +480,18 @@ impl Backend for CpuBackend {
         }
         let mut outs: Vec<CpuTensor> = weights.iter().map(|w| self.tensor(x.rows(), w.rows())).collect();
         let mut slices: Vec<&mut [f32]> = outs.iter_mut().map(CpuTensor::values_mut).collect();
+        if self.products != ProductPrecision::F32 && x.rows() >= MANY_ROWS {
+            for (w, out) in weights.iter().zip(slices) {
+                match w {
+                    Matrix::Dense(dense) if let DenseData::F32(values) = dense.data() => {
+                        let (x, w) = (MatrixRef::new(x.values(), x.width)?, MatrixRef::new(values, x.width)?);
+                        matmul_rounded(&self.cpu, x, w.t(), out, Store::Overwrite, self.products)?;
+                    }
+                    w => self.cpu.linear(x.values(), w, self.precision_of(w), out)?,
+                }
+            }
+            return Ok(outs);
+        }
         let ternary = weights.iter().filter(|w| matches!(w, Matrix::Ternary(_)));
         let mut precisions = ternary.map(|w| self.precision_of(w));
         let first = precisions.next().unwrap_or_else(|| self.activations.precision(None));
@@ -556,5 +580,46 @@ impl Backend for CpuBackend {
             out.copy_from_slice(&x.values()[row * x.width..(row + 1) * x.width]);
         }
         Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_testkit::Rng;
+
+    use super::*;
+    use crate::DenseTensor;
+
+    /// Rounded where there are many rows and the matrix is one of f32, and nowhere else.
+    #[test]
+    fn products_are_rounded_where_they_may_be() {
+        let exact = CpuBackend::new(Cpu::new(1).unwrap(), ActivationPrecision::F32);
+        let rounding = CpuBackend::new(Cpu::new(1).unwrap(), ActivationPrecision::F32)
+            .with_products(ProductPrecision::Bf16);
+        let (rows, cols) = (3, 40);
+        let mut rng = Rng::new(1);
+        let values = rng.normals(rows * cols);
+        let short: Vec<f32> = values.iter().map(|v| ProductPrecision::Bf16.round(*v)).collect();
+        let halves = values.iter().map(|v| f16::from_f32(*v)).collect();
+        let load =
+            |data| exact.load_matrix(DenseTensor::new(vec![rows, cols], data).unwrap().into()).unwrap();
+        let (matrix, rounded) = (load(DenseData::F32(values)), load(DenseData::F32(short)));
+        let half = load(DenseData::F16(halves));
+        for tokens in [MANY_ROWS - 1, MANY_ROWS] {
+            let x = rng.normals(tokens * cols);
+            let short: Vec<f32> = x.iter().map(|v| ProductPrecision::Bf16.round(*v)).collect();
+            let run = |backend: &CpuBackend, x: &[f32], w: &Matrix| {
+                let x = backend.upload(x, cols).unwrap();
+                backend.linear(&x, &[w]).unwrap().remove(0).values().to_vec()
+            };
+            let got = run(&rounding, &x, &matrix);
+            let want = match tokens < MANY_ROWS {
+                true => run(&exact, &x, &matrix),
+                false => run(&exact, &short, &rounded),
+            };
+            trike_testkit::assert_close(&got, &want, 1e-6);
+            assert_eq!(got == run(&exact, &x, &matrix), tokens < MANY_ROWS);
+            assert_eq!(run(&rounding, &x, &half), run(&exact, &x, &half));
+        }
     }
 }

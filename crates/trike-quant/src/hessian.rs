@@ -1,11 +1,12 @@
 //! Calibration statistics of the inputs of a layer.
 
-use trike_cpu::{Cpu, MatrixRef, Store, matmul};
+use trike_core::ProductPrecision;
+use trike_cpu::{Cpu, MatrixRef, Store, matmul_rounded};
 
 use crate::{
     QuantError,
     error::{check_finite, check_len, check_whole},
-    linalg::product,
+    linalg::{product, product_rounded},
     square::SquareMatrix,
 };
 
@@ -37,6 +38,7 @@ const NOTHING: f64 = 1e-30;
 pub struct Hessian {
     sum: Vec<f32>,
     inputs: InputStatistics,
+    products: ProductPrecision,
 }
 
 /// What is known of each input of a layer by itself.
@@ -86,7 +88,14 @@ impl Hessian {
     pub fn new(width: usize) -> Result<Self, QuantError> {
         let len = square(width)?;
         let inputs = InputStatistics { diagonal: vec![0.0; width], largest: vec![0.0; width], tokens: 0 };
-        Ok(Self { sum: vec![0.0; len], inputs })
+        Ok(Self { sum: vec![0.0; len], inputs, products: ProductPrecision::F32 })
+    }
+
+    /// What activations are rounded to before they are multiplied; nothing by default. The [`InputStatistics`] are those of what
+    /// is not rounded.
+    #[must_use]
+    pub fn with_products(self, products: ProductPrecision) -> Self {
+        Self { products, ..self }
     }
 
     /// Accumulates the activations `x`, `tokens x width`.
@@ -101,7 +110,8 @@ impl Hessian {
         let inputs = MatrixRef::new(x, n)?;
         for start in (0..n).step_by(STRIPE) {
             let end = (start + STRIPE).min(n);
-            let part = product(cpu, inputs.columns(start..end).t(), inputs.columns(0..end))?;
+            let part =
+                product_rounded(cpu, inputs.columns(start..end).t(), inputs.columns(0..end), self.products)?;
             for (sum, part) in self.sum[start * n..].chunks_mut(n).zip(part.chunks_exact(end)) {
                 sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
             }
@@ -128,18 +138,27 @@ impl Hessian {
     ///
     /// [`QuantError::Overflow`] if an f32 sum is not finite or has drifted from the f64 sum.
     pub fn into_matrix(self) -> Result<(SquareMatrix, InputStatistics), QuantError> {
-        let Self { sum: mut out, inputs } = self;
+        let Self { sum: mut out, inputs, products } = self;
         let n = inputs.width();
+        // Both factors of a square have the same relative error: half of the distance of two numbers each, at most.
+        let rounding = match products {
+            ProductPrecision::F32 => 0.0,
+            ProductPrecision::Bf16 => 2f64.powi(-7),
+            ProductPrecision::F16 => 2f64.powi(-10),
+        };
         for i in 0..n {
             let exact = inputs.diagonal[i];
             let drift = (f64::from(out[i * n + i]) - exact).abs();
-            let sound = drift <= DRIFT * exact + NOTHING
+            let sound = drift <= (DRIFT + rounding) * exact + NOTHING
                 && exact.is_finite()
                 && out[i * n..(i + 1) * n].iter().all(|v| v.is_finite());
             if !sound {
                 return Err(QuantError::Overflow { index: i, value: exact });
             }
-            out[i * n + i] = exact as f32;
+            // Of rounded activations the matrix is positive semidefinite with its own diagonal only.
+            if products == ProductPrecision::F32 {
+                out[i * n + i] = exact as f32;
+            }
             for j in 0..i {
                 // Above the diagonal, sums of a stripe end where it does.
                 out[j * n + i] = out[i * n + j];
@@ -155,6 +174,7 @@ pub struct CrossProduct {
     rows: usize,
     cols: usize,
     sum: Vec<f32>,
+    products: ProductPrecision,
 }
 
 impl CrossProduct {
@@ -165,7 +185,13 @@ impl CrossProduct {
     /// [`QuantError::Shape`] for a side of zero or too large a product.
     pub fn new(rows: usize, cols: usize) -> Result<Self, QuantError> {
         square(rows.max(cols)).and(square(rows.min(cols)))?;
-        Ok(Self { rows, cols, sum: vec![0.0; rows * cols] })
+        Ok(Self { rows, cols, sum: vec![0.0; rows * cols], products: ProductPrecision::F32 })
+    }
+
+    /// What activations are rounded to before they are multiplied; nothing by default.
+    #[must_use]
+    pub fn with_products(self, products: ProductPrecision) -> Self {
+        Self { products, ..self }
     }
 
     /// Accumulates the products of `y` and `x` for the same number of tokens.
@@ -180,7 +206,7 @@ impl CrossProduct {
         check_finite("activations x", x)?;
         check_finite("activations y", y)?;
         let (y, x) = (MatrixRef::new(y, self.rows)?, MatrixRef::new(x, self.cols)?);
-        Ok(matmul(cpu, y.t(), x, &mut self.sum, Store::Add)?)
+        Ok(matmul_rounded(cpu, y.t(), x, &mut self.sum, Store::Add, self.products)?)
     }
 
     /// The accumulated `Y^T X`, row-major.
@@ -239,11 +265,14 @@ mod tests {
     #[test]
     fn sums_over_pieces_and_stripes_are_sums() {
         let cpu = Cpu::new(2).unwrap();
-        for (tokens, n, m) in [(1061, 9, 4), (37, STRIPE + 5, 3)] {
+        let precisions = [ProductPrecision::F32, ProductPrecision::Bf16, ProductPrecision::F16];
+        for ((tokens, n, m), products) in
+            [(1061, 9, 4), (37, STRIPE + 5, 3)].into_iter().flat_map(|of| precisions.map(|to| (of, to)))
+        {
             let mut rng = Rng::new(3);
             let (x, y) = (rng.normals(tokens * n), rng.normals(tokens * m));
-            let mut hessian = Hessian::new(n).unwrap();
-            let mut cross = CrossProduct::new(m, n).unwrap();
+            let mut hessian = Hessian::new(n).unwrap().with_products(products);
+            let mut cross = CrossProduct::new(m, n).unwrap().with_products(products);
             for (x, y) in x.chunks(100 * n).zip(y.chunks(100 * m)) {
                 hessian.add(&cpu, x).unwrap();
                 cross.add(&cpu, y, x).unwrap();
@@ -251,6 +280,9 @@ mod tests {
             let entry = |a: &[f32], i: usize, wa: usize, b: &[f32], j: usize, wb: usize| -> f32 {
                 (0..tokens).map(|t| f64::from(a[t * wa + i]) * f64::from(b[t * wb + j])).sum::<f64>() as f32
             };
+            let largest = (0..n).map(|i| x.iter().skip(i).step_by(n).fold(0f32, |m, x| m.max(x.abs())));
+            let largest: Vec<f32> = largest.collect();
+            let [x, y] = [x, y].map(|x| x.into_iter().map(|x| products.round(x)).collect::<Vec<f32>>());
             let want: Vec<f32> = (0..n * n).map(|k| entry(&x, k / n, n, &x, k % n, n)).collect();
             let (got, inputs) = hessian.into_matrix().unwrap();
             let got = got.values();
@@ -259,6 +291,8 @@ mod tests {
             let want: Vec<f32> = (0..m * n).map(|k| entry(&y, k / n, m, &x, k % n, n)).collect();
             assert_close(cross.matrix(), &want, 1e-4);
             assert_eq!((inputs.width(), inputs.tokens()), (n, tokens as u64));
+            // Nothing is rounded there.
+            assert_eq!(inputs.largest(), largest);
             assert_eq!((inputs.outliers(0.9), inputs.outliers(100.0)), (1.0, 0.0));
         }
     }

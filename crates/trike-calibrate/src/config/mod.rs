@@ -17,7 +17,7 @@ use trike_trit::{Coupling, Encoding, Granularity, Hadamard};
 pub use method::{Compensation, LayerChoice, QuantizeMethod};
 pub use pruning::{Importance, Pruning};
 pub use text::Calibration;
-pub(crate) use text::{SEQUENCES, TOKENS};
+pub(crate) use text::{SEQUENCES, tokens};
 pub use tuning::Tuning;
 
 use crate::{CalibrateError, ConfigError};

@@ -2,10 +2,18 @@
 
 use trike_llm::Split;
 
-/// Sequences of a text by default.
-pub(crate) const SEQUENCES: usize = 512;
-/// Tokens that they have together at most: a larger model takes longer sequences, and its time is what they cost.
-pub(crate) const TOKENS: usize = 128 * 2048;
+/// Most sequences of a text by default.
+pub(crate) const SEQUENCES: usize = 4096;
+/// Tokens that they have together at most: of a large model, and of a small one, whose time is short.
+const TOKENS: [u64; 2] = [1 << 18, 1 << 20];
+/// What these tokens times the weights of the blocks are, in between.
+const PRODUCTS: u64 = 1 << 40;
+
+/// Tokens of a text by default, for a model with so many weights in its blocks: distinct text helps more than anything else.
+pub(crate) fn tokens(weights: u64) -> usize {
+    let [least, most] = TOKENS;
+    (PRODUCTS / weights.max(1)).clamp(least, most) as usize
+}
 
 /// The calibration text.
 #[derive(Clone, Copy, Debug)]
@@ -16,8 +24,8 @@ pub enum Calibration<'a> {
         text: &'a str,
         /// How it is split.
         split: Split,
-        /// Maximum number of sequences. By default 512, but not more than have 262,144 tokens together: distinct text helps more than
-        /// passes over the same.
+        /// Maximum number of sequences. By default as many as have 262,144 tokens together, or up to four times that in a model with
+        /// fewer than four million weights in its blocks.
         limit: Option<usize>,
     },
     /// Text that the model generates itself, sampled at temperature 1 from the beginning-of-text token alone.

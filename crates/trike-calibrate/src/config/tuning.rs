@@ -2,8 +2,12 @@
 
 use trike_core::{Bounds, OptionError};
 
-/// Sequences that a stage passes by default, in as many passes over the text as that takes: for a block, and for the whole model.
-const PASSED: [usize; 2] = [512, 1024];
+/// Tokens that a block passes by default, in as many passes over the text as that takes.
+const BLOCK: u64 = 1 << 18;
+/// Tokens that the whole model passes: if it is large, and if it is small.
+const MODEL: [u64; 2] = [1 << 19, 1 << 21];
+/// What these tokens times the weights of the blocks are, in between.
+const PRODUCTS: u64 = 1 << 40;
 /// Upper limit of epochs, to catch mistyped numbers.
 const MOST_EPOCHS: usize = 10_000;
 
@@ -13,11 +17,12 @@ const MOST_EPOCHS: usize = 10_000;
 /// once (one, then all): 20 bytes per weight, the head, and the activations and logits of a batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
-    /// Epochs over the text per block, against the dense block's output; 0 = none. By default so many that about 512 sequences are
-    /// passed.
+    /// Epochs over the text per block, against the dense block's output; 0 = none. By default so many that about 262,144 tokens are
+    /// passed, at least one.
     pub block_epochs: Option<usize>,
     /// Epochs over the text for the whole model, against the dense model's probabilities; 0 = none. By default so many that about
-    /// 1024 sequences are passed.
+    /// 524,288 tokens are passed, or up to four times that in a model with fewer than two million weights in its blocks; where only
+    /// scales and norms are tuned, at most 131,072 tokens.
     pub model_epochs: Option<usize>,
     /// Minutes after the epochs in which the whole model is tuned on text that the dense model writes; 0 = none. A quarter of them
     /// is for writing at most. What can be done in that time depends on the machine, and so does the result.
@@ -66,11 +71,12 @@ impl Tuning {
         self.model_epochs != Some(0)
     }
 
-    /// Epochs over a text of so many sequences, for a block and for the whole model.
-    pub(crate) fn epochs(&self, sequences: usize) -> [usize; 2] {
-        let by_default = |passed: usize| ((passed + sequences / 2) / sequences.max(1)).max(1);
-        let [block, model] = PASSED.map(by_default);
-        [self.block_epochs.unwrap_or(block), self.model_epochs.unwrap_or(model)]
+    /// Epochs over a text of so many tokens, for a block and for a whole model with so many weights in its blocks.
+    pub(crate) fn epochs(&self, tokens: usize, weights: u64) -> [usize; 2] {
+        let passes = |passed: u64| ((passed as usize + tokens / 2) / tokens.max(1)).max(1);
+        let [least, most] = MODEL;
+        let model = (PRODUCTS / weights.max(1)).clamp(least, most);
+        [self.block_epochs.unwrap_or(passes(BLOCK)), self.model_epochs.unwrap_or(passes(model))]
     }
 
     pub(crate) fn validate(&self) -> Result<(), OptionError> {

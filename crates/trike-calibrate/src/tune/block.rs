@@ -115,7 +115,7 @@ pub(crate) fn block(
     let text = Text::new(batches);
     let learner = Learner::new(input, layer, tuning, replaced)?;
     let mut rng = ChaCha8Rng::seed_from_u64(tuning.seed ^ (layer as u64 + 1));
-    let [epochs, _] = tuning.epochs(text.tuned.len());
+    let [epochs, _] = tuning.epochs(text.tokens(), 0);
     let plan = text.plan(epochs, tuning.batch_tokens, &mut rng);
     let mut block = OneBlock { input, cpu, layer, tuning, shape, text, batches, aims, learner, replaced };
     stage::run(&mut block, &plan, progress)

@@ -39,6 +39,11 @@ impl Text {
         Self { held: if enough { places(held) } else { tuned.clone() }, tuned }
     }
 
+    /// Tokens of the sequences that are learned from.
+    pub(super) fn tokens(&self) -> usize {
+        lengths(&self.tuned).iter().sum()
+    }
+
     /// Groups sequences into steps of about this many tokens.
     pub(super) fn steps(places: &[Span], tokens: usize) -> Vec<Vec<Span>> {
         let mut steps: Vec<Vec<Span>> = Vec::new();

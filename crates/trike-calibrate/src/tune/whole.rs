@@ -16,7 +16,7 @@ use super::{
     stage::{self, Loss, Tuned},
     text::{Span, Text, gather, lengths, longest},
 };
-use crate::{CalibrateError, Tuning, TuningReport, streams::Batch};
+use crate::{CalibrateError, Tuning, TuningReport, streams::Batch, weights::block_weights};
 
 /// The final norm and the output head.
 pub(crate) struct Head {
@@ -174,7 +174,7 @@ pub(crate) fn whole(
     let shape = shape(spec, longest(starts))?;
     let text = Text::new(starts);
     let mut rng = ChaCha8Rng::seed_from_u64(tuning.seed);
-    let [_, epochs] = tuning.epochs(text.tuned.len());
+    let [_, epochs] = tuning.epochs(text.tokens(), block_weights(input)?);
     let plan = text.plan(epochs, tuning.batch_tokens, &mut rng);
     let blocks = Learner::all(input, tuning, replaced)?;
     let stack = Stack { cpu, shape: &shape, vocab: spec.vocab, head, blocks };

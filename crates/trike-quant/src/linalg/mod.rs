@@ -3,7 +3,8 @@
 mod blocked;
 mod tile;
 
-use trike_cpu::{Cpu, MatrixRef, Store, matmul};
+use trike_core::ProductPrecision;
+use trike_cpu::{Cpu, MatrixRef, Store, matmul_rounded};
 
 use crate::QuantError;
 
@@ -94,8 +95,18 @@ pub(crate) fn invert_lower(l: &mut [f64], n: usize) {
 
 /// `a b`.
 pub(crate) fn product(cpu: &Cpu, a: MatrixRef<'_>, b: MatrixRef<'_>) -> Result<Vec<f32>, QuantError> {
+    product_rounded(cpu, a, b, ProductPrecision::F32)
+}
+
+/// The same with rounded operands.
+pub(crate) fn product_rounded(
+    cpu: &Cpu,
+    a: MatrixRef<'_>,
+    b: MatrixRef<'_>,
+    precision: ProductPrecision,
+) -> Result<Vec<f32>, QuantError> {
     let mut out = vec![0.0; a.rows() * b.cols()];
-    matmul(cpu, a, b, &mut out, Store::Overwrite)?;
+    matmul_rounded(cpu, a, b, &mut out, Store::Overwrite, precision)?;
     Ok(out)
 }
 
