@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use half::f16;
 use serde_json::json;
-use trike_calibrate::{Calibration, ModelQuantizationConfig, Tuning, quantize};
+use trike_calibrate::{Calibration, ModelQuantizationConfig, Tuning, estimate_memory, quantize};
 use trike_format::{DenseData, DenseTensor, HfDirWriter};
 use trike_llm::{ModelFile, Split};
 use trike_nn::WeightName;
@@ -154,7 +154,9 @@ fn main() -> Result<()> {
             last = (name.to_owned(), done, Instant::now(), now);
         }
     };
-    let report = quantize(&ModelFile::open(&dense)?, &ternary, &calibration, &config, &mut step)?;
+    let model = ModelFile::open(&dense)?;
+    let expected = estimate_memory(&model, &config, options.sequences * options.tokens, options.tokens)?;
+    let report = quantize(&model, &ternary, &calibration, &config, &mut step)?;
     for (layer, tuned) in &report.tuned_blocks {
         println!("block {layer}: {} steps of tuning in {:.1} s", tuned.steps, tuned.seconds);
     }
@@ -164,7 +166,11 @@ fn main() -> Result<()> {
     let tokens = report.calibration_tokens;
     println!("{:.1} s for {tokens} tokens, {} weights", report.seconds, report.ternary.parameters);
     if let Some(peak) = peak() {
-        println!("peak of memory {:.2} GB", peak as f64 / 1e9);
+        let mapped = fs::metadata(dense.join("model.safetensors")).map_or(0, |file| file.len());
+        let [peak, expected, mapped] = [peak, expected, mapped].map(|bytes| bytes as f64 / 1e9);
+        println!(
+            "peak of memory {peak:.2} GB; expected {expected:.2}, and {mapped:.2} of mapped files at the most"
+        );
     }
     Ok(())
 }

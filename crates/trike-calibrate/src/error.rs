@@ -16,6 +16,18 @@ pub enum CalibrateError {
     /// The model could not be loaded, run or measured.
     #[error(transparent)]
     Llm(Box<trike_llm::LlmError>),
+    /// The quantization needs more memory than is free.
+    #[error(
+        "the quantization needs {needed} bytes of memory: expected at most {free}, what {limit} has left"
+    )]
+    Memory {
+        /// Bytes at the peak.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// What limits them.
+        limit: &'static str,
+    },
     /// A model file could not be read or written.
     #[error(transparent)]
     Format(Box<trike_format::FormatError>),

@@ -34,6 +34,7 @@ mod evaluate;
 mod factors;
 mod fold;
 mod held_out;
+mod memory;
 mod packing;
 mod plan;
 mod quantize;
@@ -56,6 +57,7 @@ pub use config::{
 pub use edit::{Change, EditReport, edit_file, edit_layer, edit_tensor, undo_edits, undo_layer};
 pub use error::{CalibrateError, ConfigError, EditError, FoldError};
 pub use fold::{Fold, Folded};
+pub use memory::estimate_memory;
 pub use plan::{Plan, PlannedLayer};
 pub use quantize::quantize;
 pub use report::{

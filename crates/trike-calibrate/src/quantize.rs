@@ -13,6 +13,7 @@ use crate::{
     TernaryTotals, Tuning,
     assemble::assemble,
     held_out::divided,
+    memory,
     report::{HeldOut, alternatives},
     rewrite::Prepared,
     store::{self, Store},
@@ -124,6 +125,7 @@ pub(crate) fn quantize_ids(
     let store = Store::open(output, &store::fingerprint(file.path(), config, &[ids]))?;
     let mut notes = prepared.notes.clone();
     let tuning = tuning_of(input, config, &mut notes)?;
+    memory::check(input, config, ids)?;
     // Rounding depends only on the weights, even if the text was needed for another purpose.
     let seen = if config.compensation().is_some() { ids } else { &[] };
     let walk::Walked { layers, blocks, model, recovered } =

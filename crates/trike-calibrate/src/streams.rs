@@ -14,7 +14,7 @@ use crate::{CalibrateError, weights::BlockWeights};
 
 /// Tokens of a batch, unless one sequence is longer. The activations of a block over a batch are the memory use in
 /// addition to the streams.
-const TOKENS: usize = 2048;
+pub(crate) const TOKENS: usize = 2048;
 
 /// A half of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

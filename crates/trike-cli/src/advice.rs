@@ -232,6 +232,7 @@ fn of_calibrate(error: &CalibrateError) -> Option<String> {
         CalibrateError::CalibrationText { .. } => {
             "pass a longer text with --calibration FILE, or increase --sequences"
         }
+        CalibrateError::Memory { .. } => "use fewer or shorter --sequences, or --no-tune",
         CalibrateError::PlanFile { .. } => {
             "`trike quantize --plan-only` with a budget writes a plan for --plan"
         }
@@ -300,6 +301,7 @@ fn flag_of_config(error: &ConfigError) -> Option<&'static str> {
     Some(match error {
         ConfigError::PruneRotated => "--prune and --hadamard",
         ConfigError::TensorScale => "--group and --method",
+        ConfigError::RecoverLarge { .. } => "--recover and --tune-max-weights",
         ConfigError::SkipsAll { .. } => "--skip",
         ConfigError::PruneFraction { .. } => "--prune",
         ConfigError::PrunePattern { .. } => "--prune-pattern",
@@ -370,6 +372,7 @@ mod tests {
         let config = [
             ConfigError::PruneRotated,
             ConfigError::TensorScale,
+            ConfigError::RecoverLarge { got: 2, most: 1 },
             ConfigError::SkipsAll { pattern: "*".to_owned() },
             ConfigError::PruneFraction { got: 1.0 },
             ConfigError::PrunePattern { keep: 0, of: 0 },
@@ -399,6 +402,7 @@ mod tests {
                 .into(),
                 CalibrateError::from(EditError::Rotated { block: 8 }).into(),
                 CalibrateError::CalibrationText { sequences: 0, tokens: 0, needed: 16 }.into(),
+                CalibrateError::Memory { needed: 2, free: 1, limit: "this machine" }.into(),
             ])
             .chain(quantize.map(|field| CalibrateError::from(range(field)).into()))
             .chain(quantize.map(|field| {

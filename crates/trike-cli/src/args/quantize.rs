@@ -186,11 +186,12 @@ pub(crate) struct QuantizeArgs {
     /// Skip tuning after compensation; rounding, free planes and --plain are never tuned
     #[arg(long)]
     pub(crate) no_tune: bool,
-    /// Epochs of block-wise tuning of codes and scales against the dense block's output [default: as many as pass 512
-    /// sequences]
+    /// Epochs of block-wise tuning of codes, scales and norms against the dense block's output [default: as many as pass
+    /// 262144 tokens]
     #[arg(long, conflicts_with_all = ["no_tune", "plain"])]
     pub(crate) tune_block_epochs: Option<usize>,
-    /// Epochs of end-to-end tuning against the dense model's output distribution [default: as many as pass 1024 sequences]
+    /// Epochs of end-to-end tuning against the dense model's output distribution [default: as many as pass 524288 tokens,
+    /// more in a model with fewer than two million weights]
     #[arg(long, conflicts_with_all = ["no_tune", "plain"])]
     pub(crate) tune_model_epochs: Option<usize>,
     /// Learning rate of codes, in units of the distance between levels; a stage of tuning that gains nothing begins again with a
@@ -234,8 +235,8 @@ pub(crate) struct QuantizeArgs {
     /// Embedding and output head: as stored, or quantized to int8 in groups of 32
     #[arg(long, default_value = "stored", value_parser = one_of(HEAD_STORAGE))]
     pub(crate) head: HeadStorage,
-    /// Maximum number of calibration sequences, or the number to generate without a text [default: 512, or fewer that have
-    /// 262144 tokens together; 128 without a text]
+    /// Maximum number of calibration sequences, or the number to generate without a text [default: as many as have 262144 tokens
+    /// together, up to four times that in a model with fewer than four million weights; 128 without a text]
     #[arg(long, value_parser = positive)]
     pub(crate) sequences: Option<usize>,
     /// How texts are split into sequences [default: stories if the text contains `<|endoftext|>`, else window]

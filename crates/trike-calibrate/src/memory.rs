@@ -1,0 +1,168 @@
+//! The memory that a quantization takes.
+
+use trike_cpu::{MemoryLimit, free_memory};
+use trike_llm::WeightSource;
+use trike_nn::WeightName;
+
+use crate::{
+    CalibrateError, ModelQuantizationConfig, QuantizeMethod, Tuning, streams,
+    weights::{block_weights, is_convertible},
+};
+
+/// Bytes of an f32.
+const F32: u64 = 4;
+/// Bytes per weight of a block that is tuned: the latent weight, Adam's means, the current matrix, its gradient, and the dense weight
+/// while latent weights are made.
+const TUNED: u64 = 20;
+/// Bytes per scale that is tuned alone: itself and Adam's means, and both kept and current.
+const SCALE: u64 = 2 * 12;
+/// Bytes for all the rest: the program, the allocator, small tensors.
+const REST: u64 = 64 << 20;
+
+/// The sizes that memory depends on.
+struct Sizes {
+    tokens: u64,
+    /// Of a batch that runs through a block.
+    batch: u64,
+    hidden: u64,
+    intermediate: u64,
+    query: u64,
+    vocab: u64,
+    layers: u64,
+    /// Weights of a block.
+    block: u64,
+}
+
+/// The bytes that [`quantize()`](crate::quantize()) needs at once, at the most, for a calibration text of so many tokens in sequences of
+/// at most `longest`. Pages of mapped files do not count, because the system takes them back where it needs them.
+///
+/// # Errors
+///
+/// Those of reading the sizes of weights.
+pub fn estimate_memory(
+    input: &dyn WeightSource,
+    config: &ModelQuantizationConfig,
+    tokens: usize,
+    longest: usize,
+) -> Result<u64, CalibrateError> {
+    let spec = &input.config().spec;
+    let all = block_weights(input)?;
+    let [tokens, longest, layers] = [tokens, longest, spec.layers].map(|n| n as u64);
+    let sizes = Sizes {
+        tokens,
+        batch: longest.max(streams::TOKENS as u64).min(tokens),
+        hidden: spec.hidden as u64,
+        intermediate: spec.intermediate as u64,
+        query: (spec.heads * spec.head_dim) as u64,
+        vocab: spec.vocab as u64,
+        layers,
+        block: all / layers.max(1),
+    };
+    let QuantizeMethod::Compensate(_) = config.method else {
+        // A matrix, what it is rounded to, and what is between.
+        let largest = largest(input, config)?.0;
+        return Ok(4 * F32 * largest + REST);
+    };
+    let tuning = config.tuning.filter(|_| config.layout.depth == 1 || !is_free(config));
+    let mut most = compensating(&sizes, input, config, tuning.is_some_and(|t| t.tunes_blocks()))?;
+    if let Some(tuning) = tuning {
+        most = most.max(tuning_memory(&sizes, config, &tuning, all, longest));
+    }
+    Ok(most + REST)
+}
+
+fn is_free(config: &ModelQuantizationConfig) -> bool {
+    config.layout.coupling == trike_trit::Coupling::Free
+}
+
+/// Weights of the largest matrix that becomes ternary, and the largest number of inputs of one.
+fn largest(input: &dyn WeightSource, config: &ModelQuantizationConfig) -> Result<(u64, u64), CalibrateError> {
+    let (mut weights, mut inputs) = (0, 0);
+    for name in input.weights().into_iter().filter(|name: &WeightName| name.is_block_matrix()) {
+        if is_convertible(input, config, name)? {
+            let info = input.info(name)?;
+            weights = weights.max(info.elements());
+            inputs = inputs.max(info.shape.last().copied().unwrap_or(0) as u64);
+        }
+    }
+    Ok((weights, inputs))
+}
+
+/// While layers are compensated: the streams, both blocks, the activations of a batch, and what solves the widest layer.
+fn compensating(
+    sizes: &Sizes,
+    input: &dyn WeightSource,
+    config: &ModelQuantizationConfig,
+    tunes: bool,
+) -> Result<u64, CalibrateError> {
+    let (weights, inputs) = largest(input, config)?;
+    let Sizes { tokens, batch, hidden, intermediate, query, block, .. } = *sizes;
+    let streams = (2 + u64::from(tunes)) * F32 * hidden * tokens;
+    let activations = F32 * batch * (3 * intermediate + 4 * hidden + 3 * query);
+    // The Hessian, the cross product, the factor in f64, and its inverse.
+    let squares = (20 + if config.input_rotation.is_some() { 4 } else { 0 }) * inputs * inputs;
+    // The weights, what they aim at, errors, codes and trits.
+    let layer = 6 * F32 * weights;
+    Ok(streams + 2 * F32 * block + activations.max(squares + layer))
+}
+
+/// While a block is tuned, and then the whole model.
+fn tuning_memory(
+    sizes: &Sizes,
+    config: &ModelQuantizationConfig,
+    tuning: &Tuning,
+    all: u64,
+    longest: u64,
+) -> u64 {
+    let Sizes { tokens, hidden, intermediate, query, vocab, layers, block, .. } = *sizes;
+    let streams = 2 * F32 * hidden * tokens;
+    let step = (tuning.batch_tokens as u64).max(longest).min(tokens);
+    // What the forward pass keeps and the backward pass adds.
+    let tape = 2 * F32 * step * (6 * hidden + 4 * query + 5 * intermediate);
+    // Two bits a trit.
+    let trits = |weights: u64| weights * config.layout.depth as u64 / 4;
+    let of_block = streams + TUNED * block + trits(block) + tape;
+    if !tuning.tunes_model() {
+        return of_block;
+    }
+    let head = F32 * vocab * (hidden + 3 * step);
+    let whole = match all > tuning.max_weights {
+        false => TUNED * all + trits(all) + layers * tape,
+        true => {
+            let groups = all / config.layout.granularity.group_len(sizes.hidden as usize).max(1) as u64;
+            SCALE * groups + 3 * F32 * block + trits(block) + tape + F32 * layers * step * hidden
+        }
+    };
+    of_block.max(streams + head + whole)
+}
+
+/// Refuses what does not fit in the memory that is free.
+pub(crate) fn check(
+    input: &dyn WeightSource,
+    config: &ModelQuantizationConfig,
+    ids: &[Vec<u32>],
+) -> Result<(), CalibrateError> {
+    let longest = ids.iter().map(Vec::len).max().unwrap_or(0);
+    let needed = estimate_memory(input, config, ids.iter().map(Vec::len).sum(), longest)?;
+    refuse(needed, &free_memory())
+}
+
+fn refuse(needed: u64, free: &[(MemoryLimit, u64)]) -> Result<(), CalibrateError> {
+    match free.iter().find(|(_, free)| needed > *free) {
+        Some(&(limit, free)) => Err(CalibrateError::Memory { needed, free, limit: limit.name() }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let free = [(MemoryLimit::Machine, 100), (MemoryLimit::Group, 50)];
+        assert!(refuse(50, &free).is_ok() && refuse(1 << 60, &[]).is_ok());
+        let error = refuse(51, &free).unwrap_err().to_string();
+        assert!(error.contains("51 bytes") && error.contains("its control group"), "{error}");
+    }
+}
