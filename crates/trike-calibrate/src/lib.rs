@@ -33,6 +33,7 @@ mod error;
 mod evaluate;
 mod factors;
 mod fold;
+mod guide;
 mod held_out;
 mod memory;
 mod packing;

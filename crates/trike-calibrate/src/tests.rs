@@ -9,17 +9,19 @@ use tempfile::TempDir;
 use trike_cpu::Cpu;
 use trike_format::{DenseData, DenseTensor, HfDirWriter, Tensor};
 use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile, hf_config};
-use trike_nn::{ActivationPrecision, CpuBackend, KvPrecision, WeightName};
+use trike_nn::{ActivationPrecision, CpuBackend, HookPoint, KvPrecision, WeightName};
 use trike_quant::ScaleRule;
-use trike_testkit::{Rng, assert_all_near};
+use trike_testkit::{Rng, assert_all_near, assert_near};
 use trike_trit::{Coupling, Granularity, GroupSize, Hadamard};
 
 use crate::{
-    CalibrateError, ModelQuantizationConfig, QuantizeMethod, Tuning,
+    CalibrateError, Compensation, ModelQuantizationConfig, QuantizeMethod, Tuning,
     assemble::assemble,
+    guide::TokenWeights,
     quantize::{quantize_ids, tuning_of},
     rewrite::Prepared,
     store::{self, Store},
+    streams::{Blocks, embed},
     walk,
 };
 
@@ -153,6 +155,48 @@ fn compensation_is_better_than_rounding_and_tuning_better_still() {
                 tuned < compensated || planes == 2 && tuned == compensated,
                 "{planes}: {tuned} {compensated}"
             );
+        }
+    }
+}
+
+/// Tokens that the loss does not depend on count for nothing, and all together as much as before.
+#[test]
+fn tokens_count_by_the_gradient_of_the_loss() {
+    let dir = TempDir::new().unwrap();
+    let input = model(&dir.path().join("dense"), |_, _| ());
+    let mut config = options(1, None);
+    let plain = made(&dir, "plain", &input, &config);
+    let QuantizeMethod::Compensate(how) = config.method else { panic!("compensation") };
+    config.method = QuantizeMethod::Compensate(Compensation { guided: true, ..how });
+    let guided = made(&dir, "guided", &input, &config);
+    assert_ne!(plain.0, guided.0);
+    // Which one is better depends on the model; of random weights neither is much.
+    assert!(guided.1 < 1.3 * plain.1, "{} {}", guided.1, plain.1);
+
+    let backend = CpuBackend::new(Cpu::new(1).unwrap(), ActivationPrecision::F32);
+    let blocks = Blocks::new(&input, &backend).unwrap();
+    let ids = text(1);
+    let starts = embed(&backend, &blocks.embedding().unwrap(), &ids).unwrap();
+    let weights = TokenWeights::new(&blocks, &ids, &starts, &mut |_, _| ()).unwrap();
+    let tokens: usize = ids.iter().map(Vec::len).sum();
+    for point in HookPoint::ALL {
+        for layer in 0..LAYERS {
+            let mut sum = 0.0;
+            let mut at = 0;
+            for (i, batch) in starts.iter().enumerate() {
+                let mut ones = vec![1.0; batch.lengths().sum()];
+                weights.scale(WeightName::Query(layer), point, i, &mut ones, 1);
+                sum += ones.iter().map(|root| f64::from(root * root)).sum::<f64>();
+                let mut row = 0;
+                for length in batch.lengths() {
+                    row += length;
+                    // Nothing follows the last token of a sequence, and no other token sees it.
+                    assert_eq!(ones[row - 1], 0.0, "{layer} {point:?}");
+                    at += 1;
+                }
+            }
+            assert_eq!(at, ids.len());
+            assert_near!(sum, tokens as f64, rel = 1e-4);
         }
     }
 }

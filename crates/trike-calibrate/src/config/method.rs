@@ -24,11 +24,14 @@ pub struct Compensation {
     /// Whether a layer is fitted to the outputs of the dense model's layer instead of only its own weights: its inputs
     /// contain the errors of the layers before it, some of which it can compensate.
     pub follow: bool,
+    /// Whether tokens count by the squared gradient of the dense model's loss with respect to the outputs of a layer (GuidedQuant, Kim
+    /// et al., 2505.07004, with one group of outputs).
+    pub guided: bool,
 }
 
 impl Default for Compensation {
     fn default() -> Self {
-        Self { order: ColumnOrder::Activation, damping: 0.01, rounds: 3, follow: true }
+        Self { order: ColumnOrder::Activation, damping: 0.01, rounds: 3, follow: true, guided: false }
     }
 }
 

@@ -5,7 +5,7 @@ use trike_core::{Bounds, OptionError};
 /// Tokens that a block passes by default, in as many passes over the text as that takes.
 const BLOCK: u64 = 1 << 18;
 /// Tokens that the whole model passes: if it is large, and if it is small.
-const MODEL: [u64; 2] = [1 << 19, 1 << 21];
+const MODEL: [u64; 2] = [1 << 19, 3 << 20];
 /// What these tokens times the weights of the blocks are, in between.
 const PRODUCTS: u64 = 1 << 40;
 /// Upper limit of epochs, to catch mistyped numbers.
@@ -21,7 +21,7 @@ pub struct Tuning {
     /// passed, at least one.
     pub block_epochs: Option<usize>,
     /// Epochs over the text for the whole model, against the dense model's probabilities; 0 = none. By default so many that about
-    /// 524,288 tokens are passed, or up to four times that in a model with fewer than two million weights in its blocks; where only
+    /// 524,288 tokens are passed, or up to six times that in a model with fewer than two million weights in its blocks; where only
     /// scales and norms are tuned, at most 131,072 tokens.
     pub model_epochs: Option<usize>,
     /// Minutes after the epochs in which the whole model is tuned on text that the dense model writes; 0 = none. A quarter of them

@@ -17,7 +17,7 @@ pub(super) fn names(layer: usize) -> [WeightName; BlockMatrices::COUNT] {
 }
 
 /// A block whose ternary matrices and norms are trained.
-pub(super) struct Learner {
+pub(crate) struct Learner {
     norms: TunedNorms,
     matrices: [(WeightName, Learned); BlockMatrices::COUNT],
 }
@@ -84,7 +84,7 @@ impl Learned {
 }
 
 impl Learner {
-    pub(super) fn new(
+    pub(crate) fn new(
         input: &dyn WeightSource,
         layer: usize,
         tuning: &Tuning,
@@ -107,12 +107,12 @@ impl Learner {
     }
 
     /// The current norms, and the biases.
-    pub(super) fn vectors(&self) -> &BlockVectors {
+    pub(crate) fn vectors(&self) -> &BlockVectors {
         self.norms.vectors()
     }
 
     /// The current matrices.
-    pub(super) fn matrices(&self, shape: &BlockShape) -> Result<BlockMatrices, CalibrateError> {
+    pub(crate) fn matrices(&self, shape: &BlockShape) -> Result<BlockMatrices, CalibrateError> {
         let value = |(name, matrix): &(WeightName, Learned)| match matrix {
             Learned::Latent(m) => {
                 m.rotated(&m.latent.values()).map_err(|e| CalibrateError::quantize(*name, e))

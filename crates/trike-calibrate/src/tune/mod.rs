@@ -25,6 +25,7 @@ use trike_cpu::{CpuError, RopeTable, grad::BlockShape};
 use trike_nn::DecoderSpec;
 
 pub(crate) use block::block;
+pub(crate) use learner::Learner;
 pub(crate) use norms::norms;
 pub(crate) use recover::recover;
 pub(crate) use scales::scales;
@@ -32,7 +33,7 @@ pub(crate) use text::is_held_out;
 pub(crate) use whole::{BothEnds, Head, whole};
 
 /// A differentiable block of the model, for sequences of at most `longest` tokens.
-fn shape(spec: &DecoderSpec, longest: usize) -> Result<BlockShape, CpuError> {
+pub(crate) fn shape(spec: &DecoderSpec, longest: usize) -> Result<BlockShape, CpuError> {
     let rope = RopeTable::from_frequencies(spec.rope.frequencies(spec.head_dim))?;
     Ok(BlockShape {
         hidden: spec.hidden,

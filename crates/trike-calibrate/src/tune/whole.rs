@@ -32,14 +32,14 @@ impl Head {
         Ok(Self { norm: input.load(WeightName::FinalNorm)?.into_f32(), matrix })
     }
 
-    pub(super) fn logits(&self, cpu: &Cpu, eps: f32, x: &[f32]) -> Result<Vec<f32>, CpuError> {
+    pub(crate) fn logits(&self, cpu: &Cpu, eps: f32, x: &[f32]) -> Result<Vec<f32>, CpuError> {
         let mut normed = vec![0.0; x.len()];
         cpu.rms_norm(x, &self.norm, eps, &mut normed)?;
         self.matrix.forward(cpu, &normed)
     }
 
     /// The gradient with respect to `x`, given the gradient with respect to the logits.
-    pub(super) fn backward(
+    pub(crate) fn backward(
         &self,
         cpu: &Cpu,
         eps: f32,

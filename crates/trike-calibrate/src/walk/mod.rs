@@ -16,8 +16,9 @@ use self::{
     solver::{Aim, Solver, Statistics},
 };
 use crate::{
-    CalibrateError, LayerReport, ModelQuantizationConfig, QuantizeMethod, Tuning, TuningReport,
+    CalibrateError, Compensation, LayerReport, ModelQuantizationConfig, QuantizeMethod, Tuning, TuningReport,
     fold::input_width,
+    guide::TokenWeights,
     held_out, packing,
     store::{Block, Store},
     streams::{Batch, Blocks, Half, embed},
@@ -47,6 +48,8 @@ pub(crate) struct Walk<'a> {
     tuning: Option<Tuning>,
     /// Tokens of the calibration text.
     ids: &'a [Vec<u32>],
+    /// How much each of them counts, if not all alike.
+    guide: Option<TokenWeights>,
 }
 
 /// The changed weights of a block, and the report of its tuning.
@@ -74,7 +77,7 @@ impl<'a> Walk<'a> {
     ) -> Result<Self, CalibrateError> {
         let blocks = Blocks::new(source, backend)?;
         let (dense, ternary) = (Vec::new(), Vec::new());
-        let mut walk = Self { source, config, store, blocks, dense, ternary, tuning, ids };
+        let mut walk = Self { source, config, store, blocks, dense, ternary, tuning, ids, guide: None };
         (walk.dense, walk.ternary) = (walk.embed()?, walk.embed()?);
         Ok(walk)
     }
@@ -105,6 +108,10 @@ impl<'a> Walk<'a> {
             false => ("quantizing layers", LAYERS),
         };
         let steps = layers * each;
+        if let QuantizeMethod::Compensate(Compensation { guided: true, .. }) = self.config.method {
+            let mut set = |done, all| progress("weighing tokens by the loss", done, all);
+            self.guide = Some(TokenWeights::new(&self.blocks, self.ids, &self.dense, &mut set)?);
+        }
         for layer in 0..layers {
             match self.store.load(layer)? {
                 Some((done, tuned, block)) => {
@@ -366,11 +373,18 @@ impl<'a> Walk<'a> {
         };
         let bias = bias.map(|name| BlockWeights::new(self.source).vector(name)).transpose()?;
         let cpu = self.blocks.cpu();
-        for (ours, theirs) in self.ternary.iter().zip(&self.dense) {
-            let x = self.blocks.half_inputs(ternary, ours, point)?;
+        let first = point.matrices(layer)[0];
+        for (i, (ours, theirs)) in self.ternary.iter().zip(&self.dense).enumerate() {
+            let scale = |x: &mut [f32], width| {
+                if let Some(guide) = &self.guide {
+                    guide.scale(first, point, i, x, width);
+                }
+            };
+            let mut x = self.blocks.half_inputs(ternary, ours, point)?;
+            scale(&mut x, width);
             hessian.add(cpu, &x).map_err(failed)?;
             let Some((dense, cross)) = &mut cross else { continue };
-            let aim = if point.adds_to_residual() {
+            let mut aim = if point.adds_to_residual() {
                 let mut aim: Vec<f32> = theirs.x.iter().zip(&ours.x).map(|(d, s)| d - s).collect();
                 for (aim, bias) in aim.chunks_exact_mut(spec.hidden).zip(bias.iter().cycle()) {
                     aim.iter_mut().zip(bias).for_each(|(aim, bias)| *aim -= bias);
@@ -379,6 +393,7 @@ impl<'a> Walk<'a> {
             } else {
                 self.blocks.half_inputs(dense, theirs, point)?
             };
+            scale(&mut aim, outputs);
             cross.add(cpu, &aim, &x).map_err(failed)?;
         }
         let aim = cross.map(|(_, cross)| match point.adds_to_residual() {

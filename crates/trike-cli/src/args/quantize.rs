@@ -164,6 +164,10 @@ pub(crate) struct QuantizeArgs {
     /// Plain GPTQ: stored column order, no refitting of scales, no compensation of earlier layers, no tuning
     #[arg(long)]
     pub(crate) plain: bool,
+    /// Weigh the tokens of each layer's statistics by the squared gradient of the dense model's loss with respect to the layer's
+    /// outputs (GuidedQuant): one more pass over the text, forwards and backwards
+    #[arg(long, conflicts_with = "plain")]
+    pub(crate) guided: bool,
     /// Rescale the input channels of each layer before quantization, by scales searched on the calibration text (AWQ); the
     /// inverse is folded into the preceding norm or projection
     #[arg(long)]

@@ -211,7 +211,8 @@ fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
             ..Compensation::default()
         }),
         Method::Compensate => {
-            QuantizeMethod::Compensate(Compensation { damping: args.damping, ..Compensation::default() })
+            let (damping, guided) = (args.damping, args.guided);
+            QuantizeMethod::Compensate(Compensation { damping, guided, ..Compensation::default() })
         }
         Method::LeastSquares => QuantizeMethod::Round(ScaleRule::LeastSquares),
         Method::AbsMean => QuantizeMethod::Round(ScaleRule::AbsMean),

@@ -158,8 +158,11 @@ pub struct Tape {
 /// Gradients of a loss with respect to the matrices, the norms and the input of a block.
 #[derive(Clone, Debug)]
 pub struct BlockGradients {
-    /// With respect to the matrices, in the order of [`BlockMatrices`], each `out x in`.
+    /// With respect to the matrices, in the order of [`BlockMatrices`], each `out x in`; empty from
+    /// [`outputs`](Block::outputs).
     pub matrices: [Vec<f32>; BlockMatrices::COUNT],
+    /// With respect to the outputs of the matrices: of each token, the mean square over the outputs.
+    pub outputs: [Vec<f32>; BlockMatrices::COUNT],
     /// With respect to the weights of the norms, as far as the block has them; biases are absent.
     pub norms: BlockVectors,
     /// With respect to the input, `tokens x hidden`; empty unless requested.
@@ -260,6 +263,25 @@ impl Block<'_> {
     ///
     /// [`CpuError::Length`] when `dy` does not have the length of the output.
     pub fn backward(&self, tape: &Tape, dy: Vec<f32>, with_input: bool) -> Result<BlockGradients, CpuError> {
+        self.differentiate(tape, dy, true, with_input)
+    }
+
+    /// The same without the gradients with respect to the matrices, and with that with respect to the input.
+    ///
+    /// # Errors
+    ///
+    /// As [`backward`](Self::backward).
+    pub fn outputs(&self, tape: &Tape, dy: Vec<f32>) -> Result<BlockGradients, CpuError> {
+        self.differentiate(tape, dy, false, true)
+    }
+
+    fn differentiate(
+        &self,
+        tape: &Tape,
+        dy: Vec<f32>,
+        with_matrices: bool,
+        with_input: bool,
+    ) -> Result<BlockGradients, CpuError> {
         let Self { cpu, shape, vectors, matrices } = *self;
         check_len("gradient of a block's output", tape.x.len(), dy.len())?;
         let (m, spec) = (&matrices.0, &shape.attention);
@@ -270,19 +292,24 @@ impl Block<'_> {
                 None => Ok(dy),
             };
 
-        let down = m[D].weight(cpu, tape.down_in.as_ref().unwrap_or(&tape.joined), &dy)?;
+        let mut outputs = [const { Vec::new() }; BlockMatrices::COUNT];
+        let mut of_matrix = |i: usize, x: &[f32], dy: &[f32]| {
+            outputs[i] = mean_squares(dy, shape.matrices()[i].0);
+            if with_matrices { m[i].weight(cpu, x, dy) } else { Ok(Vec::new()) }
+        };
+        let down = of_matrix(D, tape.down_in.as_ref().unwrap_or(&tape.joined), &dy)?;
         let d_joined =
             through(m[D].input(cpu, &dy)?, &tape.joined, &vectors.mlp_sub_norm, &mut norms.mlp_sub_norm)?;
         let (mut d_gate, mut d_up) = (vec![0.0; tape.gate.len()], vec![0.0; tape.up.len()]);
         gated(cpu, &tape.gate, &tape.up, shape.activation, &d_joined, &mut d_gate, &mut d_up)?;
-        let gate = m[G].weight(cpu, &tape.mlp_normed, &d_gate)?;
-        let up = m[U].weight(cpu, &tape.mlp_normed, &d_up)?;
+        let gate = of_matrix(G, &tape.mlp_normed, &d_gate)?;
+        let up = of_matrix(U, &tape.mlp_normed, &d_up)?;
         let mut d_normed = m[G].input(cpu, &d_gate)?;
         add(&mut d_normed, &m[U].input(cpu, &d_up)?);
         let mut d_middle = dy;
         add(&mut d_middle, &self.norm_back(&tape.middle, &vectors.mlp_norm, &d_normed, &mut norms.mlp_norm)?);
 
-        let output = m[O].weight(cpu, tape.output_in.as_ref().unwrap_or(&tape.attended), &d_middle)?;
+        let output = of_matrix(O, tape.output_in.as_ref().unwrap_or(&tape.attended), &d_middle)?;
         let d_attended = m[O].input(cpu, &d_middle)?;
         let (weight, dw) = (&vectors.attention_sub_norm, &mut norms.attention_sub_norm);
         let d_attended = through(d_attended, &tape.attended, weight, dw)?;
@@ -297,9 +324,9 @@ impl Block<'_> {
             dq = self.norm_back(q, q_norm, &dq, dw_q)?;
             dk = self.norm_back(k, k_norm, &dk, dw_k)?;
         }
-        let query = m[Q].weight(cpu, &tape.normed, &dq)?;
-        let key = m[K].weight(cpu, &tape.normed, &dk)?;
-        let value = m[V].weight(cpu, &tape.normed, &dv)?;
+        let query = of_matrix(Q, &tape.normed, &dq)?;
+        let key = of_matrix(K, &tape.normed, &dk)?;
+        let value = of_matrix(V, &tape.normed, &dv)?;
         let matrices = [query, key, value, output, gate, up, down];
         let mut d_normed = m[Q].input(cpu, &dq)?;
         add(&mut d_normed, &m[K].input(cpu, &dk)?);
@@ -307,10 +334,10 @@ impl Block<'_> {
         let (x, weight) = (&tape.x, &vectors.attention_norm);
         if !with_input {
             norms.attention_norm = self.norm_weight(x, weight, &d_normed)?;
-            return Ok(BlockGradients { matrices, norms, input: Vec::new() });
+            return Ok(BlockGradients { matrices, outputs, norms, input: Vec::new() });
         }
         add(&mut d_middle, &self.norm_back(x, weight, &d_normed, &mut norms.attention_norm)?);
-        Ok(BlockGradients { matrices, norms, input: d_middle })
+        Ok(BlockGradients { matrices, outputs, norms, input: d_middle })
     }
 
     fn linear(&self, x: &[f32], i: usize) -> Result<Vec<f32>, CpuError> {
@@ -347,4 +374,10 @@ impl Block<'_> {
         rms_norm_weight(self.cpu, x, self.shape.rms_eps, dy, &mut dw)?;
         Ok(dw)
     }
+}
+
+/// Of each row, the mean of the squares.
+fn mean_squares(rows: &[f32], width: usize) -> Vec<f32> {
+    let mean = |row: &[f32]| row.iter().map(|v| v * v).sum::<f32>() / width as f32;
+    rows.chunks_exact(width).map(mean).collect()
 }

@@ -262,6 +262,13 @@ fn blocks() {
             let without = block.backward(&tape, dy.clone(), false).expect("it runs");
             assert_eq!(without.matrices, gradients.matrices, "without the input");
             assert_eq!(without.norms.norms(), gradients.norms.norms(), "without the input");
+            let outputs = block.outputs(&tape, dy.clone()).expect("it runs");
+            assert_eq!((&outputs.input, &outputs.outputs), (&gradients.input, &gradients.outputs));
+            assert!(outputs.matrices.iter().all(Vec::is_empty));
+            // The output of the last matrix is added to the block's.
+            let squares = dy.chunks_exact(shape.hidden).map(|dy| dy.iter().map(|d| d * d).sum::<f32>());
+            let means: Vec<f32> = squares.map(|sum| sum / shape.hidden as f32).collect();
+            assert_all_near!(&outputs.outputs[6], &means, abs = 1e-5);
             bits.push(gradients);
         }
         let [one, more] = &bits[..] else { panic!("two of them") };
@@ -274,6 +281,9 @@ fn blocks() {
                 values[i] = w.to_vec();
                 oracle.forward(&values, &wide(&x))
             });
+        }
+        for (i, squares) in one.outputs.iter().enumerate() {
+            assert!(squares.len() == tokens && squares.iter().sum::<f32>() > 0.0, "{i}");
         }
         for (i, (got, weight)) in one.norms.norms().into_iter().zip(vectors.norms()).enumerate() {
             assert_eq!(got.is_some(), weight.is_some(), "norm {i}");

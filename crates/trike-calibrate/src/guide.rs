@@ -1,0 +1,127 @@
+//! How much the outputs of a layer count at each token: the squared gradient of the loss of the dense model, the cross-entropy of the
+//! calibration text, with respect to them (GuidedQuant, Kim et al., 2505.07004, with one group of outputs).
+//!
+//! An error `e` of a layer's output changes the loss by about `sum_t (g_t . e_t)^2 / 2`, where `g_t` is that gradient at token `t`.
+//! With the mean square of `g_t` in place of its elements, token `t` of `X^T X` has that weight.
+
+use trike_cpu::{
+    CpuError,
+    grad::{self, Block, BlockMatrices},
+};
+use trike_nn::{HookPoint, WeightName};
+
+use crate::{
+    CalibrateError, Tuning,
+    streams::{Batch, Blocks},
+    tune::{self, Head, Learner},
+};
+
+/// Weights of the tokens of a text, of mean 1 at each place.
+pub(crate) struct TokenWeights {
+    /// Square roots, `[layer][point][batch][token]`.
+    roots: Vec<[Vec<Vec<f32>>; 4]>,
+}
+
+/// The places, and which matrices of [`BlockMatrices`] are there.
+const POINTS: [(HookPoint, &[usize]); 4] = [
+    (HookPoint::Attention, &[0, 1, 2]),
+    (HookPoint::Output, &[3]),
+    (HookPoint::Mlp, &[4, 5]),
+    (HookPoint::Down, &[6]),
+];
+
+impl TokenWeights {
+    /// Runs the text through the dense model and back. `starts` are its embedded tokens, `ids`.
+    pub(crate) fn new(
+        dense: &Blocks<'_>,
+        ids: &[Vec<u32>],
+        starts: &[Batch],
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, CalibrateError> {
+        let (spec, cpu, input) = (dense.spec(), dense.cpu(), dense.source);
+        let head = Head::load(input)?;
+        let longest = ids.iter().map(Vec::len).max().unwrap_or(0);
+        let shape = tune::shape(spec, longest)?;
+        let widths = shape.matrices().map(|(rows, _)| rows as f32);
+        let load = |layer| -> Result<(Learner, BlockMatrices), CalibrateError> {
+            let block = Learner::new(input, layer, &Tuning::default(), &[])?;
+            let matrices = block.matrices(&shape)?;
+            Ok((block, matrices))
+        };
+        let mut squares = vec![[const { Vec::new() }; 4]; spec.layers];
+        let mut rest = ids.iter();
+        for (done, batch) in starts.iter().enumerate() {
+            progress(done, starts.len());
+            let lengths: Vec<usize> = batch.lengths().collect();
+            let (mut x, mut inputs) = (batch.x.clone(), Vec::with_capacity(spec.layers));
+            for layer in 0..spec.layers {
+                let (block, matrices) = load(layer)?;
+                inputs.push(x.clone());
+                let block = Block { cpu, shape: &shape, vectors: block.vectors(), matrices: &matrices };
+                x = block.forward(x, &lengths)?.0;
+            }
+            let next =
+                |ids: &Vec<u32>| ids.iter().skip(1).map(|id| Some(*id)).chain([None]).collect::<Vec<_>>();
+            let targets: Vec<Option<u32>> = rest.by_ref().take(lengths.len()).flat_map(next).collect();
+            let mut dy = loss_gradient(&head, dense, shape.rms_eps, &x, &targets)?;
+            for (layer, x) in inputs.into_iter().enumerate().rev() {
+                let (block, matrices) = load(layer)?;
+                let block = Block { cpu, shape: &shape, vectors: block.vectors(), matrices: &matrices };
+                let (_, tape) = block.forward(x, &lengths)?;
+                let gradients = block.outputs(&tape, dy)?;
+                for ((_, of), batches) in POINTS.iter().zip(&mut squares[layer]) {
+                    let all: f32 = of.iter().map(|i| widths[*i]).sum();
+                    let mut sums = vec![0f32; batch.x.len() / shape.hidden];
+                    for &i in *of {
+                        let share = widths[i] / all;
+                        sums.iter_mut()
+                            .zip(&gradients.outputs[i])
+                            .for_each(|(sum, mean)| *sum += share * mean);
+                    }
+                    batches.push(sums);
+                }
+                dy = gradients.input;
+            }
+        }
+        squares.iter_mut().flatten().for_each(|batches: &mut Vec<Vec<f32>>| to_roots(batches));
+        Ok(Self { roots: squares })
+    }
+
+    /// Multiplies the activations of a batch, rows of `width`, with the square roots of the weights of their tokens.
+    pub(crate) fn scale(
+        &self,
+        name: WeightName,
+        point: HookPoint,
+        batch: usize,
+        x: &mut [f32],
+        width: usize,
+    ) {
+        let place = POINTS.iter().position(|(other, _)| *other == point);
+        let (Some(layer), Some(place)) = (name.layer(), place) else { return };
+        for (row, root) in x.chunks_exact_mut(width).zip(&self.roots[layer][place][batch]) {
+            row.iter_mut().for_each(|x| *x *= root);
+        }
+    }
+}
+
+/// The gradient of the cross-entropy with respect to `x`, the output of the last block.
+fn loss_gradient(
+    head: &Head,
+    dense: &Blocks<'_>,
+    eps: f32,
+    x: &[f32],
+    targets: &[Option<u32>],
+) -> Result<Vec<f32>, CpuError> {
+    let mut logits = head.logits(dense.cpu(), eps, x)?;
+    grad::cross_entropy(dense.cpu(), &mut logits, targets, dense.spec().vocab, 1.0)?;
+    head.backward(dense.cpu(), eps, x, &logits)
+}
+
+/// Square roots of weights that are divided by their mean. Where no token has a gradient, all count alike.
+fn to_roots(batches: &mut [Vec<f32>]) {
+    let count: usize = batches.iter().map(Vec::len).sum();
+    let sum: f64 = batches.iter().flatten().map(|square| f64::from(*square)).sum();
+    let mean = sum / count.max(1) as f64;
+    let root = |square: f32| if mean > 0.0 { (f64::from(square) / mean).sqrt() as f32 } else { 1.0 };
+    batches.iter_mut().flatten().for_each(|square| *square = root(*square));
+}
