@@ -8,6 +8,8 @@ const BLOCK: u64 = 1 << 18;
 const MODEL: [u64; 2] = [1 << 19, 3 << 20];
 /// What these tokens times the weights of the blocks are, in between.
 const PRODUCTS: u64 = 1 << 40;
+/// Most passes over a text by default, for a block and for the whole model: more of a short text is learned by heart.
+const PASSES: [u64; 2] = [16, 32];
 /// Upper limit of epochs, to catch mistyped numbers.
 const MOST_EPOCHS: usize = 10_000;
 
@@ -18,7 +20,7 @@ const MOST_EPOCHS: usize = 10_000;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
     /// Epochs over the text per block, against the dense block's output; 0 = none. By default so many that about 262,144 tokens are
-    /// passed, at least one.
+    /// passed, 1 to 16.
     pub block_epochs: Option<usize>,
     /// Epochs over the text for the whole model, against the dense model's probabilities; 0 = none. By default so many that about
     /// 524,288 tokens are passed, or up to six times that in a model with fewer than two million weights in its blocks; where only
@@ -73,10 +75,12 @@ impl Tuning {
 
     /// Epochs over a text of so many tokens, for a block and for a whole model with so many weights in its blocks.
     pub(crate) fn epochs(&self, tokens: usize, weights: u64) -> [usize; 2] {
-        let passes = |passed: u64| ((passed as usize + tokens / 2) / tokens.max(1)).max(1);
+        let tokens = tokens as u64;
+        let passes = |passed: u64, most: u64| ((passed + tokens / 2) / tokens.max(1)).clamp(1, most) as usize;
         let [least, most] = MODEL;
         let model = (PRODUCTS / weights.max(1)).clamp(least, most);
-        [self.block_epochs.unwrap_or(passes(BLOCK)), self.model_epochs.unwrap_or(passes(model))]
+        let [block, model] = [passes(BLOCK, PASSES[0]), passes(model, PASSES[1])];
+        [self.block_epochs.unwrap_or(block), self.model_epochs.unwrap_or(model)]
     }
 
     pub(crate) fn validate(&self) -> Result<(), OptionError> {
@@ -87,5 +91,28 @@ impl Tuning {
         OptionError::check("tuning.batch_tokens", Bounds::at_least(1usize), self.batch_tokens)?;
         OptionError::check("tuning.block_epochs", epochs, self.block_epochs.unwrap_or(0))?;
         OptionError::check("tuning.model_epochs", epochs, self.model_epochs.unwrap_or(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passes_fall_with_text_and_weights() {
+        let default = Tuning::default();
+        for (tokens, weights, passes) in [
+            (1 << 18, 1 << 30, [1, 2]),
+            (1 << 18, 1 << 20, [1, 4]),
+            (1 << 19, 1 << 10, [1, 6]),
+            (1 << 21, 1 << 30, [1, 1]),
+            (1 << 16, 1 << 30, [4, 8]),
+            (1000, 1, [16, 32]),
+            (0, 0, [16, 32]),
+        ] {
+            assert_eq!(default.epochs(tokens, weights), passes, "{tokens} {weights}");
+        }
+        let set = Tuning { block_epochs: Some(0), model_epochs: Some(7), ..default };
+        assert_eq!(set.epochs(10, 10), [0, 7]);
     }
 }
