@@ -6,8 +6,8 @@
 //! through the rounding by the straight-through estimator to a latent weight for each code ([`trike_quant::LatentWeights`]).
 //! Tuning a block to the outputs of the dense block is the method of OmniQuant (Shao et al., 2308.13137) and
 //! EfficientQAT (Chen et al., 2407.11062); tuning the whole model to the probabilities of the dense model is
-//! distillation, as in PV-Tuning (Malinovskii et al., 2405.14852). Embeddings, norms, biases and the head are not
-//! changed.
+//! distillation, as in PV-Tuning (Malinovskii et al., 2405.14852). The norms of blocks are tuned with them; embeddings, biases,
+//! the last norm and the head are not changed.
 
 mod block;
 mod learner;
