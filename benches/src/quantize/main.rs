@@ -1,10 +1,9 @@
 //! Seconds and memory of `trike_calibrate::quantize` on blocks of a real size:
 //! `cargo run --release -p trike-benches --bin bench-quantize -- [--hidden N] [--inner N] [--heads N] [--kv-heads N] [--blocks N]
-//! [--repeat N] [--sequences N] [--tokens N] [--planes N] [--threads N] [--tune] [--keep DIR]`.
+//! [--repeat N] [--sequences N] [--tokens N] [--planes N] [--threads N] [--tune] [--tune-max-weights N] [--keep DIR]`.
 //!
-//! A checkpoint of random weights in f16 is written first, a shard for each block; only its first blocks differ, the others repeat
-//! them. Nothing in the quantization depends on what the weights are but the damping, so that a block takes as long as one of a
-//! trained model. The text is random bytes, with the tokenizer of the bundled model. Times are those between two reports of progress:
+//! A checkpoint of random weights in f16 is written first; only its first blocks differ, the others repeat them. The weights decide
+//! nothing about the work but how often the Hessian needs more damping, so that a block takes as long as one of a trained model. The text is random bytes, with the tokenizer of the bundled model. Times are those between two reports of progress:
 //! on the clock, and of processors on Linux, which other work on the machine changes less.
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
@@ -166,7 +165,8 @@ fn main() -> Result<()> {
     let tokens = report.calibration_tokens;
     println!("{:.1} s for {tokens} tokens, {} weights", report.seconds, report.ternary.parameters);
     if let Some(peak) = peak() {
-        let mapped = fs::metadata(dense.join("model.safetensors")).map_or(0, |file| file.len());
+        let files = fs::read_dir(&dense)?.filter_map(|entry| Some(entry.ok()?.metadata().ok()?.len()));
+        let mapped: u64 = files.sum();
         let [peak, expected, mapped] = [peak, expected, mapped].map(|bytes| bytes as f64 / 1e9);
         println!(
             "peak of memory {peak:.2} GB; expected {expected:.2}, and {mapped:.2} of mapped files at the most"

@@ -8,7 +8,7 @@ use trike_cpu::{
     CpuError,
     grad::{self, Block, BlockMatrices},
 };
-use trike_nn::{HookPoint, WeightName};
+use trike_nn::HookPoint;
 
 use crate::{
     CalibrateError, Tuning,
@@ -88,16 +88,9 @@ impl TokenWeights {
     }
 
     /// Multiplies the activations of a batch, rows of `width`, with the square roots of the weights of their tokens.
-    pub(crate) fn scale(
-        &self,
-        name: WeightName,
-        point: HookPoint,
-        batch: usize,
-        x: &mut [f32],
-        width: usize,
-    ) {
+    pub(crate) fn scale(&self, layer: usize, point: HookPoint, batch: usize, x: &mut [f32], width: usize) {
         let place = POINTS.iter().position(|(other, _)| *other == point);
-        let (Some(layer), Some(place)) = (name.layer(), place) else { return };
+        let Some(place) = place else { return };
         for (row, root) in x.chunks_exact_mut(width).zip(&self.roots[layer][place][batch]) {
             row.iter_mut().for_each(|x| *x *= root);
         }

@@ -58,13 +58,16 @@ pub fn estimate_memory(
         layers,
         block: all / layers.max(1),
     };
-    let QuantizeMethod::Compensate(_) = config.method else {
+    let QuantizeMethod::Compensate(how) = config.method else {
         // A matrix, what it is rounded to, and what is between.
         let largest = largest(input, config)?.0;
         return Ok(4 * F32 * largest + REST);
     };
     let tuning = config.tuning.filter(|_| config.layout.depth == 1 || !is_free(config));
     let mut most = compensating(&sizes, input, config, tuning.is_some_and(|t| t.tunes_blocks()))?;
+    if how.guided {
+        most = most.max(weighing(&sizes));
+    }
     if let Some(tuning) = tuning {
         most = most.max(tuning_memory(&sizes, config, &tuning, all, longest));
     }
@@ -104,6 +107,15 @@ fn compensating(
     // The weights, what they aim at, errors, codes and trits.
     let layer = 6 * F32 * weights;
     Ok(streams + 2 * F32 * block + activations.max(squares + layer))
+}
+
+/// While tokens are weighed by the loss: two streams, a block as it is loaded and in f32, its tape, the inputs of all blocks for a
+/// batch, the head and its logits.
+fn weighing(sizes: &Sizes) -> u64 {
+    let Sizes { tokens, batch, hidden, intermediate, query, vocab, layers, block } = *sizes;
+    let tape = 2 * F32 * batch * (6 * hidden + 4 * query + 5 * intermediate);
+    let inputs = F32 * layers * batch * hidden;
+    2 * F32 * hidden * tokens + 2 * F32 * block + tape + inputs + F32 * vocab * (hidden + 2 * batch)
 }
 
 /// While a block is tuned, and then the whole model.

@@ -185,7 +185,7 @@ fn tokens_count_by_the_gradient_of_the_loss() {
             let mut at = 0;
             for (i, batch) in starts.iter().enumerate() {
                 let mut ones = vec![1.0; batch.lengths().sum()];
-                weights.scale(WeightName::Query(layer), point, i, &mut ones, 1);
+                weights.scale(layer, point, i, &mut ones, 1);
                 sum += ones.iter().map(|root| f64::from(root * root)).sum::<f64>();
                 let mut row = 0;
                 for length in batch.lengths() {

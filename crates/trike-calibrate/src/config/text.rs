@@ -6,13 +6,17 @@ use trike_llm::Split;
 pub(crate) const SEQUENCES: usize = 4096;
 /// Tokens that they have together at most: of a large model, and of a small one, whose time is short.
 const TOKENS: [u64; 2] = [1 << 18, 1 << 20];
-/// What these tokens times the weights of the blocks are, in between.
+/// What tokens times the weights of the blocks are, between the least and the most tokens.
 const PRODUCTS: u64 = 1 << 40;
 
 /// Tokens of a text by default, for a model with so many weights in its blocks: distinct text helps more than anything else.
 pub(crate) fn tokens(weights: u64) -> usize {
-    let [least, most] = TOKENS;
-    (PRODUCTS / weights.max(1)).clamp(least, most) as usize
+    affordable(weights, TOKENS) as usize
+}
+
+/// Tokens that take about as long in every model that can have more than the least and fewer than the most.
+pub(super) fn affordable(weights: u64, [least, most]: [u64; 2]) -> u64 {
+    (PRODUCTS / weights.max(1)).clamp(least, most)
 }
 
 /// The calibration text.

@@ -62,7 +62,8 @@ impl TunedBlock {
         rate: f32,
     ) -> Result<(), CalibrateError> {
         let mut deepest = 1;
-        for ((i, name, codes), (_, scales)) in codes.iter().zip(&mut self.scales) {
+        for (i, name, codes) in codes {
+            let Some((_, scales)) = self.scales.iter_mut().find(|(other, _)| other == name) else { continue };
             let failed = |e| CalibrateError::quantize(*name, e);
             let gradient = codes.rotated(&gradients.matrices[*i]).map_err(failed)?;
             deepest = deepest.max(codes.trits.depth());
@@ -114,7 +115,7 @@ impl AllScales<'_> {
     fn loaded(&self, layer: usize) -> Result<Loaded, CalibrateError> {
         let mut replaced = (self.load)(layer)?;
         let mut codes = Vec::new();
-        let mut value = |(i, name): (usize, WeightName)| -> Result<Vec<f32>, CalibrateError> {
+        let mut value = |i: usize, name: WeightName| -> Result<Vec<f32>, CalibrateError> {
             let place = replaced.iter().position(|(other, _)| *other == name);
             let tensor = match place.map(|place| replaced.swap_remove(place).1) {
                 None => return Ok(self.input.load(name)?.into_f32()),
@@ -131,18 +132,11 @@ impl AllScales<'_> {
             codes.push((i, name, of));
             Ok(values)
         };
-        let [q, k, v, o, g, u, d] = {
-            let mut i = 0;
-            names(layer).map(|name| {
-                i += 1;
-                value((i - 1, name))
-            })
-        };
-        let matrices = BlockMatrices::new(&self.shape, [q?, k?, v?, o?, g?, u?, d?])?;
-        // In the order of the scales.
-        let place = |name: &WeightName| self.blocks[layer].scales.iter().position(|(other, _)| other == name);
-        codes.sort_by_key(|(_, name, _)| place(name));
-        Ok(Loaded { matrices, codes })
+        let mut values = [const { Vec::new() }; BlockMatrices::COUNT];
+        for (i, name) in names(layer).into_iter().enumerate() {
+            values[i] = value(i, name)?;
+        }
+        Ok(Loaded { matrices: BlockMatrices::new(&self.shape, values)?, codes })
     }
 
     fn block<'b>(&'b self, layer: usize, loaded: &'b Loaded) -> Block<'b> {

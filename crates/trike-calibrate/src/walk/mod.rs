@@ -139,7 +139,7 @@ impl<'a> Walk<'a> {
 
     /// Tunes all blocks together, if any of their layers is ternary.
     fn whole(
-        self,
+        mut self,
         file: &ModelFile,
         tuning: &Tuning,
         walked: &mut Walked,
@@ -148,6 +148,8 @@ impl<'a> Walk<'a> {
         if walked.layers.iter().all(|layer| layer.kept.is_some()) {
             return Ok(());
         }
+        // What follows begins with the embedded tokens again.
+        self.ternary = Vec::new();
         let load = |layer| self.load(layer);
         let (head, starts) = (tune::Head::load(self.source)?, self.embed()?);
         if block_weights(self.source)? > tuning.max_weights {
@@ -373,11 +375,10 @@ impl<'a> Walk<'a> {
         };
         let bias = bias.map(|name| BlockWeights::new(self.source).vector(name)).transpose()?;
         let cpu = self.blocks.cpu();
-        let first = point.matrices(layer)[0];
         for (i, (ours, theirs)) in self.ternary.iter().zip(&self.dense).enumerate() {
             let scale = |x: &mut [f32], width| {
                 if let Some(guide) = &self.guide {
-                    guide.scale(first, point, i, x, width);
+                    guide.scale(layer, point, i, x, width);
                 }
             };
             let mut x = self.blocks.half_inputs(ternary, ours, point)?;

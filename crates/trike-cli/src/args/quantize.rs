@@ -191,11 +191,11 @@ pub(crate) struct QuantizeArgs {
     #[arg(long)]
     pub(crate) no_tune: bool,
     /// Epochs of block-wise tuning of codes, scales and norms against the dense block's output [default: as many as pass
-    /// 262144 tokens, at most 16]
+    /// 262144 tokens, at most 4]
     #[arg(long, conflicts_with_all = ["no_tune", "plain"])]
     pub(crate) tune_block_epochs: Option<usize>,
     /// Epochs of end-to-end tuning against the dense model's output distribution [default: as many as pass 524288 tokens,
-    /// more in a model with fewer than two million weights, at most 32]
+    /// more in a model with fewer than two million weights, at most 6]
     #[arg(long, conflicts_with_all = ["no_tune", "plain"])]
     pub(crate) tune_model_epochs: Option<usize>,
     /// Learning rate of codes, in units of the distance between levels; a stage of tuning that gains nothing begins again with a

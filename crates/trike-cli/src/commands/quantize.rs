@@ -203,6 +203,9 @@ fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
             Packing::Auto => Encoding::Base3,
             Packing::Fixed(encoding) => encoding,
         });
+    if args.guided && !matches!(args.method, Method::Compensate) {
+        bail!("--guided requires --method compensate: rounding has no statistics of inputs");
+    }
     let method = match args.method {
         Method::Compensate if args.plain => QuantizeMethod::Compensate(Compensation {
             order: ColumnOrder::Stored,

@@ -349,11 +349,13 @@ fn what_cannot_be_done_is_refused_and_leaves_nothing() {
         (&["--method", "absmean", "--planes", "2"], "rule cannot be combined with coupling tied"),
         (&["--skip", "*"], "every layer"),
         (&["--prune-by", "wanda"], "require --prune"),
+        (&["--guided", "--method", "nearest"], "requires --method compensate"),
         (&["--prune", "0.5", "--prune-pattern", "2:4"], "combined with an N:M pattern"),
         (&["--eval", &short, "--curve", "--method", "absmean", "--planes", "1"], "one to four planes"),
         (&["--eval", &empty], "empty.txt"),
     ] {
-        let other = ["--prune", "--prune-by", "--eval"].contains(&more[0]) && !more.contains(&"--curve");
+        let other =
+            ["--prune", "--prune-by", "--guided", "--eval"].contains(&more[0]) && !more.contains(&"--curve");
         let error = trike.fails(
             if other { 1 } else { 2 },
             &[&["quantize", "-m", &model, "-o", &out, "-c", &short], more].concat(),
