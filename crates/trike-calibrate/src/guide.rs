@@ -45,7 +45,7 @@ impl TokenWeights {
         let widths = shape.matrices().map(|(rows, _)| rows as f32);
         let load = |layer| -> Result<(Learner, BlockMatrices), CalibrateError> {
             let block = Learner::new(input, layer, &Tuning::default(), &[])?;
-            let matrices = block.matrices(&shape)?;
+            let matrices = block.matrices(cpu, &shape)?;
             Ok((block, matrices))
         };
         let mut squares = vec![[const { Vec::new() }; 4]; spec.layers];

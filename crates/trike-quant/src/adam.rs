@@ -57,7 +57,8 @@ impl Adam {
         (1.0 / (1.0 - MOMENTA.0.powi(self.updates)), 1.0 / (1.0 - MOMENTA.1.powi(self.updates)))
     }
 
-    #[inline]
+    // Into the loops that call it: on its own it would have none of their instructions.
+    #[inline(always)]
     pub(crate) fn direction(mean: &mut f32, square: &mut f32, gradient: f32, unbias: (f32, f32)) -> f32 {
         *mean += (1.0 - MOMENTA.0) * (gradient - *mean);
         *square += (1.0 - MOMENTA.1) * (gradient * gradient - *square);

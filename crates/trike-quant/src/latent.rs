@@ -6,6 +6,7 @@
 //! learned independently.
 
 use trike_core::OptionError;
+use trike_cpu::{Cpu, Loop, vectorized};
 use trike_trit::{Coupling, Granularity, ScaleValues, TritTensor};
 
 use crate::{
@@ -45,6 +46,7 @@ impl LatentLearningRates {
 /// A trainable ternary matrix with tied planes: one latent weight per code, and the scales.
 ///
 /// ```
+/// use trike_cpu::Cpu;
 /// use trike_quant::{LatentWeights, LatentLearningRates, MatrixView, QuantizeConfig, quantize_matrix};
 ///
 /// let w = [0.9, -1.0, 0.3, 0.0];
@@ -54,11 +56,12 @@ impl LatentLearningRates {
 /// let mut latent = LatentWeights::new(view, &trits, None)?;
 /// assert_eq!(latent.tensor()?, trits);
 /// // A loss that falls as the third weight grows.
+/// let cpu = Cpu::new(1)?;
 /// for _ in 0..60 {
-///     latent.update(&[0.0, 0.0, -1.0, 0.0], LatentLearningRates::default().with_codes(0.02))?;
+///     latent.update(&cpu, &[0.0, 0.0, -1.0, 0.0], LatentLearningRates::default().with_codes(0.02))?;
 /// }
 /// assert!(trits.dequantize()[2] == 0.0 && latent.tensor()?.dequantize()[2] > 0.9);
-/// # Ok::<(), trike_quant::QuantError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct LatentWeights {
@@ -162,60 +165,99 @@ impl LatentWeights {
         f32::from(Grid::max_code(self.layout.depth))
     }
 
-    /// Length of the spans of a row that share a grid, and the grid index of the first span.
-    fn spans(&self, row: usize) -> (usize, usize) {
-        (self.layout.granularity.group_len(self.cols), grid_of(self.layout.granularity, self.cols, row, 0))
+    /// Length of the spans of a row that share a grid, and their number.
+    fn spans(&self) -> (usize, usize) {
+        let len = self.layout.granularity.group_len(self.cols).max(1);
+        (len, self.cols.div_ceil(len))
     }
 
-    /// The current rounded weights, row-major.
-    pub fn values(&self) -> Vec<f32> {
-        let most = self.most();
-        let mut out = Vec::with_capacity(self.at.len());
-        for (row, at) in self.at.chunks_exact(self.cols).enumerate() {
-            let (len, first) = self.spans(row);
-            for (at, grid) in at.chunks(len.max(1)).zip(first..) {
-                let (step, mean) = (self.steps[grid], self.means[grid]);
-                out.extend(at.iter().map(|at| mean + step * at.round_ties_even().clamp(-most, most)));
-            }
+    /// Rows that a thread takes.
+    fn share(&self, cpu: &Cpu) -> usize {
+        // About eight operations a weight.
+        self.rows.div_ceil(cpu.pool().parts(self.at.len().saturating_mul(8))).max(1)
+    }
+
+    /// The current rounded weights, row-major. They do not depend on the number of threads.
+    pub fn values(&self, cpu: &Cpu) -> Vec<f32> {
+        let mut out = vec![0.0; self.at.len()];
+        if out.is_empty() {
+            return out;
         }
+        let (most, (len, each), cols) = (self.most(), self.spans(), self.cols);
+        let share = self.share(cpu);
+        let tasks = out.chunks_mut(share * cols).zip(self.at.chunks(share * cols)).enumerate().collect();
+        cpu.pool().run(tasks, |(part, (out, at)): (usize, (&mut [f32], &[f32]))| {
+            for (row, (out, at)) in
+                (part * share..).zip(out.chunks_exact_mut(cols).zip(at.chunks_exact(cols)))
+            {
+                for (i, (out, at)) in out.chunks_mut(len).zip(at.chunks(len)).enumerate() {
+                    let grid = grid_of_span(self.layout.granularity, row * each + i);
+                    let (step, mean) = (self.steps[grid], self.means[grid]);
+                    vectorized(cpu, Round { at, step, mean, most, out });
+                }
+            }
+        });
         out
     }
 
     /// Takes one Adam step, where `gradient` is the gradient of a loss with respect to the weights [`values`](Self::values).
+    /// The result does not depend on the number of threads.
     ///
     /// # Errors
     ///
     /// [`QuantError::Length`], [`QuantError::NonFinite`]; in both cases nothing changes.
-    pub fn update(&mut self, gradient: &[f32], rates: LatentLearningRates) -> Result<(), QuantError> {
+    pub fn update(
+        &mut self,
+        cpu: &Cpu,
+        gradient: &[f32],
+        rates: LatentLearningRates,
+    ) -> Result<(), QuantError> {
         check_len("gradient", self.at.len(), gradient.len())?;
         check_finite("gradient", gradient)?;
         let unbias = self.of_codes.begin();
-        let most = self.most();
+        let (most, (len, each), cols) = (self.most(), self.spans(), self.cols);
+        let granularity = self.layout.granularity;
+        // Of each span: the gradients of its step and of its mean.
+        let mut sums = vec![[0f32; 2]; self.rows * each];
+        if !self.at.is_empty() {
+            let share = self.share(cpu);
+            let (steps, keep) = (&self.steps, &self.keep);
+            let places = self.at.chunks_mut(share * cols).zip(gradient.chunks(share * cols));
+            let moments = self.of_codes.mean.chunks_mut(share * cols);
+            let moments = moments.zip(self.of_codes.square.chunks_mut(share * cols));
+            let tasks = places.zip(moments).zip(sums.chunks_mut(share * each)).enumerate().collect();
+            cpu.pool().run(tasks, |(part, (((at, gradient), (mean, square)), sums)): (usize, Part<'_>)| {
+                let mut start = 0;
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    let end = (start + len).min((i / each + 1) * cols);
+                    let step = steps[grid_of_span(granularity, part * share * each + i)];
+                    let keep = match keep.len() {
+                        0 => &[][..],
+                        _ => &keep[part * share * cols..][start..end],
+                    };
+                    let span = Span {
+                        at: &mut at[start..end],
+                        gradient: &gradient[start..end],
+                        mean: &mut mean[start..end],
+                        square: &mut square[start..end],
+                        keep,
+                        step,
+                        most,
+                        rate: rates.codes,
+                        unbias,
+                    };
+                    *sums = vectorized(cpu, span);
+                    start = end;
+                }
+            });
+        }
         let mut by_step = vec![0f32; self.steps.len()];
         let mut by_mean = vec![0f32; self.of_means.mean.len()];
-        let cols = self.cols;
-        for row in 0..self.rows {
-            let (len, first) = self.spans(row);
-            for (start, grid) in (row * cols..(row + 1) * cols).step_by(len.max(1)).zip(first..) {
-                let span = start..(start + len).min((row + 1) * cols);
-                let step = self.steps[grid];
-                let (mut of_step, mut of_mean) = (0f32, 0f32);
-                let moments = self.of_codes.mean[span.clone()].iter_mut();
-                let moments = moments.zip(&mut self.of_codes.square[span.clone()]);
-                let places = self.at[span.clone()].iter_mut().zip(&gradient[span.clone()]);
-                for ((i, (at, &g)), (mean, square)) in span.zip(places).zip(moments) {
-                    of_step += g * at.round_ties_even().clamp(-most, most);
-                    of_mean += g;
-                    if !self.keep.is_empty() && !self.keep[i] {
-                        continue;
-                    }
-                    let direction = Adam::direction(mean, square, g * step, unbias);
-                    *at = (*at - rates.codes * direction).clamp(-most - 0.5, most + 0.5);
-                }
-                by_step[grid] += of_step;
-                if let Some(sum) = by_mean.get_mut(grid) {
-                    *sum += of_mean;
-                }
+        for (i, [of_step, of_mean]) in sums.into_iter().enumerate() {
+            let grid = grid_of_span(granularity, i);
+            by_step[grid] += of_step;
+            if let Some(sum) = by_mean.get_mut(grid) {
+                *sum += of_mean;
             }
         }
         move_scales(
@@ -240,6 +282,74 @@ impl LatentWeights {
         let grids: Vec<Grid> = self.steps.iter().zip(&self.means).map(grid).collect();
         tensor(self.rows, self.cols, &codes, scales(&grids, &self.layout), &self.layout)
     }
+}
+
+/// Latent weights with their gradients, the moments of both, and the sums of the spans of these rows.
+type Part<'a> = (((&'a mut [f32], &'a [f32]), (&'a mut [f32], &'a mut [f32])), &'a mut [[f32; 2]]);
+
+/// Rounds latent weights of one grid.
+struct Round<'a> {
+    at: &'a [f32],
+    step: f32,
+    mean: f32,
+    most: f32,
+    out: &'a mut [f32],
+}
+
+impl Loop for Round<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (out, at) in self.out.iter_mut().zip(self.at) {
+            *out = self.mean + self.step * at.round_ties_even().clamp(-self.most, self.most);
+        }
+    }
+}
+
+/// An Adam step of latent weights of one grid; returns the gradients of the step and of the mean of the grid.
+struct Span<'a> {
+    at: &'a mut [f32],
+    gradient: &'a [f32],
+    mean: &'a mut [f32],
+    square: &'a mut [f32],
+    /// Empty without pruning.
+    keep: &'a [bool],
+    step: f32,
+    most: f32,
+    rate: f32,
+    unbias: (f32, f32),
+}
+
+impl Loop for Span<'_> {
+    type Output = [f32; 2];
+
+    #[inline(always)]
+    fn run(self) -> [f32; 2] {
+        let Self { at, gradient, mean, square, keep, step, most, rate, unbias } = self;
+        // Sixteen sums each: one alone would wait for its own addition at every weight.
+        let (mut of_step, mut of_mean) = ([0f32; 16], [0f32; 16]);
+        for (at, gradient) in at.chunks(16).zip(gradient.chunks(16)) {
+            for (((at, g), of_step), of_mean) in at.iter().zip(gradient).zip(&mut of_step).zip(&mut of_mean) {
+                *of_step += g * at.round_ties_even().clamp(-most, most);
+                *of_mean += g;
+            }
+        }
+        let moments = mean.iter_mut().zip(square);
+        for (i, ((at, &g), (mean, square))) in at.iter_mut().zip(gradient).zip(moments).enumerate() {
+            if keep.get(i) == Some(&false) {
+                continue;
+            }
+            let direction = Adam::direction(mean, square, g * step, unbias);
+            *at = (*at - rate * direction).clamp(-most - 0.5, most + 0.5);
+        }
+        [of_step.iter().sum(), of_mean.iter().sum()]
+    }
+}
+
+/// The grid of a span, counted through all rows.
+fn grid_of_span(granularity: Granularity, span: usize) -> usize {
+    if granularity == Granularity::Tensor { 0 } else { span }
 }
 
 /// Steps of the steps and means of all grids; `means` have gradients only where they are stored.

@@ -1,5 +1,6 @@
 //! Weights learned through rounding.
 
+use trike_cpu::Cpu;
 use trike_quant::{
     LatentLearningRates, LatentScales, LatentWeights, MatrixView, QuantError, QuantizeConfig, ScaleRule,
     TritLayout, quantize_matrix,
@@ -9,6 +10,10 @@ use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales
 
 const ROWS: usize = 3;
 const COLS: usize = 77;
+
+fn cpu() -> Cpu {
+    Cpu::new(1).expect("a thread")
+}
 
 fn layouts() -> Vec<TritLayout> {
     let mut all = Vec::new();
@@ -47,7 +52,7 @@ fn it_starts_where_the_tensor_is() {
             assert_eq!(latent.tensor().unwrap(), trits, "{layout:?}");
             let values = trits.dequantize();
             let largest = values.iter().fold(0f32, |m, v| m.max(v.abs()));
-            assert_all_near!(&latent.values(), &values, abs = 1e-5 * largest, "{layout:?}");
+            assert_all_near!(&latent.values(&cpu()), &values, abs = 1e-5 * largest, "{layout:?}");
         }
     }
 }
@@ -72,12 +77,14 @@ fn learning_lowers_a_loss() {
             LatentWeights::new(MatrixView::new(ROWS, COLS, &weights).unwrap(), &trits, None).unwrap();
         let steps = 200;
         for i in 0..steps {
-            let error: Vec<f32> = image(&latent.values()).iter().zip(&aim).map(|(a, b)| a - b).collect();
+            let error: Vec<f32> =
+                image(&latent.values(&cpu())).iter().zip(&aim).map(|(a, b)| a - b).collect();
             let by = |r: usize, c: usize| (0..12).map(|i| error[r * 12 + i] * mix[i * COLS + c]).sum::<f32>();
             let gradient: Vec<f32> = (0..ROWS * COLS).map(|k| by(k / COLS, k % COLS)).collect();
             let left = 1.0 - i as f32 / steps as f32;
             latent
                 .update(
+                    &cpu(),
                     &gradient,
                     LatentLearningRates::default().with_codes(0.03 * left).with_scales(3e-3 * left),
                 )
@@ -85,6 +92,34 @@ fn learning_lowers_a_loss() {
         }
         let (before, after) = (loss(&trits.dequantize()), loss(&latent.tensor().unwrap().dequantize()));
         assert!(after < 0.5 * before, "{layout:?}: {before} to {after}");
+    }
+}
+
+/// Of a matrix that is large enough for several threads, whose spans have whole and partial vectors.
+#[test]
+fn threads_and_instruction_sets_change_no_bit() {
+    const ROWS: usize = 96;
+    const COLS: usize = 2 * 1024 + 5;
+    let mut rng = Rng::new(6);
+    let (weights, gradient) = (rng.normals(ROWS * COLS), rng.normals(ROWS * COLS));
+    let view = MatrixView::new(ROWS, COLS, &weights).unwrap();
+    let rates = LatentLearningRates::default().with_codes(0.1).with_scales(0.02);
+    for layout in layouts() {
+        let config = QuantizeConfig::default().with_layout(layout);
+        let (trits, _) = quantize_matrix(view, &config).unwrap();
+        let keep: Vec<bool> = trits.dequantize().iter().map(|v| *v > -0.5).collect();
+        let tuned = |cpu: Cpu| {
+            let mut latent = LatentWeights::new(view, &trits, Some(&keep)).unwrap();
+            for _ in 0..3 {
+                latent.update(&cpu, &gradient, rates).unwrap();
+            }
+            latent.values(&cpu)
+        };
+        let want = tuned(cpu());
+        assert!(want != trits.dequantize() && want == tuned(Cpu::new(3).unwrap()), "{layout:?}");
+        for isa in trike_cpu::Isa::available() {
+            assert!(want == tuned(Cpu::with_isa(isa, 2).unwrap()), "{layout:?} {isa:?}");
+        }
     }
 }
 
@@ -97,7 +132,9 @@ fn what_is_not_kept_stays() {
     let view = MatrixView::new(ROWS, COLS, &weights).unwrap();
     let mut latent = LatentWeights::new(view, &trits, Some(&keep)).unwrap();
     for _ in 0..80 {
-        latent.update(&vec![-1.0; ROWS * COLS], LatentLearningRates::default().with_codes(0.05)).unwrap();
+        latent
+            .update(&cpu(), &vec![-1.0; ROWS * COLS], LatentLearningRates::default().with_codes(0.05))
+            .unwrap();
     }
     for (before, after) in before.iter().zip(latent.tensor().unwrap().dequantize()) {
         assert!(if *before == 0.0 { after == 0.0 } else { after > 0.0 }, "{before} {after}");
@@ -155,19 +192,19 @@ fn what_cannot_be_learned_is_refused() {
     assert!(matches!(LatentWeights::new(view, &trits, Some(&[true])), Err(QuantError::Length { .. })));
     let mut latent = LatentWeights::new(view, &trits, None).unwrap();
     let rates = LatentLearningRates::default().with_codes(0.1).with_scales(0.1);
-    assert!(matches!(latent.update(&[1.0], rates), Err(QuantError::Length { .. })));
+    assert!(matches!(latent.update(&cpu(), &[1.0], rates), Err(QuantError::Length { .. })));
     let mut bad = vec![0.0; ROWS * COLS];
     bad[7] = f32::NAN;
-    assert!(matches!(latent.update(&bad, rates), Err(QuantError::NonFinite { index: 7, .. })));
+    assert!(matches!(latent.update(&cpu(), &bad, rates), Err(QuantError::NonFinite { index: 7, .. })));
     assert_eq!(latent.tensor().unwrap(), trits, "nothing has changed");
     // Without a gradient nothing moves, and a group of zeros stays one.
-    latent.update(&vec![0.0; ROWS * COLS], rates).unwrap();
+    latent.update(&cpu(), &vec![0.0; ROWS * COLS], rates).unwrap();
     assert_eq!(latent.tensor().unwrap(), trits);
     let zeros = vec![0.0; ROWS * COLS];
     let config = QuantizeConfig::default().with_rule(ScaleRule::LeastSquares);
     let view = MatrixView::new(ROWS, COLS, &zeros).unwrap();
     let (trits, _) = quantize_matrix(view, &config).unwrap();
     let mut latent = LatentWeights::new(view, &trits, None).unwrap();
-    latent.update(&weights, rates).unwrap();
+    latent.update(&cpu(), &weights, rates).unwrap();
     assert!(latent.tensor().unwrap().dequantize().iter().all(|v| *v == 0.0));
 }

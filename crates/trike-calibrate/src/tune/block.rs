@@ -59,7 +59,7 @@ impl Tuned for OneBlock<'_> {
 
     fn held_out(&self) -> Result<Vec<Loss>, CalibrateError> {
         let hidden = self.shape.hidden;
-        let matrices = self.learner.matrices(&self.shape)?;
+        let matrices = self.learner.matrices(self.cpu, &self.shape)?;
         let vectors = self.learner.vectors();
         let block = Block { cpu: self.cpu, shape: &self.shape, vectors, matrices: &matrices };
         let mut losses = Vec::with_capacity(self.text.held.len());
@@ -77,7 +77,7 @@ impl Tuned for OneBlock<'_> {
     }
 
     fn step(&mut self, step: &[Span], share: f32) -> Result<(), CalibrateError> {
-        let matrices = self.learner.matrices(&self.shape)?;
+        let matrices = self.learner.matrices(self.cpu, &self.shape)?;
         let vectors = self.learner.vectors();
         let block = Block { cpu: self.cpu, shape: &self.shape, vectors, matrices: &matrices };
         let (x, aim, lengths) = self.parts(step);
@@ -87,7 +87,7 @@ impl Tuned for OneBlock<'_> {
         let rates = LatentLearningRates::default()
             .with_codes(share * self.tuning.rate)
             .with_scales(share * self.tuning.scale_rate);
-        self.learner.update(&gradients, rates)
+        self.learner.update(self.cpu, &gradients, rates)
     }
 
     fn keep(&mut self) -> Result<(), CalibrateError> {

@@ -1,6 +1,7 @@
 //! The matrices and norms of a block during training.
 
 use trike_core::Tensor;
+use trike_cpu::Cpu;
 use trike_cpu::grad::{BlockGradients, BlockMatrices, BlockShape, BlockVectors};
 use trike_llm::WeightSource;
 use trike_nn::WeightName;
@@ -112,10 +113,10 @@ impl Learner {
     }
 
     /// The current matrices.
-    pub(crate) fn matrices(&self, shape: &BlockShape) -> Result<BlockMatrices, CalibrateError> {
+    pub(crate) fn matrices(&self, cpu: &Cpu, shape: &BlockShape) -> Result<BlockMatrices, CalibrateError> {
         let value = |(name, matrix): &(WeightName, Learned)| match matrix {
             Learned::Latent(m) => {
-                m.rotated(&m.latent.values()).map_err(|e| CalibrateError::quantize(*name, e))
+                m.rotated(&m.latent.values(cpu)).map_err(|e| CalibrateError::quantize(*name, e))
             }
             Learned::Fixed(values) => Ok(values.clone()),
         };
@@ -125,6 +126,7 @@ impl Learner {
 
     pub(super) fn update(
         &mut self,
+        cpu: &Cpu,
         gradients: &BlockGradients,
         rates: LatentLearningRates,
     ) -> Result<(), CalibrateError> {
@@ -137,7 +139,7 @@ impl Learner {
                 deepest = deepest.max(depth);
                 let codes = rates.codes * of_codes(depth);
                 let rates = rates.with_codes(codes).with_scales(rates.scales * by_depth(depth));
-                m.latent.update(&gradient, rates).map_err(failed)?;
+                m.latent.update(cpu, &gradient, rates).map_err(failed)?;
             }
         }
         self.norms.update(&gradients.norms, rates.scales * by_depth(deepest))

@@ -116,7 +116,7 @@ impl Stack<'_> {
     }
 
     pub(super) fn matrices(&self) -> Result<Vec<BlockMatrices>, CalibrateError> {
-        self.blocks.iter().map(|b| b.matrices(self.shape)).collect()
+        self.blocks.iter().map(|b| b.matrices(self.cpu, self.shape)).collect()
     }
 
     /// The divergence from the dense model on each of some sequences, in nats.
@@ -140,7 +140,7 @@ impl Stack<'_> {
         let rates = LatentLearningRates::default()
             .with_codes(share * tuning.rate)
             .with_scales(share * tuning.scale_rate);
-        self.blocks.iter_mut().zip(gradients).try_for_each(|(block, of)| block.update(of, rates))
+        self.blocks.iter_mut().zip(gradients).try_for_each(|(block, of)| block.update(self.cpu, of, rates))
     }
 
     /// Writes the trained matrices of all blocks back.
