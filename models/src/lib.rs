@@ -1,7 +1,7 @@
 //! The model that the `trike` command carries, so that an installed command has one to run.
 //!
 //! Start from [`TINY`], the files of the model. The decision that shaped this crate: the files are part of the program and not
-//! of its installation, because `cargo install` installs programs only. The cost: 0.8 MB in the program, and a copy in the
+//! of its installation, because `cargo install` installs programs only. The cost: 0.7 MB in the program, and a copy in the
 //! user's cache, because models are mapped from files.
 #![forbid(unsafe_code)]
 

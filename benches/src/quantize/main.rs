@@ -20,7 +20,7 @@ use trike_nn::WeightName;
 use trike_testkit::Rng;
 
 /// The vocabulary of the bundled model's tokenizer.
-const VOCAB: usize = 1024;
+const VOCAB: usize = 512;
 
 #[derive(Parser)]
 struct Options {

@@ -47,7 +47,7 @@ pub(crate) fn spec() -> DecoderSpec {
         kv_heads: 2,
         context: LENGTH,
         tied_head: true,
-        ..DecoderSpec::llama(256, 4, 4, 1024)
+        ..DecoderSpec::llama(256, 4, 4, 512)
     }
 }
 

@@ -4,7 +4,7 @@ import math
 import sys
 import time
 
-ROWS, LENGTH, HIDDEN, FFN, LAYERS, HEADS, KV, VOCAB, EPS, RATE = 16, 256, 256, 512, 4, 4, 2, 1024, 1e-5, 1e-3
+ROWS, LENGTH, HIDDEN, FFN, LAYERS, HEADS, KV, VOCAB, EPS, RATE = 16, 256, 256, 512, 4, 4, 2, 512, 1e-5, 1e-3
 DIM = HIDDEN // HEADS
 
 

@@ -212,9 +212,10 @@ fn of_format(error: &FormatError) -> Option<String> {
         FormatError::PackedSize { .. } => {
             Some("convert it with `trike convert --to trike --encoding base3`".to_owned())
         }
-        FormatError::CannotHold { .. } => {
-            Some("choose a type with --to, or a directory as the output: it holds every model".to_owned())
-        }
+        FormatError::CannotHold { .. } => Some(
+            "choose a type with --to, a directory as the output, which holds every model, or `--scales f16`"
+                .to_owned(),
+        ),
         _ => None,
     }
 }

@@ -51,8 +51,8 @@ pub use trike_text::{
 
 pub use config::{Family, ModelConfig, SpecialIds};
 pub use convert::{
-    ConvertOptions, ConvertReport, EmbeddingStorage, Target, convert, hf_config, hf_tensor, write_tokenizer,
-    write_tokenizer_file,
+    ConvertOptions, ConvertReport, EmbeddingStorage, ScaleStorage, Target, convert, hf_config, hf_tensor,
+    write_tokenizer, write_tokenizer_file,
 };
 pub use device::{
     Device, DeviceChoice, DeviceReport, DeviceShare, InvalidDevice, devices, fitting_context, memory_plan,

@@ -7,13 +7,13 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor as Candle};
 use candle_nn::{Activation, VarBuilder};
 use candle_transformers::models::{mistral, qwen2, qwen3};
-use common::{ids, random_checkpoint};
+use common::{ids, numpy, random_checkpoint};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use trike_format::Tensor;
 use trike_llm::{ConvertOptions, HeadPrecision, LanguageModel, LoadOptions, ModelFile, Target, convert};
 use trike_nn::{ActivationPrecision, KvPrecision, RopeScaling};
-use trike_testkit::{assert_close, max_rel, python};
+use trike_testkit::{assert_close, max_rel};
 use trike_trit::Encoding;
 
 const VOCAB: usize = 113;
@@ -175,17 +175,6 @@ fn cases() -> Vec<(&'static str, Value)> {
         ("Qwen2ForCausalLM", json!({})),
         ("BitNetForCausalLM", json!({"hidden_act": "relu2", "tie_word_embeddings": true})),
     ]
-}
-
-/// Logits by the numpy script; `None` without numpy.
-fn numpy(dir: &Path, ids: &[u32]) -> Option<Vec<f32>> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/decoder.py");
-    let out = dir.join("reference.f32");
-    let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
-    let run = python("numpy")?.arg(script).arg(dir).arg(&out).arg(ids.join(",")).output().expect("it starts");
-    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-    let bytes = std::fs::read(out).expect("logits");
-    Some(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four"))).collect())
 }
 
 #[test]

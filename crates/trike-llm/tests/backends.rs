@@ -234,7 +234,7 @@ fn a_batch_of_long_sequences_has_the_logits_of_each_alone() {
     for kv in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {
         let model = load(CpuBackend::new(Cpu::new(2).expect("two threads"), ActivationPolicy::Int8), path);
         let decoder = model.decoder();
-        let texts: Vec<Vec<u32>> = [250, 90, 201, 180].iter().map(|&n| ids(n, 1024, n as u64)).collect();
+        let texts: Vec<Vec<u32>> = [250, 90, 201, 180].iter().map(|&n| ids(n, 512, n as u64)).collect();
         let prefilled = |text: &Vec<u32>| {
             let mut sequence = decoder.sequence(KvSpec::new(kv, 256)).expect("a sequence");
             decoder

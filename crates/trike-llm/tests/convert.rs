@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use trike_core::Layout;
 use trike_llm::{
     ConvertOptions, ConvertReport, EmbeddingStorage, HeadPrecision, LanguageModel, LlmError, LoadOptions,
-    ModelFile, Target, convert,
+    ModelFile, ScaleStorage, Target, convert,
 };
 use trike_nn::{ActivationPrecision, KvPrecision};
 use trike_testkit::assert_close;
@@ -118,6 +118,25 @@ fn rounded_embeddings_say_how_much_they_changed() {
         .expect("it converts");
     assert!(report.largest_change > 1e-4 && report.largest_change < 1.0 / 127.0, "{report:?}");
     assert_close(&logits(&out), &logits(&dense), 2e-2);
+}
+
+#[test]
+fn scales_are_rounded_on_request() {
+    let dir = TempDir::new().expect("a directory");
+    // 1 / sqrt(512) is no f16.
+    let odd = model(&dir, "odd", Shape { hidden: 512, ..WIDE }, true);
+    let want = logits(&odd);
+    let refused = to(&odd, &dir.path().join("n.gguf"), Target::Tq2_0, Encoding::TwoBit).unwrap_err();
+    assert!(refused.to_string().contains("f16"), "{refused}");
+    for (target, name) in [(Target::Tq2_0, "two.gguf"), (Target::F16, "half"), (Target::Trike, "packed")] {
+        let options =
+            ConvertOptions::new(target).with_scales(ScaleStorage::F16).with_embeddings(EmbeddingStorage::F16);
+        let out = dir.path().join(name);
+        let report = convert(&ModelFile::open(&odd).expect("a model"), &out, &options, &mut |_, _| ())
+            .expect("it converts");
+        assert!(report.largest_change > 0.0 && report.largest_change <= 1.0 / 2048.0, "{report:?}");
+        assert_close(&logits(&out), &want, 5e-3);
+    }
 }
 
 #[test]

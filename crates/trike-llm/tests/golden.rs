@@ -1,5 +1,9 @@
 //! Real models against numbers that other implementations printed.
 
+mod common;
+
+use std::path::Path;
+
 use trike_llm::{
     GenerateOptions, HeadPrecision, LanguageModel, LoadOptions, Model, ModelFile, Score, ScoreOptions, Split,
 };
@@ -7,7 +11,11 @@ use trike_nn::{ActivationPrecision, KvPrecision};
 use trike_testkit::{assert_all_near, assert_close, assert_near, npz, shared};
 
 fn load(model: &str, tokenizer: Option<&str>, head: HeadPrecision) -> Option<LanguageModel> {
-    let file = ModelFile::open(shared(model)?).expect("a model");
+    open(&shared(model)?, tokenizer, head)
+}
+
+fn open(model: &Path, tokenizer: Option<&str>, head: HeadPrecision) -> Option<LanguageModel> {
+    let file = ModelFile::open(model).expect("a model");
     let tokenizer = match tokenizer {
         Some(name) => Some(file.tokenizer(Some(&shared(name)?)).expect("a tokenizer")),
         None => None,
@@ -87,6 +95,29 @@ fn the_nll_golden() {
     let got = score(&model, sentence, Split::Lines);
     let nll = got.nats * got.tokens as f64;
     assert_near!(nll, 54.404121, rel = 1e-4, "over {} tokens", got.tokens);
+}
+
+/// The model that comes with Trike. Its story is the greedy one by the logits of numpy, too.
+#[test]
+fn the_bundled_model_is_numpys() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = here.join("../../models/tiny");
+    let story = std::fs::read_to_string(here.join("tests/reference/tiny.txt")).expect("the golden story");
+    let exact = open(&path, None, HeadPrecision::AsStored).expect("it has a tokenizer");
+    let prompt = "Once upon a time";
+    let told = exact
+        .generate(prompt, &GenerateOptions::default().with_max_tokens(200).with_kv(KvPrecision::F32))
+        .expect("a story");
+    assert_eq!(format!("{prompt}{}\n", told.text), story);
+
+    let ids = [told.prompt_ids.as_slice(), &told.ids].concat();
+    let Some(want) = common::numpy(&path, &ids) else { return };
+    assert_close(&logits(&exact, &ids), &want, 1e-3);
+    let last_of_prompt = told.prompt_ids.len() - 1;
+    for (row, id) in want.chunks_exact(want.len() / ids.len()).skip(last_of_prompt).zip(&told.ids) {
+        let best = (0..).zip(row).max_by(|a, b| a.1.total_cmp(b.1)).map(|(best, _)| best);
+        assert_eq!(best, Some(*id));
+    }
 }
 
 #[test]

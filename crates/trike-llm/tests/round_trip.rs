@@ -124,7 +124,8 @@ fn gguf_keys(writer: &mut GgufWriter, kind: Kind) -> usize {
 /// A small model with text of this kind; `None` without shared data.
 fn source(dir: &Path, kind: Kind) -> Option<PathBuf> {
     let path = dir.join("source");
-    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny");
+    // Of bytes; the bundled model has one of characters.
+    let json = if kind == Kind::Json { Some(shared("models/tiny/tokenizer.json")?) } else { None };
     let tiktoken =
         if kind == Kind::Tiktoken { Some(shared("data/tokenizers/llama3_tokenizer.model")?) } else { None };
     let vocab = match kind {
@@ -141,7 +142,7 @@ fn source(dir: &Path, kind: Kind) -> Option<PathBuf> {
     let both = json!([{ "name": "default", "template": DEFAULT }, { "name": "tool_use", "template": TOOLS }]);
     match kind {
         Kind::Json => {
-            fs::copy(tiny.join("tokenizer.json"), path.join("tokenizer.json")).unwrap();
+            fs::copy(json?, path.join("tokenizer.json")).unwrap();
             put("tokenizer_config.json", config(both).to_string().as_bytes());
             put(
                 "generation_config.json",
@@ -373,7 +374,7 @@ fn another_tokenizer_of_any_kind_replaces_the_model_s() {
 #[test]
 fn what_is_left_out_is_a_note_or_an_error() {
     let dir = TempDir::new().unwrap();
-    let start = source(dir.path(), Kind::Json).unwrap();
+    let Some(start) = source(dir.path(), Kind::Json) else { return };
     fs::remove_file(start.join("tokenizer.json")).unwrap();
     fs::create_dir(start.join("additional_chat_templates")).unwrap();
     for name in ["out", "out.gguf"] {

@@ -97,8 +97,8 @@ pub use trike_cpu::{Cpu, Isa};
 pub use trike_llm::{
     Comparison, ConvertOptions, ConvertReport, Device, DeviceChoice, DeviceShare, EmbeddingStorage,
     FinishReason, GenerateOptions, Generation, HeadPrecision, Inspection, InvalidDevice, LanguageModel,
-    LlmError, LoadOptions, Model, ModelFile, Score, ScoreOptions, Split, Target, convert, devices, inspect,
-    memory_plan, open,
+    LlmError, LoadOptions, Model, ModelFile, ScaleStorage, Score, ScoreOptions, Split, Target, convert,
+    devices, inspect, memory_plan, open,
 };
 #[cfg(feature = "gpu")]
 pub use trike_nn::CubeBackend;

@@ -12,8 +12,8 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, builder::FalseyValueParser};
 use trike::{
-    ActivationPolicy, DeviceChoice, EmbeddingStorage, Encoding, HeadPrecision, Isa, KvPrecision, Split,
-    Target, core::Layout, llm::Synthetic, trit::Granularity,
+    ActivationPolicy, DeviceChoice, EmbeddingStorage, Encoding, HeadPrecision, Isa, KvPrecision,
+    ScaleStorage, Split, Target, core::Layout, llm::Synthetic, trit::Granularity,
 };
 
 pub(crate) use edit::EditArgs;
@@ -24,7 +24,8 @@ pub(crate) use models::{ListArgs, ModelArg, RmArgs, ShowArgs};
 #[cfg(test)]
 pub(crate) use names::Seed;
 use names::{
-    ACTIVATIONS, EMBEDDINGS, ENCODINGS, GROUPS, HEADS, KV, LAYOUTS, SIZES, SPLITS, TARGETS, one_of, threads,
+    ACTIVATIONS, EMBEDDINGS, ENCODINGS, GROUPS, HEADS, KV, LAYOUTS, SCALES, SIZES, SPLITS, TARGETS, one_of,
+    threads,
 };
 pub(crate) use names::{activations_name, split_name};
 pub(crate) use quantize::{BudgetArgs, Method, Packing, QuantizeArgs};
@@ -205,10 +206,13 @@ pub(crate) struct ConvertArgs {
     /// With `--to trike`: matrices in the order in which the CPU kernels read them, mapped at start instead of packed
     #[arg(long)]
     pub(crate) packed: bool,
-    /// Embedding and output head: as stored, rounded to int8 in groups of 32 (GGUF's q8_0), or rounded to f16; the only lossy
-    /// option
+    /// Embedding and output head: as stored, rounded to int8 in groups of 32 (GGUF's q8_0), or rounded to f16
     #[arg(long, default_value = "stored", value_parser = one_of(EMBEDDINGS))]
     pub(crate) embeddings: EmbeddingStorage,
+    /// Scales of trits: as stored, or rounded to f16, which GGUF needs for models that `trike train` wrote. This and
+    /// --embeddings are the only lossy options
+    #[arg(long, default_value = "stored", value_parser = one_of(SCALES))]
+    pub(crate) scales: ScaleStorage,
     /// Refuse a conversion that leaves anything out (a tokenizer, a template), instead of noting it
     #[arg(long)]
     pub(crate) strict: bool,

@@ -5,8 +5,8 @@ use clap::{
     value_parser,
 };
 use trike::{
-    ActivationPolicy, ActivationPrecision, EmbeddingStorage, Encoding, HeadPrecision, KvPrecision, Split,
-    Target,
+    ActivationPolicy, ActivationPrecision, EmbeddingStorage, Encoding, HeadPrecision, KvPrecision,
+    ScaleStorage, Split, Target,
     core::Layout,
     cpu::MAX_THREADS,
     llm::{Pooling, Synthetic},
@@ -77,6 +77,9 @@ pub(super) const GROUPS: Names<Granularity> = &[
     ("row", Granularity::Row),
     ("tensor", Granularity::Tensor),
 ];
+pub(super) const SCALES: Names<ScaleStorage> =
+    &[("stored", ScaleStorage::Stored), ("f16", ScaleStorage::F16)];
+
 pub(super) const EMBEDDINGS: Names<EmbeddingStorage> = &[
     ("stored", EmbeddingStorage::Stored),
     ("int8", EmbeddingStorage::Int8),

@@ -31,6 +31,7 @@ pub(crate) fn convert(args: &ConvertArgs, quiet: bool) -> anyhow::Result<Convert
     let options = ConvertOptions::new(to)
         .with_encoding(args.encoding.unwrap_or(Encoding::Base3))
         .with_embeddings(args.embeddings)
+        .with_scales(args.scales)
         .with_strict(args.strict)
         .with_packed(args.packed)
         .with_tokenizer(args.tokenizer.tokenizer.clone());

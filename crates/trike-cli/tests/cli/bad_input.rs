@@ -35,7 +35,7 @@ fn files_that_are_no_models() {
 #[test]
 fn a_model_that_is_cut_off_or_lacks_a_file() {
     let trike = Trike::new();
-    for len in [0, 7, 8, 100, 5000, 700_000] {
+    for len in [0, 7, 8, 100, 5000, 600_000] {
         let dir = trike.copy_model(&tiny(), &format!("cut{len}"));
         let weights = dir.join("model.safetensors");
         let bytes = std::fs::read(&weights).unwrap();
@@ -55,7 +55,7 @@ fn a_model_that_is_cut_off_or_lacks_a_file() {
     assert!(error.contains("--tokenizer"), "{error}");
     // Ids need none.
     let (shape, _) = trike.logits(&text(dir), &[1, 2], &[]);
-    assert_eq!(shape, [2, 1024]);
+    assert_eq!(shape, [2, 512]);
     for (file, content) in [
         ("config.json", "{"),
         ("config.json", "[]"),
@@ -129,10 +129,10 @@ fn a_prompt_over_the_context() {
     let trike = Trike::new();
     let long = "hello world ".repeat(200);
     let error = trike.fails(1, &["run", "-m", &tiny(), "-p", &long]);
-    assert!(error.contains("context length is 256") && error.contains("rolling window"), "{error}");
-    let ids = vec!["1"; 257].join(",");
+    assert!(error.contains("context length is 512") && error.contains("rolling window"), "{error}");
+    let ids = vec!["1"; 513].join(",");
     let error = trike.fails(1, &["logits", "-m", &tiny(), "--ids", &ids, "-o", &trike.path("out")]);
-    assert!(error.contains("257") && error.contains("256"), "{error}");
+    assert!(error.contains("513") && error.contains("512"), "{error}");
     let args = ["run", "-m", &tiny(), "-p", &long, "--window", "32", "-n", "2", "--temperature", "0"];
     assert!(trike.stdout(&args).starts_with(&long));
 }
@@ -152,7 +152,7 @@ fn options_out_of_range_are_wrong_usage() {
         (vec!["--repetition-penalty", "0"], "repetition_penalty"),
         (vec!["--max-tokens", "-2"], "-1 for no limit"),
         (vec!["--window", "0"], "window"),
-        (vec!["--window", "257"], "window"),
+        (vec!["--window", "513"], "window"),
         (vec!["--stop", ""], "stop"),
         (vec!["--threads", "1025"], "--threads"),
         (vec!["--isa", "mmx"], "avx2"),
@@ -166,7 +166,7 @@ fn options_out_of_range_are_wrong_usage() {
         vec!["run", "-m", &model],
         vec!["logits", "-m", &model, "--ids", "", "-o", "out"],
         vec!["logits", "-m", &model, "--ids", "1,-3", "-o", "out"],
-        vec!["bench", "-m", &model, "-p", "257"],
+        vec!["bench", "-m", &model, "-p", "513"],
         vec!["bench", "-m", &model, "-r", "0"],
         vec!["bench", "-m", &model, "--synthetic", "125m"],
         vec!["bench", "-m", &model, "--encoding", "csr"],
@@ -193,10 +193,10 @@ fn texts_that_cannot_be_scored() {
         let error = trike.fails(1, &["perplexity", "-m", &tiny(), "-f", &path]);
         assert!(error.contains(&path) && error.contains(part), "{error}");
     }
-    let Some(other) = shared("data/models/stories260K.bin") else { return };
+    let Some(other) = shared("data/models/stories3M-q80.bin") else { return };
     let words = trike.write("words.txt", "Once upon a time");
     let error = trike.fails(1, &["perplexity", "-m", &tiny(), "-f", &words, "--base", &other]);
-    assert!(error.contains("1024") && error.contains("512"), "{error}");
+    assert!(error.contains("4096") && error.contains("512"), "{error}");
 }
 
 #[test]

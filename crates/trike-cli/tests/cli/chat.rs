@@ -57,14 +57,14 @@ fn each_answer_ends_with_the_activation_precision() {
     {
         let args = [&["-n", "2"], more].concat();
         let (_, notes) = good(talk(&trike, &args, "Once upon a time\nAnd then\n"));
-        assert_eq!(notes.matches(&format!(" of 256; {want}; ended by max_tokens)")).count(), 2, "{notes}");
+        assert_eq!(notes.matches(&format!(" of 512; {want}; ended by max_tokens)")).count(), 2, "{notes}");
     }
 }
 
 #[test]
 fn history_is_trimmed_with_a_notice() {
     let trike = Trike::new();
-    let lines = "The little dog ran to the park and saw a big red ball on the grass.\n".repeat(12);
+    let lines = "The little dog ran to the park and saw a big red ball on the grass.\n".repeat(24);
     let (_, notes) = good(talk(&trike, &["-n", "8"], &lines));
     assert!(notes.contains("oldest") && notes.contains("dropped"), "{notes}");
     let endless = "a long message ".repeat(300) + "\n";

@@ -126,8 +126,8 @@ fn tiny_says_on_a_device_what_it_says_on_the_processor() {
     for (sampling, reads) in [
         (&["--temperature", "0"][..], 8),
         (&["--temperature", "0.7", "--top-k", "4", "--seed", "3"], 4 * 8),
-        (&["--temperature", "0.7", "--seed", "3"], 4 * 1024),
-        (&["--temperature", "0", "--repetition-penalty", "1.3"], 4 * 1024),
+        (&["--temperature", "0.7", "--seed", "3"], 4 * 512),
+        (&["--temperature", "0", "--repetition-penalty", "1.3"], 4 * 512),
     ] {
         let args = [&common[..], &["--kv", "f32", "--json", "-q"], sampling].concat();
         let (here, there) = (trike.json(&args), trike.json(&[&args[..], &["--device", device]].concat()));
@@ -143,7 +143,7 @@ fn tiny_says_on_a_device_what_it_says_on_the_processor() {
 fn logits_and_perplexity_agree_with_the_processor() {
     let Some(device) = software() else { return };
     let trike = Trike::new();
-    let ids = [0, 405, 422, 17, 3, 900];
+    let ids = [0, 405, 422, 17, 3, 500];
     let exact = ["--activations", "f32", "--kv", "f32"];
     let (shape, want) = trike.logits(&tiny(), &ids, &exact);
     let (on_device, got) = trike.logits(&tiny(), &ids, &[&exact[..], &["--device", device]].concat());
@@ -234,7 +234,7 @@ fn what_a_device_does_not_hold_is_refused_before_it_is_loaded() {
     let trike = Trike::new();
     let dir = trike.copy_model(&tiny(), "long");
     let config = std::fs::read_to_string(dir.join("config.json")).unwrap();
-    let long = config.replace("\"max_position_embeddings\": 256", "\"max_position_embeddings\": 16777216");
+    let long = config.replace("\"max_position_embeddings\": 512", "\"max_position_embeddings\": 16777216");
     assert_ne!(config, long);
     std::fs::write(dir.join("config.json"), long).unwrap();
     let dir = dir.to_str().unwrap();
@@ -277,8 +277,8 @@ fn the_memory_plan_adds_up() {
     let plan = trike.json(&["inspect", &tiny(), "--memory", "--json"]);
     let of = |name: &str| plan[name].as_u64().unwrap();
     assert_eq!(of("total"), of("weights") + of("cache") + of("scratch"));
-    // Keys and values of 4 layers, 2 heads of 64, at 256 positions, in halves.
-    assert_eq!((of("cache"), of("positions")), (2 * 4 * 128 * 256 * 2, 256));
+    // Keys and values of 4 layers, 2 heads of 64, at 512 positions, in halves.
+    assert_eq!((of("cache"), of("positions")), (2 * 4 * 128 * 512 * 2, 512));
     assert!(of("weights") > 0);
     assert!(trike.stdout(&["inspect", &tiny(), "--memory"]).contains("KV cache"));
     let Some(device) = software() else { return };

@@ -135,6 +135,13 @@ impl Trike {
         (stdout, stderr)
     }
 
+    /// A checkpoint as Trike stores it, with an embedding in int8.
+    pub(crate) fn packed(&self, checkpoint: &str) -> String {
+        let out = self.path("packed");
+        self.stdout(&["convert", checkpoint, &out, "--to", "trike", "--embeddings", "int8", "-q"]);
+        out
+    }
+
     /// The logits of `ids`, `[ids][vocabulary]`, and their shape.
     pub(crate) fn logits(&self, model: &str, ids: &[u32], more: &[&str]) -> (Vec<usize>, Vec<f32>) {
         let out = self.path("logits.npy");

@@ -47,11 +47,20 @@ fn the_likelihood_of_a_sentence_is_that_of_llama2c() {
 }
 
 #[test]
+fn bits_a_byte_of_the_bundled_model() {
+    let Some(text) = shared("data/corpora/tinystories_eval.txt") else { return };
+    let json = Trike::new().json(&["perplexity", "-m", &tiny(), "-f", &text, "--json"]);
+    near(&json["bits_per_byte"], 1.1638, 2e-3);
+    assert_eq!((&json["tokens"], &json["sequences"]), (&15_258.into(), &40.into()));
+}
+
+#[test]
 fn bits_a_byte_of_tiny_packed_or_not() {
     let Some(checkpoint) = shared("models/tiny") else { return };
     let Some(text) = shared("data/corpora/tinystories_eval.txt") else { return };
     let trike = Trike::new();
-    let json = trike.json(&["perplexity", "-m", &tiny(), "-f", &text, "--base", &checkpoint, "--json"]);
+    let packed = trike.packed(&checkpoint);
+    let json = trike.json(&["perplexity", "-m", &packed, "-f", &text, "--base", &checkpoint, "--json"]);
     for figures in [&json, &json["base"]] {
         near(&figures["bits_per_byte"], 1.212, 2e-3);
         near(&figures["nats"], 2.624, 1e-3);
@@ -123,12 +132,12 @@ fn logits_say_what_they_wrote() {
     let trike = Trike::new();
     let out = trike.write("out.npy", "an older file");
     let json = trike.json(&["logits", "-m", &tiny(), "--ids", "0,405,422", "-o", &out, "--json"]);
-    assert_eq!(json["shape"], serde_json::json!([3, 1024]));
+    assert_eq!(json["shape"], serde_json::json!([3, 512]));
     assert_eq!((&json["kv"], &json["output"]), (&"f32".into(), &out.as_str().into()));
-    assert_eq!(std::fs::metadata(&out).unwrap().len(), 128 + 3 * 1024 * 4);
+    assert_eq!(std::fs::metadata(&out).unwrap().len(), 128 + 3 * 512 * 4);
     // A run that fails leaves it.
     trike.fails(1, &["logits", "-m", &tiny(), "--ids", "0,5000", "-o", &out]);
-    assert_eq!(std::fs::metadata(&out).unwrap().len(), 128 + 3 * 1024 * 4);
+    assert_eq!(std::fs::metadata(&out).unwrap().len(), 128 + 3 * 512 * 4);
 }
 
 #[test]
@@ -288,23 +297,26 @@ fn eval_scores_texts_and_windows() {
     let trike = Trike::new();
     let story =
         "Once upon a time, there was a little girl named Lily. She was very happy and played all day. ";
-    let text = trike.write("text.txt", story.repeat(40));
+    // About a window long, and hard to predict at the start only.
+    let noise: String =
+        (0..100u32).flat_map(|i| [char::from(b'a' + ((i * i * 7 + i * 3) % 26) as u8), ' ']).collect();
+    let text = trike.write("text.txt", (noise + &story.repeat(15)).repeat(3));
     let eval = |more: &[&str]| {
         trike.json(&[&["eval", "-m", &tiny(), "--text", &text, "--json", "--kv", "f32"], more].concat())["texts"][0].clone()
     };
     let plain = eval(&[]);
     let alone = trike.json(&["perplexity", "-m", &tiny(), "-f", &text, "--kv", "f32", "--json"]);
     assert_eq!((&plain["perplexity"], &plain["split"]), (&alone["perplexity"], &"window".into()));
-    // The context is 256: of each whole window, 127 tokens are predicted from 128 or more before them.
+    // The context is 512: of each whole window, 255 tokens are predicted from 256 or more before them.
     let halves = eval(&["--split", "llama.cpp"]);
     let windows = halves["sequences"].as_u64().unwrap();
-    assert_eq!(halves["tokens"], windows * 127);
-    assert!(windows >= 2 && windows == plain["tokens"].as_u64().unwrap() / 256, "{plain} {halves}");
-    assert!(halves["perplexity"].as_f64() < plain["perplexity"].as_f64(), "more is known in the second half");
+    assert_eq!(halves["tokens"], windows * 255);
+    assert!(windows >= 2 && windows == plain["tokens"].as_u64().unwrap() / 512, "{plain} {halves}");
+    assert!(halves["perplexity"].as_f64() < plain["perplexity"].as_f64(), "the second halves are easier");
     // The base is computed with f32 activations.
     let exact = ["--base", &tiny(), "--split", "llama.cpp", "--limit", "1", "--activations", "f32"];
     let same = eval(&exact);
-    assert_eq!((&same["sequences"], &same["tokens"]), (&1.into(), &127.into()));
+    assert_eq!((&same["sequences"], &same["tokens"]), (&1.into(), &255.into()));
     assert_near!(same["kl"].as_f64().unwrap(), 0.0, abs = 1e-9, "{same}");
     assert!(same["ratio"] == 1.0 && same["ratio_error"] == 0.0, "{same}");
     trike.fails(2, &["eval", "-m", &tiny()]);

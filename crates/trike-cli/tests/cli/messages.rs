@@ -54,7 +54,7 @@ fn wrong_inputs_are_explained() {
         (run(&["--threads", "x"]), 2, whole),
         (vec!["bench", "-m", "TINY", "-p", "x"], 2, whole),
         (vec!["logits", "-m", "TINY", "--ids", "1,a", "-o", &out], 2, whole),
-        (vec!["logits", "-m", "TINY", "--ids", "99999", "-o", &out], 1, &["99999", "vocabulary of 1024"]),
+        (vec!["logits", "-m", "TINY", "--ids", "99999", "-o", &out], 1, &["99999", "vocabulary of 512"]),
         (vec!["quantize", "-m", "TINY", "--sequences", "0", "-o", &out], 2, &["--sequences", "1 or more"]),
         (vec!["quantize", "-m", "TINY", "--planes", "9", "-o", &out], 2, &["1..=6"]),
         // Names.

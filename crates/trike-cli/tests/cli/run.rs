@@ -37,7 +37,7 @@ fn the_story_of_tiny_is_its_golden_packed_or_not() {
     let npz = trike_testkit::npz(format!("{checkpoint}/golden.npz").as_ref());
     let ids: Vec<u64> = npz["ids"].to_ids().into_iter().map(u64::from).collect();
     let trike = Trike::new();
-    for model in [checkpoint, tiny()] {
+    for model in [checkpoint.clone(), trike.packed(&checkpoint)] {
         let args = ["run", "-m", &model, "-p", "Once upon a time", "--temperature", "0"];
         let prompt = trike.json(&[&args[..], &["--max-tokens", "0", "--json"]].concat());
         let prompt: Vec<u64> = numbers(&prompt["prompt_ids"]);

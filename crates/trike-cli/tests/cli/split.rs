@@ -80,7 +80,7 @@ fn every_command_takes_a_list() {
     let Some([first, second]) = pair() else { return };
     let trike = Trike::new();
     let list = format!("{first},{second}");
-    let ids = [0, 405, 422, 17, 3, 900];
+    let ids = [0, 405, 422, 17, 3, 500];
     assert_eq!(
         trike.logits(&tiny(), &ids, &["--device", &list]),
         trike.logits(&tiny(), &ids, &["--device", &first])

@@ -16,7 +16,7 @@ use trike_format::{
     exact_trits,
 };
 use trike_nn::{DecoderSpec, RopePairing, WeightName};
-use trike_trit::Encoding;
+use trike_trit::{Encoding, ScaleValues, Scales};
 
 use crate::{LlmError, ModelConfig, ModelFile, Tensors, config::ROPE_FACTORS, file::select_rows, names};
 
@@ -60,6 +60,16 @@ pub enum EmbeddingStorage {
     F16,
 }
 
+/// Storage of the scales of trits in a converted model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ScaleStorage {
+    /// As in the input.
+    #[default]
+    Stored,
+    /// Rounded to f16, which the ternary types of GGUF need: of weights that were trained, scales are f32.
+    F16,
+}
+
 /// Options of a conversion.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -68,8 +78,10 @@ pub struct ConvertOptions {
     pub target: Target,
     /// Encoding of trits in [`Target::Trike`].
     pub encoding: Encoding,
-    /// Storage of the embedding and the LM head. The only option that changes values.
+    /// Storage of the embedding and the LM head.
     pub embeddings: EmbeddingStorage,
+    /// Storage of scales. This and [`embeddings`](Self::embeddings) are the only options that change values.
+    pub scales: ScaleStorage,
     /// With [`Target::Trike`]: matrices in the order in which the host kernels read them, so that a load maps them instead of
     /// packing them. Trits are laid out as this machine prefers; every machine can read them.
     pub packed: bool,
@@ -94,6 +106,7 @@ impl ConvertOptions {
             target,
             encoding: Encoding::Base3,
             embeddings: EmbeddingStorage::Stored,
+            scales: ScaleStorage::Stored,
             packed: false,
             tokenizer: None,
             strict: false,
@@ -110,6 +123,12 @@ impl ConvertOptions {
     #[must_use]
     pub fn with_embeddings(self, embeddings: EmbeddingStorage) -> Self {
         Self { embeddings, ..self }
+    }
+
+    /// Sets [`scales`](Self::scales).
+    #[must_use]
+    pub fn with_scales(self, scales: ScaleStorage) -> Self {
+        Self { scales, ..self }
     }
 
     /// Sets [`strict`](Self::strict).
@@ -144,7 +163,7 @@ pub struct ConvertReport {
     pub input_bytes: u64,
     /// Bytes of all files written.
     pub output_bytes: u64,
-    /// Largest change of a weight, relative to the largest magnitude in its tensor; 0 unless embeddings were rounded.
+    /// Largest change of a weight, relative to the largest magnitude in its tensor; 0 unless embeddings or scales were rounded.
     pub largest_change: f32,
     /// Notes for the user.
     pub notes: Vec<String>,
@@ -154,7 +173,7 @@ pub struct ConvertReport {
 const EMBEDDING_GROUP: usize = 32;
 
 /// Converts `input` to `output`, which must not exist. Every weight keeps its value, except for rounded
-/// [`embeddings`](ConvertOptions::embeddings). `progress` is called with the tensors done and in total.
+/// [`embeddings`](ConvertOptions::embeddings) and [`scales`](ConvertOptions::scales). `progress` is called with the tensors done and in total.
 ///
 /// # Errors
 ///
@@ -193,6 +212,13 @@ struct Job<'a> {
     input: &'a ModelFile,
     output: &'a Path,
     options: &'a ConvertOptions,
+}
+
+/// The largest change of a weight, relative to the largest magnitude.
+fn change(before: &Tensor, after: &Tensor) -> f32 {
+    let (before, after) = (before.to_f32(), after.to_f32());
+    let largest = before.iter().fold(f32::MIN_POSITIVE, |m, v| m.max(v.abs()));
+    before.iter().zip(&after).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest
 }
 
 impl Job<'_> {
@@ -260,10 +286,11 @@ impl Job<'_> {
         }
         let rounded = !name.is_block_matrix() && self.options.embeddings == EmbeddingStorage::F16;
         if self.options.target == Target::F16 && !rounded {
-            return Ok((self.dense(&stored, tensor)?, 0.0));
+            let (tensor, change) = self.scales(tensor)?;
+            return Ok((self.dense(&stored, tensor)?, change));
         }
         if name.is_block_matrix() {
-            return Ok((self.trits(&stored, tensor)?, 0.0));
+            return self.scales(self.trits(&stored, tensor)?);
         }
         let rounded: Tensor = match (self.options.embeddings, &tensor) {
             (EmbeddingStorage::Stored, _) => return Ok((tensor, 0.0)),
@@ -280,10 +307,22 @@ impl Job<'_> {
                 DenseTensor::new(tensor.shape(), DenseData::F16(halves))?.into()
             }
         };
-        let (before, after) = (tensor.to_f32(), rounded.to_f32());
-        let largest = before.iter().fold(f32::MIN_POSITIVE, |m, v| m.max(v.abs()));
-        let change = before.iter().zip(&after).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-        Ok((rounded, change / largest))
+        let change = change(&tensor, &rounded);
+        Ok((rounded, change))
+    }
+
+    /// A tensor with scales as they are to be stored, and the relative rounding error.
+    fn scales(&self, tensor: Tensor) -> Result<(Tensor, f32), LlmError> {
+        let Tensor::Ternary(trits) = &tensor else { return Ok((tensor, 0.0)) };
+        if self.options.scales == ScaleStorage::Stored {
+            return Ok((tensor, 0.0));
+        }
+        let halves = |of: &ScaleValues| ScaleValues::F16(of.iter().map(half::f16::from_f32).collect());
+        let scales = trits.scales();
+        let halved = Scales::new(scales.granularity(), halves(scales.values()), scales.means().map(halves));
+        let rounded = trits.clone().with_scales(halved)?.into();
+        let change = change(&tensor, &rounded);
+        Ok((rounded, change))
     }
 
     fn trits(&self, name: &str, tensor: Tensor) -> Result<Tensor, LlmError> {
@@ -437,7 +476,7 @@ impl Job<'_> {
                 Err(self.not_lossless(&name.to_string(), "this target does not store trits"))
             }
             (Tensor::Int8(int8), _) if !is_q8_0(int8) => {
-                let halves = matches!(int8.scales(), trike_trit::ScaleValues::F16(_));
+                let halves = matches!(int8.scales(), ScaleValues::F16(_));
                 Err(LlmError::Int8Groups {
                     path: self.input.path().to_owned(),
                     tensor: self.input.stored_name(name),

@@ -152,3 +152,21 @@ pub(crate) fn ids(n: usize, vocab: usize, seed: u64) -> Vec<u32> {
     let mut rng = Rng::new(seed);
     (0..n).map(|_| rng.below(vocab) as u32).collect()
 }
+
+/// Logits by the numpy script; `None` without numpy.
+pub(crate) fn numpy(dir: &Path, ids: &[u32]) -> Option<Vec<f32>> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/decoder.py");
+    let written = tempfile::TempDir::new().expect("a directory");
+    let out = written.path().join("reference.f32");
+    let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+    let run = trike_testkit::python("numpy")?
+        .arg(script)
+        .arg(dir)
+        .arg(&out)
+        .arg(ids.join(","))
+        .output()
+        .expect("it starts");
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let bytes = std::fs::read(out).expect("logits");
+    Some(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four"))).collect())
+}

@@ -2,7 +2,8 @@
 
 usage: decoder.py MODEL_DIR OUT ID,ID,...   (OUT: raw little-endian f32, tokens x vocabulary)
 
-Reads config.json and a dense f32 model.safetensors. Written from the papers and the published model
+Reads config.json and model.safetensors, of dense f32 tensors or as `trike convert` writes it with the encodings base3 (one plane,
+a scale per tensor) and int8. Written from the papers and the published model
 definitions: RMSNorm, rotary embedding on halves with linear, Llama-3 and YaRN scaling, grouped-query
 attention with a window, gated MLP with SiLU or squared ReLU, biases, query and key norms, BitNet's
 sub-norms and its int8 activations.
@@ -17,7 +18,10 @@ import sys
 import numpy as np
 
 
-def tensors(path):
+TYPES = {"F32": "<f4", "F16": "<f2", "I8": "i1", "U8": "u1"}
+
+
+def tensors(path, packed):
     data = path.read_bytes()
     (n,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + n])
@@ -25,9 +29,18 @@ def tensors(path):
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        assert entry["dtype"] == "F32", (name, entry["dtype"])
         first, last = (8 + n + offset for offset in entry["data_offsets"])
-        out[name] = np.frombuffer(data[first:last], "<f4").astype(np.float64).reshape(entry["shape"])
+        values = np.frombuffer(data[first:last], TYPES[entry["dtype"]])
+        out[name] = values.astype(np.float64).reshape(entry["shape"])
+    for name, what in packed.items():
+        scales = out[name + ".scales"]
+        rows, cols = what["shape"]
+        if what["encoding"] == "int8":
+            out[name] = out[name + ".int8"] * np.repeat(scales, what["group"], axis=1)[:, :cols]
+        else:
+            assert (what["encoding"], what["depth"], what["granularity"]) == ("base3", 1, "tensor"), (name, what)
+            digits = out[name + ".trits"][0, :, :, None] // 3 ** np.arange(5) % 3 - 1
+            out[name] = scales[0] * digits.reshape(rows, -1)[:, :cols]
     return out
 
 
@@ -69,7 +82,8 @@ def frequencies(config, d):
 def main(directory, out, ids):
     directory = pathlib.Path(directory)
     config = json.loads((directory / "config.json").read_text())
-    w = tensors(directory / "model.safetensors")
+    packed = config.get("quantization_config", {}).get("tensors", {})
+    w = tensors(directory / "model.safetensors", packed)
     ids = [int(i) for i in ids.split(",")]
     kind = config["architectures"][0]
     hidden, heads = config["hidden_size"], config["num_attention_heads"]

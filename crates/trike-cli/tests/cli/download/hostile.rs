@@ -1,6 +1,6 @@
 //! Hubs that lie: an error each, and nothing in the cache that looks like a model.
 
-use super::{Hub, cache, files, nothing_looks_complete, plain_text, usual};
+use super::{Hub, cache, files, nothing_looks_complete, plain_text, size_of, usual};
 use crate::{
     harness::{Trike, tiny},
     hub_server::{COMMIT, Reply, Repository, Request},
@@ -51,10 +51,18 @@ fn a_hostile_hub_writes_nothing_that_has_a_name() {
             |_| Some(Reply { length: Some(String::new()), ..Reply::new(200, vec![0; 2 << 20]) }),
             "bytes, got more",
         ),
-        ("digest", usual, |_| Some(Reply::new(200, vec![0; 768_536])), "expected SHA-256"),
+        (
+            "digest",
+            usual,
+            |_| Some(Reply::new(200, vec![0; size_of("model.safetensors")])),
+            "expected SHA-256",
+        ),
         (
             "small digest",
-            |r| r.is("GET", "tokenizer_config.json").then(|| Reply::new(200, vec![b' '; 131])),
+            |r| {
+                r.is("GET", "tokenizer_config.json")
+                    .then(|| Reply::new(200, vec![b' '; size_of("tokenizer_config.json")]))
+            },
             usual,
             "expected git SHA-1",
         ),
