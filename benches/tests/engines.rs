@@ -50,7 +50,7 @@ fn engines_take_turns_and_one_that_fails_is_left_out() {
     program(&rivals, "broken", &format!("{BREAKS}{ANSWER}"));
     program(&rivals, "other", "echo 'usage: llama-bench'");
     let setup = engine_setup(Some(&rivals), Some(&file)).expect("a setup").expect("asked for");
-    assert_eq!((setup.prompt, setup.generate), (256, 32), "the context is 256");
+    assert_eq!((setup.prompt, setup.generate), (512, 32), "a prompt of at most the context");
     let mut setup = setup;
     (setup.prompt, setup.generate, setup.rounds) = (8, 4, 3);
     let mut said = String::new();
