@@ -107,9 +107,9 @@ fn options_do_what_they_say() {
     assert_eq!(run(&["-n", "0"])["text"], "");
     let context = run(&["--activations", "f32"]);
     assert_eq!(context["finish"], "context");
-    assert_eq!(numbers(&context["ids"]).len() + numbers(&context["prompt_ids"]).len(), 257);
-    let beyond = run(&["-n", "300", "--window", "64", "--activations", "f32"]);
-    assert_eq!(numbers(&beyond["ids"]).len(), 300);
+    assert_eq!(numbers(&context["ids"]).len() + numbers(&context["prompt_ids"]).len(), 513);
+    let beyond = run(&["-n", "600", "--window", "64", "--activations", "f32"]);
+    assert_eq!(numbers(&beyond["ids"]).len(), 600);
     let penalized = run(&["-n", "60", "--repetition-penalty", "2"]);
     assert_ne!(penalized["text"], run(&["-n", "60"])["text"]);
     for isa in ["scalar", "avx2", "avx512-vnni"] {
