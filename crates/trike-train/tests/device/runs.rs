@@ -59,7 +59,12 @@ impl Data {
 }
 
 fn config(kind: OptimizerKind) -> TrainerConfig {
-    let learning_rate = if kind == OptimizerKind::Sgd { 0.3 } else { 0.01 };
+    // Muon moves all weights alike. With 0.01, some weight came to a tie between two trits where two runs parted.
+    let learning_rate = match kind {
+        OptimizerKind::Sgd => 0.3,
+        OptimizerKind::Muon => 0.005,
+        OptimizerKind::AdamW => 0.01,
+    };
     TrainerConfig {
         steps: 20,
         accumulation: 1,
