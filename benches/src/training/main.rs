@@ -53,12 +53,12 @@ pub(crate) fn spec() -> DecoderSpec {
 
 /// Ids of all rows with the one that follows each row: the same for all engines.
 pub(crate) fn ids() -> Vec<u32> {
-    let mut state = 1u32;
+    let (mut state, vocab) = (1u32, spec().vocab);
     let next = |_| {
         // Numerical Recipes' generator; small ids are frequent, so that there is something to learn.
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let uniform = f64::from(state >> 8) / f64::from(1u32 << 24);
-        (1024.0 * uniform * uniform) as u32
+        (vocab as f64 * uniform * uniform) as u32
     };
     (0..ROWS * (LENGTH + 1)).map(next).collect()
 }

@@ -197,6 +197,9 @@ fn of_llm(error: &LlmError) -> Option<String> {
         LlmError::UnreadTensors { .. } => {
             own("get the configuration that belongs to these weights: half a model would run")
         }
+        LlmError::NotLossless { target, .. } if target == "f16" => own(
+            "`--scales f16` and `--embeddings f16` round what is not f16; a directory with `--to trike` holds every model",
+        ),
         LlmError::NotLossless { .. } => own("`trike quantize` makes a dense model ternary"),
         LlmError::ExpectedGguf { .. } | LlmError::ExpectedDirectory { .. } => {
             own("choose another OUT, or another format with --to")
@@ -213,7 +216,7 @@ fn of_format(error: &FormatError) -> Option<String> {
             Some("convert it with `trike convert --to trike --encoding base3`".to_owned())
         }
         FormatError::CannotHold { .. } => Some(
-            "choose a type with --to, a directory as the output, which holds every model, or `--scales f16`"
+            "choose a type with --to, or a directory as the output: it holds every model; `--scales f16` rounds scales that are not f16"
                 .to_owned(),
         ),
         _ => None,

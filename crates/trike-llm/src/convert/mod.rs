@@ -169,11 +169,19 @@ pub struct ConvertReport {
     pub notes: Vec<String>,
 }
 
+/// The largest change of a weight, relative to the largest magnitude.
+fn change(before: &Tensor, after: &Tensor) -> f32 {
+    let (before, after) = (before.to_f32(), after.to_f32());
+    let largest = before.iter().fold(f32::MIN_POSITIVE, |m, v| m.max(v.abs()));
+    before.iter().zip(&after).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest
+}
+
 /// Weights that share a scale when embeddings are rounded: a block of `Q8_0`.
 const EMBEDDING_GROUP: usize = 32;
 
 /// Converts `input` to `output`, which must not exist. Every weight keeps its value, except for rounded
-/// [`embeddings`](ConvertOptions::embeddings) and [`scales`](ConvertOptions::scales). `progress` is called with the tensors done and in total.
+/// [`embeddings`](ConvertOptions::embeddings) and [`scales`](ConvertOptions::scales). `progress` is called with the tensors done
+/// and in total.
 ///
 /// # Errors
 ///
@@ -212,13 +220,6 @@ struct Job<'a> {
     input: &'a ModelFile,
     output: &'a Path,
     options: &'a ConvertOptions,
-}
-
-/// The largest change of a weight, relative to the largest magnitude.
-fn change(before: &Tensor, after: &Tensor) -> f32 {
-    let (before, after) = (before.to_f32(), after.to_f32());
-    let largest = before.iter().fold(f32::MIN_POSITIVE, |m, v| m.max(v.abs()));
-    before.iter().zip(&after).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest
 }
 
 impl Job<'_> {
@@ -314,11 +315,13 @@ impl Job<'_> {
     /// A tensor with scales as they are to be stored, and the relative rounding error.
     fn scales(&self, tensor: Tensor) -> Result<(Tensor, f32), LlmError> {
         let Tensor::Ternary(trits) = &tensor else { return Ok((tensor, 0.0)) };
-        if self.options.scales == ScaleStorage::Stored {
+        let scales = trits.scales();
+        let wide = [Some(scales.values()), scales.means()].into_iter().flatten();
+        let is_wide = wide.into_iter().any(|values| matches!(values, ScaleValues::F32(_)));
+        if self.options.scales == ScaleStorage::Stored || !is_wide {
             return Ok((tensor, 0.0));
         }
         let halves = |of: &ScaleValues| ScaleValues::F16(of.iter().map(half::f16::from_f32).collect());
-        let scales = trits.scales();
         let halved = Scales::new(scales.granularity(), halves(scales.values()), scales.means().map(halves));
         let rounded = trits.clone().with_scales(halved)?.into();
         let change = change(&tensor, &rounded);
