@@ -59,12 +59,7 @@ impl Data {
 }
 
 fn config(kind: OptimizerKind) -> TrainerConfig {
-    // Muon moves all weights alike. With 0.01, some weight came to a tie between two trits where two runs parted.
-    let learning_rate = match kind {
-        OptimizerKind::Sgd => 0.3,
-        OptimizerKind::Muon => 0.005,
-        OptimizerKind::AdamW => 0.01,
-    };
+    let learning_rate = if kind == OptimizerKind::Sgd { 0.3 } else { 0.01 };
     TrainerConfig {
         steps: 20,
         accumulation: 1,
@@ -106,8 +101,19 @@ fn losses_are_those_of_the_host_and_fall() {
     let (data, cpu) = (Data::new(), Cpu::new(1).expect("a thread"));
     let Some(engine) = engine() else { return };
     for kind in [OptimizerKind::AdamW, OptimizerKind::Muon, OptimizerKind::Sgd] {
-        let (want, _) = run(&cpu, &data, config(kind), ternary(), None);
-        let (got, _) = run(&engine, &data, config(kind), ternary(), None);
+        // Without rounding, nothing magnifies the differences of sums.
+        let (want, _) = run(&cpu, &data, config(kind), TernaryPolicy::DENSE, None);
+        let (got, _) = run(&engine, &data, config(kind), TernaryPolicy::DENSE, None);
+        assert_all_near!(&got, &want, abs = 1e-5, "{kind:?}, dense");
+
+        let mut config = config(kind);
+        if kind == OptimizerKind::Muon {
+            // With the full rate, the runs of a host with AVX2 and of the software driver part: after the sixth step one weight is
+            // 5e-5 of its scale from a tie and gets another trit, after 20 steps 212 have. With half of it, none has.
+            config.optimizer.learning_rate *= 0.5;
+        }
+        let (want, _) = run(&cpu, &data, config, ternary(), None);
+        let (got, _) = run(&engine, &data, config, ternary(), None);
         assert_all_near!(&got, &want, abs = 1e-3, "{kind:?}");
         assert!(got[19] < got[0] - 0.5, "{kind:?}: {got:?}");
     }
