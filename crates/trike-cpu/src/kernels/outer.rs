@@ -202,17 +202,7 @@ fn multiply_add<S: FloatLanes, const R: usize, const N: usize>(
             sums[r] = [simd.mul_add(a, b[0], sums[r][0]), simd.mul_add(a, b[1], sums[r][1])];
         }
     }
-    // The caller walks what is returned, which therefore has an address: sums that are returned themselves stay in memory with
-    // AVX2, and every step stores them.
-    let mut done = [[simd.splat_lanes(0.0); 2]; R];
-    #[expect(
-        clippy::manual_memcpy,
-        reason = "one by one, because a copy of memory would need them in memory"
-    )]
-    for r in 0..R {
-        done[r] = sums[r];
-    }
-    done
+    sums
 }
 
 /// Writes one row of a tile's sums to the outputs, or adds it to them.
