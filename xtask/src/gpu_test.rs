@@ -44,14 +44,28 @@ pub(crate) struct Options {
     /// Only cases whose name contains this.
     #[arg(long)]
     filter: Option<String>,
+    /// Make machine code of a part of the kernels, and emulate a part of the cases, such as 0/8. Default: all of them.
+    #[arg(long)]
+    share: Option<String>,
     /// Replace the table of counts of machine code by those of this run.
     #[arg(long)]
     accept_counts: bool,
 }
 
-/// The step of `ci`: the subcommand without options.
+/// Parts of the machine code and of the emulated cases, of which the step of `ci` takes one.
+const PARTS: u64 = 8;
+
+/// The step of `ci`: every kernel is generated for every target, and every suite runs on every device found; of the machine code
+/// and the emulated cases, which take most of an hour of two cores, it takes a part, another one for each commit.
 pub(crate) fn step(ws: &Workspace) -> Result<String> {
-    all(ws, &Options::default())
+    // Outside of a repository the part is always the same.
+    let commit = cmd!(ws.sh, "git rev-parse HEAD").quiet().ignore_stderr().read().unwrap_or_default();
+    let number = commit.get(..8).and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or(0);
+    let share = format!("{}/{PARTS}", number % PARTS);
+    println!(
+        "part {share}; all of it: cargo xtask gpu-test; the same part: cargo xtask gpu-test --share {share}"
+    );
+    all(ws, &Options { share: Some(share), ..Options::default() })
 }
 
 /// The subcommand.
@@ -114,7 +128,9 @@ fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: boo
                 compile.arg(format!("--why-no-nvidia={}", one_line(&reason)));
             }
         }
-        for (flag, value) in [("--target", &options.target), ("--filter", &options.filter)] {
+        let values =
+            [("--target", &options.target), ("--filter", &options.filter), ("--share", &options.share)];
+        for (flag, value) in values {
             compile.args(value.iter().flat_map(|v| [flag, v.as_str()]));
         }
         if options.accept_counts {
@@ -128,6 +144,7 @@ fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: boo
         let mut emulate = Command::new(binary);
         emulate.arg("emulate").arg("--out").arg(ws.root.join("target/gpu-test/emulate"));
         emulate.args(options.filter.iter().flat_map(|filter| ["--filter", filter]));
+        emulate.args(options.share.iter().flat_map(|share| ["--share", share]));
         green &= counted(emulate, &mut total)?;
         times.push(format!("emulate {:.0} s", start.elapsed().as_secs_f64()));
     }

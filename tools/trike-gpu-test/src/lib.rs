@@ -27,10 +27,12 @@ pub mod emulate;
 pub mod record;
 pub mod run;
 pub mod session;
+pub mod share;
 mod stand_in;
 pub mod suites;
 pub mod tally;
 pub mod target;
 
 pub use session::{Failure, Oracle, Session, Verdict};
+pub use share::Share;
 pub use tally::{Outcome, Tally};

@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use trike_cube::Runtime;
-use trike_gpu_test::{Tally, bench, emulate, run};
+use trike_gpu_test::{Share, Tally, bench, emulate, run};
 
 /// Compiles Trike's GPU kernels for every target without a GPU, runs them on every device found, and times them.
 #[derive(Parser)]
@@ -39,6 +39,9 @@ enum Command {
         /// Only cases whose name contains this.
         #[arg(long)]
         filter: Option<String>,
+        /// The part of the kernels, such as 0/8, whose machine code is made; default: all.
+        #[arg(long)]
+        share: Option<Share>,
         /// Output folder of the generated sources.
         #[arg(long, default_value = "target/gpu-test")]
         out: PathBuf,
@@ -60,6 +63,9 @@ enum Command {
         /// Only cases whose name contains this, of every suite; default: those with matrix instructions.
         #[arg(long)]
         filter: Option<String>,
+        /// The part of the cases to run, such as 0/8; default: all.
+        #[arg(long)]
+        share: Option<Share>,
         /// Folder for sources and programs; cleared first.
         #[arg(long, default_value = "target/gpu-test/emulate")]
         out: PathBuf,
@@ -87,7 +93,16 @@ fn main() -> ExitCode {
 
 fn execute(command: Command) -> Result<()> {
     match command {
-        Command::Compile { nvidia, why_no_nvidia, why_no_nvdisasm, accept_counts, target, filter, out } => {
+        Command::Compile {
+            nvidia,
+            why_no_nvidia,
+            why_no_nvdisasm,
+            accept_counts,
+            target,
+            filter,
+            share,
+            out,
+        } => {
             use trike_gpu_test::compile::{Disassembler, Options, Toolkit, run};
             let disassembler = nvidia.as_deref().and_then(|folder| Disassembler::find(folder).ok());
             let disassembler = disassembler.ok_or(why_no_nvdisasm);
@@ -98,6 +113,7 @@ fn execute(command: Command) -> Result<()> {
             let options = Options {
                 target: target.as_deref(),
                 filter: filter.as_deref(),
+                share,
                 toolkit,
                 disassembler,
                 accept_counts: accept_counts.as_deref(),
@@ -112,8 +128,8 @@ fn execute(command: Command) -> Result<()> {
             let tally = run::run(&options, |line| println!("{line}"));
             finish(&tally, false)
         }
-        Command::Emulate { filter, out } => {
-            let options = emulate::Options { filter, out };
+        Command::Emulate { filter, share, out } => {
+            let options = emulate::Options { filter, share, out };
             let tally = emulate::run(&options, |line| println!("{line}"))?;
             finish(&tally, true)
         }

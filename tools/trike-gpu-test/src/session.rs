@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use trike_cube::{Buffer, CubeError, Device, Element, Plan, Strategy};
 
+use crate::share::Share;
 use crate::tally::{Outcome, Tally};
 
 /// Reason why a case did not pass.
@@ -41,6 +42,8 @@ pub struct Session<'a> {
     device: &'a Device,
     compared: bool,
     filter: Option<&'a str>,
+    /// The part of the cases that is run, by their name after this prefix.
+    share: Option<(Share, &'a str)>,
     tally: Tally,
     slowest: Vec<(Duration, String)>,
     /// Called after each case of a recording session.
@@ -54,6 +57,7 @@ impl<'a> Session<'a> {
             device,
             compared: true,
             filter: None,
+            share: None,
             tally: Tally::default(),
             slowest: Vec::new(),
             after: None,
@@ -69,6 +73,13 @@ impl<'a> Session<'a> {
     #[must_use]
     pub fn filtered(self, filter: Option<&'a str>) -> Self {
         Self { filter, ..self }
+    }
+
+    /// Skips the cases that are not in this part, if there is one; the same case may be in another part of a session with
+    /// another prefix.
+    #[must_use]
+    pub fn shared(self, share: Option<Share>, prefix: &'a str) -> Self {
+        Self { share: share.map(|share| (share, prefix)), ..self }
     }
 
     /// The device.
@@ -87,6 +98,12 @@ impl<'a> Session<'a> {
     pub fn case(&mut self, name: impl Display, run: impl FnOnce(&Oracle) -> Verdict) {
         let name = name.to_string();
         if self.filter.is_some_and(|part| !name.contains(part)) {
+            return;
+        }
+        if let Some((share, prefix)) = self.share
+            && !share.has(&format!("{prefix} {name}"))
+        {
+            self.tally.add(&name, Outcome::Skip(share.reason()));
             return;
         }
         let oracle = Oracle { compares: self.compared };

@@ -32,7 +32,9 @@ impl Builder<'_> {
     pub(super) fn build(&self, target: &Target, launch: &Launch) -> Result<Built> {
         // Without addresses in this program, this is the identity that CubeCL's on-disk caches use for a kernel.
         let form = format!("{} {}", target.name, launch.id.stable_format());
-        let disassembler = self.disassembler(target, launch);
+        let is_cuda = matches!(target.family, Family::Cuda(_));
+        let stopped = if is_cuda { self.options.no_machine_code(&form) } else { None };
+        let disassembler = self.disassembler(target, launch).filter(|_| stopped.is_none());
         let known = self.outcomes.get(&form);
         let (source, outcome) = match known.filter(|(file, _)| disassembler.is_none() || is_listed(file)) {
             Some((source, code)) => {
@@ -43,9 +45,12 @@ impl Builder<'_> {
                 Err(refused) => (None, Err(refused)),
                 Ok(source) => {
                     let file = self.write(target, launch, &source)?;
-                    let checked =
-                        self.check(target, &source, &file, disassembler).map_err(|e| format!("{e:#}"));
-                    if let Ok(code) = &checked {
+                    let checked = match stopped {
+                        None => self.check(target, &source, &file, disassembler),
+                        Some(_) => Ok(Code::generated(&source)),
+                    };
+                    let checked = checked.map_err(|e| format!("{e:#}"));
+                    if let (Ok(code), None) = (&checked, &stopped) {
                         self.outcomes.put(&form, &file, code)?;
                     }
                     (Some(file), checked)
@@ -53,7 +58,15 @@ impl Builder<'_> {
             },
         };
         let units = launch.id.cube_dim.num_elems();
-        Ok(Built { target: target.name, path: launch.path(), form: form_of(launch), units, source, outcome })
+        Ok(Built {
+            target: target.name,
+            path: launch.path(),
+            form: form_of(launch),
+            units,
+            source,
+            stopped,
+            outcome,
+        })
     }
 
     /// The disassembler, if a launch's machine code is counted.
@@ -91,8 +104,7 @@ impl Builder<'_> {
         disassembler: Option<&Disassembler>,
     ) -> Result<Code> {
         let text = || std::str::from_utf8(&source.bytes).context("the source is not text");
-        let mut code =
-            Code { source_bytes: source.bytes.len(), dynamic_shared: source.dynamic_shared, machine: None };
+        let mut code = Code::generated(source);
         match (target.family, &self.options.toolkit) {
             (Family::Cuda(sm), Ok(toolkit)) => {
                 let ptx_file = file.with_extension("ptx");
@@ -121,6 +133,13 @@ impl Builder<'_> {
             _ => {}
         }
         Ok(code)
+    }
+}
+
+impl Code {
+    /// A kernel that was generated and not compiled.
+    fn generated(source: &Source) -> Self {
+        Self { source_bytes: source.bytes.len(), dynamic_shared: source.dynamic_shared, machine: None }
     }
 }
 

@@ -24,7 +24,8 @@ pub(super) fn check(
         let kernel = &built[counted.launch];
         let problem = &counted.problem;
         let name = format!("{}: counts of {}, {}", kernel.target, problem.problem(), problem.kernel());
-        let outcome = match (skipped, row_of(kernel, counted, sm)) {
+        let reason = kernel.stopped.as_deref().or(skipped);
+        let outcome = match (reason, row_of(kernel, counted, sm)) {
             (Some(reason), _) => Outcome::Skip(reason.to_owned()),
             (None, Ok(row)) => {
                 let found = difference(&row);

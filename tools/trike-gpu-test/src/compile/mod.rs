@@ -39,6 +39,7 @@ use self::shared::Sources;
 use self::times::Clocks;
 use crate::counts::{self, Row};
 use crate::record::Launch;
+use crate::share::Share;
 use crate::tally::{Outcome, Tally};
 use crate::target::{Family, Target};
 
@@ -48,6 +49,8 @@ pub struct Options<'a> {
     pub target: Option<&'a str>,
     /// Only cases whose name contains this; the tables are then not checked for missing entries.
     pub filter: Option<&'a str>,
+    /// The part of the kernels whose machine code is made; all kernels are generated.
+    pub share: Option<Share>,
     /// NVIDIA's compilers, or the reason why they are missing.
     pub toolkit: std::result::Result<Toolkit, String>,
     /// NVIDIA's disassembler, or the reason why it is missing.
@@ -63,6 +66,12 @@ impl Options<'_> {
     fn everything(&self) -> bool {
         self.target.is_none() && self.filter.is_none()
     }
+
+    /// Why a kernel for CUDA stops at the generated source, if it does.
+    fn no_machine_code(&self, form: &str) -> Option<String> {
+        let missing = self.toolkit.as_ref().err().cloned();
+        missing.or_else(|| self.share.filter(|share| !share.has(form)).map(Share::reason))
+    }
 }
 
 /// The build of one form of a kernel for one target.
@@ -77,6 +86,8 @@ pub struct Built {
     pub units: u32,
     /// Path of the generated source, if any.
     pub source: Option<PathBuf>,
+    /// Why a kernel for CUDA has no machine code, if it has none.
+    pub stopped: Option<String>,
     /// The build result.
     pub outcome: std::result::Result<Code, String>,
 }
@@ -107,6 +118,8 @@ struct Scope {
     everything: bool,
     /// Why CUDA stops at the generated source, if it does.
     missing_tools: Option<String>,
+    /// The part of the kernels whose machine code was made, if not all.
+    share: Option<Share>,
     times: Times,
     /// Counts of main loops.
     rows: Vec<Row>,
@@ -165,7 +178,7 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Report> {
         built,
         targets,
         tally,
-        Scope { everything: options.everything(), missing_tools, times, rows },
+        Scope { everything: options.everything(), missing_tools, share: options.share, times, rows },
     ))
 }
 
@@ -176,7 +189,7 @@ fn count_all(
     built: &[Built],
     tally: &mut Tally,
 ) -> Result<Vec<Row>> {
-    let tools = (options.toolkit.as_ref().err()).or(options.disassembler.as_ref().err());
+    let tools = options.disassembler.as_ref().err();
     let mut found = Tally::default();
     let mut rows = Vec::new();
     let mut first = 0;

@@ -19,18 +19,16 @@ pub struct Report {
 impl Report {
     /// Checks the builds against the tables.
     pub(super) fn new(built: Vec<Built>, targets: Vec<&'static str>, mut tally: Tally, scope: Scope) -> Self {
-        let missing_tools = &scope.missing_tools;
+        let all_machine_code = scope.missing_tools.is_none() && scope.share.is_none();
         for kernel in &built {
             let name = format!("{}: {} [{}]", kernel.target, kernel.path, kernel.form);
-            let outcome = match (&kernel.outcome, missing_tools) {
+            let outcome = match (&kernel.outcome, &kernel.stopped) {
                 (Err(reason), _) => {
                     let source =
                         kernel.source.as_ref().map(|file| format!("\n    source: {}", file.display()));
                     Outcome::Fail(format!("{reason}{}", source.unwrap_or_default()))
                 }
-                (Ok(Code { machine: None, .. }), Some(reason)) if kernel.target.starts_with("cuda") => {
-                    Outcome::Skip(reason.clone())
-                }
+                (Ok(_), Some(reason)) => Outcome::Skip(reason.clone()),
                 (Ok(_), _) => {
                     Cuda::of(kernel).map_or(Outcome::Pass, |cuda| tight(kernel.path, &kernel.form, &cuda))
                 }
@@ -40,9 +38,10 @@ impl Report {
         let compiled = Compiled::of(&built);
         if scope.everything {
             compiled.check_pairs(&targets, &mut tally);
-            compiled.check_stale(missing_tools.is_none(), &mut tally);
+            compiled.check_stale(all_machine_code, &mut tally);
         }
-        if missing_tools.is_none() {
+        // An instruction may be in one form only.
+        if all_machine_code {
             compiled.check_instructions(&mut tally);
         }
         Self { built, targets, tally, scope }
@@ -250,6 +249,9 @@ impl fmt::Display for Report {
         }
         if let Some(reason) = &self.scope.missing_tools {
             writeln!(f, "CUDA stops at the generated source: {reason}")?;
+        }
+        if let Some(share) = self.scope.share {
+            writeln!(f, "machine code of part {share} of the kernels for CUDA")?;
         }
         writeln!(f, "{}", self.scope.times)
     }

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::session::Session;
+use crate::share::Share;
 use crate::suites::{
     self, attention::attention, linear::linear, masks::masks, matrices::matrices, probe::probe,
     several::several,
@@ -34,6 +35,8 @@ use trike_cube::{Device, DeviceOptions, DeviceSpec, Runtime};
 pub struct Options {
     /// Only cases whose name contains this, of every suite; default: those with matrix instructions.
     pub filter: Option<String>,
+    /// The part of the cases and mutations to run; default: all.
+    pub share: Option<Share>,
     /// The folder for sources and programs; cleared first.
     pub out: PathBuf,
 }
@@ -50,6 +53,8 @@ struct Job {
     change: Option<(&'static str, Change)>,
     /// Whether at least one case must run.
     required: bool,
+    /// The part of the cases to run.
+    share: Option<Share>,
 }
 
 /// The cases with matrix instructions and other PTX, in parts of similar duration.
@@ -176,7 +181,8 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Tally> {
         filter: filter.to_owned(),
         contraction,
         change,
-        required,
+        required: required && options.share.is_none(),
+        share: options.share,
     };
     let jobs: Vec<Job> = match &options.filter {
         Some(filter) => {
@@ -239,10 +245,24 @@ impl Job {
 
     /// Runs the cases on a separate device.
     fn run(&self, host: &Arc<Host>) -> Result<Tally> {
+        // A mutation is one case of its own: the cases that it must fail are not chosen again.
+        let share = match (self.share, self.change) {
+            (Some(share), Some((what, _))) if !share.has(what) => {
+                let mut tally = Tally::default();
+                tally.skip(&share.reason(), 1);
+                return Ok(tally);
+            }
+            (_, Some(_)) => None,
+            (share, None) => share,
+        };
         let emulation = Emulation::new(host, self.change.map(|(_, change)| change))?;
         let spec = DeviceSpec::Numbered(Runtime::Cuda, 0);
         let device = Device::over(emulation.client(), spec, false, DeviceOptions::default());
-        let mut session = Session::new(&device).filtered(Some(&self.filter));
+        let way = match self.contraction {
+            Contraction::On => "contracted",
+            Contraction::Off => "separate",
+        };
+        let mut session = Session::new(&device).filtered(Some(&self.filter)).shared(share, way);
         (self.suite)(&mut session);
         let found = session.finish();
         drop(device);
