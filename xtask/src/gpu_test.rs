@@ -44,7 +44,7 @@ pub(crate) struct Options {
     /// Only cases whose name contains this.
     #[arg(long)]
     filter: Option<String>,
-    /// Make machine code of a part of the kernels, and emulate a part of the cases, such as 0/8. Default: all of them.
+    /// Make machine code of a part of the kernels, and run a part of the cases without a GPU, such as 0/8. Default: all of them.
     #[arg(long)]
     share: Option<String>,
     /// Replace the table of counts of machine code by those of this run.
@@ -52,11 +52,12 @@ pub(crate) struct Options {
     accept_counts: bool,
 }
 
-/// Parts of the machine code and of the emulated cases, of which the step of `ci` takes one.
+/// Parts of the machine code and of the cases without a GPU, of which the step of `ci` takes one.
 const PARTS: u64 = 8;
 
-/// The step of `ci`: every kernel is generated for every target, and every suite runs on every device found; of the machine code
-/// and the emulated cases, which take most of an hour of two cores, it takes a part, another one for each commit.
+/// The step of `ci`: every kernel is generated for every target, and every case runs on every GPU found; of the machine code, and
+/// of the cases that are emulated or run on a software device, which take an hour of two cores, it takes a part, another one for each
+/// commit.
 pub(crate) fn step(ws: &Workspace) -> Result<String> {
     // Outside of a repository the part is always the same.
     let commit = cmd!(ws.sh, "git rev-parse HEAD").quiet().ignore_stderr().read().unwrap_or_default();
@@ -158,6 +159,7 @@ fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: boo
         }
         run.args(options.runtimes.iter().flat_map(|runtime| ["--runtime", runtime]));
         run.args(options.filter.iter().flat_map(|filter| ["--filter", filter]));
+        run.args(options.share.iter().flat_map(|share| ["--share", share]));
         if device_required {
             run.arg("--device-required");
         }

@@ -54,6 +54,9 @@ enum Command {
         /// Only cases whose name contains this.
         #[arg(long)]
         filter: Option<String>,
+        /// The part of the cases to run on a software device, such as 0/8; default: all.
+        #[arg(long)]
+        share: Option<Share>,
         /// Fail if no device is found.
         #[arg(long)]
         device_required: bool,
@@ -123,8 +126,8 @@ fn execute(command: Command) -> Result<()> {
             print!("{report}");
             finish(report.tally(), true)
         }
-        Command::Run { runtimes, filter, device_required } => {
-            let options = run::Options { runtimes, filter, device_required };
+        Command::Run { runtimes, filter, share, device_required } => {
+            let options = run::Options { runtimes, filter, share, device_required };
             let tally = run::run(&options, |line| println!("{line}"));
             finish(&tally, false)
         }

@@ -8,6 +8,7 @@ use trike_cube::{
 };
 
 use crate::session::Session;
+use crate::share::Share;
 use crate::suites;
 use crate::tally::{Outcome, Tally};
 
@@ -18,6 +19,8 @@ pub struct Options {
     pub runtimes: Vec<Runtime>,
     /// Only cases whose name contains this.
     pub filter: Option<String>,
+    /// The part of the cases to run on a software device, whose driver compiles for minutes; other devices run all of them.
+    pub share: Option<Share>,
     /// Whether a run without any device fails.
     pub device_required: bool,
 }
@@ -94,7 +97,9 @@ fn device(
                 continue;
             }
         };
-        let mut session = Session::new(&device).filtered(options.filter.as_deref());
+        let share = options.share.filter(|_| capabilities.software);
+        let way = format!("planes {planes:?}");
+        let mut session = Session::new(&device).filtered(options.filter.as_deref()).shared(share, &way);
         let start = Instant::now();
         suites::all(&mut session);
         let (seconds, slowest) = (start.elapsed().as_secs_f64(), session.slowest().to_vec());
