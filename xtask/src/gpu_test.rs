@@ -44,7 +44,7 @@ pub(crate) struct Options {
     /// Only cases whose name contains this.
     #[arg(long)]
     filter: Option<String>,
-    /// Make machine code of a part of the kernels, and run a part of the cases without a GPU, such as 0/8. Default: all of them.
+    /// Compile a part of the kernels' forms, and run a part of the cases without a GPU, such as 0/8. Default: all of them.
     #[arg(long)]
     share: Option<String>,
     /// Replace the table of counts of machine code by those of this run.
@@ -52,10 +52,10 @@ pub(crate) struct Options {
     accept_counts: bool,
 }
 
-/// Parts of the machine code and of the cases without a GPU, of which the step of `ci` takes one.
+/// Parts of the kernels' forms and of the cases without a GPU, of which the step of `ci` takes one.
 const PARTS: u64 = 8;
 
-/// The step of `ci`: every kernel is generated for every target, and every case runs on every GPU found; of the machine code, and
+/// The step of `ci`: every kernel is generated for every target, and every case runs on every GPU found. Of the forms of kernels, and
 /// of the cases that are emulated or run on a software device, which take an hour of two cores, it takes a part, another one for each
 /// commit.
 pub(crate) fn step(ws: &Workspace) -> Result<String> {

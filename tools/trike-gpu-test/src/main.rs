@@ -39,7 +39,7 @@ enum Command {
         /// Only cases whose name contains this.
         #[arg(long)]
         filter: Option<String>,
-        /// The part of the kernels, such as 0/8, whose machine code is made; default: all.
+        /// The part of the forms to build, such as 0/8; default: all.
         #[arg(long)]
         share: Option<Share>,
         /// Output folder of the generated sources.

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use cubecl_runtime::id::KernelId;
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use super::cache::{self, Outcomes};
@@ -14,6 +14,7 @@ use super::shared::Sources;
 use super::times::Clocks;
 use super::{Built, Code, Machine, Options, wgsl};
 use crate::record::Launch;
+use crate::share::Share;
 use crate::target::{Family, Target};
 
 /// Shared state of all builds.
@@ -24,6 +25,8 @@ pub(super) struct Builder<'a> {
     pub(super) clocks: &'a Clocks,
     /// The launches whose machine code is counted, by target and form.
     pub(super) counted: &'a HashSet<(&'static str, KernelId)>,
+    /// The first launch of each kernel, by target and form, which is generated in every part.
+    pub(super) firsts: &'a HashSet<(&'static str, KernelId)>,
 }
 
 impl Builder<'_> {
@@ -31,9 +34,17 @@ impl Builder<'_> {
     /// outcomes.
     pub(super) fn build(&self, target: &Target, launch: &Launch) -> Result<Built> {
         // Without addresses in this program, this is the identity that CubeCL's on-disk caches use for a kernel.
-        let form = format!("{} {}", target.name, launch.id.stable_format());
-        let is_cuda = matches!(target.family, Family::Cuda(_));
-        let stopped = if is_cuda { self.options.no_machine_code(&form) } else { None };
+        let id = launch.id.stable_format();
+        let form = format!("{} {id}", target.name);
+        let other = self.options.share.filter(|share| !share.has(&id)).map(Share::reason);
+        let stopped = match (target.family, &self.options.toolkit) {
+            (Family::Cuda(_), Err(missing)) => other.clone().or_else(|| Some(missing.clone())),
+            _ => other.clone(),
+        };
+        if other.is_some() && !self.firsts.contains(&(target.name, launch.id.clone())) {
+            let outcome = Ok(Code { source_bytes: 0, dynamic_shared: 0, machine: None });
+            return Ok(Built::new(target, launch, None, stopped, outcome));
+        }
         let disassembler = self.disassembler(target, launch).filter(|_| stopped.is_none());
         let known = self.outcomes.get(&form);
         let (source, outcome) = match known.filter(|(file, _)| disassembler.is_none() || is_listed(file)) {
@@ -57,16 +68,7 @@ impl Builder<'_> {
                 }
             },
         };
-        let units = launch.id.cube_dim.num_elems();
-        Ok(Built {
-            target: target.name,
-            path: launch.path(),
-            form: form_of(launch),
-            units,
-            source,
-            stopped,
-            outcome,
-        })
+        Ok(Built::new(target, launch, source, stopped, outcome))
     }
 
     /// The disassembler, if a launch's machine code is counted.
@@ -76,7 +78,7 @@ impl Builder<'_> {
     }
 
     /// Writes a source to a file named after the hash of its contents.
-    fn write(&self, target: &Target, launch: &Launch, source: &Source) -> Result<std::path::PathBuf> {
+    fn write(&self, target: &Target, launch: &Launch, source: &Source) -> Result<PathBuf> {
         let extension = match target.family {
             Family::Cuda(_) => "cu",
             Family::Hip(_) => "hip",
@@ -133,6 +135,27 @@ impl Builder<'_> {
             _ => {}
         }
         Ok(code)
+    }
+}
+
+impl Built {
+    fn new(
+        target: &Target,
+        launch: &Launch,
+        source: Option<PathBuf>,
+        stopped: Option<String>,
+        outcome: std::result::Result<Code, String>,
+    ) -> Self {
+        let units = launch.id.cube_dim.num_elems();
+        Self {
+            target: target.name,
+            path: launch.path(),
+            form: form_of(launch),
+            units,
+            source,
+            stopped,
+            outcome,
+        }
     }
 }
 

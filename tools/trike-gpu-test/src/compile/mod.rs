@@ -49,7 +49,7 @@ pub struct Options<'a> {
     pub target: Option<&'a str>,
     /// Only cases whose name contains this; the tables are then not checked for missing entries.
     pub filter: Option<&'a str>,
-    /// The part of the kernels whose machine code is made; all kernels are generated.
+    /// The part of the forms to build; of each kernel one form is generated in every part.
     pub share: Option<Share>,
     /// NVIDIA's compilers, or the reason why they are missing.
     pub toolkit: std::result::Result<Toolkit, String>,
@@ -66,12 +66,6 @@ impl Options<'_> {
     fn everything(&self) -> bool {
         self.target.is_none() && self.filter.is_none()
     }
-
-    /// Why a kernel for CUDA stops at the generated source, if it does.
-    fn no_machine_code(&self, form: &str) -> Option<String> {
-        let missing = self.toolkit.as_ref().err().cloned();
-        missing.or_else(|| self.share.filter(|share| !share.has(form)).map(Share::reason))
-    }
 }
 
 /// The build of one form of a kernel for one target.
@@ -86,7 +80,7 @@ pub struct Built {
     pub units: u32,
     /// Path of the generated source, if any.
     pub source: Option<PathBuf>,
-    /// Why a kernel for CUDA has no machine code, if it has none.
+    /// Why the build ended before machine code for CUDA or before the source, if it did.
     pub stopped: Option<String>,
     /// The build result.
     pub outcome: std::result::Result<Code, String>,
@@ -118,7 +112,7 @@ struct Scope {
     everything: bool,
     /// Why CUDA stops at the generated source, if it does.
     missing_tools: Option<String>,
-    /// The part of the kernels whose machine code was made, if not all.
+    /// The part of the forms that was built, if not all.
     share: Option<Share>,
     times: Times,
     /// Counts of main loops.
@@ -153,8 +147,20 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Report> {
         c.counted.iter().map(|counted| (c.target.name, c.launches[counted.launch].id.clone())).collect()
     };
     let counted = captured.iter().flat_map(of_target).collect();
-    let builder =
-        Builder { options, outcomes: &outcomes, sources: &sources, clocks: &clocks, counted: &counted };
+    let first_of = |c: &Captured| -> Vec<_> {
+        let mut seen = HashSet::new();
+        let first = c.launches.iter().filter(|launch| seen.insert(launch.path()));
+        first.map(|launch| (c.target.name, launch.id.clone())).collect()
+    };
+    let firsts = captured.iter().flat_map(first_of).collect();
+    let builder = Builder {
+        options,
+        outcomes: &outcomes,
+        sources: &sources,
+        clocks: &clocks,
+        counted: &counted,
+        firsts: &firsts,
+    };
     let (built, threads) = build_all(&captured, &builder)?;
     let times = clocks.read(capture_time, start.elapsed(), threads);
     let targets: Vec<&'static str> = captured.iter().map(|c| c.target.name).collect();
@@ -168,7 +174,7 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Report> {
     for found in sources.differences() {
         tally.add("sources of targets that share a generator", Outcome::Fail(found));
     }
-    if options.everything() {
+    if options.everything() && options.share.is_none() {
         let used: HashSet<&Path> = built.iter().filter_map(|b| b.source.as_deref()).collect();
         folders.iter().for_each(|folder| remove_unused(folder, &used));
         outcomes.prune();

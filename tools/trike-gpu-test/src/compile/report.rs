@@ -251,7 +251,10 @@ impl fmt::Display for Report {
             writeln!(f, "CUDA stops at the generated source: {reason}")?;
         }
         if let Some(share) = self.scope.share {
-            writeln!(f, "machine code of part {share} of the kernels for CUDA")?;
+            writeln!(
+                f,
+                "part {share} of the forms, and the first form of each kernel without its machine code"
+            )?;
         }
         writeln!(f, "{}", self.scope.times)
     }
