@@ -56,7 +56,7 @@ pub(crate) struct Options {
 const PARTS: u64 = 8;
 
 /// The step of `ci`: every kernel is generated for every target, and every case runs on every GPU found. Of the forms of kernels, and
-/// of the cases that are emulated or run on a software device, which take an hour of two cores, it takes a part, another one for each
+/// of the cases that are emulated or run on a software device, which take most of the time, it takes a part, another one for each
 /// commit.
 pub(crate) fn step(ws: &Workspace) -> Result<String> {
     // Outside of a repository the part is always the same.

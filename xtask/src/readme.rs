@@ -8,11 +8,6 @@ const HEADING: &str = "## Two commands";
 /// The second command, which the `test` step runs.
 const TEST_COMMAND: &str = "cargo xtask test";
 
-/// What makes the compiler quick: whether the command works does not depend on it, and the best code of the release profile takes
-/// longer than all its tests. `cargo xtask release` builds with that profile as it is.
-const QUICK: &[(&str, &str)] =
-    &[("CARGO_PROFILE_RELEASE_LTO", "off"), ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")];
-
 /// Runs the README's first command as written and checks that it prints text and a speed.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {
     let command = run_command(&ws.sh.read_file("README.md")?)?;
@@ -20,7 +15,6 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
     let output = Command::new("sh")
         .args(["-c", &command])
         .current_dir(&ws.root)
-        .envs(QUICK.iter().copied())
         .stdin(Stdio::null())
         .output()
         .context("cannot start sh")?;

@@ -75,8 +75,8 @@ impl<'a> Session<'a> {
         Self { filter, ..self }
     }
 
-    /// Skips the cases that are not in this part, if there is one; the same case may be in another part of a session with
-    /// another prefix.
+    /// Restricts the session to the cases of a part, if there is one; the others are skipped. Parts are of `prefix` and name, so
+    /// that sessions with different prefixes run different cases.
     #[must_use]
     pub fn shared(self, share: Option<Share>, prefix: &'a str) -> Self {
         Self { share: share.map(|share| (share, prefix)), ..self }

@@ -66,6 +66,11 @@ impl Options<'_> {
     fn everything(&self) -> bool {
         self.target.is_none() && self.filter.is_none()
     }
+
+    /// Whether also every form is built, so that what is not there belongs to nothing.
+    fn whole(&self) -> bool {
+        self.everything() && self.share.is_none()
+    }
 }
 
 /// The build of one form of a kernel for one target.
@@ -174,7 +179,7 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Report> {
     for found in sources.differences() {
         tally.add("sources of targets that share a generator", Outcome::Fail(found));
     }
-    if options.everything() && options.share.is_none() {
+    if options.whole() {
         let used: HashSet<&Path> = built.iter().filter_map(|b| b.source.as_deref()).collect();
         folders.iter().for_each(|folder| remove_unused(folder, &used));
         outcomes.prune();
@@ -216,7 +221,7 @@ fn count_all(
         }
     }
     match options.accept_counts {
-        Some(file) => counts::accept(file, &rows, options.everything())?,
+        Some(file) => counts::accept(file, &rows, options.whole())?,
         None => tally.merge(found),
     }
     Ok(rows)
