@@ -4,7 +4,7 @@ use trike_format::{HfDirWriter, Int8Tensor, Tensor};
 use trike_llm::{ModelFile, WeightSource, hf_tensor, write_tokenizer};
 use trike_nn::WeightName;
 
-use crate::{CalibrateError, ModelQuantizationConfig, store::Store};
+use crate::{CalibrateError, LayerChoice, ModelQuantizationConfig, store::Store};
 
 /// Group size of an int8 head: a block of `Q8_0`.
 pub(crate) const HEAD_GROUP: usize = 32;
@@ -22,19 +22,20 @@ pub(crate) fn stored_bytes(
     })
 }
 
-/// The LM head or embedding in int8, if configured.
+/// The LM head or embedding in int8, if the plan or the configuration says so.
 fn rounded_head(
     config: &ModelQuantizationConfig,
     name: WeightName,
     tensor: &Tensor,
 ) -> Result<Option<Int8Tensor>, CalibrateError> {
-    match tensor {
-        Tensor::Dense(dense)
-            if config.int8_head && matches!(name, WeightName::Embedding | WeightName::Head) =>
-        {
-            Ok(Some(Int8Tensor::quantize(dense, HEAD_GROUP, true)?))
-        }
-        _ => Ok(None),
+    let Tensor::Dense(dense) = tensor else { return Ok(None) };
+    let wanted = match config.layers.get(&name.to_string()) {
+        Some(choice) => *choice == LayerChoice::Int8,
+        None => config.int8_head,
+    };
+    match wanted && matches!(name, WeightName::Embedding | WeightName::Head) {
+        true => Ok(Some(Int8Tensor::quantize(dense, HEAD_GROUP, true)?)),
+        false => Ok(None),
     }
 }
 

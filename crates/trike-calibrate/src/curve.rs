@@ -5,8 +5,11 @@ use std::fs;
 use trike_llm::{LlmError, ModelFile, Split};
 
 use crate::{
-    CalibrateError, Calibration, CurvePoint, ModelQuantizationConfig, QuantizeReport, error::io,
-    quantize::quantize, store,
+    CalibrateError, Calibration, CurvePoint, ModelQuantizationConfig, QuantizeReport,
+    error::io,
+    quantize::quantize,
+    rivals::{Rival, Rounded},
+    store,
 };
 
 /// Maximum number of planes on the curve: more are nearly lossless.
@@ -29,9 +32,9 @@ impl ModelQuantizationConfig {
 }
 
 impl QuantizeReport {
-    /// Quantizes the same model with one to four planes for all layers, measures each on the text of
-    /// [`evaluate`](Self::evaluate), and stores bits and perplexities in [`curve`](Self::curve), together with this
-    /// model's own. The other models are removed. `progress` is called with the number of models done and in total.
+    /// Quantizes the same model with one to four planes for all layers, rounds the same layers to `Q8_0`, `Q4_0` and `Q4_K` of
+    /// llama.cpp where their rows are made of such blocks, measures each on the text of [`evaluate`](Self::evaluate), and stores
+    /// bits and perplexities in [`curve`](Self::curve), together with this model's own. The other models are removed. `progress` is called with the number of models done and in total.
     ///
     /// # Errors
     ///
@@ -74,11 +77,45 @@ impl QuantizeReport {
                     curve.push(point);
                 }
             }
-            progress(planes, MOST_PLANES);
+            progress(planes, MOST_PLANES + Rival::ALL.len());
+        }
+        for (done, to) in Rival::ALL.into_iter().enumerate() {
+            curve.extend(self.rival(input, config, (text, split, limit), to)?);
+            progress(MOST_PLANES + done + 1, MOST_PLANES + Rival::ALL.len());
         }
         curve.sort_by(|a, b| a.bits_per_weight.total_cmp(&b.bits_per_weight));
         self.curve = curve;
         Ok(())
+    }
+
+    /// The same layers rounded to a format of llama.cpp; `None` if their rows are not made of its blocks.
+    fn rival(
+        &self,
+        input: &ModelFile,
+        config: &ModelQuantizationConfig,
+        (text, split, limit): (&str, Split, Option<usize>),
+        to: Rival,
+    ) -> Result<Option<CurvePoint>, CalibrateError> {
+        let varied = || self.layers.iter().filter(|layer| layer.kept.is_none());
+        let (weights, size) = to.block();
+        if varied().any(|layer| layer.cols % weights != 0) {
+            return Ok(None);
+        }
+        let rounded =
+            Rounded { inner: input, to, layers: varied().map(|layer| layer.name.clone()).collect() };
+        let evaluation = self.compare_source(&rounded, text, split, limit, config)?;
+        let all: u64 = varied().map(|layer| (layer.rows * layer.cols / weights * size) as u64).sum();
+        let own: u64 = varied().map(|layer| layer.bytes).sum();
+        let kept: u64 = self.layers.iter().map(|layer| layer.bytes).sum::<u64>() - own;
+        let elements: f64 = self.layers.iter().map(|l| l.rows as f64 * l.cols as f64).sum();
+        Ok(Some(CurvePoint {
+            setting: to.name().to_owned(),
+            bits_per_weight: 8.0 * (kept + all) as f64 / elements.max(1.0),
+            bytes: self.output_bytes - own + all,
+            ratio: evaluation.ratio,
+            ratio_error: evaluation.ratio_error,
+            kl: evaluation.kl,
+        }))
     }
 
     fn point(&self, setting: &str) -> Option<CurvePoint> {

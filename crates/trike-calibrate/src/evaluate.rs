@@ -2,11 +2,12 @@
 
 use std::{ops::ControlFlow, path::Path};
 
+use trike_cpu::Cpu;
 use trike_llm::{
-    GenerateOptions, LanguageModel, LlmError, ModelFile, ScoreOptions, Split, compare_ids, sequences,
-    tokenizer::Tokenizer,
+    GenerateOptions, HeadPrecision, LanguageModel, LlmError, ModelFile, ScoreOptions, Split, WeightSource,
+    compare_ids, sequences, tokenizer::Tokenizer,
 };
-use trike_nn::KvPrecision;
+use trike_nn::{ActivationPrecision, CpuBackend, KvPrecision};
 
 use crate::{
     CalibrateError, Evaluation, ModelQuantizationConfig, QuantizeReport, Sample, TextSource, Verdict,
@@ -121,6 +122,27 @@ impl QuantizeReport {
         config: &ModelQuantizationConfig,
     ) -> Result<Evaluation, CalibrateError> {
         let pair = self.load(config)?;
+        let ids = pair.sequences(text, split, limit)?;
+        pair.compare("", &ids, split, &mut |_, _| ())
+    }
+
+    /// [`compare`](Self::compare) with other weights in place of the result's.
+    pub(crate) fn compare_source(
+        &self,
+        source: &dyn WeightSource,
+        text: &str,
+        split: Split,
+        limit: Option<usize>,
+        config: &ModelQuantizationConfig,
+    ) -> Result<Evaluation, CalibrateError> {
+        let file = ModelFile::open(&self.input)?;
+        let options = config.measured(&file)?;
+        let dense = LanguageModel::load_with(&file, &options, &mut |_, _| ())?;
+        let backend = CpuBackend::new(Cpu::new(config.threads)?, ActivationPrecision::F32);
+        let tokenizer = dense.tokenizer()?.clone();
+        let head = HeadPrecision::AsStored;
+        let ternary = LanguageModel::from_source(backend, source, Some(tokenizer), head, &mut |_, _| ())?;
+        let pair = Pair { dense, ternary };
         let ids = pair.sequences(text, split, limit)?;
         pair.compare("", &ids, split, &mut |_, _| ())
     }

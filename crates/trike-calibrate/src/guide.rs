@@ -4,11 +4,12 @@
 //! An error `e` of a layer's output changes the loss by about `sum_t (g_t . e_t)^2 / 2`, where `g_t` is that gradient at token `t`.
 //! With the mean square of `g_t` in place of its elements, token `t` of `X^T X` has that weight.
 
-use trike_cpu::{
-    CpuError,
-    grad::{self, Block, BlockMatrices},
+use rand_chacha::{
+    ChaCha8Rng,
+    rand_core::{RngCore, SeedableRng},
 };
-use trike_nn::HookPoint;
+use trike_cpu::grad::{self, Block, BlockMatrices};
+use trike_nn::{HookPoint, WeightName};
 
 use crate::{
     CalibrateError, Tuning,
@@ -16,11 +17,28 @@ use crate::{
     tune::{self, Head, Learner},
 };
 
-/// Weights of the tokens of a text, of mean 1 at each place.
+/// The token whose cross-entropy is the loss at a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Labels {
+    /// The next one of the text; there is none behind the last.
+    Text,
+    /// One that the dense model draws: the mean square of the gradient is then the curvature of the divergence from the dense model
+    /// (its Fisher information), whatever the text.
+    Drawn,
+}
+
+/// Weights of the tokens of a text, of mean 1 at each place, and the mean squares of gradients.
 pub(crate) struct TokenWeights {
     /// Square roots, `[layer][point][batch][token]`.
     roots: Vec<[Vec<Vec<f32>>; 4]>,
+    /// Over tokens and the outputs of each matrix of [`BlockMatrices`].
+    outputs: Vec<[f64; BlockMatrices::COUNT]>,
+    /// Over tokens and the elements of their embeddings.
+    embedding: f64,
 }
+
+/// Seed of the tokens that the model draws.
+const SEED: u64 = 1;
 
 /// The places, and which matrices of [`BlockMatrices`] are there.
 const POINTS: [(HookPoint, &[usize]); 4] = [
@@ -34,6 +52,7 @@ impl TokenWeights {
     /// Runs the text through the dense model and back. `starts` are its embedded tokens, `ids`.
     pub(crate) fn new(
         dense: &Blocks<'_>,
+        labels: Labels,
         ids: &[Vec<u32>],
         starts: &[Batch],
         progress: &mut dyn FnMut(usize, usize),
@@ -49,7 +68,9 @@ impl TokenWeights {
             Ok((block, matrices))
         };
         let mut squares = vec![[const { Vec::new() }; 4]; spec.layers];
+        let (mut outputs, mut embedding) = (vec![[0f64; BlockMatrices::COUNT]; spec.layers], 0f64);
         let mut rest = ids.iter();
+        let mut rng = ChaCha8Rng::seed_from_u64(SEED);
         for (done, batch) in starts.iter().enumerate() {
             progress(done, starts.len());
             let lengths: Vec<usize> = batch.lengths().collect();
@@ -60,15 +81,27 @@ impl TokenWeights {
                 let block = Block { cpu, shape: &shape, vectors: block.vectors(), matrices: &matrices };
                 x = block.forward(x, &lengths)?.0;
             }
+            let mut logits = head.logits(cpu, shape.rms_eps, &x)?;
             let next =
                 |ids: &Vec<u32>| ids.iter().skip(1).map(|id| Some(*id)).chain([None]).collect::<Vec<_>>();
-            let targets: Vec<Option<u32>> = rest.by_ref().take(lengths.len()).flat_map(next).collect();
-            let mut dy = loss_gradient(&head, dense, shape.rms_eps, &x, &targets)?;
+            let targets: Vec<Option<u32>> = match labels {
+                Labels::Text => rest.by_ref().take(lengths.len()).flat_map(next).collect(),
+                Labels::Drawn => {
+                    let rows = logits.chunks_exact(spec.vocab);
+                    rows.map(|row| Some(drawn(row, f64::from(rng.next_u32()) / 2f64.powi(32)))).collect()
+                }
+            };
+            grad::cross_entropy(cpu, &mut logits, &targets, spec.vocab, 1.0)?;
+            let mut dy = head.backward(cpu, shape.rms_eps, &x, &logits)?;
+            drop(logits);
             for (layer, x) in inputs.into_iter().enumerate().rev() {
                 let (block, matrices) = load(layer)?;
                 let block = Block { cpu, shape: &shape, vectors: block.vectors(), matrices: &matrices };
                 let (_, tape) = block.forward(x, &lengths)?;
                 let gradients = block.outputs(&tape, dy)?;
+                for (sum, squares) in outputs[layer].iter_mut().zip(&gradients.outputs) {
+                    *sum += squares.iter().map(|square| f64::from(*square)).sum::<f64>();
+                }
                 for ((_, of), batches) in POINTS.iter().zip(&mut squares[layer]) {
                     let all: f32 = of.iter().map(|i| widths[*i]).sum();
                     let mut sums = vec![0f32; batch.x.len() / shape.hidden];
@@ -82,9 +115,24 @@ impl TokenWeights {
                 }
                 dy = gradients.input;
             }
+            embedding += dy.iter().map(|d| f64::from(*d).powi(2)).sum::<f64>();
         }
+        let tokens = ids.iter().map(Vec::len).sum::<usize>().max(1) as f64;
+        outputs.iter_mut().flatten().for_each(|sum| *sum /= tokens);
+        embedding /= tokens * spec.hidden as f64;
         squares.iter_mut().flatten().for_each(|batches: &mut Vec<Vec<f32>>| to_roots(batches));
-        Ok(Self { roots: squares })
+        Ok(Self { roots: squares, outputs, embedding })
+    }
+
+    /// The mean square of the gradient with respect to an output of a matrix of a block.
+    pub(crate) fn of_output(&self, layer: usize, name: WeightName) -> f64 {
+        let place = tune::names(layer).iter().position(|other| *other == name);
+        place.map_or(0.0, |place| self.outputs[layer][place])
+    }
+
+    /// The mean square of the gradient with respect to an element of the embedding of a token.
+    pub(crate) fn of_embedding(&self) -> f64 {
+        self.embedding
     }
 
     /// Multiplies the activations of a batch, rows of `width`, with the square roots of the weights of their tokens.
@@ -97,17 +145,16 @@ impl TokenWeights {
     }
 }
 
-/// The gradient of the cross-entropy with respect to `x`, the output of the last block.
-fn loss_gradient(
-    head: &Head,
-    dense: &Blocks<'_>,
-    eps: f32,
-    x: &[f32],
-    targets: &[Option<u32>],
-) -> Result<Vec<f32>, CpuError> {
-    let mut logits = head.logits(dense.cpu(), eps, x)?;
-    grad::cross_entropy(dense.cpu(), &mut logits, targets, dense.spec().vocab, 1.0)?;
-    head.backward(dense.cpu(), eps, x, &logits)
+/// A token drawn from the probabilities of a row of logits by a number between 0 and 1.
+fn drawn(logits: &[f32], number: f64) -> u32 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weight = |logit: &f32| f64::from(logit - most).exp();
+    let mut rest = number * logits.iter().map(weight).sum::<f64>();
+    let found = logits.iter().position(|logit| {
+        rest -= weight(logit);
+        rest < 0.0
+    });
+    found.unwrap_or(logits.len().saturating_sub(1)) as u32
 }
 
 /// Square roots of weights that are divided by their mean. Where no token has a gradient, all count alike.

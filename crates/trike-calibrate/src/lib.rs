@@ -41,6 +41,7 @@ mod plan;
 mod quantize;
 mod report;
 mod rewrite;
+mod rivals;
 mod store;
 mod stored;
 mod streams;

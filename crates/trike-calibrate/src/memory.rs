@@ -33,6 +33,23 @@ struct Sizes {
     block: u64,
 }
 
+impl Sizes {
+    /// Of a model with so many weights in all blocks, and of a text.
+    fn new(input: &dyn WeightSource, weights: u64, tokens: u64, longest: u64) -> Self {
+        let spec = &input.config().spec;
+        Self {
+            tokens,
+            batch: longest.max(streams::TOKENS as u64).min(tokens),
+            hidden: spec.hidden as u64,
+            intermediate: spec.intermediate as u64,
+            query: (spec.heads * spec.head_dim) as u64,
+            vocab: spec.vocab as u64,
+            layers: spec.layers as u64,
+            block: weights / (spec.layers as u64).max(1),
+        }
+    }
+}
+
 /// The bytes that [`quantize()`](crate::quantize()) needs at once, at the most, for a calibration text of so many tokens in sequences of
 /// at most `longest`. Pages of mapped files do not count, because the system takes them back where it needs them.
 ///
@@ -45,19 +62,9 @@ pub fn estimate_memory(
     tokens: usize,
     longest: usize,
 ) -> Result<u64, CalibrateError> {
-    let spec = &input.config().spec;
     let all = block_weights(input)?;
-    let [tokens, longest, layers] = [tokens, longest, spec.layers].map(|n| n as u64);
-    let sizes = Sizes {
-        tokens,
-        batch: longest.max(streams::TOKENS as u64).min(tokens),
-        hidden: spec.hidden as u64,
-        intermediate: spec.intermediate as u64,
-        query: (spec.heads * spec.head_dim) as u64,
-        vocab: spec.vocab as u64,
-        layers,
-        block: all / layers.max(1),
-    };
+    let [tokens, longest] = [tokens, longest].map(|n| n as u64);
+    let sizes = Sizes::new(input, all, tokens, longest);
     let QuantizeMethod::Compensate(how) = config.method else {
         // A matrix, what it is rounded to, and what is between.
         let largest = largest(input, config)?.0;
@@ -157,6 +164,18 @@ pub(crate) fn check(
     let longest = ids.iter().map(Vec::len).max().unwrap_or(0);
     let needed = estimate_memory(input, config, ids.iter().map(Vec::len).sum(), longest)?;
     refuse(needed, &free_memory())
+}
+
+/// The same for the prices of a plan, whose texts are these.
+pub(crate) fn check_plan(
+    input: &dyn WeightSource,
+    config: &ModelQuantizationConfig,
+    texts: [&[Vec<u32>]; 2],
+) -> Result<(), CalibrateError> {
+    let lengths = || texts.into_iter().flatten().map(|ids| ids.len() as u64);
+    let sizes = Sizes::new(input, block_weights(input)?, lengths().sum(), lengths().max().unwrap_or(0));
+    let needed = weighing(&sizes).max(compensating(&sizes, input, config, false)?);
+    refuse(needed + REST, &free_memory())
 }
 
 fn refuse(needed: u64, free: &[(MemoryLimit, u64)]) -> Result<(), CalibrateError> {

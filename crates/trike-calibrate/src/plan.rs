@@ -4,8 +4,9 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde::{Deserialize, Serialize};
 use trike_llm::WeightSource;
+use trike_nn::WeightName;
 
-use crate::{CalibrateError, LayerChoice, Stored};
+use crate::{CalibrateError, LayerChoice, Stored, StoredKind};
 
 /// Value of the `format` field of a plan.
 const FORMAT: &str = "trike plan 1";
@@ -83,22 +84,28 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`CalibrateError::PlanFile`] for a layer that is not in `input` or is not a linear layer of its blocks.
+    /// [`CalibrateError::PlanFile`] for a name that is neither a linear layer of the blocks of `input` nor its embedding or head, and
+    /// for trits in one of these two.
     pub fn choices(
         &self,
         path: &Path,
         input: &dyn WeightSource,
     ) -> Result<BTreeMap<String, LayerChoice>, CalibrateError> {
-        let known: Vec<String> = input
+        let heads = [WeightName::Embedding, WeightName::Head];
+        let known: BTreeMap<String, WeightName> = input
             .weights()
             .into_iter()
-            .filter(|name| name.is_block_matrix())
-            .map(|name| name.to_string())
+            .filter(|name| name.is_block_matrix() || heads.contains(name))
+            .map(|name| (name.to_string(), name))
             .collect();
         let one = |layer: &PlannedLayer| {
-            if !known.contains(&layer.name) {
-                let expected = "the name of a linear layer of the model's blocks";
+            let Some(name) = known.get(&layer.name) else {
+                let expected =
+                    "the name of a linear layer of the model's blocks, of its embedding or its head";
                 return Err(wrong(path, "layers", expected, format!("`{}`", layer.name)));
+            };
+            if heads.contains(name) && layer.stored.kind == StoredKind::Trits {
+                return Err(wrong(path, &layer.name, "int8 or dense", layer.stored.to_string()));
             }
             let choice = layer.stored.choice();
             Ok((

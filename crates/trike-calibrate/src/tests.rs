@@ -15,9 +15,10 @@ use trike_testkit::{Rng, assert_all_near, assert_near};
 use trike_trit::{Coupling, Granularity, GroupSize, Hadamard};
 
 use crate::{
-    CalibrateError, Compensation, ModelQuantizationConfig, QuantizeMethod, Tuning,
+    CalibrateError, Compensation, LayerChoice, ModelQuantizationConfig, QuantizeMethod, Stored, Tuning,
     assemble::assemble,
-    guide::TokenWeights,
+    budget,
+    guide::{Labels, TokenWeights},
     quantize::{quantize_ids, tuning_of},
     rewrite::Prepared,
     store::{self, Store},
@@ -177,7 +178,7 @@ fn tokens_count_by_the_gradient_of_the_loss() {
     let blocks = Blocks::new(&input, &backend).unwrap();
     let ids = text(1);
     let starts = embed(&backend, &blocks.embedding().unwrap(), &ids).unwrap();
-    let weights = TokenWeights::new(&blocks, &ids, &starts, &mut |_, _| ()).unwrap();
+    let weights = TokenWeights::new(&blocks, Labels::Text, &ids, &starts, &mut |_, _| ()).unwrap();
     let tokens: usize = ids.iter().map(Vec::len).sum();
     for point in HookPoint::ALL {
         for layer in 0..LAYERS {
@@ -199,6 +200,43 @@ fn tokens_count_by_the_gradient_of_the_loss() {
             assert_near!(sum, tokens as f64, rel = 1e-4);
         }
     }
+}
+
+/// What a layer costs alone, as predicted from gradients and as measured.
+#[test]
+fn prices_are_what_layers_cost() {
+    let dir = TempDir::new().unwrap();
+    let input = model(&dir.path().join("dense"), |_, _| ());
+    let granularity = Granularity::Group(GroupSize::G32);
+    let trits = |planes| LayerChoice::Trits { planes, granularity };
+    let (fitted, held) = (text(1), text(2));
+    let config = options(1, None);
+    let backend = CpuBackend::new(Cpu::new(1).unwrap(), ActivationPrecision::F32);
+    let choices = budget::options(3, &[granularity]);
+    let texts = [&fitted[..], &held];
+    let prices = |with_head| {
+        budget::prices(&input, &config, &backend, texts, (&choices, with_head), &mut |_, _, _| ()).unwrap()
+    };
+    let priced = prices(true);
+    assert_eq!(prices(false), priced[..7 * LAYERS]);
+    assert_eq!(priced.len(), 7 * LAYERS + 1, "the head is the embedding");
+    let dense = || LayerChoice::Dense { reason: "a test".to_owned() };
+    let mut sums = [0.0; 2];
+    for (i, one) in priced.iter().enumerate() {
+        let tried =
+            if one.layer.contains("embed") { vec![LayerChoice::Int8] } else { vec![trits(2), trits(3)] };
+        for (j, choice) in tried.into_iter().enumerate() {
+            let mut config = options(1, None);
+            config.layers = priced.iter().map(|other| (other.layer.clone(), dense())).collect();
+            config.layers.insert(one.layer.clone(), choice.clone());
+            let (_, measured) = made(&dir, &format!("alone-{i}-{j}"), &input, &config);
+            let stored = Stored::of(&choice);
+            let price = one.choices.iter().find(|other| other.stored == stored).unwrap().kl;
+            assert!((0.4..2.5).contains(&(price / measured)), "{} {stored}: {price} {measured}", one.layer);
+            sums = [sums[0] + price, sums[1] + measured];
+        }
+    }
+    assert_near!(sums[0], sums[1], rel = 0.3);
 }
 
 /// Where codes are too many to be tuned together, scales and norms are: with blocks from disk, and rotated inputs.

@@ -292,10 +292,7 @@ fn quantize_flag(field: &str) -> Option<&'static str> {
         "granularity" => "--group",
         "with_mean" => "--mean",
         "share" => "--prune",
-        "divergence" => "--max-kl",
-        "bits per weight" => "--bits",
-        "bytes" => "--max-bytes",
-        "perplexity ratio" => "--max-ppl-ratio",
+        "divergence" | "bits per weight" | "bytes" | "perplexity ratio" => "--target",
         _ => return None,
     })
 }
@@ -313,7 +310,7 @@ fn flag_of_config(error: &ConfigError) -> Option<&'static str> {
         ConfigError::PruneMeans => "--prune and --mean",
         ConfigError::BudgetPruned => "--prune",
         ConfigError::PlanGroups => "--group",
-        ConfigError::PerplexityRatio { .. } => "--max-ppl-ratio",
+        ConfigError::PerplexityRatio { .. } => "--target",
         ConfigError::NothingHeldOut { .. } => "--calibration and --sequences",
         _ => return None,
     })

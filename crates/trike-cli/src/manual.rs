@@ -61,11 +61,9 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     (
         "quantize",
         &[
-            ("trike quantize dense/ -c text.txt -o ternary/", "three planes, with a report"),
-            (
-                "trike quantize dense/ -c text.txt --max-ppl-ratio 1.02 -o ternary/",
-                "as small as 2 % of perplexity allow",
-            ),
+            ("trike quantize dense/ -c text.txt -o ternary/", "as small as 2 % of perplexity allow"),
+            ("trike quantize dense/ -c text.txt --target 1.9GB -o ternary/", "as good as 1.9 GB allow"),
+            ("trike quantize dense/ -c text.txt -p 3 -o ternary/", "three planes in every layer"),
         ],
     ),
     (

@@ -155,7 +155,7 @@ fn source(dir: &Path, kind: Kind) -> Option<PathBuf> {
             // The template of the file of its own wins.
             put("tokenizer_config.json", config("old".into()).to_string().as_bytes());
             put("chat_template.jinja", DEFAULT.as_bytes());
-            put("generation_config.json", br#"{"do_sample": false, "repetition_penalty": 1.1}"#);
+            put("generation_config.json", br#"{"do_sample": false, "repetition_penalty": 1.1, "eos_token_id": [2, 5, 1, 3]}"#);
         }
         Kind::Llama2c => put("tokenizer.bin", &llama2c()),
         Kind::Tiktoken => drop(fs::copy(tiktoken?, path.join("tokenizer.model")).unwrap()),
@@ -245,6 +245,10 @@ fn check(kind: Kind) {
         Kind::Llama2c | Kind::Tiktoken => 0,
     };
     assert_eq!(want.chats.len(), expected, "{kind:?}");
+    if kind == Kind::SentencePiece {
+        // Four ends: the generation configuration's, not `config.json`'s, and more than the keys of GGUF can name.
+        assert_eq!(want.special.1, [2, 5, 1, 3]);
+    }
     let (trike, dense) = (ConvertOptions::new(Target::Trike), ConvertOptions::new(Target::F16));
     let gguf = if kind == Kind::Tiktoken { dense.clone() } else { ConvertOptions::new(Target::Tq2_0) };
     let mut steps: Vec<(&str, ConvertOptions)> = vec![

@@ -1,15 +1,16 @@
-//! Quantization to a budget: sensitivities are measured, a knapsack solver allocates precision, and trials check the
+//! Quantization to a budget: the precision of every layer gets a price, a knapsack solver allocates precision, and trials check the
 //! result.
 
 mod allot;
-mod measure;
 mod options;
+mod prices;
 mod search;
 
 use std::{
     collections::{HashMap, hash_map::Entry},
     fs,
     path::{Path, PathBuf},
+    time::Instant,
 };
 
 use trike_cpu::Cpu;
@@ -20,31 +21,37 @@ use trike_quant::{MatrixView, QuantError, QuantizeConfig, quantize_matrix};
 
 use self::allot::{plan, solve, solve_loss};
 pub use self::options::{Budget, PlanOptions};
+#[cfg(test)]
+pub(crate) use self::prices::{options, prices};
 use crate::{
     CalibrateError, Calibration, ConfigError, LayerChoice, Measured, ModelQuantizationConfig, Plan, Planning,
     QuantizeReport, Sensitivity, Stored, TextSource,
     assemble::{HEAD_GROUP, stored_bytes},
     error::io,
     held_out::{calibration_ids, limited, without},
+    memory,
     quantize::{SCALING, quantize_ids, refuse_existing, refuse_ternary},
     report::HeldOut,
     rewrite::Prepared,
     store,
+    walk::PRODUCTS,
     weights::is_convertible,
 };
 
-/// Tokens for the measurement of sensitivities.
+/// Held-out tokens on which prices are computed.
 const HELD_TOKENS: usize = 8192;
+/// Held-out tokens on which the models of a search are measured.
+const MEASURED: usize = 32_768;
 /// Tokens that a search has not used and that are enough to measure its result on.
 const LEAST_FRESH: usize = 1024;
 
-/// Plans a model for a budget: measures the loss of each candidate for each layer on calibration text, and allocates
-/// planes, scales, int8 or dense.
+/// Plans a model for a budget: predicts what each candidate for each layer costs, from the gradients of the dense model and the
+/// errors of the layer's outputs on text held out from calibration, and allocates planes, scales, int8 or dense.
 ///
 /// Quality budgets are verified: models are quantized and measured on held-out sequences until the smallest one that
 /// meets the budget is found. A budget of bytes or bits needs only the allocation.
 ///
-/// Planes and groups are taken from `options`, not from `config.layout`. Measurements are stored in `<output>.plan`
+/// Planes and groups are taken from `options`, not from `config.layout`. Prices are stored in `<output>.plan`
 /// until everything is finished, so that the same call resumes after an interruption. `progress` is called with the
 /// current step, and the units done and in total.
 ///
@@ -60,6 +67,7 @@ pub fn quantize_to(
     options: &PlanOptions,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<QuantizeReport, CalibrateError> {
+    let start = Instant::now();
     let mut planner = Planner::new(input, output, calibration, config, options, progress)?;
     planner.check_smallest()?;
     let sensitivities = planner.sensitivities(progress)?;
@@ -74,10 +82,12 @@ pub fn quantize_to(
     if config.hold_out {
         report.held = planner.held_out(calibration);
     }
+    // Prices and all trials, not the result alone.
+    report.seconds = start.elapsed().as_secs_f64();
     Ok(report)
 }
 
-/// Only the plan of [`quantize_to`], with the measured sensitivities of the layers; writes no model. For a quality budget, the
+/// Only the plan of [`quantize_to`], with the sensitivities of the layers; writes no model. For a quality budget, the
 /// plan of the first trial.
 ///
 /// # Errors
@@ -97,12 +107,18 @@ pub fn plan_for(
     let chosen = match options.budget {
         Budget::Bits(_) | Budget::Bytes(_) => planner.within_or_clean(&sensitivities)?,
         Budget::PerplexityRatio(_) | Budget::Divergence(_) => {
-            solve_loss(&sensitivities, planner.loss()).map_err(|e| CalibrateError::quantize("the plan", e))?
+            let goal = planner.loss() / planner.of_prices()?;
+            solve_loss(&sensitivities, goal).map_err(|e| CalibrateError::quantize("the plan", e))?
         }
     };
     let plan = plan(&sensitivities, &chosen, options.budget.to_string());
     planner.clean()?;
     Ok((plan, sensitivities))
+}
+
+/// Bytes of a matrix in int8.
+fn int8_bytes(rows: usize, cols: usize) -> u64 {
+    (rows * cols + 2 * rows * cols.div_ceil(HEAD_GROUP.min(cols))) as u64
 }
 
 struct Planner<'a> {
@@ -148,7 +164,7 @@ impl<'a> Planner<'a> {
             return Err(ConfigError::NothingHeldOut { got: all.len() }.into());
         }
         let keep = wanted.min((3 * all.len()).div_ceil(4)).min(all.len() - 1);
-        let held = all.split_off(keep);
+        let held = prices::first(&all.split_off(keep), MEASURED).to_vec();
         let (config, options) = (config.clone(), options.clone());
         let prepared =
             Prepared::new(input, &config, &all, &mut |done, total| progress(SCALING, done, total))?;
@@ -170,15 +186,14 @@ impl<'a> Planner<'a> {
         self.prepared.source()
     }
 
-    /// Number of held-out sequences on which sensitivities are measured.
-    fn probed(&self) -> usize {
-        let mut tokens = 0;
-        let room = |ids: &&Vec<u32>| {
-            let room = tokens < HELD_TOKENS;
-            tokens += ids.len();
-            room
-        };
-        self.held.iter().take_while(room).count()
+    /// Held-out sequences on which prices are computed.
+    fn probed(&self) -> &[Vec<u32>] {
+        prices::first(&self.held, HELD_TOKENS)
+    }
+
+    /// Whether embedding and head are in the plan: not where bits are counted of the layers of the blocks alone.
+    fn plans_head(&self) -> bool {
+        !matches!(self.budget, Budget::Bits(_))
     }
 
     /// The text to measure the result on: held-out sequences that the search did not use, or else those that it did.
@@ -189,14 +204,17 @@ impl<'a> Planner<'a> {
         };
         let fresh = match self.budget {
             Budget::Bits(_) | Budget::Bytes(_) => {
-                without(self.held[self.probed()..].to_vec(), &self.held[..self.probed()])
+                without(self.held[self.probed().len()..].to_vec(), self.probed())
             }
             // Trials were measured on all of it.
             Budget::PerplexityRatio(_) | Budget::Divergence(_) => Vec::new(),
         };
         let searched = fresh.iter().map(Vec::len).sum::<usize>() < LEAST_FRESH;
-        let ids = if searched { self.held.clone() } else { fresh };
-        HeldOut::new(without(ids, &self.calibration), source, searched)
+        match searched {
+            // As trials were measured, so that the figures agree.
+            true => HeldOut::whole(without(self.held.clone(), &self.calibration), source),
+            false => HeldOut::new(without(fresh, &self.calibration), source, false),
+        }
     }
 
     /// Removes the stored measurements.
@@ -221,15 +239,18 @@ impl<'a> Planner<'a> {
         {
             return Ok(measured);
         }
-        let backend = CpuBackend::new(Cpu::new(self.config.threads)?, ActivationPrecision::F32);
-        let options = measure::options(self.options.planes, &self.options.groups);
-        let measured = measure::measure(
+        let texts = [prices::first(&self.calibration, prices::FITTED), self.probed()];
+        memory::check_plan(self.input(), &self.config, texts)?;
+        let cpu = Cpu::new(self.config.threads)?;
+        let backend = CpuBackend::new(cpu, ActivationPrecision::F32).with_products(PRODUCTS);
+        let options = prices::options(self.options.planes, &self.options.groups);
+        let measured = prices::prices(
             self.input(),
             &self.config,
             &backend,
-            [&self.calibration, &self.held[..self.probed()]],
-            &options,
-            &mut |done, total| progress("measuring sensitivities", done, total),
+            texts,
+            (&options, self.plans_head()),
+            progress,
         )?;
         if measured.is_empty() {
             self.clean()?;
@@ -247,13 +268,17 @@ impl<'a> Planner<'a> {
         }
         let mut smallest: HashMap<(usize, usize), u64> = HashMap::new();
         let mut layers = Vec::new();
-        for name in self.input().weights().into_iter().filter(|name| name.is_block_matrix()) {
+        for name in self.input().weights() {
             let info = self.input().info(name)?;
-            if !is_convertible(self.input(), &self.config, name)? {
+            let is_head = matches!(name, WeightName::Embedding | WeightName::Head);
+            if !(is_head && self.plans_head()
+                || name.is_block_matrix() && is_convertible(self.input(), &self.config, name)?)
+            {
                 continue;
             }
             let &[rows, cols] = info.shape.as_slice() else { continue };
             let bytes = match smallest.entry((rows, cols)) {
+                _ if is_head => int8_bytes(rows, cols).min(stored_bytes(self.input(), &self.config, name)?),
                 Entry::Occupied(known) => *known.get(),
                 Entry::Vacant(place) => *place.insert(self.smallest(rows, cols)),
             };
@@ -268,8 +293,7 @@ impl<'a> Planner<'a> {
     /// The bytes of the smallest candidate for a matrix of a shape; 0 for a layout that least squares does not fit.
     fn smallest(&self, rows: usize, cols: usize) -> u64 {
         let zeros = vec![0.0; rows * cols];
-        let int8 = rows * cols + 2 * rows * cols.div_ceil(HEAD_GROUP.min(cols));
-        let mut smallest = int8 as u64;
+        let mut smallest = int8_bytes(rows, cols);
         for &granularity in &self.options.groups {
             let layout = self.config.layout.with_depth(1).with_granularity(granularity);
             let config = QuantizeConfig::default().with_layout(layout);

@@ -30,15 +30,20 @@ pub struct PlanOptions {
     pub planes: usize,
     /// Candidate granularities of scales.
     pub groups: Vec<Granularity>,
+    /// Largest number of models that are made for a budget of quality.
+    pub trials: usize,
+    /// Whether the model that comes nearest is the result where none of them meets a budget of quality, instead of an error.
+    pub nearest: bool,
 }
 
 impl PlanOptions {
-    /// Up to four planes (more would be as large as int8) and one scale per 32, 64 or 128 weights or per row.
+    /// Up to four planes (more would be as large as int8) and one scale per 32, 64 or 128 weights or per row; six trials, of which
+    /// one must meet the budget.
     #[must_use]
     pub fn new(budget: Budget) -> Self {
         let sizes = [GroupSize::G32, GroupSize::G64, GroupSize::G128];
         let groups = sizes.map(Granularity::Group).into_iter().chain([Granularity::Row]).collect();
-        Self { budget, planes: 4, groups }
+        Self { budget, planes: 4, groups, trials: 6, nearest: false }
     }
 
     /// Sets [`budget`](Self::budget).
@@ -59,7 +64,20 @@ impl PlanOptions {
         Self { groups: groups.into(), ..self }
     }
 
+    /// Sets [`trials`](Self::trials).
+    #[must_use]
+    pub fn with_trials(self, trials: usize) -> Self {
+        Self { trials, ..self }
+    }
+
+    /// Sets [`nearest`](Self::nearest).
+    #[must_use]
+    pub fn with_nearest(self, nearest: bool) -> Self {
+        Self { nearest, ..self }
+    }
+
     pub(super) fn validate(&self) -> Result<(), CalibrateError> {
+        OptionError::check("trials", Bounds::at_least(1usize), self.trials)?;
         OptionError::check("planes", Bounds::at_least(1usize).at_most(MAX_DEPTH), self.planes)?;
         if self.groups.is_empty() {
             return Err(ConfigError::PlanGroups.into());

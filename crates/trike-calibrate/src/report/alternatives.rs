@@ -33,7 +33,7 @@ pub struct Alternative {
     pub bits_per_weight: f64,
     /// Bytes of all tensors.
     pub bytes: u64,
-    /// Sum of the measured sensitivities of the layers, each with the rest of the model dense: an estimate of the
+    /// Sum of the sensitivities of the layers, each with the rest of the model dense: an estimate of the
     /// divergence before tuning, in nats per token.
     pub predicted_kl: Option<f64>,
     /// Ratio of the perplexity to that of the dense model, if a curve was measured.
@@ -136,7 +136,8 @@ impl QuantizeReport {
                 let wanted = key(wanted)?;
                 s.choices.iter().find(|c| key(&c.stored) == Some(wanted)).map(|choice| choice.kl)
             };
-            sensitivities.iter().map(kl).sum()
+            let layers = sensitivities.iter().filter(|s| s.choices.iter().any(|c| c.stored.planes.is_some()));
+            layers.map(kl).sum()
         };
         let all: Vec<Option<f64>> = self.alternatives.iter().map(|a| predicted(&a.stored)).collect();
         for (alternative, kl) in self.alternatives.iter_mut().zip(all) {

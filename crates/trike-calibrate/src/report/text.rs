@@ -63,6 +63,11 @@ impl HeldOut {
         Self::Sequences { ids, source, searched }
     }
 
+    /// All sequences as they are, on which the precision of layers was chosen.
+    pub(crate) fn whole(ids: Vec<Vec<u32>>, source: TextSource) -> Self {
+        Self::Sequences { ids, source, searched: true }
+    }
+
     /// Whether no sequence is left.
     pub(crate) fn is_empty(&self) -> bool {
         matches!(self, Self::Sequences { ids, .. } if ids.is_empty())

@@ -12,7 +12,7 @@ use super::norms::TunedNorms;
 use crate::{CalibrateError, Tuning, weights::rotated};
 
 /// The names of the matrices of a block, in the order of [`BlockMatrices`].
-pub(super) fn names(layer: usize) -> [WeightName; BlockMatrices::COUNT] {
+pub(crate) fn names(layer: usize) -> [WeightName; BlockMatrices::COUNT] {
     use WeightName as W;
     [W::Query, W::Key, W::Value, W::Output, W::Gate, W::Up, W::Down].map(|name| name(layer))
 }

@@ -25,7 +25,7 @@ use trike_cpu::{CpuError, RopeTable, grad::BlockShape};
 use trike_nn::DecoderSpec;
 
 pub(crate) use block::block;
-pub(crate) use learner::Learner;
+pub(crate) use learner::{Learner, names};
 pub(crate) use norms::norms;
 pub(crate) use recover::recover;
 pub(crate) use scales::scales;

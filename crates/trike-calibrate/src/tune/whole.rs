@@ -32,6 +32,12 @@ impl Head {
         Ok(Self { norm: input.load(WeightName::FinalNorm)?.into_f32(), matrix })
     }
 
+    /// The same norm with another matrix, `vocab x hidden`.
+    pub(crate) fn with_matrix(&self, vocab: usize, values: Vec<f32>) -> Result<Self, CpuError> {
+        let matrix = Linear::new(vocab, self.norm.len(), values)?;
+        Ok(Self { norm: self.norm.clone(), matrix })
+    }
+
     pub(crate) fn logits(&self, cpu: &Cpu, eps: f32, x: &[f32]) -> Result<Vec<f32>, CpuError> {
         let mut normed = vec![0.0; x.len()];
         cpu.rms_norm(x, &self.norm, eps, &mut normed)?;

@@ -18,7 +18,7 @@ use self::{
 use crate::{
     CalibrateError, Compensation, LayerReport, ModelQuantizationConfig, QuantizeMethod, Tuning, TuningReport,
     fold::input_width,
-    guide::TokenWeights,
+    guide::{Labels, TokenWeights},
     held_out, packing,
     store::{Block, Store},
     streams::{Batch, Blocks, Half, embed},
@@ -110,7 +110,8 @@ impl<'a> Walk<'a> {
         let steps = layers * each;
         if let QuantizeMethod::Compensate(Compensation { guided: true, .. }) = self.config.method {
             let mut set = |done, all| progress("weighing tokens by the loss", done, all);
-            self.guide = Some(TokenWeights::new(&self.blocks, self.ids, &self.dense, &mut set)?);
+            self.guide =
+                Some(TokenWeights::new(&self.blocks, Labels::Text, self.ids, &self.dense, &mut set)?);
         }
         for layer in 0..layers {
             match self.store.load(layer)? {

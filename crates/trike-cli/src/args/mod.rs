@@ -28,7 +28,7 @@ use names::{
     threads,
 };
 pub(crate) use names::{activations_name, split_name};
-pub(crate) use quantize::{BudgetArgs, Method, Packing, QuantizeArgs};
+pub(crate) use quantize::{Goal, Method, Packing, QuantizeArgs};
 pub(crate) use run::{ChatArgs, EmbedArgs, FormArgs, RunArgs, SamplingArgs};
 pub(crate) use train::TrainArgs;
 

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, builder::TypedValueParser, value_parser};
 use trike::{
-    Encoding, Split,
-    calibrate::Importance,
+    Encoding, Split, Target,
+    calibrate::{Budget, Importance},
     quant::PrunePattern,
     trit::{Coupling, Granularity},
 };
@@ -59,21 +59,21 @@ const IMPORTANCES: Names<Importance> = &[
     ("compensated", Importance::Compensated),
 ];
 
-/// Parses a size in bytes: a number with an optional decimal (kB, MB, GB) or binary (KiB, MiB, GiB) unit.
+/// Parses a size in bytes: a number with a decimal (kB, MB, GB) or binary (KiB, MiB, GiB) unit, or with B.
 fn size(text: &str) -> Result<u64, String> {
     let at = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, unit) = text.split_at(at);
     let factor = match unit.trim() {
-        "" | "B" => 1.0,
+        "B" => 1.0,
         "kB" | "KB" => 1e3,
         "MB" => 1e6,
         "GB" => 1e9,
         "KiB" => 1024.0,
         "MiB" => 1024.0 * 1024.0,
         "GiB" => 1024.0 * 1024.0 * 1024.0,
-        _ => return Err("expected a number of bytes, or one with kB, MB, GB, KiB, MiB or GiB".to_owned()),
+        _ => return Err("expected B, kB, MB, GB, KiB, MiB or GiB".to_owned()),
     };
-    let number: f64 = number.parse().map_err(|_| "expected a number of bytes, such as 1.9GB".to_owned())?;
+    let number: f64 = number.parse().map_err(|_| "expected a number".to_owned())?;
     Ok((number * factor) as u64)
 }
 
@@ -96,22 +96,32 @@ fn planes() -> impl TypedValueParser<Value = usize> {
     value_parser!(u64).range(1..=6).map(|n| n as usize)
 }
 
-/// Budget of the model. Planes and group sizes, int8 or floats are then assigned to each layer by measured cost.
-#[derive(Args, Debug)]
-#[group(id = "budget", multiple = false)]
-pub(crate) struct BudgetArgs {
-    /// Maximum ratio of the perplexity to the dense model's, such as 1.02, on held-out text
-    #[arg(long)]
-    pub(crate) max_ppl_ratio: Option<f64>,
-    /// Maximum KL divergence from the dense model, in nats per token
-    #[arg(long)]
-    pub(crate) max_kl: Option<f64>,
-    /// Maximum average bits per weight of the linear layers of the blocks, including scales
-    #[arg(long)]
-    pub(crate) bits: Option<f64>,
-    /// Maximum total size of all tensors, such as 1.9GB
-    #[arg(long, value_parser = size)]
-    pub(crate) max_bytes: Option<u64>,
+/// What the model is made for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Goal {
+    /// A size or a quality, for which each layer gets its own precision.
+    Budget(Budget),
+    /// A GGUF type, which the result can be converted to.
+    Gguf(Target),
+}
+
+/// Parses what [`Goal`] can be.
+fn goal(text: &str) -> Result<Goal, String> {
+    const EXPECTED: &str = "expected a size such as 1.9GB, bits per weight such as 2.0bpw, a perplexity ratio such as 1.02x, a \
+        divergence such as 0.05nats, or tq1_0, tq2_0 or q2_0";
+    let number = |unit: &str| text.strip_suffix(unit)?.trim_end().parse::<f64>().ok();
+    let ggufs = [Target::Tq1_0, Target::Tq2_0, Target::Q2_0];
+    if let Some(&target) = ggufs.iter().find(|target| target.name() == text.to_ascii_lowercase()) {
+        return Ok(Goal::Gguf(target));
+    }
+    let quality = number("x").map(Budget::PerplexityRatio).or(number("nats").map(Budget::Divergence));
+    let budget = match quality.or(number("bpw").map(Budget::Bits)) {
+        Some(budget) => budget,
+        // A bare number could be any of these.
+        None if text.ends_with('B') => Budget::Bytes(size(text).map_err(|_| EXPECTED.to_owned())?),
+        None => return Err(EXPECTED.to_owned()),
+    };
+    Ok(Goal::Budget(budget))
 }
 
 /// Quantize a dense model to ternary weights and report the loss
@@ -131,22 +141,27 @@ pub(crate) struct QuantizeArgs {
     /// Directory to write; must not exist
     #[arg(short, long)]
     pub(crate) output: PathBuf,
-    /// Trit planes per weight, 1 to 6: more planes are more accurate and larger; with a budget, the maximum per layer
-    /// [default: 3; 4 with a budget]
+    /// What the model is for: a size of all tensors (1.9GB), bits per weight of the linear layers of the blocks with their scales
+    /// (2.0bpw), the largest ratio of its perplexity to the dense model's (1.02x) or divergence from it in nats per token
+    /// (0.05nats) on held-out text; each layer then gets the planes and group size, int8 or floats that its price suggests. Or a GGUF
+    /// type that `trike convert` makes of the result (tq1_0, tq2_0, q2_0) [default: 1.02x as nearly as a few trials come to it;
+    /// three planes with --planes, --plan, --prune, --method, --coupling, --mean, --plain, --curve or --recover]
+    #[arg(long, value_name = "GOAL", value_parser = goal)]
+    pub(crate) target: Option<Goal>,
+    /// Trit planes per weight in every layer, 1 to 6: more planes are more accurate and larger; with --target, the maximum per
+    /// layer [default: 3; 4 with --target]
     #[arg(short, long, value_parser = planes())]
     pub(crate) planes: Option<usize>,
-    /// Weights per scale along a row; with a budget, the only group size considered [default: 128; 32, 64, 128 and row with
-    /// a budget]
+    /// Weights per scale along a row; where planes are chosen per layer, the only group size considered [default: 128; 32, 64,
+    /// 128 and row where they are]
     #[arg(short, long, value_parser = one_of(GROUPS))]
     pub(crate) group: Option<Granularity>,
-    #[command(flatten)]
-    pub(crate) budget: BudgetArgs,
     /// Per-layer plan: the plan.json of an earlier run, possibly edited. The other options apply to layers that it does not
     /// name
-    #[arg(long, conflicts_with = "budget")]
+    #[arg(long, conflicts_with = "target")]
     pub(crate) plan: Option<PathBuf>,
-    /// Write only the plan for a budget, to the file OUT
-    #[arg(long, requires = "budget", conflicts_with_all = ["eval", "curve"])]
+    /// Write only the plan, to the file OUT
+    #[arg(long, conflicts_with_all = ["eval", "curve"])]
     pub(crate) plan_only: bool,
     /// Scales of planes: each a third of the previous one (tied), or independent (free)
     #[arg(long, default_value = "tied", value_parser = one_of(COUPLINGS))]
@@ -207,7 +222,7 @@ pub(crate) struct QuantizeArgs {
         long,
         value_name = "MINUTES",
         default_value_t = 0.0,
-        conflicts_with_all = ["no_tune", "plain", "max_ppl_ratio", "max_kl", "curve"]
+        conflicts_with_all = ["no_tune", "plain", "curve"]
     )]
     pub(crate) recover: f64,
     /// Maximum number of weights in the blocks whose codes are tuned end to end, at 20 bytes of memory each; of larger models only
@@ -220,15 +235,15 @@ pub(crate) struct QuantizeArgs {
     pub(crate) encoding: Option<Packing>,
     /// Fraction of each layer's weights to prune before quantization; the remaining weights compensate. Implied by an N:M
     /// pattern
-    #[arg(long, conflicts_with = "budget")]
+    #[arg(long, conflicts_with = "target")]
     pub(crate) prune: Option<f64>,
     /// Pruning criterion: weight magnitude, magnitude times input norm (wanda), or compensated error (SparseGPT)
     /// [default: compensated]
-    #[arg(long, value_parser = one_of(IMPORTANCES), conflicts_with = "budget")]
+    #[arg(long, value_parser = one_of(IMPORTANCES), conflicts_with = "target")]
     pub(crate) prune_by: Option<Importance>,
     /// Sparsity pattern: unstructured per matrix (weights) or per row (rows), N:M (2:4 keeps 2 of 4), or blocks of ROWSxCOLS
     /// (1x32, 16x16, 1x2048) [default: weights]
-    #[arg(long, value_parser = pattern, conflicts_with = "budget")]
+    #[arg(long, value_parser = pattern, conflicts_with = "target")]
     pub(crate) prune_pattern: Option<PrunePattern>,
     /// Do not quantize layers whose name contains this pattern (`*` matches any characters); may be repeated
     #[arg(long)]
@@ -253,7 +268,8 @@ pub(crate) struct QuantizeArgs {
     /// the calibration text that is held out]
     #[arg(short, long)]
     pub(crate) eval: Option<PathBuf>,
-    /// Also measure uniform models of one to four planes; the report plots perplexity against bits per weight
+    /// Also measure models with one to four planes in all layers, and the same layers rounded to Q8_0, Q4_0 and Q4_K of llama.cpp
+    /// where their rows are made of such blocks; the report plots divergence against bits per weight
     #[arg(long, requires = "eval")]
     pub(crate) curve: bool,
     /// Number of threads; 0 = one per physical core
@@ -269,4 +285,28 @@ pub(crate) struct QuantizeArgs {
     pub(crate) threads: usize,
     #[command(flatten)]
     pub(crate) json: JsonArg,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn goals() {
+        for (text, expected) in [
+            ("1.9GB", Goal::Budget(Budget::Bytes(1_900_000_000))),
+            ("512 KiB", Goal::Budget(Budget::Bytes(512 << 10))),
+            ("100B", Goal::Budget(Budget::Bytes(100))),
+            ("2.0bpw", Goal::Budget(Budget::Bits(2.0))),
+            ("1.02x", Goal::Budget(Budget::PerplexityRatio(1.02))),
+            ("0.05nats", Goal::Budget(Budget::Divergence(0.05))),
+            ("TQ2_0", Goal::Gguf(Target::Tq2_0)),
+            ("q2_0", Goal::Gguf(Target::Q2_0)),
+        ] {
+            assert_eq!(goal(text), Ok(expected), "{text}");
+        }
+        for text in ["", "2", "2.0", "x", "bpw", "GB", "1.9TB", "q4_0", "1,02x", "--1x", "2bits"] {
+            assert!(goal(text).is_err_and(|error| error.contains("1.02x")), "{text}");
+        }
+    }
 }

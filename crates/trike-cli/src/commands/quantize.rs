@@ -5,18 +5,19 @@ use std::{fs, path::Path, time::SystemTime};
 use anyhow::{Context, bail};
 use serde::Serialize;
 use trike::{
-    Calibration, Encoding, ModelFile, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, Split,
+    Calibration, Encoding, ModelFile, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, Split, Target,
     calibrate::{
-        Budget, Compensation, Importance, Plan, PlanOptions, Pruning, Sensitivity, Tuning, is_resumable,
-        plan_for, quantize_to,
+        Budget, CalibrateError, Compensation, ConfigError, Importance, Plan, PlanOptions, Pruning,
+        Sensitivity, Tuning, is_resumable, plan_for, quantize_to,
     },
+    llm::LlmError,
     quant::{CalibrationMethod, ColumnOrder, PrunePattern, ScaleRule, TritLayout},
-    trit::{Granularity, GroupSize},
+    trit::{Coupling, Granularity, GroupSize},
 };
 
 use super::text::read;
 use crate::{
-    args::{BudgetArgs, HeadStorage, Method, Packing, QuantizeArgs},
+    args::{Goal, HeadStorage, Method, Packing, QuantizeArgs},
     interrupt, invocation, output,
     progress::Progress,
 };
@@ -55,6 +56,14 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
         Some(text) => Calibration::Text { text, split: split(text), limit: args.sequences },
         None => Calibration::Generated { sequences: args.sequences.unwrap_or(GENERATED), seed: args.seed },
     };
+    check_gguf(args, &input)?;
+    let quality =
+        matches!(args.target, Some(Goal::Budget(Budget::PerplexityRatio(_) | Budget::Divergence(_))));
+    if quality && args.recover > 0.0 {
+        bail!(
+            "--recover cannot be combined with a --target of quality, whose models are measured without it"
+        );
+    }
     let mut config = config(args)?;
     if let Some(text) = &eval {
         QuantizeReport::check_text(&input, text, split(text), &config)
@@ -69,15 +78,9 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
     advise(args);
     let steps = Steps::new(quiet);
     let mut set = |what: &str, done: usize, total: usize| steps.set(what, done, total);
-    let report = match args.budget.budget() {
-        Some(budget) => {
-            let mut options = PlanOptions::new(budget);
-            if let Some(planes) = args.planes {
-                options = options.with_planes(planes);
-            }
-            if let Some(group) = args.group {
-                options = options.with_groups([group]);
-            }
+    let report = match goal_of(args) {
+        Some((budget, asked)) => {
+            let options = plan_options(args, budget, asked, &input)?;
             if args.plan_only {
                 let (plan, sensitivities) =
                     plan_for(&input, &args.output, &calibration, &config, &options, &mut set)?;
@@ -85,7 +88,16 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
                 fs::write(&args.output, plan.to_json()).with_context(|| output.clone())?;
                 return Ok(QuantizeOutcome::Plan(PlanOutcome { output, plan, sensitivities }));
             }
-            quantize_to(&input, &args.output, &calibration, &config, &options, &mut set)?
+            match quantize_to(&input, &args.output, &calibration, &config, &options, &mut set) {
+                // Too little text to search with.
+                Err(CalibrateError::Config(ConfigError::NothingHeldOut { .. })) if !asked => {
+                    trike::quantize(&input, &args.output, &calibration, &config, &mut set)?
+                }
+                report => report?,
+            }
+        }
+        None if args.plan_only => {
+            bail!("--plan-only requires that planes are chosen per layer: give a --target")
         }
         None => trike::quantize(&input, &args.output, &calibration, &config, &mut set)?,
     };
@@ -114,6 +126,10 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
         report.evaluate_held_out(&config, &mut |done, total| progress.set(done, total))?;
     }
     report.save()?;
+    if let (Some(Goal::Gguf(target)), false) = (args.target, quiet) {
+        let out = args.output.display();
+        output::note(&format!("for a GGUF file: trike convert {out} {out}.gguf --to {}", target.name()));
+    }
     Ok(QuantizeOutcome::Model(Box::new(report)))
 }
 
@@ -164,11 +180,83 @@ impl Steps {
     }
 }
 
-impl BudgetArgs {
-    fn budget(&self) -> Option<Budget> {
-        let quality = self.max_ppl_ratio.map(Budget::PerplexityRatio).or(self.max_kl.map(Budget::Divergence));
-        quality.or(self.bits.map(Budget::Bits)).or(self.max_bytes.map(Budget::Bytes))
+/// The perplexity ratio that a model is made for where nothing else is asked.
+const RATIO: f64 = 1.02;
+/// Models that are made in search of it.
+const TRIALS: usize = 3;
+/// Weights above which only one is made: each takes hours.
+const LARGE: u64 = 400_000_000;
+
+/// The budget, and whether it was asked for. Without one every layer gets the same planes.
+fn goal_of(args: &QuantizeArgs) -> Option<(Budget, bool)> {
+    let compensated = matches!(args.method, Method::Compensate) && !args.plain;
+    let uniform = args.planes.is_some()
+        || args.plan.is_some()
+        || args.curve
+        || args.mean
+        || args.recover > 0.0
+        || args.coupling == Coupling::Free
+        || args.prune.is_some()
+        || args.prune_pattern.is_some()
+        || !compensated;
+    match args.target {
+        Some(Goal::Budget(budget)) => Some((budget, true)),
+        None if !uniform => Some((Budget::PerplexityRatio(RATIO), false)),
+        Some(Goal::Gguf(_)) | None => None,
     }
+}
+
+fn plan_options(
+    args: &QuantizeArgs,
+    budget: Budget,
+    asked: bool,
+    input: &ModelFile,
+) -> anyhow::Result<PlanOptions> {
+    let mut options = PlanOptions::new(budget);
+    if let Some(planes) = args.planes {
+        options = options.with_planes(planes);
+    }
+    if let Some(group) = args.group {
+        options = options.with_groups([group]);
+    }
+    if !asked {
+        let blocks = input.weights().into_iter().filter(|name| name.is_block_matrix());
+        let weights: u64 =
+            blocks.map(|name| Ok(input.info(name)?.elements())).sum::<Result<_, LlmError>>()?;
+        let trials = if weights > LARGE { 1 } else { TRIALS };
+        options = options.with_trials(trials).with_nearest(true);
+    }
+    Ok(options)
+}
+
+/// Weights that share a scale in a GGUF type.
+fn block_of(target: Target) -> GroupSize {
+    if target == Target::Q2_0 { GroupSize::G64 } else { GroupSize::G256 }
+}
+
+/// What a GGUF type can hold is asked before the work begins, not when it is converted to.
+fn check_gguf(args: &QuantizeArgs, input: &ModelFile) -> anyhow::Result<()> {
+    let Some(Goal::Gguf(target)) = args.target else { return Ok(()) };
+    let (name, block) = (target.name(), block_of(target));
+    let given = [
+        ("--planes", args.planes.is_some_and(|planes| planes != 1)),
+        ("--group", args.group.is_some_and(|group| group != Granularity::Group(block))),
+        ("--mean", args.mean),
+        ("--hadamard", args.hadamard.is_some()),
+    ];
+    if let Some((flag, _)) = given.iter().find(|(_, wrong)| *wrong) {
+        bail!("{name} holds one plane with a scale for {} weights, which {flag} contradicts", block.get());
+    }
+    for layer in input.weights().into_iter().filter(|name| name.is_block_matrix()) {
+        let inputs = input.info(layer)?.shape.last().copied().unwrap_or(0);
+        if inputs % block.get() != 0 {
+            bail!(
+                "{name} holds rows of whole blocks of {}, and {layer} has rows of {inputs}: choose another target",
+                block.get()
+            );
+        }
+    }
+    Ok(())
 }
 
 fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
@@ -194,10 +282,14 @@ fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
         (None, Some(_)) => Packing::Auto,
         (None, None) => Packing::Fixed(Encoding::Base3),
     };
+    let (planes, group) = match args.target {
+        Some(Goal::Gguf(target)) => (1, block_of(target)),
+        _ => (3, GroupSize::G128),
+    };
     let layout = TritLayout::default()
-        .with_depth(args.planes.unwrap_or(3))
+        .with_depth(args.planes.unwrap_or(planes))
         .with_coupling(args.coupling)
-        .with_granularity(args.group.unwrap_or(Granularity::Group(GroupSize::G128)))
+        .with_granularity(args.group.unwrap_or(Granularity::Group(group)))
         .with_mean(args.mean)
         .with_encoding(match packing {
             Packing::Auto => Encoding::Base3,

@@ -125,7 +125,7 @@ fn a_second_writer_to_a_path_is_refused() {
         vec!["convert", &dense, &out, "--to", "f16"],
         vec!["convert", &dense, &gguf, "--to", "f16"],
         vec!["quantize", "-m", &dense, "-o", &out, "-c", &text, "--method", "absmean", "--planes", "1"],
-        vec!["quantize", "-m", &dense, "-o", &out, "-c", &text, "--bits", "3"],
+        vec!["quantize", "-m", &dense, "-o", &out, "-c", &text, "--target", "3bpw"],
     ] {
         let error = trike.fails(1, &args);
         assert!(error.contains("another process is writing it"), "{args:?}: {error}");

@@ -151,8 +151,8 @@ fn the_json_of_quantize_has_the_fields_of_the_reference() {
     let outputs = [
         quantize("a", &["--planes", "2", "--salience"]),
         quantize("b", &["--planes", "2", "--curve", "-e", &story]),
-        quantize("c", &["--bits", "3"]),
-        quantize("plan.json", &["--bits", "3", "--plan-only"]),
+        quantize("c", &["--target", "3bpw"]),
+        quantize("plan.json", &["--target", "3bpw", "--plan-only"]),
     ];
     check("quantize", &outputs);
 }

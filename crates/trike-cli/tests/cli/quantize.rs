@@ -285,15 +285,28 @@ fn quality_is_measured_without_being_asked_on_text_that_was_held_out() {
 #[test]
 fn text_that_a_search_used_is_said_to_be_so() {
     let Some(bench) = Bench::new() else { return };
-    let more = ["--max-kl", "0.4", "--sequences", "8", "--planes", "3", "--group", "64"];
+    let more = ["--target", "0.4nats", "--sequences", "8", "--planes", "3", "--group", "64"];
     let (page, report) = bench.unasked("searched", &more);
     assert_eq!(report["evaluation"]["searched"], true);
     assert!(page.contains("on which the precision of the layers was also chosen"));
+    // Without any wish it is a search for 2 %, of a few trials.
+    let (_, wished) = bench.unasked("nothing", &["--sequences", "8", "--group", "64"]);
+    assert_eq!(wished["planning"]["budget"], "a perplexity of at most 1.02 times the dense model's");
+    let trials = wished["planning"]["trials"].as_array().unwrap();
+    assert!((1..=3).contains(&trials.len()), "{trials:?}");
+    // The figures are those of the trial that became the result.
+    let of_trials = trials.iter().map(|trial| trial["ratio"].as_f64().unwrap());
+    let least = of_trials.map(|of_trial| (of_trial - ratio(&wished)).abs()).fold(f64::INFINITY, f64::min);
+    assert!(least < 1e-6, "{least}: {trials:?}");
+    let met = trials.iter().any(|trial| trial["met"] == true);
+    let said =
+        wished["notes"].as_array().unwrap().iter().any(|note| note.to_string().contains("not reached"));
+    assert_eq!(met, !said);
     // A plan for bits leaves text that it did not see, if there is enough.
     let calibration = shared("data/corpora/tinystories_calibration.txt").unwrap();
     let out = bench.trike.path("fresh");
     let mut args =
-        bench.bare(&out, &["--bits", "3.2", "--sequences", "40", "--planes", "2", "--group", "64"]);
+        bench.bare(&out, &["--target", "3.2bpw", "--sequences", "40", "--planes", "2", "--group", "64"]);
     let at = args.iter().position(|arg| *arg == bench.calibration).unwrap();
     args[at] = calibration;
     let fresh = bench.trike.json(&args.iter().map(String::as_str).collect::<Vec<_>>());
@@ -374,8 +387,8 @@ fn a_ternary_model_is_refused_before_anything_is_measured() {
     let plan = trike.path("plan.json");
     for more in [
         &["-o", &out][..],
-        &["-o", &out, "--max-ppl-ratio", "1.1"],
-        &["-o", &plan, "--bits", "2", "--plan-only"],
+        &["-o", &out, "--target", "1.1x"],
+        &["-o", &plan, "--target", "2bpw", "--plan-only"],
     ] {
         let error = trike.fails(1, &[&["quantize", "-m", &tiny(), "--sequences", "1"], more].concat());
         assert!(error.contains("every layer is ternary already") && error.contains("-m"), "{error}");
@@ -443,16 +456,16 @@ fn a_recovery_goes_on_where_tuning_ends() {
     assert_eq!(report["recovered"]["kept"], of("after") < of("before"));
     assert!(page.contains(">recovery<"));
     let out = bench.trike.path("refused");
-    for (more, says) in [
-        (&["--method", "nearest"][..], "rounding is not tuned"),
-        (&["--no-tune"], "--recover"),
-        (&["--max-kl", "0.1"], "--recover"),
-        (&["--max-ppl-ratio", "1.1"], "--recover"),
+    for (code, more, says) in [
+        (2, &["--method", "nearest"][..], "rounding is not tuned"),
+        (2, &["--no-tune"], "--recover"),
+        (1, &["--target", "0.1nats"], "--recover"),
+        (1, &["--target", "1.1x"], "--recover"),
     ] {
         let mut args = bench.bare(&out, &["--recover", "1"]);
         args.retain(|arg| arg != "--no-tune");
         args.extend(more.iter().map(|&arg| arg.to_owned()));
-        let error = bench.trike.fails(2, &args.iter().map(String::as_str).collect::<Vec<_>>());
+        let error = bench.trike.fails(code, &args.iter().map(String::as_str).collect::<Vec<_>>());
         assert!(error.contains(says), "{error}");
     }
 }

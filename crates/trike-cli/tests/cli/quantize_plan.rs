@@ -195,7 +195,7 @@ fn tensors_are_written_over_only_by_their_like() {
 #[test]
 fn pages_have_every_section_and_plot_and_need_nothing_else() {
     let Some(bench) = crate::quantize::Bench::new() else { return };
-    let more = ["--bits", "3.2", "--sequences", "8", "--curve", "--planes", "3", "--group", "64"];
+    let more = ["--target", "3.2bpw", "--sequences", "8", "--curve", "--planes", "3", "--group", "64"];
     let report = bench.run_with("paged", &more, 4);
     let out = bench.trike.path("paged");
     let page = fs::read_to_string(format!("{out}/report.html")).unwrap();
@@ -203,6 +203,7 @@ fn pages_have_every_section_and_plot_and_need_nothing_else() {
         assert!(page.contains(&format!("<h2 id=\"{section}\"")), "{section}");
     }
     let at = page.find("<figure id=\"plot-curve\"").unwrap();
+    // Rows of 172 weights are not made of blocks of 32: the other formats are absent.
     assert_eq!(page[at..].matches("<circle").count(), 5, "a point for each setting");
     // Every layer has a bar for its bits and its errors, and for its sensitivity.
     let bars = |section: &str, next: &str| {
@@ -246,21 +247,38 @@ fn budgets_are_met_or_refused_with_the_nearest() {
     let Some(bench) = crate::quantize::Bench::new() else { return };
     let out = bench.trike.path("none");
     for (code, more, part) in [
-        (1, &["--bits", "0.5"][..], "closest achievable"),
-        (1, &["--max-bytes", "100kB"], "bytes"),
-        (2, &["--max-ppl-ratio", "0.9"], "closest achievable"),
-        (2, &["--max-kl", "0"], "more than 0"),
-        (2, &["--bits", "3", "--method", "nearest"], "error compensation"),
+        (1, &["--target", "0.5bpw"][..], "closest achievable"),
+        (1, &["--target", "50kB"], "bytes"),
+        (2, &["--target", "0.9x"], "closest achievable"),
+        (2, &["--target", "0nats"], "more than 0"),
+        (2, &["--target", "3bpw", "--method", "nearest"], "error compensation"),
     ] {
         let error = bench.trike.fails(code, &bench.args(&out, &[more, &["--sequences", "2"]].concat()));
         assert!(error.contains(part), "{more:?}: {error}");
         assert!(!Path::new(&out).exists() && !Path::new(&format!("{out}.plan")).exists(), "{more:?}");
     }
-    bench.trike.fails(2, &bench.args(&out, &["--bits", "3", "--max-kl", "1"]));
+    bench.trike.fails(2, &bench.args(&out, &["--target", "3"]));
+    // What a GGUF type cannot hold is said before anything is measured.
+    for (more, part) in [
+        (&["--target", "q2_0"][..], "--group"),
+        (&["--target", "tq2_0", "--planes", "2"], "--planes"),
+        (&["--target", "q2_0", "--group", "64", "--planes", "2"], "--planes"),
+        (&["--target", "q2_0", "--group", "64"], "rows of 172"),
+    ] {
+        let all = bench.args(&out, more);
+        // The group of `args` is 32.
+        let more_group = more.contains(&"--group");
+        let args: Vec<&str> = match all.windows(2).position(|pair| pair == ["--group", "32"]) {
+            Some(at) if more_group => [&all[..at], &all[at + 2..]].concat(),
+            _ => all,
+        };
+        let error = bench.trike.fails(1, &args);
+        assert!(error.contains(part), "{more:?}: {error}");
+    }
     // Bytes are kept to, and used.
     let report = bench.run_with(
         "bytes",
-        &["--max-bytes", "220kB", "--sequences", "4", "--planes", "3", "--group", "64"],
+        &["--target", "220kB", "--sequences", "4", "--planes", "3", "--group", "64"],
         2,
     );
     let bytes = report["output_bytes"].as_u64().unwrap();
@@ -268,7 +286,7 @@ fn budgets_are_met_or_refused_with_the_nearest() {
     // Layers that are left as they are count among the bits.
     let kept = bench.run_with(
         "bits",
-        &["--bits", "10", "--skip", "down_proj", "--sequences", "2", "--planes", "2", "--group", "64"],
+        &["--target", "10bpw", "--skip", "down_proj", "--sequences", "2", "--planes", "2", "--group", "64"],
         1,
     );
     let layers = kept["layers"].as_array().unwrap();
@@ -280,7 +298,7 @@ fn budgets_are_met_or_refused_with_the_nearest() {
     let path = bench.trike.path("plan.json");
     let args = bench.bare(
         &path,
-        &["--max-bytes", "220kB", "--sequences", "4", "--planes", "3", "--group", "64", "--plan-only"],
+        &["--target", "220kB", "--sequences", "4", "--planes", "3", "--group", "64", "--plan-only"],
     );
     let outcome = bench.trike.json(&args.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(outcome["plan"], report["planning"]["plan"]);
@@ -290,7 +308,7 @@ fn budgets_are_met_or_refused_with_the_nearest() {
     // A loose budget of quality: met on the text that was kept out, with less than the largest.
     let report = bench.run_with(
         "quality",
-        &["--max-kl", "0.4", "--sequences", "8", "--planes", "3", "--group", "64"],
+        &["--target", "0.4nats", "--sequences", "8", "--planes", "3", "--group", "64"],
         4,
     );
     let trials = report["planning"]["trials"].as_array().unwrap();

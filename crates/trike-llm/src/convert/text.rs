@@ -172,7 +172,8 @@ fn tokenizer_config(file: &Gguf, templates: &[(&str, &str)]) -> Result<Value, Ll
 
 /// The sampling keys of a GGUF file as a `generation_config.json`; `None` when it has none.
 fn generation_json(file: &Gguf) -> Result<Option<Value>, LlmError> {
-    let GenerationConfig { do_sample, temperature, top_k, top_p, min_p, repetition_penalty } =
+    // The ends of a text are in `config.json`.
+    let GenerationConfig { do_sample, temperature, top_k, top_p, min_p, repetition_penalty, eos_token_id: _ } =
         crate::text::gguf_generation(file)?;
     let float = |value: Option<f32>| value.map(|v| json!(super::config::exact(v)));
     let fields = [
@@ -242,7 +243,8 @@ pub(super) fn write_keys(
         writer.metadata("tokenizer.chat_templates", names)?;
     }
     notes.extend(no_templates(dir));
-    let GenerationConfig { do_sample, temperature, top_k, top_p, min_p, repetition_penalty } =
+    // The ends of a text are written with the tokenizer.
+    let GenerationConfig { do_sample, temperature, top_k, top_p, min_p, repetition_penalty, eos_token_id: _ } =
         input.generation_config()?;
     let greedy = do_sample == Some(false);
     let floats = [

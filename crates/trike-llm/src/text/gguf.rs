@@ -83,6 +83,8 @@ pub(crate) fn gguf_generation(file: &Gguf) -> Result<GenerationConfig, LlmError>
         top_p: float("top_p")?,
         min_p: float("min_p")?,
         repetition_penalty: float("penalty_repeat")?,
+        // The tokenizer's keys name them.
+        eos_token_id: Vec::new(),
     })
 }
 

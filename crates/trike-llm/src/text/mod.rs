@@ -143,13 +143,17 @@ impl ModelFile {
     ///
     /// As [`GenerationConfig::read`], and keys of the wrong type.
     pub fn generation_config(&self) -> Result<GenerationConfig, LlmError> {
-        match self.tensors() {
-            Tensors::Hf(dir) => match dir.file("generation_config.json") {
-                Some(path) => Ok(GenerationConfig::read(&path)?),
-                None => Ok(GenerationConfig::default()),
-            },
-            Tensors::Gguf(file) => gguf_generation(file),
-            Tensors::Llama2c(_) => Ok(GenerationConfig::default()),
-        }
+        generation_config(self.tensors())
+    }
+}
+
+pub(crate) fn generation_config(tensors: &Tensors) -> Result<GenerationConfig, LlmError> {
+    match tensors {
+        Tensors::Hf(dir) => match dir.file("generation_config.json") {
+            Some(path) => Ok(GenerationConfig::read(&path)?),
+            None => Ok(GenerationConfig::default()),
+        },
+        Tensors::Gguf(file) => gguf_generation(file),
+        Tensors::Llama2c(_) => Ok(GenerationConfig::default()),
     }
 }

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Size limit; a generation configuration has a few hundred bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -18,12 +18,13 @@ const MAX_BYTES: u64 = 1 << 20;
 ///
 /// let dir = tempfile::tempdir()?;
 /// let path = dir.path().join("generation_config.json");
-/// std::fs::write(&path, r#"{"do_sample": true, "temperature": 0.7, "eos_token_id": 2}"#)?;
+/// std::fs::write(&path, r#"{"do_sample": true, "temperature": 0.7, "eos_token_id": [2, 7]}"#)?;
 /// let config = GenerationConfig::read(&path)?;
 /// assert_eq!((config.do_sample, config.temperature, config.top_p), (Some(true), Some(0.7), None));
+/// assert_eq!(config.eos_token_id, [2, 7]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct GenerationConfig {
     /// Whether tokens are sampled; otherwise decoding is greedy, and only the repetition penalty has an effect.
     pub do_sample: Option<bool>,
@@ -37,6 +38,24 @@ pub struct GenerationConfig {
     pub min_p: Option<f32>,
     /// Divides the logits of earlier tokens, also with greedy decoding.
     pub repetition_penalty: Option<f32>,
+    /// Tokens that end a text, in place of those of the model's `config.json`; empty when the file names none. In the file,
+    /// one id or a list.
+    #[serde(default, deserialize_with = "ids", skip_serializing_if = "Vec::is_empty")]
+    pub eos_token_id: Vec<u32>,
+}
+
+fn ids<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "a token id or a list of them")]
+    enum Ids {
+        One(u32),
+        List(Vec<u32>),
+    }
+    Ok(match Option::deserialize(deserializer)? {
+        None => Vec::new(),
+        Some(Ids::One(id)) => vec![id],
+        Some(Ids::List(ids)) => ids,
+    })
 }
 
 impl GenerationConfig {

@@ -31,6 +31,11 @@ pub(super) fn is_own(point: &CurvePoint) -> bool {
     point.setting.starts_with("this")
 }
 
+/// Whether a point is no model of trits.
+fn is_rival(point: &CurvePoint) -> bool {
+    point.setting.starts_with('Q')
+}
+
 /// The plot, with a logarithmic axis of the divergence, which is never negative; a perplexity ratio may be below 1.
 pub(super) fn svg(points: &[CurvePoint]) -> String {
     let mut sorted: Vec<&CurvePoint> = points.iter().filter(|p| p.kl.is_finite()).collect();
@@ -80,7 +85,9 @@ pub(super) fn svg(points: &[CurvePoint]) -> String {
         SIZE.1 - 6.0
     );
     let places: Vec<(f64, f64)> = sorted.iter().map(|p| (x.at(p.bits_per_weight), y.at(kl(p)))).collect();
-    let line: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    // The line connects models of trits; other formats are dots beside it.
+    let trits = sorted.iter().zip(&places).filter(|(point, _)| !is_rival(point));
+    let line: Vec<String> = trits.map(|(_, (x, y))| format!("{x:.1},{y:.1}")).collect();
     let _ = writeln!(svg, "<polyline points=\"{}\"/>", line.join(" "));
     for (point, (px, py)) in sorted.iter().zip(&places) {
         // More bits lose less: the line leaves the upper right and the lower left of a point free.

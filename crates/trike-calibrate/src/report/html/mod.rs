@@ -121,8 +121,8 @@ impl QuantizeReport {
         let Some(planning) = &self.planning else { return };
         page.section("sensitivity", "Sensitivity");
         page.dim(
-            "KL divergence of the model, in nats per token, when only this layer is stored this way and all others are dense; measured \
-             on text held out from calibration, before tuning.",
+            "KL divergence of the model, in nats per token, when only this layer is stored this way and all others are dense, before \
+             tuning: predicted from the errors of its outputs and the gradients of the dense model, on text held out from calibration.",
         );
         let all = &planning.sensitivities;
         let smallest =
@@ -158,7 +158,7 @@ impl QuantizeReport {
                 Row::layer(&s.layer, cells.map(Cell::from))
             })
         });
-        page.details("All measurements", false, |page| {
+        page.details("All choices", false, |page| {
             page.table(&["layer", "storage", "bits/weight", "size", "KL"], rows);
         });
     }

@@ -108,8 +108,8 @@ impl QuantizeReport {
             return;
         }
         page.dim(
-            "Sizes follow from the shapes. Quality is given only where it was measured: `--curve` measures one to four planes, a \
-             budget measures each layer.",
+            "Sizes follow from the shapes. Quality is given only where it was measured: `--curve` measures one to four planes, \
+             a search the models that it makes.",
         );
         let own = self.output_bytes as f64;
         let price = |bytes: u64| format!("{:+.1} %", 100.0 * (bytes as f64 / own.max(1.0) - 1.0));
@@ -117,8 +117,8 @@ impl QuantizeReport {
         let predicted = self.alternatives.iter().any(|a| a.predicted_kl.is_some());
         if predicted {
             page.dim(
-                "The predicted KL is the sum of the sensitivities of the layers, each measured with the rest of the model dense and \
-                 before tuning.",
+                "The predicted KL is the sum of the sensitivities of the layers, each with the rest of the model dense and before \
+                 tuning.",
             );
         }
         let mut header = vec!["setting", "options", "bits/weight", "all tensors", "change"];
