@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use trike_llm::{LlmError, ModelFile, Split};
+use trike_llm::{LlmError, ModelFile, Split, WeightSource};
 
 use crate::{
     CalibrateError, Calibration, CurvePoint, ModelQuantizationConfig, QuantizeReport,
@@ -96,7 +96,14 @@ impl QuantizeReport {
         (text, split, limit): (&str, Split, Option<usize>),
         to: Rival,
     ) -> Result<Option<CurvePoint>, CalibrateError> {
-        let varied = || self.layers.iter().filter(|layer| layer.kept.is_none());
+        // What a plan left as it is could have been ternary, too.
+        let planned = |name: &String| {
+            self.planning
+                .iter()
+                .flat_map(|planning| &planning.sensitivities)
+                .any(|other| other.layer == *name)
+        };
+        let varied = || self.layers.iter().filter(|layer| layer.kept.is_none() || planned(&layer.name));
         let (weights, size) = to.block();
         if varied().any(|layer| layer.cols % weights != 0) {
             return Ok(None);
@@ -107,11 +114,13 @@ impl QuantizeReport {
         let all: u64 = varied().map(|layer| (layer.rows * layer.cols / weights * size) as u64).sum();
         let own: u64 = varied().map(|layer| layer.bytes).sum();
         let kept: u64 = self.layers.iter().map(|layer| layer.bytes).sum::<u64>() - own;
+        let named = input.weights().into_iter().filter(|name| rounded.layers.contains(&name.to_string()));
+        let before: u64 = named.map(|name| input.stored_bytes(name)).sum::<Result<u64, _>>()?;
         let elements: f64 = self.layers.iter().map(|l| l.rows as f64 * l.cols as f64).sum();
         Ok(Some(CurvePoint {
             setting: to.name().to_owned(),
             bits_per_weight: 8.0 * (kept + all) as f64 / elements.max(1.0),
-            bytes: self.output_bytes - own + all,
+            bytes: self.input_bytes.saturating_sub(before) + all,
             ratio: evaluation.ratio,
             ratio_error: evaluation.ratio_error,
             kl: evaluation.kl,

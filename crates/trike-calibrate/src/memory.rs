@@ -166,15 +166,19 @@ pub(crate) fn check(
     refuse(needed, &free_memory())
 }
 
-/// The same for the prices of a plan, whose texts are these.
+/// The same for the prices of a plan, whose texts are these, with so many group sizes.
 pub(crate) fn check_plan(
     input: &dyn WeightSource,
     config: &ModelQuantizationConfig,
     texts: [&[Vec<u32>]; 2],
+    groups: usize,
 ) -> Result<(), CalibrateError> {
     let lengths = || texts.into_iter().flatten().map(|ids| ids.len() as u64);
     let sizes = Sizes::new(input, block_weights(input)?, lengths().sum(), lengths().max().unwrap_or(0));
-    let needed = weighing(&sizes).max(compensating(&sizes, input, config, false)?);
+    let inputs = largest(input, config)?.1;
+    // The statistics of the text that is fitted to and of the other; a Hessian and its factor for each group size.
+    let squares = (2 * F32 + 2 * F32 * groups as u64) * inputs * inputs;
+    let needed = weighing(&sizes).max(compensating(&sizes, input, config, false)? + squares);
     refuse(needed + REST, &free_memory())
 }
 

@@ -5,7 +5,7 @@ use std::{path::Path, time::Instant};
 use trike_cpu::Cpu;
 use trike_format::Claim;
 use trike_llm::{LlmError, ModelFile, WeightSource, hf_config};
-use trike_nn::{ActivationPrecision, CpuBackend};
+use trike_nn::{ActivationPrecision, CpuBackend, WeightName};
 use trike_trit::Coupling;
 
 use crate::{
@@ -132,7 +132,8 @@ pub(crate) fn quantize_ids(
         walk::Walk::new(input, config, &backend, &store, seen, tuning)?.run(file, progress)?;
     for pattern in &config.skip_patterns {
         let alone = ModelQuantizationConfig { skip_patterns: vec![pattern.clone()], ..config.clone() };
-        if !layers.iter().any(|l| alone.skips(&l.name)) {
+        let heads = [WeightName::Embedding, WeightName::Head].map(|name| name.to_string());
+        if !layers.iter().map(|l| &l.name).chain(&heads).any(|name| alone.skips(name)) {
             notes.push(format!("the skip pattern `{pattern}` matches no layer name"));
         }
     }

@@ -10,7 +10,6 @@ use trike_quant::{
 
 use crate::{
     CalibrateError, Fold, Folded, LayerChoice, ModelQuantizationConfig, QuantizeMethod, SalienceReport,
-    assemble::stored_bytes,
     factors::{Factors, output_error},
     fold::{self, divided_by, input_width},
     streams::{Batch, Blocks, embed},
@@ -51,7 +50,7 @@ impl<'a> Prepared<'a> {
         if let Some(seed) = config.rotation {
             fold = fold.with_rotation(seed);
             let rotated = Folded::new(original, fold.clone())?;
-            prepared.notes.push(rotation_note(&rotated, original, config)?);
+            prepared.notes.push(rotation_note(&rotated, original));
             prepared.folded = Some(rotated);
         }
         if config.salience {
@@ -69,32 +68,16 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// Note on a rotation, with the sizes of embedding and head with and without it.
-fn rotation_note(
-    rotated: &dyn WeightSource,
-    original: &dyn WeightSource,
-    config: &ModelQuantizationConfig,
-) -> Result<String, CalibrateError> {
+/// Note on a rotation.
+fn rotation_note(rotated: &dyn WeightSource, original: &dyn WeightSource) -> String {
     let hidden = rotated.config().spec.hidden;
     let block = 1usize << hidden.trailing_zeros();
-    let bytes = |source: &dyn WeightSource| -> Result<u64, CalibrateError> {
-        let embedding = stored_bytes(source, config, WeightName::Embedding)?;
-        Ok(match source.config().spec.tied_head {
-            true => embedding,
-            false => embedding + stored_bytes(source, config, WeightName::Head)?,
-        })
-    };
     let apart = if rotated.config().spec.tied_head != original.config().spec.tied_head {
-        " (no longer tied)"
+        "; the output head is no longer the embedding"
     } else {
         ""
     };
-    Ok(format!(
-        "rotated the residual stream (width {hidden}) in blocks of {block}; embedding and output head{apart} take {} bytes, \
-         {} without rotation",
-        bytes(rotated)?,
-        bytes(original)?
-    ))
+    format!("rotated the residual stream (width {hidden}) in blocks of {block}{apart}")
 }
 
 fn salience_note(reports: &[SalienceReport]) -> String {

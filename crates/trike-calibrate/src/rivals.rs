@@ -94,7 +94,15 @@ fn fit_q4k(weights: &[f32]) -> (f32, f32) {
     if most <= least {
         return (0.0, -least);
     }
-    let mut best = (f32::INFINITY, (0.0, 0.0));
+    let error = |(s, m): (f32, f32)| -> f32 {
+        let of = |(w, i): (&f32, &f32)| {
+            let q = ((w + m) / s).round().clamp(0.0, 15.0);
+            i * (s * q - m - w) * (s * q - m - w)
+        };
+        weights.iter().zip(&importance).map(of).sum()
+    };
+    let whole = ((most - least) / 15.0, -least);
+    let mut best = (error(whole), whole);
     for width in 0..=20 {
         let inverse = (14.0 + 0.1 * width as f32) / (most - least);
         // Least squares of `s q - m` for the codes that this width gives.
@@ -116,11 +124,7 @@ fn fit_q4k(weights: &[f32]) -> (f32, f32) {
         if s <= 0.0 {
             continue;
         }
-        let error = |(w, i): (&f32, &f32)| {
-            let q = ((w + m) / s).round().clamp(0.0, 15.0);
-            i * (s * q - m - w) * (s * q - m - w)
-        };
-        let error: f32 = weights.iter().zip(&importance).map(error).sum();
+        let error = error((s, m));
         if error < best.0 {
             best = (error, (s, m));
         }
@@ -193,9 +197,11 @@ mod tests {
             let mut nothing = vec![0.0; 256];
             to.round(&mut nothing);
             assert_eq!(nothing, [0.0; 256]);
-            let mut same = vec![-0.5f32; 256];
-            to.round(&mut same);
-            assert!(same.iter().all(|w| (w + 0.5).abs() < 0.01), "{to:?} {}", same[0]);
+            for value in [-0.5f32, 0.5] {
+                let mut same = vec![value; 256];
+                to.round(&mut same);
+                assert!(same.iter().all(|w| (w - value).abs() < 0.01), "{to:?} {value} {}", same[0]);
+            }
         }
     }
 }

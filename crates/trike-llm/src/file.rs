@@ -10,9 +10,7 @@ use trike_format::{
 use trike_nn::{KvPrecision, WeightName};
 use trike_trit::{Encoding, Granularity};
 
-use crate::{
-    LlmError, ModelConfig, WeightSource, config::ROPE_FACTORS, names, text::generation_config,
-};
+use crate::{LlmError, ModelConfig, WeightSource, config::ROPE_FACTORS, names, text::generation_config};
 
 /// The open file behind a [`ModelFile`].
 #[derive(Debug)]
@@ -71,9 +69,8 @@ impl ModelFile {
     ///
     /// # Errors
     ///
-    /// [`LlmError::Format`] when `path` is none of these or malformed, [`LlmError::GenerationConfig`] for a malformed
-    /// `generation_config.json`, [`LlmError::Unsupported`] and [`LlmError::Config`] when its configuration requires
-    /// something that the decoder block does not implement.
+    /// [`LlmError::Format`] when `path` is none of these or malformed, [`LlmError::Unsupported`] and
+    /// [`LlmError::Config`] when its configuration requires something that the decoder block does not implement.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LlmError> {
         let path = path.as_ref();
         Self::from_tensors(path, Tensors::open(path)?)
@@ -85,8 +82,9 @@ impl ModelFile {
             Tensors::Gguf(file) => ModelConfig::from_gguf(file)?,
             Tensors::Llama2c(file) => ModelConfig::from_llama2c(file)?,
         };
-        // As in HuggingFace's `generate`, the generation configuration comes first.
-        let ends = generation_config(&tensors)?.eos_token_id;
+        // As in HuggingFace's `generate`, the generation configuration comes first. One that cannot be read is an error where text
+        // is generated, not here.
+        let ends = generation_config(&tensors).unwrap_or_default().eos_token_id;
         if !ends.is_empty() {
             config.special.eos = ends;
         }

@@ -155,7 +155,10 @@ fn source(dir: &Path, kind: Kind) -> Option<PathBuf> {
             // The template of the file of its own wins.
             put("tokenizer_config.json", config("old".into()).to_string().as_bytes());
             put("chat_template.jinja", DEFAULT.as_bytes());
-            put("generation_config.json", br#"{"do_sample": false, "repetition_penalty": 1.1, "eos_token_id": [2, 5, 1, 3]}"#);
+            put(
+                "generation_config.json",
+                br#"{"do_sample": false, "repetition_penalty": 1.1, "eos_token_id": [2, 5, 1, 3]}"#,
+            );
         }
         Kind::Llama2c => put("tokenizer.bin", &llama2c()),
         Kind::Tiktoken => drop(fs::copy(tiktoken?, path.join("tokenizer.model")).unwrap()),

@@ -40,6 +40,8 @@ use crate::{
 
 /// Held-out tokens on which prices are computed.
 const HELD_TOKENS: usize = 8192;
+/// Which way of computing stored prices are of.
+const PRICES: &str = "prices 1";
 /// Held-out tokens on which the models of a search are measured.
 const MEASURED: usize = 32_768;
 /// Tokens that a search has not used and that are enough to measure its result on.
@@ -73,6 +75,9 @@ pub fn quantize_to(
     let sensitivities = planner.sensitivities(progress)?;
     let mut report = match options.budget {
         Budget::Bits(_) | Budget::Bytes(_) => planner.allotted(sensitivities, progress),
+        Budget::PerplexityRatio(_) | Budget::Divergence(_) if options.trials == 0 => {
+            planner.allotted(sensitivities, progress)
+        }
         Budget::PerplexityRatio(_) | Budget::Divergence(_) => planner.searched(sensitivities, progress),
     }?;
     if let Some(planning) = report.planning.take() {
@@ -104,13 +109,7 @@ pub fn plan_for(
     let planner = Planner::new(input, output, calibration, config, options, progress)?;
     planner.check_smallest()?;
     let sensitivities = planner.sensitivities(progress)?;
-    let chosen = match options.budget {
-        Budget::Bits(_) | Budget::Bytes(_) => planner.within_or_clean(&sensitivities)?,
-        Budget::PerplexityRatio(_) | Budget::Divergence(_) => {
-            let goal = planner.loss() / planner.of_prices()?;
-            solve_loss(&sensitivities, goal).map_err(|e| CalibrateError::quantize("the plan", e))?
-        }
-    };
+    let chosen = planner.first(&sensitivities)?;
     let plan = plan(&sensitivities, &chosen, options.budget.to_string());
     planner.clean()?;
     Ok((plan, sensitivities))
@@ -164,7 +163,11 @@ impl<'a> Planner<'a> {
             return Err(ConfigError::NothingHeldOut { got: all.len() }.into());
         }
         let keep = wanted.min((3 * all.len()).div_ceil(4)).min(all.len() - 1);
-        let held = prices::first(&all.split_off(keep), MEASURED).to_vec();
+        let held = without(all.split_off(keep), &all);
+        let held = prices::first(&held, MEASURED).to_vec();
+        if held.is_empty() {
+            return Err(ConfigError::NothingHeldOut { got: all.len() }.into());
+        }
         let (config, options) = (config.clone(), options.clone());
         let prepared =
             Prepared::new(input, &config, &all, &mut |done, total| progress(SCALING, done, total))?;
@@ -193,7 +196,7 @@ impl<'a> Planner<'a> {
 
     /// Whether embedding and head are in the plan: not where bits are counted of the layers of the blocks alone.
     fn plans_head(&self) -> bool {
-        !matches!(self.budget, Budget::Bits(_))
+        self.options.head && !self.config.int8_head && !matches!(self.budget, Budget::Bits(_))
     }
 
     /// The text to measure the result on: held-out sequences that the search did not use, or else those that it did.
@@ -203,17 +206,15 @@ impl<'a> Planner<'a> {
             Calibration::Generated { .. } => TextSource::Generated,
         };
         let fresh = match self.budget {
-            Budget::Bits(_) | Budget::Bytes(_) => {
-                without(self.held[self.probed().len()..].to_vec(), self.probed())
-            }
             // Trials were measured on all of it.
-            Budget::PerplexityRatio(_) | Budget::Divergence(_) => Vec::new(),
+            Budget::PerplexityRatio(_) | Budget::Divergence(_) if self.options.trials > 0 => Vec::new(),
+            _ => without(self.held[self.probed().len()..].to_vec(), self.probed()),
         };
         let searched = fresh.iter().map(Vec::len).sum::<usize>() < LEAST_FRESH;
         match searched {
             // As trials were measured, so that the figures agree.
-            true => HeldOut::whole(without(self.held.clone(), &self.calibration), source),
-            false => HeldOut::new(without(fresh, &self.calibration), source, false),
+            true => HeldOut::whole(self.held.clone(), source),
+            false => HeldOut::new(fresh, source, false),
         }
     }
 
@@ -230,7 +231,7 @@ impl<'a> Planner<'a> {
         let settings = format!(
             "{} {:?}",
             store::fingerprint(self.input().path(), &self.config, &[&self.calibration, &self.held]),
-            (self.options.planes, &self.options.groups)
+            (PRICES, self.options.planes, &self.options.groups, self.plans_head())
         );
         let path = self.dir.join(store::SENSITIVITIES);
         if store::resume(&self.dir, &settings)?
@@ -240,7 +241,7 @@ impl<'a> Planner<'a> {
             return Ok(measured);
         }
         let texts = [prices::first(&self.calibration, prices::FITTED), self.probed()];
-        memory::check_plan(self.input(), &self.config, texts)?;
+        memory::check_plan(self.input(), &self.config, texts, self.options.groups.len())?;
         let cpu = Cpu::new(self.config.threads)?;
         let backend = CpuBackend::new(cpu, ActivationPrecision::F32).with_products(PRODUCTS);
         let options = prices::options(self.options.planes, &self.options.groups);
@@ -271,7 +272,7 @@ impl<'a> Planner<'a> {
         for name in self.input().weights() {
             let info = self.input().info(name)?;
             let is_head = matches!(name, WeightName::Embedding | WeightName::Head);
-            if !(is_head && self.plans_head()
+            if !(is_head && self.plans_head() && !self.config.skips(&name.to_string())
                 || name.is_block_matrix() && is_convertible(self.input(), &self.config, name)?)
             {
                 continue;
@@ -318,6 +319,17 @@ impl<'a> Planner<'a> {
             }
         }
         Ok((bytes, weights))
+    }
+
+    /// The choices of the first plan.
+    fn first(&self, sensitivities: &[Sensitivity]) -> Result<Vec<usize>, CalibrateError> {
+        match self.budget {
+            Budget::Bits(_) | Budget::Bytes(_) => self.within_or_clean(sensitivities),
+            Budget::PerplexityRatio(_) | Budget::Divergence(_) => {
+                solve_loss(sensitivities, self.first_goal()?)
+                    .map_err(|e| CalibrateError::quantize("the plan", e))
+            }
+        }
     }
 
     /// The choices within a budget of bytes or bits; removes the stored measurements on failure.
@@ -367,11 +379,19 @@ impl<'a> Planner<'a> {
         sensitivities: Vec<Sensitivity>,
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<QuantizeReport, CalibrateError> {
-        let chosen = self.within_or_clean(&sensitivities)?;
+        let chosen = self.first(&sensitivities)?;
         let plan = plan(&sensitivities, &chosen, self.budget.to_string());
         let mut config = self.config.clone();
         config.layers = plan.choices(self.output, self.input())?;
         let mut report = quantize_ids(&self.prepared, self.output, &self.calibration, &config, progress)?;
+        if let Budget::Bytes(asked) = self.budget
+            && report.output_bytes > asked
+        {
+            let got = report.output_bytes;
+            report.notes.push(format!(
+                "the tensors take {got} bytes: sizes that depend on the weights were estimated"
+            ));
+        }
         report.planning =
             Some(Planning { budget: self.budget.to_string(), sensitivities, trials: Vec::new(), plan });
         self.clean()?;

@@ -30,10 +30,13 @@ pub struct PlanOptions {
     pub planes: usize,
     /// Candidate granularities of scales.
     pub groups: Vec<Granularity>,
-    /// Largest number of models that are made for a budget of quality.
+    /// Largest number of models that are made and measured for a budget of quality; with 0 the first plan is the result, and nothing
+    /// says that it meets the budget.
     pub trials: usize,
     /// Whether the model that comes nearest is the result where none of them meets a budget of quality, instead of an error.
     pub nearest: bool,
+    /// Whether embedding and head are in the plan, as int8 or as they are, where the configuration leaves that open.
+    pub head: bool,
 }
 
 impl PlanOptions {
@@ -43,7 +46,7 @@ impl PlanOptions {
     pub fn new(budget: Budget) -> Self {
         let sizes = [GroupSize::G32, GroupSize::G64, GroupSize::G128];
         let groups = sizes.map(Granularity::Group).into_iter().chain([Granularity::Row]).collect();
-        Self { budget, planes: 4, groups, trials: 6, nearest: false }
+        Self { budget, planes: 4, groups, trials: 6, nearest: false, head: true }
     }
 
     /// Sets [`budget`](Self::budget).
@@ -76,8 +79,13 @@ impl PlanOptions {
         Self { nearest, ..self }
     }
 
+    /// Sets [`head`](Self::head).
+    #[must_use]
+    pub fn with_head(self, head: bool) -> Self {
+        Self { head, ..self }
+    }
+
     pub(super) fn validate(&self) -> Result<(), CalibrateError> {
-        OptionError::check("trials", Bounds::at_least(1usize), self.trials)?;
         OptionError::check("planes", Bounds::at_least(1usize).at_most(MAX_DEPTH), self.planes)?;
         if self.groups.is_empty() {
             return Err(ConfigError::PlanGroups.into());

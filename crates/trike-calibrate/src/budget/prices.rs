@@ -13,7 +13,7 @@ use trike_nn::{CpuBackend, DecoderBlock, HookPoint, WeightName};
 use trike_quant::{
     CompensateConfig, Hessian, MatrixView, QuantError, SquareMatrix, TritLayout, compensate, hessian_error,
 };
-use trike_trit::{Granularity, TritTensor};
+use trike_trit::{Encoding, Granularity, TritTensor};
 
 use super::allot::NO_ROOM;
 use crate::{
@@ -78,7 +78,7 @@ pub(crate) fn prices(
             }
         }
     }
-    if with_head && !config.int8_head {
+    if with_head {
         all.extend(pricing.head(&probed)?);
     }
     progress("pricing layers", layers, layers);
@@ -127,47 +127,31 @@ impl Pricing<'_> {
         }
         let Some(&name) = planned.first() else { return Ok(Vec::new()) };
         let failed = |e| CalibrateError::quantize(name, e);
-        let (hessian, _) = self.hessian(layer, block, point, fitted, None)?.into_matrix().map_err(failed)?;
-        let mut sum = vec![0.0; hessian.side()];
-        let (errors, _) =
-            self.hessian(layer, block, point, probed, Some(&mut sum))?.into_matrix().map_err(failed)?;
+        let (hessian, _) = self.hessian(layer, block, point, fitted, false)?.into_matrix().map_err(failed)?;
+        let (errors, _) = self.hessian(layer, block, point, probed, true)?.into_matrix().map_err(failed)?;
         // These layers read the same inputs; rotated inputs have only one layer.
         let rotation = self.config.rotation_of(name, hessian.side());
         let how = self.config.compensation().unwrap_or_default();
         let mut factors = Factors::new(hessian, rotation, how).map_err(failed)?;
-        let price = |&name: &WeightName| match name {
-            // What is added to all keys alike cancels in the softmax.
-            WeightName::Key(_) => {
-                let centred = centred(&errors, &sum, self.tokens).map_err(failed)?;
-                self.layer(layer, name, &mut factors, &centred)
-            }
-            _ => self.layer(layer, name, &mut factors, &errors),
-        };
-        planned.iter().map(price).collect()
+        planned.into_iter().map(|name| self.layer(layer, name, &mut factors, &errors)).collect()
     }
 
-    /// `X^T X` of the inputs at a point, with all tokens alike or, where `sum` is given, with their weights. The weighted sum of the
-    /// inputs is added to `sum`.
+    /// `X^T X` of the inputs at a point, with the weights of the tokens or with all alike.
     fn hessian(
         &self,
         layer: usize,
         block: &DecoderBlock<CpuBackend>,
         point: HookPoint,
         batches: &[Batch],
-        mut sum: Option<&mut Vec<f64>>,
+        weighted: bool,
     ) -> Result<Hessian, CalibrateError> {
         let failed = |e| CalibrateError::quantize(format!("the inputs of {}", point.matrices(layer)[0]), e);
         let width = input_width(self.blocks.spec(), point);
         let mut hessian = Hessian::new(width).map_err(failed)?.with_products(PRODUCTS);
         for (i, batch) in batches.iter().enumerate() {
             let mut inputs = self.blocks.half_inputs(block, batch, point)?;
-            if let Some(sum) = &mut sum {
+            if weighted {
                 self.guide.scale(layer, point, i, &mut inputs, width);
-                let mut roots = vec![1.0; inputs.len() / width.max(1)];
-                self.guide.scale(layer, point, i, &mut roots, 1);
-                for (row, root) in inputs.chunks_exact(width).zip(roots) {
-                    sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(root * x));
-                }
             }
             hessian.add(self.cpu(), &inputs).map_err(failed)?;
         }
@@ -188,7 +172,11 @@ impl Pricing<'_> {
         let tensor = source.load(name)?;
         let (rows, cols) = (tensor.rows(), tensor.cols());
         let values = tensor.into_f32();
-        let count = rows.min(ROWS);
+        // Where sizes depend on the weights, those of some rows are not those of all.
+        let packing = self.config.layout.encoding;
+        let by_shape =
+            !self.config.auto_encoding && !matches!(packing, Encoding::Bitmap | Encoding::RowCompressed);
+        let count = if by_shape { rows.min(ROWS) } else { rows };
         let some: Vec<f32> =
             (0..count).flat_map(|i| &values[i * rows / count * cols..][..cols]).copied().collect();
         drop(values);
@@ -248,7 +236,9 @@ impl Pricing<'_> {
         let mut all = Vec::new();
         for name in source.weights() {
             let is_head = name == WeightName::Head || name == WeightName::Embedding && spec.tied_head;
-            if !matches!(name, WeightName::Head | WeightName::Embedding) {
+            if !matches!(name, WeightName::Head | WeightName::Embedding)
+                || self.config.skips(&name.to_string())
+            {
                 continue;
             }
             let Tensor::Dense(dense) = source.load_stored(name)? else { continue };
@@ -292,17 +282,6 @@ impl Pricing<'_> {
         }
         Ok((sum / tokens.max(1) as f64).max(0.0))
     }
-}
-
-/// `X^T X` of the inputs minus their mean, where the weights of the tokens have that number as their sum.
-fn centred(errors: &SquareMatrix, sum: &[f64], tokens: usize) -> Result<SquareMatrix, QuantError> {
-    let side = errors.side();
-    let rows = errors.values().chunks_exact(side).zip(sum);
-    let values = rows.flat_map(|(row, of_row)| {
-        let of_row = of_row / tokens as f64;
-        row.iter().zip(sum).map(move |(value, of_column)| (f64::from(*value) - of_row * of_column) as f32)
-    });
-    SquareMatrix::new(side, values.collect())
 }
 
 fn unchanged() -> LayerChoice {

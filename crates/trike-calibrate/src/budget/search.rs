@@ -44,11 +44,11 @@ impl Planner<'_> {
         }
     }
 
-    /// What the loss of a model is of the sum of its prices, as expected before the first trial.
-    pub(super) fn of_prices(&self) -> Result<f64, CalibrateError> {
+    /// The sum of prices that the first trial may have.
+    pub(super) fn first_goal(&self) -> Result<f64, CalibrateError> {
         let tuned = self.config.tuning.is_some_and(|tuning| tuning.tunes_model());
         let small = block_weights(self.input())? <= self.config.tuning.map_or(0, |tuning| tuning.max_weights);
-        Ok(if tuned && small { OF_PRICES_TUNED } else { OF_PRICES })
+        Ok(AIM * self.loss() / if tuned && small { OF_PRICES_TUNED } else { OF_PRICES })
     }
 
     pub(super) fn searched(
@@ -56,7 +56,6 @@ impl Planner<'_> {
         sensitivities: Vec<Sensitivity>,
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<QuantizeReport, CalibrateError> {
-        let dense = self.load(self.prepared.original)?;
         let failed = |e| CalibrateError::quantize("the plan", e);
         let wanted = self.loss();
         let mut trials: Vec<Trial> = Vec::new();
@@ -65,7 +64,7 @@ impl Planner<'_> {
         let (mut low, mut high) = (0u64, u64::MAX);
         // With all layers unchanged the loss is zero: an upper bound of the search.
         let whole: u64 = sensitivities.iter().filter_map(|s| s.choices.iter().map(|c| c.bytes).max()).sum();
-        let mut goal = AIM * wanted / self.of_prices()?;
+        let mut goal = self.first_goal()?;
         let mut tried: Vec<Vec<usize>> = Vec::new();
         for number in 0..self.options.trials {
             let mut chosen = solve_loss(&sensitivities, goal).map_err(failed)?;
@@ -84,7 +83,7 @@ impl Planner<'_> {
             let name = format!("trial {}", number + 1);
             let mut say =
                 |step: &str, done: usize, total: usize| progress(&format!("{name}: {step}"), done, total);
-            let made = self.trial(&dense, &sensitivities, &chosen, number, &mut say)?;
+            let made = self.trial(&sensitivities, &chosen, number, &mut say)?;
             let (bytes, predicted, lost) =
                 (made.trial.bytes, made.trial.predicted_kl, self.measured(&made.trial));
             trials.push(made.trial.clone());
@@ -149,7 +148,6 @@ impl Planner<'_> {
 
     fn trial(
         &self,
-        dense: &LanguageModel,
         sensitivities: &[Sensitivity],
         chosen: &[usize],
         number: usize,
@@ -163,9 +161,10 @@ impl Planner<'_> {
             fs::remove_dir_all(&path).map_err(io(&path))?;
         }
         let report = quantize_ids(&self.prepared, &path, &self.calibration, &config, progress)?;
-        let made = self.load(&ModelFile::open(&path)?)?;
+        // Both models are in memory now, and not while a model is made.
+        let (dense, made) = (self.load(self.prepared.original)?, self.load(&ModelFile::open(&path)?)?);
         let options = ScoreOptions::new(Split::Stories).with_kv(KvPrecision::F32);
-        let comparison = compare_ids(&made, dense, &self.held, &options, &mut |done, total| {
+        let comparison = compare_ids(&made, &dense, &self.held, &options, &mut |done, total| {
             progress("measuring", done, total);
         })?;
         let (bytes, predicted_kl) = totals(sensitivities, chosen);

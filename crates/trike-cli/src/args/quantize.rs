@@ -144,12 +144,13 @@ pub(crate) struct QuantizeArgs {
     /// What the model is for: a size of all tensors (1.9GB), bits per weight of the linear layers of the blocks with their scales
     /// (2.0bpw), the largest ratio of its perplexity to the dense model's (1.02x) or divergence from it in nats per token
     /// (0.05nats) on held-out text; each layer then gets the planes and group size, int8 or floats that its price suggests. Or a GGUF
-    /// type that `trike convert` makes of the result (tq1_0, tq2_0, q2_0) [default: 1.02x as nearly as a few trials come to it;
-    /// three planes with --planes, --plan, --prune, --method, --coupling, --mean, --plain, --curve or --recover]
+    /// type that `trike convert` makes of the result (tq1_0, tq2_0, q2_0) [default: 1.02x, as nearly as three trials come to it or,
+    /// above 400 million weights in the blocks, as prices say; the same planes in every layer with --planes, --plan, --prune,
+    /// --method, --coupling, --mean, --plain, --curve or --recover]
     #[arg(long, value_name = "GOAL", value_parser = goal)]
     pub(crate) target: Option<Goal>,
     /// Trit planes per weight in every layer, 1 to 6: more planes are more accurate and larger; with --target, the maximum per
-    /// layer [default: 3; 4 with --target]
+    /// layer [default: at most 4 per layer; 3 where every layer has the same]
     #[arg(short, long, value_parser = planes())]
     pub(crate) planes: Option<usize>,
     /// Weights per scale along a row; where planes are chosen per layer, the only group size considered [default: 128; 32, 64,
@@ -251,9 +252,10 @@ pub(crate) struct QuantizeArgs {
     /// Do not quantize layers with fewer weights
     #[arg(long, default_value_t = 0)]
     pub(crate) min_size: usize,
-    /// Embedding and output head: as stored, or quantized to int8 in groups of 32
-    #[arg(long, default_value = "stored", value_parser = one_of(HEAD_STORAGE))]
-    pub(crate) head: HeadStorage,
+    /// Embedding and output head: as stored, or quantized to int8 in groups of 32 [default: what the plan says where precision is
+    /// chosen per layer, else stored]
+    #[arg(long, value_parser = one_of(HEAD_STORAGE))]
+    pub(crate) head: Option<HeadStorage>,
     /// Maximum number of calibration sequences, or the number to generate without a text [default: as many as have 262144 tokens
     /// together, up to four times that in a model with fewer than four million weights; 128 without a text]
     #[arg(long, value_parser = positive)]

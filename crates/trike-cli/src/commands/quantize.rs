@@ -91,14 +91,19 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
             match quantize_to(&input, &args.output, &calibration, &config, &options, &mut set) {
                 // Too little text to search with.
                 Err(CalibrateError::Config(ConfigError::NothingHeldOut { .. })) if !asked => {
-                    trike::quantize(&input, &args.output, &calibration, &config, &mut set)?
+                    let mut report = trike::quantize(&input, &args.output, &calibration, &config, &mut set)?;
+                    report.notes.push(
+                        "too little text to choose precisions with: every layer has three planes".to_owned(),
+                    );
+                    report
                 }
                 report => report?,
             }
         }
-        None if args.plan_only => {
-            bail!("--plan-only requires that planes are chosen per layer: give a --target")
-        }
+        None if args.plan_only => bail!(
+            "--plan-only requires that precision is chosen per layer: leave out the options that set it, or give a --target \
+             of size, bits or quality"
+        ),
         None => trike::quantize(&input, &args.output, &calibration, &config, &mut set)?,
     };
     drop(steps);
@@ -184,7 +189,7 @@ impl Steps {
 const RATIO: f64 = 1.02;
 /// Models that are made in search of it.
 const TRIALS: usize = 3;
-/// Weights above which only one is made: each takes hours.
+/// Weights of the blocks above which none is measured: each takes hours, and both models would be in memory.
 const LARGE: u64 = 400_000_000;
 
 /// The budget, and whether it was asked for. Without one every layer gets the same planes.
@@ -219,11 +224,12 @@ fn plan_options(
     if let Some(group) = args.group {
         options = options.with_groups([group]);
     }
+    options = options.with_head(args.head.is_none());
     if !asked {
         let blocks = input.weights().into_iter().filter(|name| name.is_block_matrix());
         let weights: u64 =
             blocks.map(|name| Ok(input.info(name)?.elements())).sum::<Result<_, LlmError>>()?;
-        let trials = if weights > LARGE { 1 } else { TRIALS };
+        let trials = if weights > LARGE { 0 } else { TRIALS };
         options = options.with_trials(trials).with_nearest(true);
     }
     Ok(options)
@@ -240,12 +246,24 @@ fn check_gguf(args: &QuantizeArgs, input: &ModelFile) -> anyhow::Result<()> {
     let (name, block) = (target.name(), block_of(target));
     let given = [
         ("--planes", args.planes.is_some_and(|planes| planes != 1)),
-        ("--group", args.group.is_some_and(|group| group != Granularity::Group(block))),
+        // Blocks with the same scale hold a coarser one.
+        (
+            "--group",
+            args.group.is_some_and(|group| match group {
+                Granularity::Group(size) => size.get() % block.get() != 0,
+                _ => false,
+            }),
+        ),
         ("--mean", args.mean),
         ("--hadamard", args.hadamard.is_some()),
+        ("--skip", !args.skip.is_empty()),
+        ("--min-size", args.min_size > 0),
     ];
     if let Some((flag, _)) = given.iter().find(|(_, wrong)| *wrong) {
-        bail!("{name} holds one plane with a scale for {} weights, which {flag} contradicts", block.get());
+        bail!(
+            "{name} holds all layers in one plane with a scale for {} weights, which {flag} contradicts",
+            block.get()
+        );
     }
     for layer in input.weights().into_iter().filter(|name| name.is_block_matrix()) {
         let inputs = input.info(layer)?.shape.last().copied().unwrap_or(0);
@@ -333,7 +351,7 @@ fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
         .with_input_rotation(args.hadamard)
         .with_skip_patterns(args.skip.clone())
         .with_min_layer_size(args.min_size)
-        .with_int8_head(args.head == HeadStorage::Int8)
+        .with_int8_head(args.head == Some(HeadStorage::Int8))
         .with_tokenizer(args.tokenizer.tokenizer.clone())
         .with_hold_out(args.eval.is_none())
         .with_threads(args.threads))

@@ -74,6 +74,13 @@ fn one_plane_becomes_gguf_with_equal_logits() {
     let (out, _) = rounded(&trike, &model, "one", &["--planes", "1", "--group", "256"]);
     let ids = [1, 5, 9, 60];
     let (_, want) = trike.logits(&out, &ids, &[]);
+    // A type as the goal sets planes and groups, and says how the file is made.
+    let goal = trike.path("goal");
+    let args = ["quantize", "-m", &model, "-o", &goal, "--method", "nearest", "--target", "tq2_0", "--json"];
+    let (_, said) = trike.both(&args);
+    assert!(said.contains("--to tq2_0"), "{said}");
+    let file = |dir: &str| fs::read(format!("{dir}/model.safetensors")).unwrap();
+    assert!(file(&goal) == file(&out));
     for target in ["tq2_0", "q2_0", "tq1_0"] {
         let gguf = trike.path(&format!("{target}.gguf"));
         let report = trike.json(&["convert", &out, &gguf, "--to", target, "--json"]);
@@ -243,6 +250,30 @@ fn pages_have_every_section_and_plot_and_need_nothing_else() {
 }
 
 #[test]
+fn other_formats_are_beside_trits_on_the_curve() {
+    let trike = Trike::new();
+    let (dense, out) = (trike.path("dense"), trike.path("out"));
+    trike.stdout(&["convert", &crate::harness::tiny(), &dense, "--to", "f16", "--embeddings", "f16"]);
+    let story = trike.write("story.txt", "Once upon a time there was a dog. It ran to the park. ".repeat(12));
+    let more = ["--planes", "1", "--no-tune", "--sequences", "1", "--head", "int8", "--curve", "--json"];
+    let args = [&["quantize", "-m", &dense, "-o", &out, "-c", &story, "-e", &story], &more[..]].concat();
+    let report: Value = serde_json::from_str(&trike.both(&args).0).expect("JSON");
+    let point = |name: &str, key: &str| {
+        let all = report["curve"].as_array().unwrap();
+        let of = all.iter().find(|p| p["setting"] == name).unwrap_or_else(|| panic!("{name}: {all:?}"));
+        of[key].as_f64().unwrap()
+    };
+    assert_eq!(["Q8_0", "Q4_0", "Q4_K"].map(|name| point(name, "bits_per_weight")), [8.5, 4.5, 4.5]);
+    assert!(point("Q8_0", "kl") < point("Q4_K", "kl") && point("Q4_K", "kl") < point("this model", "kl"));
+    // The tensors are those of the dense model but for the layers, whose 2,359,296 weights had two bytes: its embedding stays f16.
+    let before = report["input_bytes"].as_f64().unwrap();
+    assert_eq!(point("Q4_0", "bytes"), before - 2_359_296.0 * (2.0 - 4.5 / 8.0));
+    let page = fs::read_to_string(format!("{out}/report.html")).unwrap();
+    let at = page.find("<figure id=\"plot-curve\"").unwrap();
+    assert_eq!(page[at..].matches("<circle").count(), 7);
+}
+
+#[test]
 fn budgets_are_met_or_refused_with_the_nearest() {
     let Some(bench) = crate::quantize::Bench::new() else { return };
     let out = bench.trike.path("none");
@@ -263,7 +294,8 @@ fn budgets_are_met_or_refused_with_the_nearest() {
         (&["--target", "q2_0"][..], "--group"),
         (&["--target", "tq2_0", "--planes", "2"], "--planes"),
         (&["--target", "q2_0", "--group", "64", "--planes", "2"], "--planes"),
-        (&["--target", "q2_0", "--group", "64"], "rows of 172"),
+        (&["--target", "q2_0", "--group", "row"], "rows of 172"),
+        (&["--target", "q2_0", "--group", "64", "--skip", "down_proj"], "--skip"),
     ] {
         let all = bench.args(&out, more);
         // The group of `args` is 32.
