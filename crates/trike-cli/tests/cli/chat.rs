@@ -46,7 +46,8 @@ fn an_answer_depends_on_what_was_said_before() {
     assert_eq!(cleared, one.0.clone() + &alone);
     assert_eq!(notes, "");
     assert_ne!(two, one.0.clone() + &alone);
-    let (told, _) = good(talk(&trike, &["-n", "12", "--system", "Tom is sad."], "Once upon a time\n"));
+    let (told, _) =
+        good(talk(&trike, &["-n", "12", "--system", "Tom has a red ball."], "Once upon a time\n"));
     assert_ne!(told, one.0);
 }
 
