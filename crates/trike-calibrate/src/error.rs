@@ -196,7 +196,7 @@ pub enum ConfigError {
     },
     /// A text with a single sequence, so that none can be held out.
     #[error(
-        "calibration text: expected at least two sequences, one of them held out to check the budget, got {got}"
+        "calibration text: expected at least two different sequences, one of them held out to check the budget, got {got}"
     )]
     NothingHeldOut {
         /// Number of sequences.
