@@ -171,7 +171,7 @@ impl WeightSource for Rounded<'_> {
 
 #[cfg(test)]
 mod tests {
-    use trike_testkit::Rng;
+    use trike_testkit::{Rng, assert_all_near};
 
     use super::*;
 
@@ -200,7 +200,7 @@ mod tests {
             for value in [-0.5f32, 0.5] {
                 let mut same = vec![value; 256];
                 to.round(&mut same);
-                assert!(same.iter().all(|w| (w - value).abs() < 0.01), "{to:?} {value} {}", same[0]);
+                assert_all_near!(&same, &[value; 256], abs = 0.01, "{to:?}");
             }
         }
     }

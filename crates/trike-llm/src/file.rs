@@ -10,7 +10,9 @@ use trike_format::{
 use trike_nn::{KvPrecision, WeightName};
 use trike_trit::{Encoding, Granularity};
 
-use crate::{LlmError, ModelConfig, WeightSource, config::ROPE_FACTORS, names, text::generation_config};
+use crate::{
+    LlmError, ModelConfig, WeightSource, config::ROPE_FACTORS, names, sampler::GenerationConfig, sampling,
+};
 
 /// The open file behind a [`ModelFile`].
 #[derive(Debug)]
@@ -54,6 +56,15 @@ impl Tensors {
         }
     }
 
+    /// The generation configuration, or an empty one.
+    pub(crate) fn generation_config(&self) -> Result<GenerationConfig, LlmError> {
+        match self {
+            Self::Hf(dir) => sampling::of_hf(dir),
+            Self::Gguf(file) => sampling::of_gguf(file),
+            Self::Llama2c(_) => Ok(GenerationConfig::default()),
+        }
+    }
+
     /// The name of the format, for reports.
     pub fn format(&self) -> &'static str {
         match self {
@@ -84,7 +95,7 @@ impl ModelFile {
         };
         // As in HuggingFace's `generate`, the generation configuration comes first. One that cannot be read is an error where text
         // is generated, not here.
-        let ends = generation_config(&tensors).unwrap_or_default().eos_token_id;
+        let ends = tensors.generation_config().unwrap_or_default().eos_token_id;
         if !ends.is_empty() {
             config.special.eos = ends;
         }

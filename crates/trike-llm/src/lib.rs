@@ -39,6 +39,7 @@ mod inspect;
 mod load;
 mod model;
 mod names;
+mod sampling;
 mod source;
 mod synthetic;
 mod text;

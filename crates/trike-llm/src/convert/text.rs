@@ -12,11 +12,10 @@ use trike_format::{
 
 use crate::{
     LlmError, ModelFile, Tensors,
+    names::FILE_KEY,
     sampler::GenerationConfig,
-    text::{
-        CHAT_TEMPLATE, FILE_KEY, SPECIAL_TOKENS, TOKENIZER_FILES, TOKENIZER_GGUF, gguf_templates,
-        sampling_key,
-    },
+    sampling::{self, sampling_key},
+    text::{CHAT_TEMPLATE, SPECIAL_TOKENS, TOKENIZER_FILES, TOKENIZER_GGUF, gguf_templates},
     tokenizer::SpVocab,
 };
 
@@ -174,7 +173,7 @@ fn tokenizer_config(file: &Gguf, templates: &[(&str, &str)]) -> Result<Value, Ll
 fn generation_json(file: &Gguf) -> Result<Option<Value>, LlmError> {
     // The ends of a text are in `config.json`.
     let GenerationConfig { do_sample, temperature, top_k, top_p, min_p, repetition_penalty, eos_token_id: _ } =
-        crate::text::gguf_generation(file)?;
+        sampling::of_gguf(file)?;
     let float = |value: Option<f32>| value.map(|v| json!(super::config::exact(v)));
     let fields = [
         ("do_sample", do_sample.map(Value::from)),

@@ -2,10 +2,9 @@
 
 use trike_format::{Gguf, StringArray, TensorSource as _};
 
-use super::FILE_KEY;
 use crate::{
     LlmError,
-    sampler::GenerationConfig,
+    names::FILE_KEY,
     tokenizer::{BpeVocab, PieceType, PreTokenizer, SpVocab, Tokenizer},
 };
 
@@ -53,39 +52,6 @@ pub(crate) fn gguf_templates(file: &Gguf) -> Result<Vec<(&str, &str)>, LlmError>
         }
     }
     Ok(named)
-}
-
-/// The key of a sampling default.
-pub(crate) fn sampling_key(name: &str) -> String {
-    format!("general.sampling.{name}")
-}
-
-/// The sampling defaults of a GGUF file: those of its `generation_config.json`, if `trike convert` stored it, else the keys. A
-/// temperature of 0 is greedy decoding.
-pub(crate) fn gguf_generation(file: &Gguf) -> Result<GenerationConfig, LlmError> {
-    let key = format!("{FILE_KEY}generation_config.json");
-    if let Some(text) = file.str(&key)? {
-        return GenerationConfig::from_json(text).map_err(|error| LlmError::Config {
-            path: file.path().to_owned(),
-            key,
-            expected: "a generation configuration".to_owned(),
-            got: error.to_string(),
-        });
-    }
-    let float = |name: &str| file.f32(&sampling_key(name));
-    let temperature = float("temp")?;
-    let top_k = file.i64(&sampling_key("top_k"))?;
-    Ok(GenerationConfig {
-        do_sample: temperature.map(|temperature| temperature > 0.0),
-        temperature: temperature.filter(|temperature| *temperature > 0.0),
-        // Zero and negative numbers keep all tokens.
-        top_k: top_k.map(|k| usize::try_from(k).unwrap_or(0)),
-        top_p: float("top_p")?,
-        min_p: float("min_p")?,
-        repetition_penalty: float("penalty_repeat")?,
-        // The tokenizer's keys name them.
-        eos_token_id: Vec::new(),
-    })
 }
 
 fn sentencepiece(file: &Gguf) -> Result<SpVocab, LlmError> {

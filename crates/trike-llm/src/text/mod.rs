@@ -4,7 +4,7 @@
 
 mod gguf;
 
-pub(crate) use gguf::{gguf_generation, gguf_templates, sampling_key};
+pub(crate) use gguf::gguf_templates;
 
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,7 @@ use trike_format::{Gguf, TensorSource as _};
 use crate::{
     LlmError, ModelFile, Tensors,
     chat::ChatTemplate,
+    names::FILE_KEY,
     sampler::GenerationConfig,
     tokenizer::{Tokenizer, TokenizerError},
 };
@@ -36,9 +37,6 @@ pub(crate) const SPECIAL_TOKENS: [(&str, &str); 4] = [
     ("unk_token", "unknown_token_id"),
     ("pad_token", "padding_token_id"),
 ];
-
-/// Start of GGUF keys with whole files of a model directory: text as strings, other files as bytes.
-pub(crate) const FILE_KEY: &str = "trike.file.";
 
 /// The chat templates of a GGUF file, with its special tokens. `None` when it has no template.
 ///
@@ -143,17 +141,6 @@ impl ModelFile {
     ///
     /// As [`GenerationConfig::read`], and keys of the wrong type.
     pub fn generation_config(&self) -> Result<GenerationConfig, LlmError> {
-        generation_config(self.tensors())
-    }
-}
-
-pub(crate) fn generation_config(tensors: &Tensors) -> Result<GenerationConfig, LlmError> {
-    match tensors {
-        Tensors::Hf(dir) => match dir.file("generation_config.json") {
-            Some(path) => Ok(GenerationConfig::read(&path)?),
-            None => Ok(GenerationConfig::default()),
-        },
-        Tensors::Gguf(file) => gguf_generation(file),
-        Tensors::Llama2c(_) => Ok(GenerationConfig::default()),
+        self.tensors().generation_config()
     }
 }
