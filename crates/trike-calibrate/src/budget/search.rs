@@ -22,7 +22,7 @@ const SURE: f64 = 1.645;
 /// What the loss of a model is of the sum of its prices: less, since compensation makes up for what the layers before lost.
 const OF_PRICES: f64 = 0.75;
 /// The same where its codes were tuned on enough text.
-const OF_PRICES_TUNED: f64 = 0.45;
+const OF_PRICES_TUNED: f64 = 0.5;
 /// Share of the budget that a trial aims at: a little more than all of it would be in vain.
 const AIM: f64 = 0.97;
 
