@@ -61,8 +61,8 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     (
         "quantize",
         &[
-            ("trike quantize dense/ -c text.txt -o ternary/", "as small as 2 % of perplexity allow"),
-            ("trike quantize dense/ -c text.txt --target 1.9GB -o ternary/", "as good as 1.9 GB allow"),
+            ("trike quantize dense/ -c text.txt -o ternary/", "the smallest within 2 % of perplexity"),
+            ("trike quantize dense/ -c text.txt --target 1.9GB -o ternary/", "the best of 1.9 GB"),
             ("trike quantize dense/ -c text.txt -p 3 -o ternary/", "three planes in every layer"),
         ],
     ),

@@ -76,7 +76,12 @@ pub fn quantize_to(
     let mut report = match options.budget {
         Budget::Bits(_) | Budget::Bytes(_) => planner.allotted(sensitivities, progress),
         Budget::PerplexityRatio(_) | Budget::Divergence(_) if options.trials == 0 => {
-            planner.allotted(sensitivities, progress)
+            planner.allotted(sensitivities, progress).map(|mut report| {
+                report
+                    .notes
+                    .push(format!("planned for {} from prices alone: no trial was measured", options.budget));
+                report
+            })
         }
         Budget::PerplexityRatio(_) | Budget::Divergence(_) => planner.searched(sensitivities, progress),
     }?;
