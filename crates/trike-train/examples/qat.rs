@@ -47,8 +47,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("dense {of_dense:.4} bits per token, rounded {:.4}", bits(&dense, &policy)?);
 
     let start = Instant::now();
-    let sampler = Sampler::new(&dense, &tokenizer, SampleConfig::default())?;
-    let written = sampler.all(&cpu)?;
+    let config = SampleConfig::default();
+    let sampler = Sampler::new(&dense, &tokenizer, config)?;
+    let written = sampler.documents(&cpu, 0..config.documents)?;
     let tokens: usize = written.iter().map(Vec::len).sum();
     println!("{tokens} tokens written by the teacher, {:.1?}", start.elapsed());
     let documents = Documents::open(texts)?.with_tokens(written)?;

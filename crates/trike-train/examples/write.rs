@@ -23,7 +23,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config = SampleConfig { documents: documents.parse()?, seed, ..SampleConfig::default() };
     let length = config.length.min(model.spec().context);
     let mut output = std::io::stdout().lock();
-    for tokens in Sampler::new(&model, &tokenizer, config)?.all(&cpu)? {
+    let documents = Sampler::new(&model, &tokenizer, config)?.documents(&cpu, 0..config.documents)?;
+    for tokens in documents {
         if tokens.len() < length {
             writeln!(output, "{}\n<|endoftext|>", tokenizer.decode(&tokens)?.trim())?;
         }

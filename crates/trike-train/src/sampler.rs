@@ -1,6 +1,6 @@
 //! Text that a model writes, to distill it from.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -107,13 +107,25 @@ impl Sampler {
         Ok(Self { decoder, start, ends, config })
     }
 
-    /// The tokens of all documents of the configuration.
+    /// The tokens of all documents of the configuration; `None` if `progress`, which is told how many are done, stops it.
     ///
     /// # Errors
     ///
     /// As [`documents`](Self::documents).
-    pub fn all(&self, cpu: &Cpu) -> Result<Vec<Vec<u32>>, TrainError> {
-        self.documents(cpu, 0..self.config.documents)
+    pub fn all(
+        &self,
+        cpu: &Cpu,
+        progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Option<Vec<Vec<u32>>>, TrainError> {
+        let count = self.config.documents;
+        let mut all = Vec::with_capacity(count.min(1 << 20));
+        for first in (0..count).step_by(SHARE * cpu.threads()) {
+            if progress(first).is_break() {
+                return Ok(None);
+            }
+            all.extend(self.documents(cpu, first..(first + SHARE * cpu.threads()).min(count))?);
+        }
+        Ok(Some(all))
     }
 
     /// The tokens of some documents, in order.

@@ -223,6 +223,15 @@ fn a_teacher_writes_what_the_data_lacks() {
     assert_eq!(first.train(&cpu, stop).expect("it stops").ended, Ended::Interrupted);
     train(place.config("stopped", more), 1).expect("it continues");
     assert_eq!(weights(&place.at("stopped")), weights(&place.at("whole")));
+    // While it writes, there is nothing to save.
+    let early = Run::open(place.config("early", more)).expect("a run");
+    let stop = &mut |event: Event<'_>| match event {
+        Event::Writing { done, of } if (done, of) == (0, written) => ControlFlow::Break(()),
+        event => panic!("{event:?}"),
+    };
+    let report = early.train(&cpu, stop).expect("it stops");
+    assert_eq!((report.ended, report.steps, report.planned), (Ended::Interrupted, 0, 100));
+    assert!(!place.at("early").exists());
 }
 
 #[test]

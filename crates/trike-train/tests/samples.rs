@@ -1,5 +1,7 @@
 //! Documents that a teacher writes.
 
+use std::ops::ControlFlow;
+
 use trike_cpu::Cpu;
 use trike_nn::DecoderSpec;
 use trike_text::tokenizer::Tokenizer;
@@ -44,6 +46,16 @@ fn documents_do_not_depend_on_threads_or_on_each_other() {
         let some = sampler.documents(&one, range.clone()).expect("documents");
         assert_eq!(some, all[range.clone()], "{range:?}");
     }
+    let mut told = Vec::new();
+    let mut tell = |done| {
+        told.push(done);
+        if told.len() < 4 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    };
+    let whole =
+        Sampler::new(&model, &tokenizer, SampleConfig { documents: 600, ..config }).expect("a sampler");
+    assert_eq!(whole.all(&one, &mut tell).expect("documents").as_ref(), Some(&all));
+    assert_eq!(whole.all(&one, &mut tell).expect("it stops"), None);
+    assert_eq!(told, [0, 256, 512, 0]);
     let other = SampleConfig { seed: 6, ..config };
     let other = Sampler::new(&model, &tokenizer, other).expect("a sampler").documents(&one, 0..3);
     assert_ne!(other.expect("documents"), all[..3]);

@@ -54,7 +54,10 @@ pub(crate) fn train(args: &TrainArgs, quiet: bool) -> anyhow::Result<TrainOutcom
                     drawn = Instant::now();
                 }
             }
-            Event::Writing(documents) => progress.say(format!("the teacher writes {documents} documents")),
+            Event::Writing { done, of } => {
+                progress.set(done, of);
+                progress.say(format!("the teacher writes {of} documents"));
+            }
             Event::Started(plan) => {
                 progress.say("training".to_owned());
                 if let (Some(step), false) = (plan.continues, quiet) {

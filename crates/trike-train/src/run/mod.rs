@@ -62,8 +62,13 @@ pub struct RunPlan {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'e> {
-    /// The teacher writes so many documents.
-    Writing(usize),
+    /// The teacher writes documents.
+    Writing {
+        /// Documents that it has written.
+        done: usize,
+        /// Documents that it will write.
+        of: usize,
+    },
     /// It starts, or continues.
     Started(&'e RunPlan),
     /// A step was taken.
@@ -88,7 +93,7 @@ pub enum Ended {
     Complete,
     /// Evaluations did not get better.
     Early,
-    /// The caller wanted it; a checkpoint was written, and no model.
+    /// The caller wanted it; a checkpoint was written, unless there was no step yet, and no model.
     Interrupted,
 }
 
@@ -212,9 +217,11 @@ impl Run {
         let checkpoints = dir.join(CHECKPOINTS);
         let plan = self.plan(engine)?;
         let steps = plan.steps;
-        if plan.written > 0 {
-            let _ = observe(Event::Writing(plan.written));
-            self.write_documents(cpu, plan.written)?;
+        let of = plan.written;
+        let written = self.write_documents(cpu, of, &mut |done| observe(Event::Writing { done, of }))?;
+        if !written {
+            let ended = Ended::Interrupted;
+            return Ok(RunReport { output: dir.clone(), ended, planned: steps, ..RunReport::default() });
         }
         let mut trainer = Trainer::new(
             engine,

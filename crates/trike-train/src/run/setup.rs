@@ -1,6 +1,7 @@
 //! What a run reads before it starts, and what it writes at its end.
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -223,16 +224,24 @@ impl Run {
         Ok(if texts { (enough.saturating_sub(have) / each) as usize } else { 0 })
     }
 
-    /// Adds documents that the teacher writes to those to learn from. The same ones in every run of the configuration.
-    pub(super) fn write_documents(&mut self, cpu: &Cpu, count: usize) -> Result<(), TrainError> {
-        let Some(teacher) = self.teacher().filter(|_| count > 0) else { return Ok(()) };
+    /// Adds documents that the teacher writes to those to learn from, unless `progress` stops it: then `false`. The same ones in
+    /// every run of the configuration.
+    pub(super) fn write_documents(
+        &mut self,
+        cpu: &Cpu,
+        count: usize,
+        progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<bool, TrainError> {
+        let Some(teacher) = self.teacher().filter(|_| count > 0) else { return Ok(true) };
         let length = self.batches.length;
         let config =
             SampleConfig { documents: count, length, seed: self.config.seed, ..SampleConfig::default() };
-        let written = Sampler::new(teacher.parameters, &self.tokenizer, config)?.all(cpu)?;
+        let sampler = Sampler::new(teacher.parameters, &self.tokenizer, config)?;
+        let Some(written) = sampler.all(cpu, progress)? else { return Ok(false) };
         let first = self.documents.len() as u32;
         self.split.train.extend((0..count as u32).map(|i| first + i));
-        self.documents.add_tokens(written)
+        self.documents.add_tokens(written)?;
+        Ok(true)
     }
 
     /// Writes a model directory with trained weights; returns what is left out. Nothing is in its place until all of it is written.

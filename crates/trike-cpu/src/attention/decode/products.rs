@@ -94,14 +94,22 @@ fn score_rows_of<S: Lanes, E: Element, const H: usize>(
     scores: &mut [f32],
 ) {
     let d = q.len() / H;
+    let mut tails = [[0.0; 16]; H];
+    if !d.is_multiple_of(16) {
+        for h in 0..H {
+            tails[h] = padded(&q[h * d..][d / 16 * 16..d]);
+        }
+    }
     let mut at = 0;
     let fours = rows.chunks_exact(4 * d);
     let rest = fours.remainder();
-    for rows in fours {
+    for four in fours {
         if let Some(ahead) = ahead {
-            ahead.fetch(s, rows);
+            ahead.fetch(s, four);
         }
-        let dots = dots::<S, E, H>(s, q, [&rows[..d], &rows[d..2 * d], &rows[2 * d..3 * d], &rows[3 * d..]]);
+        let from = at * d;
+        let four = [&rows[from..], &rows[from + d..], &rows[from + 2 * d..], &rows[from + 3 * d..]];
+        let dots = dots::<S, E, H>(s, q, &tails, four);
         for h in 0..H {
             scores[h * CHUNK + at..][..4].copy_from_slice(&dots[h]);
         }
@@ -109,7 +117,7 @@ fn score_rows_of<S: Lanes, E: Element, const H: usize>(
     }
     for row in rest.chunks_exact(d) {
         // Reading the row four times is cheaper than a second loop.
-        let dots = dots::<S, E, H>(s, q, [row; 4]);
+        let dots = dots::<S, E, H>(s, q, &tails, [row; 4]);
         for h in 0..H {
             scores[h * CHUNK + at] = dots[h][0];
         }
@@ -117,10 +125,16 @@ fn score_rows_of<S: Lanes, E: Element, const H: usize>(
     }
 }
 
-/// Four rows times `H` queries.
+/// Four rows times `H` queries. Slices of rows begin with the row and may go on behind it. `tails` are the elements of the queries
+/// after their last whole chunk, padded with zeros.
 #[inline(always)]
-fn dots<S: Lanes, E: Element, const H: usize>(s: S, q: &[f32], rows: [&[E]; 4]) -> [[f32; 4]; H] {
-    let d = rows[0].len();
+fn dots<S: Lanes, E: Element, const H: usize>(
+    s: S,
+    q: &[f32],
+    tails: &[[f32; 16]; H],
+    rows: [&[E]; 4],
+) -> [[f32; 4]; H] {
+    let d = q.len() / H;
     let n = d / 16;
     let mut q_chunks: [&[[f32; 16]]; H] = [&[]; H];
     let mut row_chunks: [&[[E; 16]]; 4] = [&[]; 4];
@@ -152,17 +166,16 @@ fn dots<S: Lanes, E: Element, const H: usize>(s: S, q: &[f32], rows: [&[E]; 4]) 
     }
     if !d.is_multiple_of(16) {
         // Sums of their own: sharing those above would keep them in memory for every `d`.
-        let mut tails = [[E::ZERO; 16]; 4];
+        let mut ends = [[E::ZERO; 16]; 4];
         for r in 0..4 {
-            tails[r] = padded(&rows[r][16 * n..]);
+            ends[r] = beginning(&rows[r][16 * n..], d - 16 * n);
         }
         for h in 0..H {
-            let x = padded(&q[h * d..][16 * n..d]);
             let mut acc = [s.splat_lanes(0.0); 4];
             for r in 0..4 {
                 for part in 0..16 / S::LANES {
                     let at = part * S::LANES;
-                    acc[r] = s.mul_add(s.load_lanes(&tails[r], at), s.load_lanes(&x, at), acc[r]);
+                    acc[r] = s.mul_add(s.load_lanes(&ends[r], at), s.load_lanes(&tails[h], at), acc[r]);
                 }
             }
             let more = s.fold_lanes(acc);
@@ -180,6 +193,16 @@ fn padded<E: Element>(tail: &[E]) -> [E; 16] {
     let mut padded = [E::ZERO; 16];
     padded[..tail.len()].copy_from_slice(tail);
     padded
+}
+
+/// A chunk whose first `len` elements are those of `from`. The others are elements behind them where there are any, and otherwise
+/// zeros: a whole chunk is one load, and a part of one is a copy that the next load waits for.
+#[inline(always)]
+fn beginning<E: Element>(from: &[E], len: usize) -> [E; 16] {
+    match from.first_chunk() {
+        Some(chunk) => *chunk,
+        None => padded(&from[..len]),
+    }
 }
 
 /// `sums[h] += sum_j weights[h][first + j] * rows[j]`
@@ -273,9 +296,8 @@ fn add_columns<S: Lanes, E: Element, const H: usize, const C: usize>(
             ahead.fetch(s, few);
         }
         for row in few.chunks_exact(d) {
-            let row = &row[column..][..width];
             if width == 16 * C {
-                let chunks = &row.as_chunks::<16>().0[..C];
+                let chunks = &row[column..][..width].as_chunks::<16>().0[..C];
                 for c in 0..C {
                     for part in 0..16 / S::LANES {
                         let value = s.load_lanes(&chunks[c], part * S::LANES);
@@ -286,7 +308,7 @@ fn add_columns<S: Lanes, E: Element, const H: usize, const C: usize>(
                     }
                 }
             } else {
-                let chunk = padded(row);
+                let chunk = beginning(&rows[j * d + column..], width);
                 for part in 0..16 / S::LANES {
                     let value = s.load_lanes(&chunk, part * S::LANES);
                     for h in 0..H {
