@@ -114,8 +114,23 @@ fn is_missing_device(error: &NnError) -> bool {
     }
 }
 
+/// Whether a file could not grow.
+fn is_full(error: &anyhow::Error) -> bool {
+    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    let mut errors = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+    errors.any(|error| matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge))
+}
+
 /// Advice on an error, as one clause; `None` if the message is sufficient.
 pub(crate) fn advice(error: &anyhow::Error) -> Option<String> {
+    if is_full(error) {
+        let kept = match refusal(error) {
+            Some(Refusal::Calibrate(_)) => " and run the same command again: finished blocks are kept",
+            Some(Refusal::Train(_)) => " and run the same command again: the last checkpoint is kept",
+            Some(Refusal::Llm(_)) | None => "",
+        };
+        return Some(format!("make room there{kept}"));
+    }
     match refusal(error)? {
         Refusal::Llm(error) => of_llm(error),
         Refusal::Calibrate(error) => of_calibrate(error),

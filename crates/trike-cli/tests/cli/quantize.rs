@@ -318,6 +318,33 @@ fn text_that_a_search_used_is_said_to_be_so() {
     assert!(alternatives.iter().any(known), "{alternatives:?}");
 }
 
+/// A limit of the length of files stands for a full disk: blocks fit, and the model made of them does not.
+#[cfg(unix)]
+#[test]
+fn a_disk_that_is_full_leaves_finished_blocks() {
+    let Some(bench) = Bench::new() else { return };
+    let options = ["--planes", "1", "--sequences", "6"];
+    bench.run("whole", &options);
+    let length = |path: &str| std::fs::metadata(bench.trike.path(path)).unwrap().len();
+    // Half of the model, in units of 512 bytes.
+    let most = length("whole/model.safetensors") / 1024;
+    let out = bench.trike.path("full");
+    let words = bench.args(&out, &options).join("' '");
+    let line = format!("trap '' XFSZ; ulimit -f {most}; exec trike '{words}'");
+    let output = bench.trike.shell(&line).output().unwrap();
+    let stderr = crate::harness::utf8(output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let last = stderr.lines().last().unwrap();
+    assert!(last.contains("make room there and run the same command again"), "{stderr}");
+    assert!(!std::path::Path::new(&out).exists(), "half a model");
+    for block in 0..5 {
+        assert!(length(&format!("full.partial/block-{block}/model.safetensors")) > 0);
+    }
+    bench.run("full", &options);
+    let weights = |name: &str| std::fs::read(bench.trike.path(&format!("{name}/model.safetensors"))).unwrap();
+    assert!(weights("full") == weights("whole"));
+}
+
 #[cfg(unix)]
 #[test]
 fn ctrl_c_says_that_the_same_command_continues_if_it_does() {
@@ -468,4 +495,53 @@ fn a_recovery_goes_on_where_tuning_ends() {
         let error = bench.trike.fails(code, &args.iter().map(String::as_str).collect::<Vec<_>>());
         assert!(error.contains(says), "{error}");
     }
+}
+
+#[test]
+fn prices_of_an_interrupted_plan_are_those_of_its_target() {
+    let Some(bench) = Bench::new() else { return };
+    let goals = ["1.05x", "2.5bpw"];
+    let weights = |name: &str| std::fs::read(bench.trike.path(&format!("{name}/model.safetensors"))).unwrap();
+    for goal in goals {
+        bench.unasked(&format!("whole{goal}"), &["--target", goal]);
+    }
+    for (goal, next) in [(0, 1), (1, 0), (0, 0), (1, 1)].map(|(a, b)| (goals[a], goals[b])) {
+        let name = format!("broken{goal}{next}");
+        let out = bench.trike.path(&name);
+        let prices = format!("{out}.plan/sensitivities.json");
+        let args = bench.bare(&out, &["--target", goal]);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let mut child = bench.trike.command(&args).stdout(std::process::Stdio::null()).spawn().unwrap();
+        while !std::path::Path::new(&prices).exists() {
+            assert!(child.try_wait().unwrap().is_none(), "it ended before it could be stopped");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        bench.unasked(&name, &["--target", next]);
+        assert!(weights(&name) == weights(&format!("whole{next}")), "{goal}, then {next}");
+        assert!(!std::path::Path::new(&prices).exists());
+    }
+}
+
+#[test]
+fn a_quality_can_be_planned_without_a_trial() {
+    use trike::calibrate::{Budget, Calibration, ModelQuantizationConfig, PlanOptions, quantize_to};
+    let Some(bench) = Bench::new() else { return };
+    let input = trike::llm::ModelFile::open(&bench.model).unwrap();
+    let out = bench.trike.path("planned");
+    let text = std::fs::read_to_string(&bench.calibration).unwrap();
+    let calibration = Calibration::Text { text: &text, split: trike::Split::Stories, limit: None };
+    let config = ModelQuantizationConfig::default()
+        .with_tokenizer(Some(bench.tokenizer.clone().into()))
+        .with_tuning(None)
+        .with_hold_out(true);
+    let options = PlanOptions::new(Budget::Divergence(0.05)).with_trials(0);
+    let report =
+        quantize_to(&input, out.as_ref(), &calibration, &config, &options, &mut |_, _, _| ()).unwrap();
+    assert!(report.notes.iter().any(|note| note.contains("no trial was measured")), "{:?}", report.notes);
+    let planning = report.planning.unwrap();
+    assert!(planning.trials.is_empty());
+    let stored: std::collections::BTreeSet<_> = report.layers.iter().map(|layer| &layer.stored).collect();
+    assert!(stored.len() > 1, "one precision for all: {stored:?}");
 }
