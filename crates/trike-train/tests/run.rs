@@ -214,6 +214,7 @@ fn a_teacher_writes_what_the_data_lacks() {
     assert_eq!(plan(&format!("{more}\nteacher = 'none'")), 0);
     let report = train(place.config("whole", more), 2).expect("a run");
     assert_eq!(report.written, written);
+    assert!(report.notes.iter().any(|note| note.contains("32 tokens")), "{:?}", report.notes);
     let cpu = Cpu::new(1).expect("a thread");
     let first = Run::open(place.config("stopped", more)).expect("a run");
     let stop = &mut |event: Event<'_>| match event {

@@ -325,6 +325,12 @@ impl Run {
             }
             let weights = engine.on_host(trainer.parameters())?;
             report.notes = self.write_model(&weights)?;
+            let (length, context) = (self.batches.length, weights.spec().context);
+            if length < context {
+                report.notes.push(format!(
+                    "rows had {length} tokens, and the context has {context}: what comes later in a text was not learned"
+                ));
+            }
             setup::write(&dir.join("report.json"), &(to_json(&report)?.to_string() + "\n"))?;
             setup::write(&dir.join("report.html"), &page::page(&report, &log.lines, &text))?;
         }
