@@ -5,6 +5,7 @@
 //! are multiplied by a strength at a few places, and the columns of the matrices behind them divided by it: what the model computes
 //! stays the same up to rounding. `cargo run --release -p trike-calibrate --example outliers -- MODEL DIR [STRENGTH [EVERY]]` makes one
 //! input in EVERY (64) STRENGTH (30) times as large and writes a HuggingFace directory; its tokenizer stays where it was.
+#![expect(clippy::print_stdout, reason = "the example prints its result")]
 
 use std::path::Path;
 
