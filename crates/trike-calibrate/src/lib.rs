@@ -42,6 +42,7 @@ mod quantize;
 mod report;
 mod rewrite;
 mod rivals;
+mod scaling;
 mod store;
 mod stored;
 mod streams;
@@ -54,7 +55,7 @@ mod weights;
 pub use budget::{Budget, PlanOptions, plan_for, quantize_to};
 pub use config::{
     Calibration, Compensation, Importance, LayerChoice, ModelQuantizationConfig, Pruning, QuantizeMethod,
-    Tuning,
+    ScaledInputs, Tuning,
 };
 pub use edit::{Change, EditReport, edit_file, edit_layer, edit_tensor, undo_edits, undo_layer};
 pub use error::{CalibrateError, ConfigError, EditError, FoldError};

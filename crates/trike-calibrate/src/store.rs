@@ -120,7 +120,7 @@ pub(crate) fn fingerprint(input: &Path, config: &ModelQuantizationConfig, texts:
     } = config;
     let version = env!("CARGO_PKG_VERSION");
     format!(
-        "{version} {files:?} {hashes:x?} {layout:?} {method:?} {tuning:?} {salience} {rotation:?} {input_rotation:?} {skip_patterns:?} \
+        "{version} {files:?} {hashes:x?} {layout:?} {method:?} {tuning:?} {salience:?} {rotation:?} {input_rotation:?} {skip_patterns:?} \
          {min_layer_size} {layers:?} {prune:?} {auto_encoding}"
     )
 }

@@ -222,6 +222,30 @@ impl<'a> Blocks<'a> {
         batch.through(self.context(), block, |_, _, _| ControlFlow::Continue(()), None)
     }
 
+    /// The residual stream of a batch after a block. `watch` gets the inputs of the matrices at each point.
+    pub(crate) fn watch(
+        &self,
+        block: &DecoderBlock<CpuBackend>,
+        batch: &Batch,
+        mut watch: impl FnMut(HookPoint, Vec<f32>),
+    ) -> Result<Vec<f32>, NnError> {
+        let BlockContext { backend, spec, .. } = self.context();
+        let mut x = backend.upload(&batch.x, spec.hidden)?;
+        let mut caches = batch.caches(self.context())?;
+        let mut caches: Vec<_> = caches.iter_mut().collect();
+        let _ = block.forward_hooked(
+            self.context(),
+            &mut x,
+            &batch.inputs,
+            &mut caches,
+            &mut |point, input, _| {
+                watch(point, backend.to_host(input)?);
+                Ok(ControlFlow::Continue(()))
+            },
+        )?;
+        backend.move_to_host(x)
+    }
+
     /// Passes the streams of all batches through a block. In place, because they are most of the memory use.
     pub(crate) fn advance(
         &self,

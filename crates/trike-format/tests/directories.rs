@@ -144,6 +144,27 @@ fn shards_that_are_missing_or_disagree_with_the_index() {
 }
 
 #[test]
+fn one_of_300_shards_is_cut() {
+    let (_dir, path) = scratch();
+    let mut writer = HfDirWriter::create(&path, json!({ "model_type": "llama" })).unwrap().shard_limit(8);
+    for i in 0..300 {
+        let tensor = DenseTensor::new(vec![2], DenseData::F32(vec![1.0, i as f32])).unwrap();
+        writer.tensor(&format!("t{i:03}"), &Tensor::from(tensor)).unwrap();
+    }
+    writer.finish().unwrap();
+    assert_eq!(HfDir::open(&path).unwrap().tensors().len(), 300);
+    let shard = path.join("model-00207-of-00300.safetensors");
+    let whole = std::fs::read(&shard).unwrap();
+    // Found when the directory is opened, not after hours, when a tensor of it is read.
+    for len in [0, 4, 8, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(&shard, &whole[..len]).unwrap();
+        assert_names(&path, "model-00207-of-00300.safetensors", "");
+    }
+    std::fs::write(&shard, &whole).unwrap();
+    assert_eq!(HfDir::open(&path).unwrap().tensors().len(), 300);
+}
+
+#[test]
 fn pointers_of_git_lfs() {
     let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 10\n";
     for file in [CONFIG, WEIGHTS] {

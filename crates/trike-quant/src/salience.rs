@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// Exponents that [`salience`] tries in addition to 0.
-const ALPHAS: [f32; 8] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9];
+const ALPHAS: [f32; 9] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0];
 /// Largest scale, and inverse of the smallest: limits the norm gains, which are stored divided by the scales.
 const LARGEST: f32 = 32.0;
 
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn the_exponent_of_least_loss_is_found() {
         let magnitudes = [8.0, 2.0, 0.5, 0.0];
-        for (wanted, want) in [(0.0, 0.0), (0.29, 0.3), (1.5, 0.9), (-1.0, 0.0)] {
+        for (wanted, want) in [(0.0, 0.0), (0.29, 0.3), (1.5, 1.0), (-1.0, 0.0)] {
             let mut calls = 0;
             let found = salience(&magnitudes, &mut |s| {
                 calls += 1;

@@ -35,6 +35,19 @@ impl Default for Compensation {
     }
 }
 
+/// Places at which the inputs of layers are scaled before quantization.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ScaledInputs {
+    /// None.
+    None,
+    /// Those with outliers: a few inputs that are far larger than the others. They are looked for in the first 4,096 tokens of the
+    /// text if layers are compensated.
+    #[default]
+    Outliers,
+    /// All.
+    All,
+}
+
 /// Storage of one layer, overriding the layout of the configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LayerChoice {

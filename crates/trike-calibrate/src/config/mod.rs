@@ -14,7 +14,7 @@ use trike_nn::{ActivationPrecision, WeightName};
 use trike_quant::{QuantError, QuantizeConfig, ScaleRule, TritLayout};
 use trike_trit::{Coupling, Encoding, Granularity, Hadamard};
 
-pub use method::{Compensation, LayerChoice, QuantizeMethod};
+pub use method::{Compensation, LayerChoice, QuantizeMethod, ScaledInputs};
 pub use pruning::{Importance, Pruning};
 pub use text::Calibration;
 pub(crate) use text::{SEQUENCES, tokens};
@@ -41,10 +41,10 @@ pub struct ModelQuantizationConfig {
     /// Tuning of codes and scales after compensation; `None` for no tuning. Rounding without compensation and free
     /// planes are never tuned.
     pub tuning: Option<Tuning>,
-    /// Whether layer inputs are scaled first (AWQ), by scales searched on the calibration text: the more important
+    /// Which layer inputs are scaled first (AWQ), by scales searched on the calibration text: the more important
     /// weights of a group become larger. The preceding norms, value or up projections absorb the inverse scales, so
     /// the result runs like any other model.
-    pub salience: bool,
+    pub salience: ScaledInputs,
     /// Whether the residual stream is rotated first, with random signs from this seed (QuaRot). A tied head becomes a
     /// separate matrix. See [`Fold`](crate::Fold).
     pub rotation: Option<u64>,
@@ -90,7 +90,7 @@ impl ModelQuantizationConfig {
             layout: TritLayout::default().with_depth(depth).with_encoding(Encoding::Base3),
             method: QuantizeMethod::Compensate(Compensation::default()),
             tuning: Some(Tuning::default()),
-            salience: false,
+            salience: ScaledInputs::default(),
             rotation: None,
             input_rotation: None,
             skip_patterns: Vec::new(),
@@ -125,7 +125,7 @@ impl ModelQuantizationConfig {
 
     /// Sets [`salience`](Self::salience).
     #[must_use]
-    pub fn with_salience(self, salience: bool) -> Self {
+    pub fn with_salience(self, salience: ScaledInputs) -> Self {
         Self { salience, ..self }
     }
 

@@ -124,6 +124,8 @@ pub struct SalienceReport {
     pub layer: usize,
     /// Name of the first of the layers.
     pub inputs_of: String,
+    /// How unequal the inputs are: `n sum(m^2) / sum(m)^2` of the mean squares `m` of `n` inputs, 1 if they are alike.
+    pub spread: f64,
     /// Exponent: an input's scale is its mean magnitude to this power; 0 if scales gave no improvement.
     pub alpha: f32,
     /// Ratio of the squared error of the layers' outputs to the squared outputs, summed over the layers, without

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, builder::TypedValueParser, value_parser};
 use trike::{
     Encoding, Split, Target,
-    calibrate::{Budget, Importance},
+    calibrate::{Budget, Importance, ScaledInputs},
     quant::PrunePattern,
     trit::{Coupling, Granularity},
 };
@@ -41,6 +41,9 @@ const METHODS: Names<Method> = &[
     ("twn", Method::Twn),
     ("absmax", Method::AbsMax),
 ];
+
+const SALIENCE: Names<ScaledInputs> =
+    &[("none", ScaledInputs::None), ("outliers", ScaledInputs::Outliers), ("all", ScaledInputs::All)];
 
 const COUPLINGS: Names<Coupling> = &[("tied", Coupling::Tied), ("free", Coupling::Free)];
 
@@ -184,10 +187,18 @@ pub(crate) struct QuantizeArgs {
     /// outputs (GuidedQuant): one more pass over the text, forwards and backwards
     #[arg(long, conflicts_with = "plain")]
     pub(crate) guided: bool,
-    /// Rescale the input channels of each layer before quantization, by scales searched on the calibration text (AWQ); the
-    /// inverse is folded into the preceding norm or projection
-    #[arg(long)]
-    pub(crate) salience: bool,
+    /// Rescale the input channels of layers before quantization, by scales searched on the calibration text (AWQ); the
+    /// inverse is folded into the preceding norm or projection: of those with outliers, of all (if WHERE is omitted), or none
+    /// [default: outliers; none with --plain and --method nearest]
+    #[arg(
+        long,
+        value_name = "WHERE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "all",
+        value_parser = one_of(SALIENCE)
+    )]
+    pub(crate) salience: Option<ScaledInputs>,
     /// Rotate the residual stream before quantization, by random signs from SEED (1 if omitted) and Hadamard matrices
     /// (QuaRot). A tied output head is untied
     #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "1")]

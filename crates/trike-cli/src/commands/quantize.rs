@@ -8,7 +8,7 @@ use trike::{
     Calibration, Encoding, ModelFile, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, Split, Target,
     calibrate::{
         Budget, CalibrateError, Compensation, ConfigError, Importance, Plan, PlanOptions, Pruning,
-        Sensitivity, Tuning, is_resumable, plan_for, quantize_to,
+        ScaledInputs, Sensitivity, Tuning, is_resumable, plan_for, quantize_to,
     },
     llm::LlmError,
     quant::{CalibrationMethod, ColumnOrder, PrunePattern, ScaleRule, TritLayout},
@@ -346,7 +346,11 @@ fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
         .with_prune(prune)
         .with_method(method)
         .with_tuning(tuning)
-        .with_salience(args.salience)
+        .with_salience(args.salience.unwrap_or(if args.plain {
+            ScaledInputs::None
+        } else {
+            ScaledInputs::default()
+        }))
         .with_rotation(args.rotate)
         .with_input_rotation(args.hadamard)
         .with_skip_patterns(args.skip.clone())

@@ -318,6 +318,21 @@ fn text_that_a_search_used_is_said_to_be_so() {
     assert!(alternatives.iter().any(known), "{alternatives:?}");
 }
 
+#[test]
+fn text_in_a_language_that_the_model_does_not_know_is_said_to_be_so() {
+    let Some(mut bench) = Bench::new() else { return };
+    let said = |bench: &Bench, name: &str| {
+        let report = bench.run(name, &["--planes", "2"]);
+        let notes = report["notes"].as_array().unwrap().clone();
+        notes.iter().any(|note| note.as_str().unwrap().contains("predicts the calibration text badly"))
+    };
+    assert!(!said(&bench, "stories"));
+    let german = "Es war einmal ein kleines M\u{e4}dchen, das lebte mit seiner Mutter am Rande des Waldes. Eines Tages \
+                  sollte es der kranken Gro\u{df}mutter Kuchen und Wein bringen, und dabei nicht vom Weg abgehen.\n<|endoftext|>\n";
+    bench.calibration = bench.trike.write("german.txt", german.repeat(8));
+    assert!(said(&bench, "german"));
+}
+
 /// A limit of the length of files stands for a full disk: blocks fit, and the model made of them does not.
 #[cfg(unix)]
 #[test]
