@@ -12,7 +12,7 @@ use std::path::Path;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use trike_calibrate::{Fold, Folded};
-use trike_format::HfDirWriter;
+use trike_format::{DenseData, DenseTensor, HfDirWriter};
 use trike_llm::{ModelFile, WeightSource, hf_config, hf_tensor};
 use trike_nn::{HookPoint, WeightName};
 
@@ -49,7 +49,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config = hf_config(&file, file.config(), dir).ok_or("the architecture has no config.json")?;
     let mut writer = HfDirWriter::create(dir, config)?;
     for name in source.weights() {
-        writer.tensor(&name.to_string(), &hf_tensor(&spec, name, source.load_stored(name)?)?)?;
+        // As floats, which every tool reads.
+        let stored = source.load_stored(name)?;
+        let dense = DenseTensor::new(stored.shape(), DenseData::F32(stored.into_f32()))?;
+        writer.tensor(&name.to_string(), &hf_tensor(&spec, name, dense.into())?)?;
         if matches!(name, WeightName::AttentionNorm(0)) {
             let largest = |tensor: trike_format::Tensor| {
                 tensor.into_f32().into_iter().fold(0f32, |m, v| m.max(v.abs()))

@@ -77,11 +77,12 @@ fn rotation_note(rotated: &dyn WeightSource, original: &dyn WeightSource) -> Str
 }
 
 fn salience_note(reports: &[SalienceReport]) -> String {
-    let scaled = reports.iter().filter(|r| r.alpha > 0.0).count();
-    let ratios: f64 = reports.iter().filter(|r| r.before > 0.0).map(|r| (r.after / r.before).ln()).sum();
-    let mean = (ratios / reports.len().max(1) as f64).exp();
+    let scaled: Vec<_> = reports.iter().filter(|r| r.alpha > 0.0).collect();
+    let ratios: f64 = scaled.iter().filter(|r| r.before > 0.0).map(|r| (r.after / r.before).ln()).sum();
+    let mean = (ratios / scaled.len().max(1) as f64).exp();
     format!(
-        "scaled the layer inputs at {scaled} of {} hook points; output error changed there by a factor of {mean:.3}",
+        "scaled the layer inputs at {} of {} places that were searched; output error changed there by a factor of {mean:.3}",
+        scaled.len(),
         reports.len()
     )
 }

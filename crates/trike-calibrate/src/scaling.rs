@@ -20,6 +20,9 @@ use crate::{
 const LOOKED_AT: usize = 4096;
 /// Spread of the inputs at a place beyond which they have outliers.
 const SPREAD: f64 = 8.0;
+/// Share of the squared output error that scales must leave at most to be worth it. What leaves more, as inputs without outliers do,
+/// and one plane even with them, predicts no better in the end.
+const WORTH: f64 = 0.85;
 /// Tokens of which it is seen how well the model predicts the text.
 const PREDICTED: usize = 512;
 
@@ -76,7 +79,10 @@ impl<'a> Search<'a> {
                 if self.config.salience == ScaledInputs::Outliers && spread <= SPREAD {
                     continue;
                 }
-                let best = self.best_scales(&block, *point, names, &before)?;
+                let mut best = self.best_scales(&block, *point, names, &before)?;
+                if self.config.salience == ScaledInputs::Outliers && best.after > WORTH * best.before {
+                    best.alpha = 0.0;
+                }
                 found.reports.push(SalienceReport {
                     layer,
                     inputs_of: point.matrices(layer)[0].to_string(),

@@ -40,8 +40,8 @@ impl Default for Compensation {
 pub enum ScaledInputs {
     /// None.
     None,
-    /// Those with outliers: a few inputs that are far larger than the others. They are looked for in the first 4,096 tokens of the
-    /// text if layers are compensated.
+    /// Those with outliers, a few inputs that are far larger than the others, where scales lessen the error by 15 % or more. They
+    /// are looked for in the first 4,096 tokens of the text if layers are compensated.
     #[default]
     Outliers,
     /// All.

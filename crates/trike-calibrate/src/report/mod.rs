@@ -126,12 +126,12 @@ pub struct SalienceReport {
     pub inputs_of: String,
     /// How unequal the inputs are: `n sum(m^2) / sum(m)^2` of the mean squares `m` of `n` inputs, 1 if they are alike.
     pub spread: f64,
-    /// Exponent: an input's scale is its mean magnitude to this power; 0 if scales gave no improvement.
+    /// Exponent: an input's scale is its mean magnitude to this power; 0 if inputs are not scaled.
     pub alpha: f32,
     /// Ratio of the squared error of the layers' outputs to the squared outputs, summed over the layers, without
     /// scales.
     pub before: f64,
-    /// [`before`](Self::before) for scaled inputs.
+    /// [`before`](Self::before) with the best scales that were found.
     pub after: f64,
 }
 
