@@ -2,9 +2,9 @@
 
     python quantizers.py MODEL TOKENIZER TEXT OUT METHOD BITS GROUP
 
-MODEL is a HuggingFace directory, TOKENIZER a llama2.c tokenizer.bin and TEXT stories between <|endoftext|>. METHOD is rtn, hqq,
+MODEL is a HuggingFace directory of floats, as the example `outliers` of trike-calibrate writes one with a strength of 1; TOKENIZER a llama2.c tokenizer.bin and TEXT stories between <|endoftext|>. METHOD is rtn, hqq,
 gptq or awq (with 128 stories); BITS per weight, with a scale and a zero for GROUP weights of a row. Needs torch, transformers, hqq and
-llmcompressor from PyPI. Prints the bytes of the weights, with 16 bits for a scale and BITS for a zero (HQQ: 16).
+llmcompressor from PyPI. Prints the bytes of the weights, with 16 bits for a scale and BITS for a zero (HQQ: 16); `trike eval OUT --base MODEL --text FILE --tokenizer TOKENIZER --activations f32` measures the result.
 """
 
 import json

@@ -189,7 +189,7 @@ pub(crate) struct QuantizeArgs {
     pub(crate) guided: bool,
     /// Rescale the input channels of layers before quantization, by scales searched on the calibration text (AWQ); the
     /// inverse is folded into the preceding norm or projection: of those with outliers, of all (if WHERE is omitted), or none
-    /// [default: outliers; none with --plain and --method nearest]
+    /// [default: outliers; none with --plain or a --method that rounds]
     #[arg(
         long,
         value_name = "WHERE",
