@@ -207,6 +207,21 @@ impl<'a, E: Engine> Tape<'a, E> {
         Ok(copy)
     }
 
+    /// A value, without a copy if the tape owns it, of a tape that is not needed any more.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tape::to_tensor`].
+    pub fn into_tensor(mut self, var: Var) -> Result<E::Tensor, GradError> {
+        if var.tape == self.id
+            && let Value::Owned(_) = &self.nodes[var.index].value
+            && let Value::Owned(values) = std::mem::replace(&mut self.nodes[var.index].value, Value::Freed)
+        {
+            return Ok(values);
+        }
+        self.to_tensor(var)
+    }
+
     /// Memory of the tape for `len` elements, with arbitrary contents.
     pub(crate) fn take(&self, len: usize) -> Result<E::Tensor, GradError> {
         take(self.engine, &self.buffers, len)

@@ -12,7 +12,7 @@ use trike_grad::{Elements, Engine, GradError, Operand, ProductPrecision};
 
 use crate::checkpoint::{self, Keep, RunState};
 use crate::data::{Batch, Batches, Position};
-use crate::model::check_gradients;
+use crate::model::{ByPlace, Sums, check_gradients};
 use crate::{
     Adapter, Loss, LossScaler, Objective, Optimizer, OptimizerConfig, Parameters, PrecisionPolicy, Resident,
     Schedule, Shape, TernaryPolicy, TrainEngine, TrainError, Trained, Weights,
@@ -379,24 +379,44 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         if E::SIDE_BY_SIDE && parts.len() > 1 && self.trainable.weights().all.count() <= SMALL {
             // A whole unit per thread: the operations of a small model are too short to be shared out. Each unit has its
             // own gradients, which are added in order, so the bits do not depend on the number of threads.
-            for some in parts.chunks(self.engine.threads()) {
-                let done = self.engine.each_alone(some.iter().collect(), |alone, batch| {
-                    let mut gradients = self.parameters().zeros_on(alone)?;
-                    let loss = self.add_gradients(alone, batch, &policy, scale, &mut gradients)?;
-                    Ok::<_, TrainError>((loss, gradients))
-                });
-                for part in done? {
-                    let (part, gradients) = part?;
-                    loss.add(part);
-                    for (sum, gradient) in self.gradients.iter_mut().zip(gradients) {
+            let ternary = self.model.ternarized(self.trainable.weights(), &policy)?;
+            let mut sums = std::mem::take(&mut self.gradients);
+            let count = sums.len();
+            let mut done: Result<(), TrainError> = Ok(());
+            let run = |alone: &E, batch: &Batch| {
+                let mut found: ByPlace<E::Tensor> = Vec::new();
+                found.resize_with(count, || None);
+                let weights = self.trainable.weights().with_ternary(&ternary);
+                let sums = &mut Sums::Found(&mut found);
+                let part = self.add_gradients(alone, weights, batch, &policy, scale, sums)?;
+                Ok::<_, TrainError>((part, found))
+            };
+            let mut add = |part: Result<(Loss, ByPlace<E::Tensor>), TrainError>| {
+                let (part, found) = part?;
+                loss.add(part);
+                for (sum, gradient) in sums.iter_mut().zip(&found) {
+                    if let Some(gradient) = gradient {
                         self.engine.add(sum.borrow_mut(), gradient.borrow())?;
                     }
                 }
-            }
+                self.model.reuse(found);
+                Ok(())
+            };
+            let started = self.engine.each_alone(parts.iter().collect(), run, |part| {
+                if done.is_ok() {
+                    done = add(part);
+                }
+            });
+            self.gradients = sums;
+            self.model.reuse(ternary);
+            started?;
+            done?;
         } else {
             let mut gradients = std::mem::take(&mut self.gradients);
             let done = parts.iter().try_for_each(|batch| {
-                loss.add(self.add_gradients(self.engine, batch, &policy, scale, &mut gradients)?);
+                let weights = self.trainable.weights();
+                let sums = &mut Sums::Added(&mut gradients);
+                loss.add(self.add_gradients(self.engine, weights, batch, &policy, scale, sums)?);
                 Ok::<(), TrainError>(())
             });
             self.gradients = gradients;
@@ -440,13 +460,13 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     fn add_gradients(
         &self,
         engine: &E,
+        weights: Weights<'_, E::Tensor>,
         batch: &Batch,
         policy: &TernaryPolicy,
         scale: f32,
-        gradients: &mut [E::Tensor],
+        gradients: &mut Sums<'_, E::Tensor>,
     ) -> Result<Loss, TrainError> {
-        let Self { model, trainable, teacher, config, .. } = self;
-        let weights = trainable.weights();
+        let Self { model, teacher, config, .. } = self;
         let Some(Tutor { parameters, policy: of_teacher, model: taught_by }) = teacher else {
             return model.gradients_on(engine, weights, batch, policy, Objective::Text, scale, gradients);
         };

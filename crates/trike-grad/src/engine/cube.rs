@@ -154,16 +154,14 @@ impl Engine for CubeEngine {
         Ok(self.device.copy(&from.0, &to.0)?)
     }
 
-    fn threads(&self) -> usize {
-        1
-    }
-
     fn each_alone<I: Send, R: Send>(
         &self,
         items: Vec<I>,
         run: impl Fn(&Self, I) -> R + Sync,
-    ) -> Result<Vec<R>, GradError> {
-        Ok(items.into_iter().map(|item| run(self, item)).collect())
+        take: impl FnMut(R) + Send,
+    ) -> Result<(), GradError> {
+        items.into_iter().map(|item| run(self, item)).for_each(take);
+        Ok(())
     }
 
     fn rope_table(

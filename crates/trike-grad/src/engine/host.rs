@@ -124,17 +124,15 @@ impl Engine for Cpu {
         Ok(())
     }
 
-    fn threads(&self) -> usize {
-        Cpu::threads(self)
-    }
-
     fn each_alone<I: Send, R: Send>(
         &self,
         items: Vec<I>,
         run: impl Fn(&Self, I) -> R + Sync,
-    ) -> Result<Vec<R>, GradError> {
+        take: impl FnMut(R) + Send,
+    ) -> Result<(), GradError> {
         let alone = Cpu::with_isa(self.isa(), 1).map_err(CpuError::from)?;
-        Ok(self.pool().map(items, |item| run(&alone, item)))
+        self.pool().map_in_order(items, |item| run(&alone, item), take);
+        Ok(())
     }
 
     fn rope_table(

@@ -186,14 +186,14 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
     fn fill(&self, tensor: &mut Self::View, value: f32) -> Result<(), GradError>;
     /// Copies all elements.
     fn copy(&self, from: &Self::View, to: &mut Self::View) -> Result<(), GradError>;
-    /// Tasks that [`each_alone`](Self::each_alone) runs at once.
-    fn threads(&self) -> usize;
-    /// Runs independent tasks, each with a single thread if there are several.
+    /// Runs independent tasks, each with a single thread if there are several. Results are taken in the order of the items; there
+    /// are at most as many at once as threads.
     fn each_alone<I: Send, R: Send>(
         &self,
         items: Vec<I>,
         run: impl Fn(&Self, I) -> R + Sync,
-    ) -> Result<Vec<R>, GradError>;
+        take: impl FnMut(R) + Send,
+    ) -> Result<(), GradError>;
 
     /// The table of a rotary embedding, for positions from 0 on; `positions` are those that should be precomputed.
     fn rope_table(

@@ -80,6 +80,13 @@ impl Ternarize {
         Self { clip, ..self }
     }
 
+    /// Whether gradients depend on the scales: they are learned, or limits of the gradients are multiples of them. Otherwise the
+    /// gradient of the ternarized weights is that of the weights.
+    #[must_use]
+    pub fn needs_scales(&self) -> bool {
+        self.clip.is_finite() || matches!(self.scale, TernaryScale::Learned(_))
+    }
+
     /// Trained weights as trits: dequantized, they are bit-identical to what [`Tape::ternarize`] computes with a `lambda` of
     /// 1. `learned` has the values of learned scales.
     ///

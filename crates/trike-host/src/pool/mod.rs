@@ -1,6 +1,7 @@
 //! Thread pool; each thread gets one contiguous slice of the rows.
 
 mod crew;
+mod turns;
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,6 +10,7 @@ use crate::error::HostError;
 use crate::topology::default_threads;
 
 use crew::Crew;
+use turns::Turns;
 
 /// Maximum number of threads of a [`Pool`]: far above any machine, but it keeps a mistyped number from starting thousands.
 pub const MAX_THREADS: usize = 1024;
@@ -118,6 +120,33 @@ impl Pool {
         let mut done: Vec<(usize, R)> = done.into_iter().flatten().collect();
         done.sort_unstable_by_key(|&(i, _)| i);
         done.into_iter().map(|(_, result)| result).collect()
+    }
+
+    /// Applies `work` to independent items, as [`map`](Self::map) does, and gives each result to `take` in the order of the items as
+    /// soon as those before it were taken. A thread waits until its result is taken, so there are at most as many results as
+    /// threads.
+    ///
+    /// A panic in `work` or `take` is resumed on the caller's thread; results that were not taken by then are dropped.
+    ///
+    /// ```
+    /// use trike_host::Pool;
+    ///
+    /// let mut text = String::new();
+    /// Pool::new(3)?.map_in_order(vec![1, 2, 3], |i| 10 * i, |tens| text += &format!("{tens} "));
+    /// assert_eq!(text, "10 20 30 ");
+    /// # Ok::<(), trike_host::HostError>(())
+    /// ```
+    pub fn map_in_order<T: Send, R: Send>(
+        &self,
+        items: Vec<T>,
+        work: impl Fn(T) -> R + Sync,
+        take: impl FnMut(R) + Send,
+    ) {
+        let turns = Turns::new(take);
+        self.map(items.into_iter().enumerate().collect(), |(i, item)| {
+            let _ended = turns.ends_with_a_panic();
+            turns.pass(i, work(item));
+        });
     }
 
     /// Splits `out` at multiples of `unit` elements into one contiguous slice per thread, and calls `f` with the start of the slice
@@ -235,6 +264,51 @@ mod tests {
             assert_eq!(nested, [vec![1, 2, 3], vec![1, 2, 3, 4]]);
             let result = catch_unwind(AssertUnwindSafe(|| pool.map(vec![0, 1, 2], |i| assert!(i != 1))));
             assert!(result.is_err(), "a panic is passed on");
+        }
+    }
+
+    #[test]
+    fn results_are_taken_in_order_and_few_wait() {
+        for pool in pools() {
+            for n in [0, 1, 2, 57] {
+                let (mut taken, alive) = (Vec::new(), AtomicUsize::new(0));
+                pool.map_in_order(
+                    (0..n).collect(),
+                    |i: usize| {
+                        // Early items take longest.
+                        std::thread::sleep(Duration::from_micros(10 * (n - i) as u64));
+                        assert!(
+                            alive.fetch_add(1, Ordering::SeqCst) < pool.threads,
+                            "more results than threads"
+                        );
+                        i
+                    },
+                    |i| {
+                        alive.fetch_sub(1, Ordering::SeqCst);
+                        taken.push(i);
+                    },
+                );
+                assert_eq!(taken, (0..n).collect::<Vec<_>>());
+            }
+            // Others do not wait for an item that will not come.
+            for (in_work, in_take) in [(3, usize::MAX), (usize::MAX, 3)] {
+                let mut taken = Vec::new();
+                let result = catch_unwind(AssertUnwindSafe(|| {
+                    pool.map_in_order(
+                        (0..9).collect(),
+                        |i| {
+                            assert!(i != in_work);
+                            i
+                        },
+                        |i| {
+                            assert!(i != in_take);
+                            taken.push(i);
+                        },
+                    );
+                }));
+                assert!(result.is_err(), "a panic is passed on");
+                assert_eq!(taken, [0, 1, 2]);
+            }
         }
     }
 

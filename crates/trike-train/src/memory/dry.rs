@@ -173,8 +173,14 @@ impl DryTape {
     }
 
     /// The backward pass from `y`, whose gradient is given. `kept` is an input whose gradient the caller keeps; those of all
-    /// other leaves are added to the gradients of parameters and returned.
-    pub(super) fn backward(mut self, pool: &mut Pool, y: Var, kept: Option<Var>) {
+    /// other leaves are added to the gradients of parameters and returned, or kept in `own`.
+    pub(super) fn backward(
+        mut self,
+        pool: &mut Pool,
+        y: Var,
+        kept: Option<Var>,
+        mut own: Option<&mut Vec<u64>>,
+    ) {
         let mut found = vec![false; self.nodes.len()];
         if let Some(found) = found.get_mut(y) {
             *found = true;
@@ -197,7 +203,10 @@ impl DryTape {
                 pool.give(node.len);
             }
             if found[index] && kept != Some(index) {
-                pool.give(node.len);
+                match &mut own {
+                    Some(own) => own.push(node.len),
+                    None => pool.give(node.len),
+                }
             }
         }
     }

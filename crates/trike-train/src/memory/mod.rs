@@ -3,6 +3,7 @@
 mod dry;
 mod step;
 
+use trike_grad::BitLinear;
 use trike_nn::DecoderSpec;
 
 use crate::data::unit_rows;
@@ -131,20 +132,24 @@ pub fn estimate_training_memory(run: &RunShape<'_>) -> Result<TrainingMemory, Tr
     let tokens = (rows as u64).saturating_mul(run.length as u64);
     let is_small = weights / 4 <= SMALL as u64;
     let side_by_side = if is_small { units.min(run.threads.max(1)) as u64 } else { 1 };
-    // Beside the sum of all gradients, if a unit has its own.
-    let gradients = trained.saturating_mul(if is_small && units > 1 { 1 + side_by_side } else { 1 });
+    let alone = is_small && units > 1;
     let mut teacher = 0;
     if let Some((spec, _)) = run.teacher {
         spec.validate()?;
         let outputs = tokens.saturating_add(spec.vocab as u64).saturating_mul(spec.hidden as u64);
         teacher = values(spec, &|_| 4).saturating_add(bytes(outputs).saturating_mul(side_by_side));
     }
-    let (peak, logits, outputs) = Step { run, tokens }.peak();
+    let prepares = |how: &BitLinear| !how.weights.needs_scales();
+    let prepared = alone && run.adapter.is_none() && run.policy.blocks.as_ref().is_some_and(prepares);
+    let ternary = if prepared { values(run.spec, &|block| if block { 4 } else { 0 }) } else { 0 };
+    let (peak, logits, outputs) = Step { run, tokens, prepared, alone }.peak();
     Ok(TrainingMemory {
         weights: weights.saturating_add(if run.adapter.is_some() { trained } else { 0 }),
-        gradients,
+        gradients: trained,
         optimizer,
-        activations: peak.saturating_sub(logits).saturating_sub(outputs).saturating_mul(side_by_side),
+        activations: (peak.saturating_sub(logits).saturating_sub(outputs))
+            .saturating_mul(side_by_side)
+            .saturating_add(ternary),
         logits: logits.saturating_mul(side_by_side),
         teacher,
     })

@@ -20,6 +20,10 @@ const QUERIES: u64 = 64;
 pub(super) struct Step<'a> {
     pub(super) run: &'a RunShape<'a>,
     pub(super) tokens: u64,
+    /// Whether matrices are ternarized once for all units.
+    pub(super) prepared: bool,
+    /// Whether units are computed side by side.
+    pub(super) alone: bool,
 }
 
 /// A decoder on dry tapes.
@@ -29,6 +33,10 @@ struct Model<'a> {
     adapter: Option<&'a LoraConfig>,
     tokens: u64,
     length: u64,
+    /// Whether its matrices are ternary before the pass.
+    prepared: bool,
+    /// Whether the pass has gradients of its own, which are added to those of other passes later.
+    alone: bool,
 }
 
 /// Numbers of the two factors of each targeted matrix.
@@ -43,13 +51,22 @@ impl Step<'_> {
     pub(super) fn peak(&self) -> (u64, u64, u64) {
         let run = self.run;
         let (tokens, length) = (self.tokens, run.length as u64);
-        let model = Model { spec: run.spec, policy: run.policy, adapter: run.adapter, tokens, length };
+        let model = Model {
+            spec: run.spec,
+            policy: run.policy,
+            adapter: run.adapter,
+            tokens,
+            length,
+            prepared: self.prepared,
+            alone: self.alone,
+        };
         let mut pool = Pool::default();
         let mut outputs = 0;
         // The second step finds the buffers of the first.
         for _ in 0..2 {
             if let Some((spec, policy)) = run.teacher {
-                let teacher = Model { spec, policy, adapter: None, tokens, length };
+                let teacher =
+                    Model { spec, policy, adapter: None, tokens, length, prepared: false, alone: false };
                 outputs = teacher.outputs(&mut pool);
             }
             model.gradients(&mut pool, run.checkpoint, run.teacher.is_some());
@@ -107,26 +124,30 @@ impl Model<'_> {
             self.through(pool, segment.clone());
             pool.alloc(bytes(x));
         }
+        let mut own = Vec::new();
         for (index, segment) in segments.iter().enumerate().rev() {
             let mut tape = DryTape::default();
             let from = tape.leaf(x, self.adapter.is_none() || index > 0);
             let y = segment.clone().fold(from, |x, _| self.block(pool, &mut tape, x, true));
             if index + 1 == segments.len() {
-                self.head(pool, distills);
+                self.head(pool, distills, self.alone.then_some(&mut own));
             }
-            tape.backward(pool, y, Some(from));
+            tape.backward(pool, y, Some(from), self.alone.then_some(&mut own));
         }
         if self.adapter.is_none() {
             let mut tape = DryTape::default();
             let (_, table) = self.table_of(pool, &mut tape, true);
             let y = tape.embed(pool, table, x);
-            tape.backward(pool, y, None);
+            // That of a head which is the same table is there already.
+            let first = self.alone && !self.spec.tied_head;
+            tape.backward(pool, y, None, first.then_some(&mut own));
         }
+        own.into_iter().for_each(|len| pool.give(len));
         pool.free(bytes(x).saturating_mul(segments.len() as u64));
     }
 
     /// The loss with its gradient: it leaves that of the residual stream.
-    fn head(&self, pool: &mut Pool, distills: bool) {
+    fn head(&self, pool: &mut Pool, distills: bool, own: Option<&mut Vec<u64>>) {
         let mut tape = DryTape::default();
         let tracked = self.adapter.is_none();
         let from = tape.leaf(self.width(self.spec.hidden), true);
@@ -134,7 +155,7 @@ impl Model<'_> {
         let hidden = tape.norm(pool, from, norm);
         let (_, head) = self.table_of(pool, &mut tape, tracked);
         let loss = tape.loss(pool, [hidden, head], &self.chunks(distills));
-        tape.backward(pool, loss, Some(from));
+        tape.backward(pool, loss, Some(from), own);
     }
 
     /// Lengths of the chunks of logits, and the number of buffers of each.
@@ -263,7 +284,7 @@ impl Model<'_> {
         let bias = bias.then(|| tape.leaf(rows as u64, own));
         let size = [self.tokens, rows as u64];
         let Some(adapter) = self.adapter else {
-            if let Some(how) = &self.policy.blocks {
+            if let (Some(how), false) = (&self.policy.blocks, self.prepared) {
                 weight = tape.passing(pool, weight);
                 if how.weights.scale == TernaryScale::LeastSquares {
                     // The weights of a group are sorted.

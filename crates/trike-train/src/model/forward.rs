@@ -9,8 +9,8 @@ use trike_grad::{Buffers, Elements, Engine, GradError, MixedPrecision, Tape};
 use trike_nn::DecoderSpec;
 
 use super::parameters::zeros;
-use super::pass::{Leaves, Pass};
-use super::{Loss, Objective, Parameters, TernaryPolicy, Weights};
+use super::pass::{ByPlace, Leaves, Pass, Sums};
+use super::{Loss, Objective, Parameter, Parameters, TernaryPolicy, Weights};
 use crate::TrainError;
 use crate::data::Batch;
 
@@ -70,10 +70,14 @@ impl<'c, E: Engine> Trained<'c, E> {
         scale: f32,
         gradients: &mut [E::Tensor],
     ) -> Result<Loss, TrainError> {
-        self.gradients_on(self.engine, weights.into(), batch, policy, objective, scale, gradients)
+        let weights = weights.into();
+        check_gradients(weights.trained(), gradients)?;
+        let sums = &mut Sums::Added(gradients);
+        self.gradients_on(self.engine, weights, batch, policy, objective, scale, sums)
     }
 
-    /// [`gradients`](Self::gradients) on another executor, such as the single thread of one of several batches.
+    /// [`gradients`](Self::gradients) on another executor, such as the single thread of one of several batches. There is one place
+    /// for each parameter that is trained.
     #[expect(clippy::too_many_arguments, reason = "those of the public method, and the executor")]
     pub(crate) fn gradients_on(
         &self,
@@ -83,9 +87,8 @@ impl<'c, E: Engine> Trained<'c, E> {
         policy: &TernaryPolicy,
         mut objective: Objective<'_, E::View>,
         scale: f32,
-        gradients: &mut [E::Tensor],
+        gradients: &mut Sums<'_, E::Tensor>,
     ) -> Result<Loss, TrainError> {
-        check_gradients(weights.trained(), gradients)?;
         if self.tokens.swap(batch.ids.len(), Ordering::Relaxed) != batch.ids.len() {
             // Activations of another size would stay in the pool unused.
             self.buffers.clear();
@@ -135,6 +138,33 @@ impl<'c, E: Engine> Trained<'c, E> {
         let mut found = tape.backward_from(x, dy)?;
         leaves.add(engine, &mut found, &self.buffers, gradients)?;
         Ok(loss)
+    }
+
+    /// The matrices that a pass ternarizes, for several passes with the same weights; empty where a gradient needs the scales.
+    pub(crate) fn ternarized(
+        &self,
+        weights: Weights<'_, E::Tensor>,
+        policy: &TernaryPolicy,
+    ) -> Result<ByPlace<E::Tensor>, TrainError> {
+        let Some(how) = &policy.blocks else { return Ok(Vec::new()) };
+        if how.weights.needs_scales() || weights.adapter.is_some() {
+            return Ok(Vec::new());
+        }
+        let ternarize = |parameter: &Parameter<E::Tensor>| {
+            if !parameter.name.is_block_matrix() {
+                return Ok(None);
+            }
+            let mut tape = Tape::new(self.engine, &self.buffers);
+            let matrix = tape.constant(parameter.values.borrow(), parameter.cols)?;
+            let ternary = tape.ternarize(matrix, &how.weights)?;
+            Ok(Some(tape.into_tensor(ternary)?))
+        };
+        weights.all.all().iter().map(ternarize).collect()
+    }
+
+    /// Takes back memory that it returned.
+    pub(crate) fn reuse(&self, tensors: ByPlace<E::Tensor>) {
+        tensors.into_iter().flatten().for_each(|tensor| self.buffers.give(tensor));
     }
 
     /// The loss of a batch.
@@ -219,6 +249,7 @@ impl<'c, E: Engine> Trained<'c, E> {
             spec: &self.spec,
             parameters: weights.all,
             adapter: weights.adapter,
+            ternary: weights.ternary,
             policy,
             batch,
             precision: MixedPrecision::default(),

@@ -15,5 +15,6 @@ pub(crate) use forward::check_gradients;
 pub use objective::{EMBEDDING_GROUP, Loss, Objective, TeacherLogits, TernaryPolicy};
 pub use parameters::{Parameter, Parameters, Part};
 pub(crate) use parameters::{shapes, zeros};
+pub(crate) use pass::{ByPlace, Sums};
 pub use resident::{Resident, TrainEngine};
 pub use weights::Weights;

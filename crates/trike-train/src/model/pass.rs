@@ -20,6 +20,8 @@ pub(super) struct Pass<'p, E: Engine> {
     pub(super) parameters: &'p Parameters<E::Tensor>,
     /// What is trained instead of the parameters.
     pub(super) adapter: Option<&'p Adapter<E::Tensor>>,
+    /// Matrices that are ternary already, by their place.
+    pub(super) ternary: &'p [Option<E::Tensor>],
     pub(super) policy: &'p TernaryPolicy,
     pub(super) batch: &'p Batch,
     pub(super) precision: MixedPrecision,
@@ -34,6 +36,18 @@ struct Input {
     exact: Var,
     /// As ternary weights read it.
     rounded: Var,
+}
+
+/// A tensor for some parameters, by their place.
+pub(crate) type ByPlace<T> = Vec<Option<T>>;
+
+/// Where the gradients of parameters go, by their place.
+#[derive(Debug)]
+pub(crate) enum Sums<'g, T> {
+    /// Added to these.
+    Added(&'g mut [T]),
+    /// The first of a parameter becomes the sum: nothing is cleared, and most of it is not read again.
+    Found(&'g mut [Option<T>]),
 }
 
 /// Parameters on a tape.
@@ -53,11 +67,21 @@ impl Leaves {
         engine: &E,
         found: &mut Gradients<E>,
         buffers: &Buffers<E::Tensor>,
-        gradients: &mut [E::Tensor],
+        gradients: &mut Sums<'_, E::Tensor>,
     ) -> Result<(), GradError> {
         for (place, var) in self.used {
             let Some(gradient) = found.take(var) else { continue };
-            engine.add(gradients[place].borrow_mut(), gradient.borrow())?;
+            let sum = match gradients {
+                Sums::Added(sums) => &mut sums[place],
+                Sums::Found(sums) => match &mut sums[place] {
+                    none @ None => {
+                        *none = Some(gradient);
+                        continue;
+                    }
+                    Some(sum) => sum,
+                },
+            };
+            engine.add(sum.borrow_mut(), gradient.borrow())?;
             buffers.give(gradient);
         }
         Ok(())
@@ -84,11 +108,14 @@ impl<'p, E: Engine> Pass<'p, E> {
         let Some((place, parameter)) = found else {
             return Err(TrainError::NoParameter { name: name.to_string() });
         };
+        // Straight through: the gradient of a ternary matrix is that of its latent weights.
+        let ternary = self.ternary.get(place).and_then(Option::as_ref);
+        let values: &'p E::View = ternary.unwrap_or(&parameter.values).borrow();
         // Below an adapter, parameters are frozen.
         let trained = leaves.tracked && self.adapter.is_none();
         let var = match trained {
-            true => tape.parameter(parameter.values.borrow(), parameter.cols)?,
-            false => tape.constant(parameter.values.borrow(), parameter.cols)?,
+            true => tape.parameter(values, parameter.cols)?,
+            false => tape.constant(values, parameter.cols)?,
         };
         if trained {
             leaves.used.push((place, var));
@@ -256,7 +283,7 @@ impl<'p, E: Engine> Pass<'p, E> {
         let mut weight = self.leaf(tape, leaves, name)?;
         let bias = bias.map(|name| self.leaf(tape, leaves, name)).transpose()?;
         let Some(adapter) = self.adapter else {
-            if let Some(how) = &self.policy.blocks {
+            if let (Some(how), true) = (&self.policy.blocks, self.ternary.is_empty()) {
                 weight = tape.ternarize(weight, &how.weights)?;
             }
             return Ok(tape.linear(x.rounded, weight, bias)?);
@@ -298,7 +325,7 @@ impl<'p, E: Engine> Pass<'p, E> {
         x: &E::View,
         objective: &mut Objective<'_, E::View>,
         scale: f32,
-        gradients: &mut [E::Tensor],
+        gradients: &mut Sums<'_, E::Tensor>,
     ) -> Result<(Loss, E::Tensor), TrainError> {
         let mut tape = self.tape();
         let mut leaves = Leaves::new(true);

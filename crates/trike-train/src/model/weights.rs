@@ -14,6 +14,8 @@ use crate::Adapter;
 pub struct Weights<'p, T = Vec<f32>> {
     pub(crate) all: &'p Parameters<T>,
     pub(super) adapter: Option<&'p Adapter<T>>,
+    /// Matrices that were ternarized for several passes, by their place; none for the others.
+    pub(super) ternary: &'p [Option<T>],
 }
 
 impl<T> Clone for Weights<'_, T> {
@@ -28,13 +30,18 @@ impl<'p, T: Elements> Weights<'p, T> {
     /// Frozen weights with an adapter.
     #[must_use]
     pub fn adapted(frozen: &'p Parameters<T>, adapter: &'p Adapter<T>) -> Self {
-        Self { all: frozen, adapter: Some(adapter) }
+        Self { all: frozen, adapter: Some(adapter), ternary: &[] }
     }
 
     /// The parameters that are trained, whose shapes gradients have.
     #[must_use]
     pub fn trained(&self) -> &'p Parameters<T> {
         self.adapter.map_or(self.all, Adapter::parameters)
+    }
+
+    /// The same with matrices from [`Trained::ternarized`](super::Trained::ternarized).
+    pub(crate) fn with_ternary(self, ternary: &'p [Option<T>]) -> Self {
+        Self { ternary, ..self }
     }
 
     pub(super) fn trains_embedding(&self) -> bool {
@@ -44,6 +51,6 @@ impl<'p, T: Elements> Weights<'p, T> {
 
 impl<'p, T> From<&'p Parameters<T>> for Weights<'p, T> {
     fn from(all: &'p Parameters<T>) -> Self {
-        Self { all, adapter: None }
+        Self { all, adapter: None, ternary: &[] }
     }
 }

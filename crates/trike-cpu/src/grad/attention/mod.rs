@@ -50,8 +50,13 @@ pub fn attend(
 /// Keys or values in cache order, `kv_heads x tokens x head_dim`.
 fn by_head(spec: &AttentionSpec, rows: &[f32]) -> Vec<f32> {
     let (dim, width) = (spec.head_dim, spec.kv_heads * spec.head_dim);
-    let head = |h: usize| rows.chunks_exact(width).flat_map(move |row| &row[h * dim..(h + 1) * dim]);
-    (0..spec.kv_heads).flat_map(head).copied().collect()
+    let mut out = Vec::with_capacity(rows.len());
+    for head in 0..spec.kv_heads {
+        for row in rows.chunks_exact(width) {
+            out.extend_from_slice(&row[head * dim..(head + 1) * dim]);
+        }
+    }
+    out
 }
 
 /// Gradients of attention over whole sequences with respect to queries, keys and values.

@@ -1,7 +1,10 @@
 //! The gradients of one key/value head, some queries at a time.
 //!
 //! Positions lie across the lanes: keys and values are transposed once, so that products with heads of few elements fill
-//! whole vectors. A tile of queries is multiplied with one vector of positions after another.
+//! whole vectors. A tile of queries is multiplied with one line of positions after another, whose elements are neighbours
+//! in memory.
+
+use std::ops::Range;
 
 use trike_core::AttentionSpec;
 use trike_host::Loop;
@@ -43,22 +46,29 @@ impl<S: FloatLanes> Loop for Head<'_, S> {
         let (tokens, dim) = (keys.rows, spec.head_dim);
         let (shared, width) = (spec.heads / spec.kv_heads, spec.heads * spec.head_dim);
         let lines = tokens.div_ceil(LINE);
-        let [keys, values] = [keys, values].map(|x| transposed(x, dim.next_multiple_of(SIDE), lines));
-        let [mut dk, mut dv] = [(); 2].map(|()| vec![[0.0; LINE]; dim * lines]);
+        let padded = dim.next_multiple_of(SIDE);
+        let [keys, values] = [keys, values].map(|x| transposed(x, padded, lines));
+        let [mut dk, mut dv] = [(); 2].map(|()| vec![[0.0; LINE]; padded * lines]);
         let mut dq = vec![0.0; tokens * shared * dim];
         // Of each query: scores and weights, and the gradients of both.
         let [mut weights, mut d_scores] = [(); 2].map(|()| vec![[0.0; LINE]; QUERIES * lines]);
-        let [mut query, mut d_out] = [(); 2].map(|()| vec![[0.0; QUERIES]; dim]);
+        let [mut query, mut d_out] = [(); 2].map(|()| vec![[0.0; QUERIES]; padded]);
         for at in (0..shared).map(|at| (head * shared + at) * dim) {
             for first in (0..tokens).step_by(QUERIES) {
                 let count = QUERIES.min(tokens - first);
                 for (from, to) in [(queries, &mut query), (dy, &mut d_out)] {
-                    gather(&from[first * width..], width, at, count, to);
+                    gather(&from[first * width..], width, at, count, &mut to[..dim]);
                 }
                 let seen = spec.span(first).start / LINE..(first + count).div_ceil(LINE);
-                for line in seen.clone() {
-                    scores(simd, &query, &keys, lines, line, &mut weights);
-                    scores(simd, &d_out, &values, lines, line, &mut d_scores);
+                // Two lines at a time, where registers hold their sums.
+                let paired = if S::LANES == LINE { seen.len() / 2 * 2 } else { 0 };
+                for line in seen.clone().take(paired).step_by(2) {
+                    scores::<S, 2>(simd, &query, &keys, lines, line, &mut weights);
+                    scores::<S, 2>(simd, &d_out, &values, lines, line, &mut d_scores);
+                }
+                for line in seen.clone().skip(paired) {
+                    scores::<S, 1>(simd, &query, &keys, lines, line, &mut weights);
+                    scores::<S, 1>(simd, &d_out, &values, lines, line, &mut d_scores);
                 }
                 let rows = weights.chunks_exact_mut(lines).zip(d_scores.chunks_exact_mut(lines));
                 for (row, (weights, d_scores)) in rows.enumerate() {
@@ -69,17 +79,22 @@ impl<S: FloatLanes> Loop for Head<'_, S> {
                     let [weights, d_scores] = [weights, d_scores].map(|x| x[seen.clone()].as_flattened_mut());
                     soften(weights, d_scores, visible, spec.scale);
                 }
-                for line in seen.clone() {
-                    add_outer(simd, &d_out, &weights, lines, line, &mut dv);
-                    add_outer(simd, &query, &d_scores, lines, line, &mut dk);
+                for line in seen.clone().take(paired).step_by(2) {
+                    add_outer::<S, 2>(simd, &d_out, &weights, lines, line, &mut dv);
+                    add_outer::<S, 2>(simd, &query, &d_scores, lines, line, &mut dk);
+                }
+                for line in seen.clone().skip(paired) {
+                    add_outer::<S, 1>(simd, &d_out, &weights, lines, line, &mut dv);
+                    add_outer::<S, 1>(simd, &query, &d_scores, lines, line, &mut dk);
                 }
                 let rows = dq[first * shared * dim..].chunks_exact_mut(shared * dim).take(count);
                 let mut rows: Vec<&mut [f32]> =
                     rows.map(|row| &mut row[at - head * shared * dim..][..dim]).collect();
                 let side = rows.chunks_mut(SIDE).zip(d_scores.chunks_exact(SIDE * lines));
                 for (rows, d_scores) in side {
-                    for (element, keys) in (0..dim).step_by(SIDE).zip(keys.chunks_exact(SIDE * lines)) {
-                        let sums = products(simd, d_scores, keys, lines, seen.start, seen.end);
+                    for element in (0..dim).step_by(SIDE) {
+                        let keys = &keys[element..];
+                        let sums = products(simd, d_scores, keys, padded, lines, seen.clone());
                         for (row, sums) in rows.iter_mut().zip(sums) {
                             row[element..].iter_mut().zip(sums).for_each(|(to, sum)| *to = sum);
                         }
@@ -91,24 +106,25 @@ impl<S: FloatLanes> Loop for Head<'_, S> {
     }
 }
 
-/// Rows of a matrix as `elements` columns of `lines` lines, padded with zeros.
+/// Rows of a matrix as lines: of each [`LINE`] rows, `elements` lines, padded with zeros.
 fn transposed(x: View<'_>, elements: usize, lines: usize) -> Vec<Line> {
     let mut to = vec![[0.0; LINE]; elements * lines];
     for row in 0..x.rows {
-        for (element, from) in x.values[row * x.stride..][..x.cols].iter().enumerate() {
-            to[element * lines + row / LINE][row % LINE] = *from;
+        let from = &x.values[row * x.stride..][..x.cols];
+        for (to, from) in to[row / LINE * elements..].iter_mut().zip(from) {
+            to[row % LINE] = *from;
         }
     }
     to
 }
 
-/// Columns of lines as rows.
+/// Lines as rows of `elements`.
 fn restored(x: &[Line], rows: usize, elements: usize) -> Vec<f32> {
-    let lines = rows.div_ceil(LINE);
+    let padded = elements.next_multiple_of(SIDE);
     let mut to = vec![0.0; rows * elements];
     for (row, to) in to.chunks_exact_mut(elements).enumerate() {
-        for (element, to) in to.iter_mut().enumerate() {
-            *to = x[element * lines + row / LINE][row % LINE];
+        for (to, from) in to.iter_mut().zip(&x[row / LINE * padded..]) {
+            *to = from[row % LINE];
         }
     }
     to
@@ -117,16 +133,19 @@ fn restored(x: &[Line], rows: usize, elements: usize) -> Vec<f32> {
 /// Elements of one head of `count` rows, element by element; other queries are zero.
 #[inline(always)]
 fn gather(rows: &[f32], width: usize, at: usize, count: usize, to: &mut [[f32; QUERIES]]) {
-    for (element, to) in to.iter_mut().enumerate() {
-        for (row, to) in to.iter_mut().enumerate() {
-            *to = if row < count { rows[row * width + at + element] } else { 0.0 };
+    for row in 0..QUERIES {
+        if row < count {
+            let from = &rows[row * width + at..][..to.len()];
+            to.iter_mut().zip(from).for_each(|(to, from)| to[row] = *from);
+        } else {
+            to.iter_mut().for_each(|to| to[row] = 0.0);
         }
     }
 }
 
-/// The products of all queries of a tile with a line of positions.
+/// The products of all queries of a tile with `V` lines of positions from `line` on.
 #[inline(always)]
-fn scores<S: FloatLanes>(
+fn scores<S: FloatLanes, const V: usize>(
     simd: S,
     queries: &[[f32; QUERIES]],
     columns: &[Line],
@@ -134,23 +153,36 @@ fn scores<S: FloatLanes>(
     line: usize,
     out: &mut [Line],
 ) {
+    let elements = queries.len();
+    let mut of_lines = [columns; V];
+    for v in 0..V {
+        of_lines[v] = &columns[(line + v) * elements..][..elements];
+    }
     for at in (0..LINE).step_by(S::LANES) {
-        let mut sums = [simd.splat_lanes(0.0); QUERIES];
-        for (query, column) in queries.iter().zip(columns.chunks_exact(lines)) {
-            let x = simd.load_lanes(&column[line], at);
+        let mut sums = [[simd.splat_lanes(0.0); V]; QUERIES];
+        for (element, query) in queries.iter().enumerate() {
+            let mut x = [simd.splat_lanes(0.0); V];
+            for v in 0..V {
+                x[v] = simd.load_lanes(&of_lines[v][element], at);
+            }
             for row in 0..QUERIES {
-                sums[row] = simd.mul_add(simd.splat_lanes(query[row]), x, sums[row]);
+                let q = simd.splat_lanes(query[row]);
+                for v in 0..V {
+                    sums[row][v] = simd.mul_add(q, x[v], sums[row][v]);
+                }
             }
         }
         for row in 0..QUERIES {
-            simd.store_lanes(&mut out[row * lines + line], at, sums[row]);
+            for v in 0..V {
+                simd.store_lanes(&mut out[row * lines + line + v], at, sums[row][v]);
+            }
         }
     }
 }
 
-/// Adds to each element of a line of positions its products with the weights of all queries of a tile.
+/// Adds to each element of `V` lines of positions from `line` on its products with the weights of all queries of a tile.
 #[inline(always)]
-fn add_outer<S: FloatLanes>(
+fn add_outer<S: FloatLanes, const V: usize>(
     simd: S,
     queries: &[[f32; QUERIES]],
     weights: &[Line],
@@ -158,39 +190,51 @@ fn add_outer<S: FloatLanes>(
     line: usize,
     out: &mut [Line],
 ) {
+    let elements = queries.len();
     for at in (0..LINE).step_by(S::LANES) {
-        let mut x = [simd.splat_lanes(0.0); QUERIES];
+        let mut x = [[simd.splat_lanes(0.0); V]; QUERIES];
         for row in 0..QUERIES {
-            x[row] = simd.load_lanes(&weights[row * lines + line], at);
-        }
-        for (query, column) in queries.iter().zip(out.chunks_exact_mut(lines)) {
-            let out = &mut column[line];
-            let mut sum = simd.load_lanes(out, at);
-            for row in 0..QUERIES {
-                sum = simd.mul_add(simd.splat_lanes(query[row]), x[row], sum);
+            for v in 0..V {
+                x[row][v] = simd.load_lanes(&weights[row * lines + line + v], at);
             }
-            simd.store_lanes(out, at, sum);
+        }
+        let out = &mut out[line * elements..][..V * elements];
+        for (element, query) in queries.iter().enumerate() {
+            let mut sums = [simd.splat_lanes(0.0); V];
+            for v in 0..V {
+                sums[v] = simd.load_lanes(&out[v * elements + element], at);
+            }
+            for row in 0..QUERIES {
+                let q = simd.splat_lanes(query[row]);
+                for v in 0..V {
+                    sums[v] = simd.mul_add(q, x[row][v], sums[v]);
+                }
+            }
+            for v in 0..V {
+                simd.store_lanes(&mut out[v * elements + element], at, sums[v]);
+            }
         }
     }
 }
 
-/// The sums over the lines from `start` to `end` of the products of [`SIDE`] queries with as many elements.
+/// The sums over some lines of the products of [`SIDE`] queries with the first [`SIDE`] of `elements` elements.
 #[inline(always)]
 fn products<S: FloatLanes>(
     simd: S,
     weights: &[Line],
     columns: &[Line],
+    elements: usize,
     lines: usize,
-    start: usize,
-    end: usize,
+    seen: Range<usize>,
 ) -> [[f32; SIDE]; SIDE] {
     let mut sums = [[simd.splat_lanes(0.0); SIDE]; SIDE];
-    for line in start..end {
+    for line in seen {
+        let columns = &columns[line * elements..][..SIDE];
         for at in (0..LINE).step_by(S::LANES) {
             for row in 0..SIDE {
                 let weight = simd.load_lanes(&weights[row * lines + line], at);
                 for element in 0..SIDE {
-                    let x = simd.load_lanes(&columns[element * lines + line], at);
+                    let x = simd.load_lanes(&columns[element], at);
                     sums[row][element] = simd.mul_add(weight, x, sums[row][element]);
                 }
             }
@@ -206,7 +250,7 @@ fn products<S: FloatLanes>(
 /// The softmax of a query and its gradient: scores become weights, and the gradients of the weights those of the
 /// scores before scaling. Both are zero where the query does not attend.
 #[inline(always)]
-fn soften(weights: &mut [f32], d_scores: &mut [f32], visible: std::ops::Range<usize>, scale: f32) {
+fn soften(weights: &mut [f32], d_scores: &mut [f32], visible: Range<usize>, scale: f32) {
     for x in [&mut *weights, &mut *d_scores] {
         x[..visible.start].fill(0.0);
         x[visible.end..].fill(0.0);
