@@ -119,6 +119,14 @@ pub(crate) const HOUSE: &[Row] = &[
     },
     Row {
         layer: 4,
+        name: "trike-comm",
+        purpose: "ranks: messages in process and over MPI, sums whose bits do not depend on the ranks, gradient codecs",
+        uses: "",
+        registry: "crc32c mpi? thiserror",
+        unsafe_in: &[("src/mpi.rs", "memory of messages that MPI reads")],
+    },
+    Row {
+        layer: 4,
         name: "trike-nn",
         purpose: "the `Backend` trait, the decoder, sequences and their KV caches",
         uses: "trike-trit trike-core trike-cpu trike-cube?",

@@ -23,6 +23,7 @@ mod llvm;
 mod modules;
 mod package;
 mod pages;
+mod ranks;
 mod readme;
 mod release;
 mod rust_version;
@@ -69,6 +70,8 @@ enum Command {
     Features,
     /// Link the command with CUDA and ROCm, without LLVM, and start it.
     Link,
+    /// Run ranks of MPI, and compare their sums.
+    Ranks,
     /// Run all tests and doc tests, with totals at the end.
     Test,
     /// Build the API docs, with missing docs denied.
@@ -125,6 +128,7 @@ fn run(ws: &Workspace, command: &Command) -> Result<ExitCode> {
         Command::Clippy => steps::run_one(ws, "clippy"),
         Command::Features => steps::run_one(ws, "features"),
         Command::Link => steps::run_one(ws, "link"),
+        Command::Ranks => steps::run_one(ws, "ranks"),
         // Without the frame of a step, so that the totals are the last line.
         Command::Test => test::run(ws).map(drop),
         Command::Doc => steps::run_one(ws, "doc"),

@@ -1,6 +1,8 @@
 //! The list of checks, and the summary table with times.
 
-use crate::{deny, deps, gpu_test, layering, package, readme, test, tidy, toolchain, workspace::Workspace};
+use crate::{
+    deny, deps, gpu_test, layering, package, ranks, readme, test, tidy, toolchain, workspace::Workspace,
+};
 use anyhow::{Result, anyhow};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -34,6 +36,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step { name: "features", run: toolchain::features, remedy: "rerun with: cargo xtask features" },
     Step { name: "doc", run: toolchain::doc, remedy: "rerun with: cargo xtask doc" },
     Step { name: "test", run: test::run, remedy: "rerun with: cargo xtask test" },
+    Step { name: "ranks", run: ranks::run, remedy: "rerun with: cargo xtask ranks" },
     Step { name: "link", run: toolchain::link, remedy: "rerun with: cargo xtask link" },
     Step { name: "gpu-test", run: gpu_test::step, remedy: "rerun with: cargo xtask gpu-test" },
     Step { name: "readme", run: readme::run, remedy: "rerun with: cargo xtask readme" },

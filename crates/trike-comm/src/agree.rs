@@ -1,0 +1,35 @@
+//! Ranks that were started with the same settings.
+
+use crate::{CommError, Communicator};
+
+/// Most bytes of the text of a setting.
+const MOST: usize = 1 << 20;
+
+/// Checks that all ranks were given the same text for `what`, such as a version, a model's fingerprint or a configuration.
+///
+/// # Errors
+///
+/// [`CommError::Differs`] on every rank, with the first rank that differs from rank 0, and the errors of messages.
+///
+/// ```
+/// use trike_comm::{CommError, Threads, agree};
+///
+/// let errors: Vec<_> = std::thread::scope(|scope| {
+///     let ranks: Vec<_> = Threads::new(3)
+///         .into_iter()
+///         .zip(["seed 1", "seed 1", "seed 2"])
+///         .map(|(comm, seed)| scope.spawn(move || agree(&comm, "configuration", seed)))
+///         .collect();
+///     ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+/// });
+/// for error in errors {
+///     let text = error.expect_err("they differ").to_string();
+///     assert_eq!(text, "rank 2 has another configuration: seed 2, rank 0 has seed 1");
+/// }
+/// ```
+pub fn agree<C: Communicator + ?Sized>(comm: &C, what: &str, text: &str) -> Result<(), CommError> {
+    let all = comm.all_gather(text.as_bytes(), MOST)?;
+    let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
+    let text = |of: usize| String::from_utf8_lossy(&all[of]).into_owned();
+    Err(CommError::Differs { what: what.to_owned(), rank, first: text(0), theirs: text(rank) })
+}

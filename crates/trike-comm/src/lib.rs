@@ -1,0 +1,54 @@
+//! Ranks that work on one model: messages between them, sums whose bits do not depend on the number of ranks, and codecs that
+//! make gradients small on the wire.
+//!
+//! A [`Communicator`] connects the ranks of a run. Those of one process are [`Threads`].
+//!
+//! Sums of gradients run in a tree over the numbers of the micro-batches ([`Plan`]), so one, two and four ranks give the same
+//! bits. A [`Codec`] replaces such an exact sum by an approximate mean of fewer bytes; what it leaves out it keeps for the next
+//! step (error feedback, Karimireddy et al., 1901.09847).
+//!
+//! ```
+//! use trike_comm::{Part, Plan, Threads, TreeSum};
+//!
+//! // Four micro-batches, the gradient of each is its number.
+//! let sums: Vec<f32> = std::thread::scope(|scope| {
+//!     let ranks = Threads::new(2).into_iter().map(|comm| {
+//!         scope.spawn(move || {
+//!             let plan = Plan::new(4, &comm);
+//!             let mut sum = TreeSum::default();
+//!             for block in plan.blocks() {
+//!                 let gradient = plan.units(block).map(|unit| unit as f32).sum();
+//!                 sum.push(block, Some([gradient]), |a, b| a[0] += b[0]);
+//!             }
+//!             let mut all = [f32::NAN];
+//!             let parts = sum.into_parts();
+//!             let parts: Vec<Part<&[f32]>> = parts.iter().map(Part::as_ref).collect();
+//!             plan.all_reduce(&comm, &parts, &mut all)?;
+//!             Ok::<f32, trike_comm::CommError>(all[0])
+//!         })
+//!     });
+//!     let ranks: Vec<_> = ranks.collect();
+//!     ranks.into_iter().map(|rank| rank.join().expect("no panic").expect("a sum")).collect()
+//! });
+//! assert_eq!(sums, [6.0, 6.0]);
+//! ```
+
+mod agree;
+pub mod codec;
+mod communicator;
+mod endpoint;
+mod error;
+#[cfg(feature = "mpi")]
+mod mpi;
+mod sum;
+mod threads;
+
+pub use agree::agree;
+pub use codec::{Codec, CodecConfig};
+pub use communicator::{Communicator, Traffic};
+pub use endpoint::{Endpoint, Transport};
+pub use error::CommError;
+#[cfg(feature = "mpi")]
+pub use mpi::{Mpi, World};
+pub use sum::{Part, Plan, TreeSum};
+pub use threads::Threads;

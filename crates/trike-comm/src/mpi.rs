@@ -1,0 +1,138 @@
+//! Ranks that MPI started.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+use mpi::Threading;
+use mpi::environment::Universe;
+use mpi::request::{Request, StaticScope};
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{
+    Communicator as _, Destination as _, Equivalence as _, MatchedReceiveVec as _, Source as _,
+};
+
+use crate::endpoint::{Endpoint, Transport};
+use crate::error::CommError;
+
+/// The tag of all messages.
+const TAG: i32 = 7;
+/// Looks for a message before the processor is left to others for longer: with more ranks than cores, a rank that looks without a
+/// pause keeps the one that it waits for from working.
+const LOOKS: u32 = 100;
+const PAUSE: Duration = Duration::from_micros(50);
+/// What messages to ranks that end first may take at the end of a run.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// A rank of a program that `mpirun` started. To be used from the main thread only, as MPI asks.
+pub type Mpi = Endpoint<World>;
+
+/// The world of MPI.
+pub struct World {
+    /// Messages on their way, each with the memory that MPI reads. Before `universe`, since that ends MPI.
+    sent: RefCell<Vec<Sent>>,
+    world: SimpleCommunicator,
+    _universe: Universe,
+}
+
+struct Sent {
+    request: Request<'static, [u8], StaticScope>,
+    message: *mut [u8],
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("World")
+            .field("rank", &self.rank())
+            .field("size", &self.size())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Mpi {
+    /// This process as a rank; `None` if MPI was started before. Without `mpirun` it is the only rank.
+    #[must_use]
+    pub fn start() -> Option<Self> {
+        let (universe, _) = mpi::initialize_with_threading(Threading::Funneled)?;
+        let world = universe.world();
+        Some(Endpoint::over(World { sent: RefCell::default(), world, _universe: universe }))
+    }
+}
+
+impl World {
+    /// Lets MPI work, and takes back the memory of messages that have left; returns whether all have.
+    fn progress(&self) -> bool {
+        let mut sent = self.sent.borrow_mut();
+        for Sent { request, message } in std::mem::take(&mut *sent) {
+            match request.test() {
+                Ok(_) => {
+                    // SAFETY: `put` got the pointer from `Box::leak`, and MPI has read the message: nothing refers to it.
+                    drop(unsafe { Box::from_raw(message) });
+                }
+                Err(request) => sent.push(Sent { request, message }),
+            }
+        }
+        sent.is_empty()
+    }
+
+    /// Calls `look` until it finds something or the time has come.
+    fn poll<T>(&self, until: Instant, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        for looks in 0u32.. {
+            if let found @ Some(_) = look() {
+                return found;
+            }
+            if Instant::now() >= until {
+                return None;
+            }
+            if looks < LOOKS { std::thread::yield_now() } else { std::thread::sleep(PAUSE) }
+        }
+        None
+    }
+}
+
+impl Transport for World {
+    fn rank(&self) -> usize {
+        self.world.rank().unsigned_abs() as usize
+    }
+
+    fn size(&self) -> usize {
+        self.world.size().unsigned_abs() as usize
+    }
+
+    fn put(&self, to: usize, message: Vec<u8>) -> Result<(), CommError> {
+        let most = i32::MAX as usize;
+        if message.len() > most {
+            return Err(CommError::TooLong { rank: self.rank(), most, got: message.len() });
+        }
+        self.progress();
+        let message: *mut [u8] = Box::into_raw(message.into_boxed_slice());
+        // SAFETY: the pointer is that of a box, which `progress` drops after MPI has read it, and nothing changes it before.
+        let bytes: &'static [u8] = unsafe { &*message };
+        let to = self.world.process_at_rank(to as i32);
+        let request = to.immediate_send_with_tag(StaticScope, bytes, TAG);
+        self.sent.borrow_mut().push(Sent { request, message });
+        Ok(())
+    }
+
+    fn get(&self, from: usize, most: usize, until: Instant) -> Result<Option<Vec<u8>>, CommError> {
+        let process = self.world.process_at_rank(from as i32);
+        let found = self.poll(until, || {
+            self.progress();
+            process.immediate_matched_probe_with_tag(TAG)
+        });
+        let Some((message, status)) = found else { return Ok(None) };
+        let got = status.count(u8::equivalent_datatype()).unsigned_abs() as usize;
+        let (bytes, _): (Vec<u8>, _) = (message, status).matched_receive_vec();
+        // MPI has the message in its memory until it is received.
+        if got > most { Err(CommError::TooLong { rank: from, most, got }) } else { Ok(Some(bytes)) }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let until = Instant::now() + FAREWELL;
+        if self.poll(until, || self.progress().then_some(())).is_none() || std::thread::panicking() {
+            // Ranks that wait for this one would wait until their deadline.
+            self.world.abort(1);
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Sums over ranks: equal to the bit for 1, 2, 3 and 4, and errors in place of wrong results.
+
+use std::time::Duration;
+
+use trike_comm::{CommError, Communicator, Part, Plan, Threads, TreeSum};
+use trike_testkit::{Rng, assert_all_near};
+
+/// Runs a rank on a thread each and returns what they return.
+fn run<R: Send>(ranks: usize, rank: impl Fn(Threads) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let running: Vec<_> =
+            Threads::new(ranks).into_iter().map(|comm| scope.spawn(move || rank(comm))).collect();
+        running.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+    })
+}
+
+/// The gradient of a unit, of which no two sums in different order are equal.
+fn gradient(unit: usize, len: usize) -> Vec<f32> {
+    let mut rng = Rng::new(unit as u64 + 1);
+    (0..len).map(|_| (rng.f32_unit() - 0.5) * 10f32.powi(rng.below(8) as i32)).collect()
+}
+
+fn add(sum: &mut [f32], x: &[f32]) {
+    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+}
+
+fn parts(plan: &Plan, len: usize) -> Vec<Part<Vec<f32>>> {
+    let mut sum = TreeSum::default();
+    for block in plan.blocks() {
+        let units = plan.units(block).map(|unit| gradient(unit, len));
+        let block_sum = units.reduce(|mut sum, unit| {
+            add(&mut sum, &unit);
+            sum
+        });
+        sum.push(block, block_sum, |a, b| add(a, b));
+    }
+    sum.into_parts()
+}
+
+fn all_reduce(comm: &Threads, units: usize, len: usize) -> Vec<f32> {
+    let plan = Plan::new(units, comm);
+    let parts = parts(&plan, len);
+    let parts: Vec<Part<&[f32]>> = parts.iter().map(Part::as_ref).collect();
+    let mut out = vec![f32::NAN; len];
+    plan.all_reduce(comm, &parts, &mut out).expect("a sum");
+    out
+}
+
+/// Sixteen units in four blocks of four, and these in pairs.
+fn oracle(len: usize) -> Vec<f32> {
+    let block = |block: usize| {
+        (4 * block + 1..4 * block + 4).fold(gradient(4 * block, len), |mut sum, unit| {
+            add(&mut sum, &gradient(unit, len));
+            sum
+        })
+    };
+    let pair = |first: usize| {
+        let mut sum = block(first);
+        add(&mut sum, &block(first + 1));
+        sum
+    };
+    let mut sum = pair(0);
+    add(&mut sum, &pair(2));
+    sum
+}
+
+#[test]
+fn up_to_four_ranks_have_the_same_bits() {
+    for len in [0, 1, 3, 1000] {
+        for ranks in 1..=4 {
+            for sum in run(ranks, |comm| all_reduce(&comm, 16, len)) {
+                assert_eq!(sum, oracle(len), "{ranks} ranks, {len} elements");
+            }
+        }
+    }
+    for units in 0..=9 {
+        let one = run(1, |comm| all_reduce(&comm, units, 7));
+        for ranks in 2..=4 {
+            assert!(run(ranks, |comm| all_reduce(&comm, units, 7)).iter().all(|sum| *sum == one[0]));
+        }
+        // More ranks have more blocks, and all of them the same sum.
+        for ranks in 5..=9 {
+            let all = run(ranks, |comm| all_reduce(&comm, units, 7));
+            assert!(all.iter().all(|sum| *sum == all[0]), "{units} units, {ranks} ranks");
+            assert_all_near!(&all[0], &one[0], abs = 100.0, "{units} units, {ranks} ranks");
+        }
+    }
+}
+
+#[test]
+fn every_unit_has_one_rank() {
+    for ranks in 1..=9 {
+        for units in [0, 1, 5, 16, 1000] {
+            let all = run(ranks, |comm| {
+                let plan = Plan::new(units, &comm);
+                plan.blocks().flat_map(|block| plan.units(block)).collect::<Vec<_>>()
+            });
+            assert_eq!(all.concat(), (0..units).collect::<Vec<_>>(), "{ranks} ranks");
+        }
+    }
+}
+
+#[test]
+fn parts_of_another_plan_are_refused() {
+    let [comm] = &Threads::new(1)[..] else { unreachable!("one rank") };
+    let (four, five) = (Plan::new(4, comm), Plan::new(5, comm));
+    let sums = parts(&five, 3);
+    let sums: Vec<Part<&[f32]>> = sums.iter().map(Part::as_ref).collect();
+    assert!(four.reduce_scatter(comm, &sums, 2).is_err());
+    assert!(four.reduce_scatter(comm, &[], 3).is_err());
+    assert!(four.all_gather(comm, &[1.0], &mut [0.0; 2]).is_err());
+}
+
+/// A rank that stops, one that sends something else, and one that sends too little.
+#[test]
+fn what_goes_wrong_is_an_error_of_those_who_wait() {
+    let results = run(3, |comm| {
+        let comm = comm.with_deadline(Duration::from_millis(100));
+        if comm.rank() == 2 {
+            return Ok(());
+        }
+        comm.barrier()
+    });
+    assert!(results[..2].iter().all(|result| *result == Err(CommError::Gone { rank: 2 })), "{results:?}");
+
+    let results = run(2, |comm| {
+        let comm = comm.with_deadline(Duration::from_millis(100));
+        match comm.rank() {
+            0 => comm.receive(1, 10).map(drop),
+            _ => {
+                std::thread::sleep(Duration::from_millis(400));
+                Ok(())
+            }
+        }
+    });
+    assert!(matches!(results[0], Err(CommError::Deadline { rank: 1, .. })), "{results:?}");
+
+    let results = run(2, |comm| {
+        let plan = Plan::new(4, &comm);
+        let len = if comm.rank() == 0 { 10 } else { 12 };
+        let sums = parts(&plan, len);
+        let sums: Vec<Part<&[f32]>> = sums.iter().map(Part::as_ref).collect();
+        plan.reduce_scatter(&comm, &sums, len).map(drop)
+    });
+    assert!(results.iter().all(Result::is_err), "{results:?}");
+}
+
+#[test]
+fn ranks_are_checked() {
+    let ranks = Threads::new(2);
+    for wrong in [0, 2, usize::MAX] {
+        assert!(matches!(ranks[0].send(wrong, b""), Err(CommError::Rank { .. })));
+        assert!(matches!(ranks[0].receive(wrong, 1), Err(CommError::Rank { .. })));
+    }
+    assert!(ranks[0].broadcast(2, None, 1).is_err());
+    assert!(ranks[0].broadcast(0, None, 1).is_err());
+    assert!(ranks[0].broadcast(1, Some(b""), 1).is_err());
+    assert!(ranks[0].all_to_all(&[b""], 1).is_err());
+    ranks[0].send(1, b"12345").expect("it is sent");
+    assert_eq!(ranks[1].receive(0, 4), Err(CommError::TooLong { rank: 0, most: 4, got: 5 }));
+    let traffic = ranks[0].traffic();
+    assert_eq!((traffic.messages, traffic.sent), (1, 25));
+}
