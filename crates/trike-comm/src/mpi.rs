@@ -20,8 +20,8 @@ const TAG: i32 = 7;
 /// pause keeps the one that it waits for from working.
 const LOOKS: u32 = 100;
 const PAUSE: Duration = Duration::from_micros(50);
-/// What messages to ranks that end first may take at the end of a run.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// How long the last messages may take at the end of a run: their receivers may still compute.
+const FAREWELL: Duration = Duration::from_secs(600);
 
 /// A rank of a program that `mpirun` started. To be used from the main thread only, as MPI asks.
 pub type Mpi = Endpoint<World>;
@@ -65,7 +65,7 @@ impl World {
         for Sent { request, message } in std::mem::take(&mut *sent) {
             match request.test() {
                 Ok(_) => {
-                    // SAFETY: `put` got the pointer from `Box::leak`, and MPI has read the message: nothing refers to it.
+                    // SAFETY: `put` got the pointer from `Box::into_raw`, and MPI has read the message: nothing refers to it.
                     drop(unsafe { Box::from_raw(message) });
                 }
                 Err(request) => sent.push(Sent { request, message }),
@@ -130,8 +130,8 @@ impl Transport for World {
 impl Drop for World {
     fn drop(&mut self) {
         let until = Instant::now() + FAREWELL;
-        if self.poll(until, || self.progress().then_some(())).is_none() || std::thread::panicking() {
-            // Ranks that wait for this one would wait until their deadline.
+        // After a panic, ranks that wait for this one would wait until their deadline.
+        if std::thread::panicking() || self.poll(until, || self.progress().then_some(())).is_none() {
             self.world.abort(1);
         }
     }
