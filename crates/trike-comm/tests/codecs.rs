@@ -16,37 +16,32 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
+/// What a codec has sent in five steps and what it keeps, its state number `kept`, are the gradients.
+fn loses_nothing(codec: &mut dyn Codec, kept: usize) {
+    let len = codec.len();
+    let (mut sent, mut given) = (vec![0.0; len], vec![0.0; len]);
+    for step in 0..5 {
+        let gradient = normals(step, len);
+        given.iter_mut().zip(&gradient).for_each(|(sum, g)| *sum += g);
+        let message = codec.encode(&gradient).expect("a message");
+        assert_eq!(message.len(), codec.bytes());
+        codec.add(0, &message, 1.0, &mut sent).expect("a gradient");
+    }
+    sent.iter_mut().zip(codec.state()[kept]).for_each(|(sum, rest)| *sum += rest);
+    assert_all_near!(&sent, &given, abs = 1e-5, "{len} elements");
+}
+
 #[test]
 fn what_is_sent_and_what_is_kept_are_the_gradients() {
     for len in LENGTHS {
-        let mut codec = Ternary::new(len);
-        let (mut sent, mut given) = (vec![0.0; len], vec![0.0; len]);
-        for step in 0..5 {
-            let gradient = normals(step, len);
-            given.iter_mut().zip(&gradient).for_each(|(sum, g)| *sum += g);
-            let message = codec.encode(&gradient).expect("a message");
-            assert_eq!(message.len(), codec.bytes());
-            codec.add(0, &message, 1.0, &mut sent).expect("a gradient");
-        }
-        sent.iter_mut().zip(codec.state()[0]).for_each(|(sum, rest)| *sum += rest);
-        assert_all_near!(&sent, &given, abs = 1e-5, "{len} elements");
+        loses_nothing(&mut Ternary::new(len), 0);
     }
 }
 
 #[test]
 fn the_largest_elements_are_sent_and_the_others_wait() {
     for (len, share) in [(0, 0.5), (1, 0.01), (10, 0.2), (4096, 0.02), (10_000, 0.02), (5000, 1.0)] {
-        let mut codec = TopK::new(len, share, 0.0).expect("a codec");
-        let (mut sent, mut given) = (vec![0.0; len], vec![0.0; len]);
-        for step in 0..5 {
-            let gradient = normals(step, len);
-            given.iter_mut().zip(&gradient).for_each(|(sum, g)| *sum += g);
-            let message = codec.encode(&gradient).expect("a message");
-            assert_eq!(message.len(), codec.bytes());
-            codec.add(0, &message, 1.0, &mut sent).expect("a gradient");
-        }
-        sent.iter_mut().zip(codec.state()[1]).for_each(|(sum, rest)| *sum += rest);
-        assert_all_near!(&sent, &given, abs = 1e-5, "{len} elements");
+        loses_nothing(&mut TopK::new(len, share, 0.0).expect("a codec"), 1);
     }
     let mut codec = TopK::new(6, 0.34, 0.0).expect("a codec");
     let message = codec.encode(&[1.0, -8.0, 0.5, 3.0, 5.0, -0.25]).expect("a message");

@@ -25,7 +25,8 @@ pub trait Codec: std::fmt::Debug + Send {
     /// Bytes of a message, which are the same for every gradient.
     fn bytes(&self) -> usize;
 
-    /// The message of a gradient with what was left out before; what it leaves out is kept for the next.
+    /// The message of a gradient with what was left out before; what it leaves out is kept for the next. All elements are finite,
+    /// which [`exchange`](Self::exchange) checks.
     ///
     /// # Errors
     ///
@@ -94,6 +95,13 @@ impl CodecConfig {
             Self::TopK { share, momentum } => Box::new(TopK::new(len, share, momentum)?),
         })
     }
+}
+
+/// The first four bytes of a chunk, its largest or mean magnitude.
+fn scale(rank: usize, header: &[u8]) -> Result<f32, CommError> {
+    let scale = f32::from_le_bytes([header[0], header[1], header[2], header[3]]);
+    let problem = "a scale that is not finite";
+    if scale.is_finite() { Ok(scale) } else { Err(CommError::Damaged { rank, problem }) }
 }
 
 fn check_len(what: &'static str, expected: usize, got: usize) -> Result<(), CommError> {

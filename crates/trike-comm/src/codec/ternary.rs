@@ -1,7 +1,7 @@
 //! Gradients as trits.
 
 use crate::CommError;
-use crate::codec::{Codec, check_bytes, check_len};
+use crate::codec::{Codec, check_bytes, check_len, scale};
 
 /// Elements that share a scale: whole bytes of five trits.
 const CHUNK: usize = 4095;
@@ -115,11 +115,7 @@ impl Codec for Ternary {
             let (header, after) = rest.split_at(4);
             let (trits, after) = after.split_at(sum.len().div_ceil(TRITS));
             rest = after;
-            let scale = f32::from_le_bytes([header[0], header[1], header[2], header[3]]);
-            if !scale.is_finite() {
-                return Err(CommError::Damaged { rank, problem: "a scale that is not finite" });
-            }
-            let scale = weight * scale;
+            let scale = weight * scale(rank, header)?;
             if trits.iter().any(|byte| usize::from(*byte) >= VALUES) {
                 return Err(CommError::Damaged { rank, problem: "a byte that is no trits" });
             }

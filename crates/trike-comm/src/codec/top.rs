@@ -1,7 +1,7 @@
 //! The largest elements of gradients.
 
 use crate::CommError;
-use crate::codec::{Codec, check_bytes, check_len};
+use crate::codec::{Codec, check_bytes, check_len, scale};
 
 /// Elements of a chunk, from each of which as many are sent: a place takes 12 bits.
 const CHUNK: usize = 4096;
@@ -98,7 +98,7 @@ impl Codec for TopK {
             message.extend(most.to_le_bytes());
             for place in &order {
                 let value = &mut waiting[usize::from(*place)];
-                // Zero is the smallest level: an element that is not there waits with the opposite sign.
+                // No level is zero: what is sent in place of a zero waits with the opposite sign.
                 let level = level(value.abs(), most);
                 let sign = u16::from(value.is_sign_negative());
                 message.extend((place << 4 | level as u16 | sign << 3).to_le_bytes());
@@ -119,10 +119,7 @@ impl Codec for TopK {
             let (header, after) = rest.split_at(4);
             let (entries, after) = after.split_at(2 * self.count(sum.len()));
             rest = after;
-            let most = f32::from_le_bytes([header[0], header[1], header[2], header[3]]);
-            if !most.is_finite() {
-                return Err(CommError::Damaged { rank, problem: "a scale that is not finite" });
-            }
+            let most = scale(rank, header)?;
             for entry in entries.chunks_exact(2) {
                 let entry = u16::from_le_bytes([entry[0], entry[1]]);
                 let Some(sum) = sum.get_mut(usize::from(entry >> 4)) else {
