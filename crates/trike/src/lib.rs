@@ -57,7 +57,7 @@
 //!   [`Backend`]
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
 //! * errors: [`LlmError`], [`CalibrateError`]
-//! * everything else, by crate: [`trit`], [`cpu`], [`format`](mod@format), [`quant`], [`nn`], [`text`],
+//! * everything else, by crate: [`trit`], [`cpu`], [`comm`], [`format`](mod@format), [`quant`], [`nn`], [`text`],
 //!   [`llm`], [`calibrate`], [`grad`], [`train`], [`vsa`]
 //!
 //! An application depends on this crate. The feature `candle`, off by default, adds `trike::candle`: ternary layers as
@@ -78,6 +78,7 @@ pub struct Migration;
 pub use trike_calibrate as calibrate;
 #[cfg(feature = "candle")]
 pub use trike_candle as candle;
+pub use trike_comm as comm;
 pub use trike_core as core;
 pub use trike_cpu as cpu;
 pub use trike_format as format;
