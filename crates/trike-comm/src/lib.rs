@@ -50,5 +50,5 @@ pub use endpoint::{Endpoint, Transport};
 pub use error::CommError;
 #[cfg(feature = "mpi")]
 pub use mpi::{Mpi, World};
-pub use sum::{Part, Plan, TreeSum};
+pub use sum::{Part, Plan, Shards, TreeSum, broadcast_floats, mean};
 pub use threads::Threads;

@@ -22,6 +22,91 @@ pub struct Plan {
     ranks: usize,
 }
 
+/// The consecutive elements of a vector that belong to each rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shards(Vec<usize>);
+
+impl Shards {
+    /// A vector of `len` elements in equal shards, as far as it can be.
+    #[must_use]
+    pub fn even(len: usize, ranks: usize) -> Self {
+        let (whole, rest) = (len / ranks.max(1), len % ranks.max(1));
+        Self((0..=ranks).map(|rank| rank * whole + rank.min(rest)).collect())
+    }
+
+    /// Shards of these lengths, one for each rank.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError::Range`] if the vector is too long for its length to be counted.
+    pub fn of(lens: &[usize]) -> Result<Self, CommError> {
+        let mut ends = vec![0usize];
+        for len in lens {
+            let end = ends[ends.len() - 1].checked_add(*len);
+            let (what, expected) = ("elements of all shards", "a number that can be counted");
+            ends.push(end.ok_or(CommError::Range { what, expected, got: f64::INFINITY })?);
+        }
+        Ok(Self(ends))
+    }
+
+    /// The elements of a rank.
+    #[must_use]
+    pub fn of_rank(&self, rank: usize) -> Range<usize> {
+        let last = self.0.len() - 1;
+        self.0[rank.min(last)]..self.0[(rank + 1).min(last)]
+    }
+
+    /// Elements of the vector.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0[self.0.len() - 1]
+    }
+
+    /// Whether the vector has no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn longest(&self) -> usize {
+        self.0.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or_default()
+    }
+
+    /// The shards of all ranks, one after another, in `out`.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError::Length`] for a shard or an `out` of a wrong length, and those of messages.
+    pub fn all_gather<C: Communicator + ?Sized>(
+        &self,
+        comm: &C,
+        shard: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), CommError> {
+        check_len("shard", self.of_rank(comm.rank()).len(), shard.len())?;
+        check_len("vector", self.len(), out.len())?;
+        for at in (0..self.longest()).step_by(PIECE) {
+            let end = at.saturating_add(PIECE).min(shard.len());
+            let mut message = Vec::new();
+            append(&mut message, &shard[at.min(end)..end]);
+            for (rank, message) in comm.all_gather(&message, 4 * PIECE)?.iter().enumerate() {
+                let to = &mut out[piece(self.of_rank(rank), at)];
+                if message.len() != 4 * to.len() {
+                    return Err(CommError::Cut { rank, expected: 4 * to.len(), got: message.len() });
+                }
+                to.copy_from_slice(&floats(message));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The elements of a shard that are exchanged together, from its element `at` on.
+fn piece(shard: Range<usize>, at: usize) -> Range<usize> {
+    let start = shard.start.saturating_add(at).min(shard.end);
+    start..start.saturating_add(PIECE).min(shard.end)
+}
+
 /// A subtree of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part<T> {
@@ -121,15 +206,7 @@ impl Plan {
         sum.into_parts()
     }
 
-    /// The elements of a vector of `len` that a rank adds up.
-    #[must_use]
-    pub fn shard(&self, rank: usize, len: usize) -> Range<usize> {
-        let (whole, rest) = (len / self.ranks, len % self.ranks);
-        let start = |rank: usize| rank * whole + rank.min(rest);
-        start(rank)..start(rank + 1)
-    }
-
-    /// The sum over all units, of the elements in this rank's [`shard`](Self::shard) of vectors of `len` elements.
+    /// The sum over all units, of the elements in this rank's shard.
     ///
     /// # Errors
     ///
@@ -138,21 +215,17 @@ impl Plan {
         &self,
         comm: &C,
         parts: &[Part<&[f32]>],
-        len: usize,
+        shards: &Shards,
     ) -> Result<Vec<f32>, CommError> {
-        self.check(parts, len)?;
-        let own = self.shard(self.rank, len);
+        self.check(parts, shards.len())?;
+        check_len("list of shards", self.ranks + 1, shards.0.len())?;
+        let own = shards.of_rank(self.rank);
         let mut out = vec![0.0; own.len()];
         // All shards in pieces of one size, since all ranks send together.
-        let longest = self.shard(0, len).len();
-        for at in (0..longest).step_by(PIECE) {
-            let piece = |shard: Range<usize>| {
-                let start = (shard.start + at).min(shard.end);
-                start..(start + PIECE).min(shard.end)
-            };
+        for at in (0..shards.longest()).step_by(PIECE) {
             let messages: Vec<Vec<u8>> = (0..self.ranks)
                 .map(|rank| {
-                    let elements = piece(self.shard(rank, len));
+                    let elements = piece(shards.of_rank(rank), at);
                     let mut message = Vec::with_capacity(4 * parts.len() * elements.len());
                     for sum in parts.iter().filter_map(|part| part.sum) {
                         append(&mut message, &sum[elements.clone()]);
@@ -161,7 +234,7 @@ impl Plan {
                 })
                 .collect();
             let messages: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
-            let elements = piece(own.clone());
+            let elements = piece(own.clone(), at);
             let most = self.count().saturating_mul(4 * elements.len());
             let received = comm.all_to_all(&messages, most)?;
             let mut sum = TreeSum::<Vec<f32>>::default();
@@ -186,37 +259,6 @@ impl Plan {
         Ok(out)
     }
 
-    /// The shards of all ranks, one after another, in `out`.
-    ///
-    /// # Errors
-    ///
-    /// [`CommError::Length`] for a shard of a wrong length, and those of messages.
-    pub fn all_gather<C: Communicator + ?Sized>(
-        &self,
-        comm: &C,
-        shard: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), CommError> {
-        let own = self.shard(self.rank, out.len());
-        check_len("shard", own.len(), shard.len())?;
-        let longest = self.shard(0, out.len()).len();
-        for at in (0..longest).step_by(PIECE) {
-            let end = (at + PIECE).min(shard.len());
-            let mut message = Vec::new();
-            append(&mut message, &shard[at.min(end)..end]);
-            for (rank, message) in comm.all_gather(&message, 4 * PIECE)?.iter().enumerate() {
-                let theirs = self.shard(rank, out.len());
-                let start = (theirs.start + at).min(theirs.end);
-                let to = &mut out[start..(start + PIECE).min(theirs.end)];
-                if message.len() != 4 * to.len() {
-                    return Err(CommError::Cut { rank, expected: 4 * to.len(), got: message.len() });
-                }
-                to.copy_from_slice(&floats(message));
-            }
-        }
-        Ok(())
-    }
-
     /// The sum over all units, on every rank.
     ///
     /// # Errors
@@ -228,8 +270,9 @@ impl Plan {
         parts: &[Part<&[f32]>],
         out: &mut [f32],
     ) -> Result<(), CommError> {
-        let shard = self.reduce_scatter(comm, parts, out.len())?;
-        self.all_gather(comm, &shard, out)
+        let shards = Shards::even(out.len(), self.ranks);
+        let shard = self.reduce_scatter(comm, parts, &shards)?;
+        shards.all_gather(comm, &shard, out)
     }
 
     fn check(&self, parts: &[Part<&[f32]>], len: usize) -> Result<(), CommError> {
@@ -247,6 +290,69 @@ impl Plan {
 
 fn check_len(what: &'static str, expected: usize, got: usize) -> Result<(), CommError> {
     if expected == got { Ok(()) } else { Err(CommError::Length { what, expected, got }) }
+}
+
+/// The numbers of rank `root` on every rank; the others give their number only.
+///
+/// # Errors
+///
+/// [`CommError::Length`] if `root` has another number of values than `len`, and those of messages.
+pub fn broadcast_floats<C: Communicator + ?Sized>(
+    comm: &C,
+    root: usize,
+    values: Option<&[f32]>,
+    len: usize,
+) -> Result<Vec<f32>, CommError> {
+    if let Some(values) = values {
+        check_len("values", len, values.len())?;
+    }
+    let mut all = Vec::new();
+    for at in (0..len).step_by(PIECE) {
+        let elements = at..at.saturating_add(PIECE).min(len);
+        let message = values.map(|values| {
+            let mut message = Vec::new();
+            append(&mut message, &values[elements.clone()]);
+            message
+        });
+        let bytes = comm.broadcast(root, message.as_deref(), 4 * elements.len())?;
+        if bytes.len() != 4 * elements.len() {
+            return Err(CommError::Cut { rank: root, expected: 4 * elements.len(), got: bytes.len() });
+        }
+        all.extend(floats(&bytes));
+    }
+    Ok(all)
+}
+
+/// Replaces the numbers of each rank by their mean over the ranks, which are added in order. All ranks get the same bits.
+///
+/// # Errors
+///
+/// [`CommError::Cut`] for ranks with fewer numbers, and those of messages.
+pub fn mean<C: Communicator + ?Sized>(comm: &C, values: &mut [f32]) -> Result<(), CommError> {
+    let shards = Shards::even(values.len(), comm.size());
+    let own = shards.of_rank(comm.rank());
+    let mut sum = vec![0.0; own.len()];
+    for at in (0..shards.longest()).step_by(PIECE) {
+        let messages: Vec<Vec<u8>> = (0..comm.size())
+            .map(|rank| {
+                let mut message = Vec::new();
+                append(&mut message, &values[piece(shards.of_rank(rank), at)]);
+                message
+            })
+            .collect();
+        let messages: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
+        let elements = piece(0..own.len(), at);
+        for (rank, message) in comm.all_to_all(&messages, 4 * elements.len())?.iter().enumerate() {
+            let (expected, got) = (4 * elements.len(), message.len());
+            if expected != got {
+                return Err(CommError::Cut { rank, expected, got });
+            }
+            add(&mut sum[elements.clone()], &floats(message));
+        }
+    }
+    let ranks = comm.size() as f32;
+    sum.iter_mut().for_each(|sum| *sum /= ranks);
+    shards.all_gather(comm, &sum, values)
 }
 
 /// `sum += x`.

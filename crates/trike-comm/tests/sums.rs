@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use trike_comm::{CommError, Communicator, Part, Plan, Threads, TreeSum};
+use trike_comm::{CommError, Communicator, Part, Plan, Shards, Threads, TreeSum, broadcast_floats, mean};
 use trike_testkit::{Rng, assert_all_near};
 
 /// Runs a rank on a thread each and returns what they return.
@@ -107,9 +107,12 @@ fn parts_of_another_plan_are_refused() {
     let (four, five) = (Plan::new(4, comm), Plan::new(5, comm));
     let sums = parts(&five, 3);
     let sums: Vec<Part<&[f32]>> = sums.iter().map(Part::as_ref).collect();
-    assert!(four.reduce_scatter(comm, &sums, 2).is_err());
-    assert!(four.reduce_scatter(comm, &[], 3).is_err());
-    assert!(four.all_gather(comm, &[1.0], &mut [0.0; 2]).is_err());
+    assert!(four.reduce_scatter(comm, &sums, &Shards::even(2, 1)).is_err());
+    assert!(four.reduce_scatter(comm, &[], &Shards::even(3, 1)).is_err());
+    assert!(five.reduce_scatter(comm, &sums, &Shards::even(3, 2)).is_err());
+    assert!(Shards::even(2, 1).all_gather(comm, &[1.0], &mut [0.0; 2]).is_err());
+    assert!(Shards::even(1, 1).all_gather(comm, &[1.0], &mut [0.0; 2]).is_err());
+    assert!(matches!(Shards::of(&[1, usize::MAX]), Err(CommError::Range { .. })));
 }
 
 /// A rank that stops, one that sends something else, and one that sends too little.
@@ -141,7 +144,7 @@ fn what_goes_wrong_is_an_error_of_those_who_wait() {
         let len = if comm.rank() == 0 { 10 } else { 12 };
         let sums = parts(&plan, len);
         let sums: Vec<Part<&[f32]>> = sums.iter().map(Part::as_ref).collect();
-        plan.reduce_scatter(&comm, &sums, len).map(drop)
+        plan.reduce_scatter(&comm, &sums, &Shards::even(len, 2)).map(drop)
     });
     assert!(results.iter().all(Result::is_err), "{results:?}");
 }
@@ -161,4 +164,56 @@ fn ranks_are_checked() {
     assert_eq!(ranks[1].receive(0, 4), Err(CommError::TooLong { rank: 0, most: 4, got: 5 }));
     let traffic = ranks[0].traffic();
     assert_eq!((traffic.messages, traffic.sent), (1, 25));
+}
+
+/// Each rank adds up the elements that are its own, of any number.
+#[test]
+fn shards_may_have_any_length() {
+    for lens in [[3, 0, 4], [0, 0, 7], [7, 0, 0], [1, 5, 1]] {
+        let all = run(3, |comm| {
+            let shards = Shards::of(&lens).expect("shards");
+            let plan = Plan::new(16, &comm);
+            let parts = parts(&plan, 7);
+            let parts: Vec<Part<&[f32]>> = parts.iter().map(Part::as_ref).collect();
+            let own = plan.reduce_scatter(&comm, &parts, &shards).expect("a sum");
+            assert_eq!(own.len(), lens[comm.rank()]);
+            let mut all = vec![f32::NAN; 7];
+            shards.all_gather(&comm, &own, &mut all).expect("all");
+            all
+        });
+        assert!(all.iter().all(|sum| *sum == oracle(7)), "{lens:?}");
+    }
+}
+
+#[test]
+fn numbers_of_a_rank_reach_all() {
+    for root in 0..3 {
+        let all = run(3, |comm| {
+            let own = [comm.rank() as f32, 0.5];
+            let values = (comm.rank() == root).then_some(&own[..]);
+            broadcast_floats(&comm, root, values, 2).expect("they arrive")
+        });
+        assert!(all.iter().all(|values| *values == [root as f32, 0.5]));
+    }
+    let [comm] = &Threads::new(1)[..] else { unreachable!("one rank") };
+    assert!(matches!(broadcast_floats(comm, 0, Some(&[1.0]), 2), Err(CommError::Length { .. })));
+}
+
+#[test]
+fn a_mean_is_the_same_on_all_ranks() {
+    for (ranks, len) in [(1, 3), (2, 0), (3, 1), (3, 7), (4, 1000)] {
+        let all = run(ranks, |comm| {
+            let mut values = gradient(comm.rank(), len);
+            mean(&comm, &mut values).expect("a mean");
+            values
+        });
+        let sum = (1..ranks).fold(gradient(0, len), |mut sum, rank| {
+            add(&mut sum, &gradient(rank, len));
+            sum
+        });
+        let want: Vec<f32> = sum.iter().map(|sum| sum / ranks as f32).collect();
+        assert!(all.iter().all(|values| *values == want), "{ranks} ranks, {len} numbers");
+    }
+    let all = run(2, |comm| mean(&comm, &mut vec![1.0; 4 + 2 * comm.rank()]));
+    assert!(all.iter().all(Result::is_err), "{all:?}");
 }
