@@ -44,7 +44,7 @@ mod sum;
 mod threads;
 
 pub use agree::agree;
-pub use codec::{Codec, CodecConfig};
+pub use codec::{Codec, CodecConfig, MessageCodec};
 pub use communicator::{Communicator, Traffic};
 pub use endpoint::{Endpoint, Transport};
 pub use error::CommError;
