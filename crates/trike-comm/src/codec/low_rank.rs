@@ -5,8 +5,9 @@ use crate::codec::{Carry, Codec, Saved, check_bytes, check_gradient, mix, number
 use crate::sum::append;
 use crate::{CommError, Communicator};
 
-/// A column that loses this part of its length to the columns before it depends on them but for rounding.
-const DEPENDENT: f64 = 1e-6;
+/// A column of which no more than this part is left without the columns before it depends on them, but for the rounding of products
+/// in f32. As noise it would not be NaN, but the next `q` would have the directions of the other columns.
+const DEPENDENT: f64 = 1e-4;
 
 /// Low-rank approximations (PowerSGD, Vogels et al., 1905.13727): one step of subspace iteration per exchange.
 ///

@@ -40,6 +40,8 @@ pub(super) struct Sparse<M> {
 /// Memory that is used again for each chunk.
 #[derive(Default)]
 pub(super) struct Scratch {
+    /// Magnitudes and places.
+    keys: Vec<u64>,
     /// Places of the values that are sent, ascending.
     order: Vec<u16>,
     sizes: Vec<f32>,
@@ -66,17 +68,18 @@ impl<M: Magnitudes> Sparse<M> {
 
     /// Appends a chunk, whose values are finite.
     pub(super) fn write(&self, values: &[f32], message: &mut Vec<u8>, scratch: &mut Scratch) {
-        let Scratch { order, sizes, sent } = scratch;
+        let Scratch { keys, order, sizes, sent } = scratch;
+        // Magnitudes are ordered as their bits are, here the largest first; of equal ones, the first.
+        let key = |(place, value): (u64, &f32)| u64::from(!value.abs().to_bits()) << PLACE | place;
+        keys.clear();
+        keys.extend((0..).zip(values).map(key));
         let count = count(self.share, values.len());
-        order.clear();
-        order.extend(0..values.len() as u16);
-        if count < order.len() {
-            // Magnitudes are ordered as their bits are; of equal ones, the first.
-            order.select_nth_unstable_by_key(count - 1, |place| {
-                (!values[usize::from(*place)].abs().to_bits(), *place)
-            });
-            order.truncate(count);
+        if count < keys.len() {
+            keys.select_nth_unstable(count - 1);
+            keys.truncate(count);
         }
+        order.clear();
+        order.extend(keys.iter().map(|key| *key as u16 & (CHUNK - 1) as u16));
         order.sort_unstable();
         sizes.clear();
         sizes.extend(order.iter().map(|place| values[usize::from(*place)].abs()));

@@ -39,7 +39,7 @@ fn loss(config: Option<CodecConfig>, local: usize) -> f64 {
             let mut own = weights.clone();
             for _ in 0..local {
                 for ((w, best), curvature) in own.iter_mut().zip(&best).zip(&curvature) {
-                    *w -= RATE * (curvature * (*w - best) + 0.5 * noise.normal());
+                    *w -= RATE * (curvature * (*w - best) + 2.0 * (noise.f32_unit() - 0.5));
                 }
             }
             let mut difference: Vec<f32> = weights.iter().zip(&own).map(|(w, own)| w - own).collect();
@@ -57,19 +57,22 @@ fn loss(config: Option<CodecConfig>, local: usize) -> f64 {
     losses[0]
 }
 
-/// Each codec ends within a factor of the loss without one. At first the loss is more than 100 times that.
+/// Each codec ends within a factor of the loss without one. At first the loss is more than 100 times that. The decay of
+/// SparseLoCo lessens the noise of single steps, and with it the loss.
 #[test]
 fn codecs_end_near_the_loss_without_one() {
+    let exact = [loss(None, 1), loss(None, 10)];
     for (config, local, factor) in [
-        (CodecConfig::Ternary, 1, 1.5),
-        (CodecConfig::TOP_K, 1, 1.5),
-        (CodecConfig::DEMO, 1, 1.5),
-        (CodecConfig::LOW_RANK, 1, 1.5),
+        (CodecConfig::Ternary, 1, 1.05),
+        (CodecConfig::TOP_K, 1, 1.3),
+        (CodecConfig::DEMO, 1, 1.2),
+        (CodecConfig::LOW_RANK, 1, 1.2),
         (CodecConfig::SKETCH, 1, 1.5),
-        (CodecConfig::SPARSE_LOCO, 1, 1.5),
-        (CodecConfig::SPARSE_LOCO, 10, 1.5),
+        (CodecConfig::SPARSE_LOCO, 1, 1.0),
+        (CodecConfig::SPARSE_LOCO, 10, 1.4),
     ] {
-        let (exact, coded) = (loss(None, local), loss(Some(config), local));
+        let exact = exact[usize::from(local == 10)];
+        let coded = loss(Some(config), local);
         println!(
             "{config:?}, {local} local steps: {coded:.4}, without a codec {exact:.4}, {:.3}",
             coded / exact

@@ -153,27 +153,28 @@ fn messages_have_their_bytes() {
     assert_eq!((bytes(4096), bytes(17 * 64), bytes(1)), (64 * 14 / 8 + 8, 30 + 8, 2 + 8));
 }
 
-/// Over many steps the mean of what arrives is the gradient, and what is kept does not grow.
+/// Over many steps the mean of what arrives is the gradient: the error is what is kept, over the steps. If that is bounded, eight times
+/// the steps have an eighth of the error; if it grew as a random walk does, 0.35.
 #[test]
 fn a_constant_gradient_arrives() {
     let comm = &Threads::new(1)[0];
-    let shapes = [[70, 90]];
     for config in LOSSLESS {
-        let constant = normals(5, 6300);
-        let mut codec = config.build(&shapes).expect("a codec");
-        let (mut sum, mut halfway) = (vec![0.0; 6300], 0.0);
-        for step in 0..400 {
+        let constant = normals(5, 1200);
+        let mut codec = config.build(&[[30, 40]]).expect("a codec");
+        let mut sum = vec![0.0; 1200];
+        let mut errors = Vec::new();
+        for step in 1..=4000u16 {
             let mut gradient = constant.clone();
             codec.exchange(comm, &mut gradient).expect("a mean");
-            add(&mut sum, 1.0 / 400.0, &gradient);
-            if step == 199 {
-                halfway = length(&kept(&*codec));
+            add(&mut sum, 1.0, &gradient);
+            if [500, 4000].contains(&step) {
+                let mut error: Vec<f32> = sum.iter().map(|sum| sum / f32::from(step)).collect();
+                add(&mut error, -1.0, &constant);
+                errors.push(length(&error) / length(&constant));
             }
         }
-        add(&mut sum, -1.0, &constant);
-        assert_near!(length(&sum) / length(&constant), 0.0, abs = 0.15, "{config:?}");
-        let end = length(&kept(&*codec));
-        assert!(end < 1.2 * halfway.max(1e-3), "{config:?}: {halfway} after 200 steps, {end} after 400");
+        assert_near!(errors[0], 0.0, abs = 0.12, "{config:?}");
+        assert!(errors[1] < 0.3 * errors[0] + 1e-5, "{config:?}: {errors:?}");
     }
 }
 
@@ -194,24 +195,25 @@ fn one_step_has_the_direction_that_is_possible() {
     }
 }
 
-/// A matrix of rank 2 is exact after two steps with rank 2, also if gradients before it were zero.
+/// A matrix of rank 2 is exact after a few steps of rank 2, also if the gradients before it had less rank, so that a column of the
+/// factors was lost.
 #[test]
 fn matrices_of_low_rank_arrive_whole() {
     let comm = &Threads::new(1)[0];
     let (a, b) = (normals(1, 60), normals(2, 50));
     let (c, d) = (normals(3, 60), normals(4, 50));
-    let matrix: Vec<f32> = (0..3000).map(|i| a[i / 50] * b[i % 50] + 0.1 * c[i / 50] * d[i % 50]).collect();
+    let matrix = |of: &dyn Fn(usize) -> f32| (0..3000).map(of).collect::<Vec<f32>>();
+    let one = matrix(&|i| a[i / 50] * b[i % 50]);
+    let two = matrix(&|i| a[i / 50] * b[i % 50] + 0.1 * c[i / 50] * d[i % 50]);
+    let none = vec![0.0; 3000];
     let mut codec = LowRank::new(&[[60, 50]], 2).expect("a codec");
-    codec.exchange(comm, &mut vec![0.0; 3000]).expect("a mean");
-    let mut rank_one: Vec<f32> = (0..3000).map(|i| a[i / 50] * b[i % 50]).collect();
-    codec.exchange(comm, &mut rank_one).expect("a mean");
-    codec.exchange(comm, &mut vec![0.0; 3000]).expect("a mean");
-    for _ in 0..2 {
-        let mut gradient = matrix.clone();
-        codec.exchange(comm, &mut gradient).expect("a mean");
-        let mut got = kept(&codec);
-        add(&mut got, 1.0, &gradient);
-        assert_all_near!(&got, &matrix, abs = 1e-4);
+    for matrix in [&none, &one, &two, &none, &two] {
+        for _ in 0..3 {
+            codec.exchange(comm, &mut matrix.clone()).expect("a mean");
+        }
+        let mut last = matrix.clone();
+        codec.exchange(comm, &mut last).expect("a mean");
+        assert_all_near!(&last, matrix, abs = 1e-4);
     }
-    assert_all_near!(&kept(&codec), &vec![0.0; 3000], abs = 1e-4);
+    assert_all_near!(&kept(&codec), &none, abs = 1e-4);
 }
