@@ -1,7 +1,7 @@
 //! Single gradients as messages.
 
-use crate::codec::{CodecConfig, MessageCodec, check_gradient};
-use crate::{Codec, CommError};
+use crate::CommError;
+use crate::codec::{Codec, CodecConfig, MessageCodec, check_gradient};
 
 /// Writes gradients as messages of a codec, with figures of each, and reads them back. To exchange gradients between ranks, use
 /// [`Codec::exchange`].

@@ -1,7 +1,7 @@
 //! Codecs by their settings.
 
 use crate::CommError;
-use crate::codec::{Codec, Demo, LowRank, MessageCodec, Sketch, SparseLoCo, Ternary, TopK};
+use crate::codec::{Codec, Demo, LowRank, MessageCodec, Sketch, SparseLoCo, Ternary, TopK, elements};
 
 /// A codec by its settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,16 +101,4 @@ impl CodecConfig {
             }
         })
     }
-}
-
-/// Elements of all tensors, for which there is memory.
-pub(super) fn elements(shapes: &[[usize; 2]]) -> Result<usize, CommError> {
-    let mut sum = 0usize;
-    for (tensor, [rows, cols]) in shapes.iter().copied().enumerate() {
-        let too_large = CommError::Shape { tensor, rows, cols, before: sum };
-        let with = rows.checked_mul(cols).and_then(|elements| sum.checked_add(elements));
-        // A codec of a gradient that cannot be held would end the process when it takes its memory.
-        sum = with.filter(|len| Vec::<f32>::new().try_reserve_exact(*len).is_ok()).ok_or(too_large)?;
-    }
-    Ok(sum)
 }

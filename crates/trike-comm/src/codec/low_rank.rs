@@ -1,7 +1,6 @@
 //! Matrices as products of two thin ones.
 
-use crate::codec::config::elements;
-use crate::codec::{Carry, Codec, Saved, check_bytes, check_gradient, mix, number};
+use crate::codec::{Carry, Codec, Saved, check_bytes, check_gradient, elements, mix, number};
 use crate::sum::append;
 use crate::{CommError, Communicator};
 

@@ -104,6 +104,18 @@ pub trait MessageCodec: Codec {
     }
 }
 
+/// Elements of all tensors, for which there is memory.
+fn elements(shapes: &[[usize; 2]]) -> Result<usize, CommError> {
+    let mut sum = 0usize;
+    for (tensor, [rows, cols]) in shapes.iter().copied().enumerate() {
+        let too_large = CommError::Shape { tensor, rows, cols, before: sum };
+        let with = rows.checked_mul(cols).and_then(|elements| sum.checked_add(elements));
+        // A codec of a gradient that cannot be held would end the process when it takes its memory.
+        sum = with.filter(|len| Vec::<f32>::new().try_reserve_exact(*len).is_ok()).ok_or(too_large)?;
+    }
+    Ok(sum)
+}
+
 /// Bytes of a vector of `len` elements in chunks of `chunk`, of which each takes `of` bytes by its length.
 fn chunked(len: usize, chunk: usize, of: impl Fn(usize) -> usize) -> usize {
     let rest = len % chunk;

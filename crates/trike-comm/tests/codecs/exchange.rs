@@ -101,6 +101,22 @@ fn the_mean_is_finite_for_gradients_of_any_size() {
     }
 }
 
+/// Finite gradients whose sums are not are an error or numbers, on every codec.
+#[test]
+fn gradients_at_the_end_of_the_range_give_no_nan() {
+    let comm = &Threads::new(1)[0];
+    for config in all() {
+        let mut codec = config.build(&[[30, 40], [1, 40]]).expect("a codec");
+        for _ in 0..3 {
+            let mut gradient: Vec<f32> = normals(1, 1240).iter().map(|x| f32::MAX.copysign(*x)).collect();
+            match codec.exchange(comm, &mut gradient) {
+                Ok(()) => assert!(gradient.iter().all(|x| !x.is_nan()), "{config:?}"),
+                Err(error) => assert!(matches!(error, CommError::Damaged { rank: 0, .. }), "{error}"),
+            }
+        }
+    }
+}
+
 #[test]
 fn settings_out_of_range_are_refused() {
     use CodecConfig::{Demo, LowRank, Sketch, SparseLoCo, TopK};
