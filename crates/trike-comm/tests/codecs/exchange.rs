@@ -194,6 +194,27 @@ fn a_constant_gradient_arrives() {
     }
 }
 
+/// Ranks whose gradients always differ: the mean hides what each keeps, which must not grow with the steps either, fourfold from 300
+/// to 1,200. That of trits doubles at first: elements beyond the scale wait until they have raised it.
+#[test]
+fn ranks_do_not_drift_apart() {
+    for config in LOSSLESS {
+        let lengths = run(2, |comm| {
+            let mut codec = config.build(&[[30, 40]]).expect("a codec");
+            let mut after = |steps| {
+                for _ in 0..steps {
+                    codec.exchange(&comm, &mut normals(comm.rank() as u64, 1200)).expect("a mean");
+                }
+                length(&kept(&*codec))
+            };
+            [after(300), after(900)]
+        });
+        for [before, after] in lengths {
+            assert!(after < 2.5 * before, "{config:?}: {before} after 300 steps, {after} after 1,200");
+        }
+    }
+}
+
 /// The direction of one step of normal numbers, from theory: the best three values have 0.900, `n` elements in `b` buckets the
 /// square root of `b / (b + n)`.
 #[test]
