@@ -18,6 +18,7 @@ use crate::codec::{Codec, CodecConfig, MessageCodec, check_gradient};
 /// assert_eq!(compressor.decompress(&compressed.message)?, [1.0, 0.0, -1.0, 0.0, 1.0, 0.0]);
 /// # Ok::<(), trike_comm::CommError>(())
 /// ```
+#[doc(alias = "VSAGradientCompressor")]
 #[derive(Debug)]
 pub struct GradientCompressor {
     codec: Box<dyn MessageCodec>,

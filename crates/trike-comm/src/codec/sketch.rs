@@ -25,6 +25,7 @@ const SIGN: u16 = 1 << 15;
 ///
 /// A gradient arrives over about `n / b` steps and with noise: at the same size, the direction of a step is worse than that of
 /// [`TopK`](crate::codec::TopK). It is for wires that add.
+#[doc(alias = "VSA")]
 #[derive(Clone, Debug)]
 pub struct Sketch {
     share: f32,
