@@ -86,6 +86,28 @@ pub enum CommError {
         /// Elements given.
         got: usize,
     },
+    /// Tensors with more elements than memory can hold.
+    #[error("tensor {tensor} of {rows} x {cols} elements after {before} others does not fit in memory")]
+    Shape {
+        /// Its number.
+        tensor: usize,
+        /// Its rows.
+        rows: usize,
+        /// Its columns.
+        cols: usize,
+        /// Elements of the tensors before it.
+        before: usize,
+    },
+    /// A codec that exchanges in more rounds than are possible.
+    #[error("codec {codec} takes {got} rounds of messages, expected {expected}")]
+    Rounds {
+        /// Its name.
+        codec: &'static str,
+        /// Rounds expected.
+        expected: usize,
+        /// Its rounds.
+        got: usize,
+    },
     /// A number out of range.
     #[error("{what} is {got}, expected {expected}")]
     Range {

@@ -5,7 +5,7 @@
 //!
 //! Sums of gradients run in a tree over the numbers of the micro-batches ([`Plan`]), so one, two and four ranks give the same
 //! bits. A [`Codec`] replaces such an exact sum by an approximate mean of fewer bytes; what it leaves out it keeps for the next
-//! step (error feedback, Karimireddy et al., 1901.09847).
+//! step (error feedback, Karimireddy et al., 1901.09847). [`CodecConfig`] builds one; the module [`codec`] compares them.
 //!
 //! ```
 //! use trike_comm::{Part, Plan, Threads, TreeSum};
@@ -44,7 +44,7 @@ mod sum;
 mod threads;
 
 pub use agree::agree;
-pub use codec::{Codec, CodecConfig};
+pub use codec::{Codec, CodecConfig, MessageCodec};
 pub use communicator::{Communicator, Traffic};
 pub use endpoint::{Endpoint, Transport};
 pub use error::CommError;

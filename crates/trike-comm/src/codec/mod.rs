@@ -1,18 +1,47 @@
 //! Gradients in fewer bytes.
 //!
-//! A codec replaces the gradient of each rank by an approximate mean over all ranks. What a rank's message leaves out is added to
-//! its next gradient (error feedback), so over many steps nothing is lost. Two codecs are compared by the loss at the end of a
-//! run and the bytes sent, not by the angle of one step's gradient.
+//! A codec replaces the gradient of each rank by an approximate mean over all ranks. What is not sent is added to the next gradient
+//! (error feedback), so over many steps nothing is lost. Two codecs are compared by the loss at the end of a run and the bytes sent,
+//! not by the angle of one step's gradient.
+//!
+//! | codec | sent | rounds | state |
+//! |---|---|---|---|
+//! | [`Ternary`] | trits, one scale per 4,095 | 1 | residual |
+//! | [`TopK`] | the largest elements, 16 bits each | 1 | velocity, waiting |
+//! | [`Demo`] | the largest cosine coefficients of the momentum, 16 bits each | 1 | momentum |
+//! | [`SparseLoCo`] | the largest elements, 14 bits each | 1 | residual |
+//! | [`Sketch`] | sums of hashed elements | 1 | residual, step |
+//! | [`LowRank`] | two factors per matrix | 2 | residual, q |
+//!
+//! [`CodecConfig`] builds all of them. Those of one round are also [`MessageCodec`]s: their messages can be written and read without
+//! ranks, by [`GradientCompressor`], and trits be summed in any order, by [`TernaryGradientAccumulator`].
 
+mod accumulator;
+mod compressor;
+mod config;
+mod demo;
+mod loco;
+mod low_rank;
+mod sketch;
+mod sparse;
+mod state;
 mod ternary;
 mod top;
 
 use crate::{CommError, Communicator};
 
+pub use accumulator::TernaryGradientAccumulator;
+pub use compressor::{CompressedGradient, CompressionStats, GradientCompressor};
+pub use config::CodecConfig;
+pub use demo::Demo;
+pub use loco::SparseLoCo;
+pub use low_rank::LowRank;
+pub use sketch::Sketch;
+pub use state::{Carry, Saved, restore};
 pub use ternary::Ternary;
 pub use top::TopK;
 
-/// A way to write gradients in fewer bytes.
+/// A way to exchange gradients in fewer bytes.
 pub trait Codec: std::fmt::Debug + Send {
     /// Elements of the gradients.
     fn len(&self) -> usize;
@@ -22,11 +51,28 @@ pub trait Codec: std::fmt::Debug + Send {
         self.len() == 0
     }
 
-    /// Bytes of a message, which are the same for every gradient.
+    /// Bytes that a rank sends to each other rank per exchange, without headers of messages; the same for every gradient.
     fn bytes(&self) -> usize;
 
-    /// The message of a gradient with what was left out before; what it leaves out is kept for the next. All elements are finite,
-    /// which [`exchange`](Self::exchange) checks.
+    /// Replaces this rank's gradient by the approximate mean over all ranks. All ranks get the same bits.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError::Length`] for a gradient of another length and [`CommError::NonFinite`] for one that is not finite, both with the
+    /// state unchanged. Errors of messages, after which the gradient is arbitrary and the state has to be [restored](restore).
+    fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError>;
+
+    /// The state that a run saves to continue with the same bits. Lengths and order do not change over the life of a codec.
+    fn state(&self) -> Vec<Saved<'_>>;
+
+    /// The vectors of [`state`](Self::state) in the same order, to be overwritten.
+    fn state_mut(&mut self) -> Vec<&mut [f32]>;
+}
+
+/// A codec that needs one message per rank and exchange.
+pub trait MessageCodec: Codec {
+    /// The message of a gradient plus the state; what is not sent stays in the state. All elements must be finite, which
+    /// [`exchange`](Codec::exchange) checks.
     ///
     /// # Errors
     ///
@@ -38,26 +84,16 @@ pub trait Codec: std::fmt::Debug + Send {
     /// # Errors
     ///
     /// [`CommError::Length`] for sums of another length, [`CommError::Cut`] for a message of another length than
-    /// [`bytes`](Self::bytes), [`CommError::Damaged`] for one that no gradient has; `sum` is then arbitrary.
+    /// [`bytes`](Codec::bytes), [`CommError::Damaged`] for one that no gradient has; `sum` is then arbitrary.
     fn add(&self, rank: usize, message: &[u8], weight: f32, sum: &mut [f32]) -> Result<(), CommError>;
 
-    /// What a run has to save to continue as if it had not stopped.
-    fn state(&self) -> Vec<&[f32]>;
-
-    /// The same, to be restored.
-    fn state_mut(&mut self) -> Vec<&mut [f32]>;
-
-    /// Replaces this rank's gradient by the mean over all ranks, as their messages have it. All ranks get the same bits.
+    /// An [`exchange`](Codec::exchange) of one message per rank, added in the order of the ranks.
     ///
     /// # Errors
     ///
-    /// [`CommError::NonFinite`] for a gradient that is not finite, and those of [`encode`](Self::encode), of [`add`](Self::add) and
-    /// of messages.
-    fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
-        // Finite numbers times zero are zero; the sum of others is NaN.
-        if gradient.iter().fold(0.0, |sum, g| sum + 0.0 * g) != 0.0 {
-            return Err(CommError::NonFinite { rank: comm.rank() });
-        }
+    /// As [`exchange`](Codec::exchange).
+    fn exchange_messages(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
+        check_gradient(comm.rank(), self.len(), gradient)?;
         let message = self.encode(gradient)?;
         let weight = 1.0 / comm.size() as f32;
         gradient.fill(0.0);
@@ -68,40 +104,43 @@ pub trait Codec: std::fmt::Debug + Send {
     }
 }
 
-/// A codec by its settings.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum CodecConfig {
-    /// [`Ternary`].
-    Ternary,
-    /// [`TopK`].
-    TopK {
-        /// Share of the elements that are sent, over 0 up to 1.
-        share: f32,
-        /// Share of the velocity that is kept from step to step, 0 to less than 1.
-        momentum: f32,
-    },
-}
-
-impl CodecConfig {
-    /// A codec for gradients of `len` elements.
-    ///
-    /// # Errors
-    ///
-    /// [`CommError::Range`].
-    pub fn build(self, len: usize) -> Result<Box<dyn Codec>, CommError> {
-        Ok(match self {
-            Self::Ternary => Box::new(Ternary::new(len)),
-            Self::TopK { share, momentum } => Box::new(TopK::new(len, share, momentum)?),
-        })
+/// Elements of all tensors, for which there is memory.
+fn elements(shapes: &[[usize; 2]]) -> Result<usize, CommError> {
+    let mut sum = 0usize;
+    for (tensor, [rows, cols]) in shapes.iter().copied().enumerate() {
+        let too_large = CommError::Shape { tensor, rows, cols, before: sum };
+        let with = rows.checked_mul(cols).and_then(|elements| sum.checked_add(elements));
+        // A codec of a gradient that cannot be held would end the process when it takes its memory.
+        sum = with.filter(|len| Vec::<f32>::new().try_reserve_exact(*len).is_ok()).ok_or(too_large)?;
     }
+    Ok(sum)
 }
 
-/// The first four bytes of a chunk, its largest or mean magnitude.
-fn scale(rank: usize, header: &[u8]) -> Result<f32, CommError> {
-    let scale = f32::from_le_bytes([header[0], header[1], header[2], header[3]]);
-    let problem = "a scale that is not finite";
-    if scale.is_finite() { Ok(scale) } else { Err(CommError::Damaged { rank, problem }) }
+/// Bytes of a vector of `len` elements in chunks of `chunk`, of which each takes `of` bytes by its length.
+fn chunked(len: usize, chunk: usize, of: impl Fn(usize) -> usize) -> usize {
+    let rest = len % chunk;
+    (len / chunk) * of(chunk) + if rest > 0 { of(rest) } else { 0 }
+}
+
+/// The finite number in the first four bytes.
+fn number(rank: usize, bytes: &[u8]) -> Result<f32, CommError> {
+    let number = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    let problem = "a number that is not finite";
+    if number.is_finite() { Ok(number) } else { Err(CommError::Damaged { rank, problem }) }
+}
+
+/// The scale in the first four bytes, a magnitude.
+fn scale(rank: usize, bytes: &[u8]) -> Result<f32, CommError> {
+    let scale = number(rank, bytes)?;
+    let problem = "a negative scale";
+    if scale >= 0.0 { Ok(scale) } else { Err(CommError::Damaged { rank, problem }) }
+}
+
+fn check_gradient(rank: usize, len: usize, gradient: &[f32]) -> Result<(), CommError> {
+    check_len("gradient", len, gradient.len())?;
+    // Without a branch per element, so that the loop is vectorized.
+    let finite = gradient.iter().fold(true, |finite, g| finite & g.is_finite());
+    if finite { Ok(()) } else { Err(CommError::NonFinite { rank }) }
 }
 
 fn check_len(what: &'static str, expected: usize, got: usize) -> Result<(), CommError> {
@@ -110,4 +149,32 @@ fn check_len(what: &'static str, expected: usize, got: usize) -> Result<(), Comm
 
 fn check_bytes(rank: usize, expected: usize, got: usize) -> Result<(), CommError> {
     if expected == got { Ok(()) } else { Err(CommError::Cut { rank, expected, got }) }
+}
+
+/// A share of something, over 0 up to 1.
+fn check_share(share: f32) -> Result<(), CommError> {
+    let expected = "over 0 up to 1";
+    let is_share = share > 0.0 && share <= 1.0;
+    if is_share { Ok(()) } else { Err(CommError::Range { what: "share", expected, got: f64::from(share) }) }
+}
+
+/// A factor by which the state of the last step is multiplied, 0 to 1.
+fn check_decay(what: &'static str, decay: f32) -> Result<(), CommError> {
+    let is_decay = (0.0..=1.0).contains(&decay);
+    if is_decay { Ok(()) } else { Err(CommError::Range { what, expected: "0 to 1", got: f64::from(decay) }) }
+}
+
+/// How many of `len` elements a share is, at least one.
+fn count(share: f32, len: usize) -> usize {
+    ((share * len as f32).round() as usize).clamp(1, len.max(1))
+}
+
+/// A number whose bits depend on all bits of `x` (Wellons' `lowbias32`, a bijection).
+#[inline(always)]
+fn mix(mut x: u32) -> u32 {
+    x ^= x >> 16;
+    x = x.wrapping_mul(0x7feb_352d);
+    x ^= x >> 15;
+    x = x.wrapping_mul(0x846c_a68b);
+    x ^ x >> 16
 }

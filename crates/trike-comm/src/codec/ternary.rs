@@ -1,7 +1,9 @@
 //! Gradients as trits.
 
-use crate::CommError;
-use crate::codec::{Codec, check_bytes, check_len, scale};
+use std::ops::Range;
+
+use crate::codec::{Carry, Codec, MessageCodec, Saved, check_bytes, check_len, chunked, scale};
+use crate::{CommError, Communicator};
 
 /// Elements that share a scale: whole bytes of five trits.
 const CHUNK: usize = 4095;
@@ -17,7 +19,7 @@ const THRESHOLD: f32 = 0.7;
 const ZEROS: u8 = 121;
 
 /// The trit of each digit, the lowest first, of each byte; zero for bytes that are none.
-const DIGITS: [[f32; 256]; TRITS] = {
+pub(super) const DIGITS: [[f32; 256]; TRITS] = {
     let mut digits = [[0.0; 256]; TRITS];
     let mut value = 0;
     while value < VALUES {
@@ -32,7 +34,7 @@ const DIGITS: [[f32; 256]; TRITS] = {
     digits
 };
 
-/// Trits with a scale for each 4,095 of them, 1.61 bits an element: 19.9 times fewer bytes than f32.
+/// Trits with one scale per 4,095 of them, 1.61 bits per element: 19.9 times fewer bytes than f32.
 ///
 /// With `m` the mean magnitude of a chunk, an element of more than `0.7 m` becomes the mean magnitude of such elements, with its
 /// sign, and others become zero. The error goes to the next step.
@@ -81,10 +83,23 @@ impl Codec for Ternary {
     }
 
     fn bytes(&self) -> usize {
-        let of = |len: usize| if len > 0 { 4 + len.div_ceil(TRITS) } else { 0 };
-        (self.len() / CHUNK) * of(CHUNK) + of(self.len() % CHUNK)
+        bytes(self.len())
     }
 
+    fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
+        self.exchange_messages(comm, gradient)
+    }
+
+    fn state(&self) -> Vec<Saved<'_>> {
+        vec![Saved { name: "residual", carry: Carry::Mean, values: &self.residual }]
+    }
+
+    fn state_mut(&mut self) -> Vec<&mut [f32]> {
+        vec![&mut self.residual]
+    }
+}
+
+impl MessageCodec for Ternary {
     fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, CommError> {
         check_len("gradient", self.len(), gradient.len())?;
         let mut message = Vec::with_capacity(self.bytes());
@@ -109,29 +124,41 @@ impl Codec for Ternary {
 
     fn add(&self, rank: usize, message: &[u8], weight: f32, sum: &mut [f32]) -> Result<(), CommError> {
         check_len("sum", self.len(), sum.len())?;
-        check_bytes(rank, self.bytes(), message.len())?;
-        let mut rest = message;
-        for sum in sum.chunks_mut(CHUNK) {
-            let (header, after) = rest.split_at(4);
-            let (trits, after) = after.split_at(sum.len().div_ceil(TRITS));
-            rest = after;
-            let scale = weight * scale(rank, header)?;
-            if trits.iter().any(|byte| usize::from(*byte) >= VALUES) {
-                return Err(CommError::Damaged { rank, problem: "a byte that is no trits" });
-            }
-            for (digit, sum) in sum.chunks_mut(trits.len()).enumerate() {
+        for chunk in read(rank, message, sum.len())? {
+            let (range, scale, trits) = chunk?;
+            let scale = weight * scale;
+            for (digit, sum) in sum[range].chunks_mut(trits.len()).enumerate() {
                 let values = DIGITS[digit].map(|trit| scale * trit);
                 sum.iter_mut().zip(trits).for_each(|(sum, byte)| *sum += values[usize::from(*byte)]);
             }
         }
         Ok(())
     }
+}
 
-    fn state(&self) -> Vec<&[f32]> {
-        vec![&self.residual]
-    }
+fn bytes(len: usize) -> usize {
+    chunked(len, CHUNK, |len| 4 + len.div_ceil(TRITS))
+}
 
-    fn state_mut(&mut self) -> Vec<&mut [f32]> {
-        vec![&mut self.residual]
-    }
+/// Elements, scale and bytes of a chunk.
+type Chunk<'a> = (Range<usize>, f32, &'a [u8]);
+
+/// The chunks of a message of `len` elements from rank `rank`.
+pub(super) fn read(
+    rank: usize,
+    message: &[u8],
+    len: usize,
+) -> Result<impl Iterator<Item = Result<Chunk<'_>, CommError>>, CommError> {
+    check_bytes(rank, bytes(len), message.len())?;
+    let mut rest = message;
+    Ok((0..len).step_by(CHUNK).map(move |start| {
+        let range = start..len.min(start + CHUNK);
+        let (header, after) = rest.split_at(4);
+        let (trits, after) = after.split_at(range.len().div_ceil(TRITS));
+        rest = after;
+        if trits.iter().any(|byte| usize::from(*byte) >= VALUES) {
+            return Err(CommError::Damaged { rank, problem: "a byte that is no trits" });
+        }
+        Ok((range, scale(rank, header)?, trits))
+    }))
 }

@@ -1,12 +1,8 @@
 //! The largest elements of gradients.
 
-use crate::CommError;
-use crate::codec::{Codec, check_bytes, check_len, scale};
-
-/// Elements of a chunk, from each of which as many are sent: a place takes 12 bits.
-const CHUNK: usize = 4096;
-/// Magnitudes, each `1 / sqrt(2)` of the one before.
-const LEVELS: [f32; 8] = [1.0, 0.707_106_77, 0.5, 0.353_553_38, 0.25, 0.176_776_69, 0.125, 0.088_388_346];
+use crate::codec::sparse::{CHUNK, Geometric, Scratch, Sparse};
+use crate::codec::{Carry, Codec, MessageCodec, Saved, check_len};
+use crate::{CommError, Communicator};
 
 /// The largest elements, with momentum (Lin et al., 1712.01887): of each 4,096, a share, in 16 bits each.
 ///
@@ -15,7 +11,7 @@ const LEVELS: [f32; 8] = [1.0, 0.707_106_77, 0.5, 0.353_553_38, 0.25, 0.176_776_
 /// magnitudes, from that of the largest of its chunk down to 0.09 of it.
 #[derive(Clone, Debug)]
 pub struct TopK {
-    share: f32,
+    sparse: Sparse<Geometric>,
     momentum: f32,
     velocity: Vec<f32>,
     waiting: Vec<f32>,
@@ -28,37 +24,14 @@ impl TopK {
     ///
     /// [`CommError::Range`].
     pub fn new(len: usize, share: f32, momentum: f32) -> Result<Self, CommError> {
-        if !(share > 0.0 && share <= 1.0) {
-            return Err(CommError::Range {
-                what: "share",
-                expected: "over 0 up to 1",
-                got: f64::from(share),
-            });
-        }
+        let sparse = Sparse::new(share)?;
         if !(0.0..1.0).contains(&momentum) {
             let got = f64::from(momentum);
             return Err(CommError::Range { what: "momentum", expected: "0 to less than 1", got });
         }
         let velocity = if momentum > 0.0 { vec![0.0; len] } else { Vec::new() };
-        Ok(Self { share, momentum, velocity, waiting: vec![0.0; len] })
+        Ok(Self { sparse, momentum, velocity, waiting: vec![0.0; len] })
     }
-
-    /// Elements that are sent of a chunk of `len`.
-    fn count(&self, len: usize) -> usize {
-        ((self.share * len as f32).round() as usize).clamp(1, len)
-    }
-}
-
-/// The level whose magnitude is nearest as a ratio.
-fn level(value: f32, most: f32) -> usize {
-    // Between two levels, the geometric mean: 2^(-1/4) of the upper one.
-    const BORDER: f32 = 0.840_896_4;
-    LEVELS[..7].iter().take_while(|level| value < most * *level * BORDER).count()
-}
-
-fn decoded(most: f32, level: usize, sign: u16) -> f32 {
-    let magnitude = most * LEVELS[level & 7];
-    if sign == 1 { -magnitude } else { magnitude }
 }
 
 impl Codec for TopK {
@@ -67,10 +40,24 @@ impl Codec for TopK {
     }
 
     fn bytes(&self) -> usize {
-        let of = |len: usize| if len > 0 { 4 + 2 * self.count(len) } else { 0 };
-        (self.len() / CHUNK) * of(CHUNK) + of(self.len() % CHUNK)
+        self.sparse.bytes(self.len())
     }
 
+    fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
+        self.exchange_messages(comm, gradient)
+    }
+
+    fn state(&self) -> Vec<Saved<'_>> {
+        let saved = |name, values| Saved { name, carry: Carry::Mean, values };
+        vec![saved("velocity", &self.velocity), saved("waiting", &self.waiting)]
+    }
+
+    fn state_mut(&mut self) -> Vec<&mut [f32]> {
+        vec![&mut self.velocity, &mut self.waiting]
+    }
+}
+
+impl MessageCodec for TopK {
     fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, CommError> {
         check_len("gradient", self.len(), gradient.len())?;
         if self.momentum > 0.0 {
@@ -82,28 +69,12 @@ impl Codec for TopK {
             self.waiting.iter_mut().zip(gradient).for_each(|(waiting, g)| *waiting += g);
         }
         let mut message = Vec::with_capacity(self.bytes());
-        let mut order: Vec<u16> = Vec::with_capacity(CHUNK);
-        let counts: Vec<usize> = self.waiting.chunks(CHUNK).map(|chunk| self.count(chunk.len())).collect();
-        for ((chunk, waiting), count) in self.waiting.chunks_mut(CHUNK).enumerate().zip(counts) {
-            // Magnitudes are ordered as their bits are; of equal ones, the first.
-            let key = |place: &u16| (!waiting[usize::from(*place)].abs().to_bits(), *place);
-            order.clear();
-            order.extend(0..waiting.len() as u16);
-            if count < order.len() {
-                order.select_nth_unstable_by_key(count - 1, key);
-                order.truncate(count);
-            }
-            order.sort_unstable();
-            let most = order.iter().fold(0f32, |most, place| most.max(waiting[usize::from(*place)].abs()));
-            message.extend(most.to_le_bytes());
-            for place in &order {
-                let value = &mut waiting[usize::from(*place)];
-                // No level is zero: what is sent in place of a zero waits with the opposite sign.
-                let level = level(value.abs(), most);
-                let sign = u16::from(value.is_sign_negative());
-                message.extend((place << 4 | level as u16 | sign << 3).to_le_bytes());
-                *value -= decoded(most, level, sign);
-                if let Some(velocity) = self.velocity.get_mut(CHUNK * chunk + usize::from(*place)) {
+        let mut scratch = Scratch::default();
+        for (chunk, waiting) in self.waiting.chunks_mut(CHUNK).enumerate() {
+            self.sparse.write(waiting, &mut message, &mut scratch);
+            for (place, value) in &scratch.sent {
+                waiting[*place] -= value;
+                if let Some(velocity) = self.velocity.get_mut(CHUNK * chunk + place) {
                     *velocity = 0.0;
                 }
             }
@@ -113,29 +84,6 @@ impl Codec for TopK {
 
     fn add(&self, rank: usize, message: &[u8], weight: f32, sum: &mut [f32]) -> Result<(), CommError> {
         check_len("sum", self.len(), sum.len())?;
-        check_bytes(rank, self.bytes(), message.len())?;
-        let mut rest = message;
-        for sum in sum.chunks_mut(CHUNK) {
-            let (header, after) = rest.split_at(4);
-            let (entries, after) = after.split_at(2 * self.count(sum.len()));
-            rest = after;
-            let most = scale(rank, header)?;
-            for entry in entries.chunks_exact(2) {
-                let entry = u16::from_le_bytes([entry[0], entry[1]]);
-                let Some(sum) = sum.get_mut(usize::from(entry >> 4)) else {
-                    return Err(CommError::Damaged { rank, problem: "a place behind the last element" });
-                };
-                *sum += weight * decoded(most, usize::from(entry & 7), entry >> 3 & 1);
-            }
-        }
-        Ok(())
-    }
-
-    fn state(&self) -> Vec<&[f32]> {
-        vec![&self.velocity, &self.waiting]
-    }
-
-    fn state_mut(&mut self) -> Vec<&mut [f32]> {
-        vec![&mut self.velocity, &mut self.waiting]
+        self.sparse.read(rank, message, sum.len(), |place, value| sum[place] += weight * value)
     }
 }

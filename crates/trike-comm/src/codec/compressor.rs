@@ -1,0 +1,100 @@
+//! Single gradients as messages.
+
+use crate::CommError;
+use crate::codec::{Codec, CodecConfig, MessageCodec, check_gradient};
+
+/// Writes gradients as messages of a codec, with figures of each, and reads them back. To exchange gradients between ranks, use
+/// [`Codec::exchange`].
+///
+/// ```
+/// use trike_comm::CodecConfig;
+/// use trike_comm::codec::GradientCompressor;
+///
+/// let mut compressor = GradientCompressor::new(CodecConfig::Ternary, &[[2, 3]])?;
+/// let compressed = compressor.compress(&[1.0, 0.0, -1.0, 0.0, 1.0, 0.0])?;
+/// assert_eq!(compressed.stats.bytes, 6);
+/// assert_eq!(compressed.stats.ratio, 4.0);
+/// assert!((compressed.stats.cosine - 1.0).abs() < 1e-6);
+/// assert_eq!(compressor.decompress(&compressed.message)?, [1.0, 0.0, -1.0, 0.0, 1.0, 0.0]);
+/// # Ok::<(), trike_comm::CommError>(())
+/// ```
+#[doc(alias = "VSAGradientCompressor")]
+#[derive(Debug)]
+pub struct GradientCompressor {
+    codec: Box<dyn MessageCodec>,
+}
+
+/// A gradient as a message.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CompressedGradient {
+    /// Its bytes.
+    pub message: Vec<u8>,
+    /// Its figures.
+    pub stats: CompressionStats,
+}
+
+/// Figures of a message.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CompressionStats {
+    /// Bytes of the message.
+    pub bytes: usize,
+    /// Bytes of the gradient in f32 per byte of the message; 1 for gradients without elements.
+    pub ratio: f64,
+    /// Cosine of the angle between the gradient and its message, -1 to 1; 0 if one of them is zero. The error feedback of earlier
+    /// gradients is in the message, so this is no measure of what a run loses.
+    pub cosine: f64,
+}
+
+impl GradientCompressor {
+    /// A compressor of gradients of tensors of these rows and columns.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CodecConfig::build_message`].
+    pub fn new(config: CodecConfig, shapes: &[[usize; 2]]) -> Result<Self, CommError> {
+        Ok(Self { codec: config.build_message(shapes)? })
+    }
+
+    /// The codec, whose [`state`](Codec::state) a run saves.
+    #[must_use]
+    pub fn codec(&self) -> &dyn Codec {
+        &*self.codec
+    }
+
+    /// The codec, to be [restored](crate::codec::restore).
+    pub fn codec_mut(&mut self) -> &mut dyn Codec {
+        &mut *self.codec
+    }
+
+    /// The message of a gradient plus what earlier messages left out.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError::Length`] for a gradient of another length, [`CommError::NonFinite`] of rank 0 for one that is not finite; the
+    /// state is then unchanged.
+    pub fn compress(&mut self, gradient: &[f32]) -> Result<CompressedGradient, CommError> {
+        check_gradient(0, self.codec.len(), gradient)?;
+        let message = self.codec.encode(gradient)?;
+        let cosine = cosine(gradient, &self.decompress(&message)?);
+        let bytes = message.len();
+        let ratio = if gradient.is_empty() { 1.0 } else { 4.0 * gradient.len() as f64 / bytes as f64 };
+        Ok(CompressedGradient { message, stats: CompressionStats { bytes, ratio, cosine } })
+    }
+
+    /// The gradient of a message.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MessageCodec::add`], of rank 0.
+    pub fn decompress(&self, message: &[u8]) -> Result<Vec<f32>, CommError> {
+        let mut gradient = vec![0.0; self.codec.len()];
+        self.codec.add(0, message, 1.0, &mut gradient)?;
+        Ok(gradient)
+    }
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let lengths = dot(a, a).sqrt() * dot(b, b).sqrt();
+    if lengths > 0.0 { (dot(a, b) / lengths).clamp(-1.0, 1.0) } else { 0.0 }
+}

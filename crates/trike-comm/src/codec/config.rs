@@ -1,0 +1,104 @@
+//! Codecs by their settings.
+
+use crate::CommError;
+use crate::codec::{Codec, Demo, LowRank, MessageCodec, Sketch, SparseLoCo, Ternary, TopK, elements};
+
+/// A codec by its settings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum CodecConfig {
+    /// [`Ternary`].
+    Ternary,
+    /// [`TopK`].
+    TopK {
+        /// Fraction of the elements that are sent, over 0 up to 1.
+        share: f32,
+        /// Factor of the velocity per step, 0 to less than 1.
+        momentum: f32,
+    },
+    /// [`Demo`].
+    Demo {
+        /// Fraction of the cosine coefficients that are sent, over 0 up to 1.
+        share: f32,
+        /// Factor of the momentum per step, 0 to 1.
+        momentum: f32,
+    },
+    /// [`LowRank`].
+    LowRank {
+        /// Columns of each of the two factors of a matrix, at least 1.
+        rank: usize,
+    },
+    /// [`SparseLoCo`].
+    SparseLoCo {
+        /// Fraction of the elements that are sent, over 0 up to 1.
+        share: f32,
+        /// Factor of the residual per exchange, 0 to 1.
+        decay: f32,
+    },
+    /// [`Sketch`].
+    Sketch {
+        /// Numbers sent per element, over 0 up to 1.
+        share: f32,
+    },
+}
+
+impl CodecConfig {
+    /// Each codec with its default settings.
+    pub const DEFAULTS: [Self; 6] =
+        [Self::Ternary, Self::TOP_K, Self::DEMO, Self::LOW_RANK, Self::SPARSE_LOCO, Self::SKETCH];
+    /// 2 % of the elements, without momentum: 97 times fewer bytes than f32.
+    pub const TOP_K: Self = Self::TopK { share: 0.02, momentum: 0.0 };
+    /// 2.2 % of the coefficients, 89 times fewer bytes than f32, and the paper's momentum.
+    pub const DEMO: Self = Self::Demo { share: 0.022, momentum: 0.999 };
+    /// Rank 4.
+    pub const LOW_RANK: Self = Self::LowRank { rank: 4 };
+    /// 64 of 4,096 elements, 137 times fewer bytes than f32, and the paper's decay.
+    pub const SPARSE_LOCO: Self = Self::SparseLoCo { share: 0.015_625, decay: 0.95 };
+    /// One number per 20 elements.
+    pub const SKETCH: Self = Self::Sketch { share: 0.05 };
+
+    /// The codec for tensors of these rows and columns; a vector of `n` elements is `[1, n]`. A gradient is one slice with the
+    /// elements of all tensors, one tensor after another, by rows.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError::Range`] for settings out of range, [`CommError::Shape`] for tensors with more elements than memory.
+    ///
+    /// ```
+    /// use trike_comm::{Codec, CodecConfig, Threads};
+    ///
+    /// let mut codec = CodecConfig::LowRank { rank: 1 }.build(&[[64, 32], [1, 32]])?;
+    /// // 64 + 32 numbers of the matrix's factors and the 32 of the vector, in place of 2,080.
+    /// assert_eq!((codec.len(), codec.bytes()), (64 * 32 + 32, 4 * (64 + 32 + 32)));
+    /// let mut gradient = vec![0.5; codec.len()];
+    /// codec.exchange(&Threads::new(1)[0], &mut gradient)?;
+    /// // A matrix of equal elements has rank 1.
+    /// assert!(gradient.iter().all(|g| (g - 0.5).abs() < 1e-5));
+    /// # Ok::<(), trike_comm::CommError>(())
+    /// ```
+    pub fn build(self, shapes: &[[usize; 2]]) -> Result<Box<dyn Codec>, CommError> {
+        match self {
+            Self::LowRank { rank } => Ok(Box::new(LowRank::new(shapes, rank)?)),
+            other => Ok(other.build_message(shapes)?),
+        }
+    }
+
+    /// The same for a codec of one message per exchange.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`build`](Self::build), and [`CommError::Rounds`] for [`CodecConfig::LowRank`].
+    pub fn build_message(self, shapes: &[[usize; 2]]) -> Result<Box<dyn MessageCodec>, CommError> {
+        let len = elements(shapes)?;
+        Ok(match self {
+            Self::Ternary => Box::new(Ternary::new(len)),
+            Self::TopK { share, momentum } => Box::new(TopK::new(len, share, momentum)?),
+            Self::Demo { share, momentum } => Box::new(Demo::new(len, share, momentum)?),
+            Self::SparseLoCo { share, decay } => Box::new(SparseLoCo::new(len, share, decay)?),
+            Self::Sketch { share } => Box::new(Sketch::new(len, share)?),
+            Self::LowRank { .. } => {
+                return Err(CommError::Rounds { codec: "low rank", expected: 1, got: 2 });
+            }
+        })
+    }
+}

@@ -1,0 +1,275 @@
+//! Matrices as products of two thin ones.
+
+use crate::codec::{Carry, Codec, Saved, check_bytes, check_gradient, elements, mix, number};
+use crate::sum::append;
+use crate::{CommError, Communicator};
+
+/// A column of which no more than this part is left without the columns before it depends on them, but for the rounding of products
+/// in f32. As noise it would not be NaN, but the next `q` would have the directions of the other columns.
+const DEPENDENT: f64 = 1e-4;
+
+/// Low-rank approximations (PowerSGD, Vogels et al., 1905.13727): one step of subspace iteration per exchange.
+///
+/// With `m` a matrix of the gradient plus the residual, and `q` the factor of the last step, its columns of unit length:
+///
+/// 1. `p = m q`; the mean over the ranks is exchanged, and its columns made orthonormal on each rank.
+/// 2. `q = m^T p`; the mean is exchanged. The result is `p q^T`.
+///
+/// A rank takes `p q^T` of its own `q` away from its residual. That is a projection of its own gradients: residuals of different
+/// ranks do not drift apart, and their mean is what the mean gradient lacks. Vectors, and matrices whose factors have as many
+/// elements as they, are sent whole.
+#[derive(Clone, Debug)]
+pub struct LowRank {
+    rank: usize,
+    tensors: Vec<Tensor>,
+    /// Numbers of the first round.
+    first: usize,
+    residual: Vec<f32>,
+    /// The factors of all matrices, each by columns.
+    q: Vec<f32>,
+}
+
+/// A tensor of the gradient.
+#[derive(Clone, Copy, Debug)]
+struct Tensor {
+    rows: usize,
+    cols: usize,
+    /// Its first element in a gradient.
+    start: usize,
+    /// The first number of its `p`, or of its elements, in the first round.
+    p: usize,
+    /// The first number of its `q` in the second round; `None` if it is sent whole.
+    q: Option<usize>,
+}
+
+impl LowRank {
+    /// A codec for tensors of these rows and columns, of this rank, at least 1.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError::Range`], and [`CommError::Shape`] for tensors with more elements than memory.
+    pub fn new(shapes: &[[usize; 2]], rank: usize) -> Result<Self, CommError> {
+        if rank == 0 {
+            return Err(CommError::Range { what: "rank", expected: "1 or more", got: 0.0 });
+        }
+        let len = elements(shapes)?;
+        let (mut tensors, mut start, mut first, mut second) = (Vec::new(), 0, 0, 0);
+        for [rows, cols] in shapes.iter().copied() {
+            // Factors that are as large as their matrix gain nothing.
+            let is_low = rank.saturating_mul(rows.saturating_add(cols)) < rows * cols;
+            tensors.push(Tensor { rows, cols, start, p: first, q: is_low.then_some(second) });
+            start += rows * cols;
+            first += if is_low { rank * rows } else { rows * cols };
+            second += if is_low { rank * cols } else { 0 };
+        }
+        let mut codec = Self { rank, tensors, first, residual: vec![0.0; len], q: vec![0.0; second] };
+        let q = std::mem::take(&mut codec.q);
+        codec.q = codec.unit_columns(q);
+        Ok(codec)
+    }
+
+    /// The matrices, each with the place of its `q`.
+    fn matrices(&self) -> impl Iterator<Item = (Tensor, usize)> + '_ {
+        self.tensors.iter().filter_map(|tensor| Some((*tensor, tensor.q?)))
+    }
+
+    /// The same factors with columns of unit length; columns of zeros begin anew with random ones, the same on all ranks.
+    fn unit_columns(&self, mut q: Vec<f32>) -> Vec<f32> {
+        for (number, (tensor, start)) in self.matrices().enumerate() {
+            for (k, column) in q[start..][..self.rank * tensor.cols].chunks_mut(tensor.cols).enumerate() {
+                if !normalize(column, 0.0) {
+                    let seed = mix(mix(number as u32).wrapping_add(k as u32));
+                    for (j, x) in (0u32..).zip(column.iter_mut()) {
+                        *x = mix(seed.wrapping_add(j)) as i32 as f32;
+                    }
+                    normalize(column, 0.0);
+                }
+            }
+        }
+        q
+    }
+}
+
+impl Tensor {
+    /// `m q`, by columns.
+    fn times(&self, m: &[f32], q: &[f32], p: &mut [f32]) {
+        for (p, q) in p.chunks_mut(self.rows).zip(q.chunks(self.cols)) {
+            for (p, row) in p.iter_mut().zip(m.chunks(self.cols)) {
+                *p = dot(row, q);
+            }
+        }
+    }
+
+    /// `m^T p`, by columns; `q` is zero before.
+    fn transposed_times(&self, m: &[f32], p: &[f32], q: &mut [f32]) {
+        for (i, row) in m.chunks(self.cols).enumerate() {
+            for (p, q) in p.chunks(self.rows).zip(q.chunks_mut(self.cols)) {
+                q.iter_mut().zip(row).for_each(|(q, m)| *q += p[i] * m);
+            }
+        }
+    }
+
+    /// `m += sign p q^T`.
+    fn add_product(&self, sign: f32, p: &[f32], q: &[f32], m: &mut [f32]) {
+        for (i, row) in m.chunks_mut(self.cols).enumerate() {
+            for (p, q) in p.chunks(self.rows).zip(q.chunks(self.cols)) {
+                let p = sign * p[i];
+                row.iter_mut().zip(q).for_each(|(m, q)| *m += p * q);
+            }
+        }
+    }
+
+    fn elements(&self) -> std::ops::Range<usize> {
+        self.start..self.start + self.rows * self.cols
+    }
+}
+
+impl Codec for LowRank {
+    fn len(&self) -> usize {
+        self.residual.len()
+    }
+
+    fn bytes(&self) -> usize {
+        4 * (self.first + self.q.len())
+    }
+
+    fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
+        check_gradient(comm.rank(), self.len(), gradient)?;
+        self.residual.iter_mut().zip(&*gradient).for_each(|(r, g)| *r += g);
+        let r = self.rank;
+        let mut own = vec![0.0; self.first];
+        for tensor in &self.tensors {
+            let m = &self.residual[tensor.elements()];
+            match tensor.q {
+                Some(q) => {
+                    let q = &self.q[q..][..r * tensor.cols];
+                    tensor.times(m, q, &mut own[tensor.p..][..r * tensor.rows]);
+                }
+                None => own[tensor.p..][..m.len()].copy_from_slice(m),
+            }
+        }
+        let mut p = mean(comm, &own)?;
+        let mut own = vec![0.0; self.q.len()];
+        for (tensor, start) in self.matrices() {
+            let p = &mut p[tensor.p..][..r * tensor.rows];
+            orthonormalize(p, tensor.rows);
+            let m = &self.residual[tensor.elements()];
+            tensor.transposed_times(m, p, &mut own[start..][..r * tensor.cols]);
+        }
+        let q = mean(comm, &own)?;
+        for tensor in &self.tensors {
+            let residual = &mut self.residual[tensor.elements()];
+            let out = &mut gradient[tensor.elements()];
+            match tensor.q {
+                Some(start) => {
+                    let p = &p[tensor.p..][..r * tensor.rows];
+                    tensor.add_product(-1.0, p, &own[start..][..r * tensor.cols], residual);
+                    out.fill(0.0);
+                    tensor.add_product(1.0, p, &q[start..][..r * tensor.cols], out);
+                }
+                None => {
+                    out.copy_from_slice(&p[tensor.p..][..out.len()]);
+                    residual.fill(0.0);
+                }
+            }
+        }
+        self.q = self.unit_columns(q);
+        Ok(())
+    }
+
+    fn state(&self) -> Vec<Saved<'_>> {
+        vec![
+            Saved { name: "residual", carry: Carry::Mean, values: &self.residual },
+            Saved { name: "q", carry: Carry::Same, values: &self.q },
+        ]
+    }
+
+    fn state_mut(&mut self) -> Vec<&mut [f32]> {
+        vec![&mut self.residual, &mut self.q]
+    }
+}
+
+/// The mean over all ranks of as many numbers on each, added in the order of the ranks: the same bits on all of them.
+fn mean(comm: &dyn Communicator, own: &[f32]) -> Result<Vec<f32>, CommError> {
+    let mut message = Vec::new();
+    append(&mut message, own);
+    let mut sum = vec![0.0; own.len()];
+    let weight = 1.0 / comm.size() as f32;
+    for (rank, message) in comm.all_gather(&message, message.len())?.iter().enumerate() {
+        check_bytes(rank, 4 * own.len(), message.len())?;
+        for (sum, bytes) in sum.iter_mut().zip(message.chunks_exact(4)) {
+            *sum += weight * number(rank, bytes)?;
+        }
+    }
+    Ok(sum)
+}
+
+/// The sum of products, in lanes.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0f32; 16];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
+    for (a, b) in a.iter().zip(b) {
+        for (lane, (a, b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
+            *lane += a * b;
+        }
+    }
+    lanes.iter().sum::<f32>() + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f32>()
+}
+
+/// The same in f64, in order.
+fn dot_f64(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+/// Gives a column unit length; one that is not longer than `least`, or has no length, becomes zero, which is `false`.
+fn normalize(column: &mut [f32], least: f64) -> bool {
+    let length = dot_f64(column, column).sqrt();
+    let is_long = length > least && length.is_finite();
+    column.iter_mut().for_each(|x| *x = if is_long { (f64::from(*x) / length) as f32 } else { 0.0 });
+    is_long
+}
+
+/// Makes the columns of `rows` elements orthonormal, one after another (Gram-Schmidt), each twice against those before it, since once
+/// leaves the rounding errors of almost dependent columns (Giraud et al., 2005). Dependent columns become zero.
+fn orthonormalize(p: &mut [f32], rows: usize) {
+    for k in 0..p.len() / rows {
+        let (before, column) = p.split_at_mut(k * rows);
+        let column = &mut column[..rows];
+        let length = dot_f64(column, column).sqrt();
+        for other in [&*before, &*before].into_iter().flat_map(|before| before.chunks(rows)) {
+            let along = dot_f64(other, column);
+            column
+                .iter_mut()
+                .zip(other)
+                .for_each(|(x, o)| *x = (f64::from(*x) - along * f64::from(*o)) as f32);
+        }
+        normalize(column, DEPENDENT * length);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_testkit::{Rng, assert_near};
+
+    use super::*;
+
+    #[test]
+    fn columns_are_orthonormal_or_zero() {
+        let rows = 33;
+        let mut p = Rng::new(1).normals(5 * rows);
+        // The second depends on the first but for rounding, the fourth is zero.
+        for i in 0..rows {
+            p[rows + i] = 3.1 * p[i];
+            p[3 * rows + i] = 0.0;
+        }
+        orthonormalize(&mut p, rows);
+        let columns: Vec<&[f32]> = p.chunks(rows).collect();
+        for (i, a) in columns.iter().enumerate() {
+            for (j, b) in columns.iter().enumerate() {
+                let want = if i == j && i != 1 && i != 3 { 1.0 } else { 0.0 };
+                assert_near!(dot_f64(a, b), want, abs = 1e-6, "columns {i} and {j}");
+            }
+        }
+        assert!(columns[1].iter().chain(columns[3]).all(|x| *x == 0.0));
+    }
+}
