@@ -118,8 +118,8 @@ pub enum CommError {
         /// The value given.
         got: f64,
     },
-    /// A gradient that is not finite.
-    #[error("gradient of rank {rank} is not finite")]
+    /// A loss or a gradient that is not finite.
+    #[error("a loss or gradient of rank {rank} is not finite")]
     NonFinite {
         /// The rank.
         rank: usize,

@@ -1,5 +1,6 @@
 //! Checkpoints of runs: written whole or not at all.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -46,12 +47,22 @@ pub struct Keep {
 }
 
 #[derive(Serialize, Deserialize)]
-struct StateFile {
+pub(crate) struct StateFile {
     version: u32,
-    optimizer_steps: u64,
+    pub(crate) optimizer_steps: u64,
+    /// Ranks that wrote it.
+    #[serde(default = "one")]
+    pub(crate) ranks: usize,
     #[serde(flatten)]
-    run: RunState,
+    pub(crate) run: RunState,
 }
+
+fn one() -> usize {
+    1
+}
+
+/// Names and values of tensors.
+pub(crate) type Named = Vec<(String, Vec<f32>)>;
 
 /// The folder of the checkpoint after `step` steps.
 pub(crate) fn folder(dir: &Path, step: usize) -> PathBuf {
@@ -71,17 +82,18 @@ pub fn save(
     optimizer: &Optimizer,
     keep: Keep,
 ) -> Result<PathBuf, TrainError> {
-    save_from(dir, state, parameters, optimizer, keep, &|values: &Vec<f32>| Ok(values.clone()))
+    let tensors = tensors_of(parameters, optimizer, |values: &Vec<f32>| Ok(values.clone()))?;
+    write(dir, state, optimizer.steps(), 1, &tensors, keep)
 }
 
-/// [`save`] for the memory of an executor, which `read` copies.
-pub(crate) fn save_from<T: Elements>(
+/// [`save`] of tensors with these names, by `ranks` ranks.
+pub(crate) fn write(
     dir: &Path,
     state: &RunState,
-    parameters: &Parameters<T>,
-    optimizer: &Optimizer<T>,
+    optimizer_steps: u64,
+    ranks: usize,
+    tensors: &Named,
     keep: Keep,
-    read: &dyn Fn(&T) -> Result<Vec<f32>, TrainError>,
 ) -> Result<PathBuf, TrainError> {
     let io = |path: &Path| {
         let path = path.to_owned();
@@ -93,10 +105,10 @@ pub(crate) fn save_from<T: Elements>(
     remove(&temporary)?;
     fs::create_dir(&temporary).map_err(io(&temporary))?;
     let write = || -> Result<(), TrainError> {
-        let file = StateFile { version: VERSION, optimizer_steps: optimizer.steps(), run: state.clone() };
+        let file = StateFile { version: VERSION, optimizer_steps, ranks, run: state.clone() };
         let json = serde_json::to_vec_pretty(&file)
             .map_err(|e| TrainError::Checkpoint { path: to.clone(), problem: e.to_string() })?;
-        let tensors = serialize(&tensors_of(parameters, optimizer, read)?)
+        let tensors = serialize(tensors)
             .map_err(|e| TrainError::Checkpoint { path: to.clone(), problem: e.to_string() })?;
         for (name, bytes) in [(STATE, &json), (TENSORS, &tensors)] {
             let path = temporary.join(name);
@@ -175,6 +187,13 @@ pub(crate) fn load_into<T: Elements>(
     optimizer: &mut Optimizer<T>,
     write: impl Fn(Vec<f32>) -> Result<T, TrainError>,
 ) -> Result<RunState, TrainError> {
+    let (file, tensors) = read(path, config)?;
+    place(path, &file, tensors.into_iter().collect(), parameters, optimizer, write)?;
+    Ok(file.run)
+}
+
+/// The state and the tensors of a checkpoint of a run with this configuration.
+pub(crate) fn read(path: &Path, config: &Value) -> Result<(StateFile, Named), TrainError> {
     let wrong = |problem: String| TrainError::Checkpoint { path: path.to_owned(), problem };
     let file = read_state(path)?;
     if let Some(difference) = difference("", &file.run.config, config) {
@@ -183,53 +202,80 @@ pub(crate) fn load_into<T: Elements>(
     let at = path.join(TENSORS);
     let bytes = fs::read(&at).map_err(|source| TrainError::Io { path: at, source })?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("{TENSORS}: {e}")))?;
-    let values = |part: &str, name: &str, len: usize| -> Result<T, TrainError> {
-        let name = format!("{part}.{name}");
-        let view = tensors.tensor(&name).map_err(|_| wrong(format!("{name} is missing")))?;
-        if view.dtype() != Dtype::F32 || view.data().len() != 4 * len {
-            return Err(wrong(format!("{name} has {} bytes: expected {} numbers", view.data().len(), len)));
+    let mut all = Vec::new();
+    for (name, view) in tensors.tensors() {
+        if view.dtype() != Dtype::F32 {
+            return Err(wrong(format!("{name} has {:?}: expected F32", view.dtype())));
         }
-        write(view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+        let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        all.push((name, values.collect()));
+    }
+    Ok((file, all))
+}
+
+/// Puts the tensors of a checkpoint in their places, all or none. An optimizer takes the means that it has room for.
+pub(crate) fn place<T: Elements>(
+    path: &Path,
+    file: &StateFile,
+    mut tensors: HashMap<String, Vec<f32>>,
+    parameters: &mut Parameters<T>,
+    optimizer: &mut Optimizer<T>,
+    write: impl Fn(Vec<f32>) -> Result<T, TrainError>,
+) -> Result<(), TrainError> {
+    let wrong = |problem: String| TrainError::Checkpoint { path: path.to_owned(), problem };
+    let mut values = |part: &str, name: &str, len: usize| -> Result<T, TrainError> {
+        let name = format!("{part}.{name}");
+        let values = tensors.remove(&name).ok_or_else(|| wrong(format!("{name} is missing")))?;
+        if values.len() != len {
+            return Err(wrong(format!("{name} has {} numbers: expected {len}", values.len())));
+        }
+        write(values)
     };
     let (mut weights, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
     for (place, parameter) in parameters.all().iter().enumerate() {
         let (name, len) = (parameter.key(), parameter.values.elements());
         weights.push(values("weight", &name, len)?);
-        first.push(values("first", &name, len)?);
-        second.push(optimizer.second[place].is_some().then(|| values("second", &name, len)).transpose()?);
+        let mut mean =
+            |part: &str, of: &Option<T>| of.is_some().then(|| values(part, &name, len)).transpose();
+        first.push(mean("first", &optimizer.first[place])?);
+        second.push(mean("second", &optimizer.second[place])?);
     }
     for (parameter, values) in parameters.all_mut().iter_mut().zip(weights) {
         parameter.values = values;
     }
     optimizer.restore(file.optimizer_steps, first, second);
-    Ok(file.run)
+    Ok(())
 }
 
-/// Names and bytes of all tensors.
-fn tensors_of<T: Elements>(
+/// Names and values of all tensors.
+pub(crate) fn tensors_of<T: Elements>(
     parameters: &Parameters<T>,
     optimizer: &Optimizer<T>,
-    read: &dyn Fn(&T) -> Result<Vec<f32>, TrainError>,
-) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
+    read: impl Fn(&T) -> Result<Vec<f32>, TrainError>,
+) -> Result<Named, TrainError> {
     let mut all = Vec::new();
     for (place, parameter) in parameters.all().iter().enumerate() {
         for (part, tensor) in [
             ("weight", Some(&parameter.values)),
-            ("first", Some(&optimizer.first[place])),
+            ("first", optimizer.first[place].as_ref()),
             ("second", optimizer.second[place].as_ref()),
         ] {
             let Some(tensor) = tensor else { continue };
-            let bytes = read(tensor)?.iter().flat_map(|v| v.to_le_bytes()).collect();
-            all.push((format!("{part}.{}", parameter.key()), bytes));
+            all.push((format!("{part}.{}", parameter.key()), read(tensor)?));
         }
     }
     Ok(all)
 }
 
-fn serialize(all: &[(String, Vec<u8>)]) -> Result<Vec<u8>, safetensors::SafeTensorError> {
+fn serialize(all: &Named) -> Result<Vec<u8>, safetensors::SafeTensorError> {
+    let bytes: Vec<Vec<u8>> =
+        all.iter().map(|(_, values)| values.iter().flat_map(|v| v.to_le_bytes()).collect()).collect();
     let views = all
         .iter()
-        .map(|(name, bytes)| Ok((name.as_str(), TensorView::new(Dtype::F32, vec![bytes.len() / 4], bytes)?)))
+        .zip(&bytes)
+        .map(|((name, values), bytes)| {
+            Ok((name.as_str(), TensorView::new(Dtype::F32, vec![values.len()], bytes)?))
+        })
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
     safetensors::serialize(views, None)
 }

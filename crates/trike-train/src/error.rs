@@ -159,6 +159,15 @@ pub enum TrainError {
         /// The cause.
         source: Box<crate::AdapterError>,
     },
+    /// Ranks that cannot work together, or a message between them that failed.
+    #[error(transparent)]
+    Comm(#[from] trike_comm::CommError),
+    /// Something that a trainer cannot do with ranks, whose gradients and means lie on all of them.
+    #[error("{what} is for a trainer without ranks")]
+    Alone {
+        /// What was asked for.
+        what: &'static str,
+    },
     /// An option is out of range.
     #[error(transparent)]
     Option(#[from] trike_core::OptionError),

@@ -11,6 +11,7 @@
 //! * [`Optimizer`]: AdamW, Muon for the matrices of the blocks, or gradient descent; [`DeterministicPhaseTrainer`]: steps along
 //!   predicted gradients.
 //! * [`PrecisionPolicy`]: products in bf16 or f16, with a [`LossScaler`].
+//! * [`Trainer::with_ranks`]: one model on several machines, with a [`RanksConfig`].
 //! * [`Schedule`]: learning rate and weight decay over a run.
 
 #![forbid(unsafe_code)]
@@ -22,6 +23,7 @@ mod export;
 mod memory;
 mod model;
 mod optimizer;
+mod parallel;
 mod phases;
 mod precision;
 pub mod run;
@@ -38,6 +40,7 @@ pub use model::{
     Weights,
 };
 pub use optimizer::{Optimizer, OptimizerConfig, OptimizerKind};
+pub use parallel::{OuterConfig, RanksConfig};
 pub use phases::{DeterministicPhaseTrainer, Phase, PhaseConfig};
 pub use precision::{LossScale, LossScaler, Precision, PrecisionPolicy};
 pub use sampler::{SampleConfig, Sampler};

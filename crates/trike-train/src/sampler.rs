@@ -117,13 +117,22 @@ impl Sampler {
         cpu: &Cpu,
         progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Option<Vec<Vec<u32>>>, TrainError> {
-        let count = self.config.documents;
-        let mut all = Vec::with_capacity(count.min(1 << 20));
-        for first in (0..count).step_by(SHARE * cpu.threads()) {
-            if progress(first).is_break() {
+        self.range(cpu, 0..self.config.documents, progress)
+    }
+
+    /// [`all`](Self::all) for some of the documents.
+    pub(crate) fn range(
+        &self,
+        cpu: &Cpu,
+        range: Range<usize>,
+        progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Option<Vec<Vec<u32>>>, TrainError> {
+        let mut all = Vec::with_capacity(range.len().min(1 << 20));
+        for first in range.clone().step_by(SHARE * cpu.threads()) {
+            if progress(first - range.start).is_break() {
                 return Ok(None);
             }
-            all.extend(self.documents(cpu, first..(first + SHARE * cpu.threads()).min(count))?);
+            all.extend(self.documents(cpu, first..(first + SHARE * cpu.threads()).min(range.end))?);
         }
         Ok(Some(all))
     }

@@ -13,9 +13,10 @@ use trike_grad::{Elements, Engine, GradError, Operand, ProductPrecision};
 use crate::checkpoint::{self, Keep, RunState};
 use crate::data::{Batch, Batches, Position};
 use crate::model::{ByPlace, Sums, check_gradients};
+use crate::parallel::{self, Ranks};
 use crate::{
-    Adapter, Loss, LossScaler, Objective, Optimizer, OptimizerConfig, Parameters, PrecisionPolicy, Resident,
-    Schedule, Shape, TernaryPolicy, TrainEngine, TrainError, Trained, Weights,
+    Adapter, Factors, Loss, LossScaler, Objective, Optimizer, OptimizerConfig, Parameters, PrecisionPolicy,
+    Resident, Schedule, Shape, TernaryPolicy, TrainEngine, TrainError, Trained, Weights,
 };
 
 /// Parameters of a model whose rows are computed side by side, each with gradients of its own: at most 32 MiB per thread.
@@ -105,8 +106,10 @@ pub struct Teacher<'a> {
 pub struct StepReport {
     /// The step, from 0.
     pub step: usize,
-    /// The loss before it.
+    /// The loss before it; with local steps, that of this rank's share.
     pub loss: Loss,
+    /// Tokens that were learned, on all ranks together.
+    pub tokens: usize,
     /// Norm of all gradients together, before it was limited.
     pub norm: f64,
     /// Learning rate.
@@ -121,20 +124,20 @@ pub struct StepReport {
 
 /// What a run changes.
 #[derive(Debug)]
-enum Trainable<'a, T> {
+pub(crate) enum Trainable<'a, T> {
     All(Parameters<T>),
     Adapter { frozen: Resident<'a, T>, adapter: Adapter<T> },
 }
 
 impl<T: Elements> Trainable<'_, T> {
-    fn weights(&self) -> Weights<'_, T> {
+    pub(crate) fn weights(&self) -> Weights<'_, T> {
         match self {
             Self::All(parameters) => parameters.into(),
             Self::Adapter { frozen, adapter } => Weights::adapted(frozen.get(), adapter),
         }
     }
 
-    fn trained_mut(&mut self) -> &mut Parameters<T> {
+    pub(crate) fn trained_mut(&mut self) -> &mut Parameters<T> {
         match self {
             Self::All(parameters) => parameters,
             Self::Adapter { adapter, .. } => adapter.parameters_mut(),
@@ -157,16 +160,17 @@ struct Tutor<'a, E: Engine> {
 /// [`download`](Self::download) copy them.
 #[derive(Debug)]
 pub struct Trainer<'a, E: Engine = Cpu> {
-    engine: &'a E,
-    config: TrainerConfig,
-    policy: TernaryPolicy,
+    pub(crate) engine: &'a E,
+    pub(crate) config: TrainerConfig,
+    pub(crate) policy: TernaryPolicy,
     model: Trained<'a, E>,
     teacher: Option<Tutor<'a, E>>,
-    trainable: Trainable<'a, E::Tensor>,
-    optimizer: Optimizer<E::Tensor>,
-    gradients: Vec<E::Tensor>,
-    step: usize,
-    scaler: Option<LossScaler>,
+    pub(crate) trainable: Trainable<'a, E::Tensor>,
+    pub(crate) optimizer: Optimizer<E::Tensor>,
+    pub(crate) gradients: Vec<E::Tensor>,
+    pub(crate) step: usize,
+    pub(crate) scaler: Option<LossScaler>,
+    pub(crate) ranks: Option<Ranks<'a>>,
 }
 
 impl<'a, E: TrainEngine> Trainer<'a, E> {
@@ -238,7 +242,19 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         let optimizer = Optimizer::on(engine, config.optimizer, trained)?;
         let gradients = trained.zeros_on(engine)?;
         let scaler = config.precision.scaler();
-        Ok(Self { engine, config, policy, model, teacher, trainable, optimizer, gradients, step: 0, scaler })
+        Ok(Self {
+            engine,
+            config,
+            policy,
+            model,
+            teacher,
+            trainable,
+            optimizer,
+            gradients,
+            step: 0,
+            scaler,
+            ranks: None,
+        })
     }
 
     /// Steps taken.
@@ -296,20 +312,35 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     ) -> Result<PathBuf, TrainError> {
         let config = self.with_settings(settings)?;
         let state = RunState { step: self.step, position, config, memory, loss_scaler: self.scaler };
-        let read = |tensor: &E::Tensor| Ok(self.engine.download(tensor.borrow())?.into_owned());
-        checkpoint::save_from(dir, &state, self.parameters(), &self.optimizer, keep, &read)
+        if let Some(ranks) = &self.ranks {
+            return self.save_together(ranks, dir, &state, keep);
+        }
+        let tensors = checkpoint::tensors_of(self.parameters(), &self.optimizer, |tensor| {
+            Ok(self.engine.download(tensor.borrow())?.into_owned())
+        })?;
+        checkpoint::write(dir, &state, self.optimizer.steps(), 1, &tensors, keep)
     }
 
-    /// Continues from a checkpoint; returns its state, with the position at which the next batch starts.
+    /// Continues from a checkpoint; returns its state, with the position at which the next batch starts. Of several ranks only the
+    /// first reads it. It may have been written by another number of ranks.
     ///
     /// # Errors
     ///
     /// As [`checkpoint::load`].
     pub fn resume(&mut self, path: &Path, settings: Value) -> Result<RunState, TrainError> {
         let config = self.with_settings(settings)?;
-        let (parameters, optimizer) = (self.trainable.trained_mut(), &mut self.optimizer);
-        let write = |values| Ok(self.engine.upload(values)?);
-        let state = checkpoint::load_into(path, &config, parameters, optimizer, write)?;
+        let state = match self.ranks.take() {
+            Some(mut ranks) => {
+                let state = self.resume_together(&mut ranks, path, &config);
+                self.ranks = Some(ranks);
+                state?
+            }
+            None => {
+                let (parameters, optimizer) = (self.trainable.trained_mut(), &mut self.optimizer);
+                let write = |values| Ok(self.engine.upload(values)?);
+                checkpoint::load_into(path, &config, parameters, optimizer, write)?
+            }
+        };
         (self.step, self.scaler) = (state.step, state.loss_scaler);
         Ok(state)
     }
@@ -334,9 +365,14 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     /// [`TrainError::NonFinite`] for a loss or gradient that is not finite, after which weights are what they were; with products
     /// in f16 only if the factor of the loss is the smallest already, otherwise the step is skipped. And those of the data.
     pub fn step(&mut self, batches: &mut Batches<'_>) -> Result<StepReport, TrainError> {
+        if let Some(mut ranks) = self.ranks.take() {
+            let report = self.step_together(&mut ranks, batches);
+            self.ranks = Some(ranks);
+            return report;
+        }
         let loss = self.accumulate(batches)?;
         let gradients = std::mem::take(&mut self.gradients);
-        let report = self.update(loss, &gradients);
+        let report = self.update(loss, &gradients, loss.tokens);
         self.gradients = gradients;
         report
     }
@@ -346,8 +382,9 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     ///
     /// # Errors
     ///
-    /// As [`step`](Self::step).
+    /// As [`step`](Self::step), and [`TrainError::Alone`] with ranks.
     pub fn gradients(&mut self, batches: &mut Batches<'_>) -> Result<(Loss, &[E::Tensor]), TrainError> {
+        self.check_alone("gradients without a step")?;
         let loss = self.accumulate(batches)?;
         Ok((loss, &self.gradients))
     }
@@ -357,86 +394,138 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     /// # Errors
     ///
     /// [`TrainError::Grad`] for gradients of other shapes than the parameters, and [`TrainError::NonFinite`], after which weights are
-    /// what they were.
+    /// what they were, and [`TrainError::Alone`] with ranks.
     pub fn step_with(&mut self, loss: Loss, gradients: &[E::Tensor]) -> Result<StepReport, TrainError> {
+        self.check_alone("a step along given gradients")?;
         check_gradients(self.parameters(), gradients)?;
-        self.update(loss, gradients)
+        self.update(loss, gradients, loss.tokens)
+    }
+
+    /// The teacher's weights.
+    pub(crate) fn teacher_parameters(&self) -> Option<&Parameters<E::Tensor>> {
+        self.teacher.as_ref().map(|teacher| teacher.parameters.get())
+    }
+
+    fn check_alone(&self, what: &'static str) -> Result<(), TrainError> {
+        if self.ranks.is_none() { Ok(()) } else { Err(TrainError::Alone { what }) }
     }
 
     /// The loss of the next batches, whose gradients replace those of the last.
     fn accumulate(&mut self, batches: &mut Batches<'_>) -> Result<Loss, TrainError> {
-        let parts = batches.next_units(self.config.accumulation)?;
-        let learned: usize = parts.iter().map(Batch::learned).sum();
-        // Documents without anything to learn are passed over, but a row may end before an answer begins.
-        let loss_scale = self.scaler.map_or(1.0, |scaler| scaler.scale());
-        let scale = loss_scale / learned.max(1) as f32;
-        for gradient in &mut self.gradients {
-            self.engine.fill(gradient.borrow_mut(), 0.0)?;
-        }
-        let lambda = self.config.lambda_of(self.step);
-        let policy = self.policy.clone().with_lambda(lambda);
-        let mut loss = Loss::default();
-        if E::SIDE_BY_SIDE && parts.len() > 1 && self.trainable.weights().all.count() <= SMALL {
-            // A whole unit per thread: the operations of a small model are too short to be shared out. Each unit has its
-            // own gradients, which are added in order, so the bits do not depend on the number of threads.
-            let ternary = self.model.ternarized(self.trainable.weights(), &policy)?;
-            let mut sums = std::mem::take(&mut self.gradients);
-            let count = sums.len();
-            let mut done: Result<(), TrainError> = Ok(());
-            let run = |alone: &E, batch: &Batch| {
-                let mut found: ByPlace<E::Tensor> = Vec::new();
-                found.resize_with(count, || None);
-                let weights = self.trainable.weights().with_ternary(&ternary);
-                let sums = &mut Sums::Found(&mut found);
-                let part = self.add_gradients(alone, weights, batch, &policy, scale, sums)?;
-                Ok::<_, TrainError>((part, found))
-            };
-            let mut add = |part: Result<(Loss, ByPlace<E::Tensor>), TrainError>| {
-                let (part, found) = part?;
-                loss.add(part);
-                for (sum, gradient) in sums.iter_mut().zip(&found) {
-                    if let Some(gradient) = gradient {
-                        self.engine.add(sum.borrow_mut(), gradient.borrow())?;
-                    }
-                }
-                self.model.reuse(found);
-                Ok(())
-            };
-            let started = self.engine.each_alone(parts.iter().collect(), run, |part| {
-                if done.is_ok() {
-                    done = add(part);
-                }
-            });
-            self.gradients = sums;
-            self.model.reuse(ternary);
-            started?;
-            done?;
-        } else {
-            let mut gradients = std::mem::take(&mut self.gradients);
-            let done = parts.iter().try_for_each(|batch| {
-                let weights = self.trainable.weights();
-                let sums = &mut Sums::Added(&mut gradients);
-                loss.add(self.add_gradients(self.engine, weights, batch, &policy, scale, sums)?);
-                Ok::<(), TrainError>(())
-            });
-            self.gradients = gradients;
-            done?;
-        }
-        if loss_scale != 1.0 {
-            for gradient in &mut self.gradients {
-                self.engine.scale(gradient.borrow_mut(), 1.0 / loss_scale)?;
-            }
-        }
-        if self.scaler.is_none() && !(loss.sum + loss.divergence).is_finite() {
-            return Err(TrainError::NonFinite { what: "loss", step: self.optimizer.steps() });
-        }
+        let units = batches.next_units(self.config.accumulation)?;
+        let scale = self.scale_of(&units);
+        let mut sums = std::mem::take(&mut self.gradients);
+        let cleared = sums.iter_mut().try_for_each(|sum| self.engine.fill(sum.borrow_mut(), 0.0));
+        let added = self.add_units(&units, scale, &mut sums);
+        let unscaled = self.unscale(&mut sums);
+        self.gradients = sums;
+        cleared?;
+        let loss = added?;
+        unscaled?;
+        self.check_loss(loss)?;
         Ok(loss)
     }
 
-    fn update(&mut self, loss: Loss, gradients: &[E::Tensor]) -> Result<StepReport, TrainError> {
+    /// What the gradients of some units are multiplied with: their mean, times the factor of the loss.
+    pub(crate) fn scale_of(&self, units: &[Batch]) -> f32 {
+        let learned: usize = units.iter().map(Batch::learned).sum();
+        // Documents without anything to learn are passed over, but a row may end before an answer begins.
+        self.scaler.map_or(1.0, |scaler| scaler.scale()) / learned.max(1) as f32
+    }
+
+    /// Takes the factor of the loss out of gradients.
+    pub(crate) fn unscale(&self, gradients: &mut [E::Tensor]) -> Result<(), GradError> {
+        let loss_scale = self.scaler.map_or(1.0, |scaler| scaler.scale());
+        if loss_scale == 1.0 {
+            return Ok(());
+        }
+        gradients
+            .iter_mut()
+            .try_for_each(|gradient| self.engine.scale(gradient.borrow_mut(), 1.0 / loss_scale))
+    }
+
+    /// Refuses a loss that is not finite, unless a smaller factor of the loss may help.
+    pub(crate) fn check_loss(&self, loss: Loss) -> Result<(), TrainError> {
+        if self.scaler.is_none() && !(loss.sum + loss.divergence).is_finite() {
+            return Err(TrainError::NonFinite { what: "loss", step: self.optimizer.steps() });
+        }
+        Ok(())
+    }
+
+    /// The loss of some units, whose gradients times `scale` are added to `sums` in their order.
+    pub(crate) fn add_units(
+        &self,
+        units: &[Batch],
+        scale: f32,
+        sums: &mut [E::Tensor],
+    ) -> Result<Loss, TrainError> {
+        let Self { engine, model, teacher, config, trainable, .. } = self;
+        let policy = &self.policy.clone().with_lambda(config.lambda_of(self.step));
+        let work = Work { model, teacher: teacher.as_ref(), text: config.text, policy, scale };
+        let weights = trainable.weights();
+        let mut loss = Loss::default();
+        if !E::SIDE_BY_SIDE || units.len() < 2 || weights.all.count() > SMALL {
+            for batch in units {
+                loss.add(work.add_gradients(engine, weights, batch, &mut Sums::Added(sums))?);
+            }
+            return Ok(loss);
+        }
+        // A whole unit per thread: the operations of a small model are too short to be shared out. Each unit has its own
+        // gradients, which are added in order, so the bits do not depend on the number of threads.
+        let ternary = model.ternarized(weights, policy)?;
+        let count = sums.len();
+        let mut done: Result<(), TrainError> = Ok(());
+        let run = |alone: &E, batch: &Batch| {
+            let mut found: ByPlace<E::Tensor> = Vec::new();
+            found.resize_with(count, || None);
+            let weights = weights.with_ternary(&ternary);
+            let part = work.add_gradients(alone, weights, batch, &mut Sums::Found(&mut found))?;
+            Ok::<_, TrainError>((part, found))
+        };
+        let mut add = |part: Result<(Loss, ByPlace<E::Tensor>), TrainError>| {
+            let (part, found) = part?;
+            loss.add(part);
+            for (sum, gradient) in sums.iter_mut().zip(&found) {
+                if let Some(gradient) = gradient {
+                    engine.add(sum.borrow_mut(), gradient.borrow())?;
+                }
+            }
+            model.reuse(found);
+            Ok(())
+        };
+        let started = engine.each_alone(units.iter().collect(), run, |part| {
+            if done.is_ok() {
+                done = add(part);
+            }
+        });
+        model.reuse(ternary);
+        started?;
+        done?;
+        Ok(loss)
+    }
+
+    pub(crate) fn update(
+        &mut self,
+        loss: Loss,
+        gradients: &[E::Tensor],
+        tokens: usize,
+    ) -> Result<StepReport, TrainError> {
+        self.update_by(loss, tokens, |trainer, factors| {
+            let parameters = trainer.trainable.trained_mut();
+            trainer.optimizer.step(trainer.engine, parameters, gradients, factors)
+        })
+    }
+
+    /// Takes the step that `change` takes, which returns the norm of the gradients.
+    pub(crate) fn update_by(
+        &mut self,
+        loss: Loss,
+        tokens: usize,
+        change: impl FnOnce(&mut Self, Factors) -> Result<f64, TrainError>,
+    ) -> Result<StepReport, TrainError> {
         let factors = self.config.schedule.factors(self.step, self.config.steps);
         let stepped = match (loss.sum + loss.divergence).is_finite() {
-            true => self.optimizer.step(self.engine, self.trainable.trained_mut(), gradients, factors),
+            true => change(self, factors),
             false => Err(TrainError::NonFinite { what: "loss", step: self.optimizer.steps() }),
         };
         let loss_scale = self.scaler.map_or(1.0, |scaler| scaler.scale());
@@ -453,20 +542,40 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         let lambda = self.config.lambda_of(self.step);
         let rate = self.config.optimizer.learning_rate * factors.rate;
         self.step += 1;
-        Ok(StepReport { step: self.step - 1, loss, norm, rate, lambda, loss_scale, skipped })
+        Ok(StepReport { step: self.step - 1, loss, tokens, norm, rate, lambda, loss_scale, skipped })
     }
 
+    /// The loss of batches with ternary weights, without learning from them.
+    ///
+    /// # Errors
+    ///
+    /// Those of the data and of [`Trained::loss`].
+    pub fn evaluate(&self, batches: impl IntoIterator<Item = Batch>) -> Result<Loss, TrainError> {
+        let each = |batch: &Batch| self.model.loss(self.trainable.weights(), batch, &self.policy);
+        parallel::sum_of_losses(self.ranks.as_ref().map(|ranks| ranks.comm), batches, each)
+    }
+}
+
+/// What a unit is computed with.
+struct Work<'w, E: Engine> {
+    model: &'w Trained<'w, E>,
+    teacher: Option<&'w Tutor<'w, E>>,
+    /// Share of the cross-entropy beside a teacher.
+    text: f32,
+    policy: &'w TernaryPolicy,
+    scale: f32,
+}
+
+impl<E: TrainEngine> Work<'_, E> {
     /// The loss of a batch, whose gradient is added to `gradients`.
     fn add_gradients(
         &self,
         engine: &E,
         weights: Weights<'_, E::Tensor>,
         batch: &Batch,
-        policy: &TernaryPolicy,
-        scale: f32,
         gradients: &mut Sums<'_, E::Tensor>,
     ) -> Result<Loss, TrainError> {
-        let Self { model, teacher, config, .. } = self;
+        let Self { model, teacher, text, policy, scale } = *self;
         let Some(Tutor { parameters, policy: of_teacher, model: taught_by }) = teacher else {
             return model.gradients_on(engine, weights, batch, policy, Objective::Text, scale, gradients);
         };
@@ -483,22 +592,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
                 ProductPrecision::F32,
             )
         };
-        let objective = Objective::Distill { text: config.text, teacher: &mut logits };
+        let objective = Objective::Distill { text, teacher: &mut logits };
         model.gradients_on(engine, weights, batch, policy, objective, scale, gradients)
-    }
-
-    /// The loss of batches with ternary weights, without learning from them.
-    ///
-    /// # Errors
-    ///
-    /// Those of the data and of [`Trained::loss`].
-    pub fn evaluate(&self, batches: impl IntoIterator<Item = Batch>) -> Result<Loss, TrainError> {
-        let mut all = Loss::default();
-        for batch in batches {
-            let loss = self.model.loss(self.trainable.weights(), &batch, &self.policy)?;
-            all.sum += loss.sum;
-            all.tokens += loss.tokens;
-        }
-        Ok(all)
     }
 }

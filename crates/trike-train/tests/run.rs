@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use trike_comm::{Communicator, Threads};
 use trike_cpu::Cpu;
 use trike_format::HfDirWriter;
 use trike_llm::{GenerateOptions, LanguageModel, ModelConfig, ModelFile, ScoreOptions, Split, open};
@@ -289,4 +290,144 @@ fn what_does_not_fit_is_refused_before_the_start() {
     let config = RunConfig { group: shape, ..place.config("refused", "base_model = 'dense'") };
     let error = train(config, 1).expect_err("no length").to_string();
     assert!(error.contains("max_steps"), "{error}");
+}
+
+/// A run on several ranks, each with an output directory of its own as on machines that share no disk. `stop` ends it after so
+/// many steps, on the wish of the last rank.
+fn train_ranks(
+    place: &Place,
+    name: &str,
+    more: &str,
+    ranks: usize,
+    stop: Option<usize>,
+) -> Vec<Result<RunReport, TrainError>> {
+    let configs: Vec<RunConfig> = (0..ranks)
+        .map(|rank| {
+            let output = if rank == 0 { name.to_owned() } else { format!("{name}-unused") };
+            place.config(&output, more)
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        let running: Vec<_> = Threads::new(ranks)
+            .into_iter()
+            .zip(configs)
+            .map(|(comm, config)| {
+                scope.spawn(move || {
+                    let cpu = Cpu::new(1).expect("a thread");
+                    let mut steps = 0;
+                    Run::open(config)?.train_ranks(&cpu, &comm, &mut |event| {
+                        steps += usize::from(matches!(event, Event::Step { .. }));
+                        match stop == Some(steps) && comm.rank() == ranks - 1 {
+                            true => ControlFlow::Break(()),
+                            false => ControlFlow::Continue(()),
+                        }
+                    })
+                })
+            })
+            .collect();
+        running.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+    })
+}
+
+/// Steps of four units of 512 tokens.
+const RANKED: &str =
+    "base_model = 'dense'\nmax_steps = 6\ngradient_accumulation_steps = 32\nteacher_documents = 7\n";
+
+#[test]
+fn ranks_write_one_model() {
+    let place = Place::new();
+    let want = {
+        let reports = train_ranks(&place, "one", RANKED, 1, None);
+        assert!(reports[0].is_ok(), "{reports:?}");
+        weights(&place.at("one"))
+    };
+    for ranks in [2, 4] {
+        let name = format!("ranks-{ranks}");
+        let reports: Vec<RunReport> = train_ranks(&place, &name, RANKED, ranks, None)
+            .into_iter()
+            .map(|report| report.expect("a report"))
+            .collect();
+        assert!(weights(&place.at(&name)) == want, "{ranks} ranks");
+        assert!(!place.at(&format!("{name}-unused")).exists());
+        assert_eq!(lines(&place.at(&name)).len(), lines(&place.at("one")).len());
+        for report in &reports {
+            assert_eq!(
+                (report.best, report.teacher, report.tokens),
+                (reports[0].best, reports[0].teacher, reports[0].tokens)
+            );
+        }
+    }
+    // Stopped by one of three ranks, continued by two.
+    let stopped = train_ranks(&place, "stopped", RANKED, 3, Some(3));
+    for report in stopped {
+        let report = report.expect("a report");
+        assert_eq!((report.ended, report.steps), (Ended::Interrupted, 3));
+    }
+    for report in train_ranks(&place, "stopped", RANKED, 2, None) {
+        assert_eq!(report.expect("a report").ended, Ended::Complete);
+    }
+    assert!(weights(&place.at("stopped")) == want);
+}
+
+#[test]
+fn ranks_write_one_model_with_codecs_and_local_steps() {
+    let place = Place::new();
+    for (name, more) in [
+        ("ternary", "codec = 'ternary'\n"),
+        ("sparse", "codec = 'sparse'\nlocal_steps = 4\nouter_learning_rate = 1.0\nouter_momentum = 0.0\n"),
+        ("local", "local_steps = 2\n"),
+    ] {
+        let more = format!("{RANKED}{more}");
+        let all: Vec<Vec<u8>> = [name.to_owned(), format!("{name}-again")]
+            .map(|name| {
+                for report in train_ranks(&place, &name, &more, 2, None) {
+                    let report = report.expect("a report");
+                    // Evaluated where all ranks have the same weights.
+                    assert_eq!((report.ended, report.steps), (Ended::Complete, 6));
+                }
+                weights(&place.at(&name))
+            })
+            .into();
+        assert!(all[0] == all[1], "{name}");
+        let stopped = train_ranks(&place, &format!("{name}-stopped"), &more, 2, Some(1));
+        assert!(stopped.iter().flatten().all(|report| report.ended == Ended::Interrupted), "{stopped:?}");
+        train_ranks(&place, &format!("{name}-stopped"), &more, 2, None);
+        assert!(weights(&place.at(&format!("{name}-stopped"))) == all[0], "{name} continued");
+    }
+    // One machine takes the same steps as a rank that is alone.
+    let more = format!("{RANKED}codec = 'top-k'\n");
+    train_ranks(&place, "rank", &more, 1, None);
+    train(place.config("machine", &more), 1).expect("a report");
+    assert!(weights(&place.at("rank")) == weights(&place.at("machine")));
+}
+
+#[test]
+fn ranks_that_cannot_work_together_are_refused() {
+    let place = Place::new();
+    let errors: Vec<String> = std::thread::scope(|scope| {
+        let running: Vec<_> = Threads::new(2)
+            .into_iter()
+            .map(|comm| {
+                let more = format!("{RANKED}warmup_steps = {}\n", comm.rank() + 1);
+                let config = place.config(&format!("other-{}", comm.rank()), &more);
+                scope.spawn(move || {
+                    let cpu = Cpu::new(1).expect("a thread");
+                    let run = Run::open(config).expect("a run");
+                    run.train_ranks(&cpu, &comm, &mut |_| ControlFlow::Continue(())).expect_err("they differ")
+                })
+            })
+            .collect();
+        running.into_iter().map(|rank| rank.join().expect("no panic").to_string()).collect()
+    });
+    let named = |error: &String| {
+        error.contains("rank 1 has another configuration") && error.contains("\"warmup_steps\":2")
+    };
+    assert!(errors.iter().all(named), "{errors:?}");
+    // A checkpoint that only the first rank can read, and that is another run's.
+    train_ranks(&place, "changed", RANKED, 2, Some(2));
+    let more = format!("{RANKED}weight_decay = 0.5\n");
+    for error in train_ranks(&place, "changed", &more, 2, None) {
+        let error = error.expect_err("another run").to_string();
+        assert!(error.contains("weight_decay was 0.0, and is 0.5 now"), "{error}");
+    }
 }

@@ -1,75 +1,18 @@
 //! Runs: what is learned, that runs are the same everywhere, and that they continue.
 
+mod common;
+
+use common::{Data, config, ternary};
 use serde_json::json;
 use trike_cpu::Cpu;
-use trike_grad::BitLinear;
 use trike_nn::DecoderSpec;
-use trike_text::tokenizer::Tokenizer;
-use trike_train::data::{BatchConfig, Batches, Documents, Encoder, Position};
+use trike_train::data::Position;
 use trike_train::{
-    LossScale, OptimizerConfig, OptimizerKind, Parameters, Precision, PrecisionPolicy, Schedule, Shape,
-    StepReport, Teacher, TernaryPolicy, TrainError, Trainer, TrainerConfig, checkpoint,
+    LossScale, OptimizerKind, Parameters, Precision, PrecisionPolicy, StepReport, Teacher, TernaryPolicy,
+    TrainError, Trainer, TrainerConfig, checkpoint,
 };
 
-/// A few sentences and the tokenizer of the shipped model.
-struct Data {
-    _dir: tempfile::TempDir,
-    documents: Documents,
-    used: Vec<u32>,
-    tokenizer: Tokenizer,
-}
-
-impl Data {
-    fn new() -> Self {
-        let json =
-            trike_models::TINY.iter().find(|(name, _)| *name == "tokenizer.json").expect("a tokenizer").1;
-        let tokenizer = Tokenizer::from_hf_json_bytes(json).expect("a tokenizer");
-        let dir = tempfile::tempdir().expect("a folder");
-        let path = dir.path().join("a.txt");
-        let animals = ["cat", "dog", "bird", "fish", "frog"];
-        let texts =
-            animals.map(|animal| format!("Once upon a time there was a {animal}. The {animal} was happy."));
-        std::fs::write(&path, texts.join("<|endoftext|>")).expect("it is written");
-        let documents = Documents::open(&[path]).expect("documents");
-        let used = (0..documents.len() as u32).collect();
-        Self { _dir: dir, documents, used, tokenizer }
-    }
-
-    fn batches(&self, rows: usize, from: Position) -> Batches<'_> {
-        let config = BatchConfig { rows, length: 24, packed: true, seed: 4 };
-        Batches::new(&self.documents, &self.used, Encoder::new(&self.tokenizer, None), config, from)
-            .expect("batches")
-    }
-
-    fn spec(&self) -> DecoderSpec {
-        DecoderSpec {
-            tied_head: true,
-            intermediate: 48,
-            kv_heads: 2,
-            context: 32,
-            ..DecoderSpec::llama(32, 2, 4, self.tokenizer.vocab_size())
-        }
-    }
-}
-
-fn config(steps: usize) -> TrainerConfig {
-    TrainerConfig {
-        steps,
-        accumulation: 1,
-        optimizer: OptimizerConfig { learning_rate: 0.01, ..OptimizerConfig::default() },
-        schedule: Schedule { warmup: 3, shape: Shape::Wsd { decay: 0.3 } },
-        lambda: 0.2,
-        text: 0.3,
-        checkpoint: None,
-        precision: PrecisionPolicy::default(),
-    }
-}
-
 const ONE: checkpoint::Keep = checkpoint::Keep { newest: 1, also: None };
-
-fn ternary() -> TernaryPolicy {
-    TernaryPolicy { blocks: Some(BitLinear::default()), int8_embedding: true }
-}
 
 #[test]
 fn a_ternary_model_learns_a_text_by_heart() {

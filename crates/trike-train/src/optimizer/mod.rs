@@ -92,8 +92,8 @@ pub struct Optimizer<T = Vec<f32>> {
     config: OptimizerConfig,
     /// Steps taken.
     steps: u64,
-    /// Mean of the gradients of each parameter, or the momentum.
-    pub(crate) first: Vec<T>,
+    /// Mean of the gradients of each parameter, or the momentum; none for those that another rank changes.
+    pub(crate) first: Vec<Option<T>>,
     /// Mean of their squares; none for parameters with momentum.
     pub(crate) second: Vec<Option<T>>,
 }
@@ -111,7 +111,8 @@ impl Optimizer {
             false => Some(vec![0.0; parameter.values.len()]),
         };
         let second = parameters.all().iter().map(second).collect();
-        Ok(Self { config, steps: 0, first: parameters.zeros(), second })
+        let first = parameters.zeros().into_iter().map(Some).collect();
+        Ok(Self { config, steps: 0, first, second })
     }
 }
 
@@ -126,13 +127,29 @@ impl<T: Elements> Optimizer<T> {
         config: OptimizerConfig,
         parameters: &Parameters<T>,
     ) -> Result<Self, TrainError> {
+        Self::of(engine, config, parameters, &|_| true)
+    }
+
+    /// [`on`](Self::on) for the parameters at the places that `owns` says; others have no means.
+    pub(crate) fn of<E: Engine<Tensor = T>>(
+        engine: &E,
+        config: OptimizerConfig,
+        parameters: &Parameters<T>,
+        owns: &dyn Fn(usize) -> bool,
+    ) -> Result<Self, TrainError> {
         config.validate()?;
-        let second = |parameter: &Parameter<T>| match has_momentum(&config, parameter) {
-            true => Ok(None),
-            false => zeros(engine, parameter.values.elements()).map(Some),
-        };
-        let second = parameters.all().iter().map(second).collect::<Result<_, _>>()?;
-        Ok(Self { config, steps: 0, first: parameters.zeros_on(engine)?, second })
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        for (place, parameter) in parameters.all().iter().enumerate() {
+            let mean = |has: bool| has.then(|| zeros(engine, parameter.values.elements())).transpose();
+            first.push(mean(owns(place))?);
+            second.push(mean(owns(place) && !has_momentum(&config, parameter))?);
+        }
+        Ok(Self { config, steps: 0, first, second })
+    }
+
+    /// Whether the parameter has a mean of squares, on the rank that changes it.
+    pub(crate) fn has_second(&self, parameter: &Parameter<T>) -> bool {
+        !has_momentum(&self.config, parameter)
     }
 
     /// Steps taken.
@@ -142,14 +159,14 @@ impl<T: Elements> Optimizer<T> {
     }
 
     /// Puts back the state of a checkpoint, whose lengths were checked.
-    pub(crate) fn restore(&mut self, steps: u64, first: Vec<T>, second: Vec<Option<T>>) {
+    pub(crate) fn restore(&mut self, steps: u64, first: Vec<Option<T>>, second: Vec<Option<T>>) {
         (self.steps, self.first, self.second) = (steps, first, second);
     }
 
     /// Bytes of the state.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        4 * self.first.iter().chain(self.second.iter().flatten()).map(Elements::elements).sum::<usize>()
+        4 * self.first.iter().chain(&self.second).flatten().map(Elements::elements).sum::<usize>()
     }
 
     /// Changes the parameters by a step along `gradients`, which have their shapes. Returns the norm of all gradients together,
@@ -168,9 +185,26 @@ impl<T: Elements> Optimizer<T> {
     where
         T: BorrowMut<E::View>,
     {
-        let config = self.config;
         let all: Vec<&E::View> = gradients.iter().map(Borrow::borrow).collect();
-        let norm = engine.sum_of_squares(&all)?.sqrt();
+        let squares = engine.sum_of_squares(&all)?;
+        let all: Vec<Option<&E::View>> = all.into_iter().map(Some).collect();
+        self.step_by(engine, parameters, &all, squares, factors)
+    }
+
+    /// [`step`](Self::step) for the parameters that have a gradient here; `squares` is the sum of the squares of all gradients.
+    pub(crate) fn step_by<E: Engine<Tensor = T>>(
+        &mut self,
+        engine: &E,
+        parameters: &mut Parameters<T>,
+        gradients: &[Option<&E::View>],
+        squares: f64,
+        factors: Factors,
+    ) -> Result<f64, TrainError>
+    where
+        T: BorrowMut<E::View>,
+    {
+        let config = self.config;
+        let norm = squares.sqrt();
         if !norm.is_finite() {
             return Err(TrainError::NonFinite { what: "gradient", step: self.steps });
         }
@@ -182,7 +216,10 @@ impl<T: Elements> Optimizer<T> {
         let power = i32::try_from(self.steps).unwrap_or(i32::MAX);
         let [correct1, correct2] = [config.beta1, config.beta2].map(|beta| 1.0 - f64::from(beta).powi(power));
         let means = self.first.iter_mut().zip(&mut self.second);
-        for ((parameter, gradient), (first, second)) in parameters.all_mut().iter_mut().zip(all).zip(means) {
+        for ((parameter, gradient), (first, second)) in
+            parameters.all_mut().iter_mut().zip(gradients).zip(means)
+        {
+            let (Some(gradient), Some(first)) = (*gradient, first) else { continue };
             let first: &mut E::View = first.borrow_mut();
             let decays = !parameter.name.is_vector();
             let kept = if decays { 1.0 - rate * config.weight_decay * factors.decay } else { 1.0 };

@@ -8,11 +8,11 @@ use trike_grad::{BitLinear, Ternarize, TernaryScale};
 use trike_llm::DeviceChoice;
 use trike_trit::{Granularity, GroupSize};
 
-use super::names::{Dataset, ScaleKind, Scheduler, Sharing, Whole, optimizer_name};
+use super::names::{CodecName, Dataset, ScaleKind, Scheduler, Sharing, Whole, optimizer_name};
 use crate::data::BatchConfig;
 use crate::{
-    OptimizerConfig, OptimizerKind, Precision, PrecisionPolicy, Schedule, Shape, TernaryPolicy, TrainError,
-    TrainerConfig,
+    OptimizerConfig, OptimizerKind, OuterConfig, Precision, PrecisionPolicy, RanksConfig, Schedule, Shape,
+    TernaryPolicy, TrainError, TrainerConfig,
 };
 
 /// A run: what is trained, on what, how and for how long. In TOML, with the names of axolotl where it has the setting.
@@ -124,6 +124,16 @@ pub struct RunConfig {
     pub save_total_limit: usize,
     /// Steps between lines of the log.
     pub logging_steps: usize,
+    /// How ranks write what they send to each other, where a run has several: `none`, exact and with the same weights for one to
+    /// four ranks; `ternary`, `top-k`, `demo`, `low-rank`, `sparse` or `sketch`.
+    pub codec: CodecName,
+    /// Steps that each rank takes with its own rows before the weights of all are brought together; 1: gradients are added up in
+    /// every step.
+    pub local_steps: usize,
+    /// Learning rate of the mean change of the weights after more than one local step.
+    pub outer_learning_rate: f32,
+    /// Decay of its momentum.
+    pub outer_momentum: f32,
     /// The device that computes: `cpu`, `auto`, or a runtime of the build with an index, such as `vulkan:0`. A run may continue on
     /// another one.
     pub device: String,
@@ -183,6 +193,10 @@ impl Default for RunConfig {
             save_steps: None,
             save_total_limit: 2,
             logging_steps: 10,
+            codec: CodecName::None,
+            local_steps: 1,
+            outer_learning_rate: OuterConfig::default().learning_rate,
+            outer_momentum: OuterConfig::default().momentum,
             device: "cpu".to_owned(),
             memory_limit: None,
             seed: 0,
@@ -297,7 +311,15 @@ impl RunConfig {
         self.granularity()?;
         self.device()?;
         self.trainer(1)?.validate()?;
+        self.ranks().validate()?;
         Ok(())
+    }
+
+    /// What ranks exchange.
+    #[must_use]
+    pub fn ranks(&self) -> RanksConfig {
+        let outer = OuterConfig { learning_rate: self.outer_learning_rate, momentum: self.outer_momentum };
+        RanksConfig { codec: self.codec.config(), local_steps: self.local_steps, outer }
     }
 
     fn granularity(&self) -> Result<Granularity, TrainError> {

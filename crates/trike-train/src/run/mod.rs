@@ -6,6 +6,7 @@ mod log;
 mod measure;
 mod names;
 mod page;
+mod ranks;
 mod setup;
 mod track;
 
@@ -16,18 +17,23 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use trike_comm::{Communicator, agree};
 use trike_cpu::Cpu;
 
 pub use config::RunConfig;
 pub use log::{Line, StepLine};
 pub use measure::Evaluation;
-pub use names::{Dataset, ScaleKind, Scheduler, Sharing, Whole};
+pub use names::{CodecName, Dataset, ScaleKind, Scheduler, Sharing, Whole};
 pub use setup::Run;
 
 use self::log::Log;
 use self::track::{Means, Watch};
 use crate::data::Batches;
-use crate::{StepReport, TernaryPolicy, TrainEngine, TrainError, Trained, Trainer, checkpoint};
+use crate::parallel::sum_of_losses;
+use crate::{
+    RanksConfig, StepReport, TernaryPolicy, TrainEngine, TrainError, Trained, Trainer, TrainerConfig,
+    checkpoint,
+};
 
 /// Folder of the checkpoints in the output directory.
 const CHECKPOINTS: &str = "checkpoints";
@@ -145,19 +151,29 @@ struct Memory {
 }
 
 impl Run {
-    fn check_on<E: TrainEngine>(&self, engine: &E) -> Result<RunPlan, TrainError> {
-        let mut plan = self.plan(engine)?;
-        plan.seconds_per_step = Some(self.seconds_per_step(engine)?);
+    fn check_on<E: TrainEngine>(
+        &self,
+        engine: &E,
+        comm: Option<&dyn Communicator>,
+    ) -> Result<RunPlan, TrainError> {
+        let mut plan = self.plan(engine, comm)?;
+        plan.seconds_per_step = Some(self.seconds_per_step(engine, comm)?);
         Ok(plan)
     }
 
     /// Steps, and where the run continues.
-    fn plan<E: TrainEngine>(&self, engine: &E) -> Result<RunPlan, TrainError> {
+    fn plan<E: TrainEngine>(
+        &self,
+        engine: &E,
+        comm: Option<&dyn Communicator>,
+    ) -> Result<RunPlan, TrainError> {
         let batches = &self.batches;
         let tokens_per_step = batches.rows * batches.length * self.config.gradient_accumulation_steps;
         let mut seconds_per_step = None;
-        let newest = checkpoint::newest(&self.config.output_dir.join(CHECKPOINTS))?;
-        let state = newest.map(|path| checkpoint::peek(&path)).transpose()?;
+        let state = ranks::from_first(comm, || {
+            let newest = checkpoint::newest(&self.config.output_dir.join(CHECKPOINTS))?;
+            newest.map(|path| checkpoint::peek(&path)).transpose()
+        })?;
         let earlier = state.as_ref().and_then(|state| state.config["training"]["steps"].as_u64());
         let all = |run: &Self| -> Result<u64, TrainError> { Ok(run.tokens()?.0) };
         let steps = match (self.config.max_steps, self.config.num_epochs, self.config.minutes) {
@@ -166,9 +182,9 @@ impl Run {
             // The steps that were computed when it started.
             (.., Some(_)) if earlier.is_some() => earlier.unwrap_or_default() as usize,
             (.., minutes) => {
-                let seconds = self.seconds_per_step(engine)?;
+                let seconds = self.seconds_per_step(engine, comm)?;
                 seconds_per_step = Some(seconds);
-                let left = 60.0 * minutes.unwrap_or_default() - self.seconds_of_evaluations(engine)?;
+                let left = 60.0 * minutes.unwrap_or_default() - self.seconds_of_evaluations(engine, comm)?;
                 (left / seconds) as usize
             }
         };
@@ -186,77 +202,120 @@ impl Run {
         })
     }
 
+    /// A trainer of this run, or one of its ranks.
+    fn trainer<'t, E: TrainEngine>(
+        &'t self,
+        engine: &'t E,
+        config: TrainerConfig,
+        comm: Option<&'t dyn Communicator>,
+    ) -> Result<Trainer<'t, E>, TrainError> {
+        let trainer = Trainer::new(engine, config, self.policy()?, self.start.clone(), self.teacher())?;
+        match comm {
+            Some(comm) => trainer.with_ranks(comm, self.config.ranks()),
+            None => Ok(trainer),
+        }
+    }
+
     /// The time of a step, with ternary weights.
-    fn seconds_per_step<E: TrainEngine>(&self, engine: &E) -> Result<f64, TrainError> {
+    fn seconds_per_step<E: TrainEngine>(
+        &self,
+        engine: &E,
+        comm: Option<&dyn Communicator>,
+    ) -> Result<f64, TrainError> {
         let mut config = self.config.trainer(TIMED + 1)?;
         config.lambda = 0.0;
-        let mut trainer = Trainer::new(engine, config, self.policy()?, self.start.clone(), self.teacher())?;
+        let mut trainer = self.trainer(engine, config, comm)?;
         let mut batches = self.data(Default::default())?;
         trainer.step(&mut batches)?;
         let start = Instant::now();
         for _ in 0..TIMED {
             trainer.step(&mut batches)?;
         }
-        Ok(start.elapsed().as_secs_f64() / TIMED as f64)
+        let seconds = start.elapsed().as_secs_f64() / TIMED as f64;
+        ranks::from_first(comm, || Ok(seconds))
     }
 
     /// The time of all evaluations of a run.
-    fn seconds_of_evaluations<E: TrainEngine>(&self, engine: &E) -> Result<f64, TrainError> {
+    fn seconds_of_evaluations<E: TrainEngine>(
+        &self,
+        engine: &E,
+        comm: Option<&dyn Communicator>,
+    ) -> Result<f64, TrainError> {
         let start = Instant::now();
-        self.evaluate_start(engine)?;
-        Ok(start.elapsed().as_secs_f64() * (setup::EVALUATIONS + 2) as f64)
+        let (model, weights) =
+            (Trained::new(engine, self.start.spec(), None)?, engine.resident(&self.start)?);
+        let policy = self.policy()?;
+        sum_of_losses(comm, self.text.batches.iter().cloned(), |batch| {
+            model.loss(weights.get(), batch, &policy)
+        })?;
+        let seconds = start.elapsed().as_secs_f64() * (setup::EVALUATIONS + 2) as f64;
+        ranks::from_first(comm, || Ok(seconds))
     }
 
     fn train_on<E: TrainEngine>(
         mut self,
         engine: &E,
         cpu: &Cpu,
+        comm: Option<&dyn Communicator>,
         observe: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<RunReport, TrainError> {
+        if let Some(comm) = comm {
+            agree(comm, "version", env!("CARGO_PKG_VERSION"))?;
+            agree(comm, "configuration", &self.settings()?.to_string())?;
+            // Ranks that change all weights themselves have to do it with the same bits.
+            if self.config.ranks()
+                != (RanksConfig { outer: self.config.ranks().outer, ..RanksConfig::default() })
+            {
+                agree(comm, "instruction set", &cpu.isa().to_string())?;
+            }
+        }
+        let is_first = ranks::is_first(comm);
         let dir = &self.config.output_dir.clone();
         let checkpoints = dir.join(CHECKPOINTS);
-        let plan = self.plan(engine)?;
+        let plan = self.plan(engine, comm)?;
         let steps = plan.steps;
         let of = plan.written;
-        let written = self.write_documents(cpu, of, &mut |done| observe(Event::Writing { done, of }))?;
+        let written =
+            self.write_documents(cpu, of, comm, &mut |done| observe(Event::Writing { done, of }))?;
         if !written {
             let ended = Ended::Interrupted;
             return Ok(RunReport { output: dir.clone(), ended, planned: steps, ..RunReport::default() });
         }
-        let mut trainer = Trainer::new(
-            engine,
-            self.config.trainer(steps)?,
-            self.policy()?,
-            self.start.clone(),
-            self.teacher(),
-        )?;
+        let mut trainer = self.trainer(engine, self.config.trainer(steps)?, comm)?;
         let mut position = Default::default();
         let mut memory = Memory::default();
-        if let Some(path) = checkpoint::newest(&checkpoints)? {
+        if let Some(path) = ranks::from_first(comm, || checkpoint::newest(&checkpoints))? {
             let state = trainer.resume(&path, self.settings()?)?;
             position = state.position;
             memory = serde_json::from_value(state.memory)
                 .map_err(|e| TrainError::Checkpoint { path, problem: format!("memory: {e}") })?;
         }
-        fs::create_dir_all(dir).map_err(|source| TrainError::Io { path: dir.clone(), source })?;
         let text = self.config.to_toml()?;
-        setup::write(&dir.join("run.toml"), &text)?;
-        let mut log = Log::open(dir, trainer.steps())?;
+        let mut log = None;
+        if is_first {
+            fs::create_dir_all(dir).map_err(|source| TrainError::Io { path: dir.clone(), source })?;
+            setup::write(&dir.join("run.toml"), &text)?;
+            log = Some(Log::open(dir, trainer.steps())?);
+        }
+        let mut add = |line: Line| log.iter_mut().try_for_each(|log| log.add(line));
         let _ = observe(Event::Started(&plan));
         let (before, started) = (memory.seconds, Instant::now());
         let learned_before = memory.tokens;
         if !self.text.is_empty() && memory.start.is_none() {
             let evaluation = self.evaluate(&trainer)?;
-            log.add(Line::Evaluation(evaluation))?;
+            add(Line::Evaluation(evaluation))?;
             memory.start = Some(evaluation);
             let _ = observe(Event::Evaluated(&evaluation));
         }
-        let every = self.config.eval_steps.unwrap_or(steps.div_ceil(setup::EVALUATIONS));
-        let save = self.config.save_steps.unwrap_or(every);
+        // Between local steps there is nothing that all ranks have.
+        let local = self.config.local_steps;
+        let every =
+            self.config.eval_steps.unwrap_or(steps.div_ceil(setup::EVALUATIONS)).next_multiple_of(local);
+        let save = self.config.save_steps.unwrap_or(every).next_multiple_of(local);
         let mut batches = self.data(position)?;
         let mut watch = Watch::default();
         let mut means = Means { since: Some(Instant::now()), ..Means::default() };
-        let mut ended = Ended::Complete;
+        let (mut ended, mut is_enough) = (Ended::Complete, false);
         let patience = self.config.early_stopping_patience;
         while trainer.steps() < steps {
             if patience > 0 && memory.since >= patience {
@@ -270,7 +329,7 @@ impl Run {
                 Err(TrainError::NonFinite { .. }) => return Err(diverged(trainer.steps())?),
                 report => report?,
             };
-            memory.tokens += if report.skipped { 0 } else { report.loss.tokens as u64 };
+            memory.tokens += if report.skipped { 0 } else { report.tokens as u64 };
             memory.seconds = before + started.elapsed().as_secs_f64();
             means.add(&report);
             let done = trainer.steps();
@@ -280,12 +339,12 @@ impl Run {
                 return Err(diverged(done)?);
             }
             if done.is_multiple_of(self.config.logging_steps) || done == steps {
-                log.add(means.line(&report, memory.tokens))?;
+                add(means.line(&report, memory.tokens))?;
             }
             let is_evaluated = !self.text.is_empty() && (done.is_multiple_of(every) || done == steps);
             if is_evaluated {
                 let evaluation = self.evaluate(&trainer)?;
-                log.add(Line::Evaluation(evaluation))?;
+                add(Line::Evaluation(evaluation))?;
                 let bits = evaluation.bits_per_token;
                 let is_best = bits.is_finite() && memory.best.is_none_or(|best| bits < best.bits_per_token);
                 memory.since = if is_best { 0 } else { memory.since + 1 };
@@ -297,7 +356,8 @@ impl Run {
             }
             let learned = (memory.tokens - learned_before) as f64;
             let tokens_per_second = learned / started.elapsed().as_secs_f64().max(1e-9);
-            let stops = observe(Event::Step { report, steps, tokens_per_second }).is_break() && done < steps;
+            is_enough |= observe(Event::Step { report, steps, tokens_per_second }).is_break();
+            let stops = trainer.is_together() && done < steps && ranks::any(comm, is_enough)?;
             if is_evaluated || done.is_multiple_of(save) || stops || done == steps {
                 self.save(&trainer, &batches, &memory, &checkpoints)?;
             }
@@ -316,12 +376,15 @@ impl Run {
             seconds: memory.seconds,
             start: memory.start,
             best: memory.best,
-            teacher: self.evaluate_teacher(engine)?,
+            teacher: self.evaluate_teacher(engine, comm)?,
             notes: Vec::new(),
         };
         if ended != Ended::Interrupted {
             if let Some(best) = memory.best.filter(|best| best.step != trainer.steps()) {
                 trainer.resume(&checkpoint::folder(&checkpoints, best.step), self.settings()?)?;
+            }
+            if !is_first {
+                return Ok(report);
             }
             let weights = engine.on_host(trainer.parameters())?;
             report.notes = self.write_model(&weights)?;
@@ -332,7 +395,8 @@ impl Run {
                 ));
             }
             setup::write(&dir.join("report.json"), &(to_json(&report)?.to_string() + "\n"))?;
-            setup::write(&dir.join("report.html"), &page::page(&report, &log.lines, &text))?;
+            let lines = log.map(|log| log.lines).unwrap_or_default();
+            setup::write(&dir.join("report.html"), &page::page(&report, &lines, &text))?;
         }
         Ok(report)
     }
@@ -369,23 +433,18 @@ impl Run {
         Ok(self.text.evaluation(trainer.steps(), loss.sum))
     }
 
-    fn evaluate_start<E: TrainEngine>(&self, engine: &E) -> Result<(), TrainError> {
-        let (model, start) = (Trained::new(engine, self.start.spec(), None)?, engine.resident(&self.start)?);
-        for batch in &self.text.batches {
-            model.loss(start.get(), batch, &self.policy()?)?;
-        }
-        Ok(())
-    }
-
-    fn evaluate_teacher<E: TrainEngine>(&self, engine: &E) -> Result<Option<Evaluation>, TrainError> {
+    fn evaluate_teacher<E: TrainEngine>(
+        &self,
+        engine: &E,
+        comm: Option<&dyn Communicator>,
+    ) -> Result<Option<Evaluation>, TrainError> {
         let Some(teacher) = self.teacher().filter(|_| !self.text.is_empty()) else { return Ok(None) };
         let model = Trained::new(engine, teacher.parameters.spec(), None)?;
         let weights = engine.resident(teacher.parameters)?;
-        let mut nats = 0.0;
-        for batch in &self.text.batches {
-            nats += model.loss(weights.get(), batch, &TernaryPolicy::DENSE)?.sum;
-        }
-        Ok(Some(self.text.evaluation(0, nats)))
+        let loss = sum_of_losses(comm, self.text.batches.iter().cloned(), |batch| {
+            model.loss(weights.get(), batch, &TernaryPolicy::DENSE)
+        })?;
+        Ok(Some(self.text.evaluation(0, loss.sum)))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use trike_comm::CodecConfig;
 
 /// A file of training data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +60,42 @@ pub enum ScaleKind {
     AbsMean,
     /// [`TernaryScale::LeastSquares`](trike_grad::TernaryScale::LeastSquares).
     LeastSquares,
+}
+
+/// How ranks write what they send to each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CodecName {
+    /// As it is.
+    #[default]
+    None,
+    /// [`CodecConfig::Ternary`].
+    Ternary,
+    /// [`CodecConfig::TOP_K`].
+    TopK,
+    /// [`CodecConfig::DEMO`].
+    Demo,
+    /// [`CodecConfig::LOW_RANK`].
+    LowRank,
+    /// [`CodecConfig::SPARSE_LOCO`].
+    Sparse,
+    /// [`CodecConfig::SKETCH`].
+    Sketch,
+}
+
+impl CodecName {
+    /// The codec with its default settings.
+    pub(super) fn config(self) -> Option<CodecConfig> {
+        match self {
+            Self::None => None,
+            Self::Ternary => Some(CodecConfig::Ternary),
+            Self::TopK => Some(CodecConfig::TOP_K),
+            Self::Demo => Some(CodecConfig::DEMO),
+            Self::LowRank => Some(CodecConfig::LOW_RANK),
+            Self::Sparse => Some(CodecConfig::SPARSE_LOCO),
+            Self::Sketch => Some(CodecConfig::SKETCH),
+        }
+    }
 }
 
 /// The names of optimizers in axolotl.

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use trike_comm::{Communicator, Shards};
 use trike_cpu::{Cpu, free_memory};
 use trike_format::HfDirWriter;
 use trike_llm::{DeviceChoice, ModelConfig, ModelFile, hf_config, write_tokenizer, write_tokenizer_file};
@@ -14,6 +15,7 @@ use trike_text::tokenizer::Tokenizer;
 
 use super::RunConfig;
 use super::measure::HeldOutText;
+use super::ranks;
 use crate::data::{BatchConfig, Batches, Documents, Encoder, HeldOut, Position, Record};
 use crate::{
     Parameters, RunShape, SampleConfig, Sampler, Teacher, TernaryPolicy, TrainError,
@@ -225,11 +227,12 @@ impl Run {
     }
 
     /// Adds documents that the teacher writes to those to learn from, unless `progress` stops it: then `false`. The same ones in
-    /// every run of the configuration.
+    /// every run of the configuration; ranks write a part each.
     pub(super) fn write_documents(
         &mut self,
         cpu: &Cpu,
         count: usize,
+        comm: Option<&dyn Communicator>,
         progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<bool, TrainError> {
         let Some(teacher) = self.teacher().filter(|_| count > 0) else { return Ok(true) };
@@ -237,10 +240,14 @@ impl Run {
         let config =
             SampleConfig { documents: count, length, seed: self.config.seed, ..SampleConfig::default() };
         let sampler = Sampler::new(teacher.parameters, &self.tokenizer, config)?;
-        let Some(written) = sampler.all(cpu, progress)? else { return Ok(false) };
+        let own = comm.map_or(0..count, |comm| Shards::even(count, comm.size()).of_rank(comm.rank()));
+        let written = sampler.range(cpu, own, progress)?;
+        if ranks::any(comm, written.is_none())? {
+            return Ok(false);
+        }
         let first = self.documents.len() as u32;
         self.split.train.extend((0..count as u32).map(|i| first + i));
-        self.documents.add_tokens(written)?;
+        self.documents.add_tokens(ranks::all_documents(comm, written.unwrap_or_default())?)?;
         Ok(true)
     }
 

@@ -38,6 +38,8 @@ impl Watch {
 #[derive(Default)]
 pub(super) struct Means {
     pub(super) loss: Loss,
+    /// Tokens of all ranks.
+    pub(super) tokens: usize,
     pub(super) norm: f64,
     pub(super) steps: usize,
     pub(super) skipped: usize,
@@ -53,6 +55,7 @@ impl Means {
         self.loss.sum += report.loss.sum;
         self.loss.divergence += report.loss.divergence;
         self.loss.tokens += report.loss.tokens;
+        self.tokens += report.tokens;
         self.norm += report.norm;
         self.steps += 1;
     }
@@ -68,7 +71,7 @@ impl Means {
             grad_norm: self.norm / self.steps.max(1) as f64,
             learning_rate: report.rate,
             lambda: report.lambda,
-            tokens_per_second: self.loss.tokens as f64 / seconds.max(1e-9),
+            tokens_per_second: self.tokens as f64 / seconds.max(1e-9),
             skipped: self.skipped,
         };
         *self = Self { since: Some(Instant::now()), ..Self::default() };

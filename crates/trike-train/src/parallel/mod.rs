@@ -1,0 +1,339 @@
+//! Ranks that train one model together.
+//!
+//! Every rank reads the same batches and computes its own rows of each. What they exchange, and when, is a [`RanksConfig`]:
+//! by default the exact sum of gradients in every step, in an order that does not depend on the number of ranks.
+
+mod exact;
+mod local;
+mod saved;
+
+use std::borrow::{Borrow, BorrowMut};
+
+use trike_comm::{Codec, CodecConfig, CommError, Communicator, Part, Plan, TreeSum, agree};
+use trike_core::{Bounds, OptionError};
+use trike_grad::Elements;
+
+use self::exact::Owners;
+use self::local::Local;
+use crate::data::{Batch, Batches};
+use crate::{Loss, Optimizer, Parameters, StepReport, TrainEngine, TrainError, Trainer};
+
+/// What ranks exchange.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RanksConfig {
+    /// How gradients are written, or with local steps the changes of the weights; `None`: as they are.
+    pub codec: Option<CodecConfig>,
+    /// Steps that each rank takes with its own rows before weights are brought together (DiLoCo, Douillard et al., 2311.08105),
+    /// at least 1: in every step gradients are added up.
+    pub local_steps: usize,
+    /// How weights are brought together after more than one local step.
+    pub outer: OuterConfig,
+}
+
+/// The optimizer that takes the mean change of the weights of all ranks as a gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OuterConfig {
+    /// Learning rate, over 0 up to 10: with 1 and no momentum the new weights are the mean.
+    pub learning_rate: f32,
+    /// Decay of Nesterov's momentum, from 0 to below 1.
+    pub momentum: f32,
+}
+
+impl Default for RanksConfig {
+    fn default() -> Self {
+        Self { codec: None, local_steps: 1, outer: OuterConfig::default() }
+    }
+}
+
+impl Default for OuterConfig {
+    fn default() -> Self {
+        Self { learning_rate: 0.7, momentum: 0.9 }
+    }
+}
+
+impl RanksConfig {
+    /// Checks that all numbers are in range, but for those of the codec.
+    ///
+    /// # Errors
+    ///
+    /// [`OptionError::OutOfRange`].
+    pub fn validate(&self) -> Result<(), OptionError> {
+        OptionError::check("local_steps", Bounds::at_least(1usize), self.local_steps)?;
+        let OuterConfig { learning_rate, momentum } = self.outer;
+        OptionError::check("outer_learning_rate", Bounds::over(0.0).at_most(10.0), learning_rate)?;
+        OptionError::check("outer_momentum", Bounds::at_least(0.0).at_most(0.999_999), momentum)
+    }
+}
+
+/// The other ranks of a trainer.
+pub(crate) struct Ranks<'a> {
+    pub(crate) comm: &'a dyn Communicator,
+    pub(crate) config: RanksConfig,
+    mode: Mode,
+}
+
+/// What is exchanged.
+#[derive(Debug)]
+enum Mode {
+    /// The sum of gradients, each part of it to the rank that changes these weights, which gives them to all.
+    Exact(Owners),
+    /// Gradients in fewer bytes; all ranks change all weights.
+    Coded(Box<dyn Codec>),
+    /// The change of weights after some steps.
+    Local(Local),
+}
+
+impl std::fmt::Debug for Ranks<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (rank, size) = (self.comm.rank(), self.comm.size());
+        let mut debug = f.debug_struct("Ranks");
+        debug.field("rank", &rank).field("size", &size).field("config", &self.config);
+        debug.field("mode", &self.mode).finish()
+    }
+}
+
+impl<'a, E: TrainEngine> Trainer<'a, E> {
+    /// The same as one of several ranks that share the work of each step. All have the same configuration, weights and data, which
+    /// is checked but for the data.
+    ///
+    /// Without a codec and local steps, weights after training are the same, to the bit, for one to four ranks: the gradients of a
+    /// step's rows are added in a tree over their numbers ([`Plan`]). A trainer without ranks adds them one after another, which
+    /// gives other bits. Each rank holds the optimizer's means of its own share of the weights only. With a codec or local steps
+    /// weights depend on the number of ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Option`]; [`TrainError::Comm`] for ranks that differ, and for a codec with settings out of range;
+    /// [`TrainError::Config`] for local steps with products in f16, whose factor of the loss would differ between ranks.
+    pub fn with_ranks(mut self, comm: &'a dyn Communicator, config: RanksConfig) -> Result<Self, TrainError> {
+        config.validate()?;
+        if self.scaler.is_some() && config.local_steps > 1 {
+            let problem = "local steps with fp16: expected bf16 or f32 products".to_owned();
+            return Err(TrainError::Config { problem });
+        }
+        agree(comm, "version", env!("CARGO_PKG_VERSION"))?;
+        let settings = format!("{:?}, {:?}, {config:?}", self.config, self.policy);
+        agree(comm, "training configuration", &settings)?;
+        agree(comm, "model", &format!("checksum {:08x}", self.checksum(self.parameters())?))?;
+        let taught_by = self.teacher_parameters().map(|teacher| self.checksum(teacher)).transpose()?;
+        agree(comm, "teacher", &taught_by.map_or("none".to_owned(), |sum| format!("checksum {sum:08x}")))?;
+        let shapes: Vec<[usize; 2]> = self.parameters().all().iter().map(|p| [p.rows(), p.cols]).collect();
+        let mode = match config.codec {
+            codec if config.local_steps > 1 => {
+                let codec = codec.map(|codec| codec.build(&shapes)).transpose()?;
+                Mode::Local(Local::new(self.flat_weights()?, codec))
+            }
+            Some(codec) => Mode::Coded(codec.build(&shapes)?),
+            None => {
+                let lens: Vec<usize> = self.parameters().all().iter().map(|p| p.values.elements()).collect();
+                let owners = Owners::new(&lens, comm.size())?;
+                let owns = |place: usize| owners.owns(comm.rank(), place);
+                self.optimizer = Optimizer::of(self.engine, self.config.optimizer, self.parameters(), &owns)?;
+                Mode::Exact(owners)
+            }
+        };
+        // Each step has its own.
+        self.gradients = Vec::new();
+        self.ranks = Some(Ranks { comm, config, mode });
+        Ok(self)
+    }
+
+    /// Whether all ranks have the same weights now, as after every exchange.
+    #[must_use]
+    pub fn is_together(&self) -> bool {
+        self.ranks.as_ref().is_none_or(|ranks| self.is_last_of(ranks.config.local_steps))
+    }
+
+    /// Whether the last step was the last of so many local ones.
+    fn is_last_of(&self, steps: usize) -> bool {
+        self.step.is_multiple_of(steps) || self.step == self.config.steps
+    }
+
+    /// A step of all ranks.
+    pub(crate) fn step_together(
+        &mut self,
+        ranks: &mut Ranks<'_>,
+        batches: &mut Batches<'_>,
+    ) -> Result<StepReport, TrainError> {
+        let units = batches.next_units(self.config.accumulation)?;
+        let tokens: usize = units.iter().map(Batch::learned).sum();
+        let plan = Plan::new(units.len(), ranks.comm);
+        let Ranks { comm, config, mode } = ranks;
+        match mode {
+            Mode::Exact(owners) => self.step_exact(*comm, owners, &plan, &units, tokens),
+            Mode::Coded(codec) => self.step_coded(*comm, &mut **codec, &plan, &units, tokens),
+            Mode::Local(local) => {
+                let report = self.step_alone(*comm, &units, tokens)?;
+                if self.is_last_of(config.local_steps) {
+                    self.bring_together(*comm, local, config.outer)?;
+                }
+                Ok(report)
+            }
+        }
+    }
+
+    /// The loss of the rows of all ranks, and the sums of the gradients of this rank's, as far as they lie together in the tree.
+    fn block_sums(
+        &self,
+        plan: &Plan,
+        units: &[Batch],
+    ) -> Result<(Vec<Loss>, Vec<Part<Vec<E::Tensor>>>), TrainError> {
+        let scale = self.scale_of(units);
+        let (mut tree, mut losses, mut failed) = (TreeSum::default(), Vec::new(), Ok(()));
+        for block in plan.blocks() {
+            let units = &units[plan.units(block)];
+            if units.is_empty() {
+                tree.push(block, None, |_, _| {});
+                continue;
+            }
+            let mut sums = self.parameters().zeros_on(self.engine)?;
+            losses.push(self.add_units(units, scale, &mut sums)?);
+            tree.push(block, Some(sums), |sums: &mut Vec<E::Tensor>, more| {
+                for (sum, more) in sums.iter_mut().zip(more) {
+                    if failed.is_ok() {
+                        failed = self.engine.add(sum.borrow_mut(), (*more).borrow());
+                    }
+                }
+            });
+        }
+        failed?;
+        Ok((losses, tree.into_parts()))
+    }
+
+    /// A step with gradients in fewer bytes.
+    fn step_coded(
+        &mut self,
+        comm: &dyn Communicator,
+        codec: &mut dyn Codec,
+        plan: &Plan,
+        units: &[Batch],
+        tokens: usize,
+    ) -> Result<StepReport, TrainError> {
+        let (losses, parts) = self.block_sums(plan, units)?;
+        let mut flat = vec![0.0; self.parameters().count()];
+        for mut sums in parts.into_iter().filter_map(|part| part.sum) {
+            self.unscale(&mut sums)?;
+            let mut rest = &mut flat[..];
+            for sum in sums {
+                let values = self.engine.download(sum.borrow())?;
+                let (to, after) = rest.split_at_mut(values.len());
+                to.iter_mut().zip(values.iter()).for_each(|(to, v)| *to += v);
+                rest = after;
+            }
+        }
+        let squares: f64 = flat.iter().map(|g| f64::from(*g).powi(2)).sum();
+        let loss = all_losses(comm, &losses, self.scaler.is_some())?;
+        let all_squares: f64 = all_numbers(comm, &[squares])?.iter().flatten().sum();
+        self.update_by(loss, tokens, |trainer, factors| {
+            if !all_squares.is_finite() {
+                return Err(TrainError::NonFinite { what: "gradient", step: trainer.optimizer.steps() });
+            }
+            // Each rank has a part of the sum, and codecs give means.
+            flat.iter_mut().for_each(|g| *g *= comm.size() as f32);
+            codec.exchange(comm, &mut flat)?;
+            let gradients = trainer.unflatten(&flat)?;
+            let parameters = trainer.trainable.trained_mut();
+            trainer.optimizer.step(trainer.engine, parameters, &gradients, factors)
+        })
+    }
+
+    /// Tensors of the shapes of the parameters, with these values.
+    fn unflatten(&self, mut flat: &[f32]) -> Result<Vec<E::Tensor>, TrainError> {
+        let mut all = Vec::new();
+        for parameter in self.parameters().all() {
+            let (values, rest) = flat.split_at(parameter.values.elements());
+            all.push(self.engine.upload(values.to_vec())?);
+            flat = rest;
+        }
+        Ok(all)
+    }
+
+    fn checksum(&self, parameters: &Parameters<E::Tensor>) -> Result<u32, TrainError> {
+        let mut checksum = 0;
+        for parameter in parameters.all() {
+            let values = self.engine.download(parameter.values.borrow())?;
+            checksum = values.iter().fold(checksum, |sum, v| crc32c::crc32c_append(sum, &v.to_le_bytes()));
+        }
+        Ok(checksum)
+    }
+
+    /// All weights, one after another.
+    fn flat_weights(&self) -> Result<Vec<f32>, TrainError> {
+        let mut flat = Vec::with_capacity(self.parameters().count());
+        for parameter in self.parameters().all() {
+            flat.extend_from_slice(&self.engine.download(parameter.values.borrow())?);
+        }
+        Ok(flat)
+    }
+}
+
+/// Numbers of a message, at most.
+const NUMBERS: usize = 1 << 16;
+
+/// The numbers of each rank.
+fn all_numbers(comm: &dyn Communicator, numbers: &[f64]) -> Result<Vec<Vec<f64>>, CommError> {
+    let message: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let all = comm.all_gather(&message, 8 * NUMBERS)?;
+    Ok(all
+        .iter()
+        .map(|message| message.as_chunks().0.iter().map(|word| f64::from_le_bytes(*word)).collect())
+        .collect())
+}
+
+/// The loss of all ranks from those of the blocks of each, in their order. What is not finite is refused with the rank, unless all of
+/// them have it, or `overflows` says that this may be.
+fn all_losses(comm: &dyn Communicator, blocks: &[Loss], overflows: bool) -> Result<Loss, TrainError> {
+    let own: Vec<f64> =
+        blocks.iter().flat_map(|loss| [loss.sum, loss.divergence, loss.tokens as f64]).collect();
+    let (mut all, mut wrong, mut right) = (Loss::default(), None, false);
+    for (rank, numbers) in all_numbers(comm, &own)?.iter().enumerate() {
+        for [sum, divergence, tokens] in numbers.as_chunks().0 {
+            match (sum + divergence).is_finite() {
+                true => right = true,
+                false => wrong = Some(rank),
+            }
+            all.add(Loss { sum: *sum, divergence: *divergence, tokens: *tokens as usize });
+        }
+    }
+    match wrong.filter(|_| right && !overflows) {
+        Some(rank) => Err(CommError::NonFinite { rank }.into()),
+        None => Ok(all),
+    }
+}
+
+/// The sum of the losses of some batches, which ranks divide between them: the same bits for every number of ranks.
+pub(crate) fn sum_of_losses(
+    comm: Option<&dyn Communicator>,
+    batches: impl IntoIterator<Item = Batch>,
+    each: impl Fn(&Batch) -> Result<Loss, TrainError>,
+) -> Result<Loss, TrainError> {
+    let mut all = Loss::default();
+    let Some(comm) = comm else {
+        for batch in batches {
+            let loss = each(&batch)?;
+            all.sum += loss.sum;
+            all.tokens += loss.tokens;
+        }
+        return Ok(all);
+    };
+    let (mut own, mut count) = (Vec::new(), 0);
+    for batch in batches {
+        if count % comm.size() == comm.rank() {
+            let loss = each(&batch)?;
+            own.extend([loss.sum, loss.tokens as f64]);
+        }
+        count += 1;
+    }
+    let ranks = all_numbers(comm, &own)?;
+    for batch in 0..count {
+        let of_rank = &ranks[batch % comm.size()];
+        let at = 2 * (batch / comm.size());
+        let Some([sum, tokens]) = of_rank.get(at..at + 2) else {
+            let rank = batch % comm.size();
+            return Err(CommError::Cut { rank, expected: 8 * (at + 2), got: 8 * of_rank.len() }.into());
+        };
+        all.sum += sum;
+        all.tokens += *tokens as usize;
+    }
+    Ok(all)
+}

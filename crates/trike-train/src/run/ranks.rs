@@ -1,0 +1,67 @@
+//! What the ranks of a run tell each other beside gradients.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use trike_comm::{CommError, Communicator};
+
+use crate::TrainError;
+
+/// Most bytes of what one rank has read.
+const MOST: usize = 1 << 26;
+/// Most bytes of the documents of a rank.
+const DOCUMENTS: usize = 1 << 34;
+
+/// Whether this is the rank that reads and writes.
+pub(super) fn is_first(comm: Option<&dyn Communicator>) -> bool {
+    comm.is_none_or(|comm| comm.rank() == 0)
+}
+
+/// What the first rank finds, on all ranks.
+pub(super) fn from_first<T: Serialize + DeserializeOwned>(
+    comm: Option<&dyn Communicator>,
+    find: impl FnOnce() -> Result<T, TrainError>,
+) -> Result<T, TrainError> {
+    let Some(comm) = comm else { return find() };
+    let wrong = |e: serde_json::Error| TrainError::Config { problem: format!("from rank 0: {e}") };
+    let found = if comm.rank() == 0 { Some(find()) } else { None };
+    let message =
+        found.as_ref().map(|found| serde_json::to_vec(&found.as_ref().map_err(ToString::to_string)));
+    let message = message.transpose().map_err(wrong)?;
+    let message = comm.broadcast(0, message.as_deref(), MOST)?;
+    if let Some(found) = found {
+        return found;
+    }
+    let found: Result<T, String> = serde_json::from_slice(&message).map_err(wrong)?;
+    found.map_err(|problem| TrainError::Config { problem: format!("rank 0: {problem}") })
+}
+
+/// Whether any rank says so.
+pub(super) fn any(comm: Option<&dyn Communicator>, says: bool) -> Result<bool, CommError> {
+    let Some(comm) = comm else { return Ok(says) };
+    Ok(comm.all_gather(&[u8::from(says)], 1)?.iter().any(|other| *other == [1]))
+}
+
+/// The documents of all ranks, one after another. A message is the length of each, then the tokens, in four bytes each.
+pub(super) fn all_documents(
+    comm: Option<&dyn Communicator>,
+    own: Vec<Vec<u32>>,
+) -> Result<Vec<Vec<u32>>, CommError> {
+    let Some(comm) = comm else { return Ok(own) };
+    let words = own
+        .iter()
+        .flat_map(|document| std::iter::once(document.len() as u32).chain(document.iter().copied()));
+    let message: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+    let mut all = Vec::new();
+    for (rank, message) in comm.all_gather(&message, DOCUMENTS)?.iter().enumerate() {
+        let mut words = message.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word));
+        while let Some(len) = words.next() {
+            let expected = len as usize;
+            let document: Vec<u32> = words.by_ref().take(expected).collect();
+            if document.len() < expected {
+                return Err(CommError::Cut { rank, expected: 4 * expected, got: 4 * document.len() });
+            }
+            all.push(document);
+        }
+    }
+    Ok(all)
+}
