@@ -1,8 +1,8 @@
 //! A weight tensor in memory.
 
-use trike_trit::TritTensor;
+use trike_trit::{ScaleValues, TritTensor};
 
-use crate::{DenseTensor, Int8Tensor, TensorError, dense::check_row};
+use crate::{DenseData, DenseTensor, Int8Tensor, TensorError, dense::check_row};
 
 /// A tensor in memory: dense, int8 or ternary.
 ///
@@ -85,6 +85,54 @@ impl Tensor {
             Self::Ternary(t) => t.dequantize_row(row, out).map_err(|_| TensorError::Row { row, rows }),
         }
     }
+
+    /// A selection or permutation of rows: row `i` of the result is row `rows[i]` of this tensor, with its scales. Each element of
+    /// a dense vector is a row.
+    ///
+    /// # Errors
+    ///
+    /// [`TensorError::Row`] for a row out of range, [`TensorError::Shape`] if `rows` is empty.
+    pub fn select_rows(&self, rows: &[usize]) -> Result<Self, TensorError> {
+        let (count, width) = match self {
+            Self::Dense(t) if t.shape().len() == 1 => (t.cols(), 1),
+            other => (other.rows(), other.cols()),
+        };
+        if let Some(&row) = rows.iter().find(|&&row| row >= count) {
+            return Err(TensorError::Row { row, rows: count });
+        }
+        Ok(match self {
+            Self::Dense(t) => {
+                let shape = match t.shape() {
+                    [_] => vec![rows.len()],
+                    _ => vec![rows.len(), width],
+                };
+                let data = match t.data() {
+                    DenseData::F32(v) => DenseData::F32(pick(v, width, rows)),
+                    DenseData::F16(v) => DenseData::F16(pick(v, width, rows)),
+                    DenseData::Bf16(v) => DenseData::Bf16(pick(v, width, rows)),
+                };
+                Self::Dense(DenseTensor::new(shape, data)?)
+            }
+            Self::Int8(t) => {
+                let groups = t.groups_per_row();
+                let scales = match t.scales() {
+                    ScaleValues::F16(v) => ScaleValues::F16(pick(v, groups, rows)),
+                    ScaleValues::F32(v) => ScaleValues::F32(pick(v, groups, rows)),
+                };
+                let codes = pick(t.codes(), width, rows);
+                Self::Int8(Int8Tensor::new(rows.len(), width, t.group(), codes, scales)?)
+            }
+            Self::Ternary(t) => {
+                let empty = |_| TensorError::Shape { shape: vec![rows.len(), width] };
+                Self::Ternary(t.select_rows(rows).map_err(empty)?)
+            }
+        })
+    }
+}
+
+/// The given rows of `width` values each.
+fn pick<T: Copy>(values: &[T], width: usize, rows: &[usize]) -> Vec<T> {
+    rows.iter().flat_map(|&row| values[row * width..(row + 1) * width].iter().copied()).collect()
 }
 
 impl From<DenseTensor> for Tensor {

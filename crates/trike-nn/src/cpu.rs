@@ -1,5 +1,6 @@
 //! The backend on the host kernels.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use half::f16;
@@ -332,6 +333,21 @@ impl Backend for CpuBackend {
             Tensor::Int8(w) => Matrix::Int8(self.cpu.pack_int8(&w)?),
             Tensor::Dense(w) => Matrix::Dense(DenseMatrix::from_tensor(w)),
         })
+    }
+
+    fn load_part(&self, whole: Tensor, rows: Range<usize>) -> Result<Matrix, NnError> {
+        // A part may have more zeros than the whole: with a layout of its own it could be computed in another order.
+        let layout = match &whole {
+            Tensor::Ternary(w) => Some(self.layout_of(w)),
+            Tensor::Int8(_) | Tensor::Dense(_) => None,
+        };
+        let part = whole.select_rows(&rows.collect::<Vec<_>>())?;
+        // Before it is packed, so that there are never two copies of the whole.
+        drop(whole);
+        match (part, layout) {
+            (Tensor::Ternary(w), Some(layout)) => Ok(Matrix::Ternary(self.cpu.pack(&w, layout)?)),
+            (part, _) => self.load_matrix(part),
+        }
     }
 
     fn load_tiles(&self, tiles: &Tiles<FileRange>) -> Result<Option<Matrix>, NnError> {
