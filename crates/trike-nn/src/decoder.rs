@@ -122,8 +122,8 @@ impl<B: Backend> Decoder<B> {
     ///
     /// # Errors
     ///
-    /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, and errors of the
-    /// backend.
+    /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, [`NnError::OnRanks`], and
+    /// errors of the backend.
     pub fn replace(&mut self, name: WeightName, weight: Tensor) -> Result<(), NnError> {
         let layer = self.layer_of(name, (weight.rows(), weight.cols()))?;
         self.version = next_version();
@@ -137,8 +137,8 @@ impl<B: Backend> Decoder<B> {
     ///
     /// # Errors
     ///
-    /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, [`NnError::Trit`] for a
-    /// position outside `edited`, and those of [`Backend::edit`].
+    /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, [`NnError::OnRanks`],
+    /// [`NnError::Trit`] for a position outside `edited`, and those of [`Backend::edit`].
     pub fn edit(
         &mut self,
         name: WeightName,
@@ -161,7 +161,13 @@ impl<B: Backend> Decoder<B> {
         let found = (0..self.spec.layers)
             .find_map(|layer| block_matrix(&self.spec, layer, name).map(|shape| (layer, shape)));
         match found {
-            Some((layer, expected)) if expected == got => Ok(layer),
+            Some((layer, expected)) if expected == got => {
+                let stage = self.backend.stage(self.backend.stage_of(layer));
+                match stage.rows_of(name, got.0) == (0..got.0) {
+                    true => Ok(layer),
+                    false => Err(NnError::OnRanks { name: name.to_string() }),
+                }
+            }
             other => {
                 let (expected_rows, expected_cols) = other.map_or((0, 0), |(_, shape)| shape);
                 Err(NnError::WeightShape {

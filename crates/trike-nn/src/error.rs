@@ -202,11 +202,11 @@ pub enum NnError {
         /// Bytes of the message.
         got: usize,
     },
-    /// A change that a model on several ranks does not allow.
-    #[error("{what} of a model on several ranks cannot be replaced")]
+    /// A change of a weight of which this rank does not hold the whole.
+    #[error("{name} cannot be replaced: this rank does not hold the whole of it")]
     OnRanks {
-        /// What should be changed.
-        what: &'static str,
+        /// The weight's name.
+        name: String,
     },
     /// A shape mismatch between a caller and a backend.
     #[error("{what}: expected {expected}, got {got}")]

@@ -42,6 +42,8 @@ impl Parallel {
 pub struct RankPlan {
     /// The name of its machine; empty if the system does not tell.
     pub host: String,
+    /// Ranks on the same processors of that machine, this one included: its threads should be that part of the processors.
+    pub sharing: usize,
     /// Layers of which it has a part.
     pub layers: Range<usize>,
     /// Bytes that it needs. A rank that has parts of matrices reads each as a whole before; the largest counts as activations if
@@ -113,12 +115,13 @@ impl RankPlans {
             }
             Parallel::Pipeline => Division::pipeline(spec, &layers_of(file, options, &sequence, &machines)?)?,
         };
-        let planned = |(rank, Machine { host, available }): (usize, &Machine)| {
+        let planned = |(rank, machine): (usize, &Machine)| {
             let part = plan::rank_weights(file, options, &division, rank)?;
             let mut plan = MemoryPlan::new(&division.cached(rank), part.weights, &sequence, STEP);
             plan.scratch = plan.scratch.max(part.largest_divided);
-            let (host, layers) = (host.clone(), division.layers(rank));
-            Ok(RankPlan { host, layers, plan, mapped: part.mapped, available: *available })
+            let Machine { host, sharing, available } = machine.clone();
+            let layers = division.layers(rank);
+            Ok(RankPlan { host, sharing, layers, plan, mapped: part.mapped, available })
         };
         let ranks = machines.iter().enumerate().map(planned).collect::<Result<Vec<_>, LlmError>>()?;
         let lacks = |rank: &RankPlan| {
@@ -196,8 +199,11 @@ fn shared_sequence<C: Communicator + ?Sized>(comm: &C, own: KvSpec) -> Result<Kv
 }
 
 /// The machine of a rank.
+#[derive(Clone)]
 struct Machine {
     host: String,
+    /// Ranks on the same processors there.
+    sharing: usize,
     /// Free bytes for each rank there.
     available: Option<u64>,
 }
@@ -205,14 +211,25 @@ struct Machine {
 /// The machine of every rank.
 fn machines<C: Communicator + ?Sized>(comm: &C) -> Result<Vec<Machine>, LlmError> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let processors = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).unwrap_or("");
     let free = free_memory().into_iter().map(|(_, bytes)| bytes).min();
-    let own = format!("{} {}", free.map_or_else(String::new, |free| free.to_string()), host.trim());
-    let all = comm.all_gather(own.as_bytes(), 1 << 10).map_err(NnError::from)?;
+    let free = free.map_or_else(String::new, |free| free.to_string());
+    let own = [free.as_str(), host.trim(), processors.trim()].join("\n");
+    let all = comm.all_gather(own.as_bytes(), 1 << 16).map_err(NnError::from)?;
     let all: Vec<String> = all.iter().map(|one| String::from_utf8_lossy(one).into_owned()).collect();
-    let parts: Vec<(&str, &str)> = all.iter().map(|one| one.split_once(' ').unwrap_or(("", one))).collect();
-    let each = parts.iter().map(|&(free, host)| {
-        let sharing = parts.iter().filter(|(_, other)| *other == host).count().max(1) as u64;
-        Machine { host: host.to_owned(), available: free.parse().ok().map(|free: u64| free / sharing) }
+    let parts: Vec<[&str; 3]> = all
+        .iter()
+        .map(|one| {
+            let mut lines = one.split('\n');
+            [(); 3].map(|()| lines.next().unwrap_or(""))
+        })
+        .collect();
+    let each = parts.iter().map(|[free, host, processors]| {
+        let there = || parts.iter().filter(|other| other[1] == *host);
+        let available = free.parse().ok().map(|free: u64| free / there().count().max(1) as u64);
+        let sharing = there().filter(|other| other[2] == *processors).count().max(1);
+        Machine { host: (*host).to_owned(), sharing, available }
     });
     Ok(each.collect())
 }

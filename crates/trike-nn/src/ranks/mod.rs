@@ -34,7 +34,7 @@ const MOST_NOTICE: usize = 1 << 26;
 /// The part of a model on this rank, computed by another backend.
 ///
 /// All ranks load the decoder of the same spec. On rank 0 it is used like every other one, except that it runs one sequence at a time
-/// and its weights cannot be changed; the others call [`Decoder::follow`](crate::Decoder::follow). Results of steps are on
+/// and weights that are divided cannot be replaced; the others call [`Decoder::follow`](crate::Decoder::follow). Results of steps are on
 /// rank 0, and empty elsewhere. When the decoder of rank 0 is dropped, the others return.
 pub struct RankBackend<B: Backend, C: Communicator> {
     inner: Rc<B>,

@@ -5,12 +5,9 @@ use std::ops::Range;
 use trike_comm::Communicator;
 use trike_core::{AttentionSpec, GatedActivation, KvPrecision, Layout, RopeSpec, Tensor};
 use trike_cpu::{FileRange, Tiles};
-use trike_trit::{Edit, TritTensor};
 
 use super::{MOST_NOTICE, Parts, RankBackend, RankMatrix, RankTensor, StepNotice, bytes, read_values};
-use crate::{
-    ActivationPolicy, Backend, CacheSpec, DeviceUse, MatrixEdit, NnError, StepInputs, WeightName, check,
-};
+use crate::{ActivationPolicy, Backend, CacheSpec, DeviceUse, NnError, StepInputs, WeightName, check};
 
 /// The inputs of a step, with the ids for the ranks that have their rows of the embedding.
 #[derive(Debug)]
@@ -105,14 +102,6 @@ impl<B: Backend, C: Communicator> RankBackend<B, C> {
         }
         self.inner.upload(&all, hidden)
     }
-
-    /// `what` is refused unless this rank holds the whole weight.
-    fn refuse(&self, what: &'static str) -> Result<(), NnError> {
-        match self.is_here() && (self.division.is_pipeline() || self.division.ranks() == 1) {
-            true => Ok(()),
-            false => Err(NnError::OnRanks { what }),
-        }
-    }
 }
 
 /// The columns of all ranks, row after row.
@@ -195,25 +184,20 @@ impl<B: Backend, C: Communicator> Backend for RankBackend<B, C> {
     }
 
     fn load_matrix(&self, weight: Tensor) -> Result<Self::Matrix, NnError> {
-        self.refuse("a matrix")?;
         let rows = weight.rows();
-        Ok(RankMatrix { local: Some(self.inner.load_matrix(weight)?), rows, parts: None })
+        let local = self.is_here().then(|| self.inner.load_matrix(weight)).transpose()?;
+        Ok(RankMatrix { local, rows, parts: None })
     }
 
     fn load_table(&self, weight: Tensor) -> Result<Self::Matrix, NnError> {
-        self.refuse("a table")?;
         let rows = weight.rows();
-        Ok(RankMatrix { local: Some(self.inner.load_table(weight)?), rows, parts: None })
+        let local = self.is_here().then(|| self.inner.load_table(weight)).transpose()?;
+        Ok(RankMatrix { local, rows, parts: None })
     }
 
     fn load_tiles(&self, tiles: &Tiles<FileRange>) -> Result<Option<Self::Matrix>, NnError> {
-        self.refuse("a matrix")?;
         let matrix = self.inner.load_tiles(tiles)?;
         Ok(matrix.map(|local| RankMatrix { local: Some(local), rows: tiles.rows(), parts: None }))
-    }
-
-    fn edit(&self, _: &mut Self::Matrix, _: &[Edit], _: &TritTensor) -> Result<MatrixEdit, NnError> {
-        Err(NnError::OnRanks { what: "a matrix" })
     }
 
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize {
