@@ -204,7 +204,7 @@ fn ranks_that_were_started_otherwise_are_refused() {
         _ => options,
     };
     let ends = |_: &RankModel<Threads>| Ok(());
-    differs(on_ranks(path, Parallel::Tensor, Threads::new(2), f32, ends), "options", "F32");
+    differs(on_ranks(path, Parallel::Tensor, Threads::new(2), f32, ends), "options", "activations f32");
 
     // A model with one other weight.
     let dir = TempDir::new().expect("a directory");

@@ -638,4 +638,29 @@ mod tests {
             assert_eq!(run(&rounding, &x, &half), run(&exact, &x, &half));
         }
     }
+
+    /// The first half is all zeros, which alone would be stored without them.
+    #[test]
+    fn a_part_has_the_layout_of_the_whole() {
+        let backend = CpuBackend::new(Cpu::new(1).unwrap(), ActivationPrecision::F32);
+        let (rows, cols) = (32, 256);
+        let mut rng = Rng::new(2);
+        let mut trits = rng.trits(rows * cols, 0.7);
+        trits[..rows * cols / 2].fill(0);
+        let scales = trike_trit::Scales::tensor(0.5);
+        let whole = TritTensor::from_trits(rows, cols, &trits, trike_trit::Encoding::TwoBit, scales).unwrap();
+        let layout = |matrix: &Matrix| backend.matrix_layout(matrix).unwrap();
+        let all = backend.load_matrix(whole.clone().into()).unwrap();
+        let alone = backend.load_matrix(Tensor::from(whole.clone()).select_rows(&[0, 1]).unwrap()).unwrap();
+        assert_ne!(layout(&alone), layout(&all));
+        let x = backend.upload(&rng.normals(cols), cols).unwrap();
+        let mut joined = Vec::new();
+        for part in [0..16, 16..32] {
+            let part = backend.load_part(whole.clone().into(), part).unwrap();
+            assert_eq!(layout(&part), layout(&all));
+            joined.extend_from_slice(backend.linear(&x, &[&part]).unwrap()[0].values());
+        }
+        assert_eq!(joined, backend.linear(&x, &[&all]).unwrap()[0].values());
+        backend.load_part(whole.into(), 16..33).expect_err("no row 32");
+    }
 }

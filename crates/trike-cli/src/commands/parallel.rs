@@ -76,12 +76,6 @@ impl RankOutcome {
 
 /// Continues a prompt on all ranks: rank 0 reads it, and prints the text.
 pub(super) fn run(args: &RunArgs, parallel: Parallel, quiet: bool) -> anyhow::Result<ExitCode> {
-    if args.device.device != DeviceChoice::Cpu {
-        return Err(conflict(
-            "the argument '--parallel' cannot be used with '--device': ranks compute on the CPU; for several GPUs of one \
-             machine use --device cuda:0,cuda:1 without mpirun",
-        ));
-    }
     ranks::run(|comm| {
         let is_first = comm.rank() == 0;
         if comm.size() == 1 && !quiet {
@@ -130,6 +124,12 @@ pub(super) fn run(args: &RunArgs, parallel: Parallel, quiet: bool) -> anyhow::Re
 
 /// The text of rank 0.
 fn prepare(args: &RunArgs, quiet: bool) -> anyhow::Result<Text> {
+    if args.device.device != DeviceChoice::Cpu {
+        return Err(conflict(
+            "the argument '--parallel' cannot be used with '--device': ranks compute on the CPU; for several GPUs of one \
+             machine use --device cuda:0,cuda:1 without mpirun",
+        ));
+    }
     let prompt = text::prompt(args)?.ok_or_else(text::no_prompt)?;
     Text::prepare(args, ModelFile::open(args.model.path(quiet)?)?, &prompt)
 }

@@ -116,12 +116,10 @@ pub(crate) fn run(
     let device = open(&args.device.device, quiet)?;
     let mut text = Text::prepare(args, file, prompt)?;
     if args.window.is_none() && args.context.is_none() && device.is_cpu() {
-        let Text { file, wanted, sequence, prompt_ids, .. } = &text;
-        let fitting = context(file, wanted, *sequence, prompt_ids.len(), quiet)?;
-        if fitting < sequence.capacity {
-            text.options = text.options.with_context(fitting);
-            let spec = &file.config().spec;
-            text.sequence = text.options.cache(prompt_ids.len(), spec.context, file.default_kv())?;
+        let fitting = context(&text.file, &text.wanted, text.sequence, text.prompt_ids.len(), quiet)?;
+        if fitting < text.sequence.capacity {
+            text.options.context = Some(fitting);
+            text.sequence = cache(&text.file, &text.options, text.prompt_ids.len())?;
         }
     }
     let start = Instant::now();
@@ -185,7 +183,7 @@ impl Text {
         let prompt_ids = tokenizer.encode_prompt(prompt)?;
         let prompt = tokenizer.decode(&prompt_ids)?;
         let wanted = args.precision.options(&file, &args.cpu.cpu()?).with_tokenizer(tokenizer.clone());
-        let sequence = options.cache(prompt_ids.len(), file.config().spec.context, file.default_kv())?;
+        let sequence = cache(&file, &options, prompt_ids.len())?;
         Ok(Self { file, wanted, sequence, options, tokenizer, prompt, prompt_ids })
     }
 
@@ -250,6 +248,11 @@ impl Text {
             ranks: None,
         })
     }
+}
+
+/// The KV cache for a prompt of so many tokens and its continuation.
+fn cache(file: &ModelFile, options: &GenerateOptions, prompt: usize) -> Result<KvSpec, trike::LlmError> {
+    options.cache(prompt, file.config().spec.context, file.default_kv())
 }
 
 /// Log-probabilities with the texts of their tokens.

@@ -9,11 +9,12 @@ use std::{fmt, ops::Range};
 use trike_comm::{Communicator, agree};
 use trike_cpu::{Cpu, MemoryLimit, free_memory};
 use trike_nn::{
-    CpuBackend, DeviceMemory, Division, KvPrecision, KvSpec, MemoryPlan, NnError, RankBackend, StagePlan,
+    ActivationPolicy, ActivationPrecision, CpuBackend, DeviceMemory, Division, KvPrecision, KvSpec,
+    MemoryPlan, NnError, RankBackend, StagePlan,
 };
 
 use super::{host, plan};
-use crate::{LanguageModel, LlmError, LoadOptions, ModelFile, generate::STEP};
+use crate::{HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, generate::STEP};
 
 /// How ranks share a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,8 +177,22 @@ impl RankPlans {
 
 /// The options that decide what a rank computes.
 fn described(file: &ModelFile, options: &LoadOptions) -> String {
+    let activations = match options.activations_of(file) {
+        ActivationPolicy::Int8 => "int8".to_owned(),
+        ActivationPolicy::Fixed(ActivationPrecision::F32) => "f32".to_owned(),
+        ActivationPolicy::Fixed(ActivationPrecision::Int16) => "int16".to_owned(),
+        ActivationPolicy::Fixed(ActivationPrecision::Int8PerToken) => "int8-token".to_owned(),
+        ActivationPolicy::Fixed(ActivationPrecision::Int8PerGroup(size)) => {
+            format!("int8-group{}", size.get())
+        }
+    };
+    let head = match options.head {
+        HeadPrecision::Auto => "auto",
+        HeadPrecision::AsStored => "stored",
+        HeadPrecision::Int8 => "int8",
+    };
     let layout = options.layout.map_or("auto", |layout| layout.name());
-    format!("activations {:?}, head {:?}, layout {layout}", options.activations_of(file), options.head)
+    format!("activations {activations}, head {head}, layout {layout}")
 }
 
 /// The KV cache of rank 0, on all ranks.
