@@ -380,6 +380,33 @@ fn what_ranks_cannot_do_is_refused() {
     }
 }
 
+/// What the division says is what ranks send for a token, besides the header of each message and the notice of the step.
+#[test]
+fn ranks_send_the_bytes_that_the_division_says() {
+    use trike_nn::{Logits, Step};
+    const HEADER: u64 = 20;
+    const NOTICE: u64 = 36 + 4;
+    // Four tensors of four layers from each of two ranks, and a row of the embedding and half of the logits from one of them; or a
+    // state and the logits.
+    for (parallel, messages) in [(Parallel::Tensor, 2 * 4 * 4 + 2), (Parallel::Pipeline, 2)] {
+        let run = |model: &RankModel<Threads>| -> Result<u64, LlmError> {
+            let (decoder, comm) = (model.decoder(), model.decoder().backend().comm());
+            let mut sequence = decoder.sequence(KvSpec::new(KvPrecision::F16, 16))?;
+            decoder.forward(&mut [Step { sequence: &mut sequence, ids: &[1, 2, 3] }], Logits::Last)?;
+            let before = comm.traffic();
+            decoder.forward(&mut [Step { sequence: &mut sequence, ids: &[4] }], Logits::Last)?;
+            let after = comm.traffic();
+            let all = after.sent + after.received - before.sent - before.received;
+            assert_eq!(
+                all - HEADER * (messages + 1) - NOTICE,
+                decoder.backend().division().bytes_per_token()
+            );
+            Ok(all)
+        };
+        result(on_ranks(Path::new(TINY), parallel, Threads::new(2), |_, options| options, run));
+    }
+}
+
 /// A step of a sequence that rank 0 no longer uses comes too late.
 #[test]
 fn a_sequence_that_was_left_is_refused() {
