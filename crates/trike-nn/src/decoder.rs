@@ -339,7 +339,7 @@ impl<B: Backend> Decoder<B> {
             spec: *sequence.spec(),
             position: sequence.len(),
             ids: Cow::Borrowed(ids),
-            rows,
+            all_rows: rows == Logits::All,
             states,
         })
     }
@@ -371,9 +371,10 @@ impl<B: Backend> Decoder<B> {
             }
             let steps = &mut [Step { sequence, ids: &notice.ids }];
             // The results are on rank 0.
+            let rows = if notice.all_rows { Logits::All } else { Logits::Last };
             match notice.states {
-                true => drop(self.hidden(steps, notice.rows)?),
-                false => drop(self.forward(steps, notice.rows)?),
+                true => drop(self.hidden(steps, rows)?),
+                false => drop(self.forward(steps, rows)?),
             }
         }
         Ok(())

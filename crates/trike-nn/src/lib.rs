@@ -55,11 +55,11 @@ pub use decoder::{Decoder, Logits, Step};
 pub use device::{CubeBackend, CubeInputs, CubeMatrix, CubeRecorded, CubeRope, CubeTensor};
 pub use error::NnError;
 pub use memory::{DeviceUse, MemoryPlan};
-pub use ranks::{Division, RankBackend, RankInputs, RankMatrix, RankTensor, StepNotice};
+pub use ranks::{Division, RankBackend, RankInputs, RankMatrix, RankTensor};
 pub use sequence::Sequence;
 pub use spec::{Biases, DecoderSpec};
 pub use split::{DeviceMemory, LayerWeights, StagePlan};
-pub use step::{Largest, Segment, StepInputs, StepLogits};
+pub use step::{Largest, Segment, StepInputs, StepLogits, StepNotice};
 pub use trike_core::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation,
     Int8Tensor, KvPrecision, Layout, RopePairing, RopeScaling, RopeSpec, SpecError, Tensor,

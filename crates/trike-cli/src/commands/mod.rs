@@ -18,6 +18,8 @@ mod models;
 mod parallel;
 mod perplexity;
 mod quantize;
+#[cfg(feature = "mpi")]
+mod rank_outcome;
 mod run;
 mod sampling;
 mod shipped;

@@ -56,7 +56,7 @@ pub(crate) struct RunOutcome {
     /// With `--parallel`.
     #[cfg(feature = "mpi")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) ranks: Option<super::parallel::RanksOutcome>,
+    pub(super) ranks: Option<super::rank_outcome::RanksOutcome>,
 }
 
 /// A token with its log-probability, and the most probable ones in its place.

@@ -25,7 +25,6 @@ use trike_comm::Communicator;
 
 use crate::{Backend, DecoderSpec, NnError};
 pub use division::Division;
-pub use notice::StepNotice;
 pub use operations::RankInputs;
 
 /// Most bytes of a notice: a step of 2^24 tokens.

@@ -1,27 +1,6 @@
 //! The step that rank 0 runs, for the others.
 
-use std::borrow::Cow;
-
-use crate::{KvPrecision, KvSpec, Logits, NnError};
-
-/// What another rank needs to know to run a step too.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StepNotice<'a> {
-    /// Sequences of the step; the fields are those of the first.
-    pub sequences: usize,
-    /// A number that no other sequence of the process has.
-    pub sequence: u64,
-    /// Its KV cache.
-    pub spec: KvSpec,
-    /// Its length before the step.
-    pub position: usize,
-    /// Its new tokens.
-    pub ids: Cow<'a, [u32]>,
-    /// Tokens for which there is a result.
-    pub rows: Logits,
-    /// Whether the result is hidden states, and not logits.
-    pub states: bool,
-}
+use crate::{KvPrecision, KvSpec, NnError, StepNotice};
 
 /// The first byte of a notice, and the message that ends a run.
 const STEP: u8 = 1;
@@ -30,63 +9,61 @@ pub(super) const END: &[u8] = &[0];
 const HEAD: usize = 1 + 8 + 1 + 8 + 8 + 8 + 1 + 1;
 const PRECISIONS: [KvPrecision; 3] = [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8];
 
-impl StepNotice<'_> {
-    /// The message: one byte each for kind, precision, rows and result, eight for a number, four for an id.
-    pub(super) fn message(&self) -> Vec<u8> {
-        let precision = PRECISIONS.iter().position(|one| *one == self.spec.precision).unwrap_or(0);
-        // No window is 0, which is none of a rolling cache.
-        let window = self.spec.window.unwrap_or(0);
-        let mut message = Vec::with_capacity(HEAD + 4 * self.ids.len());
-        message.push(STEP);
-        message.extend(self.sequence.to_le_bytes());
-        message.push(precision as u8);
-        for number in [self.spec.capacity, window, self.position] {
-            message.extend((number as u64).to_le_bytes());
-        }
-        message.push(u8::from(self.rows == Logits::All));
-        message.push(u8::from(self.states));
-        for id in &*self.ids {
-            message.extend(id.to_le_bytes());
-        }
-        message
+/// The message: one byte each for kind, precision, rows and result, eight for a number, four for an id.
+pub(super) fn message(step: &StepNotice<'_>) -> Vec<u8> {
+    let precision = PRECISIONS.iter().position(|one| *one == step.spec.precision).unwrap_or(0);
+    // No window is 0, which is none of a rolling cache.
+    let window = step.spec.window.unwrap_or(0);
+    let mut message = Vec::with_capacity(HEAD + 4 * step.ids.len());
+    message.push(STEP);
+    message.extend(step.sequence.to_le_bytes());
+    message.push(precision as u8);
+    for number in [step.spec.capacity, window, step.position] {
+        message.extend((number as u64).to_le_bytes());
     }
+    message.push(u8::from(step.all_rows));
+    message.push(u8::from(step.states));
+    for id in &*step.ids {
+        message.extend(id.to_le_bytes());
+    }
+    message
+}
 
-    /// Reads a message; `None` for the one that ends a run.
-    ///
-    /// # Errors
-    ///
-    /// [`NnError::Notice`] for anything else.
-    pub(super) fn read(message: &[u8]) -> Result<Option<StepNotice<'static>>, NnError> {
-        let wrong = || NnError::Notice { got: message.len() };
-        if message == END {
-            return Ok(None);
-        }
-        let (head, ids) = message.split_at_checked(HEAD).ok_or_else(wrong)?;
-        let number = |at: usize| -> u64 {
-            head[at..at + 8].iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
-        };
-        let size = |at: usize| usize::try_from(number(at)).map_err(|_| wrong());
-        let flag = |at: usize| match head[at] {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(wrong()),
-        };
-        let precision = *PRECISIONS.get(usize::from(head[9])).ok_or_else(wrong)?;
-        let (ids, rest) = ids.as_chunks::<4>();
-        if head[0] != STEP || !rest.is_empty() || ids.is_empty() {
-            return Err(wrong());
-        }
-        let window = Some(size(18)?).filter(|&window| window > 0);
-        Ok(Some(StepNotice {
-            sequences: 1,
-            sequence: number(1),
-            spec: KvSpec { precision, capacity: size(10)?, window },
-            position: size(26)?,
-            ids: ids.iter().map(|id| u32::from_le_bytes(*id)).collect(),
-            rows: if flag(34)? { Logits::All } else { Logits::Last },
-            states: flag(35)?,
-        }))
+/// Reads a message; `None` for the one that ends a run.
+///
+/// # Errors
+///
+/// [`NnError::Notice`] for anything else.
+pub(super) fn read(message: &[u8]) -> Result<Option<StepNotice<'static>>, NnError> {
+    let wrong = || NnError::Notice { got: message.len() };
+    if message == END {
+        return Ok(None);
     }
+    let (head, ids) = message.split_at_checked(HEAD).ok_or_else(wrong)?;
+    let number = |at: usize| -> u64 {
+        head[at..at + 8].iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
+    };
+    let size = |at: usize| usize::try_from(number(at)).map_err(|_| wrong());
+    let flag = |at: usize| match head[at] {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(wrong()),
+    };
+    let precision = *PRECISIONS.get(usize::from(head[9])).ok_or_else(wrong)?;
+    let (ids, rest) = ids.as_chunks::<4>();
+    if head[0] != STEP || !rest.is_empty() || ids.is_empty() {
+        return Err(wrong());
+    }
+    let window = Some(size(18)?).filter(|&window| window > 0);
+    Ok(Some(StepNotice {
+        sequences: 1,
+        sequence: number(1),
+        spec: KvSpec { precision, capacity: size(10)?, window },
+        position: size(26)?,
+        ids: ids.iter().map(|id| u32::from_le_bytes(*id)).collect(),
+        all_rows: flag(34)?,
+        states: flag(35)?,
+    }))
 }
 
 #[cfg(test)]
@@ -95,29 +72,29 @@ mod tests {
 
     #[test]
     fn a_notice_is_read_back_and_nothing_else() {
-        for (window, rows, states) in [(None, Logits::Last, false), (Some(7), Logits::All, true)] {
+        for (window, all_rows, states) in [(None, false, false), (Some(7), true, true)] {
             let notice = StepNotice {
                 sequences: 1,
                 sequence: u64::MAX - 3,
                 spec: KvSpec { precision: KvPrecision::Int8, capacity: 512, window },
                 position: 1 << 33,
                 ids: vec![3, u32::MAX].into(),
-                rows,
+                all_rows,
                 states,
             };
-            let message = notice.message();
-            assert_eq!(StepNotice::read(&message), Ok(Some(notice)));
+            let message = message(&notice);
+            assert_eq!(read(&message), Ok(Some(notice)));
             for len in 0..message.len() {
                 // A notice with one id less is one too.
                 let is_whole = len == message.len() - 4;
-                assert_eq!(StepNotice::read(&message[..len]).is_ok(), is_whole, "{len}");
+                assert_eq!(read(&message[..len]).is_ok(), is_whole, "{len}");
             }
             for at in [0, 9, 34, 35] {
                 let mut other = message.clone();
                 other[at] = 9;
-                assert!(StepNotice::read(&other).is_err(), "{at}");
+                assert!(read(&other).is_err(), "{at}");
             }
         }
-        assert_eq!(StepNotice::read(END), Ok(None));
+        assert_eq!(read(END), Ok(None));
     }
 }

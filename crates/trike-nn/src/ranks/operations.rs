@@ -6,8 +6,10 @@ use trike_comm::Communicator;
 use trike_core::{AttentionSpec, GatedActivation, KvPrecision, Layout, RopeSpec, Tensor};
 use trike_cpu::{FileRange, Tiles};
 
-use super::{MOST_NOTICE, Parts, RankBackend, RankMatrix, RankTensor, StepNotice, bytes, read_values};
-use crate::{ActivationPolicy, Backend, CacheSpec, DeviceUse, NnError, StepInputs, WeightName, check};
+use super::{MOST_NOTICE, Parts, RankBackend, RankMatrix, RankTensor, bytes, notice, read_values};
+use crate::{
+    ActivationPolicy, Backend, CacheSpec, DeviceUse, NnError, StepInputs, StepNotice, WeightName, check,
+};
 
 /// The inputs of a step, with the ids for the ranks that have their rows of the embedding.
 #[derive(Debug)]
@@ -228,14 +230,14 @@ impl<B: Backend, C: Communicator> Backend for RankBackend<B, C> {
         if step.sequences != 1 {
             return Err(NnError::OneSequence { got: step.sequences });
         }
-        self.comm.broadcast(0, Some(&step.message()), MOST_NOTICE)?;
+        self.comm.broadcast(0, Some(&notice::message(step)), MOST_NOTICE)?;
         Ok(())
     }
 
     fn next_step(&self) -> Result<Option<StepNotice<'static>>, NnError> {
         match self.comm.rank() {
             0 => Ok(None),
-            _ => StepNotice::read(&self.comm.receive(0, MOST_NOTICE)?),
+            _ => notice::read(&self.comm.receive(0, MOST_NOTICE)?),
         }
     }
 
