@@ -25,16 +25,30 @@ pub(crate) fn run(work: impl FnOnce(&Rc<Mpi>) -> anyhow::Result<ExitCode>) -> an
         Err(error) => error,
     };
     match error.downcast::<Known>() {
-        Ok(Known { error: Some(error), .. }) if error.is::<clap::Error>() => Err(error),
-        Ok(Known { error: Some(error), .. }) => Err(error.context(format!("rank {rank}"))),
-        Ok(Known { error: None, code }) => Ok(ExitCode::from(code)),
-        Err(error) => {
-            let code = exit_code(&error);
+        Ok(Known { error, code }) => {
+            if let Some(error) = error {
+                report(error, rank);
+            }
+            // `mpirun` ends all ranks when the first one has failed: not before the report.
+            let _ = comm.barrier();
+            Ok(ExitCode::from(code))
+        }
+        Err(error) => comm.abort(i32::from(report(error, rank))),
+    }
+}
+
+/// Prints an error of this rank, and returns its exit code.
+fn report(error: anyhow::Error, rank: usize) -> u8 {
+    let code = exit_code(&error);
+    match error.downcast_ref::<clap::Error>() {
+        // Errors are ignored: there is nowhere to report them.
+        Some(usage) => _ = usage.print(),
+        None => {
             let advice = advice::advice(&error);
             output::error(&error.context(format!("rank {rank}")), advice.as_deref());
-            comm.abort(i32::from(code))
         }
     }
+    code
 }
 
 /// An error that all ranks know of, so that each ends by itself.
