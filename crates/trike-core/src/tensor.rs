@@ -152,3 +152,44 @@ impl From<TritTensor> for Tensor {
         Self::Ternary(tensor)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use trike_trit::{Encoding, Granularity, Scales};
+
+    use super::*;
+
+    /// Rows of every kind keep their values, and their scales where each has its own.
+    #[test]
+    fn selected_rows_have_the_values_of_the_whole() {
+        let (rows, cols) = (4, 6);
+        let values: Vec<f32> = (0..rows * cols).map(|i| i as f32).collect();
+        let halves = values.iter().map(|v| half::f16::from_f32(*v)).collect();
+        let short = values.iter().map(|v| half::bf16::from_f32(*v)).collect();
+        let codes = (0..rows * cols).map(|i| i as i8 - 9).collect();
+        let scales: Vec<f32> = (0..rows * 2).map(|i| 1.0 + i as f32).collect();
+        let trits: Vec<i8> = (0..rows * cols).map(|i| i as i8 % 3 - 1).collect();
+        let of_rows: Vec<f32> = (0..rows).map(|i| 0.5 + i as f32).collect();
+        let of_rows = Scales::new(Granularity::Row, of_rows, None);
+        let dense = |data| DenseTensor::new(vec![rows, cols], data).expect("a matrix").into();
+        let all: [Tensor; 5] = [
+            dense(DenseData::F32(values.clone())),
+            dense(DenseData::F16(halves)),
+            dense(DenseData::Bf16(short)),
+            Int8Tensor::new(rows, cols, 4, codes, ScaleValues::F32(scales)).expect("a matrix").into(),
+            TritTensor::from_trits(rows, cols, &trits, Encoding::Base3, of_rows).expect("a matrix").into(),
+        ];
+        for tensor in all {
+            let whole = tensor.to_f32();
+            let some = tensor.select_rows(&[3, 1, 1]).expect("rows");
+            let want: Vec<f32> =
+                [3, 1, 1].iter().flat_map(|row| whole[row * cols..(row + 1) * cols].to_vec()).collect();
+            assert_eq!((some.shape(), some.to_f32()), (vec![3, cols], want));
+            assert_eq!(tensor.select_rows(&[0, 4]), Err(TensorError::Row { row: 4, rows }));
+            assert!(matches!(tensor.select_rows(&[]), Err(TensorError::Shape { .. })));
+        }
+        let vector = Tensor::from(DenseTensor::new(vec![24], DenseData::F32(values)).expect("a vector"));
+        let some = vector.select_rows(&[23, 0]).expect("elements");
+        assert_eq!((some.shape(), some.to_f32()), (vec![2], vec![23.0, 0.0]));
+    }
+}

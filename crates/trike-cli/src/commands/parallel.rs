@@ -21,7 +21,9 @@ use crate::{args::RunArgs, commands::RunOutcome, output, progress::Progress, ran
 pub(super) fn run(args: &RunArgs, parallel: Parallel, quiet: bool) -> anyhow::Result<ExitCode> {
     ranks::run(|comm| {
         let is_first = comm.rank() == 0;
-        if comm.size() == 1 && !quiet {
+        // The plans are part of the JSON.
+        let has_notes = is_first && !quiet && !args.json.json;
+        if comm.size() == 1 && has_notes {
             output::note("--parallel: one rank, which has the whole model; mpirun -n N starts several");
         }
         // First on rank 0, so that a model that is not here yet is not downloaded several times into one cache.
@@ -35,7 +37,7 @@ pub(super) fn run(args: &RunArgs, parallel: Parallel, quiet: bool) -> anyhow::Re
             (None, None) => anyhow::bail!("a rank without a model"),
         };
         let plans = plan(comm, file, &options, parallel)?;
-        if is_first && !quiet {
+        if has_notes {
             for (rank, plan) in plans.ranks().iter().enumerate() {
                 output::note(&line(rank, plan));
             }
