@@ -5,13 +5,20 @@ use xshell::cmd;
 
 use crate::workspace::Workspace;
 
-/// Runs the example `mpi` of `trike-comm` as one, two and four ranks, which must all have the same sum, to the bit.
+/// Runs the example `mpi` of `trike-comm` and the command as one, two and four ranks: all must have the same sum to the bit, and
+/// the text of one process.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {
-    cmd!(ws.sh, "cargo build --quiet --locked -p trike-comm --features mpi --example mpi").run()?;
-    let program = ws.metadata.target_directory.as_std_path().join("debug/examples/mpi");
     // A container's only user is root, and a small machine has fewer cores than ranks.
     let _root = ws.sh.push_env("OMPI_ALLOW_RUN_AS_ROOT", "1");
     let _confirm = ws.sh.push_env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    let sum = sums(ws)?;
+    texts(ws)?;
+    Ok(format!("1, 2 and 4: {sum}, and one text"))
+}
+
+fn sums(ws: &Workspace) -> Result<String> {
+    cmd!(ws.sh, "cargo build --quiet --locked -p trike-comm --features mpi --example mpi").run()?;
+    let program = ws.metadata.target_directory.as_std_path().join("debug/examples/mpi");
     let mut first = None;
     for ranks in ["1", "2", "4"] {
         let output = cmd!(ws.sh, "mpirun --oversubscribe -n {ranks} {program}").quiet().read()?;
@@ -21,5 +28,34 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
         let first = first.get_or_insert_with(|| sums[0].to_owned());
         ensure!(sums.iter().all(|sum| sum == first), "one rank had {first}, {ranks} ranks: {output}");
     }
-    first.map(|sum| format!("1, 2 and 4: {sum}")).context("no ranks")
+    first.context("no ranks")
+}
+
+/// Compares the text of `trike run --parallel` with that of one process.
+fn texts(ws: &Workspace) -> Result<()> {
+    cmd!(ws.sh, "cargo build --quiet --locked -p trike-cli --features mpi").run()?;
+    let command = ws.metadata.target_directory.as_std_path().join("debug/trike");
+    // Sampled: an equal text takes equal logits, and not only equal largest ones.
+    let text =
+        ["run", "-q", "-m", "models/tiny", "-p", "Once upon a time", "-n", "60", "-t", "1", "--seed", "7"];
+    let one = cmd!(ws.sh, "{command} {text...}").quiet().read()?;
+    ensure!(one.len() > 100, "one process wrote: {one}");
+    for parallel in ["tensor", "pipeline"] {
+        for ranks in ["1", "2", "4"] {
+            let run =
+                cmd!(ws.sh, "mpirun --oversubscribe -n {ranks} {command} {text...} --parallel {parallel}");
+            let several = run.quiet().read()?;
+            ensure!(several == one, "{ranks} ranks, {parallel}: {several}\none process: {one}");
+        }
+        // No division of two key/value heads or four layers: refused by one rank, with the exit code of wrong usage.
+        let run = cmd!(ws.sh, "mpirun --oversubscribe -n 5 {command} {text...} --parallel {parallel}");
+        let output = run.quiet().ignore_status().output()?;
+        let message = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.code() == Some(2) && message.matches("error: ").count() == 1,
+            "5 ranks, {parallel}: {:?}, {message}",
+            output.status.code()
+        );
+    }
+    Ok(())
 }

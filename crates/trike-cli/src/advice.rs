@@ -10,6 +10,7 @@ use clap::{
 use trike::{
     CalibrateError, LlmError,
     calibrate::{ConfigError, EditError, FoldError},
+    comm::CommError,
     core::OptionError,
     format::FormatError,
     nn::NnError,
@@ -90,7 +91,7 @@ pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
             | LlmError::Sampler(SamplerError::Option(_))
             | LlmError::Constraint(ConstraintError::Grammar { .. })
             | LlmError::Tokenizer(TokenizerError::EmptyStop { .. }) => true,
-            LlmError::Nn(error) => is_missing_device(error),
+            LlmError::Nn(error) => is_missing_device(error) || is_wrong_start(error),
             _ => false,
         },
         Some(Refusal::Train(error)) => {
@@ -112,6 +113,11 @@ fn is_missing_device(error: &NnError) -> bool {
         let _ = error;
         false
     }
+}
+
+/// Whether ranks were started in a way in which they cannot share a model.
+fn is_wrong_start(error: &NnError) -> bool {
+    matches!(error, NnError::Comm(CommError::Differs { .. }) | NnError::Spec { field: "ranks", .. })
 }
 
 /// Whether a file could not grow.
@@ -203,6 +209,13 @@ fn of_llm(error: &LlmError) -> Option<String> {
         LlmError::SessionFile { .. } => {
             own("choose another file with --prompt-cache FILE, or remove this one")
         }
+        LlmError::Nn(NnError::Comm(CommError::Differs { .. })) => {
+            own("start all ranks with the same command, version and model")
+        }
+        LlmError::Nn(NnError::Spec { field: "ranks", .. }) => own("start another number with `mpirun -n N`"),
+        LlmError::RankMemory { .. } => own(
+            "start more ranks or more machines with `mpirun -n N`, or shorten the sequence with --context N",
+        ),
         LlmError::Nn(NnError::NoSavedCache { .. }) => own("omit --prompt-cache, or use --device cpu"),
         LlmError::Planes { .. } => {
             own("keep it as it is with --to trike, or quantize the dense model with --planes 1")

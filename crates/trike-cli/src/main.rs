@@ -11,7 +11,7 @@
 //! * terminal output: [`output`], [`progress`]; results as text: [`render`]
 //! * `.npy` files: [`npy`]
 //! * advice on errors and the flags they refer to: [`advice`]
-//! * Ctrl-C: [`interrupt`]
+//! * Ctrl-C: [`interrupt`]; ranks of `mpirun`, with the feature `mpi`: `ranks`
 //! * examples, JSON fields and manual pages: [`manual`]; the command line and date in reports: [`invocation`]
 #![forbid(unsafe_code)]
 
@@ -26,6 +26,8 @@ mod manual;
 mod npy;
 mod output;
 mod progress;
+#[cfg(feature = "mpi")]
+mod ranks;
 mod render;
 
 use std::process::ExitCode;
@@ -47,9 +49,15 @@ fn main() -> ExitCode {
                 usage.exit();
             }
             output::error(&error, advice::advice(&error).as_deref());
-            ExitCode::from(if advice::is_usage(&error) { USAGE } else { FAILURE })
+            ExitCode::from(exit_code(&error))
         }
     }
+}
+
+/// The exit code of an error.
+fn exit_code(error: &anyhow::Error) -> u8 {
+    let is_usage = advice::is_usage(error) || error.is::<clap::Error>();
+    if is_usage { USAGE } else { FAILURE }
 }
 
 /// Whether the reader of the output closed the pipe.

@@ -40,7 +40,7 @@ pub trait Transport {
 /// A rank over a [`Transport`]: numbers its messages and checks those of others.
 #[derive(Debug)]
 pub struct Endpoint<T> {
-    transport: T,
+    pub(crate) transport: T,
     deadline: Duration,
     /// Messages to and from each rank.
     numbers: Vec<[Cell<u32>; 2]>,

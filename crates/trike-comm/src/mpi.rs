@@ -56,6 +56,11 @@ impl Mpi {
         let world = universe.world();
         Some(Endpoint::over(World { sent: RefCell::default(), world, _universe: universe }))
     }
+
+    /// Ends this rank and all others with this exit code, so that none waits for one that has failed.
+    pub fn abort(&self, code: i32) -> ! {
+        self.transport.world.abort(code)
+    }
 }
 
 impl Endpoint<World> {

@@ -53,6 +53,12 @@ pub enum LlmError {
         /// What limits them, such as `its control group`.
         limit: &'static str,
     },
+    /// A rank has too little free memory for its part of a model. Nothing was loaded.
+    #[error("the model does not fit on its ranks: {}: use more ranks or shorten the sequence", needs(ranks))]
+    RankMemory {
+        /// Every rank.
+        ranks: Vec<crate::RankPlan>,
+    },
     /// An error of the decoder.
     #[error(transparent)]
     Nn(#[from] trike_nn::NnError),
@@ -327,6 +333,12 @@ impl From<trike_format::FormatError> for LlmError {
         // Boxed: it is several times as large as the other variants.
         Self::Format(Box::new(error))
     }
+}
+
+/// What each rank needs.
+fn needs(ranks: &[crate::RankPlan]) -> String {
+    let each = ranks.iter().enumerate().map(|(rank, plan)| format!("rank {rank} needs {plan}"));
+    each.collect::<Vec<_>>().join("; ")
 }
 
 /// A size in GB with two decimals.

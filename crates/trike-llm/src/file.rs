@@ -4,8 +4,8 @@ use std::{collections::HashSet, path::Path};
 
 use trike_cpu::{FileRange, Tiles};
 use trike_format::{
-    DenseTensor, FileKind, FormatError, Gguf, HfDir, Int8Tensor, Llama2c, StoredType, Tensor, TensorInfo,
-    TensorSource, absmean_trits, detect,
+    FileKind, FormatError, Gguf, HfDir, Llama2c, StoredType, Tensor, TensorInfo, TensorSource, absmean_trits,
+    detect,
 };
 use trike_nn::{KvPrecision, WeightName};
 use trike_trit::{Encoding, Granularity};
@@ -266,35 +266,4 @@ impl WeightSource for ModelFile {
     fn is_f32(&self) -> bool {
         self.is_f32()
     }
-}
-
-/// The given rows of `tensor`, in that order; each element of a vector is a row.
-pub(crate) fn select_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor, LlmError> {
-    fn pick<T: Copy>(values: &[T], width: usize, rows: &[usize]) -> Vec<T> {
-        rows.iter().flat_map(|&r| values[r * width..(r + 1) * width].iter().copied()).collect()
-    }
-    Ok(match tensor {
-        Tensor::Ternary(t) => Tensor::Ternary(t.select_rows(rows)?),
-        Tensor::Dense(t) => {
-            let (width, shape) = match t.shape() {
-                [_] => (1, vec![rows.len()]),
-                _ => (t.cols(), vec![rows.len(), t.cols()]),
-            };
-            let data = match t.data() {
-                trike_format::DenseData::F32(v) => trike_format::DenseData::F32(pick(v, width, rows)),
-                trike_format::DenseData::F16(v) => trike_format::DenseData::F16(pick(v, width, rows)),
-                trike_format::DenseData::Bf16(v) => trike_format::DenseData::Bf16(pick(v, width, rows)),
-            };
-            Tensor::Dense(DenseTensor::new(shape, data)?)
-        }
-        Tensor::Int8(t) => {
-            let groups = t.groups_per_row();
-            let scales = match t.scales() {
-                trike_trit::ScaleValues::F16(v) => trike_trit::ScaleValues::F16(pick(v, groups, rows)),
-                trike_trit::ScaleValues::F32(v) => trike_trit::ScaleValues::F32(pick(v, groups, rows)),
-            };
-            let codes = pick(t.codes(), t.cols(), rows);
-            Tensor::Int8(Int8Tensor::new(rows.len(), t.cols(), t.group(), codes, scales)?)
-        }
-    })
 }

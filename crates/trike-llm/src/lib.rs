@@ -13,6 +13,7 @@
 //!   [`ModelConfig`], [`Family`], [`SpecialIds`]
 //! * one trait object for every backend: [`Model`], [`open()`], [`DeviceChoice`], [`DeviceShare`], [`InvalidDevice`], [`Device`],
 //!   [`devices()`], [`DeviceReport`], [`memory_plan()`]
+//! * one model on several ranks: [`RankPlans`], [`RankPlan`], [`RankModel`], [`Parallel`]
 //! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`],
 //!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`]
 //! * the hub's cache: [`HubCache`], [`CachedModel`], [`ModelId`], [`HubModel`], [`hub_shards`]
@@ -56,8 +57,8 @@ pub use convert::{
     write_tokenizer, write_tokenizer_file,
 };
 pub use device::{
-    Device, DeviceChoice, DeviceReport, DeviceShare, InvalidDevice, devices, fitting_context, memory_plan,
-    open,
+    Device, DeviceChoice, DeviceReport, DeviceShare, InvalidDevice, Parallel, RankModel, RankPlan, RankPlans,
+    devices, fitting_context, memory_plan, open,
 };
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors};

@@ -107,7 +107,6 @@ impl LoadOptions {
     }
 
     /// KV cache of the longest planned sequence of a model.
-    #[cfg(feature = "gpu")]
     pub(crate) fn sequence_of(&self, file: &ModelFile) -> KvSpec {
         let whole = || KvSpec::new(file.default_kv(), file.config().spec.context);
         self.sequence.unwrap_or_else(whole)

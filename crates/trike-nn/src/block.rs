@@ -381,6 +381,9 @@ impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
         rows: usize,
         cols: usize,
     ) -> Result<B::Matrix, NnError> {
+        if !self.has_all(name, rows) {
+            return self.part(name, rows, cols);
+        }
         if let Some(matrix) = self.tiles(name, rows, cols)? {
             return Ok(matrix);
         }
@@ -390,11 +393,25 @@ impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
 
     /// A matrix for row lookups and products.
     pub(crate) fn table(&mut self, name: WeightName, rows: usize, cols: usize) -> Result<B::Matrix, NnError> {
+        if !self.has_all(name, rows) {
+            return self.part(name, rows, cols);
+        }
         if let Some(matrix) = self.tiles(name, rows, cols)? {
             return Ok(matrix);
         }
         let weight = self.weight(name, rows, cols)?;
         self.backend.load_table(weight)
+    }
+
+    /// Whether the backend holds all rows of a weight.
+    fn has_all(&self, name: WeightName, rows: usize) -> bool {
+        self.backend.rows_of(name, rows) == (0..rows)
+    }
+
+    /// The rows of a matrix that the backend holds.
+    fn part(&mut self, name: WeightName, rows: usize, cols: usize) -> Result<B::Matrix, NnError> {
+        let backend = self.backend;
+        backend.load_rows(name, rows, &mut || self.weight(name, rows, cols))
     }
 
     /// A matrix that the source and the backend keep in a mapped file.
@@ -419,7 +436,10 @@ impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
     ) -> Result<[Linear<B>; N], NnError> {
         let mut mapped = Vec::with_capacity(N);
         for &(name, rows, _) in &layers {
-            mapped.push(self.tiles(name, rows, cols)?);
+            mapped.push(match self.has_all(name, rows) {
+                true => self.tiles(name, rows, cols)?,
+                false => Some(self.part(name, rows, cols)?),
+            });
         }
         let weights = &mut *self.weights;
         let others = layers.iter().zip(&mapped).filter(|(_, mapped)| mapped.is_none());
@@ -446,8 +466,14 @@ impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
     }
 
     pub(crate) fn vector(&mut self, name: WeightName, len: usize) -> Result<B::Vector, NnError> {
-        let values = self.weights.vector(name)?;
+        let part = self.backend.rows_of(name, len);
+        if part.is_empty() {
+            return self.backend.load_vector(Vec::new());
+        }
+        let mut values = self.weights.vector(name)?;
         check(name, (1, len), (1, values.len()))?;
+        values.truncate(part.end);
+        values.drain(..part.start);
         self.backend.load_vector(values)
     }
 }

@@ -1,5 +1,6 @@
 //! The backend on the host kernels.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use half::f16;
@@ -334,6 +335,21 @@ impl Backend for CpuBackend {
         })
     }
 
+    fn load_part(&self, whole: Tensor, rows: Range<usize>) -> Result<Matrix, NnError> {
+        // A part may have more zeros than the whole: with a layout of its own it could be computed in another order.
+        let layout = match &whole {
+            Tensor::Ternary(w) => Some(self.layout_of(w)),
+            Tensor::Int8(_) | Tensor::Dense(_) => None,
+        };
+        let part = whole.select_rows(&rows.collect::<Vec<_>>())?;
+        // Before it is packed, so that there are never two copies of the whole.
+        drop(whole);
+        match (part, layout) {
+            (Tensor::Ternary(w), Some(layout)) => Ok(Matrix::Ternary(self.cpu.pack(&w, layout)?)),
+            (part, _) => self.load_matrix(part),
+        }
+    }
+
     fn load_tiles(&self, tiles: &Tiles<FileRange>) -> Result<Option<Matrix>, NnError> {
         let wanted = match tiles {
             Tiles::Int8(_) => true,
@@ -621,5 +637,30 @@ mod tests {
             assert_eq!(got == run(&exact, &x, &matrix), tokens < MANY_ROWS);
             assert_eq!(run(&rounding, &x, &half), run(&exact, &x, &half));
         }
+    }
+
+    /// The first rows are all zeros, which alone would be stored without them.
+    #[test]
+    fn a_part_has_the_layout_of_the_whole() {
+        let backend = CpuBackend::new(Cpu::new(1).unwrap(), ActivationPrecision::F32);
+        let (rows, cols) = (128, 256);
+        let mut rng = Rng::new(2);
+        let mut trits = rng.trits(rows * cols, 0.7);
+        trits[..16 * cols].fill(0);
+        let scales = trike_trit::Scales::tensor(0.5);
+        let whole = TritTensor::from_trits(rows, cols, &trits, trike_trit::Encoding::TwoBit, scales).unwrap();
+        let layout = |matrix: &Matrix| backend.matrix_layout(matrix).unwrap();
+        let all = backend.load_matrix(whole.clone().into()).unwrap();
+        let alone = backend.load_matrix(Tensor::from(whole.clone()).select_rows(&[0, 1]).unwrap()).unwrap();
+        assert_ne!(layout(&alone), layout(&all));
+        let x = backend.upload(&rng.normals(cols), cols).unwrap();
+        let mut joined = Vec::new();
+        for part in [0..16, 16..128] {
+            let part = backend.load_part(whole.clone().into(), part).unwrap();
+            assert_eq!(layout(&part), layout(&all));
+            joined.extend_from_slice(backend.linear(&x, &[&part]).unwrap()[0].values());
+        }
+        assert_eq!(joined, backend.linear(&x, &[&all]).unwrap()[0].values());
+        backend.load_part(whole.into(), 16..129).expect_err("no row 128");
     }
 }

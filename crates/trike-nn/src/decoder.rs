@@ -1,5 +1,6 @@
 //! The decoder-only language model.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +9,7 @@ use trike_trit::{Edit, TritTensor};
 
 use crate::{
     Backend, DecoderBlock, DecoderSpec, DecoderWeights, HookPoint, Input, KvSpec, Layout, MatrixEdit,
-    NnError, Norm, Sequence, StepCaches, StepInputs, StepLogits, Tensor, TokenStep, WeightName,
+    NnError, Norm, Sequence, StepCaches, StepInputs, StepLogits, StepNotice, Tensor, TokenStep, WeightName,
     backend::logits_of,
     block::{BlockContext, Loader, linear},
     check,
@@ -121,8 +122,8 @@ impl<B: Backend> Decoder<B> {
     ///
     /// # Errors
     ///
-    /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, and errors of the
-    /// backend.
+    /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, [`NnError::OnRanks`], and
+    /// errors of the backend.
     pub fn replace(&mut self, name: WeightName, weight: Tensor) -> Result<(), NnError> {
         let layer = self.layer_of(name, (weight.rows(), weight.cols()))?;
         self.version = next_version();
@@ -136,8 +137,8 @@ impl<B: Backend> Decoder<B> {
     ///
     /// # Errors
     ///
-    /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, [`NnError::Trit`] for a
-    /// position outside `edited`, and those of [`Backend::edit`].
+    /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, [`NnError::OnRanks`],
+    /// [`NnError::Trit`] for a position outside `edited`, and those of [`Backend::edit`].
     pub fn edit(
         &mut self,
         name: WeightName,
@@ -160,7 +161,13 @@ impl<B: Backend> Decoder<B> {
         let found = (0..self.spec.layers)
             .find_map(|layer| block_matrix(&self.spec, layer, name).map(|shape| (layer, shape)));
         match found {
-            Some((layer, expected)) if expected == got => Ok(layer),
+            Some((layer, expected)) if expected == got => {
+                let stage = self.backend.stage(self.backend.stage_of(layer));
+                match stage.rows_of(name, got.0) == (0..got.0) {
+                    true => Ok(layer),
+                    false => Err(NnError::OnRanks { name: name.to_string() }),
+                }
+            }
             other => {
                 let (expected_rows, expected_cols) = other.map_or((0, 0), |(_, shape)| shape);
                 Err(NnError::WeightShape {
@@ -256,6 +263,7 @@ impl<B: Backend> Decoder<B> {
         if !self.check(steps)? {
             return Ok(Vec::new());
         }
+        self.announce(steps, logits, false)?;
         if steps.iter().all(|step| step.ids.len() == 1) {
             let all = |logits| match logits {
                 StepLogits::All(logits) => Ok(logits),
@@ -286,6 +294,7 @@ impl<B: Backend> Decoder<B> {
         if !self.check(steps)? {
             return Ok(Vec::new());
         }
+        self.announce(steps, rows, true)?;
         let inputs = self.step_inputs(steps)?;
         let selected = last_rows(&inputs, rows);
         let inputs = self.backend.inputs(inputs)?;
@@ -308,6 +317,7 @@ impl<B: Backend> Decoder<B> {
         if !self.check(steps)? {
             return Ok(Vec::new());
         }
+        self.announce(steps, Logits::Last, false)?;
         if steps.iter().all(|step| step.ids.len() == 1) {
             return self.tokens(steps, Some(k));
         }
@@ -318,6 +328,56 @@ impl<B: Backend> Decoder<B> {
         let best = logits_of(self.last_stage(), out, Some(k), steps.len())?;
         advance(steps);
         Ok(best)
+    }
+
+    /// Tells the other ranks of a backend over several about a step.
+    fn announce(&self, steps: &[Step<'_, B>], rows: Logits, states: bool) -> Result<(), NnError> {
+        let Some(Step { sequence, ids }) = steps.first() else { return Ok(()) };
+        self.backend.announce(&StepNotice {
+            sequences: steps.len(),
+            sequence: sequence.id(),
+            spec: *sequence.spec(),
+            position: sequence.len(),
+            ids: Cow::Borrowed(ids),
+            all_rows: rows == Logits::All,
+            states,
+        })
+    }
+
+    /// Runs the steps of rank 0 of a [`RankBackend`](crate::RankBackend) on another rank, until rank 0 has ended. Of the sequences
+    /// only the last one is kept. Returns at once on a backend that follows none.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Behind`] for a step of a sequence that was not the last one, errors of messages, and those of
+    /// [`forward`](Self::forward).
+    pub fn follow(&self) -> Result<(), NnError> {
+        let mut last: Option<(u64, Sequence<B>)> = None;
+        while let Some(notice) = self.backend.next_step()? {
+            if !last.as_ref().is_some_and(|(id, kept)| *id == notice.sequence && kept.spec() == &notice.spec)
+            {
+                // Before the next one takes memory.
+                drop(last.take());
+            }
+            let (_, sequence) = match &mut last {
+                Some(last) => last,
+                none => none.insert((notice.sequence, self.sequence(notice.spec)?)),
+            };
+            if notice.position < sequence.len() {
+                sequence.truncate(notice.position)?;
+            }
+            if notice.position != sequence.len() {
+                return Err(NnError::Behind { expected: sequence.len(), got: notice.position });
+            }
+            let steps = &mut [Step { sequence, ids: &notice.ids }];
+            // The results are on rank 0.
+            let rows = if notice.all_rows { Logits::All } else { Logits::Last };
+            match notice.states {
+                true => drop(self.hidden(steps, rows)?),
+                false => drop(self.forward(steps, rows)?),
+            }
+        }
+        Ok(())
     }
 
     /// A step of one token of each sequence, which the backend may have recorded.
@@ -443,7 +503,8 @@ fn split(all: Vec<f32>, counts: &[usize], width: usize) -> Vec<Vec<f32>> {
     }
     let mut rest = all.as_slice();
     let mut next = |count: &usize| {
-        let (rows, tail) = rest.split_at(count * width);
+        // A rank that only follows has no rows.
+        let (rows, tail) = rest.split_at((count * width).min(rest.len()));
         rest = tail;
         rows.to_vec()
     };

@@ -171,6 +171,43 @@ pub enum NnError {
     /// A row lookup in a matrix that was not loaded with `load_table`.
     #[error("cannot look up rows of a matrix that was loaded for products only: load it as a table")]
     NotATable,
+    /// A message between ranks.
+    #[error(transparent)]
+    Comm(#[from] trike_comm::CommError),
+    /// An activation that is infinite or NaN, of a model on several ranks.
+    #[error("rank {rank} computed {value}: its weights are damaged, or its processor is")]
+    RankValue {
+        /// The rank.
+        rank: usize,
+        /// The value.
+        value: f32,
+    },
+    /// A step of several sequences of a model on several ranks.
+    #[error("a model on several ranks runs one sequence at a time, got {got}")]
+    OneSequence {
+        /// Sequences of the step.
+        got: usize,
+    },
+    /// A step of another rank that this one cannot run, because it does not have the sequence.
+    #[error("a step at position {got} of a sequence that has {expected} positions on this rank")]
+    Behind {
+        /// Positions of the sequence.
+        expected: usize,
+        /// Position of the step.
+        got: usize,
+    },
+    /// A message in place of a step of another rank.
+    #[error("rank 0 sent {got} bytes that are no step")]
+    Notice {
+        /// Bytes of the message.
+        got: usize,
+    },
+    /// A change of a weight of which this rank does not hold the whole.
+    #[error("{name} cannot be replaced: this rank does not hold the whole of it")]
+    OnRanks {
+        /// The weight's name.
+        name: String,
+    },
     /// A shape mismatch between a caller and a backend.
     #[error("{what}: expected {expected}, got {got}")]
     Shape {

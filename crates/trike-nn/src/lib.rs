@@ -13,6 +13,8 @@
 //! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`],
 //!   [`Logits`]
 //! * memory: [`MemoryPlan`], [`DeviceUse`]; of layers on several devices: [`LayerWeights`], [`DeviceMemory`], [`StagePlan`]
+//! * a model on several ranks: [`RankBackend`], [`Division`], [`StepNotice`], [`Decoder::follow`]; its types [`RankTensor`],
+//!   [`RankMatrix`], [`RankInputs`]
 //! * one block alone: [`DecoderBlock`], [`BlockContext`], [`HookPoint`], [`Hook`]
 //! * weights: [`Tensor`], [`WeightName`], [`DecoderWeights`]
 //! * steps: [`Step`], [`StepInputs`], [`Segment`], [`StepLogits`], [`TokenStep`], [`StepCaches`], [`RunStep`]
@@ -36,6 +38,7 @@ mod decoder;
 mod device;
 mod error;
 mod memory;
+mod ranks;
 mod sequence;
 mod spec;
 mod split;
@@ -52,10 +55,11 @@ pub use decoder::{Decoder, Logits, Step};
 pub use device::{CubeBackend, CubeInputs, CubeMatrix, CubeRecorded, CubeRope, CubeTensor};
 pub use error::NnError;
 pub use memory::{DeviceUse, MemoryPlan};
+pub use ranks::{Division, RankBackend, RankInputs, RankMatrix, RankTensor};
 pub use sequence::Sequence;
 pub use spec::{Biases, DecoderSpec};
 pub use split::{DeviceMemory, LayerWeights, StagePlan};
-pub use step::{Largest, Segment, StepInputs, StepLogits};
+pub use step::{Largest, Segment, StepInputs, StepLogits, StepNotice};
 pub use trike_core::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation,
     Int8Tensor, KvPrecision, Layout, RopePairing, RopeScaling, RopeSpec, SpecError, Tensor,

@@ -1,5 +1,6 @@
 //! The state of one sequence: its KV caches and its length.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::{Backend, CacheSpec, DecoderSpec, KvSpec, NnError};
@@ -15,6 +16,13 @@ pub struct Sequence<B: Backend> {
     pub(crate) caches: Vec<B::Cache>,
     spec: KvSpec,
     len: usize,
+    id: u64,
+}
+
+/// A number that no other sequence of this process has.
+fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Shared by sequences that were made together.
@@ -36,7 +44,7 @@ impl<B: Backend> Sequence<B> {
         let shape = cache_of(decoder, &spec)?;
         let cache = |layer| backend.stage(backend.stage_of(layer)).new_cache(&shape);
         let caches = (0..decoder.layers).map(cache).collect::<Result<_, _>>()?;
-        Ok(Self { recorded: B::Recorded::default(), group: None, caches, spec, len: 0 })
+        Ok(Self { recorded: B::Recorded::default(), group: None, caches, spec, len: 0, id: next_id() })
     }
 
     /// `count` sequences whose caches are made together.
@@ -54,6 +62,7 @@ impl<B: Backend> Sequence<B> {
             caches: Vec::new(),
             spec,
             len: 0,
+            id: next_id(),
         };
         let mut sequences: Vec<Self> = (0..count).map(|_| empty()).collect();
         for layer in 0..decoder.layers {
@@ -79,6 +88,11 @@ impl<B: Backend> Sequence<B> {
     #[expect(clippy::len_without_is_empty, reason = "a length in tokens, not a collection")]
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// A number that no other sequence of this process has.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     /// Configuration of the KV cache.

@@ -1,8 +1,9 @@
 //! Inputs and results of a step.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-use crate::NnError;
+use crate::{KvSpec, NnError};
 
 /// The rows of a ragged batch that belong to one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,4 +112,23 @@ pub enum StepLogits {
 /// comes first only if all logits are negative infinity.
 pub(crate) fn usable(row: &[(u32, f32)]) -> bool {
     row.first().is_some_and(|(_, logit)| logit.is_finite())
+}
+
+/// What another rank needs to know to run a step too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepNotice<'a> {
+    /// Sequences of the step; the fields are those of the first.
+    pub sequences: usize,
+    /// A number that no other sequence of the process has.
+    pub sequence: u64,
+    /// Its KV cache.
+    pub spec: KvSpec,
+    /// Its length before the step.
+    pub position: usize,
+    /// Its new tokens.
+    pub ids: Cow<'a, [u32]>,
+    /// Whether there is a result for all tokens, and not only for the last.
+    pub all_rows: bool,
+    /// Whether the result is hidden states, and not logits.
+    pub states: bool,
 }

@@ -96,6 +96,12 @@ pub(super) const SIZES: Names<Synthetic> = &[
 
 pub(super) const POOLINGS: Names<Pooling> = &[("mean", Pooling::Mean), ("last", Pooling::Last)];
 
+#[cfg(feature = "mpi")]
+pub(super) const PARALLEL: Names<trike::llm::Parallel> = {
+    use trike::llm::Parallel;
+    &[(Parallel::Tensor.name(), Parallel::Tensor), (Parallel::Pipeline.name(), Parallel::Pipeline)]
+};
+
 /// A number of tokens; `None` without a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tokens(pub(crate) Option<usize>);

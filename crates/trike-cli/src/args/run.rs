@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args};
 use trike::llm::Pooling;
 
+#[cfg(feature = "mpi")]
+use super::names::PARALLEL;
 use super::{
     CpuArgs, DeviceArg, JsonArg, ModelArg, PrecisionArgs, TokenizerArg,
     names::{POOLINGS, Seed, Tokens, one_of, seed, tokens},
@@ -50,6 +52,11 @@ pub(crate) struct RunArgs {
     /// File that keeps the text's keys and values: a prompt that starts like the text of the last run is not read again; CPU only
     #[arg(long, value_name = "FILE", conflicts_with = "window")]
     pub(crate) prompt_cache: Option<PathBuf>,
+    /// Divide the model between the ranks of `mpirun -n N trike run`: a part of every matrix for each (tensor), or some of the layers
+    /// (pipeline); CPU only
+    #[cfg(feature = "mpi")]
+    #[arg(long, value_name = "DIVISION", value_parser = one_of(PARALLEL), conflicts_with = "prompt_cache")]
+    pub(crate) parallel: Option<trike::llm::Parallel>,
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]

@@ -14,8 +14,12 @@ mod inspect;
 mod load;
 mod logits;
 mod models;
+#[cfg(feature = "mpi")]
+mod parallel;
 mod perplexity;
 mod quantize;
+#[cfg(feature = "mpi")]
+mod rank_outcome;
 mod run;
 mod sampling;
 mod shipped;
@@ -98,18 +102,31 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
 
 /// Continues a prompt; without one in a terminal, starts a chat if the model can.
 fn generate(args: RunArgs, quiet: bool) -> anyhow::Result<ExitCode> {
+    #[cfg(feature = "mpi")]
+    if let Some(division) = args.parallel {
+        return parallel::run(&args, division, quiet);
+    }
     let Some(prompt) = text::prompt(&args)? else {
         return match args.json.json {
             true => Err(text::no_prompt()),
             false => chat::start(args.into(), quiet).map(|()| ExitCode::SUCCESS),
         };
     };
-    if args.json.json {
-        let outcome = run::run(&args, &prompt, quiet, &mut |_| Ok(()))?;
+    print(args.json.json, quiet, |sink| run::run(&args, &prompt, quiet, sink))
+}
+
+/// Prints a text as it is generated, or all of it as JSON.
+fn print(
+    json: bool,
+    quiet: bool,
+    generate: impl FnOnce(&mut run::Sink<'_>) -> anyhow::Result<RunOutcome>,
+) -> anyhow::Result<ExitCode> {
+    if json {
+        let outcome = generate(&mut |_| Ok(()))?;
         output::show(&outcome, true)?;
         return Ok(finished(&outcome));
     }
-    let outcome = run::run(&args, &prompt, quiet, &mut output::stream)?;
+    let outcome = generate(&mut output::stream)?;
     output::end_stream()?;
     if !quiet {
         output::note(&outcome.speed());

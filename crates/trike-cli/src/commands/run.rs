@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io, ops::ControlFlow, time::Instant};
 
 use serde::Serialize;
 use trike::{
-    FinishReason, GenerateOptions, ModelFile, Tokenizer,
+    FinishReason, GenerateOptions, KvSpec, LoadOptions, Model, ModelFile, Tokenizer,
     llm::{Session, TokenLogprobs},
     text::constraint::Constraint,
 };
@@ -53,6 +53,10 @@ pub(crate) struct RunOutcome {
     layouts: BTreeMap<&'static str, usize>,
     /// `None` on the CPU.
     device: Option<DeviceOutcome>,
+    /// With `--parallel`.
+    #[cfg(feature = "mpi")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ranks: Option<super::rank_outcome::RanksOutcome>,
 }
 
 /// A token with its log-probability, and the most probable ones in its place.
@@ -105,49 +109,22 @@ pub(crate) fn run(
     args: &RunArgs,
     prompt: &str,
     quiet: bool,
-    sink: &mut dyn FnMut(&str) -> io::Result<()>,
+    sink: &mut Sink<'_>,
 ) -> anyhow::Result<RunOutcome> {
     let file = ModelFile::open(args.model.path(quiet)?)?;
-    let sampler = args.sampling.config(&file)?;
-    let seed = (sampler.temperature > 0.0).then_some(sampler.seed);
-    let grammar = text::grammar(&args.form)?;
-    let options = GenerateOptions::default()
-        .with_max_tokens(args.max_tokens.and_then(|tokens| tokens.0))
-        .with_sampler(sampler)
-        .with_stop(args.stop.clone())
-        .with_kv(args.precision.kv)
-        .with_window(args.window)
-        .with_context(args.context)
-        .with_grammar(grammar)
-        .with_logprobs(args.logprobs);
     // Open the device first, so that a missing one is reported before anything is read.
     let device = open(&args.device.device, quiet)?;
-    let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
-    if let Some(grammar) = &options.grammar {
-        // Report a wrong grammar before anything is loaded.
-        Constraint::new(grammar, &tokenizer, tokenizer.eos()).map_err(trike::LlmError::from)?;
-    }
-    let prompt_ids = tokenizer.encode_prompt(prompt)?;
-    let prompt = tokenizer.decode(&prompt_ids)?;
-    let wanted = args.precision.options(&file, &args.cpu.cpu()?).with_tokenizer(tokenizer.clone());
-    let sequence = options.cache(prompt_ids.len(), file.config().spec.context, file.default_kv())?;
-    let (options, sequence) = match args.window.is_none() && args.context.is_none() && device.is_cpu() {
-        true => {
-            let fitting = context(&file, &wanted, sequence, prompt_ids.len(), quiet)?;
-            match fitting < sequence.capacity {
-                true => {
-                    let options = options.with_context(fitting);
-                    let sequence =
-                        options.cache(prompt_ids.len(), file.config().spec.context, file.default_kv())?;
-                    (options, sequence)
-                }
-                false => (options, sequence),
-            }
+    let mut text = Text::prepare(args, file, prompt)?;
+    if args.window.is_none() && args.context.is_none() && device.is_cpu() {
+        let fitting = context(&text.file, &text.wanted, text.sequence, text.prompt_ids.len(), quiet)?;
+        if fitting < text.sequence.capacity {
+            text.options.context = Some(fitting);
+            text.sequence = cache(&text.file, &text.options, text.prompt_ids.len())?;
         }
-        false => (options, sequence),
-    };
+    }
     let start = Instant::now();
-    let model = load(device, &file, &wanted.with_sequence(sequence), quiet)?;
+    let options = text.wanted.clone().with_sequence(text.sequence);
+    let model = load(device, &text.file, &options, quiet)?;
     let load_seconds = start.elapsed().as_secs_f64();
     let mut session = match &args.prompt_cache {
         Some(path) if path.exists() => {
@@ -162,59 +139,120 @@ pub(crate) fn run(
         }
         _ => Session::default(),
     };
+    let outcome = text.generate(&*model, &mut session, load_seconds, quiet, sink)?;
+    if let Some(path) = &args.prompt_cache {
+        model.save_session(&session, path)?;
+    }
+    Ok(outcome)
+}
 
-    // The prompt is printed with the first piece, so a rejected prompt leaves stdout empty.
-    let mut reading = Some(Progress::start("reading the prompt", quiet));
-    let mut write = |piece: &str| {
-        if reading.take().is_some() {
-            interrupt::stop_gracefully();
-            sink(&prompt)?;
+/// Receives the prompt and each new piece.
+pub(super) type Sink<'a> = dyn FnMut(&str) -> io::Result<()> + 'a;
+
+/// What is known of a text before its model is loaded.
+pub(super) struct Text {
+    pub(super) file: ModelFile,
+    /// Options of loading, for a sequence of the whole context.
+    pub(super) wanted: LoadOptions,
+    /// The KV cache of the text.
+    pub(super) sequence: KvSpec,
+    options: GenerateOptions,
+    tokenizer: Tokenizer,
+    prompt: String,
+    prompt_ids: Vec<u32>,
+}
+
+impl Text {
+    /// Checks the options of a text, and tokenizes its prompt.
+    pub(super) fn prepare(args: &RunArgs, file: ModelFile, prompt: &str) -> anyhow::Result<Self> {
+        let grammar = text::grammar(&args.form)?;
+        let options = GenerateOptions::default()
+            .with_max_tokens(args.max_tokens.and_then(|tokens| tokens.0))
+            .with_sampler(args.sampling.config(&file)?)
+            .with_stop(args.stop.clone())
+            .with_kv(args.precision.kv)
+            .with_window(args.window)
+            .with_context(args.context)
+            .with_grammar(grammar)
+            .with_logprobs(args.logprobs);
+        let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
+        if let Some(grammar) = &options.grammar {
+            // Report a wrong grammar before anything is loaded.
+            Constraint::new(grammar, &tokenizer, tokenizer.eos()).map_err(trike::LlmError::from)?;
         }
-        sink(piece)
-    };
-    let mut failed = None;
-    let before = output::seconds();
-    let generation =
-        model.generate_in(&mut session, prompt_ids, tokenizer.eos(), &options, &mut |piece| match write(
-            piece,
-        ) {
+        let prompt_ids = tokenizer.encode_prompt(prompt)?;
+        let prompt = tokenizer.decode(&prompt_ids)?;
+        let wanted = args.precision.options(&file, &args.cpu.cpu()?).with_tokenizer(tokenizer.clone());
+        let sequence = cache(&file, &options, prompt_ids.len())?;
+        Ok(Self { file, wanted, sequence, options, tokenizer, prompt, prompt_ids })
+    }
+
+    /// Generates the text with its model, which took `load_seconds` to load.
+    pub(super) fn generate(
+        self,
+        model: &dyn Model,
+        session: &mut Session,
+        load_seconds: f64,
+        quiet: bool,
+        sink: &mut Sink<'_>,
+    ) -> anyhow::Result<RunOutcome> {
+        let Self { file, options, tokenizer, prompt, prompt_ids, .. } = self;
+        // The prompt is printed with the first piece, so a rejected prompt leaves stdout empty.
+        let mut reading = Some(Progress::start("reading the prompt", quiet));
+        let mut write = |piece: &str| {
+            if reading.take().is_some() {
+                interrupt::stop_gracefully();
+                sink(&prompt)?;
+            }
+            sink(piece)
+        };
+        let mut failed = None;
+        let before = output::seconds();
+        let mut on_text = |piece: &str| match write(piece) {
             Ok(()) if interrupt::requested() => ControlFlow::Break(()),
             Ok(()) => ControlFlow::Continue(()),
             Err(error) => {
                 failed = Some(error);
                 ControlFlow::Break(())
             }
-        })?;
-    if let Some(error) = failed {
-        return Err(error.into());
+        };
+        let generation = model.generate_in(session, prompt_ids, tokenizer.eos(), &options, &mut on_text)?;
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        write("")?;
+        let sampler = &options.sampler;
+        Ok(RunOutcome {
+            model: file.path().display().to_string(),
+            load_seconds,
+            first_token_seconds: before + generation.prefill.as_secs_f64(),
+            prompt_tokens_per_second: generation.prompt_tokens_per_second(),
+            decode_tokens_per_second: generation.tokens_per_second(),
+            prompt_seconds: generation.prefill.as_secs_f64(),
+            decode_seconds: generation.decode.as_secs_f64(),
+            prompt,
+            text: generation.text,
+            prompt_ids: generation.prompt_ids,
+            ids: generation.ids,
+            finish: generation.finish.name(),
+            seed: (sampler.temperature > 0.0).then_some(sampler.seed),
+            reused_tokens: generation.reused,
+            logprobs: options
+                .logprobs
+                .map(|_| generation.logprobs.iter().map(|token| named(token, &tokenizer)).collect()),
+            backend: model.backend(),
+            activations: args::activations_name(&model.activations()),
+            layouts: layouts(model),
+            device: DeviceOutcome::of(model),
+            #[cfg(feature = "mpi")]
+            ranks: None,
+        })
     }
-    write("")?;
-    if let Some(path) = &args.prompt_cache {
-        model.save_session(&session, path)?;
-    }
-    Ok(RunOutcome {
-        model: file.path().display().to_string(),
-        load_seconds,
-        first_token_seconds: before + generation.prefill.as_secs_f64(),
-        prompt_tokens_per_second: generation.prompt_tokens_per_second(),
-        decode_tokens_per_second: generation.tokens_per_second(),
-        prompt_seconds: generation.prefill.as_secs_f64(),
-        decode_seconds: generation.decode.as_secs_f64(),
-        prompt,
-        text: generation.text,
-        prompt_ids: generation.prompt_ids,
-        ids: generation.ids,
-        finish: generation.finish.name(),
-        seed,
-        reused_tokens: generation.reused,
-        logprobs: args
-            .logprobs
-            .map(|_| generation.logprobs.iter().map(|token| named(token, &tokenizer)).collect()),
-        backend: model.backend(),
-        activations: args::activations_name(&model.activations()),
-        layouts: layouts(&*model),
-        device: DeviceOutcome::of(&*model),
-    })
+}
+
+/// The KV cache for a prompt of so many tokens and its continuation.
+fn cache(file: &ModelFile, options: &GenerateOptions, prompt: usize) -> Result<KvSpec, trike::LlmError> {
+    options.cache(prompt, file.config().spec.context, file.default_kv())
 }
 
 /// Log-probabilities with the texts of their tokens.

@@ -82,6 +82,9 @@ fn json_has_the_fields_of_the_reference() {
             json(&["run", &model, "Once", "-n", "2", "--logprobs", "1", "--temperature", "0"]),
         ],
     );
+    // Without `mpirun`, one rank.
+    #[cfg(feature = "mpi")]
+    check("run", &[json(&["run", &model, "Once", "-n", "2", "--parallel", "tensor"])]);
     check("list", &[json(&["list"]), json(&["list", "--known"])]);
     check("show", &[json(&["show", &model])]);
     check("inspect", &[json(&["inspect", &model]), json(&["inspect", &model, "--memory"])]);

@@ -18,11 +18,12 @@ const FILES: [(&str, &str); 4] = [
 ];
 const GUIDE: &str = "docs/src/guide";
 /// The pages of the Guide, each with a test below.
-const PAGES: [&str; 8] = [
+const PAGES: [&str; 9] = [
     "evaluate.md",
     "glossary.md",
     "gpu.md",
     "quantize.md",
+    "ranks.md",
     "rust.md",
     "start.md",
     "train.md",
@@ -268,6 +269,12 @@ fn evaluate_a_model_runs() {
 fn run_on_a_gpu_runs() {
     let expected = Counts { ran: 4, compared: 1, device: 4, other_program: 3, ..Counts::default() };
     check("docs/src/guide/gpu.md", expected);
+}
+
+#[test]
+fn run_on_several_machines_runs() {
+    // `cargo xtask ranks` runs the command under `mpirun`.
+    check("docs/src/guide/ranks.md", Counts { other_program: 4, ..Counts::default() });
 }
 
 #[test]

@@ -68,6 +68,7 @@ fn reference() -> String {
 }
 
 #[test]
+#[cfg_attr(feature = "mpi", ignore = "the page has the options of a build without it")]
 fn the_page_has_the_help_of_every_command() {
     let path = format!("{}/{PAGE}", repository());
     let page = std::fs::read_to_string(&path).unwrap();

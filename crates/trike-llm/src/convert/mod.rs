@@ -18,7 +18,7 @@ use trike_format::{
 use trike_nn::{DecoderSpec, RopePairing, WeightName};
 use trike_trit::{Encoding, ScaleValues, Scales};
 
-use crate::{LlmError, ModelConfig, ModelFile, Tensors, config::ROPE_FACTORS, file::select_rows, names};
+use crate::{LlmError, ModelConfig, ModelFile, Tensors, config::ROPE_FACTORS, names};
 
 /// Target of a conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -558,7 +558,7 @@ fn repaired(
     pairing: RopePairing,
 ) -> Result<Tensor, LlmError> {
     match names::rotary_rows(name, spec, spec.rope.pairing, pairing) {
-        Some(rows) => select_rows(&tensor, &rows),
+        Some(rows) => Ok(tensor.select_rows(&rows)?),
         None => Ok(tensor),
     }
 }

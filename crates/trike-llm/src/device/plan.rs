@@ -5,10 +5,10 @@ use std::{collections::BTreeMap, ops::Range};
 
 use trike_core::Layout;
 use trike_format::StoredType;
-use trike_nn::{DecoderSpec, KvSpec, LayerWeights, MemoryPlan, WeightName};
+use trike_nn::{DecoderSpec, Division, KvSpec, LayerWeights, MemoryPlan, WeightName};
 use trike_trit::{Coupling, Encoding};
 
-use crate::{LlmError, LoadOptions, ModelFile, generate::STEP, load::HEAD_GROUP};
+use crate::{LlmError, LoadOptions, ModelFile, WeightSource, generate::STEP, load::HEAD_GROUP};
 
 /// Device memory that a model needs: weights in the kernels' layout, a KV cache of `kv`, and the activations of a prefill
 /// step. Only headers are read, so the size of the scales of packed trits is estimated from their size in the file.
@@ -49,6 +49,54 @@ pub(super) fn layer_weights(
         weights.head = weights.head.saturating_add(weights.embedding);
     }
     Ok(weights)
+}
+
+/// The weights of one rank.
+pub(super) struct RankWeights {
+    pub(super) weights: u64,
+    /// Bytes of the weights that are used in mapped files.
+    pub(super) mapped: u64,
+    /// Bytes of the largest matrix of which the rank takes a part.
+    pub(super) largest_divided: u64,
+}
+
+/// The weights that a rank holds.
+pub(super) fn rank_weights(
+    file: &ModelFile,
+    options: &LoadOptions,
+    division: &Division,
+    rank: usize,
+) -> Result<RankWeights, LlmError> {
+    let mut sum = RankWeights { weights: 0, mapped: 0, largest_divided: 0 };
+    for name in file.weights() {
+        let info = file.info(name)?;
+        let bytes = match info.shape[..] {
+            [rows, cols] => {
+                let form = form(file, options, name)?;
+                let part = division.rows(rank, name, rows).len();
+                let stored = |part: usize| info.bytes / rows.max(1) as u64 * part as u64;
+                match part == rows {
+                    true if WeightSource::tiles(file, name)?.is_some() => sum.mapped += info.bytes,
+                    false if part > 0 => {
+                        let whole = form.bytes(rows as u64, cols as u64, info.bytes);
+                        sum.largest_divided = sum.largest_divided.max(whole);
+                    }
+                    _ => {}
+                }
+                match part {
+                    0 => 0,
+                    part => form.bytes(part as u64, cols as u64, stored(part)),
+                }
+            }
+            // Vectors are stored in f32.
+            _ => {
+                let all = usize::try_from(info.elements()).unwrap_or(usize::MAX);
+                division.rows(rank, name, all).len() as u64 * 4
+            }
+        };
+        sum.weights = sum.weights.saturating_add(bytes);
+    }
+    Ok(sum)
 }
 
 /// The form of a matrix in the kernels.

@@ -2,6 +2,8 @@
 
 mod token;
 
+use std::ops::Range;
+
 use trike_core::{AttentionSpec, GatedActivation, KvPrecision, Layout, RopeSpec, Tensor};
 use trike_cpu::{FileRange, Tiles};
 use trike_trit::{Edit, TritTensor};
@@ -10,7 +12,10 @@ pub(crate) use self::token::logits_of;
 #[cfg(feature = "gpu")]
 pub(crate) use self::token::split;
 pub use self::token::{RunStep, StepCaches, TokenStep};
-use crate::{ActivationPolicy, CacheSpec, DeviceUse, Largest, NnError, StepInputs, StepLogits, Tuning};
+use crate::{
+    ActivationPolicy, CacheSpec, DeviceUse, Largest, NnError, StepInputs, StepLogits, StepNotice, Tuning,
+    WeightName,
+};
 
 /// Input of a linear layer: a tensor, or the operation that produces it.
 ///
@@ -166,6 +171,57 @@ pub trait Backend {
     /// When a device fails or has too little memory.
     fn receive(&self, from: &Self, x: &Self::Tensor, width: usize) -> Result<Self::Tensor, NnError> {
         self.upload(&from.to_host(x)?, width)
+    }
+
+    // ---- A part of a model, on a backend over several ranks.
+
+    /// The rows of a weight that this backend holds, of `rows` rows; those of a vector are its elements. Of a stage that another rank
+    /// runs it holds none.
+    fn rows_of(&self, name: WeightName, rows: usize) -> Range<usize> {
+        let _ = name;
+        0..rows
+    }
+
+    /// Loads [`rows_of`](Self::rows_of) a matrix of `rows` rows, where they are not all; `weight` reads the whole matrix.
+    ///
+    /// # Errors
+    ///
+    /// Errors of `weight`, and as [`load_matrix`](Self::load_matrix).
+    fn load_rows(
+        &self,
+        name: WeightName,
+        rows: usize,
+        weight: &mut dyn FnMut() -> Result<Tensor, NnError>,
+    ) -> Result<Self::Matrix, NnError> {
+        self.load_part(weight()?, self.rows_of(name, rows))
+    }
+
+    /// Loads some rows of a matrix for products and row lookups, in the layout that the whole matrix would have.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Tensor`] for no rows or rows past the last, and as [`load_matrix`](Self::load_matrix).
+    fn load_part(&self, whole: Tensor, rows: Range<usize>) -> Result<Self::Matrix, NnError> {
+        self.load_matrix(whole.select_rows(&rows.collect::<Vec<_>>())?)
+    }
+
+    /// Called before each step, so that the other ranks run it too.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::OneSequence`], and errors of messages.
+    fn announce(&self, step: &StepNotice<'_>) -> Result<(), NnError> {
+        let _ = step;
+        Ok(())
+    }
+
+    /// The next step that rank 0 [announces](Self::announce); `None` when it has ended, and on every backend that follows none.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Notice`], and errors of messages.
+    fn next_step(&self) -> Result<Option<StepNotice<'static>>, NnError> {
+        Ok(None)
     }
 
     // ---- Resident weights.

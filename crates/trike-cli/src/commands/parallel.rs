@@ -1,0 +1,134 @@
+//! `trike run --parallel`: a model on several ranks.
+
+use std::{process::ExitCode, rc::Rc, time::Instant};
+
+use trike::{
+    Cpu, DeviceChoice, Isa, LlmError, LoadOptions, ModelFile,
+    comm::{CommError, Communicator, Mpi},
+    llm::{Parallel, RankModel, RankPlan, RankPlans, Session},
+    nn::NnError,
+};
+
+use super::{
+    conflict, print,
+    rank_outcome::RanksOutcome,
+    run::{Sink, Text},
+    text,
+};
+use crate::{args::RunArgs, commands::RunOutcome, output, progress::Progress, ranks};
+
+/// Continues a prompt on all ranks: rank 0 reads it, and prints the text.
+pub(super) fn run(args: &RunArgs, parallel: Parallel, quiet: bool) -> anyhow::Result<ExitCode> {
+    ranks::run(|comm| {
+        let is_first = comm.rank() == 0;
+        // The plans are part of the JSON.
+        let has_notes = is_first && !quiet && !args.json.json;
+        if comm.size() == 1 && has_notes {
+            output::note("--parallel: one rank, which has the whole model; mpirun -n N starts several");
+        }
+        // First on rank 0, so that a model that is not here yet is not downloaded several times into one cache.
+        let of_first = if is_first { prepare(args, quiet).map(Some) } else { Ok(None) };
+        let text = ranks::together(comm, of_first)?;
+        let of_others = if text.is_some() { Ok(None) } else { open(args).map(Some) };
+        let other = ranks::together(comm, of_others)?;
+        let (file, options) = match (&text, &other) {
+            (Some(text), _) => (&text.file, text.wanted.clone().with_sequence(text.sequence)),
+            (None, Some((file, options))) => (file, options.clone()),
+            (None, None) => anyhow::bail!("a rank without a model"),
+        };
+        let plans = plan(comm, file, &options, parallel)?;
+        if has_notes {
+            for (rank, plan) in plans.ranks().iter().enumerate() {
+                output::note(&line(rank, plan));
+            }
+        }
+        let start = Instant::now();
+        let options = match args.cpu.threads {
+            0 => {
+                let cores = Cpu::new(0)?.threads() / plans.ranks()[comm.rank()].sharing;
+                options.with_cpu(Cpu::with_isa(args.cpu.isa.unwrap_or_else(Isa::detect), cores.max(1))?)
+            }
+            _ => options,
+        };
+        let progress = Progress::start(format!("loading {}", file.path().display()), quiet || !is_first);
+        let model = plans.load(Rc::clone(comm), file, &options, &mut |done, total| progress.set(done, total));
+        drop(progress);
+        let model = ranks::together(comm, model.map_err(anyhow::Error::from))?;
+        let load_seconds = start.elapsed().as_secs_f64();
+        match text {
+            None => {
+                model.decoder().follow().map_err(LlmError::from)?;
+                Ok(ExitCode::SUCCESS)
+            }
+            Some(text) => print(args.json.json, quiet, |sink| {
+                generate(text, &model, comm, &plans, load_seconds, quiet, sink)
+            }),
+        }
+    })
+}
+
+/// The text of rank 0.
+fn prepare(args: &RunArgs, quiet: bool) -> anyhow::Result<Text> {
+    if args.device.device != DeviceChoice::Cpu {
+        return Err(conflict(
+            "the argument '--parallel' cannot be used with '--device': ranks compute on the CPU; for several GPUs of one \
+             machine use --device cuda:0,cuda:1 without mpirun",
+        ));
+    }
+    let prompt = text::prompt(args)?.ok_or_else(text::no_prompt)?;
+    Text::prepare(args, ModelFile::open(args.model.path(quiet)?)?, &prompt)
+}
+
+/// The model on another rank.
+fn open(args: &RunArgs) -> anyhow::Result<(ModelFile, LoadOptions)> {
+    let file = ModelFile::open(args.model.path(true)?)?;
+    let options = args.precision.options(&file, &args.cpu.cpu()?);
+    Ok((file, options))
+}
+
+/// The division of the model. Ranks that do not agree, and a model that cannot be divided or does not fit, are the same error on
+/// all.
+fn plan(
+    comm: &Mpi,
+    file: &ModelFile,
+    options: &LoadOptions,
+    parallel: Parallel,
+) -> anyhow::Result<RankPlans> {
+    match RankPlans::new(comm, file, options, parallel) {
+        Err(
+            error @ (LlmError::Nn(NnError::Comm(CommError::Differs { .. }) | NnError::Spec { .. })
+            | LlmError::RankMemory { .. }),
+        ) => ranks::alike(comm, Err(error.into())),
+        result => Ok(result?),
+    }
+}
+
+/// What a rank holds.
+fn line(rank: usize, part: &RankPlan) -> String {
+    let RankPlan { host, layers, plan, .. } = part;
+    let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+    let on = if host.is_empty() { String::new() } else { format!(" on {host}") };
+    format!(
+        "rank {rank}{on}: layers {} to {}; {} of weights, {} of keys and values, {} of activations",
+        layers.start,
+        layers.end - 1,
+        megabytes(plan.weights),
+        megabytes(plan.cache),
+        megabytes(plan.scratch)
+    )
+}
+
+fn generate(
+    text: Text,
+    model: &RankModel<Mpi>,
+    comm: &Mpi,
+    plans: &RankPlans,
+    load_seconds: f64,
+    quiet: bool,
+    sink: &mut Sink<'_>,
+) -> anyhow::Result<RunOutcome> {
+    let before = comm.traffic();
+    let mut outcome = text.generate(model, &mut Session::default(), load_seconds, quiet, sink)?;
+    outcome.ranks = Some(RanksOutcome::new(plans, before, comm.traffic()));
+    Ok(outcome)
+}

@@ -1,0 +1,333 @@
+//! A model on several ranks: what they agree on, what each holds, and how it is loaded.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::{fmt, ops::Range};
+
+use trike_comm::{Communicator, agree};
+use trike_cpu::{Cpu, MemoryLimit, free_memory};
+use trike_nn::{
+    ActivationPolicy, ActivationPrecision, CpuBackend, DeviceMemory, Division, KvPrecision, KvSpec,
+    MemoryPlan, NnError, RankBackend, StagePlan,
+};
+
+use super::{host, plan};
+use crate::{HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, generate::STEP};
+
+/// How ranks share a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parallel {
+    /// Every rank has some rows of each matrix and some of the heads.
+    Tensor,
+    /// Every rank has some consecutive layers.
+    Pipeline,
+}
+
+impl Parallel {
+    /// Both, in the order of their names for a command line.
+    pub const ALL: [Self; 2] = [Self::Tensor, Self::Pipeline];
+
+    /// `tensor` or `pipeline`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tensor => "tensor",
+            Self::Pipeline => "pipeline",
+        }
+    }
+}
+
+/// What a rank holds, needs and has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankPlan {
+    /// The name of its machine; empty if the system does not tell.
+    pub host: String,
+    /// Ranks on the same processors of that machine, this one included: its threads should be that part of the processors.
+    pub sharing: usize,
+    /// Layers of which it has a part.
+    pub layers: Range<usize>,
+    /// Bytes that it needs. A rank that has parts of matrices reads each as a whole before; the largest counts as activations if
+    /// it is larger.
+    pub plan: MemoryPlan,
+    /// Bytes of the weights that are mapped from files in the kernels' order, which the system can drop.
+    pub mapped: u64,
+    /// Free bytes for it: those of its machine, divided by the ranks there. `None` if the system does not tell.
+    pub available: Option<u64>,
+}
+
+impl fmt::Display for RankPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes ({})", self.plan.total(), self.plan)?;
+        match self.available {
+            Some(available) => write!(f, ", {available} are free"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A model on several ranks, each with its part on the CPU.
+pub type RankModel<C> = LanguageModel<RankBackend<CpuBackend, C>>;
+
+/// The division of a model between the ranks of a run, checked before anything is loaded.
+#[derive(Clone, Debug)]
+pub struct RankPlans {
+    division: Division,
+    sequence: KvSpec,
+    ranks: Vec<RankPlan>,
+}
+
+impl RankPlans {
+    /// Divides a model between the ranks of `comm`, which all call this. Layers of a pipeline are divided in proportion to the free
+    /// memory. [`LoadOptions::sequence`] of rank 0 counts for all.
+    ///
+    /// The ranks compare their versions, their options, and their models: of files up to 1 GiB every byte, of larger ones 64 KiB in
+    /// each of 4096 places.
+    ///
+    /// # Errors
+    ///
+    /// On every rank: [`CommError::Differs`](trike_comm::CommError::Differs) for ranks with different ones,
+    /// [`NnError::Spec`] for a number of ranks that the model cannot be divided for, [`LlmError::RankMemory`] if a rank has too
+    /// little memory. [`LlmError::Io`], and errors of messages.
+    pub fn new<C: Communicator + ?Sized>(
+        comm: &C,
+        file: &ModelFile,
+        options: &LoadOptions,
+        parallel: Parallel,
+    ) -> Result<Self, LlmError> {
+        let same = |what: &str, text: &str| agree(comm, what, text).map_err(NnError::from);
+        same("version", env!("CARGO_PKG_VERSION"))?;
+        same("division", parallel.name())?;
+        same("options", &described(file, options))?;
+        same("model", &fingerprint(file)?)?;
+        let sequence = shared_sequence(comm, options.sequence_of(file))?;
+        let machines = machines(comm)?;
+        let ranks = machines.len();
+        let spec = &file.config().spec;
+        let division = match parallel {
+            Parallel::Tensor => Division::tensor(spec, ranks)?,
+            Parallel::Pipeline if ranks > spec.layers => {
+                return Err(NnError::Spec {
+                    field: "ranks",
+                    rule: "must be at most the number of layers",
+                    got: format!("{ranks} for {} layers", spec.layers),
+                }
+                .into());
+            }
+            Parallel::Pipeline => Division::pipeline(spec, &layers_of(file, options, &sequence, &machines)?)?,
+        };
+        let planned = |(rank, machine): (usize, &Machine)| {
+            let part = plan::rank_weights(file, options, &division, rank)?;
+            let mut plan = MemoryPlan::new(&division.cached(rank), part.weights, &sequence, STEP);
+            plan.scratch = plan.scratch.max(part.largest_divided);
+            let Machine { host, sharing, available } = machine.clone();
+            let layers = division.layers(rank);
+            Ok(RankPlan { host, sharing, layers, plan, mapped: part.mapped, available })
+        };
+        let ranks = machines.iter().enumerate().map(planned).collect::<Result<Vec<_>, LlmError>>()?;
+        let lacks = |rank: &RankPlan| {
+            let free: Vec<_> = rank.available.map(|free| (MemoryLimit::Machine, free)).into_iter().collect();
+            host::check(&rank.plan, rank.mapped, &free).is_err()
+        };
+        match ranks.iter().any(lacks) {
+            true => Err(LlmError::RankMemory { ranks }),
+            false => Ok(Self { division, sequence, ranks }),
+        }
+    }
+
+    /// The division.
+    pub fn division(&self) -> &Division {
+        &self.division
+    }
+
+    /// The KV cache that is planned for.
+    pub fn sequence(&self) -> KvSpec {
+        self.sequence
+    }
+
+    /// Every rank.
+    pub fn ranks(&self) -> &[RankPlan] {
+        &self.ranks
+    }
+
+    /// Loads the part of this rank; only rank 0 has a tokenizer. `progress` is called with the weights loaded and the weights of the
+    /// whole model.
+    ///
+    /// # Errors
+    ///
+    /// As [`LanguageModel::load_on`].
+    pub fn load<C: Communicator>(
+        &self,
+        comm: Rc<C>,
+        file: &ModelFile,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<RankModel<C>, LlmError> {
+        let cpu = options.cpu.clone().map_or_else(|| Cpu::new(0), Ok)?;
+        let inner = CpuBackend::new(cpu, options.activations_of(file)).with_layout(options.layout);
+        let is_first = comm.rank() == 0;
+        let backend = RankBackend::new(inner, comm, &file.config().spec, self.division.clone())?;
+        if is_first {
+            return LanguageModel::load_on(backend, file, options, progress);
+        }
+        file.check_all_read()?;
+        LanguageModel::from_source(backend, file, None, options.head, progress)
+    }
+}
+
+/// The options that decide what a rank computes.
+fn described(file: &ModelFile, options: &LoadOptions) -> String {
+    let activations = match options.activations_of(file) {
+        ActivationPolicy::Int8 => "int8".to_owned(),
+        ActivationPolicy::Fixed(ActivationPrecision::F32) => "f32".to_owned(),
+        ActivationPolicy::Fixed(ActivationPrecision::Int16) => "int16".to_owned(),
+        ActivationPolicy::Fixed(ActivationPrecision::Int8PerToken) => "int8-token".to_owned(),
+        ActivationPolicy::Fixed(ActivationPrecision::Int8PerGroup(size)) => {
+            format!("int8-group{}", size.get())
+        }
+    };
+    let head = match options.head {
+        HeadPrecision::Auto => "auto",
+        HeadPrecision::AsStored => "stored",
+        HeadPrecision::Int8 => "int8",
+    };
+    let layout = options.layout.map_or("auto", |layout| layout.name());
+    format!("activations {activations}, head {head}, layout {layout}")
+}
+
+/// The KV cache of rank 0, on all ranks.
+fn shared_sequence<C: Communicator + ?Sized>(comm: &C, own: KvSpec) -> Result<KvSpec, LlmError> {
+    let KvSpec { precision, capacity, window } = own;
+    let text = format!("{} {capacity} {}", precision.name(), window.unwrap_or(0));
+    let first = (comm.rank() == 0).then_some(text.as_bytes());
+    let message = comm.broadcast(0, first, 100).map_err(NnError::from)?;
+    let wrong = || NnError::Notice { got: message.len() };
+    let text = std::str::from_utf8(&message).map_err(|_| wrong())?;
+    let [precision, capacity, window] = text.split(' ').collect::<Vec<_>>()[..] else {
+        return Err(wrong().into());
+    };
+    let known = [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8];
+    let precision = known.into_iter().find(|known| known.name() == precision).ok_or_else(wrong)?;
+    let number = |text: &str| text.parse::<usize>().map_err(|_| wrong());
+    let window = Some(number(window)?).filter(|&window| window > 0);
+    Ok(KvSpec { precision, capacity: number(capacity)?, window })
+}
+
+/// The machine of a rank.
+#[derive(Clone)]
+struct Machine {
+    host: String,
+    /// Ranks on the same processors there.
+    sharing: usize,
+    /// Free bytes for each rank there.
+    available: Option<u64>,
+}
+
+/// The machine of every rank.
+fn machines<C: Communicator + ?Sized>(comm: &C) -> Result<Vec<Machine>, LlmError> {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let processors = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).unwrap_or("");
+    let free = free_memory().into_iter().map(|(_, bytes)| bytes).min();
+    let free = free.map_or_else(String::new, |free| free.to_string());
+    let own = [free.as_str(), host.trim(), processors.trim()].join("\n");
+    let all = comm.all_gather(own.as_bytes(), 1 << 16).map_err(NnError::from)?;
+    let all: Vec<String> = all.iter().map(|one| String::from_utf8_lossy(one).into_owned()).collect();
+    let parts: Vec<[&str; 3]> = all
+        .iter()
+        .map(|one| {
+            let mut lines = one.split('\n');
+            [(); 3].map(|()| lines.next().unwrap_or(""))
+        })
+        .collect();
+    let each = parts.iter().map(|[free, host, processors]| {
+        let there = || parts.iter().filter(|other| other[1] == *host);
+        let available = free.parse().ok().map(|free: u64| free / there().count().max(1) as u64);
+        let sharing = there().filter(|other| other[2] == *processors).count().max(1);
+        Machine { host: (*host).to_owned(), sharing, available }
+    });
+    Ok(each.collect())
+}
+
+/// The number of layers of each rank of a pipeline.
+fn layers_of(
+    file: &ModelFile,
+    options: &LoadOptions,
+    sequence: &KvSpec,
+    machines: &[Machine],
+) -> Result<Vec<usize>, LlmError> {
+    let weights = plan::layer_weights(file, options, machines.len() > 1)?;
+    let device = |(rank, machine): (usize, &Machine)| DeviceMemory {
+        name: format!("rank {rank}"),
+        available: machine.available,
+        kv: *sequence,
+    };
+    let devices: Vec<DeviceMemory> = machines.iter().enumerate().map(device).collect();
+    let counts = |stages: Vec<StagePlan>| stages.into_iter().map(|stage| stage.layers.len()).collect();
+    match weights.split(&file.config().spec, STEP, &devices) {
+        Ok(stages) => Ok(counts(stages)),
+        // Refused later, with the plans of all ranks and without what is mapped.
+        Err(NnError::SplitMemory { stages }) => Ok(counts(stages)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Most bytes of a file that is compared as a whole.
+const WHOLE: u64 = 1 << 30;
+/// Bytes and number of the parts of a larger one.
+const PART: usize = 1 << 16;
+const PARTS: u64 = 1 << 12;
+
+/// A model in words, with a hash of its configuration and weights.
+fn fingerprint(file: &ModelFile) -> Result<String, LlmError> {
+    let spec = &file.config().spec;
+    let mut hash = 0;
+    for path in compared(file.path()) {
+        let failed = |source| LlmError::Io { path: path.clone(), source };
+        if let Some(name) = path.file_name() {
+            hash = mixed(hash, name.as_encoded_bytes());
+        }
+        hash = contents(hash, &path).map_err(failed)?;
+    }
+    let (name, layers, hidden) = (&file.config().architecture, spec.layers, spec.hidden);
+    Ok(format!("{name} with {layers} layers of width {hidden}, contents {hash:016x}"))
+}
+
+/// The files that decide what a model computes.
+fn compared(path: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = path.read_dir() else { return vec![path.to_owned()] };
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    files.retain(|file| {
+        file.extension().is_some_and(|end| end == "safetensors")
+            || file.file_name().is_some_and(|name| name == "config.json")
+    });
+    files.sort();
+    files
+}
+
+fn contents(mut hash: u64, path: &Path) -> io::Result<u64> {
+    let mut file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    hash = mixed(hash, &bytes.to_le_bytes());
+    let mut part = vec![0; PART];
+    let mut at = 0;
+    let step = if bytes <= WHOLE { PART as u64 } else { bytes / PARTS };
+    while at < bytes {
+        file.seek(SeekFrom::Start(at))?;
+        let length = usize::try_from(bytes - at).unwrap_or(PART).min(PART);
+        file.read_exact(&mut part[..length])?;
+        hash = mixed(hash, &part[..length]);
+        at += step;
+    }
+    Ok(hash)
+}
+
+/// Hashes bytes, eight at a time (FxHash). For equal copies, and not against someone who makes different ones look equal.
+fn mixed(hash: u64, bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let mix = |hash: u64, word: u64| (hash.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+    let hash = words.iter().fold(hash, |hash, word| mix(hash, u64::from_le_bytes(*word)));
+    mix(mix(hash, u64::from_le_bytes(last)), bytes.len() as u64)
+}

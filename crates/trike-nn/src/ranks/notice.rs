@@ -1,0 +1,100 @@
+//! The step that rank 0 runs, for the others.
+
+use crate::{KvPrecision, KvSpec, NnError, StepNotice};
+
+/// The first byte of a notice, and the message that ends a run.
+const STEP: u8 = 1;
+pub(super) const END: &[u8] = &[0];
+/// Bytes of a notice before the ids.
+const HEAD: usize = 1 + 8 + 1 + 8 + 8 + 8 + 1 + 1;
+const PRECISIONS: [KvPrecision; 3] = [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8];
+
+/// The message: one byte each for kind, precision, rows and result, eight for a number, four for an id.
+pub(super) fn message(step: &StepNotice<'_>) -> Vec<u8> {
+    let precision = PRECISIONS.iter().position(|one| *one == step.spec.precision).unwrap_or(0);
+    // No window is 0, which is none of a rolling cache.
+    let window = step.spec.window.unwrap_or(0);
+    let mut message = Vec::with_capacity(HEAD + 4 * step.ids.len());
+    message.push(STEP);
+    message.extend(step.sequence.to_le_bytes());
+    message.push(precision as u8);
+    for number in [step.spec.capacity, window, step.position] {
+        message.extend((number as u64).to_le_bytes());
+    }
+    message.push(u8::from(step.all_rows));
+    message.push(u8::from(step.states));
+    for id in &*step.ids {
+        message.extend(id.to_le_bytes());
+    }
+    message
+}
+
+/// Reads a message; `None` for the one that ends a run.
+///
+/// # Errors
+///
+/// [`NnError::Notice`] for anything else.
+pub(super) fn read(message: &[u8]) -> Result<Option<StepNotice<'static>>, NnError> {
+    let wrong = || NnError::Notice { got: message.len() };
+    if message == END {
+        return Ok(None);
+    }
+    let (head, ids) = message.split_at_checked(HEAD).ok_or_else(wrong)?;
+    let number = |at: usize| -> u64 {
+        head[at..at + 8].iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
+    };
+    let size = |at: usize| usize::try_from(number(at)).map_err(|_| wrong());
+    let flag = |at: usize| match head[at] {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(wrong()),
+    };
+    let precision = *PRECISIONS.get(usize::from(head[9])).ok_or_else(wrong)?;
+    let (ids, rest) = ids.as_chunks::<4>();
+    if head[0] != STEP || !rest.is_empty() || ids.is_empty() {
+        return Err(wrong());
+    }
+    let window = Some(size(18)?).filter(|&window| window > 0);
+    Ok(Some(StepNotice {
+        sequences: 1,
+        sequence: number(1),
+        spec: KvSpec { precision, capacity: size(10)?, window },
+        position: size(26)?,
+        ids: ids.iter().map(|id| u32::from_le_bytes(*id)).collect(),
+        all_rows: flag(34)?,
+        states: flag(35)?,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notice_is_read_back_and_nothing_else() {
+        for (window, all_rows, states) in [(None, false, false), (Some(7), true, true)] {
+            let notice = StepNotice {
+                sequences: 1,
+                sequence: u64::MAX - 3,
+                spec: KvSpec { precision: KvPrecision::Int8, capacity: 512, window },
+                position: 1 << 33,
+                ids: vec![3, u32::MAX].into(),
+                all_rows,
+                states,
+            };
+            let message = message(&notice);
+            assert_eq!(read(&message), Ok(Some(notice)));
+            for len in 0..message.len() {
+                // A notice with one id less is one too.
+                let is_whole = len == message.len() - 4;
+                assert_eq!(read(&message[..len]).is_ok(), is_whole, "{len}");
+            }
+            for at in [0, 9, 34, 35] {
+                let mut other = message.clone();
+                other[at] = 9;
+                assert!(read(&other).is_err(), "{at}");
+            }
+        }
+        assert_eq!(read(END), Ok(None));
+    }
+}
