@@ -13,6 +13,12 @@ pub(crate) fn start() -> anyhow::Result<Mpi> {
     Mpi::start().context("MPI was started before")
 }
 
+/// Whether `mpirun` has started this process.
+pub(crate) fn are_started() -> bool {
+    // Of Open MPI, and of MPICH and what is made of it.
+    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().any(|name| std::env::var_os(name).is_some())
+}
+
 /// Runs a command on this rank. An error of one rank ends all, with its number in the message, so that none waits for it; one that
 /// all know of ([`together`]) is printed once.
 pub(crate) fn run(work: impl FnOnce(&Rc<Mpi>) -> anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {

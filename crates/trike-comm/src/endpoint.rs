@@ -60,11 +60,6 @@ impl<T: Transport> Endpoint<T> {
         Self { deadline, ..self }
     }
 
-    #[cfg(feature = "mpi")]
-    pub(crate) fn transport(&self) -> &T {
-        &self.transport
-    }
-
     /// Number of the next message to (0) or from (1) a rank, which is counted.
     fn next(&self, rank: usize, direction: usize) -> Result<u32, CommError> {
         let wrong = CommError::Rank { rank, size: self.size() };

@@ -40,6 +40,7 @@ mod endpoint;
 mod error;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod place;
 mod sum;
 mod threads;
 
@@ -50,5 +51,6 @@ pub use endpoint::{Endpoint, Transport};
 pub use error::CommError;
 #[cfg(feature = "mpi")]
 pub use mpi::{Mpi, World};
+pub use place::{RankPlace, rank_places};
 pub use sum::{Part, Plan, Shards, TreeSum, broadcast_floats, mean};
 pub use threads::Threads;

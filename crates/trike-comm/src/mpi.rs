@@ -63,14 +63,6 @@ impl Mpi {
     }
 }
 
-impl Endpoint<World> {
-    /// Ends all ranks at once, with this exit code: those that wait for this one would wait until their deadline. Does not return
-    /// where MPI keeps its word.
-    pub fn abort(&self, code: i32) {
-        self.transport().world.abort(code);
-    }
-}
-
 impl World {
     /// Lets MPI work, and takes back the memory of messages that have left; returns whether all have.
     fn progress(&self) -> bool {

@@ -77,13 +77,11 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Convert(args) => output::show(&convert::convert(&args, quiet)?, args.json.json)?,
         Command::Quantize(args) => output::show(&quantize::quantize(&args, quiet)?, args.json.json)?,
+        #[cfg(feature = "mpi")]
+        Command::Train(args) if crate::ranks::are_started() => return train::train_ranks(&args, quiet),
         Command::Train(args) => {
             let outcome = train::train(&args, quiet)?;
-            output::show(&outcome, args.json.json)?;
-            if outcome.is_interrupted() {
-                output::note("interrupted: run the same command again to continue");
-                return Ok(ExitCode::from(interrupt::CODE));
-            }
+            return trained(&outcome, args.json.json);
         }
         Command::Edit(args) => output::show(&edit::edit(&args)?, args.json.json)?,
         Command::Perplexity(args) => output::show(&perplexity::perplexity(&args, quiet)?, args.json.json)?,
@@ -96,6 +94,16 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => output::show(&doctor::doctor(&args, quiet)?, args.json.json)?,
         Command::Completions(args) => output::stream(&completions::script(args.shell)?)?,
         Command::Man(args) => output::stream(&completions::manual(&args.dir)?)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the outcome of a training.
+fn trained(outcome: &TrainOutcome, json: bool) -> anyhow::Result<ExitCode> {
+    output::show(outcome, json)?;
+    if outcome.is_interrupted() {
+        output::note("interrupted: run the same command again to continue");
+        return Ok(ExitCode::from(interrupt::CODE));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,14 +1,24 @@
 //! `trike train`.
 
+#[cfg(feature = "mpi")]
+use std::process::ExitCode;
 use std::{ops::ControlFlow, path::Path, time::Instant};
 
 use serde::Serialize;
+use trike::train::TrainError;
+#[cfg(feature = "mpi")]
+use trike::{
+    Cpu, Isa,
+    comm::{CommError, Communicator, rank_places},
+};
 use trike::{
     train::run::{Dataset, Ended, Event, Run, RunConfig, RunPlan, RunReport, Sharing, Whole},
     trit::Granularity,
 };
 
 use super::{hub, missing};
+#[cfg(feature = "mpi")]
+use crate::ranks;
 use crate::{args::TrainArgs, interrupt, output, progress::Progress};
 
 /// The result. The fields of either variant are the schema of `trike train --json`.
@@ -30,21 +40,81 @@ impl TrainOutcome {
 
 /// Trains a model.
 pub(crate) fn train(args: &TrainArgs, quiet: bool) -> anyhow::Result<TrainOutcome> {
-    let config = config(args, quiet)?;
+    let run = open(args, quiet)?;
     let cpu = args.cpu.cpu()?;
-    let reading = Progress::start("reading models and data", quiet);
-    let run = Run::open(config)?;
-    drop(reading);
     if args.check {
         let measuring = Progress::start("measuring the time of a step", quiet);
         let plan = run.check(&cpu)?;
         drop(measuring);
         return Ok(TrainOutcome::Plan(plan));
     }
+    watched(quiet, |observe| run.train(&cpu, observe))
+}
+
+/// Trains a model as one of the ranks that `mpirun` has started: rank 0 writes and prints.
+#[cfg(feature = "mpi")]
+pub(crate) fn train_ranks(args: &TrainArgs, quiet: bool) -> anyhow::Result<ExitCode> {
+    ranks::run(|comm| {
+        let is_first = comm.rank() == 0;
+        let quiet = quiet || !is_first;
+        // First on rank 0, so that a model that is not here yet is not downloaded several times into one cache.
+        let of_first = if is_first { open(args, quiet).map(Some) } else { Ok(None) };
+        let of_first = ranks::together(comm, of_first)?;
+        let of_others = if is_first { Ok(None) } else { open(args, quiet).map(Some) };
+        let of_others = ranks::together(comm, of_others)?;
+        let Some(run) = of_first.or(of_others) else { anyhow::bail!("a rank without a run") };
+        let places = rank_places(&**comm)?;
+        let cpu = match args.cpu.threads {
+            0 => {
+                let cores = Cpu::new(0)?.threads() / places[comm.rank()].sharing;
+                Cpu::with_isa(args.cpu.isa.unwrap_or_else(Isa::detect), cores.max(1))?
+            }
+            _ => args.cpu.cpu()?,
+        };
+        let outcome = match args.check {
+            true => run.check_ranks(&cpu, &**comm).map(TrainOutcome::Plan).map_err(anyhow::Error::from),
+            false => watched(quiet, |observe| run.train_ranks(&cpu, &**comm, observe)),
+        };
+        let outcome = match outcome {
+            Err(error) if is_known(&error) => ranks::alike(comm, Err(error))?,
+            outcome => outcome?,
+        };
+        if is_first { super::trained(&outcome, args.json.json) } else { Ok(ExitCode::SUCCESS) }
+    })
+}
+
+/// Whether all ranks have this error.
+#[cfg(feature = "mpi")]
+fn is_known(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref(),
+        Some(
+            TrainError::Diverged { .. }
+                | TrainError::Comm(CommError::Differs { .. })
+                | TrainError::Checkpoint { .. }
+                | TrainError::Option(_)
+        )
+    )
+}
+
+/// Opens models and data.
+fn open(args: &TrainArgs, quiet: bool) -> anyhow::Result<Run> {
+    let config = config(args, quiet)?;
+    let reading = Progress::start("reading models and data", quiet);
+    let run = Run::open(config)?;
+    drop(reading);
+    Ok(run)
+}
+
+/// Runs a training with a progress bar, until Ctrl-C.
+fn watched(
+    quiet: bool,
+    train: impl FnOnce(&mut dyn FnMut(Event<'_>) -> ControlFlow<()>) -> Result<RunReport, TrainError>,
+) -> anyhow::Result<TrainOutcome> {
     interrupt::stop_gracefully();
     let progress = Progress::start("training", quiet);
     let mut drawn = Instant::now();
-    let report = run.train(&cpu, &mut |event| {
+    let report = train(&mut |event| {
         match event {
             Event::Step { report, steps, tokens_per_second } => {
                 progress.set(report.step + 1, steps);

@@ -262,6 +262,10 @@ fn training_report(report: &RunReport) -> String {
     pairs.extend(best.map(|found| ("held out, best", format!("{} after step {}", bits(found), found.step))));
     pairs.extend(report.teacher.as_ref().map(|found| ("held out, teacher", bits(found))));
     pairs.extend(report.ratio().map(|ratio| ("ratio to the teacher", format!("{ratio:.4}"))));
+    pairs.extend(report.ranks.as_ref().map(|ranks| {
+        let (sent, waited) = (bytes(ranks.sent_bytes), ranks.waiting_seconds);
+        ("ranks", format!("{}: {sent} sent, {waited:.1} s waited in the mean", ranks.count))
+    }));
     pairs.extend(report.notes.iter().map(|note| ("note", note.clone())));
     facts(pairs)
 }

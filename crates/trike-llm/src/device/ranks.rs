@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::{fmt, ops::Range};
 
-use trike_comm::{Communicator, agree};
+use trike_comm::{Communicator, agree, rank_places};
 use trike_cpu::{Cpu, MemoryLimit, free_memory};
 use trike_nn::{
     ActivationPolicy, ActivationPrecision, CpuBackend, DeviceMemory, Division, KvPrecision, KvSpec,
@@ -225,26 +225,14 @@ struct Machine {
 
 /// The machine of every rank.
 fn machines<C: Communicator + ?Sized>(comm: &C) -> Result<Vec<Machine>, LlmError> {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let processors = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).unwrap_or("");
+    let places = rank_places(comm).map_err(NnError::from)?;
     let free = free_memory().into_iter().map(|(_, bytes)| bytes).min();
     let free = free.map_or_else(String::new, |free| free.to_string());
-    let own = [free.as_str(), host.trim(), processors.trim()].join("\n");
-    let all = comm.all_gather(own.as_bytes(), 1 << 16).map_err(NnError::from)?;
-    let all: Vec<String> = all.iter().map(|one| String::from_utf8_lossy(one).into_owned()).collect();
-    let parts: Vec<[&str; 3]> = all
-        .iter()
-        .map(|one| {
-            let mut lines = one.split('\n');
-            [(); 3].map(|()| lines.next().unwrap_or(""))
-        })
-        .collect();
-    let each = parts.iter().map(|[free, host, processors]| {
-        let there = || parts.iter().filter(|other| other[1] == *host);
-        let available = free.parse().ok().map(|free: u64| free / there().count().max(1) as u64);
-        let sharing = there().filter(|other| other[2] == *processors).count().max(1);
-        Machine { host: (*host).to_owned(), sharing, available }
+    let all = comm.all_gather(free.as_bytes(), 1 << 10).map_err(NnError::from)?;
+    let each = places.into_iter().zip(all).map(|(place, free)| {
+        let free: Option<u64> = String::from_utf8_lossy(&free).parse().ok();
+        let available = free.map(|free| free / place.on_host.max(1) as u64);
+        Machine { host: place.host, sharing: place.sharing, available }
     });
     Ok(each.collect())
 }

@@ -271,7 +271,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
 const NUMBERS: usize = 1 << 16;
 
 /// The numbers of each rank.
-fn all_numbers(comm: &dyn Communicator, numbers: &[f64]) -> Result<Vec<Vec<f64>>, CommError> {
+pub(crate) fn all_numbers(comm: &dyn Communicator, numbers: &[f64]) -> Result<Vec<Vec<f64>>, CommError> {
     let message: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
     let all = comm.all_gather(&message, 8 * NUMBERS)?;
     Ok(all

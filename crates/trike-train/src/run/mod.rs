@@ -28,7 +28,7 @@ pub use setup::Run;
 
 use self::log::Log;
 use self::track::{Means, Watch};
-use crate::data::Batches;
+use crate::data::{Batches, unit_rows};
 use crate::parallel::sum_of_losses;
 use crate::{
     RanksConfig, StepReport, TernaryPolicy, TrainEngine, TrainError, Trained, Trainer, TrainerConfig,
@@ -103,6 +103,18 @@ pub enum Ended {
     Interrupted,
 }
 
+/// The ranks of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct RanksReport {
+    /// Their number.
+    pub count: usize,
+    /// Bytes that all of them have sent to each other while they took steps, with the headers of messages.
+    pub sent_bytes: u64,
+    /// Seconds that a rank has waited for messages in this time, in the mean.
+    pub waiting_seconds: f64,
+}
+
 /// The result of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
@@ -127,6 +139,9 @@ pub struct RunReport {
     pub best: Option<Evaluation>,
     /// The teacher on the same text.
     pub teacher: Option<Evaluation>,
+    /// The ranks of this session; `None` for one machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RanksReport>,
     /// What a person should know.
     pub notes: Vec<String>,
 }
@@ -200,6 +215,12 @@ impl Run {
             seconds_per_step,
             continues: state.map(|state| state.step),
         })
+    }
+
+    /// Parts of a step that ranks divide between them.
+    fn units(&self) -> usize {
+        let rows = self.batches.rows.saturating_mul(self.config.gradient_accumulation_steps);
+        rows.div_ceil(unit_rows(self.batches.length))
     }
 
     /// A trainer of this run, or one of its ranks.
@@ -313,6 +334,7 @@ impl Run {
             self.config.eval_steps.unwrap_or(steps.div_ceil(setup::EVALUATIONS)).next_multiple_of(local);
         let save = self.config.save_steps.unwrap_or(every).next_multiple_of(local);
         let mut batches = self.data(position)?;
+        let traffic = comm.map(Communicator::traffic);
         let mut watch = Watch::default();
         let mut means = Means { since: Some(Instant::now()), ..Means::default() };
         let (mut ended, mut is_enough) = (Ended::Complete, false);
@@ -376,6 +398,7 @@ impl Run {
             seconds: memory.seconds,
             start: memory.start,
             best: memory.best,
+            ranks: comm.zip(traffic).map(|(comm, before)| ranks::report(comm, before)).transpose()?,
             teacher: self.evaluate_teacher(engine, comm)?,
             notes: Vec::new(),
         };
@@ -388,6 +411,13 @@ impl Run {
             }
             let weights = engine.on_host(trainer.parameters())?;
             report.notes = self.write_model(&weights)?;
+            let (units, ranks) = (self.units(), comm.map_or(1, Communicator::size));
+            if units < ranks {
+                report.notes.push(format!(
+                    "a step was {units} units of at least 512 tokens for {ranks} ranks: a larger micro_batch_size or \
+                     gradient_accumulation_steps gives all of them work"
+                ));
+            }
             let (length, context) = (self.batches.length, weights.spec().context);
             if length < context {
                 report.notes.push(format!(

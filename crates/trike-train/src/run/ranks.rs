@@ -2,9 +2,11 @@
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use trike_comm::{CommError, Communicator};
+use trike_comm::{CommError, Communicator, Traffic};
 
+use super::RanksReport;
 use crate::TrainError;
+use crate::parallel::all_numbers;
 
 /// Most bytes of what one rank has read.
 const MOST: usize = 1 << 26;
@@ -33,6 +35,17 @@ pub(super) fn from_first<T: Serialize + DeserializeOwned>(
     }
     let found: Result<T, String> = serde_json::from_slice(&message).map_err(wrong)?;
     found.map_err(|problem| TrainError::Config { problem: format!("rank 0: {problem}") })
+}
+
+/// What ranks have sent since `before`.
+pub(super) fn report(comm: &dyn Communicator, before: Traffic) -> Result<RanksReport, CommError> {
+    let now = comm.traffic();
+    let sent = (now.sent - before.sent) as f64;
+    let own = [sent, (now.waiting - before.waiting).as_secs_f64()];
+    let all = all_numbers(comm, &own)?;
+    let sum = |i: usize| all.iter().filter_map(|of_rank| of_rank.get(i)).sum::<f64>();
+    let count = comm.size();
+    Ok(RanksReport { count, sent_bytes: sum(0) as u64, waiting_seconds: sum(1) / count as f64 })
 }
 
 /// Whether any rank says so.

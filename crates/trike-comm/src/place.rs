@@ -1,0 +1,56 @@
+//! Which ranks share a machine.
+
+use crate::{CommError, Communicator};
+
+/// Most bytes of a name and a set of processors.
+const MOST: usize = 1 << 16;
+
+/// Where a rank runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankPlace {
+    /// The name of its machine; empty if the system does not tell.
+    pub host: String,
+    /// Ranks on that machine, this one included.
+    pub on_host: usize,
+    /// Ranks on the same processors of it, this one included: its threads should be that part of the processors.
+    pub sharing: usize,
+}
+
+/// Where each rank runs. All ranks call this.
+///
+/// # Errors
+///
+/// Those of messages.
+pub fn rank_places<C: Communicator + ?Sized>(comm: &C) -> Result<Vec<RankPlace>, CommError> {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let (host, status) = (read("/proc/sys/kernel/hostname"), read("/proc/self/status"));
+    let processors = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).unwrap_or("");
+    let own = [host.trim(), processors.trim()].join("\n");
+    let all = comm.all_gather(own.as_bytes(), MOST)?;
+    let all: Vec<String> = all.iter().map(|one| String::from_utf8_lossy(one).into_owned()).collect();
+    let host = |one: &str| one.split('\n').next().unwrap_or("").to_owned();
+    let places = all.iter().map(|one| RankPlace {
+        host: host(one),
+        on_host: all.iter().filter(|other| host(other) == host(one)).count(),
+        sharing: all.iter().filter(|other| *other == one).count(),
+    });
+    Ok(places.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_of_a_process_share_it() {
+        let all: Vec<_> = std::thread::scope(|scope| {
+            let ranks =
+                crate::Threads::new(3).into_iter().map(|comm| scope.spawn(move || rank_places(&comm)));
+            let ranks: Vec<_> = ranks.collect();
+            ranks.into_iter().map(|rank| rank.join().expect("no panic").expect("places")).collect()
+        });
+        for places in all {
+            assert_eq!(places.iter().map(|p| (p.on_host, p.sharing)).collect::<Vec<_>>(), [(3, 3); 3]);
+        }
+    }
+}
