@@ -1,19 +1,22 @@
 //! Ranks that MPI starts.
 
+use std::fs;
+
 use anyhow::{Context as _, Result, ensure};
 use xshell::cmd;
 
 use crate::workspace::Workspace;
 
-/// Runs the example `mpi` of `trike-comm` and the command as one, two and four ranks: all must have the same sum to the bit, and
-/// the text of one process.
+/// Runs the example `mpi` of `trike-comm` and the command as one, two and four ranks: all must have the same sum and train the same
+/// weights to the bit, and write the text of one process.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {
     // A container's only user is root, and a small machine has fewer cores than ranks.
     let _root = ws.sh.push_env("OMPI_ALLOW_RUN_AS_ROOT", "1");
     let _confirm = ws.sh.push_env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     let sum = sums(ws)?;
     texts(ws)?;
-    Ok(format!("1, 2 and 4: {sum}, and one text"))
+    weights(ws)?;
+    Ok(format!("1, 2 and 4: {sum}, one text, and the same weights"))
 }
 
 fn sums(ws: &Workspace) -> Result<String> {
@@ -56,6 +59,44 @@ fn texts(ws: &Workspace) -> Result<()> {
             "5 ranks, {parallel}: {:?}, {message}",
             output.status.code()
         );
+    }
+    Ok(())
+}
+
+/// Steps of four units of 512 tokens, from random weights.
+const RUN: &str = "base_model_config = 'config.json'\ntokenizer = 'tokenizer.json'\nteacher = 'none'\nmax_steps = 3\n\
+                   sequence_len = 128\nmicro_batch_size = 16\ngradient_accumulation_steps = 1\nval_set_size = 0.1\n\
+                   datasets = [{ path = 'text.txt' }]\n";
+
+/// Compares the weights that ranks train.
+fn weights(ws: &Workspace) -> Result<()> {
+    let target = ws.metadata.target_directory.as_std_path();
+    let (command, dir) = (target.join("debug/trike"), target.join("ranks"));
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir)?;
+    for file in ["config.json", "tokenizer.json"] {
+        fs::copy(ws.metadata.workspace_root.as_std_path().join("models/tiny").join(file), dir.join(file))?;
+    }
+    let sentence = |i: usize| format!("Once there were {i} cats and {} dogs. They were happy.", 3 * i);
+    fs::write(dir.join("text.txt"), (0..60).map(sentence).collect::<Vec<_>>().join("<|endoftext|>"))?;
+    let train = |name: &str, ranks: &str, more: &str| -> Result<Vec<u8>> {
+        let config = dir.join(format!("{name}.toml"));
+        fs::write(&config, format!("{RUN}output_dir = '{name}'\n{more}"))?;
+        cmd!(ws.sh, "mpirun --oversubscribe -n {ranks} {command} train {config} -q").quiet().read()?;
+        Ok(fs::read(dir.join(name).join("model.safetensors"))?)
+    };
+    for more in ["", "codec = 'ternary'\n"] {
+        let mut first: Option<Vec<u8>> = None;
+        for ranks in ["1", "2", "4"] {
+            let weights = train(&format!("ranks-{ranks}-{}", more.len()), ranks, more)?;
+            let first = first.get_or_insert_with(|| weights.clone());
+            // With a codec, other messages are sent on another number of ranks.
+            let is_equal = *first == weights;
+            ensure!(
+                is_equal == (more.is_empty() || ranks == "1"),
+                "{ranks} ranks, {more}: equal weights: {is_equal}"
+            );
+        }
     }
     Ok(())
 }

@@ -95,7 +95,13 @@ pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
             _ => false,
         },
         Some(Refusal::Train(error)) => {
-            matches!(error, TrainError::Config { .. } | TrainError::Option(_) | TrainError::Kind { .. })
+            matches!(
+                error,
+                TrainError::Config { .. }
+                    | TrainError::Option(_)
+                    | TrainError::Kind { .. }
+                    | TrainError::Comm(CommError::Differs { .. })
+            )
         }
         None => false,
     }
@@ -160,6 +166,10 @@ fn of_train(error: &TrainError) -> Option<String> {
         TrainError::Checkpoint { .. } => {
             own("run the command that started it, or choose another --output to start over")
         }
+        TrainError::Comm(CommError::Differs { .. }) => {
+            own("start all ranks with the same command, version, models and data")
+        }
+        TrainError::Comm(_) => own("run the same command again: it continues after the last checkpoint"),
         _ => None,
     }
 }

@@ -196,8 +196,8 @@ pub(crate) fn load_into<T: Elements>(
 pub(crate) fn read(path: &Path, config: &Value) -> Result<(StateFile, Named), TrainError> {
     let wrong = |problem: String| TrainError::Checkpoint { path: path.to_owned(), problem };
     let file = read_state(path)?;
-    if let Some(difference) = difference("", &file.run.config, config) {
-        return Err(wrong(format!("it belongs to another run: {difference}")));
+    if let Some((setting, was, is)) = difference("", &file.run.config, config) {
+        return Err(wrong(format!("it belongs to another run: {setting} was {was}, and is {is} now")));
     }
     let at = path.join(TENSORS);
     let bytes = fs::read(&at).map_err(|source| TrainError::Io { path: at, source })?;
@@ -313,8 +313,8 @@ fn sync(dir: &Path) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// The first value that differs, with its path.
-fn difference(at: &str, old: &Value, new: &Value) -> Option<String> {
+/// The path of the first value that differs, and both values.
+pub(crate) fn difference(at: &str, old: &Value, new: &Value) -> Option<(String, Value, Value)> {
     match (old, new) {
         (Value::Object(a), Value::Object(b)) => {
             let keys = a.keys().chain(b.keys().filter(|key| !a.contains_key(*key)));
@@ -326,7 +326,7 @@ fn difference(at: &str, old: &Value, new: &Value) -> Option<String> {
             })
         }
         _ if old == new => None,
-        _ => Some(format!("{at} was {old}, and is {new} now")),
+        _ => Some((at.to_owned(), old.clone(), new.clone())),
     }
 }
 

@@ -282,7 +282,14 @@ impl Run {
     ) -> Result<RunReport, TrainError> {
         if let Some(comm) = comm {
             agree(comm, "version", env!("CARGO_PKG_VERSION"))?;
-            agree(comm, "configuration", &self.settings()?.to_string())?;
+            let mut settings = self.settings()?;
+            if let Some(run) = settings["run"].as_object_mut() {
+                // Machines may have their files in other places.
+                for path in ["base_model", "base_model_config", "tokenizer", "teacher", "datasets"] {
+                    run.remove(path);
+                }
+            }
+            ranks::agree_on(comm, &settings)?;
             // Ranks that change all weights themselves have to do it with the same bits.
             if self.config.ranks()
                 != (RanksConfig { outer: self.config.ranks().outer, ..RanksConfig::default() })

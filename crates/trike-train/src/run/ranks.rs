@@ -2,10 +2,12 @@
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use trike_comm::{CommError, Communicator, Traffic};
 
 use super::RanksReport;
 use crate::TrainError;
+use crate::checkpoint::difference;
 use crate::parallel::all_numbers;
 
 /// Most bytes of what one rank has read.
@@ -35,6 +37,24 @@ pub(super) fn from_first<T: Serialize + DeserializeOwned>(
     }
     let found: Result<T, String> = serde_json::from_slice(&message).map_err(wrong)?;
     found.map_err(|problem| TrainError::Config { problem: format!("rank 0: {problem}") })
+}
+
+/// Checks that all ranks have the same settings.
+pub(super) fn agree_on(comm: &dyn Communicator, settings: &Value) -> Result<(), TrainError> {
+    let all = comm.all_gather(settings.to_string().as_bytes(), MOST)?;
+    let all: Vec<Value> = all
+        .iter()
+        .map(|text| serde_json::from_slice(text))
+        .collect::<Result<_, _>>()
+        .map_err(|e| TrainError::Config { problem: format!("settings of a rank: {e}") })?;
+    let differs = |rank: usize| difference("", &all[0], &all[rank]).map(|found| (rank, found));
+    match (1..all.len()).find_map(differs) {
+        None => Ok(()),
+        Some((rank, (what, first, theirs))) => {
+            Err(CommError::Differs { what, rank, first: first.to_string(), theirs: theirs.to_string() }
+                .into())
+        }
+    }
 }
 
 /// What ranks have sent since `before`.

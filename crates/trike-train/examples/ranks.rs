@@ -1,0 +1,82 @@
+//! Codecs judged by the loss at the end of a run: a configuration trained on ranks in one process, once for each codec and seed.
+//! `cargo run -p trike-train --example ranks -- run.toml 4 3 none ternary top-k sparse:16`, with ranks, seeds, and after a codec the
+//! number of local steps. Without arguments, a tiny run.
+#![expect(clippy::print_stdout, reason = "an example prints its figures")]
+
+use std::error::Error;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use trike_comm::Threads;
+use trike_cpu::Cpu;
+use trike_train::TrainError;
+use trike_train::run::{Run, RunConfig, RunReport};
+
+/// Trains on ranks in this process; the first one writes.
+fn train(config: &RunConfig, ranks: usize, dir: &Path) -> Result<RunReport, TrainError> {
+    std::thread::scope(|scope| {
+        let running: Vec<_> = Threads::new(ranks)
+            .into_iter()
+            .enumerate()
+            .map(|(rank, comm)| {
+                let config = RunConfig { output_dir: dir.join(format!("rank-{rank}")), ..config.clone() };
+                scope.spawn(move || {
+                    let cpu = Cpu::new(1).map_err(trike_cpu::CpuError::from)?;
+                    Run::open(config)?.train_ranks(&cpu, &comm, &mut |_| ControlFlow::Continue(()))
+                })
+            })
+            .collect();
+        let reports: Result<Vec<RunReport>, TrainError> =
+            running.into_iter().map(|rank| rank.join().expect("a rank does not panic")).collect();
+        Ok(reports?.swap_remove(0))
+    })
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let dir = tempfile::tempdir()?;
+    let tiny = dir.path().join("run.toml");
+    let (path, ranks, seeds, codecs) = match &args[..] {
+        [path, ranks, seeds, codecs @ ..] => {
+            (Path::new(path), ranks.parse()?, seeds.parse()?, codecs.to_vec())
+        }
+        [] => {
+            write_tiny(dir.path(), &tiny)?;
+            (tiny.as_path(), 2, 1, vec!["none".to_owned(), "ternary".to_owned(), "sparse:4".to_owned()])
+        }
+        _ => return Err("expected CONFIG RANKS SEEDS CODEC..., or nothing".into()),
+    };
+    println!("{:<14} {:>4} {:>15} {:>14} {:>8}", "codec", "seed", "bits per token", "bytes sent", "smaller");
+    for seed in 0..seeds {
+        let mut exact = None;
+        for codec in &codecs {
+            let (name, local) = codec.split_once(':').unwrap_or((codec, "1"));
+            let mut config = RunConfig::open(path)?;
+            let more = RunConfig::parse(&format!("codec = '{name}'\nlocal_steps = {local}"))?;
+            (config.codec, config.local_steps, config.seed) = (more.codec, more.local_steps, seed);
+            let report = train(&config, ranks, &dir.path().join(format!("{codec}-{seed}")))?;
+            let bits = report.best.map_or(f64::NAN, |best| best.bits_per_token);
+            let sent = report.ranks.map_or(0, |ranks| ranks.sent_bytes);
+            let exact = *exact.get_or_insert(sent);
+            let smaller = exact as f64 / sent.max(1) as f64;
+            println!("{codec:<14} {seed:>4} {bits:>15.4} {sent:>14} {smaller:>7.1}x");
+        }
+    }
+    Ok(())
+}
+
+/// A model of the bundled one's architecture, from random weights, and sentences to learn.
+fn write_tiny(dir: &Path, config: &Path) -> Result<(), Box<dyn Error>> {
+    for (name, bytes) in trike_models::TINY {
+        std::fs::write(dir.join(name), bytes)?;
+    }
+    let sentences: Vec<String> =
+        (0..40).map(|i| format!("Once there were {i} cats and {} dogs. They were happy.", 3 * i)).collect();
+    std::fs::write(dir.join("text.txt"), sentences.join("<|endoftext|>"))?;
+    std::fs::write(
+        config,
+        "base_model_config = 'config.json'\ntokenizer = 'tokenizer.json'\ndatasets = [{ path = 'text.txt' }]\n\
+         output_dir = 'out'\nmax_steps = 8\nsequence_len = 64\nmicro_batch_size = 16\nteacher_documents = 0\n",
+    )?;
+    Ok(())
+}
