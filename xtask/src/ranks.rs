@@ -5,6 +5,7 @@ use std::fs;
 use anyhow::{Context as _, Result, ensure};
 use xshell::cmd;
 
+use crate::toolchain::FEATURES;
 use crate::workspace::Workspace;
 
 /// Runs the example `mpi` of `trike-comm` and the command as one, two and four ranks: all must have the same sum and train the same
@@ -36,7 +37,9 @@ fn sums(ws: &Workspace) -> Result<String> {
 
 /// Compares the text of `trike run --parallel` with that of one process.
 fn texts(ws: &Workspace) -> Result<()> {
-    cmd!(ws.sh, "cargo build --quiet --locked -p trike-cli --features mpi").run()?;
+    // With the features of the tests, so that less is compiled again.
+    let features = format!("{},trike-cli/mpi", FEATURES[1]);
+    cmd!(ws.sh, "cargo build --quiet --locked --workspace --bin trike --features {features}").run()?;
     let command = ws.metadata.target_directory.as_std_path().join("debug/trike");
     // Sampled: an equal text takes equal logits, and not only equal largest ones.
     let text =
