@@ -23,7 +23,6 @@ mod export;
 mod memory;
 mod model;
 mod optimizer;
-mod parallel;
 mod phases;
 mod precision;
 pub mod run;
@@ -40,9 +39,9 @@ pub use model::{
     Weights,
 };
 pub use optimizer::{Optimizer, OptimizerConfig, OptimizerKind};
-pub use parallel::{OuterConfig, RanksConfig};
+
 pub use phases::{DeterministicPhaseTrainer, Phase, PhaseConfig};
 pub use precision::{LossScale, LossScaler, Precision, PrecisionPolicy};
 pub use sampler::{SampleConfig, Sampler};
 pub use schedule::{Factors, Schedule, Shape};
-pub use trainer::{StepReport, Teacher, Trainer, TrainerConfig};
+pub use trainer::{OuterConfig, RanksConfig, StepReport, Teacher, Trainer, TrainerConfig};

@@ -29,7 +29,7 @@ pub use setup::Run;
 use self::log::Log;
 use self::track::{Means, Watch};
 use crate::data::{Batches, unit_rows};
-use crate::parallel::sum_of_losses;
+use crate::trainer::sum_of_losses;
 use crate::{
     RanksConfig, StepReport, TernaryPolicy, TrainEngine, TrainError, Trained, Trainer, TrainerConfig,
     checkpoint,

@@ -8,7 +8,7 @@ use trike_comm::{CommError, Communicator, Traffic};
 use super::RanksReport;
 use crate::TrainError;
 use crate::checkpoint::difference;
-use crate::parallel::all_numbers;
+use crate::trainer::all_numbers;
 
 /// Most bytes of what one rank has read.
 const MOST: usize = 1 << 26;

@@ -1,5 +1,7 @@
 //! The loop of training.
 
+mod ranks;
+
 use std::borrow::{Borrow, BorrowMut};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -13,11 +15,14 @@ use trike_grad::{Elements, Engine, GradError, Operand, ProductPrecision};
 use crate::checkpoint::{self, Keep, RunState};
 use crate::data::{Batch, Batches, Position};
 use crate::model::{ByPlace, Sums, check_gradients};
-use crate::parallel::{self, Ranks};
 use crate::{
     Adapter, Factors, Loss, LossScaler, Objective, Optimizer, OptimizerConfig, Parameters, PrecisionPolicy,
     Resident, Schedule, Shape, TernaryPolicy, TrainEngine, TrainError, Trained, Weights,
 };
+
+use self::ranks::Ranks;
+pub use self::ranks::{OuterConfig, RanksConfig};
+pub(crate) use self::ranks::{all_numbers, sum_of_losses};
 
 /// Parameters of a model whose rows are computed side by side, each with gradients of its own: at most 32 MiB per thread.
 pub(crate) const SMALL: usize = 1 << 23;
@@ -552,7 +557,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     /// Those of the data and of [`Trained::loss`].
     pub fn evaluate(&self, batches: impl IntoIterator<Item = Batch>) -> Result<Loss, TrainError> {
         let each = |batch: &Batch| self.model.loss(self.trainable.weights(), batch, &self.policy);
-        parallel::sum_of_losses(self.ranks.as_ref().map(|ranks| ranks.comm), batches, each)
+        ranks::sum_of_losses(self.ranks.as_ref().map(|ranks| ranks.comm), batches, each)
     }
 }
 
