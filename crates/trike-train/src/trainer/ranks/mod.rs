@@ -177,7 +177,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         &self,
         plan: &Plan,
         units: &[Batch],
-    ) -> Result<(Vec<Loss>, Vec<Part<Vec<E::Tensor>>>), TrainError> {
+    ) -> Result<(Vec<Loss>, SumsOfBlocks<E::Tensor>), TrainError> {
         let scale = self.scale_of(units);
         let (mut tree, mut losses, mut failed) = (TreeSum::default(), Vec::new(), Ok(()));
         for block in plan.blocks() {
@@ -266,6 +266,9 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         Ok(flat)
     }
 }
+
+/// The sums of the gradients of all parameters, for each subtree of the blocks of a rank.
+type SumsOfBlocks<T> = Vec<Part<Vec<T>>>;
 
 /// Numbers of a message, at most.
 const NUMBERS: usize = 1 << 16;
