@@ -1,5 +1,5 @@
 //! Codecs judged by the loss at the end of a run: a configuration trained on ranks in one process, once for each codec and seed.
-//! `cargo run -p trike-train --example ranks -- run.toml 4 3 none ternary top-k sparse:16`, with ranks, seeds, and after a codec the
+//! `cargo run -p trike-train --example ranks -- run.toml 4 3 none ternary top-k none:16`, with ranks, seeds, and after a codec the
 //! number of local steps. Without arguments, a tiny run.
 #![expect(clippy::print_stdout, reason = "an example prints its figures")]
 

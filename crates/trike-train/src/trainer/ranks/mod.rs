@@ -46,8 +46,9 @@ impl Default for RanksConfig {
 }
 
 impl Default for OuterConfig {
+    /// The mean of the weights: the best of three settings after 16 exchanges. DiLoCo has 0.7 and 0.9 for runs of thousands.
     fn default() -> Self {
-        Self { learning_rate: 0.7, momentum: 0.9 }
+        Self { learning_rate: 1.0, momentum: 0.0 }
     }
 }
 
