@@ -12,19 +12,15 @@ const MOST: usize = 1 << 20;
 /// [`CommError::Differs`] on every rank, with the first rank that differs from rank 0, and the errors of messages.
 ///
 /// ```
-/// use trike_comm::{CommError, Threads, agree};
+/// use trike_comm::{Communicator, Threads, agree};
 ///
-/// let errors: Vec<_> = std::thread::scope(|scope| {
-///     let ranks: Vec<_> = Threads::new(3)
-///         .into_iter()
-///         .zip(["seed 1", "seed 1", "seed 2"])
-///         .map(|(comm, seed)| scope.spawn(move || agree(&comm, "configuration", seed)))
-///         .collect();
-///     ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+/// let errors = Threads::run(3, |comm| {
+///     let seed = ["seed 1", "seed 1", "seed 2"][comm.rank()];
+///     agree(&comm, "configuration", seed)
 /// });
 /// for error in errors {
 ///     let text = error.expect_err("they differ").to_string();
-///     assert_eq!(text, "rank 2 has another configuration: seed 2, rank 0 has seed 1");
+///     assert_eq!(text, "ranks 2 and 0 differ in configuration: seed 2 and seed 1");
 /// }
 /// ```
 pub fn agree<C: Communicator + ?Sized>(comm: &C, what: &str, text: &str) -> Result<(), CommError> {

@@ -65,7 +65,7 @@ pub enum CommError {
         got: u32,
     },
     /// Ranks that were started with different settings.
-    #[error("rank {rank} has another {what}: {theirs}, rank 0 has {first}")]
+    #[error("ranks {rank} and 0 differ in {what}: {theirs} and {first}")]
     Differs {
         /// What differs.
         what: String,

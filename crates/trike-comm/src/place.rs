@@ -43,13 +43,7 @@ mod tests {
 
     #[test]
     fn threads_of_a_process_share_it() {
-        let all: Vec<_> = std::thread::scope(|scope| {
-            let ranks =
-                crate::Threads::new(3).into_iter().map(|comm| scope.spawn(move || rank_places(&comm)));
-            let ranks: Vec<_> = ranks.collect();
-            ranks.into_iter().map(|rank| rank.join().expect("no panic").expect("places")).collect()
-        });
-        for places in all {
+        for places in crate::Threads::run(3, |comm| rank_places(&comm).expect("places")) {
             assert_eq!(places.iter().map(|p| (p.on_host, p.sharing)).collect::<Vec<_>>(), [(3, 3); 3]);
         }
     }

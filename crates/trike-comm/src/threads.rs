@@ -41,6 +41,27 @@ impl Threads {
         }
         ranks.into_iter().map(Endpoint::over).collect()
     }
+
+    /// What as many ranks return, each on a thread of its own, in their order. A panic of one goes on here.
+    ///
+    /// ```
+    /// use trike_comm::{Communicator, Threads};
+    ///
+    /// let all = Threads::run(3, |comm| comm.all_gather(&[comm.rank() as u8], 1));
+    /// assert_eq!(all[2], Ok(vec![vec![0], vec![1], vec![2]]));
+    /// ```
+    pub fn run<R: Send>(size: usize, rank: impl Fn(Self) -> R + Sync) -> Vec<R> {
+        std::thread::scope(|scope| {
+            let rank = &rank;
+            let running: Vec<_> =
+                Self::new(size).into_iter().map(|comm| scope.spawn(move || rank(comm))).collect();
+            let wait = |rank: std::thread::ScopedJoinHandle<'_, R>| match rank.join() {
+                Ok(found) => found,
+                Err(panic) => std::panic::resume_unwind(panic),
+            };
+            running.into_iter().map(wait).collect()
+        })
+    }
 }
 
 impl Transport for Channels {

@@ -5,16 +5,6 @@ use std::time::Duration;
 use trike_comm::{CommError, Communicator, Part, Plan, Shards, Threads, TreeSum, broadcast_floats, mean};
 use trike_testkit::{Rng, assert_all_near};
 
-/// Runs a rank on a thread each and returns what they return.
-fn run<R: Send>(ranks: usize, rank: impl Fn(Threads) -> R + Sync) -> Vec<R> {
-    std::thread::scope(|scope| {
-        let rank = &rank;
-        let running: Vec<_> =
-            Threads::new(ranks).into_iter().map(|comm| scope.spawn(move || rank(comm))).collect();
-        running.into_iter().map(|rank| rank.join().expect("no panic")).collect()
-    })
-}
-
 /// The gradient of a unit, of which no two sums in different order are equal.
 fn gradient(unit: usize, len: usize) -> Vec<f32> {
     let mut rng = Rng::new(unit as u64 + 1);
@@ -69,19 +59,19 @@ fn oracle(len: usize) -> Vec<f32> {
 fn up_to_four_ranks_have_the_same_bits() {
     for len in [0, 1, 3, 1000] {
         for ranks in 1..=4 {
-            for sum in run(ranks, |comm| all_reduce(&comm, 16, len)) {
+            for sum in Threads::run(ranks, |comm| all_reduce(&comm, 16, len)) {
                 assert_eq!(sum, oracle(len), "{ranks} ranks, {len} elements");
             }
         }
     }
     for units in 0..=9 {
-        let one = run(1, |comm| all_reduce(&comm, units, 7));
+        let one = Threads::run(1, |comm| all_reduce(&comm, units, 7));
         for ranks in 2..=4 {
-            assert!(run(ranks, |comm| all_reduce(&comm, units, 7)).iter().all(|sum| *sum == one[0]));
+            assert!(Threads::run(ranks, |comm| all_reduce(&comm, units, 7)).iter().all(|sum| *sum == one[0]));
         }
         // More ranks have more blocks, and all of them the same sum.
         for ranks in 5..=9 {
-            let all = run(ranks, |comm| all_reduce(&comm, units, 7));
+            let all = Threads::run(ranks, |comm| all_reduce(&comm, units, 7));
             assert!(all.iter().all(|sum| *sum == all[0]), "{units} units, {ranks} ranks");
             assert_all_near!(&all[0], &one[0], abs = 100.0, "{units} units, {ranks} ranks");
         }
@@ -92,7 +82,7 @@ fn up_to_four_ranks_have_the_same_bits() {
 fn every_unit_has_one_rank() {
     for ranks in 1..=9 {
         for units in [0, 1, 5, 16, 1000] {
-            let all = run(ranks, |comm| {
+            let all = Threads::run(ranks, |comm| {
                 let plan = Plan::new(units, &comm);
                 plan.blocks().flat_map(|block| plan.units(block)).collect::<Vec<_>>()
             });
@@ -118,7 +108,7 @@ fn parts_of_another_plan_are_refused() {
 /// A rank that stops, one that sends something else, and one that sends too little.
 #[test]
 fn what_goes_wrong_is_an_error_of_those_who_wait() {
-    let results = run(3, |comm| {
+    let results = Threads::run(3, |comm| {
         let comm = comm.with_deadline(Duration::from_millis(100));
         if comm.rank() == 2 {
             return Ok(());
@@ -127,7 +117,7 @@ fn what_goes_wrong_is_an_error_of_those_who_wait() {
     });
     assert!(results[..2].iter().all(|result| *result == Err(CommError::Gone { rank: 2 })), "{results:?}");
 
-    let results = run(2, |comm| {
+    let results = Threads::run(2, |comm| {
         let comm = comm.with_deadline(Duration::from_millis(100));
         match comm.rank() {
             0 => comm.receive(1, 10).map(drop),
@@ -139,7 +129,7 @@ fn what_goes_wrong_is_an_error_of_those_who_wait() {
     });
     assert!(matches!(results[0], Err(CommError::Deadline { rank: 1, .. })), "{results:?}");
 
-    let results = run(2, |comm| {
+    let results = Threads::run(2, |comm| {
         let plan = Plan::new(4, &comm);
         let len = if comm.rank() == 0 { 10 } else { 12 };
         let sums = parts(&plan, len);
@@ -170,7 +160,7 @@ fn ranks_are_checked() {
 #[test]
 fn shards_may_have_any_length() {
     for lens in [[3, 0, 4], [0, 0, 7], [7, 0, 0], [1, 5, 1]] {
-        let all = run(3, |comm| {
+        let all = Threads::run(3, |comm| {
             let shards = Shards::of(&lens).expect("shards");
             let plan = Plan::new(16, &comm);
             let parts = parts(&plan, 7);
@@ -188,7 +178,7 @@ fn shards_may_have_any_length() {
 #[test]
 fn numbers_of_a_rank_reach_all() {
     for root in 0..3 {
-        let all = run(3, |comm| {
+        let all = Threads::run(3, |comm| {
             let own = [comm.rank() as f32, 0.5];
             let values = (comm.rank() == root).then_some(&own[..]);
             broadcast_floats(&comm, root, values, 2).expect("they arrive")
@@ -202,7 +192,7 @@ fn numbers_of_a_rank_reach_all() {
 #[test]
 fn a_mean_is_the_same_on_all_ranks() {
     for (ranks, len) in [(1, 3), (2, 0), (3, 1), (3, 7), (4, 1000)] {
-        let all = run(ranks, |comm| {
+        let all = Threads::run(ranks, |comm| {
             let mut values = gradient(comm.rank(), len);
             mean(&comm, &mut values).expect("a mean");
             values
@@ -214,6 +204,6 @@ fn a_mean_is_the_same_on_all_ranks() {
         let want: Vec<f32> = sum.iter().map(|sum| sum / ranks as f32).collect();
         assert!(all.iter().all(|values| *values == want), "{ranks} ranks, {len} numbers");
     }
-    let all = run(2, |comm| mean(&comm, &mut vec![1.0; 4 + 2 * comm.rank()]));
+    let all = Threads::run(2, |comm| mean(&comm, &mut vec![1.0; 4 + 2 * comm.rank()]));
     assert!(all.iter().all(Result::is_err), "{all:?}");
 }

@@ -154,20 +154,14 @@ fn ranks_hold_their_parts() {
     let single = LanguageModel::load_with(&file, &options(&file, 1), &mut |_, _| ()).expect("it loads");
     let whole = Model::weight_bytes(&single);
     for parallel in Parallel::ALL {
-        let held = std::thread::scope(|scope| {
-            let rank = |comm: Threads| {
-                scope.spawn(move || {
-                    let file = ModelFile::open(TINY).expect("the bundled model");
-                    let options = options(&file, 1);
-                    let comm = Rc::new(comm);
-                    let plans = RankPlans::new(&*comm, &file, &options, parallel).expect("plans");
-                    let model = plans.load(Rc::clone(&comm), &file, &options, &mut |_, _| ());
-                    let held = Model::weight_bytes(&model.expect("it loads"));
-                    (held, plans.ranks().to_vec(), comm.rank())
-                })
-            };
-            let ranks: Vec<_> = Threads::new(4).into_iter().map(rank).collect();
-            ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect::<Vec<_>>()
+        let held = Threads::run(4, |comm| {
+            let file = ModelFile::open(TINY).expect("the bundled model");
+            let options = options(&file, 1);
+            let comm = Rc::new(comm);
+            let plans = RankPlans::new(&*comm, &file, &options, parallel).expect("plans");
+            let model = plans.load(Rc::clone(&comm), &file, &options, &mut |_, _| ());
+            let held = Model::weight_bytes(&model.expect("it loads"));
+            (held, plans.ranks().to_vec(), comm.rank())
         });
         let sum: usize = held.iter().map(|(held, ..)| held).sum();
         // The embedding of the first rank of a pipeline is the head of the last one.
@@ -227,13 +221,7 @@ fn ranks_that_were_started_otherwise_are_refused() {
         RankPlans::new(comm, &file, &options(&file, 1), parallel).map(|_| Some(()))
     };
     let each = |parallel: [Parallel; 2], models: [&Path; 2]| -> Vec<Result<Option<()>, LlmError>> {
-        std::thread::scope(|scope| {
-            let ranks = Threads::new(2).into_iter().zip(models).zip(parallel);
-            let ranks: Vec<_> = ranks
-                .map(|((comm, model), parallel)| scope.spawn(move || plan(model, &comm, parallel)))
-                .collect();
-            ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect()
-        })
+        Threads::run(2, |comm| plan(models[comm.rank()], &comm, parallel[comm.rank()]))
     };
     let [one, two] = [&*models[0], &*models[1]];
     differs(each([Parallel::Tensor; 2], [one, two]), "model", "contents");
@@ -363,19 +351,12 @@ fn what_ranks_cannot_do_is_refused() {
         let file = ModelFile::open(TINY).expect("the bundled model");
         let down = file.load(WeightName::Down(3)).expect("a matrix");
         let Tensor::Ternary(down) = down else { panic!("not ternary") };
-        let replaced = std::thread::scope(|scope| {
-            let rank = |comm: Threads| {
-                let down = down.clone();
-                scope.spawn(move || {
-                    let file = ModelFile::open(TINY)?;
-                    let (comm, options) = (Rc::new(comm), options(&file, 1));
-                    let plans = RankPlans::new(&*comm, &file, &options, parallel)?;
-                    let mut model = plans.load(comm, &file, &options, &mut |_, _| ())?;
-                    model.replace_layer(WeightName::Down(3), down)
-                })
-            };
-            let ranks: Vec<_> = Threads::new(2).into_iter().map(rank).collect();
-            ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect::<Vec<_>>()
+        let replaced = Threads::run(2, |comm| {
+            let file = ModelFile::open(TINY)?;
+            let (comm, options) = (Rc::new(comm), options(&file, 1));
+            let plans = RankPlans::new(&*comm, &file, &options, parallel)?;
+            let mut model = plans.load(comm, &file, &options, &mut |_, _| ())?;
+            model.replace_layer(WeightName::Down(3), down.clone())
         });
         assert!(matches!(replaced[0], Err(LlmError::Nn(NnError::OnRanks { .. }))), "{:?}", replaced[0]);
     }

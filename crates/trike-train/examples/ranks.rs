@@ -7,29 +7,22 @@ use std::error::Error;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use trike_comm::Threads;
+use trike_comm::{Communicator, Threads};
 use trike_cpu::Cpu;
 use trike_train::TrainError;
 use trike_train::run::{Run, RunConfig, RunReport};
 
 /// Trains on ranks in this process; the first one writes.
 fn train(config: &RunConfig, ranks: usize, dir: &Path) -> Result<RunReport, TrainError> {
-    std::thread::scope(|scope| {
-        let running: Vec<_> = Threads::new(ranks)
-            .into_iter()
-            .enumerate()
-            .map(|(rank, comm)| {
-                let config = RunConfig { output_dir: dir.join(format!("rank-{rank}")), ..config.clone() };
-                scope.spawn(move || {
-                    let cpu = Cpu::new(1).map_err(trike_cpu::CpuError::from)?;
-                    Run::open(config)?.train_ranks(&cpu, &comm, &mut |_| ControlFlow::Continue(()))
-                })
-            })
-            .collect();
-        let reports: Result<Vec<RunReport>, TrainError> =
-            running.into_iter().map(|rank| rank.join().expect("a rank does not panic")).collect();
-        Ok(reports?.swap_remove(0))
+    let reports: Result<Vec<RunReport>, TrainError> = Threads::run(ranks, |comm| {
+        let output_dir = dir.join(format!("rank-{}", comm.rank()));
+        let cpu = Cpu::new(1).map_err(trike_cpu::CpuError::from)?;
+        let run = Run::open(RunConfig { output_dir, ..config.clone() })?;
+        run.train_ranks(&cpu, &comm, &mut |_| ControlFlow::Continue(()))
     })
+    .into_iter()
+    .collect();
+    Ok(reports?.swap_remove(0))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -79,4 +72,20 @@ fn write_tiny(dir: &Path, config: &Path) -> Result<(), Box<dyn Error>> {
          output_dir = 'out'\nmax_steps = 8\nsequence_len = 64\nmicro_batch_size = 16\nteacher_documents = 0\n",
     )?;
     Ok(())
+}
+
+#[test]
+fn trits_are_a_fraction_of_the_bytes() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("run.toml");
+    write_tiny(dir.path(), &path).expect("it is written");
+    let sent = ["none", "ternary"].map(|codec| {
+        let mut config = RunConfig::open(&path).expect("a configuration");
+        config.max_steps = Some(2);
+        config.codec = RunConfig::parse(&format!("codec = '{codec}'")).expect("a codec").codec;
+        let report = train(&config, 2, &dir.path().join(codec)).expect("a report");
+        report.ranks.expect("ranks").sent_bytes
+    });
+    // Between two ranks 4 bytes per weight and rank, and messages without gradients, against 1.61 bits.
+    assert!(sent[0] > 15 * sent[1], "{sent:?}");
 }

@@ -1,11 +1,12 @@
 //! Checkpoints of runs: written whole or not at all.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, View};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use trike_grad::Elements;
@@ -108,12 +109,17 @@ pub(crate) fn write(
         let file = StateFile { version: VERSION, optimizer_steps, ranks, run: state.clone() };
         let json = serde_json::to_vec_pretty(&file)
             .map_err(|e| TrainError::Checkpoint { path: to.clone(), problem: e.to_string() })?;
-        let tensors = serialize(tensors)
-            .map_err(|e| TrainError::Checkpoint { path: to.clone(), problem: e.to_string() })?;
-        for (name, bytes) in [(STATE, &json), (TENSORS, &tensors)] {
+        let path = temporary.join(STATE);
+        File::create(&path).and_then(|mut file| file.write_all(&json)).map_err(io(&path))?;
+        // One tensor after another: no second copy of all is held.
+        let numbers = tensors.iter().map(|(name, values)| (name, Numbers(values, [values.len()])));
+        safetensors::serialize_to_file(numbers, None, &temporary.join(TENSORS)).map_err(|e| match e {
+            SafeTensorError::IoError(source) => io(&temporary.join(TENSORS))(source),
+            other => TrainError::Checkpoint { path: to.clone(), problem: other.to_string() },
+        })?;
+        for name in [STATE, TENSORS] {
             let path = temporary.join(name);
-            let mut file = File::create(&path).map_err(io(&path))?;
-            file.write_all(bytes).and_then(|()| file.sync_all()).map_err(io(&path))?;
+            File::open(&path).and_then(|file| file.sync_all()).map_err(io(&path))?;
         }
         remove(&to)?;
         fs::rename(&temporary, &to).map_err(io(&to))?;
@@ -267,17 +273,25 @@ pub(crate) fn tensors_of<T: Elements>(
     Ok(all)
 }
 
-fn serialize(all: &Named) -> Result<Vec<u8>, safetensors::SafeTensorError> {
-    let bytes: Vec<Vec<u8>> =
-        all.iter().map(|(_, values)| values.iter().flat_map(|v| v.to_le_bytes()).collect()).collect();
-    let views = all
-        .iter()
-        .zip(&bytes)
-        .map(|((name, values), bytes)| {
-            Ok((name.as_str(), TensorView::new(Dtype::F32, vec![values.len()], bytes)?))
-        })
-        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
-    safetensors::serialize(views, None)
+/// Values with their shape, written in bytes when it is their turn.
+struct Numbers<'v>(&'v [f32], [usize; 1]);
+
+impl View for Numbers<'_> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.1
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        self.0.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>().into()
+    }
+
+    fn data_len(&self) -> usize {
+        4 * self.0.len()
+    }
 }
 
 /// Steps of all checkpoints, in ascending order.

@@ -162,6 +162,14 @@ pub enum TrainError {
     /// Ranks that cannot work together, or a message between them that failed.
     #[error(transparent)]
     Comm(#[from] trike_comm::CommError),
+    /// What another rank could not do for all of them.
+    #[error("rank {rank}: {problem}")]
+    OfRank {
+        /// The rank, which has the error itself.
+        rank: usize,
+        /// Its error.
+        problem: String,
+    },
     /// Something that a trainer cannot do with ranks, whose gradients and means lie on all of them.
     #[error("{what} is for a trainer without ranks")]
     Alone {

@@ -21,16 +21,6 @@ const STEPS: usize = 6;
 /// Rows of a unit: those that are computed together, of 512 tokens or more.
 const UNIT: usize = 22;
 
-/// Runs a rank on a thread each and returns what they return.
-fn on_ranks<R: Send>(ranks: usize, rank: impl Fn(&Threads) -> R + Sync) -> Vec<R> {
-    std::thread::scope(|scope| {
-        let rank = &rank;
-        let running: Vec<_> =
-            Threads::new(ranks).into_iter().map(|comm| scope.spawn(move || rank(&comm))).collect();
-        running.into_iter().map(|rank| rank.join().expect("no panic")).collect()
-    })
-}
-
 /// What a run of ranks does.
 #[derive(Clone, Copy)]
 struct Case {
@@ -50,11 +40,11 @@ impl Case {
 fn run(data: &Data, case: Case, ranks: usize, dir: Option<&Path>, to: usize) -> Vec<Parameters> {
     let start = Parameters::random(&data.spec(), 2).expect("parameters");
     let teacher = Parameters::random(&data.spec(), 3).expect("parameters");
-    on_ranks(ranks, |comm| {
+    Threads::run(ranks, |comm| {
         let cpu = Cpu::new(1).expect("a thread");
         let teacher = Teacher { parameters: &teacher, policy: TernaryPolicy::DENSE };
         let trainer = Trainer::new(&cpu, case.trainer, ternary(), start.clone(), Some(teacher));
-        let trainer = trainer.and_then(|trainer| trainer.with_ranks(comm, case.ranks));
+        let trainer = trainer.and_then(|trainer| trainer.with_ranks(&comm, case.ranks));
         let mut trainer = trainer.expect("a trainer");
         // Only the first rank sees the disk.
         let found = dir.and_then(|dir| checkpoint::newest(dir).expect("no error"));
@@ -122,13 +112,13 @@ fn an_adapter_is_trained_by_ranks_too() {
     let data = Data::new();
     let frozen = Parameters::random(&data.spec(), 2).expect("parameters");
     let train = |ranks: usize| {
-        on_ranks(ranks, |comm| {
+        Threads::run(ranks, |comm| {
             let cpu = Cpu::new(1).expect("a thread");
             let adapter = Adapter::new(LoraConfig::default(), frozen.spec(), 5).expect("an adapter");
             let config = TrainerConfig { lambda: 0.0, ..config(3) };
             let trainer = Trainer::with_adapter(&cpu, config, ternary(), &frozen, adapter, None);
             let mut trainer =
-                trainer.and_then(|t| t.with_ranks(comm, RanksConfig::default())).expect("a trainer");
+                trainer.and_then(|t| t.with_ranks(&comm, RanksConfig::default())).expect("a trainer");
             let mut batches = data.batches(3 * UNIT, Position::default());
             for _ in 0..3 {
                 trainer.step(&mut batches).expect("a step");
@@ -157,11 +147,11 @@ fn ranks_with_codecs_and_local_steps_stay_together() {
 fn a_rank_that_is_alone_between_exchanges_knows_it() {
     let data = Data::new();
     let start = Parameters::random(&data.spec(), 2).expect("parameters");
-    let together = on_ranks(2, |comm| {
+    let together = Threads::run(2, |comm| {
         let cpu = Cpu::new(1).expect("a thread");
         let ranks = RanksConfig { local_steps: 3, ..RanksConfig::default() };
         let trainer = Trainer::new(&cpu, config(5), ternary(), start.clone(), None);
-        let mut trainer = trainer.and_then(|t| t.with_ranks(comm, ranks)).expect("a trainer");
+        let mut trainer = trainer.and_then(|t| t.with_ranks(&comm, ranks)).expect("a trainer");
         let mut batches = data.batches(2 * UNIT, Position::default());
         let steps: Vec<(bool, Parameters)> = (0..5)
             .map(|_| {
@@ -234,25 +224,25 @@ fn ranks_that_differ_are_refused() {
     let start = Parameters::random(&data.spec(), 2).expect("parameters");
     let other = Parameters::random(&data.spec(), 3).expect("parameters");
     let with = |of_last: (TrainerConfig, RanksConfig, &Parameters)| {
-        let errors = on_ranks(3, |comm| {
+        let errors = Threads::run(3, |comm| {
             let cpu = Cpu::new(1).expect("a thread");
             let own = (config(STEPS), RanksConfig::default(), &start);
             let (config, ranks, start) = if comm.rank() == 2 { of_last } else { own };
             let trainer = Trainer::new(&cpu, config, ternary(), start.clone(), None).expect("a trainer");
-            trainer.with_ranks(comm, ranks).err().map(|e| e.to_string()).unwrap_or_default()
+            trainer.with_ranks(&comm, ranks).err().map(|e| e.to_string()).unwrap_or_default()
         });
         assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
         errors[0].clone()
     };
     let rate = with((config(9), RanksConfig::default(), &start));
     assert!(
-        rate.contains("rank 2 has another training configuration") && rate.contains("steps: 9"),
+        rate.contains("ranks 2 and 0 differ in training configuration") && rate.contains("steps: 9"),
         "{rate}"
     );
     let local = with((config(STEPS), RanksConfig { local_steps: 4, ..RanksConfig::default() }, &start));
     assert!(local.contains("local_steps: 4"), "{local}");
     let model = with((config(STEPS), RanksConfig::default(), &other));
-    assert!(model.contains("rank 2 has another model: checksum"), "{model}");
+    assert!(model.contains("ranks 2 and 0 differ in model: checksum"), "{model}");
 }
 
 #[test]
@@ -276,9 +266,9 @@ fn what_ranks_cannot_do_is_refused() {
     let mut batches = data.batches(1, Position::default());
     assert!(matches!(ranked.gradients(&mut batches), Err(TrainError::Alone { .. })));
     // A row for one rank of two.
-    let errors = on_ranks(2, |comm| {
+    let errors = Threads::run(2, |comm| {
         let mut trainer = Trainer::new(&cpu, config(2), ternary(), start.clone(), None)
-            .and_then(|t| t.with_ranks(comm, local(2)))
+            .and_then(|t| t.with_ranks(&comm, local(2)))
             .expect("a trainer");
         trainer.step(&mut data.batches(1, Position::default())).expect_err("no row").to_string()
     });
@@ -319,9 +309,9 @@ fn a_rank_that_sends_no_numbers_is_named() {
     let data = Data::new();
     let start = Parameters::random(&data.spec(), 2).expect("parameters");
     for codec in [None, Some(CodecConfig::Ternary)] {
-        let results = on_ranks(2, |comm| {
+        let results = Threads::run(2, |comm| {
             let cpu = Cpu::new(1).expect("a thread");
-            let comm = Poisoned { comm, on: Cell::new(false) };
+            let comm = Poisoned { comm: &comm, on: Cell::new(false) };
             let ranks = RanksConfig { codec, ..RanksConfig::default() };
             let trainer = Trainer::new(&cpu, config(2), ternary(), start.clone(), None);
             let mut trainer = trainer.and_then(|t| t.with_ranks(&comm, ranks)).expect("a trainer");

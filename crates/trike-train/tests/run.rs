@@ -301,31 +301,18 @@ fn train_ranks(
     ranks: usize,
     stop: Option<usize>,
 ) -> Vec<Result<RunReport, TrainError>> {
-    let configs: Vec<RunConfig> = (0..ranks)
-        .map(|rank| {
-            let output = if rank == 0 { name.to_owned() } else { format!("{name}-unused") };
-            place.config(&output, more)
+    Threads::run(ranks, |comm| {
+        let output =
+            if comm.rank() == 0 { name.to_owned() } else { format!("{name}-unused-{}", comm.rank()) };
+        let (config, cpu) = (place.config(&output, more), Cpu::new(1).expect("a thread"));
+        let mut steps = 0;
+        Run::open(config)?.train_ranks(&cpu, &comm, &mut |event| {
+            steps += usize::from(matches!(event, Event::Step { .. }));
+            match stop == Some(steps) && comm.rank() == ranks - 1 {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
         })
-        .collect();
-    std::thread::scope(|scope| {
-        let running: Vec<_> = Threads::new(ranks)
-            .into_iter()
-            .zip(configs)
-            .map(|(comm, config)| {
-                scope.spawn(move || {
-                    let cpu = Cpu::new(1).expect("a thread");
-                    let mut steps = 0;
-                    Run::open(config)?.train_ranks(&cpu, &comm, &mut |event| {
-                        steps += usize::from(matches!(event, Event::Step { .. }));
-                        match stop == Some(steps) && comm.rank() == ranks - 1 {
-                            true => ControlFlow::Break(()),
-                            false => ControlFlow::Continue(()),
-                        }
-                    })
-                })
-            })
-            .collect();
-        running.into_iter().map(|rank| rank.join().expect("no panic")).collect()
     })
 }
 
@@ -348,7 +335,7 @@ fn ranks_write_one_model() {
             .map(|report| report.expect("a report"))
             .collect();
         assert!(weights(&place.at(&name)) == want, "{ranks} ranks");
-        assert!(!place.at(&format!("{name}-unused")).exists());
+        assert!(!place.at(&format!("{name}-unused-1")).exists());
         assert_eq!(lines(&place.at(&name)).len(), lines(&place.at("one")).len());
         for report in &reports {
             assert_eq!(
@@ -404,22 +391,14 @@ fn ranks_write_one_model_with_codecs_and_local_steps() {
 #[test]
 fn ranks_that_cannot_work_together_are_refused() {
     let place = Place::new();
-    let errors: Vec<String> = std::thread::scope(|scope| {
-        let running: Vec<_> = Threads::new(2)
-            .into_iter()
-            .map(|comm| {
-                let more = format!("{RANKED}warmup_steps = {}\n", comm.rank() + 1);
-                let config = place.config(&format!("other-{}", comm.rank()), &more);
-                scope.spawn(move || {
-                    let cpu = Cpu::new(1).expect("a thread");
-                    let run = Run::open(config).expect("a run");
-                    run.train_ranks(&cpu, &comm, &mut |_| ControlFlow::Continue(())).expect_err("they differ")
-                })
-            })
-            .collect();
-        running.into_iter().map(|rank| rank.join().expect("no panic").to_string()).collect()
+    let errors = Threads::run(2, |comm| {
+        let more = format!("{RANKED}warmup_steps = {}\n", comm.rank() + 1);
+        let run = Run::open(place.config(&format!("other-{}", comm.rank()), &more)).expect("a run");
+        let cpu = Cpu::new(1).expect("a thread");
+        let trained = run.train_ranks(&cpu, &comm, &mut |_| ControlFlow::Continue(()));
+        trained.expect_err("they differ").to_string()
     });
-    let want = "rank 1 has another run.warmup_steps: 2, rank 0 has 1";
+    let want = "ranks 1 and 0 differ in run.warmup_steps: 2 and 1";
     assert_eq!(errors, [want, want]);
     // A checkpoint that only the first rank can read, and that is another run's.
     train_ranks(&place, "changed", RANKED, 2, Some(2));

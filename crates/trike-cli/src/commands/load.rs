@@ -19,6 +19,16 @@ impl CpuArgs {
     pub(super) fn cpu(&self) -> anyhow::Result<Cpu> {
         Ok(Cpu::with_isa(self.isa.unwrap_or_else(Isa::detect), self.threads)?)
     }
+
+    /// The CPU of one of `sharing` ranks on the same processors; a chosen number of threads counts for each rank.
+    #[cfg(feature = "mpi")]
+    pub(super) fn shared_cpu(&self, sharing: usize) -> anyhow::Result<Cpu> {
+        let threads = match self.threads {
+            0 => (Cpu::new(0)?.threads() / sharing.max(1)).max(1),
+            threads => threads,
+        };
+        Ok(Cpu::with_isa(self.isa.unwrap_or_else(Isa::detect), threads)?)
+    }
 }
 
 impl PrecisionArgs {

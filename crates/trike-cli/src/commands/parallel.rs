@@ -3,7 +3,7 @@
 use std::{process::ExitCode, rc::Rc, time::Instant};
 
 use trike::{
-    Cpu, DeviceChoice, Isa, LlmError, LoadOptions, ModelFile,
+    DeviceChoice, LlmError, LoadOptions, ModelFile,
     comm::{CommError, Communicator, Mpi},
     llm::{Parallel, RankModel, RankPlan, RankPlans, Session},
     nn::NnError,
@@ -43,13 +43,7 @@ pub(super) fn run(args: &RunArgs, parallel: Parallel, quiet: bool) -> anyhow::Re
             }
         }
         let start = Instant::now();
-        let options = match args.cpu.threads {
-            0 => {
-                let cores = Cpu::new(0)?.threads() / plans.ranks()[comm.rank()].sharing;
-                options.with_cpu(Cpu::with_isa(args.cpu.isa.unwrap_or_else(Isa::detect), cores.max(1))?)
-            }
-            _ => options,
-        };
+        let options = options.with_cpu(args.cpu.shared_cpu(plans.ranks()[comm.rank()].sharing)?);
         let progress = Progress::start(format!("loading {}", file.path().display()), quiet || !is_first);
         let model = plans.load(Rc::clone(comm), file, &options, &mut |done, total| progress.set(done, total));
         drop(progress);

@@ -5,12 +5,9 @@ use std::process::ExitCode;
 use std::{ops::ControlFlow, path::Path, time::Instant};
 
 use serde::Serialize;
-use trike::train::TrainError;
 #[cfg(feature = "mpi")]
-use trike::{
-    Cpu, Isa,
-    comm::{CommError, Communicator, rank_places},
-};
+use trike::comm::{CommError, Communicator, rank_places};
+use trike::train::TrainError;
 use trike::{
     train::run::{Dataset, Ended, Event, Run, RunConfig, RunPlan, RunReport, Sharing, Whole},
     trit::Granularity,
@@ -64,37 +61,33 @@ pub(crate) fn train_ranks(args: &TrainArgs, quiet: bool) -> anyhow::Result<ExitC
         let of_others = ranks::together(comm, of_others)?;
         let Some(run) = of_first.or(of_others) else { anyhow::bail!("a rank without a run") };
         let places = rank_places(&**comm)?;
-        let cpu = match args.cpu.threads {
-            0 => {
-                let cores = Cpu::new(0)?.threads() / places[comm.rank()].sharing;
-                Cpu::with_isa(args.cpu.isa.unwrap_or_else(Isa::detect), cores.max(1))?
-            }
-            _ => args.cpu.cpu()?,
-        };
+        let cpu = args.cpu.shared_cpu(places[comm.rank()].sharing)?;
+        let is_local = run.config().local_steps > 1;
         let outcome = match args.check {
             true => run.check_ranks(&cpu, &**comm).map(TrainOutcome::Plan).map_err(anyhow::Error::from),
             false => watched(quiet, |observe| run.train_ranks(&cpu, &**comm, observe)),
         };
         let outcome = match outcome {
-            Err(error) if is_known(&error) => ranks::alike(comm, Err(error))?,
+            Err(error) if is_known(&error, is_local) => ranks::alike(comm, Err(error))?,
             outcome => outcome?,
         };
         if is_first { super::trained(&outcome, args.json.json) } else { Ok(ExitCode::SUCCESS) }
     })
 }
 
-/// Whether all ranks have this error.
+/// Whether all ranks have this error. Between the exchanges of local steps, a loss is that of one.
 #[cfg(feature = "mpi")]
-fn is_known(error: &anyhow::Error) -> bool {
-    matches!(
-        error.downcast_ref(),
+fn is_known(error: &anyhow::Error, is_local: bool) -> bool {
+    match error.downcast_ref() {
+        Some(TrainError::Diverged { .. }) => !is_local,
         Some(
-            TrainError::Diverged { .. }
-                | TrainError::Comm(CommError::Differs { .. })
-                | TrainError::Checkpoint { .. }
-                | TrainError::Option(_)
-        )
-    )
+            TrainError::Comm(CommError::Differs { .. })
+            | TrainError::Checkpoint { .. }
+            | TrainError::OfRank { .. }
+            | TrainError::Option(_),
+        ) => true,
+        _ => false,
+    }
 }
 
 /// Opens models and data.

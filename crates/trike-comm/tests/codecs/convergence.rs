@@ -3,8 +3,6 @@
 use trike_comm::{Codec, CodecConfig, Communicator, Threads};
 use trike_testkit::Rng;
 
-use crate::run;
-
 const SHAPES: [[usize; 2]; 2] = [[48, 40], [1, 40]];
 const LEN: usize = 1960;
 const RANKS: usize = 4;
@@ -28,7 +26,7 @@ fn mean(codec: &mut Option<Box<dyn Codec>>, comm: &Threads, gradient: &mut [f32]
 /// The mean loss of the last tenth of a run: weights with curvatures of 0.2 to 1, whose gradients have noise on each rank.
 /// `local` steps are done alone before each exchange of differences.
 fn loss(config: Option<CodecConfig>, local: usize) -> f64 {
-    let losses = run(RANKS, |comm| {
+    let losses = Threads::run(RANKS, |comm| {
         let mut rng = Rng::new(1);
         let curvature: Vec<f32> = (0..LEN).map(|_| 0.2 + 0.8 * rng.f32_unit()).collect();
         let best = rng.normals(LEN);

@@ -4,7 +4,7 @@ use trike_comm::codec::LowRank;
 use trike_comm::{Codec, CodecConfig, CommError, Communicator, Threads};
 use trike_testkit::{assert_all_near, assert_near};
 
-use crate::{LOSSLESS, SHAPES, add, all, cosine, gradient, kept, length, normals, run, saved};
+use crate::{LOSSLESS, SHAPES, add, all, cosine, gradient, kept, length, normals, saved};
 
 /// Bytes of the header of a message.
 const HEADER: u64 = 20;
@@ -32,7 +32,7 @@ fn all_ranks_get_the_same_bits() {
     for config in all() {
         for shapes in SHAPES {
             for ranks in [1, 2, 3] {
-                let sums = run(ranks, |comm| five_steps(config, shapes, &comm).0);
+                let sums = Threads::run(ranks, |comm| five_steps(config, shapes, &comm).0);
                 assert!(sums.iter().all(|sum| *sum == sums[0]), "{config:?} {shapes:?}, {ranks} ranks");
                 assert!(sums[0].iter().all(|x| x.is_finite()), "{config:?} {shapes:?}, {ranks} ranks");
             }
@@ -45,7 +45,7 @@ fn what_is_sent_and_what_is_kept_are_the_gradients() {
     for config in LOSSLESS {
         for shapes in SHAPES {
             for ranks in [1, 2, 3] {
-                let all = run(ranks, |comm| five_steps(config, shapes, &comm));
+                let all = Threads::run(ranks, |comm| five_steps(config, shapes, &comm));
                 let (mut got, len) = (all[0].0.clone(), all[0].0.len());
                 let mut given = vec![0.0; len];
                 for (rank, (_, kept)) in all.iter().enumerate() {
@@ -199,7 +199,7 @@ fn a_constant_gradient_arrives() {
 #[test]
 fn ranks_do_not_drift_apart() {
     for config in LOSSLESS {
-        let lengths = run(2, |comm| {
+        let lengths = Threads::run(2, |comm| {
             let mut codec = config.build(&[[30, 40]]).expect("a codec");
             let mut after = |steps| {
                 for _ in 0..steps {

@@ -6,7 +6,7 @@ mod messages;
 mod names;
 mod state;
 
-use trike_comm::{Codec, CodecConfig, Threads};
+use trike_comm::{Codec, CodecConfig};
 use trike_testkit::Rng;
 
 /// All codecs with settings that lose nothing, with small and large shares and ranks.
@@ -54,16 +54,6 @@ fn normals(seed: u64, len: usize) -> Vec<f32> {
 /// The gradient of a rank at a step.
 fn gradient(rank: usize, step: usize, len: usize) -> Vec<f32> {
     normals(1 + rank as u64 + 100 * step as u64, len)
-}
-
-/// Calls a function for each rank, on a thread each, and returns what they return.
-fn run<R: Send>(ranks: usize, rank: impl Fn(Threads) -> R + Sync) -> Vec<R> {
-    std::thread::scope(|scope| {
-        let rank = &rank;
-        let running: Vec<_> =
-            Threads::new(ranks).into_iter().map(|comm| scope.spawn(move || rank(comm))).collect();
-        running.into_iter().map(|rank| rank.join().expect("no panic")).collect()
-    })
 }
 
 /// A copy of the state.

@@ -1,10 +1,10 @@
 //! Messages, whole and damaged.
 
 use trike_comm::codec::{Demo, MessageCodec, SparseLoCo, TopK};
-use trike_comm::{CodecConfig, CommError, Communicator};
+use trike_comm::{CodecConfig, CommError, Communicator, Threads};
 use trike_testkit::{Rng, assert_all_near};
 
-use crate::{all, normals, run};
+use crate::{all, normals};
 
 /// All codecs of one message.
 fn of_one_message() -> Vec<CodecConfig> {
@@ -152,7 +152,7 @@ fn an_exchange_refuses_wrong_messages() {
             _ => bytes(1),
         };
         for message in [vec![0; first - 1], vec![0; first + 1], vec![0xff; first]] {
-            let results = run(2, |comm| {
+            let results = Threads::run(2, |comm| {
                 if comm.rank() == 1 {
                     return comm.all_gather(&message, usize::MAX).map(drop);
                 }

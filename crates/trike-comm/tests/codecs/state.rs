@@ -4,7 +4,7 @@ use trike_comm::codec::{Carry, restore};
 use trike_comm::{Codec, CodecConfig, CommError, Communicator, Threads};
 use trike_testkit::assert_all_near;
 
-use crate::{LOSSLESS, add, all, gradient, kept, run, saved};
+use crate::{LOSSLESS, add, all, gradient, kept, saved};
 
 const SHAPES: [[usize; 2]; 3] = [[40, 30], [1, 30], [30, 41]];
 const LEN: usize = 2460;
@@ -22,16 +22,16 @@ fn steps(codec: &mut dyn Codec, comm: &Threads, steps: std::ops::Range<usize>) -
 #[test]
 fn a_run_goes_on_with_the_same_bits() {
     for config in all() {
-        let whole = run(2, |comm| {
+        let whole = Threads::run(2, |comm| {
             let mut codec = config.build(&SHAPES).expect("a codec");
             (steps(&mut *codec, &comm, 0..6), saved(&*codec))
         });
-        let halves = run(2, |comm| {
+        let halves = Threads::run(2, |comm| {
             let mut codec = config.build(&SHAPES).expect("a codec");
             (steps(&mut *codec, &comm, 0..3), saved(&*codec))
         });
         let old: Vec<Vec<Vec<f32>>> = halves.iter().map(|(_, saved)| saved.clone()).collect();
-        let rest = run(2, |comm| {
+        let rest = Threads::run(2, |comm| {
             let mut codec = config.build(&SHAPES).expect("a codec");
             restore(&mut *codec, &old, comm.rank(), 2).expect("it fits");
             (steps(&mut *codec, &comm, 3..6), saved(&*codec))
@@ -48,12 +48,12 @@ fn a_run_goes_on_with_the_same_bits() {
 fn nothing_is_lost_on_another_number_of_ranks() {
     for config in LOSSLESS {
         for (before, after) in [(3, 2), (1, 3), (2, 1), (2, 5)] {
-            let first = run(before, |comm| {
+            let first = Threads::run(before, |comm| {
                 let mut codec = config.build(&SHAPES).expect("a codec");
                 (steps(&mut *codec, &comm, 0..4), saved(&*codec))
             });
             let old: Vec<Vec<Vec<f32>>> = first.iter().map(|(_, saved)| saved.clone()).collect();
-            let second = run(after, |comm| {
+            let second = Threads::run(after, |comm| {
                 let mut codec = config.build(&SHAPES).expect("a codec");
                 restore(&mut *codec, &old, comm.rank(), after).expect("it fits");
                 (steps(&mut *codec, &comm, 4..8), kept(&*codec))
@@ -118,7 +118,7 @@ fn states_that_do_not_fit_change_nothing() {
     differs[1][1][3] = 3.0;
     assert_eq!(
         refused(&mut *codec, &differs, 0, 2).to_string(),
-        "rank 1 has another state that is the same on all ranks: 3, rank 0 has 2"
+        "ranks 1 and 0 differ in state that is the same on all ranks: 3 and 2"
     );
     restore(&mut *codec, &old, 0, 3).expect("it fits");
     assert_eq!(saved(&*codec), good);

@@ -139,7 +139,7 @@ pub struct RunReport {
     pub best: Option<Evaluation>,
     /// The teacher on the same text.
     pub teacher: Option<Evaluation>,
-    /// The ranks of this session; `None` for one machine.
+    /// The ranks of this session; `None` for a run without.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<RanksReport>,
     /// What a person should know.

@@ -36,7 +36,7 @@ pub(super) fn from_first<T: Serialize + DeserializeOwned>(
         return found;
     }
     let found: Result<T, String> = serde_json::from_slice(&message).map_err(wrong)?;
-    found.map_err(|problem| TrainError::Config { problem: format!("rank 0: {problem}") })
+    found.map_err(|problem| TrainError::OfRank { rank: 0, problem })
 }
 
 /// Checks that all ranks have the same settings.

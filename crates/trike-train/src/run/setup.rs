@@ -180,6 +180,12 @@ impl Run {
         })
     }
 
+    /// Its configuration.
+    #[must_use]
+    pub fn config(&self) -> &RunConfig {
+        &self.config
+    }
+
     pub(super) fn policy(&self) -> Result<TernaryPolicy, TrainError> {
         self.config.policy()
     }

@@ -1,4 +1,5 @@
 //! A small model and its data, for tests of runs.
+#![allow(dead_code, reason = "not every test needs all of it")]
 
 use trike_grad::BitLinear;
 use trike_nn::DecoderSpec;

@@ -2,6 +2,8 @@
 #![cfg(feature = "gpu")]
 
 mod commands;
+#[path = "../common/mod.rs"]
+mod common;
 mod gradients;
 mod runs;
 

@@ -7,55 +7,19 @@ use trike_cube::{CubeError, DeviceOptions};
 use trike_grad::{BitLinear, CubeEngine, GradError, Transfers};
 use trike_nn::DecoderSpec;
 use trike_testkit::assert_all_near;
-use trike_text::tokenizer::Tokenizer;
-use trike_train::data::{BatchConfig, Batches, Documents, Encoder, Position};
+use trike_train::data::Position;
 use trike_train::{
     OptimizerConfig, OptimizerKind, Parameters, Precision, PrecisionPolicy, Schedule, Shape, Teacher,
     TernaryPolicy, TrainEngine, TrainError, Trainer, TrainerConfig, checkpoint,
 };
 
+use super::common::Data;
 use super::{engine, software};
 
-/// A few sentences and the tokenizer of the bundled model.
-struct Data {
-    _dir: tempfile::TempDir,
-    documents: Documents,
-    used: Vec<u32>,
-    tokenizer: Tokenizer,
-}
-
-impl Data {
-    fn new() -> Self {
-        let json =
-            trike_models::TINY.iter().find(|(name, _)| *name == "tokenizer.json").expect("a tokenizer").1;
-        let tokenizer = Tokenizer::from_hf_json_bytes(json).expect("a tokenizer");
-        let dir = tempfile::tempdir().expect("a folder");
-        let path = dir.path().join("a.txt");
-        let animals = ["cat", "dog", "bird", "fish", "frog"];
-        let texts =
-            animals.map(|animal| format!("Once upon a time there was a {animal}. The {animal} was happy."));
-        std::fs::write(&path, texts.join("<|endoftext|>")).expect("it is written");
-        let documents = Documents::open(&[path]).expect("documents");
-        let used = (0..documents.len() as u32).collect();
-        Self { _dir: dir, documents, used, tokenizer }
-    }
-
-    fn batches(&self, from: Position) -> Batches<'_> {
-        let config = BatchConfig { rows: 2, length: 24, packed: true, seed: 4 };
-        Batches::new(&self.documents, &self.used, Encoder::new(&self.tokenizer, None), config, from)
-            .expect("batches")
-    }
-
-    fn start(&self, hidden: usize) -> Parameters {
-        let spec = DecoderSpec {
-            tied_head: true,
-            intermediate: 48,
-            kv_heads: 2,
-            context: 32,
-            ..DecoderSpec::llama(hidden, 2, 4, self.tokenizer.vocab_size())
-        };
-        Parameters::random(&spec, 1).expect("parameters")
-    }
+/// Weights of a model of this width.
+fn start(data: &Data, hidden: usize) -> Parameters {
+    let spec = DecoderSpec { hidden, head_dim: hidden / 4, ..data.spec() };
+    Parameters::random(&spec, 1).expect("parameters")
 }
 
 fn config(kind: OptimizerKind) -> TrainerConfig {
@@ -86,8 +50,8 @@ fn run<E: TrainEngine>(
     teacher: Option<&Parameters>,
 ) -> (Vec<f64>, Parameters) {
     let teacher = teacher.map(|parameters| Teacher { parameters, policy: TernaryPolicy::DENSE });
-    let mut trainer = Trainer::new(engine, config, policy, data.start(32), teacher).expect("a trainer");
-    let mut batches = data.batches(Position::default());
+    let mut trainer = Trainer::new(engine, config, policy, start(data, 32), teacher).expect("a trainer");
+    let mut batches = data.batches(2, Position::default());
     let mut losses = Vec::new();
     for _ in 0..config.steps {
         let loss = trainer.step(&mut batches).expect("a step").loss;
@@ -123,7 +87,7 @@ fn losses_are_those_of_the_host_and_fall() {
 fn runs_are_equal_to_the_bit() {
     let data = Data::new();
     let Some(engine) = engine() else { return };
-    let teacher = data.start(16);
+    let teacher = start(&data, 16);
     let config =
         TrainerConfig { steps: 4, accumulation: 2, checkpoint: Some(1), ..config(OptimizerKind::AdamW) };
     let once = run(&engine, &data, config, TernaryPolicy::default(), Some(&teacher));
@@ -137,17 +101,17 @@ fn runs_are_equal_to_the_bit() {
 fn only_tokens_go_up_and_only_losses_come_down() {
     let data = Data::new();
     let Some(engine) = engine() else { return };
-    let teacher = data.start(16);
+    let teacher = start(&data, 16);
     let taught = Teacher { parameters: &teacher, policy: TernaryPolicy::DENSE };
     let mut trainer = Trainer::new(
         &engine,
         config(OptimizerKind::Muon),
         TernaryPolicy::default(),
-        data.start(32),
+        start(&data, 32),
         Some(taught),
     )
     .expect("a trainer");
-    let mut batches = data.batches(Position::default());
+    let mut batches = data.batches(2, Position::default());
     let mut last = engine.transfers();
     for _ in 0..3 {
         trainer.step(&mut batches).expect("a step");
@@ -166,12 +130,12 @@ fn checkpoints_go_from_device_to_host_and_back() {
     let Some(engine) = engine() else { return };
     fn steps<E: TrainEngine>(engine: &E, data: &Data, dir: &std::path::Path, count: usize) -> Parameters {
         let config = config(OptimizerKind::Muon);
-        let mut trainer = Trainer::new(engine, config, ternary(), data.start(32), None).expect("a trainer");
+        let mut trainer = Trainer::new(engine, config, ternary(), start(data, 32), None).expect("a trainer");
         let mut position = Position::default();
         if let Some(found) = checkpoint::newest(dir).expect("no error") {
             position = trainer.resume(&found, json!(null)).expect("it continues").position;
         }
-        let mut batches = data.batches(position);
+        let mut batches = data.batches(2, position);
         for _ in 0..count {
             trainer.step(&mut batches).expect("a step");
         }
@@ -200,7 +164,7 @@ fn failures_are_errors() {
     let data = Data::new();
     let Some(small) = software(DeviceOptions::default().with_memory_limit(1 << 17)) else { return };
     let make = |engine| {
-        Trainer::<CubeEngine>::new(engine, config(OptimizerKind::AdamW), ternary(), data.start(32), None)
+        Trainer::<CubeEngine>::new(engine, config(OptimizerKind::AdamW), ternary(), start(&data, 32), None)
     };
     let refused = make(&small);
     assert!(
@@ -210,15 +174,15 @@ fn failures_are_errors() {
     );
     let Some(engine) = engine() else { return };
     let wrong = TrainerConfig { steps: 0, ..config(OptimizerKind::AdamW) };
-    let refused = Trainer::new(&engine, wrong, ternary(), data.start(32), None);
+    let refused = Trainer::new(&engine, wrong, ternary(), start(&data, 32), None);
     assert!(matches!(refused, Err(TrainError::Option(OptionError::OutOfRange { .. }))));
     let precision = PrecisionPolicy::all(Precision::Bf16);
     let half = TrainerConfig { precision, ..config(OptimizerKind::AdamW) };
-    let mut trainer = Trainer::new(&engine, half, ternary(), data.start(32), None).expect("a trainer");
-    let refused = trainer.step(&mut data.batches(Position::default()));
+    let mut trainer = Trainer::new(&engine, half, ternary(), start(&data, 32), None).expect("a trainer");
+    let refused = trainer.step(&mut data.batches(2, Position::default()));
     assert!(matches!(refused, Err(TrainError::Grad(GradError::Precision { .. }))), "{refused:?}");
     // What is not a number is an error, after which weights are what they were.
-    let mut start = data.start(32);
+    let mut start = start(&data, 32);
     start.all_mut()[3].values[0] = f32::NAN;
     let mut trainer =
         Trainer::new(&engine, config(OptimizerKind::AdamW), ternary(), start, None).expect("a trainer");
@@ -227,7 +191,7 @@ fn failures_are_errors() {
         parameters.all().iter().flat_map(|p| p.values.iter().map(|v| v.to_bits())).collect()
     };
     let before = bits(&trainer);
-    let step = trainer.step(&mut data.batches(Position::default()));
+    let step = trainer.step(&mut data.batches(2, Position::default()));
     assert!(matches!(step, Err(TrainError::NonFinite { step: 0, .. })), "{step:?}");
     assert!(trainer.steps() == 0 && bits(&trainer) == before);
 }

@@ -1,8 +1,8 @@
 //! Steps that each rank takes by itself, and how the weights come together again (DiLoCo, Douillard et al., 2311.08105).
 
-use trike_comm::{Codec, Communicator, Shards, mean};
+use trike_comm::{Codec, CommError, Communicator, Shards, mean};
 
-use super::OuterConfig;
+use super::{OuterConfig, all_numbers};
 use crate::data::Batch;
 use crate::{StepReport, TrainEngine, TrainError, Trainer};
 
@@ -55,6 +55,13 @@ impl<E: TrainEngine> Trainer<'_, E> {
         // Towards the weights at the start, as a gradient points.
         let mut change = self.flat_weights()?;
         change.iter_mut().zip(&*start).for_each(|(change, start)| *change = start - *change);
+        // The mean of all would not say whose it is.
+        let squares: f64 = change.iter().map(|x| f64::from(*x).powi(2)).sum();
+        let wrong =
+            all_numbers(comm, &[squares])?.iter().position(|of_rank| !of_rank.iter().all(|x| x.is_finite()));
+        if let Some(rank) = wrong {
+            return Err(CommError::NonFinite { rank }.into());
+        }
         match codec {
             Some(codec) => codec.exchange(comm, &mut change)?,
             None => mean(comm, &mut change)?,

@@ -272,7 +272,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
 type SumsOfBlocks<T> = Vec<Part<Vec<T>>>;
 
 /// Numbers of a message, at most.
-const NUMBERS: usize = 1 << 16;
+const NUMBERS: usize = 1 << 22;
 
 /// The numbers of each rank.
 pub(crate) fn all_numbers(comm: &dyn Communicator, numbers: &[f64]) -> Result<Vec<Vec<f64>>, CommError> {
@@ -311,30 +311,21 @@ pub(crate) fn sum_of_losses(
     batches: impl IntoIterator<Item = Batch>,
     each: impl Fn(&Batch) -> Result<Loss, TrainError>,
 ) -> Result<Loss, TrainError> {
-    let mut all = Loss::default();
-    let Some(comm) = comm else {
-        for batch in batches {
-            let loss = each(&batch)?;
-            all.sum += loss.sum;
-            all.tokens += loss.tokens;
-        }
-        return Ok(all);
-    };
+    let (rank, size) = comm.map_or((0, 1), |comm| (comm.rank(), comm.size()));
     let (mut own, mut count) = (Vec::new(), 0);
     for batch in batches {
-        if count % comm.size() == comm.rank() {
+        if count % size == rank {
             let loss = each(&batch)?;
             own.extend([loss.sum, loss.tokens as f64]);
         }
         count += 1;
     }
-    let ranks = all_numbers(comm, &own)?;
+    let ranks = comm.map_or_else(|| Ok(vec![own.clone()]), |comm| all_numbers(comm, &own))?;
+    let mut all = Loss::default();
     for batch in 0..count {
-        let of_rank = &ranks[batch % comm.size()];
-        let at = 2 * (batch / comm.size());
-        let Some([sum, tokens]) = of_rank.get(at..at + 2) else {
-            let rank = batch % comm.size();
-            return Err(CommError::Cut { rank, expected: 8 * (at + 2), got: 8 * of_rank.len() }.into());
+        let (rank, at) = (batch % size, 2 * (batch / size));
+        let Some([sum, tokens]) = ranks[rank].get(at..at + 2) else {
+            return Err(CommError::Cut { rank, expected: 8 * (at + 2), got: 8 * ranks[rank].len() }.into());
         };
         all.sum += sum;
         all.tokens += *tokens as usize;

@@ -153,7 +153,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
             serde_json::from_slice(&message).map_err(|e| wrong(format!("from rank 0: {e}")))?;
         let (file, lens) = match found {
             Found::State(file, lens) => (file, lens),
-            Found::Problem(problem) => return Err(wrong(problem)),
+            Found::Problem(problem) => return Err(TrainError::OfRank { rank: 0, problem }),
         };
         let mut kept =
             Kept { ranks: file.ranks.max(1), comm, tensors: HashMap::new(), codec: HashMap::new() };
@@ -176,25 +176,19 @@ impl<E: TrainEngine> Trainer<'_, E> {
         let wrong = |problem: String| TrainError::Checkpoint { path: path.to_owned(), problem };
         let comm = ranks.comm;
         let mut tensors = kept.tensors;
-        let mut take = |name: &str, to: &mut [f32]| -> Result<(), TrainError> {
-            let values = tensors.remove(name).ok_or_else(|| wrong(format!("{name} is missing")))?;
-            if values.len() != to.len() {
-                let (got, expected) = (values.len(), to.len());
-                return Err(wrong(format!("{name} has {got} numbers: expected {expected}")));
-            }
-            to.copy_from_slice(&values);
-            Ok(())
-        };
+        let mut outer = None;
         let codec = match &mut ranks.mode {
             Mode::Exact(_) => None,
             Mode::Coded(codec) => Some(codec),
             Mode::Local(local) => {
-                take(OUTER, &mut local.momentum)?;
+                let momentum = tensors.remove(OUTER).filter(|values| values.len() == local.momentum.len());
+                let problem = || wrong(format!("{OUTER} is missing or of another length"));
+                outer = Some(momentum.ok_or_else(problem)?);
                 local.codec.as_mut()
             }
         };
-        if let Some(codec) = codec {
-            let mut states = Vec::new();
+        let mut states = Vec::new();
+        if let Some(codec) = &codec {
             for Saved { name, carry, values } in codec.state() {
                 let old = kept.codec.get(name).map_or(&[][..], Vec::as_slice);
                 let old: Vec<&[f32]> = old.iter().map(Vec::as_slice).collect();
@@ -207,13 +201,15 @@ impl<E: TrainEngine> Trainer<'_, E> {
                     _ => carry.over(&old, comm.rank(), comm.size())?,
                 });
             }
-            codec.state_mut().into_iter().zip(&states).for_each(|(to, state)| to.copy_from_slice(state));
         }
         let (parameters, optimizer) = (self.trainable.trained_mut(), &mut self.optimizer);
         let write = |values| Ok(self.engine.upload(values)?);
         checkpoint::place(path, file, tensors, parameters, optimizer, write)?;
-        if let Mode::Local(local) = &mut ranks.mode {
-            local.start = self.flat_weights()?;
+        // Only now, when nothing can be refused any more.
+        let to = codec.map(|codec| codec.state_mut()).unwrap_or_default();
+        to.into_iter().zip(&states).for_each(|(to, state)| to.copy_from_slice(state));
+        if let (Mode::Local(local), Some(outer)) = (&mut ranks.mode, outer) {
+            (local.start, local.momentum) = (self.flat_weights()?, outer);
         }
         Ok(())
     }
