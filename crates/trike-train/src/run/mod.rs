@@ -27,6 +27,7 @@ pub use names::{CodecName, Dataset, ScaleKind, Scheduler, Sharing, Whole};
 pub use setup::Run;
 
 use self::log::Log;
+use self::ranks::StepTraffic;
 use self::track::{Means, Watch};
 use crate::data::{Batches, unit_rows};
 use crate::trainer::sum_of_losses;
@@ -341,7 +342,7 @@ impl Run {
             self.config.eval_steps.unwrap_or(steps.div_ceil(setup::EVALUATIONS)).next_multiple_of(local);
         let save = self.config.save_steps.unwrap_or(every).next_multiple_of(local);
         let mut batches = self.data(position)?;
-        let traffic = comm.map(Communicator::traffic);
+        let mut traffic = StepTraffic::default();
         let mut watch = Watch::default();
         let mut means = Means { since: Some(Instant::now()), ..Means::default() };
         let (mut ended, mut is_enough) = (Ended::Complete, false);
@@ -354,10 +355,14 @@ impl Run {
             let diverged = |step: usize| -> Result<TrainError, TrainError> {
                 Ok(TrainError::Diverged { step, checkpoint: checkpoint::newest(&checkpoints)? })
             };
+            let traffic_before = comm.map(Communicator::traffic);
             let report = match trainer.step(&mut batches) {
                 Err(TrainError::NonFinite { .. }) => return Err(diverged(trainer.steps())?),
                 report => report?,
             };
+            if let (Some(comm), Some(before)) = (comm, traffic_before) {
+                traffic.add(before, comm.traffic());
+            }
             memory.tokens += if report.skipped { 0 } else { report.tokens as u64 };
             memory.seconds = before + started.elapsed().as_secs_f64();
             means.add(&report);
@@ -405,7 +410,7 @@ impl Run {
             seconds: memory.seconds,
             start: memory.start,
             best: memory.best,
-            ranks: comm.zip(traffic).map(|(comm, before)| ranks::report(comm, before)).transpose()?,
+            ranks: comm.map(|comm| ranks::report(comm, &traffic)).transpose()?,
             teacher: self.evaluate_teacher(engine, comm)?,
             notes: Vec::new(),
         };

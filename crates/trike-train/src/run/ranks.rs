@@ -1,5 +1,7 @@
 //! What the ranks of a run tell each other beside gradients.
 
+use std::time::Duration;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -57,12 +59,24 @@ pub(super) fn agree_on(comm: &dyn Communicator, settings: &Value) -> Result<(), 
     }
 }
 
-/// What ranks have sent since `before`.
-pub(super) fn report(comm: &dyn Communicator, before: Traffic) -> Result<RanksReport, CommError> {
-    let now = comm.traffic();
-    let sent = (now.sent - before.sent) as f64;
-    let own = [sent, (now.waiting - before.waiting).as_secs_f64()];
-    let all = all_numbers(comm, &own)?;
+/// What a rank has sent and waited for in its steps, and not for evaluations and checkpoints.
+#[derive(Default)]
+pub(super) struct StepTraffic {
+    sent: u64,
+    waiting: Duration,
+}
+
+impl StepTraffic {
+    /// Adds a step between two readings.
+    pub(super) fn add(&mut self, before: Traffic, after: Traffic) {
+        self.sent += after.sent - before.sent;
+        self.waiting += after.waiting - before.waiting;
+    }
+}
+
+/// What all ranks have sent in their steps.
+pub(super) fn report(comm: &dyn Communicator, steps: &StepTraffic) -> Result<RanksReport, CommError> {
+    let all = all_numbers(comm, &[steps.sent as f64, steps.waiting.as_secs_f64()])?;
     let sum = |i: usize| all.iter().filter_map(|of_rank| of_rank.get(i)).sum::<f64>();
     let count = comm.size();
     Ok(RanksReport { count, sent_bytes: sum(0) as u64, waiting_seconds: sum(1) / count as f64 })
