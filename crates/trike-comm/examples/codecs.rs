@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         let mut codec = config.build(&SHAPES)?;
         let exchange = exchange_seconds(&mut *codec, &tailed)?;
-        let smaller = 4.0 * LEN as f64 / codec.bytes() as f64;
+        let smaller = 4.0 * LEN as f64 / codec.sent_bytes(0, 2) as f64;
         let speed = |seconds: f64| format!("{:.2}", 4e-9 * LEN as f64 / seconds);
         // Codecs of two rounds have no single message.
         let [encode, decode] = message_seconds(config, &tailed)?

@@ -323,11 +323,18 @@ pub fn broadcast_floats<C: Communicator + ?Sized>(
     Ok(all)
 }
 
+/// Bytes that rank `rank` sends for the [`mean`] of `len` numbers.
+pub(crate) fn mean_bytes(len: usize, rank: usize, ranks: usize) -> usize {
+    let own = Shards::even(len, ranks).of_rank(rank).len();
+    4 * (len - own) + 4 * ranks.saturating_sub(1) * own
+}
+
 /// Replaces the numbers of each rank by their mean over the ranks, which are added in order. All ranks get the same bits.
 ///
 /// # Errors
 ///
-/// [`CommError::Cut`] for ranks with fewer numbers, and those of messages.
+/// [`CommError::Cut`] for ranks with fewer numbers, [`CommError::NonFinite`] for a rank with numbers that are not finite, and those
+/// of messages.
 pub fn mean<C: Communicator + ?Sized>(comm: &C, values: &mut [f32]) -> Result<(), CommError> {
     let shards = Shards::even(values.len(), comm.size());
     let own = shards.of_rank(comm.rank());
@@ -347,7 +354,11 @@ pub fn mean<C: Communicator + ?Sized>(comm: &C, values: &mut [f32]) -> Result<()
             if expected != got {
                 return Err(CommError::Cut { rank, expected, got });
             }
-            add(&mut sum[elements.clone()], &floats(message));
+            let numbers = floats(message);
+            if !numbers.iter().fold(true, |finite, x| finite & x.is_finite()) {
+                return Err(CommError::NonFinite { rank });
+            }
+            add(&mut sum[elements.clone()], &numbers);
         }
     }
     let ranks = comm.size() as f32;
@@ -358,6 +369,19 @@ pub fn mean<C: Communicator + ?Sized>(comm: &C, values: &mut [f32]) -> Result<()
 /// `sum += x`.
 fn add(sum: &mut [f32], x: &[f32]) {
     sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+}
+
+/// The sum of a function of all elements, in lanes.
+#[inline(always)]
+pub(crate) fn sum_of(x: &[f32], of: impl Fn(f32) -> f32) -> f32 {
+    let mut lanes = [0f32; 16];
+    let (chunks, rest) = x.as_chunks::<16>();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += of(*x);
+        }
+    }
+    lanes.iter().sum::<f32>() + rest.iter().map(|x| of(*x)).sum::<f32>()
 }
 
 /// Appends numbers to a message.

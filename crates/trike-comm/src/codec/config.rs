@@ -1,7 +1,7 @@
 //! Codecs by their settings.
 
 use crate::CommError;
-use crate::codec::{Codec, Demo, LowRank, MessageCodec, Sketch, SparseLoCo, Ternary, TopK, elements};
+use crate::codec::{Codec, Demo, LowRank, MessageCodec, Sign, Sketch, SparseLoCo, Ternary, TopK, elements};
 
 /// A codec by its settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -9,6 +9,8 @@ use crate::codec::{Codec, Demo, LowRank, MessageCodec, Sketch, SparseLoCo, Terna
 pub enum CodecConfig {
     /// [`Ternary`].
     Ternary,
+    /// [`Sign`].
+    Sign,
     /// [`TopK`].
     TopK {
         /// Fraction of the elements that are sent, over 0 up to 1.
@@ -44,8 +46,8 @@ pub enum CodecConfig {
 
 impl CodecConfig {
     /// Each codec with its default settings.
-    pub const DEFAULTS: [Self; 6] =
-        [Self::Ternary, Self::TOP_K, Self::DEMO, Self::LOW_RANK, Self::SPARSE_LOCO, Self::SKETCH];
+    pub const DEFAULTS: [Self; 7] =
+        [Self::Ternary, Self::Sign, Self::TOP_K, Self::DEMO, Self::LOW_RANK, Self::SPARSE_LOCO, Self::SKETCH];
     /// 2 % of the elements, without momentum: 97 times fewer bytes than f32.
     pub const TOP_K: Self = Self::TopK { share: 0.02, momentum: 0.0 };
     /// 2.2 % of the coefficients, 89 times fewer bytes than f32, and the paper's momentum.
@@ -68,8 +70,8 @@ impl CodecConfig {
     /// use trike_comm::{Codec, CodecConfig, Threads};
     ///
     /// let mut codec = CodecConfig::LowRank { rank: 1 }.build(&[[64, 32], [1, 32]])?;
-    /// // 64 + 32 numbers of the matrix's factors and the 32 of the vector, in place of 2,080.
-    /// assert_eq!((codec.len(), codec.bytes()), (64 * 32 + 32, 4 * (64 + 32 + 32)));
+    /// // On two ranks, 64 + 32 numbers of the matrix's factors and the 32 of the vector, in place of 2,080.
+    /// assert_eq!((codec.len(), codec.sent_bytes(0, 2)), (64 * 32 + 32, 4 * (64 + 32 + 32)));
     /// let mut gradient = vec![0.5; codec.len()];
     /// codec.exchange(&Threads::new(1)[0], &mut gradient)?;
     /// // A matrix of equal elements has rank 1.
@@ -92,6 +94,7 @@ impl CodecConfig {
         let len = elements(shapes)?;
         Ok(match self {
             Self::Ternary => Box::new(Ternary::new(len)),
+            Self::Sign => Box::new(Sign::new(len)),
             Self::TopK { share, momentum } => Box::new(TopK::new(len, share, momentum)?),
             Self::Demo { share, momentum } => Box::new(Demo::new(len, share, momentum)?),
             Self::SparseLoCo { share, decay } => Box::new(SparseLoCo::new(len, share, decay)?),

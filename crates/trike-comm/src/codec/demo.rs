@@ -1,7 +1,7 @@
 //! The fast components of momentum.
 
 use crate::codec::sparse::{CHUNK as GROUP, Geometric, Scratch, Sparse};
-use crate::codec::{Carry, Codec, MessageCodec, Saved, check_decay, check_len};
+use crate::codec::{Carry, Codec, MessageCodec, Saved, check_decay, check_len, exchange_messages};
 use crate::{CommError, Communicator};
 
 /// Elements of a cosine transform.
@@ -48,12 +48,12 @@ impl Codec for Demo {
         self.momentum.len()
     }
 
-    fn bytes(&self) -> usize {
-        self.sparse.bytes(self.len())
+    fn sent_bytes(&self, _rank: usize, ranks: usize) -> usize {
+        ranks.saturating_sub(1) * self.bytes()
     }
 
     fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
-        self.exchange_messages(comm, gradient)
+        exchange_messages(self, comm, gradient)
     }
 
     fn state(&self) -> Vec<Saved<'_>> {
@@ -66,6 +66,10 @@ impl Codec for Demo {
 }
 
 impl MessageCodec for Demo {
+    fn bytes(&self) -> usize {
+        self.sparse.bytes(self.len())
+    }
+
     fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, CommError> {
         check_len("gradient", self.len(), gradient.len())?;
         let mut message = Vec::with_capacity(self.bytes());

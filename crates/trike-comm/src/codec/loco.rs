@@ -1,7 +1,7 @@
 //! Differences of weights after local steps.
 
 use crate::codec::sparse::{CHUNK, Scratch, Sparse, Two};
-use crate::codec::{Carry, Codec, MessageCodec, Saved, check_decay, check_len};
+use crate::codec::{Carry, Codec, MessageCodec, Saved, check_decay, check_len, exchange_messages};
 use crate::{CommError, Communicator};
 
 /// The outer step of SparseLoCo (Sarfi et al., 2508.15706): of each 4,096 elements, a share, in 14 bits each.
@@ -35,12 +35,12 @@ impl Codec for SparseLoCo {
         self.residual.len()
     }
 
-    fn bytes(&self) -> usize {
-        self.sparse.bytes(self.len())
+    fn sent_bytes(&self, _rank: usize, ranks: usize) -> usize {
+        ranks.saturating_sub(1) * self.bytes()
     }
 
     fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
-        self.exchange_messages(comm, gradient)
+        exchange_messages(self, comm, gradient)
     }
 
     fn state(&self) -> Vec<Saved<'_>> {
@@ -53,6 +53,10 @@ impl Codec for SparseLoCo {
 }
 
 impl MessageCodec for SparseLoCo {
+    fn bytes(&self) -> usize {
+        self.sparse.bytes(self.len())
+    }
+
     fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, CommError> {
         check_len("gradient", self.len(), gradient.len())?;
         let mut message = Vec::with_capacity(self.bytes());

@@ -1,7 +1,7 @@
 //! Matrices as products of two thin ones.
 
-use crate::codec::{Carry, Codec, Saved, check_bytes, check_gradient, elements, mix, number};
-use crate::sum::append;
+use crate::codec::{Carry, Codec, Saved, check_gradient, elements, mix};
+use crate::sum::{mean, mean_bytes};
 use crate::{CommError, Communicator};
 
 /// A column of which no more than this part is left without the columns before it depends on them, but for the rounding of products
@@ -129,26 +129,26 @@ impl Codec for LowRank {
         self.residual.len()
     }
 
-    fn bytes(&self) -> usize {
-        4 * (self.first + self.q.len())
+    fn sent_bytes(&self, rank: usize, ranks: usize) -> usize {
+        mean_bytes(self.first, rank, ranks) + mean_bytes(self.q.len(), rank, ranks)
     }
 
     fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
         check_gradient(comm.rank(), self.len(), gradient)?;
         self.residual.iter_mut().zip(&*gradient).for_each(|(r, g)| *r += g);
         let r = self.rank;
-        let mut own = vec![0.0; self.first];
+        let mut p = vec![0.0; self.first];
         for tensor in &self.tensors {
             let m = &self.residual[tensor.elements()];
             match tensor.q {
                 Some(q) => {
                     let q = &self.q[q..][..r * tensor.cols];
-                    tensor.times(m, q, &mut own[tensor.p..][..r * tensor.rows]);
+                    tensor.times(m, q, &mut p[tensor.p..][..r * tensor.rows]);
                 }
-                None => own[tensor.p..][..m.len()].copy_from_slice(m),
+                None => p[tensor.p..][..m.len()].copy_from_slice(m),
             }
         }
-        let mut p = mean(comm, &own)?;
+        mean(comm, &mut p)?;
         let mut own = vec![0.0; self.q.len()];
         for (tensor, start) in self.matrices() {
             let p = &mut p[tensor.p..][..r * tensor.rows];
@@ -156,7 +156,8 @@ impl Codec for LowRank {
             let m = &self.residual[tensor.elements()];
             tensor.transposed_times(m, p, &mut own[start..][..r * tensor.cols]);
         }
-        let q = mean(comm, &own)?;
+        let mut q = own.clone();
+        mean(comm, &mut q)?;
         for tensor in &self.tensors {
             let residual = &mut self.residual[tensor.elements()];
             let out = &mut gradient[tensor.elements()];
@@ -187,21 +188,6 @@ impl Codec for LowRank {
     fn state_mut(&mut self) -> Vec<&mut [f32]> {
         vec![&mut self.residual, &mut self.q]
     }
-}
-
-/// The mean over all ranks of as many numbers on each, added in the order of the ranks: the same bits on all of them.
-fn mean(comm: &dyn Communicator, own: &[f32]) -> Result<Vec<f32>, CommError> {
-    let mut message = Vec::new();
-    append(&mut message, own);
-    let mut sum = vec![0.0; own.len()];
-    let weight = 1.0 / comm.size() as f32;
-    for (rank, message) in comm.all_gather(&message, message.len())?.iter().enumerate() {
-        check_bytes(rank, 4 * own.len(), message.len())?;
-        for (sum, bytes) in sum.iter_mut().zip(message.chunks_exact(4)) {
-            *sum += weight * number(rank, bytes)?;
-        }
-    }
-    Ok(sum)
 }
 
 /// The sum of products, in lanes.

@@ -4,16 +4,22 @@
 //! (error feedback), so over many steps nothing is lost. Two codecs are compared by the loss at the end of a run and the bytes sent,
 //! not by the angle of one step's gradient.
 //!
-//! | codec | sent | rounds | state |
+//! | codec | sent | to | state |
 //! |---|---|---|---|
-//! | [`Ternary`] | trits, one scale per 4,095 | 1 | residual |
-//! | [`TopK`] | the largest elements, 16 bits each | 1 | velocity, waiting |
-//! | [`Demo`] | the largest cosine coefficients of the momentum, 16 bits each | 1 | momentum |
-//! | [`SparseLoCo`] | the largest elements, 14 bits each | 1 | residual |
-//! | [`Sketch`] | sums of hashed elements | 1 | residual, step |
-//! | [`LowRank`] | two factors per matrix | 2 | residual, q |
+//! | [`Ternary`] | trits, one scale per 4,095 | owners, then all | residual |
+//! | [`Sign`] | signs, one scale per 4,096 | owners, then all | residual |
+//! | [`LowRank`] | two factors per matrix | owners, then all | residual, q |
+//! | [`Sketch`] | sums of hashed elements | owners, then all | residual, step |
+//! | [`TopK`] | the largest elements, 16 bits each | all | velocity, waiting |
+//! | [`Demo`] | the largest cosine coefficients of the momentum, 16 bits each | all | momentum |
+//! | [`SparseLoCo`] | the largest elements, 14 bits each | all | residual |
 //!
-//! [`CodecConfig`] builds all of them. Those of one round are also [`MessageCodec`]s: their messages can be written and read without
+//! Each element of the first four goes to the rank that owns it, which adds what all ranks have sent and gives the sum to all in as
+//! few bytes: a rank sends the same part of the bytes of an exact sum on any number of ranks. The largest elements of different ranks
+//! are different ones, and would not fit into one message of their size. They go to all ranks, so what a rank sends grows with their
+//! number, as with the methods' own implementations.
+//!
+//! [`CodecConfig`] builds all of them. All but [`LowRank`] are also [`MessageCodec`]s: their messages can be written and read without
 //! ranks, by [`GradientCompressor`], and trits be summed in any order, by [`TernaryGradientAccumulator`].
 
 mod accumulator;
@@ -22,6 +28,8 @@ mod config;
 mod demo;
 mod loco;
 mod low_rank;
+mod parts;
+mod sign;
 mod sketch;
 mod sparse;
 mod state;
@@ -36,6 +44,7 @@ pub use config::CodecConfig;
 pub use demo::Demo;
 pub use loco::SparseLoCo;
 pub use low_rank::LowRank;
+pub use sign::Sign;
 pub use sketch::Sketch;
 pub use state::{Carry, Saved, restore};
 pub use ternary::Ternary;
@@ -51,8 +60,8 @@ pub trait Codec: std::fmt::Debug + Send {
         self.len() == 0
     }
 
-    /// Bytes that a rank sends to each other rank per exchange, without headers of messages; the same for every gradient.
-    fn bytes(&self) -> usize;
+    /// Bytes that rank `rank` of `ranks` sends per exchange, without headers of messages; the same for every gradient.
+    fn sent_bytes(&self, rank: usize, ranks: usize) -> usize;
 
     /// Replaces this rank's gradient by the approximate mean over all ranks. All ranks get the same bits.
     ///
@@ -69,8 +78,11 @@ pub trait Codec: std::fmt::Debug + Send {
     fn state_mut(&mut self) -> Vec<&mut [f32]>;
 }
 
-/// A codec that needs one message per rank and exchange.
+/// A codec whose messages can be written and read without ranks.
 pub trait MessageCodec: Codec {
+    /// Bytes of the message of a gradient.
+    fn bytes(&self) -> usize;
+
     /// The message of a gradient plus the state; what is not sent stays in the state. All elements must be finite, which
     /// [`exchange`](Codec::exchange) checks.
     ///
@@ -86,22 +98,22 @@ pub trait MessageCodec: Codec {
     /// [`CommError::Length`] for sums of another length, [`CommError::Cut`] for a message of another length than
     /// [`bytes`](Codec::bytes), [`CommError::Damaged`] for one that no gradient has; `sum` is then arbitrary.
     fn add(&self, rank: usize, message: &[u8], weight: f32, sum: &mut [f32]) -> Result<(), CommError>;
+}
 
-    /// An [`exchange`](Codec::exchange) of one message per rank, added in the order of the ranks.
-    ///
-    /// # Errors
-    ///
-    /// As [`exchange`](Codec::exchange).
-    fn exchange_messages(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
-        check_gradient(comm.rank(), self.len(), gradient)?;
-        let message = self.encode(gradient)?;
-        let weight = 1.0 / comm.size() as f32;
-        gradient.fill(0.0);
-        for (rank, message) in comm.all_gather(&message, self.bytes())?.iter().enumerate() {
-            self.add(rank, message, weight, gradient)?;
-        }
-        Ok(())
+/// An exchange of one message per rank to all others, added in the order of the ranks.
+fn exchange_messages(
+    codec: &mut impl MessageCodec,
+    comm: &dyn Communicator,
+    gradient: &mut [f32],
+) -> Result<(), CommError> {
+    check_gradient(comm.rank(), codec.len(), gradient)?;
+    let message = codec.encode(gradient)?;
+    let weight = 1.0 / comm.size() as f32;
+    gradient.fill(0.0);
+    for (rank, message) in comm.all_gather(&message, codec.bytes())?.iter().enumerate() {
+        codec.add(rank, message, weight, gradient)?;
     }
+    Ok(())
 }
 
 /// Elements of all tensors, for which there is memory.

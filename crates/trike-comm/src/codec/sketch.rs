@@ -55,6 +55,11 @@ impl Sketch {
         self.step = [(step & 0xffff) as f32, (step >> 16) as f32];
     }
 
+    /// Buckets of all chunks.
+    fn buckets(&self) -> usize {
+        chunked(self.residual.len(), CHUNK, |len| count(self.share, len))
+    }
+
     /// Adds `weight` times what the buckets of a step decode to.
     fn decode(&self, step: u32, buckets: &[f32], weight: f32, sum: &mut [f32]) {
         let mut hashes = [0; CHUNK];
@@ -102,27 +107,25 @@ impl Codec for Sketch {
         self.residual.len()
     }
 
-    fn bytes(&self) -> usize {
-        HEADER + chunked(self.len(), CHUNK, |len| 4 * count(self.share, len))
+    fn sent_bytes(&self, rank: usize, ranks: usize) -> usize {
+        HEADER * ranks.saturating_sub(1) + crate::sum::mean_bytes(self.buckets(), rank, ranks)
     }
 
     fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
         check_gradient(comm.rank(), self.len(), gradient)?;
         let step = self.step();
         let message = self.encode(gradient)?;
-        let mut buckets = vec![0f32; (message.len() - HEADER) / 4];
-        for (rank, message) in comm.all_gather(&message, self.bytes())?.iter().enumerate() {
-            check_bytes(rank, self.bytes(), message.len())?;
-            let (header, theirs) = message.split_at(HEADER);
-            if header != step.to_le_bytes() {
+        let (header, buckets) = message.split_at(HEADER);
+        for (rank, theirs) in comm.all_gather(header, HEADER)?.iter().enumerate() {
+            check_bytes(rank, HEADER, theirs.len())?;
+            if theirs != header {
                 return Err(CommError::Damaged { rank, problem: "a sketch of another step" });
             }
-            for (sum, bytes) in buckets.iter_mut().zip(theirs.chunks_exact(4)) {
-                *sum += number(rank, bytes)?;
-            }
         }
+        let mut buckets = crate::sum::floats(buckets);
+        crate::mean(comm, &mut buckets)?;
         gradient.fill(0.0);
-        self.decode(step, &buckets, 1.0 / comm.size() as f32, gradient);
+        self.decode(step, &buckets, 1.0, gradient);
         Ok(())
     }
 
@@ -139,6 +142,10 @@ impl Codec for Sketch {
 }
 
 impl MessageCodec for Sketch {
+    fn bytes(&self) -> usize {
+        HEADER + 4 * self.buckets()
+    }
+
     fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, CommError> {
         check_len("gradient", self.len(), gradient.len())?;
         let step = self.step();

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::codec::{Carry, Codec, MessageCodec, Saved, check_bytes, check_len, chunked, scale};
+use crate::codec::parts::{self, Parts};
+use crate::codec::{Carry, Codec, MessageCodec, Saved, check_bytes, chunked, scale};
+use crate::sum::sum_of;
 use crate::{CommError, Communicator};
 
 /// Elements that share a scale: whole bytes of five trits.
@@ -54,19 +56,6 @@ impl Ternary {
     }
 }
 
-/// The sum of a function of all elements, in lanes.
-#[inline(always)]
-fn sum(x: &[f32], of: impl Fn(f32) -> f32) -> f32 {
-    let mut lanes = [0f32; 16];
-    let (chunks, rest) = x.as_chunks::<16>();
-    for chunk in chunks {
-        for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *lane += of(*x);
-        }
-    }
-    lanes.iter().sum::<f32>() + rest.iter().map(|x| of(*x)).sum::<f32>()
-}
-
 /// Adds the trits of some values as one digit of some bytes; the values become what these leave out.
 #[inline(always)]
 fn pack(bytes: &mut [u8], values: &mut [f32], digit: u8, threshold: f32, scale: f32) {
@@ -82,12 +71,12 @@ impl Codec for Ternary {
         self.residual.len()
     }
 
-    fn bytes(&self) -> usize {
-        bytes(self.len())
+    fn sent_bytes(&self, rank: usize, ranks: usize) -> usize {
+        parts::sent_bytes(self, rank, ranks)
     }
 
     fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
-        self.exchange_messages(comm, gradient)
+        parts::exchange(self, comm, gradient)
     }
 
     fn state(&self) -> Vec<Saved<'_>> {
@@ -100,14 +89,42 @@ impl Codec for Ternary {
 }
 
 impl MessageCodec for Ternary {
+    fn bytes(&self) -> usize {
+        bytes(self.len())
+    }
+
     fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, CommError> {
-        check_len("gradient", self.len(), gradient.len())?;
-        let mut message = Vec::with_capacity(self.bytes());
-        for (residual, gradient) in self.residual.chunks_mut(CHUNK).zip(gradient.chunks(CHUNK)) {
-            residual.iter_mut().zip(gradient).for_each(|(r, g)| *r += g);
-            let threshold = THRESHOLD * sum(residual, f32::abs) / residual.len() as f32;
-            let size = sum(residual, |r| if r.abs() > threshold { r.abs() } else { 0.0 });
-            let count = sum(residual, |r| if r.abs() > threshold { 1.0 } else { 0.0 });
+        parts::encode(self, gradient)
+    }
+
+    fn add(&self, rank: usize, message: &[u8], weight: f32, sum: &mut [f32]) -> Result<(), CommError> {
+        parts::add(self, rank, message, weight, sum)
+    }
+}
+
+impl Parts for Ternary {
+    fn elements(&self) -> usize {
+        self.residual.len()
+    }
+
+    fn part_bytes(&self, elements: usize) -> usize {
+        bytes(elements)
+    }
+
+    fn take_up(&mut self, range: Range<usize>, gradient: &[f32]) {
+        self.residual[range].iter_mut().zip(gradient).for_each(|(r, g)| *r += g);
+    }
+
+    fn waiting(&mut self, range: Range<usize>) -> &mut [f32] {
+        &mut self.residual[range]
+    }
+
+    fn write(&mut self, range: Range<usize>) -> Vec<u8> {
+        let mut message = Vec::with_capacity(bytes(range.len()));
+        for residual in self.residual[range].chunks_mut(CHUNK) {
+            let threshold = THRESHOLD * sum_of(residual, f32::abs) / residual.len() as f32;
+            let size = sum_of(residual, |r| if r.abs() > threshold { r.abs() } else { 0.0 });
+            let count = sum_of(residual, |r| if r.abs() > threshold { 1.0 } else { 0.0 });
             let scale = size / count.max(1.0);
             message.extend(scale.to_le_bytes());
             let from = message.len();
@@ -119,11 +136,10 @@ impl MessageCodec for Ternary {
                 digit *= 3;
             }
         }
-        Ok(message)
+        message
     }
 
-    fn add(&self, rank: usize, message: &[u8], weight: f32, sum: &mut [f32]) -> Result<(), CommError> {
-        check_len("sum", self.len(), sum.len())?;
+    fn read(&self, rank: usize, message: &[u8], weight: f32, sum: &mut [f32]) -> Result<(), CommError> {
         for chunk in read(rank, message, sum.len())? {
             let (range, scale, trits) = chunk?;
             let scale = weight * scale;

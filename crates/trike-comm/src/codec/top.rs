@@ -1,7 +1,7 @@
 //! The largest elements of gradients.
 
 use crate::codec::sparse::{CHUNK, Geometric, Scratch, Sparse};
-use crate::codec::{Carry, Codec, MessageCodec, Saved, check_len};
+use crate::codec::{Carry, Codec, MessageCodec, Saved, check_len, exchange_messages};
 use crate::{CommError, Communicator};
 
 /// The largest elements, with momentum (Lin et al., 1712.01887): of each 4,096, a share, in 16 bits each.
@@ -39,12 +39,12 @@ impl Codec for TopK {
         self.waiting.len()
     }
 
-    fn bytes(&self) -> usize {
-        self.sparse.bytes(self.len())
+    fn sent_bytes(&self, _rank: usize, ranks: usize) -> usize {
+        ranks.saturating_sub(1) * self.bytes()
     }
 
     fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
-        self.exchange_messages(comm, gradient)
+        exchange_messages(self, comm, gradient)
     }
 
     fn state(&self) -> Vec<Saved<'_>> {
@@ -58,6 +58,10 @@ impl Codec for TopK {
 }
 
 impl MessageCodec for TopK {
+    fn bytes(&self) -> usize {
+        self.sparse.bytes(self.len())
+    }
+
     fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, CommError> {
         check_len("gradient", self.len(), gradient.len())?;
         if self.momentum > 0.0 {

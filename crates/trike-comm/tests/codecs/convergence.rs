@@ -62,6 +62,7 @@ fn codecs_end_near_the_loss_without_one() {
     let exact = [loss(None, 1), loss(None, 10)];
     for (config, local, factor) in [
         (CodecConfig::Ternary, 1, 1.05),
+        (CodecConfig::Sign, 1, 1.1),
         (CodecConfig::TOP_K, 1, 1.3),
         (CodecConfig::DEMO, 1, 1.2),
         (CodecConfig::LOW_RANK, 1, 1.2),

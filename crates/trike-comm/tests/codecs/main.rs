@@ -10,8 +10,9 @@ use trike_comm::{Codec, CodecConfig};
 use trike_testkit::Rng;
 
 /// All codecs with settings that lose nothing, with small and large shares and ranks.
-const LOSSLESS: [CodecConfig; 9] = [
+const LOSSLESS: [CodecConfig; 10] = [
     CodecConfig::Ternary,
+    CodecConfig::Sign,
     CodecConfig::TOP_K,
     CodecConfig::TopK { share: 1.0, momentum: 0.0 },
     CodecConfig::Demo { share: 0.1, momentum: 1.0 },

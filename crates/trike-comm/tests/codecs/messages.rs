@@ -92,10 +92,14 @@ fn messages_that_no_gradient_has_are_refused() {
     let demo = CodecConfig::Demo { share: 0.34, momentum: 1.0 };
     let (nan, minus) = (f32::NAN.to_le_bytes(), (-1f32).to_le_bytes());
     // Bytes that are written into the message of six elements, and where.
-    let damages: [(CodecConfig, usize, &[u8]); 16] = [
+    let damages: [(CodecConfig, usize, &[u8]); 19] = [
         (CodecConfig::Ternary, 0, &nan),
         (CodecConfig::Ternary, 0, &minus),
         (CodecConfig::Ternary, 5, &[243]),
+        (CodecConfig::Sign, 0, &nan),
+        (CodecConfig::Sign, 0, &minus),
+        // A bit behind the sixth element.
+        (CodecConfig::Sign, 4, &[0x40]),
         (top, 0, &nan),
         (top, 0, &minus),
         // Place 7 of 6, and places that do not ascend.
@@ -145,11 +149,14 @@ fn no_message_panics() {
 #[test]
 fn an_exchange_refuses_wrong_messages() {
     for config in all() {
-        let bytes = |rank| config.build(&[[30, 40]]).map(|codec| codec.bytes() / rank).expect("a codec");
-        // The first round of factors has 30 of 70 numbers of each column.
+        // The first message: half of the numbers of a factor, the step of a sketch, the message of half of the elements or of all.
         let first = match config {
-            CodecConfig::LowRank { rank } => 4 * 30 * rank,
-            _ => bytes(1),
+            CodecConfig::LowRank { rank } => 4 * 15 * rank,
+            CodecConfig::Sketch { .. } => 4,
+            CodecConfig::Ternary | CodecConfig::Sign => {
+                config.build_message(&[[1, 600]]).expect("a codec").bytes()
+            }
+            _ => config.build_message(&[[1, 1200]]).expect("a codec").bytes(),
         };
         for message in [vec![0; first - 1], vec![0; first + 1], vec![0xff; first]] {
             let results = Threads::run(2, |comm| {
@@ -163,6 +170,7 @@ fn an_exchange_refuses_wrong_messages() {
                 results[0],
                 Err(CommError::Cut { rank: 1, .. }
                     | CommError::TooLong { rank: 1, .. }
+                    | CommError::NonFinite { rank: 1 }
                     | CommError::Damaged { rank: 1, .. })
             );
             assert!(is_refused, "{config:?}: {results:?}");

@@ -71,6 +71,8 @@ pub enum CodecName {
     None,
     /// [`CodecConfig::Ternary`].
     Ternary,
+    /// [`CodecConfig::Sign`].
+    Sign,
     /// [`CodecConfig::TOP_K`].
     TopK,
     /// [`CodecConfig::DEMO`].
@@ -89,6 +91,7 @@ impl CodecName {
         match self {
             Self::None => None,
             Self::Ternary => Some(CodecConfig::Ternary),
+            Self::Sign => Some(CodecConfig::Sign),
             Self::TopK => Some(CodecConfig::TOP_K),
             Self::Demo => Some(CodecConfig::DEMO),
             Self::LowRank => Some(CodecConfig::LOW_RANK),

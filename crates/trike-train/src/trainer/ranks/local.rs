@@ -33,7 +33,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         if units.len() < comm.size() {
             let (units, ranks) = (units.len(), comm.size());
             let problem = format!(
-                "a step is {units} units of at least 512 tokens: local steps take one for each of {ranks} ranks"
+                "a step is {units} units of at least 512 tokens: with a codec or local steps, expected one for each of {ranks} ranks"
             );
             return Err(TrainError::Config { problem });
         }

@@ -93,7 +93,6 @@ impl<E: TrainEngine> Trainer<'_, E> {
                     Mode::Exact(owners) => {
                         gather(format!("{part}.{key}"), owners.owner(place), &values, len)?;
                     }
-                    Mode::Coded(_) => gather(format!("{part}.{key}"), 0, &values, len)?,
                     // Each rank has its own.
                     Mode::Local(_) => {
                         for rank in 0..comm.size() {
@@ -105,7 +104,6 @@ impl<E: TrainEngine> Trainer<'_, E> {
         }
         let codec = match &ranks.mode {
             Mode::Exact(_) => None,
-            Mode::Coded(codec) => Some(codec),
             Mode::Local(local) => {
                 gather(OUTER.to_owned(), 0, &local.momentum, local.momentum.len())?;
                 local.codec.as_ref()
@@ -179,7 +177,6 @@ impl<E: TrainEngine> Trainer<'_, E> {
         let mut outer = None;
         let codec = match &mut ranks.mode {
             Mode::Exact(_) => None,
-            Mode::Coded(codec) => Some(codec),
             Mode::Local(local) => {
                 let momentum = tensors.remove(OUTER).filter(|values| values.len() == local.momentum.len());
                 let problem = || wrong(format!("{OUTER} is missing or of another length"));
