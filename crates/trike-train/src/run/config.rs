@@ -124,13 +124,13 @@ pub struct RunConfig {
     pub save_total_limit: usize,
     /// Steps between lines of the log.
     pub logging_steps: usize,
-    /// How ranks write what they send to each other, where a run has several: `none`, exact and with the same weights for one to
-    /// four ranks; `ternary`, `top-k`, `demo`, `low-rank`, `sparse` or `sketch`.
+    /// How ranks write the changes of the weights, where a run has several: `none`, with the sum of gradients in place of changes and
+    /// the same weights for one to four ranks; `ternary`, `sign`, `top-k`, `demo`, `low-rank`, `sparse` or `sketch`.
     pub codec: CodecName,
-    /// Steps that each rank takes with its own rows before the weights of all are brought together; 1: gradients are added up in
-    /// every step.
+    /// Steps that each rank takes with its own rows before the weights of all are brought together; 1 without a codec: gradients are
+    /// added up in every step.
     pub local_steps: usize,
-    /// Learning rate of the mean change of the weights after more than one local step.
+    /// Factor of the mean change of the weights, with a codec or local steps.
     pub outer_learning_rate: f32,
     /// Decay of its momentum.
     pub outer_momentum: f32,
