@@ -83,7 +83,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         let spec = parameters.spec().clone();
         check_ranks(&spec, comm)?;
         agree(comm, "version", env!("CARGO_PKG_VERSION"))?;
-        agree(comm, "training configuration", &format!("{config:?}, {policy:?}"))?;
+        agree(comm, "training configuration", &format!("pipeline, {config:?}, {policy:?}"))?;
         agree(comm, "model", &format!("{spec:?}"))?;
         let of_teacher = teacher.as_ref().map(|teacher| teacher.parameters.spec());
         agree(comm, "teacher", &of_teacher.map_or("none".to_owned(), |spec| format!("{spec:?}")))?;

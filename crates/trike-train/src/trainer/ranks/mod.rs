@@ -108,7 +108,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     /// [`TrainError::Config`] for local steps with products in f16, whose factor of the loss would differ between ranks;
     /// [`TrainError::Alone`] in a pipeline.
     pub fn with_ranks(mut self, comm: &'a dyn Communicator, config: RanksConfig) -> Result<Self, TrainError> {
-        self.check_alone("the sum of gradients over ranks")?;
+        self.check_alone("another division among ranks")?;
         config.validate()?;
         if self.scaler.is_some() && config.local_steps > 1 {
             let problem = "local steps with fp16: expected bf16 or f32 products".to_owned();
