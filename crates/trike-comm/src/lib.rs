@@ -32,6 +32,7 @@ pub mod codec;
 mod communicator;
 mod endpoint;
 mod error;
+mod floats;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod place;
@@ -43,6 +44,7 @@ pub use codec::{Codec, CodecConfig, MessageCodec};
 pub use communicator::{Communicator, Traffic};
 pub use endpoint::{Endpoint, Transport};
 pub use error::CommError;
+pub use floats::{receive_floats, send_floats};
 #[cfg(feature = "mpi")]
 pub use mpi::{Mpi, World};
 pub use place::{RankPlace, rank_places};

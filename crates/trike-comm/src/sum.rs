@@ -12,7 +12,7 @@ use crate::{CommError, Communicator};
 /// Blocks of a step of up to as many ranks.
 const BLOCKS: usize = 4;
 /// Elements that are exchanged at once: the messages of a piece take as much memory as the piece.
-const PIECE: usize = 1 << 22;
+pub(crate) const PIECE: usize = 1 << 22;
 
 /// Which units of a step each rank computes, and how they are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, View};
+use safetensors::tensor::{Dtype, Metadata, SafeTensorError, View};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use trike_grad::Elements;
@@ -18,6 +19,8 @@ use crate::{LossScaler, Optimizer, Parameters, TrainError};
 const STATE: &str = "state.json";
 /// The file of its numbers.
 const TENSORS: &str = "state.safetensors";
+/// Most bytes of the header of this file, as in the safetensors crate.
+const MOST_HEADER: u64 = 100_000_000;
 /// Version of the layout.
 const VERSION: u32 = 1;
 
@@ -47,7 +50,7 @@ pub struct Keep {
     pub also: Option<usize>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct StateFile {
     version: u32,
     pub(crate) optimizer_steps: u64,
@@ -96,6 +99,20 @@ pub(crate) fn write(
     tensors: &Named,
     keep: Keep,
 ) -> Result<PathBuf, TrainError> {
+    let views = tensors.iter().map(|(name, values)| (name.clone(), Numbers(values, [values.len()])));
+    write_views(dir, state, optimizer_steps, ranks, views.collect(), || Ok(()), keep)
+}
+
+/// [`write`] of tensors that are taken from somewhere else when they are written; `check` says whether all of them were.
+pub(crate) fn write_views<V: View>(
+    dir: &Path,
+    state: &RunState,
+    optimizer_steps: u64,
+    ranks: usize,
+    tensors: Vec<(String, V)>,
+    check: impl Fn() -> Result<(), TrainError>,
+    keep: Keep,
+) -> Result<PathBuf, TrainError> {
     let io = |path: &Path| {
         let path = path.to_owned();
         move |source| TrainError::Io { path, source }
@@ -112,11 +129,11 @@ pub(crate) fn write(
         let path = temporary.join(STATE);
         File::create(&path).and_then(|mut file| file.write_all(&json)).map_err(io(&path))?;
         // One tensor after another: no second copy of all is held.
-        let numbers = tensors.iter().map(|(name, values)| (name, Numbers(values, [values.len()])));
-        safetensors::serialize_to_file(numbers, None, &temporary.join(TENSORS)).map_err(|e| match e {
+        safetensors::serialize_to_file(tensors, None, &temporary.join(TENSORS)).map_err(|e| match e {
             SafeTensorError::IoError(source) => io(&temporary.join(TENSORS))(source),
             other => TrainError::Checkpoint { path: to.clone(), problem: other.to_string() },
         })?;
+        check()?;
         for name in [STATE, TENSORS] {
             let path = temporary.join(name);
             File::open(&path).and_then(|file| file.sync_all()).map_err(io(&path))?;
@@ -198,25 +215,86 @@ pub(crate) fn load_into<T: Elements>(
     Ok(file.run)
 }
 
-/// The state and the tensors of a checkpoint of a run with this configuration.
-pub(crate) fn read(path: &Path, config: &Value) -> Result<(StateFile, Named), TrainError> {
+/// The state of a checkpoint of a run with this configuration, and its tensors on the disk.
+pub(crate) fn open(path: &Path, config: &Value) -> Result<(StateFile, Tensors), TrainError> {
     let wrong = |problem: String| TrainError::Checkpoint { path: path.to_owned(), problem };
     let file = read_state(path)?;
     if let Some((setting, was, is)) = difference("", &file.run.config, config) {
         return Err(wrong(format!("it belongs to another run: {setting} was {was}, and is {is} now")));
     }
-    let at = path.join(TENSORS);
-    let bytes = fs::read(&at).map_err(|source| TrainError::Io { path: at, source })?;
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("{TENSORS}: {e}")))?;
-    let mut all = Vec::new();
-    for (name, view) in tensors.tensors() {
-        if view.dtype() != Dtype::F32 {
-            return Err(wrong(format!("{name} has {:?}: expected F32", view.dtype())));
+    Ok((file, Tensors::open(path)?))
+}
+
+/// The state and the tensors of a checkpoint of a run with this configuration.
+pub(crate) fn read(path: &Path, config: &Value) -> Result<(StateFile, Named), TrainError> {
+    let (file, mut tensors) = open(path, config)?;
+    let names: Vec<String> = tensors.all.iter().map(|(name, _)| name.clone()).collect();
+    let read = |name: String| Ok::<_, TrainError>((name.clone(), tensors.read(&name)?));
+    Ok((file, names.into_iter().map(read).collect::<Result<_, _>>()?))
+}
+
+/// The tensors of a checkpoint, read one after another.
+#[derive(Debug)]
+pub(crate) struct Tensors {
+    file: File,
+    path: PathBuf,
+    /// Where each of them is in the file, in this order.
+    all: Vec<(String, Range<u64>)>,
+}
+
+impl Tensors {
+    fn open(path: &Path) -> Result<Self, TrainError> {
+        let at = path.join(TENSORS);
+        let io = |source| TrainError::Io { path: at.clone(), source };
+        let wrong = |problem: String| TrainError::Checkpoint {
+            path: path.to_owned(),
+            problem: format!("{TENSORS}: {problem}"),
+        };
+        let mut file = File::open(&at).map_err(io)?;
+        let len = file.metadata().map_err(io)?.len();
+        let mut size = [0; 8];
+        file.read_exact(&mut size).map_err(|e| wrong(e.to_string()))?;
+        let start = u64::from_le_bytes(size).saturating_add(8);
+        if start > len.min(MOST_HEADER) {
+            return Err(wrong(format!("a header of {} bytes in a file of {len}", start - 8)));
         }
-        let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-        all.push((name, values.collect()));
+        let mut header = Vec::new();
+        Read::by_ref(&mut file).take(start - 8).read_to_end(&mut header).map_err(io)?;
+        let header: Metadata = serde_json::from_slice(&header).map_err(|e| wrong(e.to_string()))?;
+        let expected = start.saturating_add(header.data_len() as u64);
+        if expected != len {
+            return Err(wrong(format!("it has {len} bytes: expected {expected}")));
+        }
+        let mut all = Vec::new();
+        for (name, info) in header.tensors() {
+            if info.dtype != Dtype::F32 {
+                return Err(wrong(format!("{name} has {:?}: expected F32", info.dtype)));
+            }
+            let (from, to) = info.data_offsets;
+            all.push((name, start + from as u64..start + to as u64));
+        }
+        all.sort_by_key(|(_, range)| range.start);
+        Ok(Self { file, path: at, all })
     }
-    Ok((file, all))
+
+    /// Names and numbers of elements.
+    pub(crate) fn lens(&self) -> Vec<(String, usize)> {
+        let len = |range: &Range<u64>| ((range.end - range.start) / 4) as usize;
+        self.all.iter().map(|(name, range)| (name.clone(), len(range))).collect()
+    }
+
+    /// The values of one of them.
+    pub(crate) fn read(&mut self, name: &str) -> Result<Vec<f32>, TrainError> {
+        let io = |source| TrainError::Io { path: self.path.clone(), source };
+        let found = self.all.iter().find(|(other, _)| other == name);
+        let missing =
+            || TrainError::Checkpoint { path: self.path.clone(), problem: format!("{name} is missing") };
+        let (_, range) = found.ok_or_else(missing)?;
+        self.file.seek(SeekFrom::Start(range.start)).map_err(io)?;
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        self.file.read_exact(&mut bytes).map_err(io)?;
+        Ok(bytes.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four)).collect())
+    }
 }
 
 /// Puts the tensors of a checkpoint in their places, all or none. An optimizer takes the means that it has room for.
