@@ -8,6 +8,7 @@ mod names;
 mod page;
 mod parallel;
 mod ranks;
+mod reading;
 mod setup;
 mod track;
 

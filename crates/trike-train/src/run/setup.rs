@@ -15,8 +15,8 @@ use trike_text::tokenizer::Tokenizer;
 
 use super::RunConfig;
 use super::measure::HeldOutText;
-use super::parallel::Reading;
 use super::ranks;
+use super::reading::Reading;
 use crate::data::{BatchConfig, Batches, Documents, Encoder, HeldOut, Position, Record};
 use crate::{
     Parameters, RunShape, SampleConfig, Sampler, Teacher, TernaryPolicy, TrainError, estimate_stage_memory,

@@ -1,17 +1,19 @@
 //! Checkpoints of runs: written whole or not at all.
 
+mod tensors;
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::ops::Range;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use safetensors::tensor::{Dtype, Metadata, SafeTensorError, View};
+use safetensors::tensor::{Dtype, SafeTensorError, View};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use trike_grad::Elements;
 
+pub(crate) use self::tensors::Tensors;
 use crate::data::Position;
 use crate::{LossScaler, Optimizer, Parameters, TrainError};
 
@@ -19,8 +21,6 @@ use crate::{LossScaler, Optimizer, Parameters, TrainError};
 const STATE: &str = "state.json";
 /// The file of its numbers.
 const TENSORS: &str = "state.safetensors";
-/// Most bytes of the header of this file, as in the safetensors crate.
-const MOST_HEADER: u64 = 100_000_000;
 /// Version of the layout.
 const VERSION: u32 = 1;
 
@@ -228,73 +228,9 @@ pub(crate) fn open(path: &Path, config: &Value) -> Result<(StateFile, Tensors), 
 /// The state and the tensors of a checkpoint of a run with this configuration.
 pub(crate) fn read(path: &Path, config: &Value) -> Result<(StateFile, Named), TrainError> {
     let (file, mut tensors) = open(path, config)?;
-    let names: Vec<String> = tensors.all.iter().map(|(name, _)| name.clone()).collect();
-    let read = |name: String| Ok::<_, TrainError>((name.clone(), tensors.read(&name)?));
+    let names = tensors.lens();
+    let read = |(name, _): (String, usize)| Ok::<_, TrainError>((name.clone(), tensors.read(&name)?));
     Ok((file, names.into_iter().map(read).collect::<Result<_, _>>()?))
-}
-
-/// The tensors of a checkpoint, read one after another.
-#[derive(Debug)]
-pub(crate) struct Tensors {
-    file: File,
-    path: PathBuf,
-    /// Where each of them is in the file, in this order.
-    all: Vec<(String, Range<u64>)>,
-}
-
-impl Tensors {
-    fn open(path: &Path) -> Result<Self, TrainError> {
-        let at = path.join(TENSORS);
-        let io = |source| TrainError::Io { path: at.clone(), source };
-        let wrong = |problem: String| TrainError::Checkpoint {
-            path: path.to_owned(),
-            problem: format!("{TENSORS}: {problem}"),
-        };
-        let mut file = File::open(&at).map_err(io)?;
-        let len = file.metadata().map_err(io)?.len();
-        let mut size = [0; 8];
-        file.read_exact(&mut size).map_err(|e| wrong(e.to_string()))?;
-        let start = u64::from_le_bytes(size).saturating_add(8);
-        if start > len.min(MOST_HEADER) {
-            return Err(wrong(format!("a header of {} bytes in a file of {len}", start - 8)));
-        }
-        let mut header = Vec::new();
-        Read::by_ref(&mut file).take(start - 8).read_to_end(&mut header).map_err(io)?;
-        let header: Metadata = serde_json::from_slice(&header).map_err(|e| wrong(e.to_string()))?;
-        let expected = start.saturating_add(header.data_len() as u64);
-        if expected != len {
-            return Err(wrong(format!("it has {len} bytes: expected {expected}")));
-        }
-        let mut all = Vec::new();
-        for (name, info) in header.tensors() {
-            if info.dtype != Dtype::F32 {
-                return Err(wrong(format!("{name} has {:?}: expected F32", info.dtype)));
-            }
-            let (from, to) = info.data_offsets;
-            all.push((name, start + from as u64..start + to as u64));
-        }
-        all.sort_by_key(|(_, range)| range.start);
-        Ok(Self { file, path: at, all })
-    }
-
-    /// Names and numbers of elements.
-    pub(crate) fn lens(&self) -> Vec<(String, usize)> {
-        let len = |range: &Range<u64>| ((range.end - range.start) / 4) as usize;
-        self.all.iter().map(|(name, range)| (name.clone(), len(range))).collect()
-    }
-
-    /// The values of one of them.
-    pub(crate) fn read(&mut self, name: &str) -> Result<Vec<f32>, TrainError> {
-        let io = |source| TrainError::Io { path: self.path.clone(), source };
-        let found = self.all.iter().find(|(other, _)| other == name);
-        let missing =
-            || TrainError::Checkpoint { path: self.path.clone(), problem: format!("{name} is missing") };
-        let (_, range) = found.ok_or_else(missing)?;
-        self.file.seek(SeekFrom::Start(range.start)).map_err(io)?;
-        let mut bytes = vec![0; (range.end - range.start) as usize];
-        self.file.read_exact(&mut bytes).map_err(io)?;
-        Ok(bytes.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four)).collect())
-    }
 }
 
 /// Puts the tensors of a checkpoint in their places, all or none. An optimizer takes the means that it has room for.
