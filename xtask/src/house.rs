@@ -216,6 +216,14 @@ pub(crate) const HOUSE: &[Row] = &[
     },
     Row {
         layer: DEV,
+        name: "trike-scaling",
+        purpose: "times training on several ranks, and predicts the time of a step on more of them",
+        uses: "trike-host trike-comm trike-bench",
+        registry: "anyhow clap serde serde_json",
+        unsafe_in: &[],
+    },
+    Row {
+        layer: DEV,
         name: "trike-gpu-test",
         purpose: "compiles, emulates, runs and times the kernels for GPUs",
         uses: "trike-trit trike-core trike-cpu trike-cube trike-nn trike-testkit trike-bench",

@@ -46,5 +46,5 @@ pub use error::CommError;
 #[cfg(feature = "mpi")]
 pub use mpi::{Mpi, World};
 pub use place::{RankPlace, rank_places};
-pub use sum::{Part, Plan, Shards, TreeSum, broadcast_floats, mean};
+pub use sum::{Part, Plan, Shards, TreeSum, Volume, broadcast_floats, mean};
 pub use threads::Threads;

@@ -5,9 +5,13 @@
 //! their numbers. Each rank has whole, consecutive blocks and computes the sums of the largest subtrees that are all its own; the
 //! rest of the tree is added where the parts meet. So one, two, three and four ranks add the same numbers in the same order.
 
+mod volume;
+
 use std::ops::Range;
 
 use crate::{CommError, Communicator};
+
+pub use volume::Volume;
 
 /// Blocks of a step of up to as many ranks.
 const BLOCKS: usize = 4;
