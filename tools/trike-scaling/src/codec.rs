@@ -153,6 +153,17 @@ mod tests {
         let cost = measure_codec(CodecConfig::Ternary).expect("times");
         // Five trits per byte and one scale of four bytes per 4,095.
         assert_near!(cost.bytes_per_element, 0.2 + 4.0 / 4095.0, rel = 1e-3);
+        // Predicted bytes are those that are sent, by whichever way.
+        let elements = 1 << 20;
+        for traffic in Threads::run(3, |comm| {
+            let mut codec = CodecConfig::Ternary.build(&[[1, elements]]).expect("a codec");
+            codec.exchange(&comm, &mut vec![1.0; elements]).expect("an exchange");
+            comm.traffic()
+        }) {
+            let volume = crate::Exchange::Ternary.volume(elements as u64, 3, Some(&cost));
+            assert_eq!(volume.messages, traffic.messages);
+            assert_near!(volume.bytes as f64, traffic.sent as f64, rel = 0.01);
+        }
         assert!(cost.encode >= 0.0 && cost.decode >= 0.0 && cost.encode + cost.decode > 0.0, "{cost:?}");
     }
 }

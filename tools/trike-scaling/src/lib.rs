@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod codec;
+mod evaluate;
 mod exchange;
 mod fit;
 mod measure;
@@ -19,9 +20,10 @@ mod predict;
 mod report;
 
 pub use codec::{CodecCost, Scheme, measure_codec, measure_mean};
+pub use evaluate::{Check, Measured, Report, available_cores, checks};
 pub use exchange::Exchange;
 pub use fit::{Line, fit, fit_messages, fit_steps};
 pub use measure::{Probe, Programs, Run, Scaling, Setting, parameters, probe, train};
 pub use model::{Link, Model, Place, StepTime, Task};
 pub use predict::{Assumed, ModelSize, Prediction, predictions};
-pub use report::{Check, Report, checks, tables};
+pub use report::tables;

@@ -8,11 +8,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use trike_bench::{Machine, Software, load, median, now, with_part};
+use trike_bench::{Machine, Software, load, now, with_part};
 use trike_host::Isa;
 use trike_scaling::{
-    Assumed, Exchange, Programs, Report, Scaling, Setting, Task, checks, fit, measure_codec, measure_mean,
-    parameters, predictions, probe, tables, train,
+    Exchange, Measured, Programs, Report, Scaling, Setting, Task, measure_codec, measure_mean, parameters,
+    probe, tables, train,
 };
 
 /// Version of the record.
@@ -34,7 +34,7 @@ struct Args {
     /// Also write the record to this file.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Only write the tables of the chapter from the record, without measuring.
+    /// Only evaluate the measurements of the record again, and write it and the tables of the chapter.
     #[arg(long, conflicts_with_all = ["rounds", "output"])]
     render: bool,
     /// The command `trike` with the feature `mpi`, which xtask builds.
@@ -60,7 +60,7 @@ fn run(args: &Args) -> Result<()> {
     let record = root.join("benches/scaling.json");
     if args.render {
         let text = std::fs::read_to_string(&record).context("no record to show")?;
-        return write_chapter(root, &serde_json::from_str(&text)?);
+        return keep(root, &record, &Report::of(serde_json::from_str(&text)?)?);
     }
     ensure!(args.ranks.contains(&1), "--ranks: expected 1 among them, to which the model is fitted");
     ensure!(
@@ -74,7 +74,7 @@ fn run(args: &Args) -> Result<()> {
     ensure!(args.rounds > 0, "--rounds: expected at least 1");
     let report = measure(args, root)?;
     println!("{}", tables(&report));
-    let text = serde_json::to_string_pretty(&report)? + "\n";
+    let text = to_text(&report)?;
     if let Some(path) = &args.output {
         std::fs::write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
         println!("written: {}", path.display());
@@ -85,12 +85,16 @@ fn run(args: &Args) -> Result<()> {
         println!("not recorded: only runs of 1, 2 and 4 ranks are");
         return Ok(());
     }
-    std::fs::write(&record, text).context("cannot write the record")?;
-    write_chapter(root, &report)
+    keep(root, &record, &report)
 }
 
-/// Replaces the tables of the chapter.
-fn write_chapter(root: &Path, report: &Report) -> Result<()> {
+fn to_text(report: &Report) -> Result<String> {
+    Ok(serde_json::to_string_pretty(report)? + "\n")
+}
+
+/// Writes the record and the tables of the chapter.
+fn keep(root: &Path, record: &Path, report: &Report) -> Result<()> {
+    std::fs::write(record, to_text(report)?).context("cannot write the record")?;
     let path = root.join("docs/src/scaling.md");
     let page = std::fs::read_to_string(&path).context("cannot read docs/src/scaling.md")?;
     std::fs::write(&path, with_part(&page, "scaling", &tables(report))?)?;
@@ -129,31 +133,9 @@ fn measure(args: &Args, root: &Path) -> Result<Report> {
         }
     }
     let mean = measure_mean()?;
-    // Of two ranks on two cores; more of them would measure how cores are shared. Of these, the fast ones: while other programs
-    // run, the median of a short message is the time that the scheduler gives to them.
-    let smallest = args.ranks.iter().copied().filter(|ranks| *ranks > 1).min().context("no ranks")?;
-    let mut times: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
-    for probe in probes.iter().filter(|probe| probe.ranks == smallest) {
-        if let Some(bytes) = probe.message_bytes {
-            times.entry(bytes).or_default().push(probe.fast);
-        }
-    }
-    let messages: Vec<(f64, f64)> =
-        times.iter().filter_map(|(bytes, times)| Some((*bytes as f64, median(times)?))).collect();
-    let mut steps = Vec::new();
-    for exchange in Exchange::ALL {
-        for scaling in [Scaling::Strong, Scaling::Weak] {
-            let setting = Setting { exchange, scaling, ranks: 1 };
-            let of = runs.iter().filter(|run| run.setting == setting).map(|run| run.processor_seconds);
-            let seconds = median(&of.collect::<Vec<_>>());
-            steps.extend(seconds.map(|seconds| (exchange, setting.tokens() as f64, seconds)));
-        }
-    }
-    let model = fit(&messages, &steps)?;
     let weak = Setting { exchange: Exchange::Exact, scaling: Scaling::Weak, ranks: 1 };
     let task = Task { elements, tokens: weak.tokens(), largest: LARGEST };
-    let assumed = Assumed::default();
-    Ok(Report {
+    Report::of(Measured {
         schema: SCHEMA,
         kind: "ranks".to_owned(),
         date: now(),
@@ -161,14 +143,10 @@ fn measure(args: &Args, root: &Path) -> Result<Report> {
         load: [before, load()],
         rounds: args.rounds,
         task,
-        checks: checks(&runs, &model, &codecs, elements, machine.cores)?,
-        predictions: predictions(&model, &codecs, mean, ("the bundled model", task), &assumed),
         machine,
         runs,
         probes,
         codecs,
         mean,
-        model,
-        assumed,
     })
 }

@@ -4,8 +4,6 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -86,8 +84,6 @@ pub struct Run {
     pub messages: f64,
     /// Bytes that a rank has sent.
     pub bytes: f64,
-    /// Threads of other programs that wanted a processor meanwhile.
-    pub others: f64,
 }
 
 /// A message or a sum of ranks without training.
@@ -170,8 +166,7 @@ pub fn train(programs: &Programs, dir: &Path, setting: Setting) -> Result<Run> {
     let config = prepare(programs, dir, setting)?;
     let mut command = mpirun(setting.ranks);
     command.arg(&programs.trike).arg("train").arg(config).args(["-q", "--json", "-t", "1"]);
-    let (text, runnable) = while_counting(|| output(&mut command));
-    let text = text?;
+    let text = output(&mut command)?;
     let report: Value =
         serde_json::from_str(text.trim()).with_context(|| format!("from trike train: {text}"))?;
     let of_ranks = |name: &str| {
@@ -180,42 +175,14 @@ pub fn train(programs: &Programs, dir: &Path, setting: Setting) -> Result<Run> {
     let (steps, ranks) = (STEPS as f64, setting.ranks as f64);
     let (seconds, waiting_seconds) =
         (of_ranks("step_seconds")? / steps, of_ranks("waiting_seconds")? / steps);
-    // A rank that waits sleeps most of the time.
-    let own = ranks * (1.0 - waiting_seconds / seconds);
     Ok(Run {
         setting,
         seconds,
         processor_seconds: of_ranks("processor_seconds")? / steps,
         waiting_seconds,
-        others: (runnable - own).max(0.0),
         messages: of_ranks("sent_messages")? / steps / ranks,
         bytes: of_ranks("sent_bytes")? / steps / ranks,
     })
-}
-
-/// What `run` returns, and the mean number of threads of this machine that ran or wanted to run meanwhile, without the one that
-/// counts them; 0 where the system does not tell.
-fn while_counting<R>(run: impl FnOnce() -> R) -> (R, f64) {
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let counter = scope.spawn(|| {
-            let mut counts = Vec::new();
-            while !done.load(Ordering::Relaxed) {
-                counts.extend(runnable().map(|threads| threads - 1.0));
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            counts.iter().sum::<f64>() / counts.len().max(1) as f64
-        });
-        let found = run();
-        done.store(true, Ordering::Relaxed);
-        (found, counter.join().unwrap_or_default())
-    })
-}
-
-fn runnable() -> Option<f64> {
-    // Three load averages, then the runnable threads and all threads.
-    let text = fs::read_to_string("/proc/loadavg").ok()?;
-    text.split_whitespace().nth(3)?.split('/').next()?.parse().ok()
 }
 
 /// The number of weights that are trained.

@@ -4,10 +4,10 @@
 //!
 //! ```text
 //! busy  = fixed + tokens * token + elements * (codec(ranks) - codec(1)) + messages * alpha + bytes * beta
-//! total = busy * max(1, (ranks per machine * threads + others) / cores) + rounds * latency + bytes / bandwidth
+//! total = busy * max(1, ranks per machine * threads / cores) + rounds * latency + bytes / bandwidth
 //! ```
 //!
-//! where `others` are threads of other programs, `fixed` and `token` are those of one rank, the codec's time is that of writing and reading messages, `alpha` and `beta` are
+//! where `cores` are those that other programs leave, `fixed` and `token` are those of one rank, the codec's time is that of writing and reading messages, `alpha` and `beta` are
 //! the time of the software per message and per byte, and latency and bandwidth are those of a network; within a machine there is
 //! none. Nothing overlaps, as in the program. An exchange every sixteen steps counts for a sixteenth in each.
 
@@ -48,20 +48,18 @@ pub struct Place {
     pub ranks: usize,
     /// Threads of each.
     pub threads: usize,
-    /// Cores of the machine.
-    pub cores: usize,
-    /// Threads of other programs that want a core.
-    pub others: f64,
+    /// Cores of the machine that other programs leave to all ranks together.
+    pub cores: f64,
 }
 
 impl Place {
     /// A rank that has enough cores.
-    pub const ALONE: Self = Self { ranks: 1, threads: 1, cores: 1, others: 0.0 };
+    pub const ALONE: Self = Self { ranks: 1, threads: 1, cores: 1.0 };
 
     /// How many times longer a rank takes because cores are shared.
     #[must_use]
     pub fn slowdown(&self) -> f64 {
-        (((self.ranks * self.threads) as f64 + self.others) / self.cores.max(1) as f64).max(1.0)
+        ((self.ranks * self.threads) as f64 / self.cores).max(1.0)
     }
 }
 
@@ -138,7 +136,7 @@ mod tests {
     #[test]
     fn a_step_is_the_sum_of_its_parts() {
         let task = Task { elements: 1_000_000, tokens: 500, largest: 0 };
-        let place = |ranks| Place { ranks, threads: 1, cores: 2, others: 0.0 };
+        let place = |ranks| Place { ranks, threads: 1, cores: 2.0 };
         let of = |ranks| model().step(Exchange::Exact, ranks, task, None, place(ranks), None).total;
         assert_near!(of(1), 0.15, rel = 1e-12);
         // Four messages to one rank: two with numbers; half of the vector twice; 20 bytes of header.
@@ -147,7 +145,7 @@ mod tests {
         // Four ranks share two cores.
         let four = 0.15 + 12.0 * 1e-5 + (6_000_000.0 + 48.0 + 240.0) * 1e-9;
         assert_near!(of(4), 2.0 * four, rel = 1e-12);
-        let busy = Place { others: 3.0, ..place(2) };
+        let busy = Place { cores: 0.8, ..place(2) };
         let shared = model().step(Exchange::Exact, 2, task, None, busy, None).total;
         assert_near!(shared, 2.5 * two, rel = 1e-12);
     }

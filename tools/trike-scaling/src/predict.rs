@@ -119,11 +119,13 @@ pub fn predictions(
     assumed: &Assumed,
 ) -> Vec<Prediction> {
     let mut all = Vec::new();
-    let mut add = |name: &str, model: &Model, task: Task| {
+    // `own` is the part of the fixed time that is no exchange.
+    let mut add = |name: &str, model: &Model, own: &BTreeMap<Exchange, f64>, task: Task| {
         for way in ways(codecs) {
             let task = Task { largest: if way.is_whole { task.largest } else { 0 }, ..task };
             let codec = way.codec.as_ref();
-            let alone = model.step(way.exchange, 1, task, codec, Place::ALONE, None).total;
+            let own = own.get(&way.exchange).copied().unwrap_or_default();
+            let alone = own + model.token * task.tokens as f64;
             for &bits_per_second in &assumed.networks {
                 let link = Link { latency: assumed.latency, bits_per_second };
                 for &ranks in &assumed.ranks {
@@ -141,7 +143,7 @@ pub fn predictions(
             }
         }
     };
-    add(name, model, measured);
+    add(name, model, &model.fixed, measured);
     for size in &assumed.models {
         let fixed = Exchange::ALL.into_iter().map(|exchange| {
             let per_element = codecs.get(&exchange).map_or(mean, |codec| codec.seconds(1));
@@ -155,6 +157,7 @@ pub fn predictions(
         add(
             &size.name,
             &large,
+            &BTreeMap::new(),
             Task { elements: size.elements, tokens: assumed.tokens, largest: size.largest },
         );
     }
@@ -206,6 +209,9 @@ mod tests {
         let computing = 6.0 * weights * 16_384.0 / 1e14 + 1e-9 * weights;
         let software = 2.0 * 7.0 / 8.0 * 4.0 * weights * 1e-10;
         assert_near!(found.seconds, wire + computing + software, rel = 0.01);
+        // A rank alone neither writes gradients nor reads them.
+        let alone = 6.0 * weights * 16_384.0 / 1e14;
+        assert_near!(found.efficiency, alone / found.seconds, rel = 1e-6);
     }
 
     #[test]

@@ -1,137 +1,13 @@
-//! The report: measured and predicted side by side, as a record and as tables.
+//! The report as tables.
 
-use std::collections::BTreeMap;
+use trike_bench::{Align, Table, median, percent};
 
-use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
-use trike_bench::{Align, Machine, Software, Table, median, percent};
-
-use crate::{Assumed, CodecCost, Exchange, Model, Place, Prediction, Probe, Run, Scaling, Setting, Task};
-
-/// A run of `cargo xtask bench-report --ranks`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
-    /// Version of the fields.
-    pub schema: u32,
-    /// `ranks`.
-    pub kind: String,
-    /// The end of the run in UTC.
-    pub date: String,
-    /// The machine.
-    pub machine: Machine,
-    /// Versions.
-    pub software: Software,
-    /// Load averages before and after.
-    pub load: [f64; 2],
-    /// Rounds, of which medians are taken.
-    pub rounds: usize,
-    /// The model that was trained: its weights, tokens of a rank in weak scaling, weights of the largest tensor.
-    pub task: Task,
-    /// All runs.
-    pub runs: Vec<Run>,
-    /// Messages and sums without training.
-    pub probes: Vec<Probe>,
-    /// Codecs.
-    pub codecs: BTreeMap<Exchange, CodecCost>,
-    /// Processor seconds per element of an exchange of one rank without a codec.
-    pub mean: f64,
-    /// The model, fitted to the processor time of one rank and to messages.
-    pub model: Model,
-    /// Measured against predicted.
-    pub checks: Vec<Check>,
-    /// What the predictions assume.
-    pub assumed: Assumed,
-    /// Predictions.
-    pub predictions: Vec<Prediction>,
-}
-
-/// A setting, measured and predicted: medians of the rounds, per rank and step.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Check {
-    /// The setting.
-    pub setting: Setting,
-    /// Its runs.
-    pub measured: Run,
-    /// Predicted seconds.
-    pub seconds: f64,
-    /// Predicted processor seconds.
-    pub processor_seconds: f64,
-    /// Predicted messages.
-    pub messages: f64,
-    /// Predicted bytes, in the mean over the ranks.
-    pub bytes: f64,
-}
-
-impl Check {
-    /// Relative error of the predicted time.
-    #[must_use]
-    pub fn error(&self) -> f64 {
-        self.seconds / self.measured.seconds - 1.0
-    }
-
-    /// Relative error of the predicted processor time.
-    #[must_use]
-    pub fn processor_error(&self) -> f64 {
-        self.processor_seconds / self.measured.processor_seconds - 1.0
-    }
-}
-
-/// The medians of runs of one setting.
-fn medians(runs: &[Run], setting: Setting) -> Option<Run> {
-    let of = |part: fn(&Run) -> f64| {
-        median(&runs.iter().filter(|run| run.setting == setting).map(part).collect::<Vec<_>>())
-    };
-    Some(Run {
-        setting,
-        seconds: of(|run| run.seconds)?,
-        processor_seconds: of(|run| run.processor_seconds)?,
-        waiting_seconds: of(|run| run.waiting_seconds)?,
-        messages: of(|run| run.messages)?,
-        bytes: of(|run| run.bytes)?,
-        others: of(|run| run.others)?,
-    })
-}
-
-/// Compares all settings of the runs with the model.
-///
-/// # Errors
-///
-/// No runs of a setting.
-pub fn checks(
-    runs: &[Run],
-    model: &Model,
-    codecs: &BTreeMap<Exchange, CodecCost>,
-    elements: u64,
-    cores: usize,
-) -> Result<Vec<Check>> {
-    let mut settings: Vec<Setting> = runs.iter().map(|run| run.setting).collect();
-    settings.sort_by_key(|s| (s.scaling, s.exchange, s.ranks));
-    settings.dedup();
-    settings
-        .into_iter()
-        .map(|setting| {
-            let Setting { exchange, ranks, .. } = setting;
-            let measured = medians(runs, setting).context("a setting without runs")?;
-            // On one machine the bytes of all ranks count, and not those of the one that has most.
-            let task = Task { elements, tokens: setting.tokens_per_rank(), largest: 0 };
-            let place = Place { ranks, threads: 1, cores, others: measured.others };
-            let step = model.step(exchange, ranks, task, codecs.get(&exchange), place, None);
-            Ok(Check {
-                setting,
-                measured,
-                seconds: step.total,
-                processor_seconds: step.busy,
-                messages: step.messages,
-                bytes: step.bytes,
-            })
-        })
-        .collect()
-}
+use crate::{Check, Exchange, Measured, Place, Prediction, Probe, Report, Scaling};
 
 /// The tables of the report, in Markdown.
 #[must_use]
 pub fn tables(report: &Report) -> String {
-    let Report { machine, software, .. } = report;
+    let Measured { machine, software, date, load, rounds, .. } = &report.measured;
     let mut text = format!(
         "{}, {} cores, {}, {}; Trike {} at {}{}; {}; load averages {:.1} before and {:.1} after: {}.\n",
         machine.cpu,
@@ -141,15 +17,12 @@ pub fn tables(report: &Report) -> String {
         software.version,
         software.commit,
         if software.modified { " with changes" } else { "" },
-        report.date,
-        report.load[0],
-        report.load[1],
-        if report.load.iter().any(|load| *load > 0.5) { "other programs ran" } else { "nothing else ran" },
+        date,
+        load[0],
+        load[1],
+        if load.iter().any(|load| *load > 0.5) { "other programs ran" } else { "nothing else ran" },
     );
-    text += &format!(
-        "Medians of {} rounds in which all settings take turns, one thread per rank.\n",
-        report.rounds
-    );
+    text += &format!("Medians of {rounds} rounds in which all settings take turns, one thread per rank.\n");
     for scaling in [Scaling::Strong, Scaling::Weak] {
         let name = match scaling {
             Scaling::Strong => "Strong scaling: all ranks share the tokens of a step",
@@ -178,7 +51,6 @@ fn check_table(report: &Report, scaling: Scaling) -> String {
         "error",
         "speed",
         "waiting",
-        "other threads",
         "processor ms",
         "predicted",
         "error",
@@ -205,7 +77,6 @@ fn check_table(report: &Report, scaling: Scaling) -> String {
             signed(check.error()),
             speed,
             percent(measured.waiting_seconds / measured.seconds),
-            format!("{:.1}", measured.others),
             ms(measured.processor_seconds),
             ms(check.processor_seconds),
             signed(check.processor_error()),
@@ -219,7 +90,7 @@ fn check_table(report: &Report, scaling: Scaling) -> String {
 
 /// The numbers of the model.
 fn constants(report: &Report) -> String {
-    let Report { model, codecs, mean, .. } = report;
+    let Report { model, measured: Measured { codecs, mean, .. }, .. } = report;
     let mut table = Table::new(&[("number of the model", Align::Left), ("measured", Align::Right)]);
     let mut row = |name: &str, number: String| table.row([name.to_owned(), number]);
     row("alpha, us per message", format!("{:.1}", 1e6 * model.alpha));
@@ -228,6 +99,7 @@ fn constants(report: &Report) -> String {
     for (exchange, fixed) in &model.fixed {
         row(&format!("fixed, ms, {}", exchange.name()), ms(*fixed));
     }
+    row("cores that other programs left", format!("{:.2}", report.available_cores));
     row("sum of one rank alone, ns per weight", format!("{:.1}", 1e9 * mean));
     for (exchange, codec) in codecs {
         let name = exchange.name();
@@ -243,19 +115,19 @@ fn sums_table(report: &Report) -> String {
         ["weights added up", "ranks", "ms, median", "ms, first decile", "predicted", "error, of the decile"];
     let mut table = Table::new(&columns.map(|name| (name, Align::Right)));
     let mut kinds: Vec<(u64, usize)> =
-        report.probes.iter().filter_map(|probe| Some((probe.sum_elements?, probe.ranks))).collect();
+        report.measured.probes.iter().filter_map(|probe| Some((probe.sum_elements?, probe.ranks))).collect();
     kinds.sort_unstable();
     kinds.dedup();
     for (elements, ranks) in kinds {
         let of = |part: fn(&Probe) -> f64| {
-            let probes = report.probes.iter();
+            let probes = report.measured.probes.iter();
             let these = probes.filter(|probe| probe.sum_elements == Some(elements) && probe.ranks == ranks);
             median(&these.map(part).collect::<Vec<_>>())
         };
         let Some((measured, fast)) = of(|probe| probe.seconds).zip(of(|probe| probe.fast)) else { continue };
         let volume = Exchange::Exact.volume(elements, ranks, None);
-        let place = Place { ranks, threads: 1, cores: report.machine.cores, others: 0.0 };
-        let busy = report.mean * elements as f64
+        let place = Place { ranks, threads: 1, cores: report.measured.machine.cores as f64 };
+        let busy = report.measured.mean * elements as f64
             + report.model.alpha * volume.messages as f64
             + report.model.beta * volume.bytes as f64;
         let predicted = busy * place.slowdown();
@@ -327,34 +199,6 @@ fn grouped(number: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use trike_testkit::assert_near;
-
-    fn run(ranks: usize, seconds: f64) -> Run {
-        let setting = Setting { exchange: Exchange::Exact, scaling: Scaling::Strong, ranks };
-        Run {
-            setting,
-            seconds,
-            processor_seconds: seconds,
-            waiting_seconds: 0.0,
-            messages: 0.0,
-            bytes: 0.0,
-            others: 0.0,
-        }
-    }
-
-    #[test]
-    fn predicted_steps_stand_beside_the_median_of_the_measured_ones() {
-        let model =
-            Model { alpha: 0.0, beta: 0.0, token: 1e-4, fixed: BTreeMap::from([(Exchange::Exact, 0.1)]) };
-        let runs = [run(4, 9.0), run(4, 0.3), run(4, 0.4), run(1, 0.3)];
-        let checks = checks(&runs, &model, &BTreeMap::new(), 1000, 2).expect("checks");
-        assert_eq!(checks.iter().map(|check| check.setting.ranks).collect::<Vec<_>>(), [1, 4]);
-        assert_near!(checks[1].measured.seconds, 0.4, rel = 1e-12);
-        // 512 tokens on each, and four ranks on two cores.
-        assert_near!(checks[1].seconds, 2.0 * (0.1 + 0.0512), rel = 1e-12);
-        assert_near!(checks[1].processor_seconds, 0.1 + 0.0512, rel = 1e-12);
-        assert_near!(checks[1].error(), 0.3024 / 0.4 - 1.0, rel = 1e-12);
-    }
 
     #[test]
     fn numbers_are_written_for_people() {
