@@ -30,7 +30,7 @@ pub use names::{CodecName, Dataset, Parallel, ScaleKind, Scheduler, Sharing, Who
 pub use setup::Run;
 
 use self::log::Log;
-use self::ranks::StepTraffic;
+use self::ranks::{Moment, StepTraffic};
 use self::track::{Means, Watch};
 use crate::data::{Batches, unit_rows};
 use crate::model::count;
@@ -110,10 +110,16 @@ pub enum Ended {
 pub struct RanksReport {
     /// Their number.
     pub count: usize,
-    /// Bytes that all of them have sent to each other while they took steps, with the headers of messages.
+    /// Messages that all of them have sent to each other while they took steps.
+    pub sent_messages: u64,
+    /// Their bytes, with headers.
     pub sent_bytes: u64,
     /// Seconds that a rank has waited for messages in this time, in the mean.
     pub waiting_seconds: f64,
+    /// Seconds of the steps, in the mean.
+    pub step_seconds: f64,
+    /// Seconds that the threads of a rank have run in the steps, in the mean; `None` where the system does not tell.
+    pub processor_seconds: Option<f64>,
 }
 
 /// The result of a run.
@@ -357,13 +363,13 @@ impl Run {
             let diverged = |step: usize| -> Result<TrainError, TrainError> {
                 Ok(TrainError::Diverged { step, checkpoint: checkpoint::newest(&checkpoints)? })
             };
-            let traffic_before = comm.map(Communicator::traffic);
+            let before_step = comm.map(Moment::now);
             let report = match trainer.step(&mut batches) {
                 Err(TrainError::NonFinite { .. }) => return Err(diverged(trainer.steps())?),
                 report => report?,
             };
-            if let (Some(comm), Some(before)) = (comm, traffic_before) {
-                traffic.add(before, comm.traffic());
+            if let (Some(comm), Some(before)) = (comm, before_step) {
+                traffic.add(&before, &Moment::now(comm));
             }
             memory.tokens += if report.skipped { 0 } else { report.tokens as u64 };
             memory.seconds = before + started.elapsed().as_secs_f64();
