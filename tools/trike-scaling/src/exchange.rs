@@ -19,12 +19,12 @@ pub enum Exchange {
     /// The mean of the weights after sixteen steps.
     Local,
     /// The largest changes of the weights after sixteen steps.
-    LocalSign,
+    LocalSparse,
 }
 
 impl Exchange {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Exact, Self::Ternary, Self::Local, Self::LocalSign];
+    pub const ALL: [Self; 4] = [Self::Exact, Self::Ternary, Self::Local, Self::LocalSparse];
 
     /// Its name in tables.
     #[must_use]
@@ -33,7 +33,7 @@ impl Exchange {
             Self::Exact => "exact",
             Self::Ternary => "ternary",
             Self::Local => "16 local steps",
-            Self::LocalSign => "16 local steps, sign",
+            Self::LocalSparse => "16 local steps, sparse",
         }
     }
 
@@ -44,7 +44,7 @@ impl Exchange {
             Self::Exact => "",
             Self::Ternary => "codec = 'ternary'\n",
             Self::Local => "local_steps = 16\n",
-            Self::LocalSign => "local_steps = 16\ncodec = 'sign'\n",
+            Self::LocalSparse => "local_steps = 16\ncodec = 'sparse'\n",
         }
     }
 
@@ -53,7 +53,7 @@ impl Exchange {
     pub fn steps(self) -> u32 {
         match self {
             Self::Exact | Self::Ternary => 1,
-            Self::Local | Self::LocalSign => 16,
+            Self::Local | Self::LocalSparse => 16,
         }
     }
 
@@ -63,7 +63,7 @@ impl Exchange {
         match self {
             Self::Exact | Self::Local => None,
             Self::Ternary => Some(CodecConfig::Ternary),
-            Self::LocalSign => Some(CodecConfig::Sign),
+            Self::LocalSparse => Some(CodecConfig::SPARSE_LOCO),
         }
     }
 
@@ -72,7 +72,7 @@ impl Exchange {
     fn small(self) -> u64 {
         match self {
             Self::Exact | Self::Ternary => 2,
-            Self::Local | Self::LocalSign => 1,
+            Self::Local | Self::LocalSparse => 1,
         }
     }
 

@@ -177,7 +177,7 @@ mod tests {
             encode: 1e-9,
             decode: 1e-9,
         };
-        let codecs = BTreeMap::from([(Exchange::Ternary, cost(0.2)), (Exchange::LocalSign, cost(0.03))]);
+        let codecs = BTreeMap::from([(Exchange::Ternary, cost(0.2)), (Exchange::LocalSparse, cost(0.03))]);
         let task = Task { elements: 1_000_000, tokens: 512, largest: 100_000 };
         predictions(&model, &codecs, 1e-9, ("small", task), &Assumed::default())
     }
