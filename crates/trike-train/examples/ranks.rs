@@ -1,5 +1,5 @@
 //! Codecs judged by the loss at the end of a run: a configuration trained on ranks in one process, once for each codec and seed.
-//! `cargo run -p trike-train --example ranks -- run.toml 4 3 none ternary top-k none:16`, with ranks, seeds, and after a codec the
+//! `cargo run -p trike-train --example ranks -- run.toml 4 0..3 none ternary top-k none:16`, with ranks, seeds, and after a codec the
 //! number of local steps. Without arguments, a tiny run.
 #![expect(clippy::print_stdout, reason = "an example prints its figures")]
 
@@ -31,16 +31,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let tiny = dir.path().join("run.toml");
     let (path, ranks, seeds, codecs) = match &args[..] {
         [path, ranks, seeds, codecs @ ..] => {
-            (Path::new(path), ranks.parse()?, seeds.parse()?, codecs.to_vec())
+            let (first, end) = seeds.split_once("..").ok_or("expected seeds as 0..3")?;
+            (Path::new(path), ranks.parse()?, first.parse::<u64>()?..end.parse()?, codecs.to_vec())
         }
         [] => {
             write_tiny(dir.path(), &tiny)?;
-            (tiny.as_path(), 2, 1, vec!["none".to_owned(), "ternary".to_owned(), "sparse:4".to_owned()])
+            (tiny.as_path(), 2, 0..1, vec!["none".to_owned(), "ternary".to_owned(), "sparse:4".to_owned()])
         }
         _ => return Err("expected CONFIG RANKS SEEDS CODEC..., or nothing".into()),
     };
     println!("{:<14} {:>4} {:>15} {:>14} {:>8}", "codec", "seed", "bits per token", "bytes sent", "smaller");
-    for seed in 0..seeds {
+    for seed in seeds {
         let mut exact = None;
         for codec in &codecs {
             let (name, local) = codec.split_once(':').unwrap_or((codec, "1"));

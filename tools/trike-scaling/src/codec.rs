@@ -45,8 +45,8 @@ impl CodecCost {
         match self.scheme {
             _ if ranks <= 1 => self.encode + self.decode,
             Scheme::Direct => self.encode + all * self.decode,
-            // The owner of a shard reads that of all ranks and writes their mean; all ranks read the means of all shards.
-            Scheme::TwoStages => self.encode * (1.0 + 1.0 / all) + 2.0 * self.decode,
+            // A rank writes the shards of the others and the sum of its own; it reads its own from the others, and all sums.
+            Scheme::TwoStages => self.encode + (2.0 - 1.0 / all) * self.decode,
         }
     }
 }
@@ -83,7 +83,7 @@ pub fn measure_codec(config: CodecConfig) -> Result<CodecCost> {
     let is_direct = sent / message as f64 > f64::midpoint(others, 2.0 * others / RANKS as f64);
     let (scheme, decode) = match is_direct {
         true => (Scheme::Direct, (several - one) / others),
-        false => (Scheme::TwoStages, several - one - one / RANKS as f64),
+        false => (Scheme::TwoStages, (several - one) / (others / RANKS as f64)),
     };
     // Within the noise a part of the time can seem to be none of it.
     let decode = decode.clamp(0.0, one);
@@ -141,7 +141,7 @@ mod tests {
         let cost = CodecCost { bytes_per_element: 0.2, scheme: Scheme::Direct, encode: 2.0, decode: 1.0 };
         assert_eq!([1, 2, 4].map(|ranks| cost.seconds(ranks)), [3.0, 4.0, 6.0]);
         let staged = CodecCost { scheme: Scheme::TwoStages, ..cost };
-        assert_eq!([1, 2, 4].map(|ranks| staged.seconds(ranks)), [3.0, 5.0, 4.5]);
+        assert_eq!([1, 2, 4].map(|ranks| staged.seconds(ranks)), [3.0, 3.5, 3.75]);
     }
 
     #[test]

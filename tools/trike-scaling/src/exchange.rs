@@ -14,17 +14,17 @@ const FLOAT: u64 = 4;
 pub enum Exchange {
     /// The exact sum in every step.
     Exact,
-    /// Ternary gradients in every step.
+    /// Ternary changes of the weights in every step.
     Ternary,
     /// The mean of the weights after sixteen steps.
     Local,
-    /// The largest changes of the weights after sixteen steps.
-    LocalSparse,
+    /// The signs of the changes of the weights after sixteen steps.
+    LocalSigns,
 }
 
 impl Exchange {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Exact, Self::Ternary, Self::Local, Self::LocalSparse];
+    pub const ALL: [Self; 4] = [Self::Exact, Self::Ternary, Self::Local, Self::LocalSigns];
 
     /// Its name in tables.
     #[must_use]
@@ -33,7 +33,7 @@ impl Exchange {
             Self::Exact => "exact",
             Self::Ternary => "ternary",
             Self::Local => "16 local steps",
-            Self::LocalSparse => "16 local steps, sparse",
+            Self::LocalSigns => "16 local steps, signs",
         }
     }
 
@@ -44,7 +44,7 @@ impl Exchange {
             Self::Exact => "",
             Self::Ternary => "codec = 'ternary'\n",
             Self::Local => "local_steps = 16\n",
-            Self::LocalSparse => "local_steps = 16\ncodec = 'sparse'\n",
+            Self::LocalSigns => "local_steps = 16\ncodec = 'sign'\n",
         }
     }
 
@@ -53,7 +53,7 @@ impl Exchange {
     pub fn steps(self) -> u32 {
         match self {
             Self::Exact | Self::Ternary => 1,
-            Self::Local | Self::LocalSparse => 16,
+            Self::Local | Self::LocalSigns => 16,
         }
     }
 
@@ -63,7 +63,7 @@ impl Exchange {
         match self {
             Self::Exact | Self::Local => None,
             Self::Ternary => Some(CodecConfig::Ternary),
-            Self::LocalSparse => Some(CodecConfig::SPARSE_LOCO),
+            Self::LocalSigns => Some(CodecConfig::Sign),
         }
     }
 
@@ -72,7 +72,7 @@ impl Exchange {
     fn small(self) -> u64 {
         match self {
             Self::Exact | Self::Ternary => 2,
-            Self::Local | Self::LocalSparse => 1,
+            Self::Local | Self::LocalSigns => 1,
         }
     }
 
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn the_exact_sum_takes_eight_bytes_per_weight_of_all_but_one_shard() {
         for ranks in [1, 2, 4, 8, 64] {
-            let elements = 1_280_000;
+            let elements = 128_000;
             let volume = Exchange::Exact.volume(elements, ranks, None);
             let others = ranks as u64 - 1;
             assert_eq!(volume, Volume::of(2 * others, 8 * elements * others / ranks as u64), "{ranks} ranks");

@@ -135,15 +135,15 @@ mod tests {
 
     #[test]
     fn a_step_is_the_sum_of_its_parts() {
-        let task = Task { elements: 1_000_000, tokens: 500, largest: 0 };
+        let task = Task { elements: 400_000, tokens: 500, largest: 0 };
         let place = |ranks| Place { ranks, threads: 1, cores: 2.0 };
         let of = |ranks| model().step(Exchange::Exact, ranks, task, None, place(ranks), None).total;
         assert_near!(of(1), 0.15, rel = 1e-12);
         // Four messages to one rank: two with numbers; half of the vector twice; 20 bytes of header.
-        let two = 0.15 + 4.0 * 1e-5 + (4_000_000.0 + 16.0 + 80.0) * 1e-9;
+        let two = 0.15 + 4.0 * 1e-5 + (1_600_000.0 + 16.0 + 80.0) * 1e-9;
         assert_near!(of(2), two, rel = 1e-12);
         // Four ranks share two cores.
-        let four = 0.15 + 12.0 * 1e-5 + (6_000_000.0 + 48.0 + 240.0) * 1e-9;
+        let four = 0.15 + 12.0 * 1e-5 + (2_400_000.0 + 48.0 + 240.0) * 1e-9;
         assert_near!(of(4), 2.0 * four, rel = 1e-12);
         let busy = Place { cores: 0.8, ..place(2) };
         let shared = model().step(Exchange::Exact, 2, task, None, busy, None).total;
