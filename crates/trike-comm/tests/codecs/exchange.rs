@@ -166,7 +166,9 @@ fn exchanges_have_their_bytes() {
         for ranks in [4, 64] {
             // Messages of all elements to all ranks, in place of those of an owner's.
             let more = match config {
-                CodecConfig::TopK { .. } | CodecConfig::Demo { .. } | CodecConfig::SparseLoCo { .. } => ranks / 2,
+                CodecConfig::TopK { .. } | CodecConfig::Demo { .. } | CodecConfig::SparseLoCo { .. } => {
+                    ranks / 2
+                }
                 _ => 1,
             };
             assert_near!(of(2) / of(ranks), more as f64, rel = 0.005, "{config:?} {ranks}");
