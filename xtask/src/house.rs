@@ -120,10 +120,13 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 3,
         name: "trike-comm",
-        purpose: "ranks: messages in process and over MPI, sums whose bits do not depend on the ranks, gradient codecs",
+        purpose: "ranks: messages in process, over MPI and between GPUs, sums whose bits do not depend on the ranks, gradient codecs",
         uses: "",
-        registry: "crc32c mpi? thiserror",
-        unsafe_in: &[("src/mpi.rs", "memory of messages that MPI reads")],
+        registry: "crc32c cudarc? mpi? thiserror",
+        unsafe_in: &[
+            ("src/mpi.rs", "memory of messages that MPI reads"),
+            ("src/nccl.rs", "loading of NVIDIA's libraries"),
+        ],
     },
     Row {
         layer: 4,
@@ -212,6 +215,14 @@ pub(crate) const HOUSE: &[Row] = &[
         purpose: "shared by the benchmarks on the host and on GPUs: catalogue of problems, timer, records, tables",
         uses: "trike-core trike-testkit",
         registry: "anyhow serde serde_json",
+        unsafe_in: &[],
+    },
+    Row {
+        layer: DEV,
+        name: "trike-scaling",
+        purpose: "times training on several ranks, and predicts the time of a step on more of them",
+        uses: "trike-host trike-comm trike-bench",
+        registry: "anyhow clap serde serde_json",
         unsafe_in: &[],
     },
     Row {

@@ -23,6 +23,7 @@ mod llvm;
 mod modules;
 mod package;
 mod pages;
+mod rank_bench;
 mod ranks;
 mod readme;
 mod release;
@@ -90,7 +91,7 @@ enum Command {
     /// Build a folder that tests and times the GPU kernels on another machine (outside of `ci`).
     GpuBundle,
     /// Run the benchmarks, compare them with the last record, and record them (outside of `ci`); with `--gpu`, the
-    /// benchmarks of devices.
+    /// benchmarks of devices; with `--ranks`, training on ranks of MPI.
     #[command(disable_help_flag = true)]
     BenchReport {
         /// Options of the report; `--help` lists them.

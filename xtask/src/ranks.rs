@@ -1,6 +1,7 @@
 //! Ranks that MPI starts.
 
 use std::fs;
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 use xshell::cmd;
@@ -9,7 +10,7 @@ use crate::toolchain::FEATURES;
 use crate::workspace::Workspace;
 
 /// Runs the example `mpi` of `trike-comm` and the command as one, two and four ranks: all must have the same sum and train the same
-/// weights to the bit, and write the text of one process.
+/// weights to the bit, as pipelines those of one process, and write the text of one process.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {
     // A container's only user is root, and a small machine has fewer cores than ranks.
     let _root = ws.sh.push_env("OMPI_ALLOW_RUN_AS_ROOT", "1");
@@ -17,7 +18,7 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
     let sum = sums(ws)?;
     texts(ws)?;
     weights(ws)?;
-    Ok(format!("1, 2 and 4: {sum}, one text, and the same weights"))
+    Ok(format!("1, 2 and 4: {sum}, one text, and the same weights; pipelines train those of one process"))
 }
 
 fn sums(ws: &Workspace) -> Result<String> {
@@ -82,12 +83,35 @@ fn weights(ws: &Workspace) -> Result<()> {
     }
     let sentence = |i: usize| format!("Once there were {i} cats and {} dogs. They were happy.", 3 * i);
     fs::write(dir.join("text.txt"), (0..60).map(sentence).collect::<Vec<_>>().join("<|endoftext|>"))?;
-    let train = |name: &str, ranks: &str, more: &str| -> Result<Vec<u8>> {
+    let configured = |name: &str, more: &str| -> Result<PathBuf> {
         let config = dir.join(format!("{name}.toml"));
         fs::write(&config, format!("{RUN}output_dir = '{name}'\n{more}"))?;
-        cmd!(ws.sh, "mpirun --oversubscribe -n {ranks} {command} train {config} -q").quiet().read()?;
-        Ok(fs::read(dir.join(name).join("model.safetensors"))?)
+        Ok(config)
     };
+    let written = |name: &str| fs::read(dir.join(name).join("model.safetensors"));
+    let train = |name: &str, ranks: &str, more: &str| -> Result<Vec<u8>> {
+        let config = configured(name, more)?;
+        cmd!(ws.sh, "mpirun --oversubscribe -n {ranks} {command} train {config} -q").quiet().read()?;
+        Ok(written(name)?)
+    };
+    let pipeline = "parallel = 'pipeline'\n";
+    let config = configured("machine", pipeline)?;
+    cmd!(ws.sh, "{command} train {config} -q").quiet().read()?;
+    let machine = written("machine")?;
+    for ranks in ["1", "2", "4"] {
+        let weights = train(&format!("pipeline-{ranks}"), ranks, pipeline)?;
+        ensure!(weights == machine, "a pipeline of {ranks} ranks has other weights than one machine");
+    }
+    // The model has four blocks: one error for all ranks, with the exit code of wrong usage.
+    let config = configured("pipeline-5", pipeline)?;
+    let run = cmd!(ws.sh, "mpirun --oversubscribe -n 5 {command} train {config} -q");
+    let output = run.quiet().ignore_status().output()?;
+    let message = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.code() == Some(2) && message.matches("error: ").count() == 1,
+        "a pipeline of 5 ranks: {:?}, {message}",
+        output.status.code()
+    );
     for more in ["", "codec = 'ternary'\n"] {
         let mut first: Option<Vec<u8>> = None;
         for ranks in ["1", "2", "4"] {

@@ -153,6 +153,9 @@ pub(crate) fn advice(error: &anyhow::Error) -> Option<String> {
 fn of_train(error: &TrainError) -> Option<String> {
     let own = |text: &str| Some(text.to_owned());
     match error {
+        TrainError::Option(error) if error.field() == "number of ranks" => {
+            own("start at most one rank for each block of the model")
+        }
         TrainError::Option(error) => Some(match train_flag(error.field()) {
             Some(flag) => format!("set it with {flag}, or {} in the configuration", error.field()),
             None => format!("set {} in the configuration", error.field()),

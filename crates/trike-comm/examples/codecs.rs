@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "{:<14}{:>9}{:>13}{:>13}{:>15}{:>9}{:>12}{:>10}",
         "codec", "smaller", "encode GB/s", "decode GB/s", "exchange GB/s", "normal", "long tails", "low rank"
     );
-    let names = ["ternary", "top 2 %", "DeMo", "rank 4", "SparseLoCo", "sketch"];
+    let names = ["ternary", "sign", "top 2 %", "DeMo", "rank 4", "SparseLoCo", "sketch"];
     for (name, config) in names.into_iter().zip(CodecConfig::DEFAULTS) {
         let mut cosines = Vec::new();
         for gradient in [&normal, &tailed, &low] {

@@ -11,7 +11,7 @@ const DEADLINE: Duration = Duration::from_secs(600);
 /// Marks the beginning of a message of this version.
 const MAGIC: u32 = u32::from_le_bytes(*b"TKC1");
 /// Magic, number, checksum, and the length of what follows in eight bytes.
-const HEADER: usize = 20;
+pub(crate) const HEADER: usize = 20;
 
 /// Something that carries messages between ranks.
 pub trait Transport {

@@ -118,6 +118,13 @@ pub enum CommError {
         /// The value given.
         got: f64,
     },
+    /// A failure of CUDA or NCCL.
+    #[cfg(feature = "nccl")]
+    #[error("{problem}")]
+    Device {
+        /// What failed, with the library's own name of the error.
+        problem: String,
+    },
     /// A loss or a gradient that is not finite.
     #[error("a loss or gradient of rank {rank} is not finite")]
     NonFinite {

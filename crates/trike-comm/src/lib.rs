@@ -1,7 +1,8 @@
 //! Ranks that work on one model: messages between them, sums whose bits do not depend on the number of ranks, and codecs that
 //! make gradients small on the wire.
 //!
-//! A [`Communicator`] connects the ranks of a run. Those of one process are [`Threads`].
+//! A [`Communicator`] connects the ranks of a run. Those of one process are [`Threads`]; the features `mpi` and `nccl` add processes that
+//! `mpirun` starts (`Mpi`), and processes with an NVIDIA GPU each (`Nccl`).
 //!
 //! Sums of gradients run in a tree over the numbers of the micro-batches ([`Plan`]), so one, two and four ranks give the same
 //! bits. A [`Codec`] replaces such an exact sum by an approximate mean of fewer bytes; what it leaves out it keeps for the next
@@ -32,8 +33,11 @@ pub mod codec;
 mod communicator;
 mod endpoint;
 mod error;
+mod floats;
 #[cfg(feature = "mpi")]
 mod mpi;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod place;
 mod sum;
 mod threads;
@@ -43,8 +47,11 @@ pub use codec::{Codec, CodecConfig, MessageCodec};
 pub use communicator::{Communicator, Traffic};
 pub use endpoint::{Endpoint, Transport};
 pub use error::CommError;
+pub use floats::{receive_floats, send_floats};
 #[cfg(feature = "mpi")]
 pub use mpi::{Mpi, World};
+#[cfg(feature = "nccl")]
+pub use nccl::{Devices, Nccl};
 pub use place::{RankPlace, rank_places};
-pub use sum::{Part, Plan, Shards, TreeSum, broadcast_floats, mean};
+pub use sum::{Part, Plan, Shards, TreeSum, Volume, broadcast_floats, mean};
 pub use threads::Threads;

@@ -84,7 +84,9 @@ fn trits_are_a_fraction_of_the_bytes() {
         config.max_steps = Some(2);
         config.codec = RunConfig::parse(&format!("codec = '{codec}'")).expect("a codec").codec;
         let report = train(&config, 2, &dir.path().join(codec)).expect("a report");
-        report.ranks.expect("ranks").sent_bytes
+        let ranks = report.ranks.expect("ranks");
+        assert!(ranks.sent_messages > 0 && ranks.step_seconds > ranks.waiting_seconds, "{ranks:?}");
+        ranks.sent_bytes
     });
     // Between two ranks 4 bytes per weight and rank, and messages without gradients, against 1.61 bits.
     assert!(sent[0] > 15 * sent[1], "{sent:?}");

@@ -3,6 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 
+use trike_comm::{Communicator, Threads};
 use trike_cpu::Cpu;
 use trike_grad::{BitLinear, Ternarize, TernaryScale};
 use trike_nn::{Biases, DecoderSpec};
@@ -11,7 +12,8 @@ use trike_text::tokenizer::Tokenizer;
 use trike_train::data::{Batch, BatchConfig, Batches, Documents, Encoder, Position};
 use trike_train::{
     Adapter, LoraConfig, LoraTarget, Objective, OptimizerConfig, OptimizerKind, Parameters, RunShape,
-    Schedule, Shape, Teacher, TernaryPolicy, Trained, Trainer, TrainerConfig, estimate_training_memory,
+    Schedule, Shape, Stage, Teacher, TernaryPolicy, Trained, Trainer, TrainerConfig, estimate_stage_memory,
+    estimate_training_memory,
 };
 use trike_trit::{Granularity, GroupSize};
 
@@ -133,6 +135,42 @@ fn sizes_are_not_collected(spec: &DecoderSpec) {
     assert!(held[0] < 0.95 * held[6], "{held:?}");
 }
 
+/// The most bytes of three steps of all ranks of a pipeline together, which is at most the sum of their estimates.
+fn pipelines_take_what_was_estimated(spec: &DecoderSpec, documents: &Documents, tokenizer: &Tokenizer) {
+    let used: Vec<u32> = (0..documents.len() as u32).collect();
+    let policy = ternary();
+    let run = run(spec, &policy, (8, 256, Some(1), OptimizerKind::AdamW));
+    for ranks in 1..=3 {
+        let estimate: u64 = (0..ranks)
+            .map(|rank| {
+                estimate_stage_memory(&run, &Stage::new(spec, rank, ranks), None)
+                    .expect("an estimate")
+                    .total()
+            })
+            .sum();
+        let before = HELD.load(SeqCst);
+        PEAK.store(before, SeqCst);
+        Threads::run(ranks, |comm| {
+            let cpu = Cpu::new(1).expect("a thread");
+            let config = BatchConfig { rows: run.rows, length: run.length, packed: true, seed: 4 };
+            let encoder = Encoder::new(tokenizer, None);
+            let mut batches =
+                Batches::new(documents, &used, encoder, config, Position::default()).expect("batches");
+            let config =
+                TrainerConfig { steps: 3, accumulation: 1, checkpoint: Some(1), ..TrainerConfig::default() };
+            let stage = Stage::new(spec, comm.rank(), ranks);
+            let parameters = Parameters::random_stage(spec, 1, &stage).expect("parameters");
+            let trainer = Trainer::in_pipeline(&cpu, config, policy.clone(), parameters, None, &comm);
+            let mut trainer = trainer.expect("a trainer");
+            for _ in 0..3 {
+                trainer.step(&mut batches).expect("a step");
+            }
+        });
+        let share = (PEAK.load(SeqCst) - before) as f64 / estimate as f64;
+        assert!((0.8..1.0).contains(&share), "{ranks} ranks: {share}");
+    }
+}
+
 /// One test, since all tests of a program share its allocator.
 #[test]
 fn estimates_are_what_runs_take() {
@@ -219,4 +257,11 @@ fn estimates_are_what_runs_take() {
         }
     }
     sizes_are_not_collected(&small);
+    for tied_head in [true, false] {
+        pipelines_take_what_was_estimated(
+            &DecoderSpec { tied_head, ..small.clone() },
+            &documents,
+            &tokenizer,
+        );
+    }
 }

@@ -306,7 +306,7 @@ fn train_ranks(
             if comm.rank() == 0 { name.to_owned() } else { format!("{name}-unused-{}", comm.rank()) };
         let (config, cpu) = (place.config(&output, more), Cpu::new(1).expect("a thread"));
         let mut steps = 0;
-        Run::open(config)?.train_ranks(&cpu, &comm, &mut |event| {
+        Run::open_ranks(config, &comm)?.train_ranks(&cpu, &comm, &mut |event| {
             steps += usize::from(matches!(event, Event::Step { .. }));
             match stop == Some(steps) && comm.rank() == ranks - 1 {
                 true => ControlFlow::Break(()),
@@ -407,4 +407,94 @@ fn ranks_that_cannot_work_together_are_refused() {
         let error = error.expect_err("another run").to_string();
         assert!(error.contains("weight_decay was 0.0, and is 0.5 now"), "{error}");
     }
+}
+
+/// Steps of four units of 512 tokens, of which each rank of a pipeline computes its blocks.
+const PIPED: &str = "base_model = 'dense'\nmax_steps = 6\ngradient_accumulation_steps = 32\nteacher_documents = 0\nparallel = 'pipeline'\n";
+
+#[test]
+fn a_pipeline_writes_the_model_of_one_machine() {
+    let place = Place::new();
+    let machine = train(place.config("machine", PIPED), 1).expect("a report");
+    let want = weights(&place.at("machine"));
+    for ranks in [1, 2] {
+        let name = format!("pipeline-{ranks}");
+        for report in train_ranks(&place, &name, PIPED, ranks, None) {
+            let report = report.expect("a report");
+            assert_eq!(
+                (report.start, report.best, report.teacher, report.tokens),
+                (machine.start, machine.best, machine.teacher, machine.tokens)
+            );
+        }
+        assert!(weights(&place.at(&name)) == want, "{ranks} ranks");
+        assert!(!place.at(&format!("{name}-unused-1")).exists());
+        assert_eq!(lines(&place.at(&name)).len(), lines(&place.at("machine")).len());
+    }
+    // Stopped by one of two ranks, continued by one machine; and the other way round.
+    train_ranks(&place, "stopped", PIPED, 2, Some(3));
+    let continued = train(place.config("stopped", PIPED), 1).expect("a report");
+    assert_eq!((continued.ended, continued.best), (Ended::Complete, machine.best));
+    assert!(weights(&place.at("stopped")) == want);
+    let mut steps = 0;
+    let first = Run::open(place.config("begun", PIPED)).expect("a run");
+    let cpu = Cpu::new(1).expect("a thread");
+    let begun = first.train(&cpu, &mut |event| {
+        steps += usize::from(matches!(event, Event::Step { .. }));
+        if steps == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    assert_eq!(begun.expect("a report").ended, Ended::Interrupted);
+    for report in train_ranks(&place, "begun", PIPED, 2, None) {
+        assert_eq!(report.expect("a report").ended, Ended::Complete);
+    }
+    assert!(weights(&place.at("begun")) == want);
+}
+
+/// Random weights are those of one machine, too, and the plan is known.
+#[test]
+fn ranks_of_a_pipeline_read_their_part_only() {
+    let place = Place::new();
+    let more = "base_model_config = 'config.json'\ntokenizer = 'tokenizer.json'\nmax_steps = 2\nparallel = 'pipeline'\n";
+    let machine = Run::open(place.config("machine", more)).expect("a run");
+    let cpu = Cpu::new(1).expect("a thread");
+    let want = machine.check(&cpu).expect("a plan");
+    let plans = Threads::run(2, |comm| {
+        let run =
+            Run::open_ranks(place.config(&format!("plan-{}", comm.rank()), more), &comm).expect("a run");
+        let cpu = Cpu::new(1).expect("a thread");
+        run.check_ranks(&cpu, &comm).expect("a plan")
+    });
+    for plan in plans {
+        assert_eq!(
+            (plan.parameters, plan.steps, plan.held_out),
+            (want.parameters, want.steps, want.held_out)
+        );
+        assert!(plan.memory < want.memory, "{plan:?}");
+    }
+    train(place.config("machine", more), 1).expect("a report");
+    for report in train_ranks(&place, "ranks", more, 2, None) {
+        report.expect("a report");
+    }
+    assert!(weights(&place.at("ranks")) == weights(&place.at("machine")));
+}
+
+#[test]
+fn pipelines_that_cannot_work_are_refused() {
+    let place = Place::new();
+    let errors = |name: &str, more: &str, ranks: usize| -> Vec<String> {
+        let all = train_ranks(&place, name, more, ranks, None);
+        all.into_iter().map(|report| report.expect_err("it is refused").to_string()).collect()
+    };
+    assert_eq!(errors("many", PIPED, 3), ["number of ranks is 3: expected 1 to 2"; 3]);
+    let writes = PIPED.replace("teacher_documents = 0", "teacher_documents = 7");
+    assert_eq!(errors("writes", &writes, 2), ["teacher_documents is 7: expected 0 to 0"; 2]);
+    let coded = errors("coded", &format!("{PIPED}codec = 'ternary'\n"), 2);
+    assert!(coded.iter().all(|error| error.contains("a pipeline with codec Ternary")), "{coded:?}");
+    let differ = Threads::run(2, |comm| {
+        let more = if comm.rank() == 0 { PIPED.to_owned() } else { PIPED.replace("'pipeline'", "'data'") };
+        let run =
+            Run::open_ranks(place.config(&format!("differ-{}", comm.rank()), &more), &comm).expect("a run");
+        let cpu = Cpu::new(1).expect("a thread");
+        run.train_ranks(&cpu, &comm, &mut |_| ControlFlow::Continue(())).expect_err("they differ").to_string()
+    });
+    assert_eq!(differ, ["ranks 1 and 0 differ in parallel: Data and Pipeline"; 2]);
 }

@@ -37,7 +37,7 @@ impl TrainOutcome {
 
 /// Trains a model.
 pub(crate) fn train(args: &TrainArgs, quiet: bool) -> anyhow::Result<TrainOutcome> {
-    let run = open(args, quiet)?;
+    let run = open(args, quiet, Run::open)?;
     let cpu = args.cpu.cpu()?;
     if args.check {
         let measuring = Progress::start("measuring the time of a step", quiet);
@@ -54,10 +54,12 @@ pub(crate) fn train_ranks(args: &TrainArgs, quiet: bool) -> anyhow::Result<ExitC
     ranks::run(|comm| {
         let is_first = comm.rank() == 0;
         let quiet = quiet || !is_first;
+        // Of a pipeline, each rank reads its own part.
+        let open = || open(args, quiet, |config| Run::open_ranks(config, &**comm));
         // First on rank 0, so that a model that is not here yet is not downloaded several times into one cache.
-        let of_first = if is_first { open(args, quiet).map(Some) } else { Ok(None) };
+        let of_first = if is_first { open().map(Some) } else { Ok(None) };
         let of_first = ranks::together(comm, of_first)?;
-        let of_others = if is_first { Ok(None) } else { open(args, quiet).map(Some) };
+        let of_others = if is_first { Ok(None) } else { open().map(Some) };
         let of_others = ranks::together(comm, of_others)?;
         let Some(run) = of_first.or(of_others) else { anyhow::bail!("a rank without a run") };
         let places = rank_places(&**comm)?;
@@ -91,10 +93,14 @@ fn is_known(error: &anyhow::Error, is_local: bool) -> bool {
 }
 
 /// Opens models and data.
-fn open(args: &TrainArgs, quiet: bool) -> anyhow::Result<Run> {
+fn open(
+    args: &TrainArgs,
+    quiet: bool,
+    open: impl FnOnce(RunConfig) -> Result<Run, TrainError>,
+) -> anyhow::Result<Run> {
     let config = config(args, quiet)?;
     let reading = Progress::start("reading models and data", quiet);
-    let run = Run::open(config)?;
+    let run = open(config)?;
     drop(reading);
     Ok(run)
 }

@@ -96,7 +96,7 @@ pub trait MessageCodec: Codec {
     /// # Errors
     ///
     /// [`CommError::Length`] for sums of another length, [`CommError::Cut`] for a message of another length than
-    /// [`bytes`](Codec::bytes), [`CommError::Damaged`] for one that no gradient has; `sum` is then arbitrary.
+    /// [`bytes`](Self::bytes), [`CommError::Damaged`] for one that no gradient has; `sum` is then arbitrary.
     fn add(&self, rank: usize, message: &[u8], weight: f32, sum: &mut [f32]) -> Result<(), CommError>;
 }
 

@@ -59,8 +59,8 @@ pub(super) fn sent_bytes(codec: &impl Parts, rank: usize, ranks: usize) -> usize
 /// The mean of the gradients of all ranks, approximately.
 ///
 /// Each rank owns a shard. It gets the messages of this shard from the others, adds them to its own gradient, which was not rounded,
-/// and sends the sum to all in one message. What that leaves out waits with what the owner has to send itself: exchanges give
-/// means, so the sum of what waits on all ranks is what the weights still have to get.
+/// and sends the sum to all in one message. What that leaves out waits with what the owner has to send itself. An exchange gives a
+/// mean, so the mean over the ranks of what waits is what the weights still have to get.
 pub(super) fn exchange(
     codec: &mut impl Parts,
     comm: &dyn Communicator,

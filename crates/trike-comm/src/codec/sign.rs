@@ -12,8 +12,8 @@ const CHUNK: usize = 4096;
 
 /// Signs with one scale per 4,096 of them (Seide et al., 2014): 31.8 times fewer bytes than f32.
 ///
-/// An element becomes the mean magnitude of its chunk with its own sign, that of zero is plus. The error goes to the next step. The
-/// direction of one step is worse than that of [`Ternary`](crate::codec::Ternary): 0.80 of it is right for normal numbers, not 0.90.
+/// An element becomes the mean magnitude of its chunk with its own sign, that of zero is plus. The error goes to the next step. For
+/// normal numbers the cosine between one step and its gradient is 0.80; that of [`Ternary`](crate::codec::Ternary) is 0.90.
 ///
 /// A chunk of `n` elements is its scale as f32 and `ceil(n / 8)` bytes of a bit per element, the first element lowest, 1 for minus.
 /// Bits behind the last element are zero.

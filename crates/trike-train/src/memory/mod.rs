@@ -1,6 +1,7 @@
 //! Memory of a run, before it starts.
 
 mod dry;
+mod stage;
 mod step;
 
 use trike_grad::BitLinear;
@@ -11,6 +12,7 @@ use crate::model::shapes;
 use crate::trainer::SMALL;
 use crate::{LoraConfig, OptimizerKind, TernaryPolicy, TrainError};
 use dry::bytes;
+pub use stage::estimate_stage_memory;
 use step::Step;
 
 /// Sizes on which the memory of a run depends.

@@ -8,8 +8,8 @@ use trike_cpu::Cpu;
 use trike_grad::{Buffers, Elements, Engine, GradError, MixedPrecision, Tape};
 use trike_nn::DecoderSpec;
 
-use super::parameters::zeros;
-use super::pass::{ByPlace, Leaves, Pass, Sums};
+use super::backward::Behind;
+use super::pass::{ByPlace, Pass, Sums};
 use super::{Loss, Objective, Parameter, Parameters, TernaryPolicy, Weights};
 use crate::TrainError;
 use crate::data::Batch;
@@ -20,7 +20,7 @@ const ROPE_POSITIONS: usize = 1 << 13;
 /// A decoder that is trained, on the host or on a device.
 #[derive(Debug)]
 pub struct Trained<'c, E: Engine = Cpu> {
-    engine: &'c E,
+    pub(super) engine: &'c E,
     buffers: Buffers<E::Tensor>,
     /// Tokens of the last batch with gradients.
     tokens: AtomicUsize,
@@ -28,7 +28,7 @@ pub struct Trained<'c, E: Engine = Cpu> {
     rope: E::RopeTable,
     /// Blocks of a segment: only the inputs of segments are kept, and a segment is computed again for its gradient.
     segment: usize,
-    precision: MixedPrecision,
+    pub(super) precision: MixedPrecision,
 }
 
 impl<'c, E: Engine> Trained<'c, E> {
@@ -89,54 +89,16 @@ impl<'c, E: Engine> Trained<'c, E> {
         scale: f32,
         gradients: &mut Sums<'_, E::Tensor>,
     ) -> Result<Loss, TrainError> {
-        if self.tokens.swap(batch.ids.len(), Ordering::Relaxed) != batch.ids.len() {
-            // Activations of another size would stay in the pool unused.
-            self.buffers.clear();
-        }
+        self.expect_tokens(batch);
         let pass = Pass { precision: self.precision, ..self.pass(engine, weights, batch, policy)? };
-        let layers = self.spec.layers;
-        let segments: Vec<Range<usize>> = (0..layers)
-            .step_by(self.segment)
-            .map(|first| first..(first + self.segment).min(layers))
-            .collect();
-        // The inputs of all segments; the tape of the last one is kept.
-        let mut inputs = vec![pass.embedded()?];
-        for segment in &segments[..segments.len() - 1] {
-            let Some(x) = inputs.last() else { break };
-            inputs.push(pass.through(x.borrow(), segment.clone())?);
+        let segments = self.segments(0..self.spec.layers);
+        let inputs = pass.inputs(pass.embedded()?, &segments)?;
+        let trains_embedding = weights.trains_embedding();
+        let behind = Behind::Loss { objective: &mut objective, scale };
+        let (loss, dx) = pass.backward(&segments, &inputs, behind, trains_embedding, gradients)?;
+        if trains_embedding {
+            pass.embedding_backward(dx, gradients)?;
         }
-        let mut loss = Loss::default();
-        let mut dy = None;
-        for (segment, x) in segments.into_iter().zip(&inputs).rev() {
-            let mut tape = pass.tape();
-            let mut leaves = Leaves::new(true);
-            // Below the first block, an adapter trains nothing.
-            let from = match segment.start == 0 && !weights.trains_embedding() {
-                true => tape.constant(x.borrow(), self.spec.hidden)?,
-                false => tape.parameter(x.borrow(), self.spec.hidden)?,
-            };
-            let y = pass.blocks(&mut tape, &mut leaves, from, segment)?;
-            let d = match dy.take() {
-                Some(dy) => dy,
-                None => {
-                    let (found, d) = pass.head_gradient(tape.value(y)?, &mut objective, scale, gradients)?;
-                    loss = found;
-                    d
-                }
-            };
-            let mut found = tape.backward_from(y, d)?;
-            leaves.add(engine, &mut found, &self.buffers, gradients)?;
-            dy = Some(found.take(from).map_or_else(|| zeros(engine, x.elements()), Ok)?);
-        }
-        if !weights.trains_embedding() {
-            return Ok(loss);
-        }
-        let mut tape = Tape::new(engine, &self.buffers);
-        let mut leaves = Leaves::new(true);
-        let x = pass.embed(&mut tape, &mut leaves)?;
-        let dy = dy.map_or_else(|| zeros(engine, inputs[0].elements()), Ok)?;
-        let mut found = tape.backward_from(x, dy)?;
-        leaves.add(engine, &mut found, &self.buffers, gradients)?;
         Ok(loss)
     }
 
@@ -179,11 +141,7 @@ impl<'c, E: Engine> Trained<'c, E> {
         policy: &TernaryPolicy,
     ) -> Result<Loss, TrainError> {
         let pass = self.pass(self.engine, weights.into(), batch, policy)?;
-        let x = pass.behind_blocks()?;
-        let mut tape = Tape::new(self.engine, &self.buffers);
-        let (hidden, head) = pass.hidden(&mut tape, x.borrow())?;
-        let loss = tape.cross_entropy(hidden, head, &batch.targets, 1.0)?;
-        Ok(Loss { sum: loss.sum, divergence: 0.0, tokens: loss.rows })
+        pass.loss(pass.behind_blocks()?.borrow())
     }
 
     /// The hidden states behind the final norm, `tokens x hidden`, and the head as it is multiplied, `vocab x hidden`: what the
@@ -210,10 +168,7 @@ impl<'c, E: Engine> Trained<'c, E> {
         policy: &TernaryPolicy,
     ) -> Result<[E::Tensor; 2], TrainError> {
         let pass = self.pass(engine, weights, batch, policy)?;
-        let x = pass.behind_blocks()?;
-        let mut tape = Tape::new(engine, &self.buffers);
-        let (hidden, head) = pass.hidden(&mut tape, x.borrow())?;
-        Ok([tape.to_tensor(hidden)?, tape.to_tensor(head)?])
+        pass.outputs(pass.behind_blocks()?.borrow())
     }
 
     /// The logits of all tokens of a batch, `tokens x vocab`.
@@ -235,7 +190,20 @@ impl<'c, E: Engine> Trained<'c, E> {
         Ok(tape.to_tensor(logits)?)
     }
 
-    fn pass<'p>(
+    /// Drops the buffers of the pool if they have the sizes of another number of tokens: they would stay unused.
+    pub(super) fn expect_tokens(&self, batch: &Batch) {
+        if self.tokens.swap(batch.ids.len(), Ordering::Relaxed) != batch.ids.len() {
+            self.buffers.clear();
+        }
+    }
+
+    /// Blocks whose gradients are computed together.
+    pub(super) fn segments(&self, layers: Range<usize>) -> Vec<Range<usize>> {
+        let end = layers.end;
+        layers.step_by(self.segment).map(|first| first..(first + self.segment).min(end)).collect()
+    }
+
+    pub(super) fn pass<'p>(
         &'p self,
         engine: &'p E,
         weights: Weights<'p, E::Tensor>,

@@ -1,15 +1,18 @@
 //! The decoder as training sees it: parameters in f32, and the gradient of a loss with respect to all of them.
 
 mod adapter;
+mod backward;
 mod forward;
 mod objective;
 mod parameters;
 mod pass;
 mod resident;
+mod stage;
 mod weights;
 
 pub use adapter::{Adapter, AdapterError, LoraConfig, LoraTarget, MergeReport, MergedMatrix};
 pub(crate) use adapter::{shape, targeted};
+pub(crate) use backward::Behind;
 pub use forward::Trained;
 pub(crate) use forward::check_gradients;
 pub use objective::{EMBEDDING_GROUP, Loss, Objective, TeacherLogits, TernaryPolicy};
@@ -17,4 +20,6 @@ pub use parameters::{Parameter, Parameters, Part};
 pub(crate) use parameters::{shapes, zeros};
 pub(crate) use pass::{ByPlace, Sums};
 pub use resident::{Resident, TrainEngine};
+pub use stage::Stage;
+pub(crate) use stage::{StageModel, count};
 pub use weights::Weights;

@@ -95,8 +95,17 @@ impl Parameters {
     /// # Ok::<(), trike_nn::NnError>(())
     /// ```
     pub fn random(spec: &DecoderSpec, seed: u64) -> Result<Self, NnError> {
+        Self::random_of(spec, seed, &|_| true)
+    }
+
+    /// Those of [`random`](Self::random) that `keeps` wants.
+    pub(super) fn random_of(
+        spec: &DecoderSpec,
+        seed: u64,
+        keeps: &dyn Fn(WeightName) -> bool,
+    ) -> Result<Self, NnError> {
         let residual = SPREAD / (2.0 * spec.layers as f64).sqrt();
-        Self::fill(spec, |place, name, (rows, cols)| {
+        Self::fill(spec, keeps, |place, name, (rows, cols)| {
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
             // A stream for each weight: a layer more does not change those before it.
             rng.set_stream(place as u64);
@@ -115,7 +124,15 @@ impl Parameters {
     ///
     /// [`NnError::Spec`], [`NnError::WeightShape`], and those of `weights`.
     pub fn load(spec: &DecoderSpec, weights: &mut impl DecoderWeights) -> Result<Self, NnError> {
-        Self::fill(spec, |_, name, shape| {
+        Self::load_of(spec, weights, &|_| true)
+    }
+
+    fn load_of(
+        spec: &DecoderSpec,
+        weights: &mut impl DecoderWeights,
+        keeps: &dyn Fn(WeightName) -> bool,
+    ) -> Result<Self, NnError> {
+        Self::fill(spec, keeps, |_, name, shape| {
             let (got, values) = match name.is_vector() {
                 true => {
                     let values = weights.vector(name)?;
@@ -145,16 +162,27 @@ impl Parameters {
     ///
     /// As [`load`](Self::load).
     pub fn open(source: &dyn WeightSource) -> Result<Self, NnError> {
-        Self::load(&source.config().spec, &mut Loading(source))
+        Self::open_of(source, &|_| true)
+    }
+
+    /// Those of [`open`](Self::open) that `keeps` wants.
+    pub(super) fn open_of(
+        source: &dyn WeightSource,
+        keeps: &dyn Fn(WeightName) -> bool,
+    ) -> Result<Self, NnError> {
+        Self::load_of(&source.config().spec, &mut Loading(source), keeps)
     }
 
     fn fill(
         spec: &DecoderSpec,
+        keeps: &dyn Fn(WeightName) -> bool,
         mut values: impl FnMut(usize, WeightName, (usize, usize)) -> Result<Vec<f32>, NnError>,
     ) -> Result<Self, NnError> {
         spec.validate()?;
         let mut all = Vec::new();
-        for (place, (name, shape)) in shapes(spec).into_iter().enumerate() {
+        for (place, (name, shape)) in
+            shapes(spec).into_iter().enumerate().filter(|(_, (name, _))| keeps(*name))
+        {
             let values = values(place, name, shape)?;
             all.push(Parameter { name, part: Part::Whole, cols: shape.1, values });
         }
@@ -208,6 +236,10 @@ impl<T: Elements> Parameters<T> {
     /// All of them, to be changed.
     pub fn all_mut(&mut self) -> &mut [Parameter<T>] {
         &mut self.all
+    }
+
+    pub(super) fn into_all(self) -> Vec<Parameter<T>> {
+        self.all
     }
 
     /// Number of values.

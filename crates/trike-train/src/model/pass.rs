@@ -319,6 +319,21 @@ impl<'p, E: Engine> Pass<'p, E> {
         Ok((hidden, self.table(tape, leaves, name)?))
     }
 
+    /// The normed residual stream `x` and the head as it is multiplied.
+    pub(super) fn outputs(&self, x: &E::View) -> Result<[E::Tensor; 2], TrainError> {
+        let mut tape = Tape::new(self.engine, self.buffers);
+        let (hidden, head) = self.hidden(&mut tape, x)?;
+        Ok([tape.to_tensor(hidden)?, tape.to_tensor(head)?])
+    }
+
+    /// The cross-entropy at the residual stream `x`.
+    pub(super) fn loss(&self, x: &E::View) -> Result<Loss, TrainError> {
+        let mut tape = Tape::new(self.engine, self.buffers);
+        let (hidden, head) = self.hidden(&mut tape, x)?;
+        let loss = tape.cross_entropy(hidden, head, &self.batch.targets, 1.0)?;
+        Ok(Loss { sum: loss.sum, divergence: 0.0, tokens: loss.rows })
+    }
+
     /// The loss at the residual stream `x`, and its gradient with respect to `x`; those of the parameters are added to `gradients`.
     pub(super) fn head_gradient(
         &self,

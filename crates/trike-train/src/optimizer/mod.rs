@@ -7,6 +7,7 @@ use std::borrow::{Borrow, BorrowMut};
 use serde::{Deserialize, Serialize};
 use trike_core::{Bounds, OptionError};
 use trike_grad::{AdamW, Elements, Engine};
+use trike_nn::WeightName;
 
 use crate::model::zeros;
 use crate::schedule::Factors;
@@ -106,7 +107,7 @@ impl Optimizer {
     /// As [`OptimizerConfig::validate`].
     pub fn new(config: OptimizerConfig, parameters: &Parameters) -> Result<Self, OptionError> {
         config.validate()?;
-        let second = |parameter: &Parameter| match has_momentum(&config, parameter) {
+        let second = |parameter: &Parameter| match has_momentum(&config, parameter.name) {
             true => None,
             false => Some(vec![0.0; parameter.values.len()]),
         };
@@ -142,14 +143,14 @@ impl<T: Elements> Optimizer<T> {
         for (place, parameter) in parameters.all().iter().enumerate() {
             let mean = |has: bool| has.then(|| zeros(engine, parameter.values.elements())).transpose();
             first.push(mean(owns(place))?);
-            second.push(mean(owns(place) && !has_momentum(&config, parameter))?);
+            second.push(mean(owns(place) && !has_momentum(&config, parameter.name))?);
         }
         Ok(Self { config, steps: 0, first, second })
     }
 
     /// Whether the parameter has a mean of squares, on the rank that changes it.
-    pub(crate) fn has_second(&self, parameter: &Parameter<T>) -> bool {
-        !has_momentum(&self.config, parameter)
+    pub(crate) fn has_second(&self, name: WeightName) -> bool {
+        !has_momentum(&self.config, name)
     }
 
     /// Steps taken.
@@ -254,10 +255,10 @@ impl<T: Elements> Optimizer<T> {
 }
 
 /// Whether a parameter has a momentum in place of two means.
-fn has_momentum<T>(config: &OptimizerConfig, parameter: &Parameter<T>) -> bool {
+fn has_momentum(config: &OptimizerConfig, name: WeightName) -> bool {
     match config.kind {
         OptimizerKind::AdamW => false,
-        OptimizerKind::Muon => parameter.name.is_block_matrix(),
+        OptimizerKind::Muon => name.is_block_matrix(),
         OptimizerKind::Sgd => true,
     }
 }
@@ -265,7 +266,7 @@ fn has_momentum<T>(config: &OptimizerConfig, parameter: &Parameter<T>) -> bool {
 #[cfg(test)]
 mod tests {
     use trike_cpu::Cpu;
-    use trike_nn::{DecoderSpec, WeightName};
+    use trike_nn::DecoderSpec;
     use trike_testkit::{assert_all_near, assert_near};
 
     use super::*;

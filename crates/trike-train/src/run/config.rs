@@ -8,7 +8,7 @@ use trike_grad::{BitLinear, Ternarize, TernaryScale};
 use trike_llm::DeviceChoice;
 use trike_trit::{Granularity, GroupSize};
 
-use super::names::{CodecName, Dataset, ScaleKind, Scheduler, Sharing, Whole, optimizer_name};
+use super::names::{CodecName, Dataset, Parallel, ScaleKind, Scheduler, Sharing, Whole, optimizer_name};
 use crate::data::BatchConfig;
 use crate::{
     OptimizerConfig, OptimizerKind, OuterConfig, Precision, PrecisionPolicy, RanksConfig, Schedule, Shape,
@@ -124,13 +124,16 @@ pub struct RunConfig {
     pub save_total_limit: usize,
     /// Steps between lines of the log.
     pub logging_steps: usize,
-    /// How ranks write what they send to each other, where a run has several: `none`, exact and with the same weights for one to
-    /// four ranks; `ternary`, `top-k`, `demo`, `low-rank`, `sparse` or `sketch`.
+    /// How ranks divide their work, where a run has several: `data`, by rows of a step, or `pipeline`, by blocks of the model. A run
+    /// may continue with the other one.
+    pub parallel: Parallel,
+    /// How ranks write the changes of the weights, where a run has several: `none`, with the sum of gradients in place of changes and
+    /// the same weights for one to four ranks; `ternary`, `sign`, `top-k`, `demo`, `low-rank`, `sparse` or `sketch`.
     pub codec: CodecName,
-    /// Steps that each rank takes with its own rows before the weights of all are brought together; 1: gradients are added up in
-    /// every step.
+    /// Steps that each rank takes with its own rows before the weights of all are brought together; 1 without a codec: gradients are
+    /// added up in every step.
     pub local_steps: usize,
-    /// Learning rate of the mean change of the weights after more than one local step.
+    /// Factor of the mean change of the weights, with a codec or local steps.
     pub outer_learning_rate: f32,
     /// Decay of its momentum.
     pub outer_momentum: f32,
@@ -193,6 +196,7 @@ impl Default for RunConfig {
             save_steps: None,
             save_total_limit: 2,
             logging_steps: 10,
+            parallel: Parallel::Data,
             codec: CodecName::None,
             local_steps: 1,
             outer_learning_rate: OuterConfig::default().learning_rate,
@@ -312,6 +316,15 @@ impl RunConfig {
         self.device()?;
         self.trainer(1)?.validate()?;
         self.ranks().validate()?;
+        let sends_changes = self.codec != CodecName::None || self.local_steps > 1;
+        if self.parallel == Parallel::Pipeline && sends_changes {
+            return Err(TrainError::Config {
+                problem: format!(
+                    "a pipeline with codec {:?} and local_steps {}: expected neither, they are for parallel = \"data\"",
+                    self.codec, self.local_steps
+                ),
+            });
+        }
         Ok(())
     }
 
@@ -443,7 +456,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         type Edit = fn(&mut RunConfig);
-        let table: [(Edit, &str); 12] = [
+        let table: [(Edit, &str); 14] = [
             (|c| c.base_model = None, "base_model"),
             (|c| c.base_model_config = Some("d".into()), "base_model"),
             (|c| (c.base_model, c.base_model_config) = (None, Some("d".into())), "tokenizer"),
@@ -456,6 +469,8 @@ mod tests {
             (|c| c.learning_rate = f32::NAN, "learning_rate"),
             (|c| c.eval_steps = Some(0), "eval_steps"),
             (|c| c.device = "cuda:0,cuda:1".to_owned(), "one device"),
+            (|c| (c.parallel, c.codec) = (Parallel::Pipeline, CodecName::Ternary), "codec Ternary"),
+            (|c| (c.parallel, c.local_steps) = (Parallel::Pipeline, 4), "local_steps 4"),
         ];
         for (edit, named) in table {
             let mut config = valid();

@@ -6,10 +6,13 @@ mod log;
 mod measure;
 mod names;
 mod page;
+mod parallel;
 mod ranks;
+mod reading;
 mod setup;
 mod track;
 
+use std::borrow::Cow;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -23,18 +26,15 @@ use trike_cpu::Cpu;
 pub use config::RunConfig;
 pub use log::{Line, StepLine};
 pub use measure::Evaluation;
-pub use names::{CodecName, Dataset, ScaleKind, Scheduler, Sharing, Whole};
+pub use names::{CodecName, Dataset, Parallel, ScaleKind, Scheduler, Sharing, Whole};
 pub use setup::Run;
 
 use self::log::Log;
-use self::ranks::StepTraffic;
+use self::ranks::{Moment, StepTraffic};
 use self::track::{Means, Watch};
 use crate::data::{Batches, unit_rows};
-use crate::trainer::sum_of_losses;
-use crate::{
-    RanksConfig, StepReport, TernaryPolicy, TrainEngine, TrainError, Trained, Trainer, TrainerConfig,
-    checkpoint,
-};
+use crate::model::count;
+use crate::{RanksConfig, StepReport, TrainEngine, TrainError, Trainer, TrainerConfig, checkpoint};
 
 /// Folder of the checkpoints in the output directory.
 const CHECKPOINTS: &str = "checkpoints";
@@ -110,10 +110,16 @@ pub enum Ended {
 pub struct RanksReport {
     /// Their number.
     pub count: usize,
-    /// Bytes that all of them have sent to each other while they took steps, with the headers of messages.
+    /// Messages that all of them have sent to each other while they took steps.
+    pub sent_messages: u64,
+    /// Their bytes, with headers.
     pub sent_bytes: u64,
     /// Seconds that a rank has waited for messages in this time, in the mean.
     pub waiting_seconds: f64,
+    /// Seconds of the steps, in the mean.
+    pub step_seconds: f64,
+    /// Seconds that the threads of a rank have run in the steps, in the mean; `None` where the system does not tell.
+    pub processor_seconds: Option<f64>,
 }
 
 /// The result of a run.
@@ -205,9 +211,11 @@ impl Run {
             }
         };
         let steps = steps.max(1);
+        let written = self.to_write(steps as u64 * tokens_per_step as u64)?;
+        self.check_written(written, comm)?;
         Ok(RunPlan {
-            written: self.to_write(steps as u64 * tokens_per_step as u64)?,
-            parameters: self.start.count(),
+            written,
+            parameters: count(self.start.spec()),
             documents: self.split.train.len(),
             held_out: self.split.held_out.len(),
             steps,
@@ -231,7 +239,11 @@ impl Run {
         config: TrainerConfig,
         comm: Option<&'t dyn Communicator>,
     ) -> Result<Trainer<'t, E>, TrainError> {
-        let trainer = Trainer::new(engine, config, self.policy()?, self.start.clone(), self.teacher())?;
+        let (policy, start, teacher) = (self.policy()?, self.start.clone(), self.teacher());
+        if let Some(comm) = self.pipeline(comm) {
+            return Trainer::in_pipeline(engine, config, policy, start, teacher, comm);
+        }
+        let trainer = Trainer::new(engine, config, policy, start, teacher)?;
         match comm {
             Some(comm) => trainer.with_ranks(comm, self.config.ranks()),
             None => Ok(trainer),
@@ -264,12 +276,7 @@ impl Run {
         comm: Option<&dyn Communicator>,
     ) -> Result<f64, TrainError> {
         let start = Instant::now();
-        let (model, weights) =
-            (Trained::new(engine, self.start.spec(), None)?, engine.resident(&self.start)?);
-        let policy = self.policy()?;
-        sum_of_losses(comm, self.text.batches.iter().cloned(), |batch| {
-            model.loss(weights.get(), batch, &policy)
-        })?;
+        self.held_out_loss(engine, comm, &self.start, &self.policy()?)?;
         let seconds = start.elapsed().as_secs_f64() * (setup::EVALUATIONS + 2) as f64;
         ranks::from_first(comm, || Ok(seconds))
     }
@@ -290,6 +297,7 @@ impl Run {
                     run.remove(path);
                 }
             }
+            agree(comm, "parallel", &format!("{:?}", self.config.parallel))?;
             ranks::agree_on(comm, &settings)?;
             // Ranks that change all weights themselves have to do it with the same bits.
             if self.config.ranks()
@@ -355,13 +363,13 @@ impl Run {
             let diverged = |step: usize| -> Result<TrainError, TrainError> {
                 Ok(TrainError::Diverged { step, checkpoint: checkpoint::newest(&checkpoints)? })
             };
-            let traffic_before = comm.map(Communicator::traffic);
+            let before_step = comm.map(Moment::now);
             let report = match trainer.step(&mut batches) {
                 Err(TrainError::NonFinite { .. }) => return Err(diverged(trainer.steps())?),
                 report => report?,
             };
-            if let (Some(comm), Some(before)) = (comm, traffic_before) {
-                traffic.add(before, comm.traffic());
+            if let (Some(comm), Some(before)) = (comm, before_step) {
+                traffic.add(&before, &Moment::now(comm));
             }
             memory.tokens += if report.skipped { 0 } else { report.tokens as u64 };
             memory.seconds = before + started.elapsed().as_secs_f64();
@@ -418,10 +426,12 @@ impl Run {
             if let Some(best) = memory.best.filter(|best| best.step != trainer.steps()) {
                 trainer.resume(&checkpoint::folder(&checkpoints, best.step), self.settings()?)?;
             }
+            let gathered = if trainer.stage().is_some() { trainer.gather()? } else { None };
             if !is_first {
                 return Ok(report);
             }
-            let weights = engine.on_host(trainer.parameters())?;
+            let weights =
+                gathered.map_or_else(|| engine.on_host(trainer.parameters()), |all| Ok(Cow::Owned(all)))?;
             report.notes = self.write_model(&weights)?;
             let (units, ranks) = (self.units(), comm.map_or(1, Communicator::size));
             if units < ranks {
@@ -461,9 +471,15 @@ impl Run {
     fn settings(&self) -> Result<Value, TrainError> {
         let mut config = to_json(&self.config)?;
         if let Some(object) = config.as_object_mut() {
-            for name in
-                ["output_dir", "device", "memory_limit", "save_steps", "save_total_limit", "logging_steps"]
-            {
+            for name in [
+                "output_dir",
+                "device",
+                "memory_limit",
+                "save_steps",
+                "save_total_limit",
+                "logging_steps",
+                "parallel",
+            ] {
                 object.remove(name);
             }
         }
@@ -481,11 +497,7 @@ impl Run {
         comm: Option<&dyn Communicator>,
     ) -> Result<Option<Evaluation>, TrainError> {
         let Some(teacher) = self.teacher().filter(|_| !self.text.is_empty()) else { return Ok(None) };
-        let model = Trained::new(engine, teacher.parameters.spec(), None)?;
-        let weights = engine.resident(teacher.parameters)?;
-        let loss = sum_of_losses(comm, self.text.batches.iter().cloned(), |batch| {
-            model.loss(weights.get(), batch, &TernaryPolicy::DENSE)
-        })?;
+        let loss = self.held_out_loss(engine, comm, teacher.parameters, &teacher.policy)?;
         Ok(Some(self.text.evaluation(0, loss.sum)))
     }
 }

@@ -101,6 +101,18 @@ impl CodecName {
     }
 }
 
+/// How the ranks of a run divide their work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Parallel {
+    /// Each rank holds the whole model and computes some rows of a step: [`Trainer::with_ranks`](crate::Trainer::with_ranks).
+    #[default]
+    Data,
+    /// Each rank holds consecutive blocks of the model and computes them for all rows:
+    /// [`Trainer::in_pipeline`](crate::Trainer::in_pipeline).
+    Pipeline,
+}
+
 /// The names of optimizers in axolotl.
 pub(super) mod optimizer_name {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

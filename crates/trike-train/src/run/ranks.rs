@@ -1,6 +1,6 @@
 //! What the ranks of a run tell each other beside gradients.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -59,27 +59,75 @@ pub(super) fn agree_on(comm: &dyn Communicator, settings: &Value) -> Result<(), 
     }
 }
 
-/// What a rank has sent and waited for in its steps, and not for evaluations and checkpoints.
-#[derive(Default)]
-pub(super) struct StepTraffic {
-    sent: u64,
-    waiting: Duration,
+/// The time and the traffic of a rank at one moment.
+pub(super) struct Moment {
+    traffic: Traffic,
+    time: Instant,
+    processor: Option<Duration>,
 }
 
-impl StepTraffic {
-    /// Adds a step between two readings.
-    pub(super) fn add(&mut self, before: Traffic, after: Traffic) {
-        self.sent += after.sent - before.sent;
-        self.waiting += after.waiting - before.waiting;
+impl Moment {
+    pub(super) fn now(comm: &dyn Communicator) -> Self {
+        Self { traffic: comm.traffic(), time: Instant::now(), processor: processor_time() }
     }
 }
 
-/// What all ranks have sent in their steps.
+/// Traffic and time of a rank in its steps, without evaluations and checkpoints.
+#[derive(Default)]
+pub(super) struct StepTraffic {
+    messages: u64,
+    sent: u64,
+    waiting: Duration,
+    time: Duration,
+    /// NaN where the system does not tell.
+    processor: f64,
+}
+
+impl StepTraffic {
+    /// Adds a step between two moments.
+    pub(super) fn add(&mut self, before: &Moment, after: &Moment) {
+        self.messages += after.traffic.messages - before.traffic.messages;
+        self.sent += after.traffic.sent - before.traffic.sent;
+        self.waiting += after.traffic.waiting - before.traffic.waiting;
+        self.time += after.time - before.time;
+        self.processor += match (before.processor, after.processor) {
+            (Some(before), Some(after)) => after.saturating_sub(before).as_secs_f64(),
+            _ => f64::NAN,
+        };
+    }
+}
+
+/// Traffic and time of all ranks in their steps.
 pub(super) fn report(comm: &dyn Communicator, steps: &StepTraffic) -> Result<RanksReport, CommError> {
-    let all = all_numbers(comm, &[steps.sent as f64, steps.waiting.as_secs_f64()])?;
+    let own = [
+        steps.messages as f64,
+        steps.sent as f64,
+        steps.waiting.as_secs_f64(),
+        steps.time.as_secs_f64(),
+        steps.processor,
+    ];
+    let all = all_numbers(comm, &own)?;
     let sum = |i: usize| all.iter().filter_map(|of_rank| of_rank.get(i)).sum::<f64>();
     let count = comm.size();
-    Ok(RanksReport { count, sent_bytes: sum(0) as u64, waiting_seconds: sum(1) / count as f64 })
+    let mean = |i: usize| sum(i) / count as f64;
+    Ok(RanksReport {
+        count,
+        sent_messages: sum(0) as u64,
+        sent_bytes: sum(1) as u64,
+        waiting_seconds: mean(2),
+        step_seconds: mean(3),
+        processor_seconds: Some(mean(4)).filter(|seconds| seconds.is_finite()),
+    })
+}
+
+/// Time that the threads of this process have run so far, in steps of 10 ms, where Linux tells.
+fn processor_time() -> Option<Duration> {
+    let text = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The name of the program, in parentheses, may have spaces; the twelfth and thirteenth field after it are clock ticks in
+    // the program and in the system, 100 per second for programs on every architecture.
+    let (_, fields) = text.rsplit_once(')')?;
+    let mut ticks = fields.split_whitespace().skip(11).map(|field| field.parse::<u64>().ok());
+    Some(Duration::from_millis(10 * (ticks.next()?? + ticks.next()??)))
 }
 
 /// Whether any rank says so.

@@ -16,9 +16,10 @@ use trike_text::tokenizer::Tokenizer;
 use super::RunConfig;
 use super::measure::HeldOutText;
 use super::ranks;
+use super::reading::Reading;
 use crate::data::{BatchConfig, Batches, Documents, Encoder, HeldOut, Position, Record};
 use crate::{
-    Parameters, RunShape, SampleConfig, Sampler, Teacher, TernaryPolicy, TrainError,
+    Parameters, RunShape, SampleConfig, Sampler, Teacher, TernaryPolicy, TrainError, estimate_stage_memory,
     estimate_training_memory, write_packed,
 };
 
@@ -84,9 +85,10 @@ fn memory(
     batches: BatchConfig,
     teacher: Option<&DecoderSpec>,
     is_own: bool,
+    reading: Reading<'_>,
 ) -> Result<u64, TrainError> {
     let policy = config.policy()?;
-    let estimate = estimate_training_memory(&RunShape {
+    let shape = RunShape {
         spec,
         policy: &policy,
         optimizer: config.optimizer,
@@ -96,7 +98,14 @@ fn memory(
         adapter: None,
         teacher: teacher.map(|spec| (spec, &TernaryPolicy::DENSE)),
         threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-    })?;
+    };
+    let estimate = match reading.stage(spec) {
+        Some(stage) => {
+            let of_teacher = teacher.and_then(|spec| reading.stage(spec));
+            estimate_stage_memory(&shape, &stage, of_teacher.as_ref())?
+        }
+        None => estimate_training_memory(&shape)?,
+    };
     // The weights at the start are kept; a teacher may be they.
     let needed = estimate.total().saturating_add(if is_own { 0 } else { estimate.weights });
     // A device says what it has left when it is opened.
@@ -117,6 +126,20 @@ impl Run {
     /// [`TrainError::Memory`] for a run that needs more memory than the limit; [`TrainError::Vocabulary`] for a teacher with another
     /// vocabulary; and those of the files.
     pub fn open(config: RunConfig) -> Result<Self, TrainError> {
+        Self::read(config, Reading::ALL)
+    }
+
+    /// [`open`](Self::open) for one of several ranks, which reads its own part of the models only if the run is a pipeline.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open), and [`TrainError::Option`] for a pipeline of more ranks than the model has blocks.
+    pub fn open_ranks(config: RunConfig, comm: &dyn Communicator) -> Result<Self, TrainError> {
+        let reading = Reading::of(&config, comm);
+        Self::read(config, reading)
+    }
+
+    fn read(config: RunConfig, reading: Reading<'_>) -> Result<Self, TrainError> {
         config.validate()?;
         let output = &config.output_dir;
         if output.join("config.json").exists() {
@@ -134,26 +157,31 @@ impl Run {
             Base::Model(file) => file.config().spec.clone(),
             Base::Random(model) => model.0.spec.clone(),
         };
+        reading.check(&spec)?;
         let batches = config.batches(spec.context)?;
         let given = config.teacher.as_deref().filter(|path| path.as_os_str() != NONE);
         let is_own = config.teacher.is_none() && config.is_ternary() && matches!(base, Base::Model(_));
         let taught_by = given.map(ModelFile::open).transpose()?;
         // Before anything large is read.
         let of_teacher = taught_by.as_ref().map(|file| &file.config().spec).or(is_own.then_some(&spec));
-        let memory = memory(&config, &spec, batches, of_teacher, is_own)?;
+        let memory = memory(&config, &spec, batches, of_teacher, is_own, reading)?;
         let (tokenizer, template, start) = match &base {
             Base::Model(file) => {
                 let tokenizer = file.tokenizer(config.tokenizer.as_deref())?;
                 let template = file.chat_template(&tokenizer)?;
-                (tokenizer, template, Parameters::open(&**file)?)
+                (tokenizer, template, weights(file, reading)?)
             }
             Base::Random(model) => {
                 let tokenizer = Tokenizer::open(config.tokenizer.as_deref().unwrap_or(Path::new("")))?;
                 tokenizer.check_vocab(model.0.spec.vocab)?;
-                (tokenizer, None, Parameters::random(&model.0.spec, config.seed)?)
+                let start = match reading.stage(&spec) {
+                    Some(stage) => Parameters::random_stage(&spec, config.seed, &stage)?,
+                    None => Parameters::random(&spec, config.seed)?,
+                };
+                (tokenizer, None, start)
             }
         };
-        let taught_by = taught_by.map(|file| Parameters::open(&file)).transpose()?;
+        let taught_by = taught_by.map(|file| weights(&file, reading)).transpose()?;
         let documents = Documents::open(&config.datasets.iter().map(|data| &data.path).collect::<Vec<_>>())?;
         let share = config.val_set_size.min(MOST_HELD_OUT / documents.len() as f64);
         let split = HeldOut::new(documents.len(), share, config.seed);
@@ -299,6 +327,14 @@ impl Run {
         fs::remove_dir(&temporary).map_err(io(&temporary))?;
         Ok(notes)
     }
+}
+
+/// Reads the weights of a model, or those of this rank.
+fn weights(file: &ModelFile, reading: Reading<'_>) -> Result<Parameters, TrainError> {
+    Ok(match reading.stage(&file.config().spec) {
+        Some(stage) => Parameters::open_stage(file, &stage)?,
+        None => Parameters::open(file)?,
+    })
 }
 
 /// Reads the architecture of a `config.json`.

@@ -1,5 +1,6 @@
 //! The loop of training.
 
+mod pipeline;
 mod ranks;
 
 use std::borrow::{Borrow, BorrowMut};
@@ -20,6 +21,8 @@ use crate::{
     Resident, Schedule, Shape, TernaryPolicy, TrainEngine, TrainError, Trained, Weights,
 };
 
+use self::pipeline::Pipeline;
+pub(crate) use self::pipeline::{check_ranks, losses_of};
 use self::ranks::Ranks;
 pub use self::ranks::{OuterConfig, RanksConfig};
 pub(crate) use self::ranks::{all_numbers, sum_of_losses};
@@ -176,6 +179,7 @@ pub struct Trainer<'a, E: Engine = Cpu> {
     pub(crate) step: usize,
     pub(crate) scaler: Option<LossScaler>,
     pub(crate) ranks: Option<Ranks<'a>>,
+    pipeline: Option<Pipeline<'a>>,
 }
 
 impl<'a, E: TrainEngine> Trainer<'a, E> {
@@ -259,6 +263,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
             step: 0,
             scaler,
             ranks: None,
+            pipeline: None,
         })
     }
 
@@ -268,13 +273,13 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         self.step
     }
 
-    /// The weights that are trained: with an adapter, its factors.
+    /// The weights that are trained: with an adapter, its factors; in a pipeline, those of this rank.
     #[must_use]
     pub fn parameters(&self) -> &Parameters<E::Tensor> {
         self.trainable.weights().trained()
     }
 
-    /// A copy of the weights that are trained on the host: with an adapter, its factors.
+    /// A copy of the weights that are trained on the host: with an adapter, its factors; in a pipeline, those of this rank.
     ///
     /// # Errors
     ///
@@ -283,7 +288,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         Ok(self.parameters().download(self.engine)?)
     }
 
-    /// The weights that are trained, at the end of a run.
+    /// The weights that are trained, at the end of a run; in a pipeline, those of this rank.
     #[must_use]
     pub fn into_parameters(self) -> Parameters<E::Tensor> {
         match self.trainable {
@@ -320,6 +325,9 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         if let Some(ranks) = &self.ranks {
             return self.save_together(ranks, dir, &state, keep);
         }
+        if let Some(pipeline) = &self.pipeline {
+            return self.save_in_pipeline(pipeline, dir, &state, keep);
+        }
         let tensors = checkpoint::tensors_of(self.parameters(), &self.optimizer, |tensor| {
             Ok(self.engine.download(tensor.borrow())?.into_owned())
         })?;
@@ -334,13 +342,18 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     /// As [`checkpoint::load`].
     pub fn resume(&mut self, path: &Path, settings: Value) -> Result<RunState, TrainError> {
         let config = self.with_settings(settings)?;
-        let state = match self.ranks.take() {
-            Some(mut ranks) => {
+        let state = match (self.ranks.take(), self.pipeline.take()) {
+            (Some(mut ranks), _) => {
                 let state = self.resume_together(&mut ranks, path, &config);
                 self.ranks = Some(ranks);
                 state?
             }
-            None => {
+            (None, Some(pipeline)) => {
+                let state = self.resume_in_pipeline(&pipeline, path, &config);
+                self.pipeline = Some(pipeline);
+                state?
+            }
+            (None, None) => {
                 let (parameters, optimizer) = (self.trainable.trained_mut(), &mut self.optimizer);
                 let write = |values| Ok(self.engine.upload(values)?);
                 checkpoint::load_into(path, &config, parameters, optimizer, write)?
@@ -373,6 +386,11 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         if let Some(mut ranks) = self.ranks.take() {
             let report = self.step_together(&mut ranks, batches);
             self.ranks = Some(ranks);
+            return report;
+        }
+        if let Some(pipeline) = self.pipeline.take() {
+            let report = self.step_in_pipeline(&pipeline, batches);
+            self.pipeline = Some(pipeline);
             return report;
         }
         let loss = self.accumulate(batches)?;
@@ -412,7 +430,8 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     }
 
     fn check_alone(&self, what: &'static str) -> Result<(), TrainError> {
-        if self.ranks.is_none() { Ok(()) } else { Err(TrainError::Alone { what }) }
+        let is_alone = self.ranks.is_none() && self.pipeline.is_none();
+        if is_alone { Ok(()) } else { Err(TrainError::Alone { what }) }
     }
 
     /// The loss of the next batches, whose gradients replace those of the last.
@@ -556,6 +575,10 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     ///
     /// Those of the data and of [`Trained::loss`].
     pub fn evaluate(&self, batches: impl IntoIterator<Item = Batch>) -> Result<Loss, TrainError> {
+        if let Some(pipeline) = &self.pipeline {
+            let (weights, policy) = (self.trainable.weights(), &self.policy);
+            return losses_of(pipeline.comm(), self.engine, &self.model, weights, policy, batches);
+        }
         let each = |batch: &Batch| self.model.loss(self.trainable.weights(), batch, &self.policy);
         ranks::sum_of_losses(self.ranks.as_ref().map(|ranks| ranks.comm), batches, each)
     }

@@ -115,8 +115,10 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     /// # Errors
     ///
     /// [`TrainError::Option`]; [`TrainError::Comm`] for ranks that differ, and for a codec with settings out of range;
-    /// [`TrainError::Config`] for a codec or local steps with products in f16, whose factor of the loss would differ between ranks.
+    /// [`TrainError::Config`] for a codec or local steps with products in f16, whose factor of the loss would differ between ranks;
+    /// [`TrainError::Alone`] in a pipeline.
     pub fn with_ranks(mut self, comm: &'a dyn Communicator, config: RanksConfig) -> Result<Self, TrainError> {
+        self.check_alone("another division among ranks")?;
         config.validate()?;
         if self.scaler.is_some() && config.is_local() {
             let problem = "a codec or local steps with fp16: expected bf16 or f32 products".to_owned();

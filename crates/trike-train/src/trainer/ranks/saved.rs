@@ -85,7 +85,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
             gather(format!("weight.{key}"), 0, &read(Some(&parameter.values))?, len)?;
             let means = [("first", &self.optimizer.first, true), ("second", &self.optimizer.second, false)];
             for (part, means, always) in means {
-                if !always && !self.optimizer.has_second(parameter) {
+                if !always && !self.optimizer.has_second(parameter.name) {
                     continue;
                 }
                 let values = read(means[place].as_ref())?;

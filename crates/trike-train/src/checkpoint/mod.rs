@@ -1,16 +1,19 @@
 //! Checkpoints of runs: written whole or not at all.
 
+mod tensors;
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, View};
+use safetensors::tensor::{Dtype, SafeTensorError, View};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use trike_grad::Elements;
 
+pub(crate) use self::tensors::Tensors;
 use crate::data::Position;
 use crate::{LossScaler, Optimizer, Parameters, TrainError};
 
@@ -47,7 +50,7 @@ pub struct Keep {
     pub also: Option<usize>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct StateFile {
     version: u32,
     pub(crate) optimizer_steps: u64,
@@ -96,6 +99,20 @@ pub(crate) fn write(
     tensors: &Named,
     keep: Keep,
 ) -> Result<PathBuf, TrainError> {
+    let views = tensors.iter().map(|(name, values)| (name.clone(), Numbers(values, [values.len()])));
+    write_views(dir, state, optimizer_steps, ranks, views.collect(), || Ok(()), keep)
+}
+
+/// [`write`] of tensors that are taken from somewhere else when they are written; `check` says whether all of them were.
+pub(crate) fn write_views<V: View>(
+    dir: &Path,
+    state: &RunState,
+    optimizer_steps: u64,
+    ranks: usize,
+    tensors: Vec<(String, V)>,
+    check: impl Fn() -> Result<(), TrainError>,
+    keep: Keep,
+) -> Result<PathBuf, TrainError> {
     let io = |path: &Path| {
         let path = path.to_owned();
         move |source| TrainError::Io { path, source }
@@ -112,11 +129,11 @@ pub(crate) fn write(
         let path = temporary.join(STATE);
         File::create(&path).and_then(|mut file| file.write_all(&json)).map_err(io(&path))?;
         // One tensor after another: no second copy of all is held.
-        let numbers = tensors.iter().map(|(name, values)| (name, Numbers(values, [values.len()])));
-        safetensors::serialize_to_file(numbers, None, &temporary.join(TENSORS)).map_err(|e| match e {
+        safetensors::serialize_to_file(tensors, None, &temporary.join(TENSORS)).map_err(|e| match e {
             SafeTensorError::IoError(source) => io(&temporary.join(TENSORS))(source),
             other => TrainError::Checkpoint { path: to.clone(), problem: other.to_string() },
         })?;
+        check()?;
         for name in [STATE, TENSORS] {
             let path = temporary.join(name);
             File::open(&path).and_then(|file| file.sync_all()).map_err(io(&path))?;
@@ -198,25 +215,22 @@ pub(crate) fn load_into<T: Elements>(
     Ok(file.run)
 }
 
-/// The state and the tensors of a checkpoint of a run with this configuration.
-pub(crate) fn read(path: &Path, config: &Value) -> Result<(StateFile, Named), TrainError> {
+/// The state of a checkpoint of a run with this configuration, and its tensors on the disk.
+pub(crate) fn open(path: &Path, config: &Value) -> Result<(StateFile, Tensors), TrainError> {
     let wrong = |problem: String| TrainError::Checkpoint { path: path.to_owned(), problem };
     let file = read_state(path)?;
     if let Some((setting, was, is)) = difference("", &file.run.config, config) {
         return Err(wrong(format!("it belongs to another run: {setting} was {was}, and is {is} now")));
     }
-    let at = path.join(TENSORS);
-    let bytes = fs::read(&at).map_err(|source| TrainError::Io { path: at, source })?;
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("{TENSORS}: {e}")))?;
-    let mut all = Vec::new();
-    for (name, view) in tensors.tensors() {
-        if view.dtype() != Dtype::F32 {
-            return Err(wrong(format!("{name} has {:?}: expected F32", view.dtype())));
-        }
-        let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-        all.push((name, values.collect()));
-    }
-    Ok((file, all))
+    Ok((file, Tensors::open(path)?))
+}
+
+/// The state and the tensors of a checkpoint of a run with this configuration.
+pub(crate) fn read(path: &Path, config: &Value) -> Result<(StateFile, Named), TrainError> {
+    let (file, mut tensors) = open(path, config)?;
+    let names = tensors.lens();
+    let read = |(name, _): (String, usize)| Ok::<_, TrainError>((name.clone(), tensors.read(&name)?));
+    Ok((file, names.into_iter().map(read).collect::<Result<_, _>>()?))
 }
 
 /// Puts the tensors of a checkpoint in their places, all or none. An optimizer takes the means that it has room for.

@@ -5,14 +5,19 @@
 //! their numbers. Each rank has whole, consecutive blocks and computes the sums of the largest subtrees that are all its own; the
 //! rest of the tree is added where the parts meet. So one, two, three and four ranks add the same numbers in the same order.
 
+mod volume;
+
 use std::ops::Range;
 
 use crate::{CommError, Communicator};
 
+pub use volume::Volume;
+pub(crate) use volume::mean_bytes;
+
 /// Blocks of a step of up to as many ranks.
 const BLOCKS: usize = 4;
 /// Elements that are exchanged at once: the messages of a piece take as much memory as the piece.
-const PIECE: usize = 1 << 22;
+pub(crate) const PIECE: usize = 1 << 22;
 
 /// Which units of a step each rank computes, and how they are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -321,12 +326,6 @@ pub fn broadcast_floats<C: Communicator + ?Sized>(
         all.extend(floats(&bytes));
     }
     Ok(all)
-}
-
-/// Bytes that rank `rank` sends for the [`mean`] of `len` numbers.
-pub(crate) fn mean_bytes(len: usize, rank: usize, ranks: usize) -> usize {
-    let own = Shards::even(len, ranks).of_rank(rank).len();
-    4 * (len - own) + 4 * ranks.saturating_sub(1) * own
 }
 
 /// Replaces the numbers of each rank by their mean over the ranks, which are added in order. All ranks get the same bits.

@@ -1,0 +1,68 @@
+//! Times of messages and exchanges between ranks, as lines of JSON:
+//! `cargo build --release -p trike-comm --features mpi --example exchange && mpirun -n 2 target/release/examples/exchange`.
+//!
+//! Messages go from rank 0 to rank 1 and back; half of this time is that of one message. The sum is that of a vector over all ranks,
+//! as training adds gradients. Times are what rank 0 has waited for: the median, and the first decile, which other programs of the
+//! machine disturb less.
+#![expect(clippy::print_stdout, reason = "an example prints its figures")]
+
+use std::error::Error;
+use std::time::Instant;
+
+use trike_comm::{CommError, Communicator as _, Mpi, Part, Plan, TreeSum};
+
+/// Bytes of messages, and how often each is sent.
+const MESSAGES: [(usize, usize); 7] =
+    [(8, 201), (64, 201), (1 << 10, 201), (16 << 10, 101), (256 << 10, 41), (2 << 20, 15), (16 << 20, 7)];
+/// Elements of vectors that are added up, and how often.
+const SUMS: [(usize, usize); 2] = [(100_000, 21), (2_500_000, 7)];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let comm = Mpi::start().ok_or("MPI was started before")?;
+    let (rank, ranks) = (comm.rank(), comm.size());
+    let print = |name: &str, size: usize, [median, fast]: [f64; 2]| {
+        if rank == 0 {
+            println!("{{\"{name}\":{size},\"ranks\":{ranks},\"seconds\":{median:e},\"fast\":{fast:e}}}");
+        }
+    };
+    if ranks > 1 {
+        for (bytes, times) in MESSAGES {
+            let message = vec![1u8; bytes];
+            let back_and_forth = times_of(times, || match rank {
+                0 => comm.send(1, &message).and_then(|()| comm.receive(1, bytes).map(drop)),
+                1 => comm.receive(0, bytes).and_then(|back| comm.send(0, &back)),
+                _ => Ok(()),
+            })?;
+            print("message_bytes", bytes, back_and_forth.map(|seconds| seconds / 2.0));
+            // The others, which have nothing to do, wait without looking for messages all the time.
+            comm.barrier()?;
+        }
+    }
+    for (elements, times) in SUMS {
+        let plan = Plan::new(4, &comm);
+        let mut sum = TreeSum::default();
+        for block in plan.blocks() {
+            sum.push(block, Some(vec![1.0f32; elements]), |_, _| {});
+        }
+        let parts = sum.into_parts();
+        let parts: Vec<Part<&[f32]>> = parts.iter().map(Part::as_ref).collect();
+        let mut all = vec![0.0; elements];
+        let seconds = times_of(times, || plan.all_reduce(&comm, &parts, &mut all))?;
+        print("sum_elements", elements, seconds);
+        comm.barrier()?;
+    }
+    Ok(())
+}
+
+/// Median and first decile of so many times after a first one, which takes memory from the system.
+fn times_of(times: usize, mut run: impl FnMut() -> Result<(), CommError>) -> Result<[f64; 2], CommError> {
+    run()?;
+    let mut all = Vec::with_capacity(times);
+    for _ in 0..times {
+        let start = Instant::now();
+        run()?;
+        all.push(start.elapsed().as_secs_f64());
+    }
+    all.sort_by(f64::total_cmp);
+    Ok([all[times / 2], all[times / 10]])
+}

@@ -1,0 +1,86 @@
+//! Gradients of blocks, segment by segment.
+
+use std::borrow::Borrow;
+use std::ops::Range;
+
+use trike_grad::{Elements, Engine, Tape};
+
+use super::parameters::zeros;
+use super::pass::{Leaves, Pass, Sums};
+use super::{Loss, Objective};
+use crate::TrainError;
+
+/// The gradient behind the last block of a pass.
+pub(crate) enum Behind<'o, 't, E: Engine> {
+    /// That of the loss, times `scale`.
+    Loss { objective: &'o mut Objective<'t, E::View>, scale: f32 },
+    /// That of the blocks of another rank.
+    Blocks(E::Tensor),
+}
+
+impl<E: Engine> Pass<'_, E> {
+    /// The inputs of all segments, of which `x` is the first.
+    pub(super) fn inputs(
+        &self,
+        x: E::Tensor,
+        segments: &[Range<usize>],
+    ) -> Result<Vec<E::Tensor>, TrainError> {
+        let mut inputs = vec![x];
+        for segment in &segments[..segments.len().saturating_sub(1)] {
+            let Some(x) = inputs.last() else { break };
+            inputs.push(self.through(x.borrow(), segment.clone())?);
+        }
+        Ok(inputs)
+    }
+
+    /// The loss, if it is computed here, and the gradient with respect to the first input, zeros unless `tracks_input`; those of the
+    /// parameters are added to `gradients`.
+    pub(super) fn backward(
+        &self,
+        segments: &[Range<usize>],
+        inputs: &[E::Tensor],
+        behind: Behind<'_, '_, E>,
+        tracks_input: bool,
+        gradients: &mut Sums<'_, E::Tensor>,
+    ) -> Result<(Loss, E::Tensor), TrainError> {
+        let mut loss = Loss::default();
+        let mut behind = Some(behind);
+        let mut dy = None;
+        for (index, (segment, x)) in segments.iter().zip(inputs).enumerate().rev() {
+            let mut tape = self.tape();
+            let mut leaves = Leaves::new(true);
+            let from = match index == 0 && !tracks_input {
+                true => tape.constant(x.borrow(), self.spec.hidden)?,
+                false => tape.parameter(x.borrow(), self.spec.hidden)?,
+            };
+            let y = self.blocks(&mut tape, &mut leaves, from, segment.clone())?;
+            let d = match (dy.take(), behind.take()) {
+                (Some(dy), _) | (None, Some(Behind::Blocks(dy))) => dy,
+                (None, Some(Behind::Loss { objective, scale })) => {
+                    let (found, d) = self.head_gradient(tape.value(y)?, objective, scale, gradients)?;
+                    loss = found;
+                    d
+                }
+                (None, None) => zeros(self.engine, x.elements())?,
+            };
+            let mut found = tape.backward_from(y, d)?;
+            leaves.add(self.engine, &mut found, self.buffers, gradients)?;
+            dy = Some(found.take(from).map_or_else(|| zeros(self.engine, x.elements()), Ok)?);
+        }
+        let dx = dy.map_or_else(|| zeros(self.engine, inputs.first().map_or(0, Elements::elements)), Ok)?;
+        Ok((loss, dx))
+    }
+
+    /// Adds the gradient of the embedding for that of the residual stream before the first block.
+    pub(super) fn embedding_backward(
+        &self,
+        dx: E::Tensor,
+        gradients: &mut Sums<'_, E::Tensor>,
+    ) -> Result<(), TrainError> {
+        let mut tape = Tape::new(self.engine, self.buffers);
+        let mut leaves = Leaves::new(true);
+        let x = self.embed(&mut tape, &mut leaves)?;
+        let mut found = tape.backward_from(x, dx)?;
+        Ok(leaves.add(self.engine, &mut found, self.buffers, gradients)?)
+    }
+}

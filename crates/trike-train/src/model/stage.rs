@@ -1,0 +1,222 @@
+//! The part of a decoder that a rank of a pipeline holds.
+
+use std::borrow::Borrow;
+use std::ops::Range;
+
+use trike_comm::Shards;
+use trike_grad::Engine;
+use trike_llm::WeightSource;
+use trike_nn::{DecoderSpec, NnError, WeightName};
+
+use super::backward::Behind;
+use super::pass::{Pass, Sums};
+use super::{Loss, Parameter, Parameters, TernaryPolicy, Trained, Weights, shapes};
+use crate::TrainError;
+use crate::data::Batch;
+
+/// Consecutive blocks of a decoder: those of one of several ranks. The first rank holds the embedding too, the last one the final
+/// norm and the head. If the head is the embedding, both hold it, and the last rank changes it.
+///
+/// ```
+/// use trike_nn::{DecoderSpec, WeightName};
+/// use trike_train::Stage;
+///
+/// let spec = DecoderSpec { tied_head: true, ..DecoderSpec::llama(64, 5, 4, 300) };
+/// let last = Stage::new(&spec, 1, 2);
+/// assert_eq!(last.layers(), 3..5);
+/// assert!(last.holds(WeightName::Query(3)) && !last.holds(WeightName::Query(2)));
+/// assert!(last.holds(WeightName::Embedding) && last.owner(WeightName::Embedding) == 1);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stage {
+    rank: usize,
+    ranks: usize,
+    layers: Shards,
+    tied: bool,
+}
+
+impl Stage {
+    /// The part of rank `rank` of `ranks`, which have equal numbers of blocks, or the first ones one more. With fewer blocks than
+    /// ranks, the last ranks have none.
+    #[must_use]
+    pub fn new(spec: &DecoderSpec, rank: usize, ranks: usize) -> Self {
+        Self { rank, ranks, layers: Shards::even(spec.layers, ranks), tied: spec.tied_head }
+    }
+
+    /// The blocks.
+    #[must_use]
+    pub fn layers(&self) -> Range<usize> {
+        self.layers.of_rank(self.rank)
+    }
+
+    /// Whether this rank holds the weight.
+    #[must_use]
+    pub fn holds(&self, name: WeightName) -> bool {
+        self.owner(name) == self.rank || self.copies(name) && self.rank == 0
+    }
+
+    /// The rank that changes the weight.
+    #[must_use]
+    pub fn owner(&self, name: WeightName) -> usize {
+        let last = self.ranks.saturating_sub(1);
+        match name.layer() {
+            Some(layer) => {
+                (0..self.ranks).find(|&rank| self.layers.of_rank(rank).contains(&layer)).unwrap_or(last)
+            }
+            None if name == WeightName::Embedding && !self.tied => 0,
+            None => last,
+        }
+    }
+
+    /// Whether the first rank holds a copy of the weight, which the last one changes.
+    pub(crate) fn copies(&self, name: WeightName) -> bool {
+        name == WeightName::Embedding && self.tied && self.ranks > 1
+    }
+
+    pub(crate) fn is_first(&self) -> bool {
+        self.rank == 0
+    }
+
+    pub(crate) fn is_last(&self) -> bool {
+        self.rank + 1 == self.ranks
+    }
+}
+
+impl Parameters {
+    /// The random weights of a rank: those that [`random`](Self::random) has at their places.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Spec`].
+    pub fn random_stage(spec: &DecoderSpec, seed: u64, stage: &Stage) -> Result<Self, NnError> {
+        Self::random_of(spec, seed, &|name| stage.holds(name))
+    }
+
+    /// The weights of a rank from a model file; others are not read.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub fn open_stage(source: &dyn WeightSource, stage: &Stage) -> Result<Self, NnError> {
+        Self::open_of(source, &|name| stage.holds(name))
+    }
+
+    /// The weights of a rank.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::NoParameter`] for one that is missing here.
+    pub fn into_stage(self, stage: &Stage) -> Result<Self, TrainError> {
+        let spec = self.spec().clone();
+        let names: Vec<WeightName> = shapes(&spec).into_iter().map(|(name, _)| name).collect();
+        let mut own: Vec<Parameter> = self.into_all();
+        own.retain(|parameter| stage.holds(parameter.name));
+        for name in names.into_iter().filter(|&name| stage.holds(name)) {
+            if !own.iter().any(|parameter| parameter.name == name) {
+                return Err(TrainError::NoParameter { name: name.to_string() });
+            }
+        }
+        Ok(Self::of(&spec, own))
+    }
+}
+
+/// Number of values of all weights.
+pub(crate) fn count(spec: &DecoderSpec) -> usize {
+    shapes(spec).into_iter().map(|(_, (rows, cols))| rows * cols).sum()
+}
+
+/// A decoder of which a rank computes its blocks.
+pub(crate) struct StageModel<'w, E: Engine> {
+    pub(crate) model: &'w Trained<'w, E>,
+    /// Those of the stage.
+    pub(crate) weights: Weights<'w, E::Tensor>,
+    pub(crate) policy: &'w TernaryPolicy,
+    pub(crate) stage: &'w Stage,
+}
+
+impl<E: Engine> Clone for StageModel<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E: Engine> Copy for StageModel<'_, E> {}
+
+impl<'w, E: Engine> StageModel<'w, E> {
+    fn pass(self, batch: &'w Batch) -> Result<Pass<'w, E>, TrainError> {
+        self.model.pass(self.model.engine, self.weights, batch, self.policy)
+    }
+
+    /// A pass whose products are those of gradients.
+    fn training(self, batch: &'w Batch) -> Result<Pass<'w, E>, TrainError> {
+        Ok(Pass { precision: self.model.precision, ..self.pass(batch)? })
+    }
+
+    /// The input of the stage's blocks: what the rank before has sent, or the embedded tokens.
+    fn input(pass: &Pass<'w, E>, x: Option<E::Tensor>) -> Result<E::Tensor, TrainError> {
+        x.map_or_else(|| pass.embedded(), Ok)
+    }
+
+    /// The residual stream behind the stage's blocks, without gradients.
+    pub(crate) fn through(self, batch: &'w Batch, x: Option<E::Tensor>) -> Result<E::Tensor, TrainError> {
+        let pass = self.pass(batch)?;
+        let mut x = Self::input(&pass, x)?;
+        for layer in self.stage.layers() {
+            x = pass.through(x.borrow(), layer..layer + 1)?;
+        }
+        Ok(x)
+    }
+
+    /// The cross-entropy at the residual stream behind all blocks, on the last rank.
+    pub(crate) fn loss(self, batch: &'w Batch, x: &E::View) -> Result<Loss, TrainError> {
+        self.pass(batch)?.loss(x)
+    }
+
+    /// The normed residual stream behind all blocks and the head, on the last rank.
+    pub(crate) fn outputs(self, batch: &'w Batch, x: &E::View) -> Result<[E::Tensor; 2], TrainError> {
+        self.pass(batch)?.outputs(x)
+    }
+
+    /// The inputs of the stage's segments, from which [`backward`](Self::backward) computes them again.
+    pub(crate) fn inputs(self, batch: &'w Batch, x: Option<E::Tensor>) -> Result<Vec<E::Tensor>, TrainError> {
+        self.model.expect_tokens(batch);
+        let pass = self.training(batch)?;
+        let x = Self::input(&pass, x)?;
+        pass.inputs(x, &self.model.segments(self.stage.layers()))
+    }
+
+    /// The residual stream behind the stage's blocks, from the inputs of its segments.
+    pub(crate) fn output(self, batch: &'w Batch, inputs: &[E::Tensor]) -> Result<E::Tensor, TrainError> {
+        let (pass, segments) = (self.training(batch)?, self.model.segments(self.stage.layers()));
+        let segment = segments.last().cloned().unwrap_or_default();
+        pass.through(inputs[inputs.len() - 1].borrow(), segment)
+    }
+
+    /// The loss on the last rank, and the gradient with respect to what the rank before has sent; the first rank adds that of the
+    /// embedding, too.
+    pub(crate) fn backward(
+        self,
+        batch: &'w Batch,
+        inputs: &[E::Tensor],
+        behind: Behind<'_, '_, E>,
+        gradients: &mut Sums<'_, E::Tensor>,
+    ) -> Result<(Loss, E::Tensor), TrainError> {
+        let pass = self.training(batch)?;
+        pass.backward(&self.model.segments(self.stage.layers()), inputs, behind, true, gradients)
+    }
+
+    /// Adds the gradient of the embedding on the first rank.
+    pub(crate) fn embedding_backward(
+        self,
+        batch: &'w Batch,
+        dx: E::Tensor,
+        gradients: &mut Sums<'_, E::Tensor>,
+    ) -> Result<(), TrainError> {
+        self.training(batch)?.embedding_backward(dx, gradients)
+    }
+
+    /// Elements of the residual stream of a batch.
+    pub(crate) fn seam(self, batch: &Batch) -> usize {
+        batch.ids.len() * self.weights.all.spec().hidden
+    }
+}

@@ -1,0 +1,266 @@
+//! Checkpoints of a model whose parts lie on several ranks: the first rank writes and reads them, one tensor after another, so that it
+//! never holds all. They are those of a trainer without ranks.
+
+use std::borrow::{Borrow, Cow};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use trike_comm::{CommError, Communicator, receive_floats, send_floats};
+use trike_nn::WeightName;
+
+use super::Pipeline;
+use crate::checkpoint::{self, Keep, RunState, StateFile, Tensors};
+use crate::model::shapes;
+use crate::{Parameter, Parameters, Part, Stage, TrainEngine, TrainError, Trainer};
+
+/// Most bytes of the state and of the names of tensors.
+const MOST: usize = 1 << 26;
+/// The number that follows those of all tensors that the first rank asks for.
+const NO_MORE: u64 = u64::MAX;
+
+/// What a tensor of a checkpoint is of its weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Weight,
+    First,
+    Second,
+}
+
+/// A tensor of a checkpoint.
+#[derive(Clone, Debug)]
+struct Entry {
+    kind: Kind,
+    weight: WeightName,
+    len: usize,
+}
+
+impl Entry {
+    fn name(&self) -> String {
+        let kind = match self.kind {
+            Kind::Weight => "weight",
+            Kind::First => "first",
+            Kind::Second => "second",
+        };
+        format!("{kind}.{}", Parameter::key_of(self.weight, Part::Whole))
+    }
+
+    /// Whether a rank needs it.
+    fn is_for(&self, stage: &Stage, rank: usize) -> bool {
+        let copies = self.kind == Kind::Weight && stage.copies(self.weight) && rank == 0;
+        stage.owner(self.weight) == rank || copies
+    }
+}
+
+/// The state and the lengths of the tensors of a checkpoint, or why it cannot be read.
+type Found = Result<(StateFile, Vec<(String, usize)>), String>;
+
+/// A tensor of another rank or of this one, which is taken from there when it is written.
+struct Remote<'r> {
+    comm: &'r dyn Communicator,
+    owner: usize,
+    number: u64,
+    shape: [usize; 1],
+    own: &'r dyn Fn(u64) -> Result<Vec<f32>, TrainError>,
+    /// The first failure, after which there are no numbers.
+    failed: &'r RefCell<Option<TrainError>>,
+}
+
+impl Remote<'_> {
+    fn values(&self) -> Result<Vec<f32>, TrainError> {
+        if self.owner == self.comm.rank() {
+            return (self.own)(self.number);
+        }
+        self.comm.send(self.owner, &self.number.to_le_bytes())?;
+        Ok(receive_floats(self.comm, self.owner, self.shape[0])?)
+    }
+}
+
+impl safetensors::View for Remote<'_> {
+    fn dtype(&self) -> safetensors::Dtype {
+        safetensors::Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let mut failed = self.failed.borrow_mut();
+        if failed.is_none() {
+            match self.values() {
+                Ok(values) => return values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>().into(),
+                Err(error) => *failed = Some(error),
+            }
+        }
+        vec![0; self.data_len()].into()
+    }
+
+    fn data_len(&self) -> usize {
+        4 * self.shape[0]
+    }
+}
+
+impl<E: TrainEngine> Trainer<'_, E> {
+    /// The tensors of a checkpoint.
+    fn entries(&self) -> Vec<Entry> {
+        let mut all = Vec::new();
+        for (weight, (rows, cols)) in shapes(self.parameters().spec()) {
+            let kinds = [
+                (Kind::Weight, true),
+                (Kind::First, true),
+                (Kind::Second, self.optimizer.has_second(weight)),
+            ];
+            let has = kinds.into_iter().filter(|(_, has)| *has);
+            all.extend(has.map(|(kind, _)| Entry { kind, weight, len: rows * cols }));
+        }
+        all
+    }
+
+    /// The values of a tensor that this rank has.
+    fn values_of(&self, entry: &Entry) -> Result<Vec<f32>, TrainError> {
+        let place = self.parameters().place(entry.weight);
+        let tensor = place.and_then(|place| match entry.kind {
+            Kind::Weight => Some(&self.parameters().all()[place].values),
+            Kind::First => self.optimizer.first[place].as_ref(),
+            Kind::Second => self.optimizer.second[place].as_ref(),
+        });
+        let tensor = tensor.ok_or_else(|| TrainError::NoParameter { name: entry.name() })?;
+        Ok(self.engine.download(tensor.borrow())?.into_owned())
+    }
+
+    /// Writes a checkpoint on the first rank, which asks the others for their tensors.
+    pub(crate) fn save_in_pipeline(
+        &self,
+        pipeline: &Pipeline<'_>,
+        dir: &Path,
+        state: &RunState,
+        keep: Keep,
+    ) -> Result<PathBuf, TrainError> {
+        let Pipeline { comm, stage, .. } = pipeline;
+        let entries = self.entries();
+        let own = |number: u64| {
+            let entry = usize::try_from(number).ok().and_then(|number| entries.get(number));
+            let damaged = CommError::Damaged { rank: 0, problem: "it asks for a tensor that is not there" };
+            self.values_of(entry.ok_or(damaged)?)
+        };
+        if comm.rank() > 0 {
+            loop {
+                let message = comm.receive(0, 8)?;
+                let [number] = message.as_chunks().0 else {
+                    return Err(CommError::Cut { rank: 0, expected: 8, got: message.len() }.into());
+                };
+                match u64::from_le_bytes(*number) {
+                    NO_MORE => return Ok(checkpoint::folder(dir, state.step)),
+                    number => send_floats(*comm, 0, &own(number)?)?,
+                }
+            }
+        }
+        let failed = RefCell::new(None);
+        let tensors = (0..).zip(&entries).map(|(number, entry)| {
+            let (owner, shape) = (stage.owner(entry.weight), [entry.len]);
+            (entry.name(), Remote { comm: *comm, owner, number, shape, own: &own, failed: &failed })
+        });
+        let check = || failed.take().map_or(Ok(()), Err);
+        let steps = self.optimizer.steps();
+        let written = checkpoint::write_views(dir, state, steps, 1, tensors.collect(), check, keep);
+        for rank in 1..comm.size() {
+            let told = comm.send(rank, &NO_MORE.to_le_bytes());
+            // The cause is told first.
+            if written.is_ok() {
+                told?;
+            }
+        }
+        written
+    }
+
+    /// Reads a checkpoint on the first rank, which gives each rank its tensors.
+    pub(crate) fn resume_in_pipeline(
+        &mut self,
+        pipeline: &Pipeline<'_>,
+        path: &Path,
+        config: &Value,
+    ) -> Result<RunState, TrainError> {
+        let Pipeline { comm, stage, .. } = pipeline;
+        let wrong = |problem: String| TrainError::Checkpoint { path: path.to_owned(), problem };
+        let mut opened = (comm.rank() == 0).then(|| checkpoint::open(path, config));
+        let found: Option<Found> = opened.as_ref().map(|opened| match opened {
+            Ok((file, tensors)) => Ok((file.clone(), tensors.lens())),
+            Err(error) => Err(error.to_string()),
+        });
+        let message = found.map(|found| serde_json::to_vec(&found)).transpose();
+        let message = message.map_err(|e| wrong(e.to_string()))?;
+        let message = comm.broadcast(0, message.as_deref(), MOST)?;
+        let mut tensors: Option<Tensors> = match opened.take() {
+            None => None,
+            // The first rank has the error itself.
+            Some(opened) => Some(opened?.1),
+        };
+        let found: Found =
+            serde_json::from_slice(&message).map_err(|e| wrong(format!("from rank 0: {e}")))?;
+        let (file, lens) = found.map_err(|problem| TrainError::OfRank { rank: 0, problem })?;
+        let lens: HashMap<String, usize> = lens.into_iter().collect();
+        let entries = self.entries();
+        // On all ranks, so that all refuse it.
+        for entry in &entries {
+            match lens.get(&entry.name()) {
+                None => return Err(wrong(format!("{} is missing", entry.name()))),
+                Some(len) if *len != entry.len => {
+                    let name = entry.name();
+                    return Err(wrong(format!("{name} has {len} numbers: expected {}", entry.len)));
+                }
+                Some(_) => {}
+            }
+        }
+        let mut own = HashMap::new();
+        for entry in &entries {
+            let name = entry.name();
+            let is_for = |rank: usize| entry.is_for(stage, rank);
+            let values = match &mut tensors {
+                Some(tensors) => {
+                    let values = tensors.read(&name)?;
+                    for rank in (1..comm.size()).filter(|&rank| is_for(rank)) {
+                        send_floats(*comm, rank, &values)?;
+                    }
+                    values
+                }
+                None if is_for(comm.rank()) => receive_floats(*comm, 0, entry.len)?,
+                None => continue,
+            };
+            if is_for(comm.rank()) {
+                own.insert(name, values);
+            }
+        }
+        let (parameters, optimizer) = (self.trainable.trained_mut(), &mut self.optimizer);
+        let write = |values| Ok(self.engine.upload(values)?);
+        checkpoint::place(path, &file, own, parameters, optimizer, write)?;
+        Ok(file.run)
+    }
+
+    /// All weights that are trained, on the host of the first rank; `None` on the other ranks of a pipeline, which all call this.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Grad`] of the executor, and [`TrainError::Comm`].
+    pub fn gather(&self) -> Result<Option<Parameters>, TrainError> {
+        let Some(Pipeline { comm, stage, .. }) = &self.pipeline else { return self.download().map(Some) };
+        let spec = self.parameters().spec();
+        let mut all = Vec::new();
+        for (name, (rows, cols)) in shapes(spec) {
+            let entry = Entry { kind: Kind::Weight, weight: name, len: rows * cols };
+            let owner = stage.owner(name);
+            let values = match (comm.rank(), owner) {
+                (0, 0) => self.values_of(&entry)?,
+                (0, owner) => receive_floats(*comm, owner, entry.len)?,
+                (rank, owner) if rank == owner => {
+                    send_floats(*comm, 0, &self.values_of(&entry)?)?;
+                    continue;
+                }
+                _ => continue,
+            };
+            all.push(Parameter { name, part: Part::Whole, cols, values });
+        }
+        Ok((comm.rank() == 0).then(|| Parameters::of(spec, all)))
+    }
+}
