@@ -7,7 +7,7 @@ use trike_cpu::{Cpu, Matrix};
 use trike_llm::WeightSource;
 use trike_nn::{
     Backend, BlockContext, CacheSpec, CpuBackend, CpuCache, CpuRope, CpuTensor, DecoderBlock, DecoderSpec,
-    Hook, HookPoint, KvPrecision, NnError, StepInputs, WeightName,
+    Hook, HookPoint, KeySelector, KvPrecision, NnError, StepInputs, WeightName,
 };
 
 use crate::{CalibrateError, weights::BlockWeights};
@@ -130,6 +130,7 @@ impl Batch {
                 head_dim: spec.head_dim,
                 capacity,
                 precision: KvPrecision::F32,
+                keys: KeySelector::All,
             })
         };
         self.lengths().map(cache).collect()

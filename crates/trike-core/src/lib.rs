@@ -12,7 +12,8 @@
 //!   [`Int8Tiles`] with [`Int8Shape`]
 //! * ternarization of dense weights, with definitions that several crates share: [`exact_trits`], [`absmean_trits`], [`absmean`]
 //! * precisions: [`ActivationPrecision`], [`ActivationPolicy`], [`KvPrecision`]; of products in training: [`ProductPrecision`]
-//! * operations: [`GatedActivation`], [`AttentionSpec`], [`RopeSpec`] with [`RopePairing`] and [`RopeScaling`], [`TritScore`]
+//! * operations: [`GatedActivation`], [`AttentionSpec`], [`KeySelector`] with [`SelectedKeys`], [`RopeSpec`] with [`RopePairing`] and
+//!   [`RopeScaling`], [`TritScore`]
 //! * costs: [`Cost`], [`LinearProblem`]
 //! * device names: [`DeviceSpec`], [`Runtime`], [`UnknownDevice`]
 //! * options: [`OptionError`] with [`Bounds`]
@@ -27,6 +28,7 @@ mod dense;
 mod device;
 mod error;
 mod int8;
+mod keys;
 mod layout;
 mod operation;
 mod option;
@@ -43,6 +45,7 @@ pub use dense::{DenseData, DenseTensor, MAX_DIMS, elements};
 pub use device::{DeviceSpec, Runtime, UnknownDevice};
 pub use error::{SpecError, TensorError};
 pub use int8::Int8Tensor;
+pub use keys::{KeySelector, SelectedKeys};
 pub use layout::Layout;
 pub use operation::{GatedActivation, TritScore};
 pub use option::{Bounds, Number, OptionError};

@@ -99,6 +99,16 @@ pub enum CpuError {
         /// Slots of the ring.
         capacity: usize,
     },
+    /// A key index of another shape than the cache whose keys it codes.
+    #[error("{what} of a key index: expected {expected}, got {got}")]
+    KeyIndex {
+        /// The side that differs.
+        what: &'static str,
+        /// That of the cache.
+        expected: usize,
+        /// That of the index.
+        got: usize,
+    },
     /// Out of memory or threads, or an instruction set that this machine does not support.
     #[error(transparent)]
     Host(#[from] HostError),

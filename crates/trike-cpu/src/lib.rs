@@ -14,7 +14,8 @@
 //!   [`DenseMatrix`] with [`DenseData`]
 //! * activations: [`ActivationPrecision`]
 //! * positions: [`RopeTable`], [`RopePairing`]
-//! * attention: [`AttentionSpec`], [`KvView`], [`KvData`], [`quantize_head`]
+//! * attention: [`AttentionSpec`], [`KvView`], [`KvData`], [`quantize_head`]; to selected keys: [`KeySelection`] of a [`KeySelector`],
+//!   [`KeyIndex`], [`KeyScratch`]
 //! * gated MLP: [`GatedActivation`]
 //! * backward passes: [`grad`], [`transpose`]
 //! * products of matrices that change with every step: [`matmul`] of [`MatrixRef`]s, and [`matmul_rounded`] of operands in bf16 or f16
@@ -49,7 +50,7 @@ mod ternary;
 mod transpose;
 mod vectorized;
 
-pub use attention::{KvData, KvView, quantize_head};
+pub use attention::{KeyIndex, KeyScratch, KeySelection, KvData, KvView, quantize_head};
 pub use error::CpuError;
 pub use matmul::{MatrixRef, Store, matmul, matmul_rounded};
 pub use matrix::{DenseMatrix, EditOutcome, Int8Matrix, MAX_COLS, Matrix, TernaryMatrix, choose_layout};
@@ -57,8 +58,8 @@ pub use ops::CpuOps;
 pub use rope::RopeTable;
 pub use transpose::transpose;
 pub use trike_core::{
-    ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, Layout, LinearProblem, RopePairing,
-    Tiles,
+    ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, KeySelector, Layout, LinearProblem,
+    RopePairing, SelectedKeys, Tiles,
 };
 pub use trike_host::{
     Cpu, FileRange, HostError, Isa, Lines, Loop, MAX_THREADS, MemoryLimit, free_memory, probe,

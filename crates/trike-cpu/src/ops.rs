@@ -6,7 +6,7 @@ use trike_core::{
 use trike_host::{Cpu, FileRange};
 use trike_trit::{Hadamard, TritTensor};
 
-use crate::attention::{self, KvView};
+use crate::attention::{self, KeySelection, KvView};
 use crate::error::CpuError;
 use crate::matrix::{self, Int8Matrix, Matrix, TernaryMatrix};
 use crate::rope::{self, RopeTable};
@@ -147,6 +147,59 @@ pub trait CpuOps {
         out: &mut [f32],
     ) -> Result<(), CpuError>;
 
+    /// [`attention`](Self::attention) of the query of one token at `position` to the positions that a selector selects for each key/value
+    /// head; to all of them if it selects from no fewer.
+    ///
+    /// Keys that the index has not coded yet are coded first. The result depends on neither the number of threads nor the steps in
+    /// which the keys came.
+    ///
+    /// # Errors
+    ///
+    /// As [`attention`](Self::attention); [`CpuError::Length`] for the queries of several tokens, [`CpuError::KeyIndex`] for an index of
+    /// another shape than the cache.
+    ///
+    /// ```
+    /// use trike_cpu::{AttentionSpec, Cpu, CpuOps, KeyIndex, KeyScratch, KeySelection, KeySelector, KvData, KvView};
+    ///
+    /// let problem = AttentionSpec { heads: 1, kv_heads: 1, head_dim: 4, scale: 1.0, window: None };
+    /// // The tenth of 64 keys is the one that the query looks for.
+    /// let mut k = vec![[0.0, 0.0, 0.0, -1.0]; 64];
+    /// k[10] = [20.0, 0.0, 0.0, 1.0];
+    /// let v: Vec<f32> = (0..4 * 64).map(|i| (i / 4) as f32).collect();
+    /// let kv = KvView { k: KvData::F32(k.as_flattened()), v: KvData::F32(&v), capacity: 64 };
+    /// let (mut index, mut scratch) = (KeyIndex::new(1, 4, 64)?, KeyScratch::default());
+    /// let selector = KeySelector::signs(4)?;
+    /// let selection = KeySelection { selector, index: &mut index, scratch: &mut scratch };
+    /// let mut out = [f32::NAN; 4];
+    /// Cpu::new(1)?.attention_selected(&problem, &[2.0, 0.0, 0.0, 1.0], 63, kv, selection, &mut out)?;
+    /// assert_eq!(out, [10.0; 4]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    fn attention_selected(
+        &self,
+        problem: &AttentionSpec,
+        q: &[f32],
+        position: usize,
+        kv: KvView<'_>,
+        selection: KeySelection<'_>,
+        out: &mut [f32],
+    ) -> Result<(), CpuError>;
+
+    /// The positions that [`attention_selected`](Self::attention_selected) attends to, in order, for each key/value head; `None` for all
+    /// visible ones.
+    ///
+    /// # Errors
+    ///
+    /// As [`attention_selected`](Self::attention_selected).
+    fn select_keys(
+        &self,
+        problem: &AttentionSpec,
+        q: &[f32],
+        position: usize,
+        kv: KvView<'_>,
+        selection: KeySelection<'_>,
+    ) -> Result<Option<Vec<Vec<usize>>>, CpuError>;
+
     /// `out = activation(gate) * up`, element by element.
     ///
     /// # Errors
@@ -278,6 +331,29 @@ impl CpuOps for Cpu {
         out: &mut [f32],
     ) -> Result<(), CpuError> {
         attention::attention(self, problem, q, first_position, kv, out)
+    }
+
+    fn attention_selected(
+        &self,
+        problem: &AttentionSpec,
+        q: &[f32],
+        position: usize,
+        kv: KvView<'_>,
+        selection: KeySelection<'_>,
+        out: &mut [f32],
+    ) -> Result<(), CpuError> {
+        attention::attention_selected(self, problem, q, position, kv, selection, out)
+    }
+
+    fn select_keys(
+        &self,
+        problem: &AttentionSpec,
+        q: &[f32],
+        position: usize,
+        kv: KvView<'_>,
+        selection: KeySelection<'_>,
+    ) -> Result<Option<Vec<Vec<usize>>>, CpuError> {
+        attention::select_keys(self, problem, q, position, kv, selection)
     }
 
     fn gated(

@@ -5,7 +5,7 @@ use std::{any::Any, time::Instant};
 use serde::Serialize;
 use trike_core::{Bounds, Cost, OptionError};
 use trike_cpu::{Cpu, Isa, probe};
-use trike_nn::{Backend, CpuBackend, Decoder, DecoderSpec, KvPrecision, KvSpec, Sequence, Step};
+use trike_nn::{Backend, CpuBackend, Decoder, DecoderSpec, KeySelector, KvPrecision, KvSpec, Sequence, Step};
 
 use crate::{LlmError, generate::STEP};
 
@@ -40,6 +40,8 @@ pub struct BenchOptions {
     pub repetitions: usize,
     /// Precision of cached keys and values.
     pub kv: KvPrecision,
+    /// Selection of the keys that generated tokens attend to.
+    pub keys: KeySelector,
 }
 
 impl Default for BenchOptions {
@@ -53,6 +55,7 @@ impl Default for BenchOptions {
             isa: None,
             repetitions: 5,
             kv: KvPrecision::F16,
+            keys: KeySelector::All,
         }
     }
 }
@@ -104,6 +107,12 @@ impl BenchOptions {
     #[must_use]
     pub fn with_kv(self, kv: KvPrecision) -> Self {
         Self { kv, ..self }
+    }
+
+    /// Sets [`keys`](Self::keys).
+    #[must_use]
+    pub fn with_keys(self, keys: KeySelector) -> Self {
+        Self { keys, ..self }
     }
 
     /// Length of the longest sequence, in tokens.
@@ -243,7 +252,7 @@ fn run_on_host(
                 done += 1;
                 progress(done, total);
             })?;
-            let (macs, bytes) = cost_per_token(decoder, subject, options.kv);
+            let (macs, bytes) = cost_per_token(decoder, subject, options);
             let rate = row.tokens_per_second;
             rows.push(BenchRow {
                 threads: Some(ceiling.threads),
@@ -310,7 +319,8 @@ fn time<B: Backend>(
     let Subject { kind, tokens, depth, sequences: count_of } = subject;
     let mut rates = Vec::with_capacity(options.repetitions);
     // Made together: a device attends to the next tokens of all of them in one launch.
-    let mut sequences = decoder.sequences(KvSpec::new(options.kv, depth + tokens), count_of)?;
+    let mut sequences =
+        decoder.sequences(KvSpec::new(options.kv, depth + tokens).with_keys(options.keys), count_of)?;
     if depth > 0 {
         for sequence in &mut sequences {
             fill(decoder, sequence, depth)?;
@@ -376,12 +386,15 @@ fn run_prompt<B: Backend>(
 }
 
 /// Mean multiply-adds and bytes per token.
-fn cost_per_token(decoder: &Decoder<CpuBackend>, subject: Subject, kv: KvPrecision) -> (f64, f64) {
+fn cost_per_token(decoder: &Decoder<CpuBackend>, subject: Subject, options: &BenchOptions) -> (f64, f64) {
     let Subject { kind, tokens, depth, sequences } = subject;
     let step = if kind == "prefill" { STEP } else { 1 };
     let cost: Cost = (0..tokens)
         .step_by(step)
-        .map(|first| decoder.batch_cost(sequences, step.min(tokens - first), depth + first, kv))
+        .map(|first| {
+            let (tokens, position) = (step.min(tokens - first), depth + first);
+            decoder.batch_cost(sequences, tokens, position, options.kv, options.keys)
+        })
         .sum();
     let tokens = (sequences * tokens) as f64;
     (cost.macs as f64 / tokens, cost.bytes as f64 / tokens)

@@ -178,7 +178,7 @@ fn a_rolling_window_sees_what_a_mask_lets_through() {
     let on_candle = load(CandleBackend::new(ActivationPrecision::F32), &path);
     let ids = ids(50, SHAPE.vocab, 12);
     // The reference keeps everything and masks; the ring overwrites.
-    let full = KvSpec { precision: KvPrecision::F32, capacity: 64, window: Some(9) };
+    let full = KvSpec { window: Some(9), ..KvSpec::new(KvPrecision::F32, 64) };
     let mut reference = on_candle.decoder().sequence(full).expect("a sequence");
     let mut step = [Step { sequence: &mut reference, ids: &ids }];
     let want = on_candle.decoder().forward(&mut step, Logits::All).expect("logits").remove(0);
@@ -222,7 +222,7 @@ fn steps_that_cannot_be_taken_change_nothing() {
     assert!(matches!(run(&[SHAPE.vocab as u32 - 1; 4]), (Ok(131), 4)));
     assert!(matches!(run(&[0]), (Err(NnError::ContextFull { requested: 5, capacity: 4 }), 4)));
     for (capacity, window) in [(0, None), (4, Some(0)), (4, Some(5)), ((1 << 24) + 1, None)] {
-        let spec = KvSpec { precision: KvPrecision::F32, capacity, window };
+        let spec = KvSpec { window, ..KvSpec::new(KvPrecision::F32, capacity) };
         assert!(matches!(decoder.sequence(spec), Err(NnError::Spec { .. })));
     }
 }

@@ -164,14 +164,15 @@ pub fn select_rows(count: usize, rows: &[usize]) -> Result<(), NnError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::KvPrecision;
+    use crate::{KeySelector, KvPrecision};
 
     #[test]
     fn every_operation_refuses_by_name() {
         let mut inputs = StepInputs::default();
         inputs.push(&[1, 2, 3], 0, None).expect("three tokens");
         let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 8, scale: 1.0, window: None };
-        let cache = CacheSpec { kv_heads: 2, head_dim: 8, capacity: 9, precision: KvPrecision::F32 };
+        let (precision, keys) = (KvPrecision::F32, KeySelector::All);
+        let cache = CacheSpec { kv_heads: 2, head_dim: 8, capacity: 9, precision, keys };
         let fits = [(3, 32), (3, 16), (3, 16)];
         let attend = |shapes, caches: &[CacheSpec]| attention(&spec, shapes, &inputs, caches.iter());
         for good in [

@@ -43,6 +43,14 @@ pub enum NnError {
         /// Size of the vocabulary.
         vocab: usize,
     },
+    /// A selection of keys on a backend that always attends to all of them.
+    #[error("selection of keys by {keys}: not supported by {backend}, only by the CPU")]
+    NoKeySelection {
+        /// The selector.
+        keys: &'static str,
+        /// The backend.
+        backend: String,
+    },
     /// A step without tokens.
     #[error("a step needs at least one token per sequence")]
     EmptyStep,

@@ -19,7 +19,7 @@ use crate::{DecoderSpec, KvSpec};
 pub struct MemoryPlan {
     /// Resident matrices and vectors.
     pub weights: u64,
-    /// Keys and values of one sequence.
+    /// Keys and values of one sequence, with the codes that select keys.
     pub cache: u64,
     /// Peak of the tensors alive during the longest step, and the logits.
     pub scratch: u64,
@@ -112,7 +112,8 @@ impl DeviceUse {
 fn cache_bytes(spec: &DecoderSpec, kv: &KvSpec) -> u64 {
     // Keys and values.
     let head = 2 * kv.precision.bytes_per_head(spec.head_dim) as u64;
-    [spec.layers, spec.kv_heads, kv.capacity].iter().fold(head, |n, &d| n.saturating_mul(d as u64))
+    let sizes = [spec.layers, spec.kv_heads, kv.capacity];
+    sizes.iter().fold(head, |n, &d| n.saturating_mul(d as u64)).saturating_add(kv.index_bytes(spec))
 }
 
 /// Peak of a block: the residual stream, and either queries, keys, values and the attention output, or gate, up and their
@@ -128,8 +129,8 @@ fn scratch_bytes(spec: &DecoderSpec, step: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::KvPrecision;
     use crate::spec::tests::small;
+    use crate::{KeySelector, KvPrecision};
 
     #[test]
     fn a_plan_counts_what_a_sequence_holds() {
@@ -142,6 +143,11 @@ mod tests {
         let int8 = MemoryPlan::new(&spec, 7, &KvSpec::new(KvPrecision::Int8, 10), 4);
         // The same, with a byte per element and four for each scale.
         assert_eq!(int8.cache, 2 * 2 * 2 * (8 + 4) * 10);
+        // A word and a byte per head, in the layers after the first two.
+        let spec = DecoderSpec { layers: 5, ..spec };
+        let [exact, signs] = [KeySelector::All, KeySelector::signs(3).unwrap()]
+            .map(|keys| MemoryPlan::new(&spec, 7, &KvSpec::new(KvPrecision::F16, 10).with_keys(keys), 4));
+        assert_eq!(signs.cache, exact.cache + 3 * 2 * 10 * 9);
         // Twice the tokens, the same logits.
         assert_eq!(f32.scratch - 4 * 97, 2 * (f16.scratch - 4 * 97));
         assert_eq!(f32.total(), f32.weights + f32.cache + f32.scratch);

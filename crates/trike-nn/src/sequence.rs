@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::{Backend, CacheSpec, DecoderSpec, KvSpec, NnError};
+use crate::{Backend, DecoderSpec, KvSpec, NnError};
 
 /// One sequence of a [`Decoder`](crate::Decoder): cached keys and values of every layer.
 ///
@@ -28,21 +28,20 @@ fn next_id() -> u64 {
 /// Shared by sequences that were made together.
 type Group<B> = Arc<Mutex<<B as Backend>::Recorded>>;
 
-/// The caches of a sequence.
-fn cache_of(decoder: &DecoderSpec, spec: &KvSpec) -> Result<CacheSpec, NnError> {
+/// Checks that a backend can have caches of a spec.
+fn check<B: Backend>(backend: &B, spec: &KvSpec) -> Result<(), NnError> {
     spec.validate()?;
-    Ok(CacheSpec {
-        kv_heads: decoder.kv_heads,
-        head_dim: decoder.head_dim,
-        capacity: spec.capacity,
-        precision: spec.precision,
-    })
+    if spec.keys.is_all() || backend.can_select_keys() {
+        Ok(())
+    } else {
+        Err(NnError::NoKeySelection { keys: spec.keys.name(), backend: backend.name() })
+    }
 }
 
 impl<B: Backend> Sequence<B> {
     pub(crate) fn new(backend: &B, decoder: &DecoderSpec, spec: KvSpec) -> Result<Self, NnError> {
-        let shape = cache_of(decoder, &spec)?;
-        let cache = |layer| backend.stage(backend.stage_of(layer)).new_cache(&shape);
+        check(backend, &spec)?;
+        let cache = |layer| backend.stage(backend.stage_of(layer)).new_cache(&spec.cache(decoder, layer));
         let caches = (0..decoder.layers).map(cache).collect::<Result<_, _>>()?;
         Ok(Self { recorded: B::Recorded::default(), group: None, caches, spec, len: 0, id: next_id() })
     }
@@ -54,7 +53,7 @@ impl<B: Backend> Sequence<B> {
         spec: KvSpec,
         count: usize,
     ) -> Result<Vec<Self>, NnError> {
-        let cache = cache_of(decoder, &spec)?;
+        check(backend, &spec)?;
         let group = Group::<B>::default();
         let empty = || Self {
             recorded: B::Recorded::default(),
@@ -67,7 +66,9 @@ impl<B: Backend> Sequence<B> {
         let mut sequences: Vec<Self> = (0..count).map(|_| empty()).collect();
         for layer in 0..decoder.layers {
             let stage = backend.stage(backend.stage_of(layer));
-            for (sequence, cache) in sequences.iter_mut().zip(stage.new_caches(&cache, count)?) {
+            for (sequence, cache) in
+                sequences.iter_mut().zip(stage.new_caches(&spec.cache(decoder, layer), count)?)
+            {
                 sequence.caches.push(cache);
             }
         }

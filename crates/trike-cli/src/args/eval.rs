@@ -6,7 +6,7 @@ use clap::Args;
 use trike::Split;
 
 use super::{
-    CpuArgs, JsonArg, ModelArg, PrecisionArgs, TokenizerArg,
+    CpuArgs, JsonArg, KeyArgs, ModelArg, PrecisionArgs, TokenizerArg,
     names::{SPLITS, one_of},
 };
 
@@ -38,6 +38,9 @@ pub(crate) struct EvalArgs {
     /// Maximum number of questions per task and of sequences per text
     #[arg(long)]
     pub(crate) limit: Option<usize>,
+    // Only texts are run token by token.
+    #[command(flatten)]
+    pub(crate) keys: KeyArgs,
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]

@@ -2,6 +2,7 @@
 
 mod edit;
 mod eval;
+mod keys;
 mod models;
 mod names;
 mod quantize;
@@ -18,14 +19,15 @@ use trike::{
 
 pub(crate) use edit::EditArgs;
 pub(crate) use eval::EvalArgs;
+pub(crate) use keys::{KeyArgs, TOP_K};
 #[cfg(feature = "hub")]
 pub(crate) use models::PullArgs;
 pub(crate) use models::{ListArgs, ModelArg, RmArgs, ShowArgs};
 #[cfg(test)]
 pub(crate) use names::Seed;
 use names::{
-    ACTIVATIONS, EMBEDDINGS, ENCODINGS, GROUPS, HEADS, KV, LAYOUTS, SCALES, SIZES, SPLITS, TARGETS, one_of,
-    threads,
+    ACTIVATIONS, EMBEDDINGS, ENCODINGS, GROUPS, HEADS, KEYS, KV, LAYOUTS, SCALES, SIZES, SPLITS, TARGETS,
+    one_of, threads,
 };
 pub(crate) use names::{activations_name, split_name};
 pub(crate) use quantize::{Goal, Method, Packing, QuantizeArgs};
@@ -169,6 +171,13 @@ pub(crate) struct ActivationChoice(pub(crate) Option<ActivationPolicy>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LayoutChoice(pub(crate) Option<Layout>);
 
+/// A way to select keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeysChoice {
+    All,
+    Signs,
+}
+
 /// Show a model's architecture and the encoding, size, zeros and scales of each tensor
 ///
 /// Each tensor is loaded once. Models that Trike cannot run are shown too, with the reason.
@@ -182,6 +191,9 @@ pub(crate) struct InspectArgs {
     /// With --memory, devices as for `trike run`: also show which layers each would hold, and the memory needed and free there
     #[arg(long, requires = "memory", value_name = "NAME")]
     pub(crate) device: Option<DeviceChoice>,
+    /// With --memory, selection of keys as for `trike run`: count the memory of their codes
+    #[arg(long, requires = "memory", conflicts_with = "device", value_parser = one_of(KEYS))]
+    pub(crate) keys: Option<KeysChoice>,
     #[command(flatten)]
     pub(crate) json: JsonArg,
 }
@@ -245,6 +257,8 @@ pub(crate) struct PerplexityArgs {
     /// Base model for the KL divergence, computed with f32 activations; must have the same vocabulary
     #[arg(long)]
     pub(crate) base: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) keys: KeyArgs,
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]
@@ -315,7 +329,7 @@ pub(crate) struct BenchArgs {
     pub(crate) generate: usize,
     /// Positions in the KV cache before the measured tokens, comma-separated. On the CPU they are filled with random values, on a
     /// GPU by a prompt; a synthetic model's context grows as needed
-    #[arg(short, long, default_value = "0", value_delimiter = ',')]
+    #[arg(short, long, visible_alias = "position", default_value = "0", value_delimiter = ',')]
     pub(crate) depth: Vec<usize>,
     /// Numbers of sequences to decode together, comma-separated, such as 1,4,16; tokens/s are those of all sequences
     #[arg(long, default_value = "1", value_delimiter = ',')]
@@ -362,6 +376,8 @@ pub(crate) struct BenchArgs {
         value_parser = one_of(KV)
     )]
     pub(crate) kv: KvPrecision,
+    #[command(flatten)]
+    pub(crate) keys: KeyArgs,
     /// In-memory layout of ternary weights; auto chooses the fastest per matrix. A matrix that does not support the layout stays
     /// two-bit
     #[arg(

@@ -13,7 +13,7 @@ use trike::{
     trit::{Granularity, GroupSize},
 };
 
-use super::{ActivationChoice, HeadStorage, LayoutChoice};
+use super::{ActivationChoice, HeadStorage, KeysChoice, LayoutChoice};
 
 /// The names of an option's values.
 pub(super) type Names<T> = &'static [(&'static str, T)];
@@ -41,6 +41,7 @@ pub(super) const KV: Names<KvPrecision> = &[
     (KvPrecision::F16.name(), KvPrecision::F16),
     (KvPrecision::Int8.name(), KvPrecision::Int8),
 ];
+pub(super) const KEYS: Names<KeysChoice> = &[("all", KeysChoice::All), ("signs", KeysChoice::Signs)];
 pub(super) const LAYOUTS: Names<LayoutChoice> = &[
     ("auto", LayoutChoice(None)),
     (Layout::TwoBit.name(), LayoutChoice(Some(Layout::TwoBit))),

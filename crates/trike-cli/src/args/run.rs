@@ -8,7 +8,7 @@ use trike::llm::Pooling;
 #[cfg(feature = "mpi")]
 use super::names::PARALLEL;
 use super::{
-    CpuArgs, DeviceArg, JsonArg, ModelArg, PrecisionArgs, TokenizerArg,
+    CpuArgs, DeviceArg, JsonArg, KeyArgs, ModelArg, PrecisionArgs, TokenizerArg,
     names::{POOLINGS, Seed, Tokens, one_of, seed, tokens},
 };
 
@@ -57,6 +57,8 @@ pub(crate) struct RunArgs {
     #[cfg(feature = "mpi")]
     #[arg(long, value_name = "DIVISION", value_parser = one_of(PARALLEL), conflicts_with = "prompt_cache")]
     pub(crate) parallel: Option<trike::llm::Parallel>,
+    #[command(flatten)]
+    pub(crate) keys: KeyArgs,
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]
@@ -114,6 +116,8 @@ pub(crate) struct ChatArgs {
     pub(crate) stop: Vec<String>,
     #[command(flatten)]
     pub(crate) form: FormArgs,
+    #[command(flatten)]
+    pub(crate) keys: KeyArgs,
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]

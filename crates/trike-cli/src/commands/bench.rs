@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use trike::{
-    Cpu, Device, Isa, KvSpec, LoadOptions, Model, ModelFile,
+    Cpu, Device, Isa, KeySelector, KvSpec, LoadOptions, Model, ModelFile,
     llm::{
         Synthetic,
         bench::{BenchOptions, BenchReport},
@@ -37,6 +37,11 @@ pub(crate) struct BenchOutcome {
     pub(crate) activations: String,
     /// KV cache precision.
     pub(crate) kv: &'static str,
+    /// Selection of keys.
+    pub(crate) keys: &'static str,
+    /// Number of keys selected by their codes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) keys_top_k: Option<usize>,
     /// `None` on the CPU.
     pub(crate) device: Option<DeviceOutcome>,
     /// Kernels chosen by `--tune`.
@@ -74,16 +79,17 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
     if on_host && args.tune {
         return Err(conflict("--tune: the CPU has no kernels to choose from; choose a GPU with --device"));
     }
+    let keys = args.keys.selector(on_host)?;
     let (measured, mut model) = match args.synthetic {
-        Some(size) => synthetic(args, device, size, quiet)?,
-        None => stored(args, device, quiet)?,
+        Some(size) => synthetic(args, device, size, keys, quiet)?,
+        None => stored(args, device, keys, quiet)?,
     };
     let kv = model.cache_precision(args.kv);
     if kv != args.kv && !quiet {
         let (wanted, used) = (args.kv.name(), kv.name());
         output::note(&format!("--kv {wanted}: not supported by {}, using {used}", model.backend()));
     }
-    let options = options(args, model.config().spec.context).with_kv(kv);
+    let options = options(args, model.config().spec.context).with_kv(kv).with_keys(keys);
     let tuned = if args.tune { tuned::tune(&*model, &options.step_tokens(), quiet)? } else { Vec::new() };
     let progress = Progress::start("measuring", quiet);
     let report = model.bench(&options, &mut |done, total| progress.set(done, total))?;
@@ -93,6 +99,8 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         backend: model.backend(),
         activations: args::activations_name(&model.activations()),
         kv: kv.name(),
+        keys: keys.name(),
+        keys_top_k: keys.top_k(),
         device: DeviceOutcome::of(&*model),
         tuned,
         report,
@@ -125,12 +133,18 @@ fn options(args: &BenchArgs, context: usize) -> BenchOptions {
 type Subject = (BenchModel, Box<dyn Model>);
 
 /// A model of random trits.
-fn synthetic(args: &BenchArgs, device: Device, size: Synthetic, quiet: bool) -> anyhow::Result<Subject> {
+fn synthetic(
+    args: &BenchArgs,
+    device: Device,
+    size: Synthetic,
+    keys: KeySelector,
+    quiet: bool,
+) -> anyhow::Result<Subject> {
     let load = LoadOptions::default()
         .with_cpu(cpu(args)?)
         .with_activations(args.activations.0.unwrap_or_default())
         .with_layout(args.layout.0)
-        .with_sequence(KvSpec::new(args.kv, options(args, size.spec().context).positions()));
+        .with_sequence(KvSpec::new(args.kv, options(args, size.spec().context).positions()).with_keys(keys));
     let progress = Progress::start(format!("building {}", size.name()), quiet);
     let made = device.load_synthetic(size, (args.encoding, args.group), &load, &mut |done, total| {
         progress.set(done, total);
@@ -147,7 +161,7 @@ fn synthetic(args: &BenchArgs, device: Device, size: Synthetic, quiet: bool) -> 
 }
 
 /// A model from a file.
-fn stored(args: &BenchArgs, device: Device, quiet: bool) -> anyhow::Result<Subject> {
+fn stored(args: &BenchArgs, device: Device, keys: KeySelector, quiet: bool) -> anyhow::Result<Subject> {
     let file = ModelFile::open(args.model.path(quiet)?)?;
     let context = file.config().spec.context;
     let precision = PrecisionArgs {
@@ -156,9 +170,8 @@ fn stored(args: &BenchArgs, device: Device, quiet: bool) -> anyhow::Result<Subje
         kv: Some(args.kv),
         layout: args.layout,
     };
-    let wanted = precision
-        .options(&file, &cpu(args)?)
-        .with_sequence(KvSpec::new(args.kv, options(args, context).positions().min(context)));
+    let longest = KvSpec::new(args.kv, options(args, context).positions().min(context)).with_keys(keys);
+    let wanted = precision.options(&file, &cpu(args)?).with_sequence(longest);
     let model = load(device, &file, &wanted, quiet)?;
     let measured = BenchModel {
         name: file.path().display().to_string(),

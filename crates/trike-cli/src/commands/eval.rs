@@ -56,6 +56,12 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
             "nothing to evaluate: give task files with --tasks, texts with --text, or both",
         ));
     }
+    let keys = args.keys.selector(true)?;
+    if !keys.is_all() && args.text.is_empty() {
+        return Err(super::conflict(
+            "--keys signs: needs --text, since the answers of tasks are read like prompts",
+        ));
+    }
     let path = args.model.path(quiet)?;
     let mut tasks = Vec::with_capacity(args.tasks.len());
     for file in &args.tasks {
@@ -93,7 +99,8 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     let base = base.as_ref().map(|(path, base)| (path.as_path(), &**base));
     let score = |(file, text): &(&std::path::PathBuf, String)| {
         let split = args.split.unwrap_or_else(|| Split::of(text));
-        let options = ScoreOptions::new(split).with_limit(args.limit).with_kv(args.precision.kv);
+        let options =
+            ScoreOptions::new(split).with_limit(args.limit).with_kv(args.precision.kv).with_keys(keys);
         let (figures, against) = measure(&*model, base, file, text, &options, quiet)?;
         let (file, split) = (file.display().to_string(), args::split_name(split));
         Ok(TextOutcome { file, split, figures, against })

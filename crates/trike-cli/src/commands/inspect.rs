@@ -3,7 +3,10 @@
 use serde::Serialize;
 use trike::{Inspection, KvSpec, LoadOptions, ModelFile, memory_plan, nn::StagePlan};
 
-use crate::{args::InspectArgs, progress::Progress};
+use crate::{
+    args::{InspectArgs, KeysChoice, TOP_K},
+    progress::Progress,
+};
 
 /// Describes a model.
 pub(crate) fn inspect(args: &InspectArgs, quiet: bool) -> anyhow::Result<Inspection> {
@@ -18,8 +21,11 @@ pub(crate) struct MemoryOutcome {
     pub(crate) model: String,
     /// Weights in memory.
     pub(crate) weights: u64,
-    /// KV cache of one sequence.
+    /// KV cache of one sequence, with the codes of its keys.
     pub(crate) cache: u64,
+    /// The codes alone, with `--keys`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) index: Option<u64>,
     /// Capacity of the cache, in tokens.
     pub(crate) positions: usize,
     /// KV cache precision.
@@ -65,7 +71,9 @@ impl From<StagePlan> for DeviceLayers {
 /// Plans the memory of a model for one full-context sequence.
 pub(crate) fn memory(args: &InspectArgs, quiet: bool) -> anyhow::Result<MemoryOutcome> {
     let file = ModelFile::open(super::hub::resolve(&args.model, quiet)?)?;
-    let kv = KvSpec::new(file.default_kv(), file.config().spec.context);
+    let spec = &file.config().spec;
+    let keys = args.keys.unwrap_or(KeysChoice::All).selector(TOP_K)?;
+    let kv = KvSpec::new(file.default_kv(), spec.context).with_keys(keys);
     let options = LoadOptions::default().with_sequence(kv);
     let plan = memory_plan(&file, &options, &kv)?;
     let devices = match &args.device {
@@ -76,6 +84,7 @@ pub(crate) fn memory(args: &InspectArgs, quiet: bool) -> anyhow::Result<MemoryOu
         model: file.path().display().to_string(),
         weights: plan.weights,
         cache: plan.cache,
+        index: args.keys.map(|_| kv.index_bytes(spec)),
         positions: kv.capacity,
         kv: kv.precision.name(),
         scratch: plan.scratch,

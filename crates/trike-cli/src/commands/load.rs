@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use trike::{
-    Cpu, Device, DeviceChoice, HeadPrecision, Isa, KvPrecision, KvSpec, LoadOptions, Model, ModelFile,
-    llm::fitting_context,
+    Cpu, Device, DeviceChoice, HeadPrecision, Isa, KeySelector, KvPrecision, KvSpec, LoadOptions, Model,
+    ModelFile, llm::fitting_context,
 };
 
-use super::tuned;
+use super::{conflict, tuned};
 use crate::{
-    args::{ActivationChoice, CpuArgs, PrecisionArgs},
+    args::{ActivationChoice, CpuArgs, KeyArgs, KeysChoice, PrecisionArgs, TOP_K},
     output,
     progress::Progress,
 };
@@ -49,6 +49,19 @@ impl PrecisionArgs {
             .with_head(self.head.unwrap_or(HeadPrecision::Auto))
             .with_layout(self.layout.0)
             .with_sequence(KvSpec::new(self.kv_of(file), file.config().spec.context))
+    }
+}
+
+impl KeyArgs {
+    /// The selector of a command that computes on the CPU or not.
+    pub(super) fn selector(&self, on_host: bool) -> anyhow::Result<KeySelector> {
+        match (self.keys, self.keys_top_k) {
+            (KeysChoice::All, Some(_)) => Err(conflict("--keys-top-k: needs --keys signs, got --keys all")),
+            (KeysChoice::Signs, _) if !on_host => {
+                Err(conflict("--keys signs: only the CPU selects keys, leave out --device"))
+            }
+            (choice, top_k) => Ok(choice.selector(top_k.unwrap_or(TOP_K))?),
+        }
     }
 }
 

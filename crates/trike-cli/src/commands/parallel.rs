@@ -70,7 +70,8 @@ fn prepare(args: &RunArgs, quiet: bool) -> anyhow::Result<Text> {
         ));
     }
     let prompt = text::prompt(args)?.ok_or_else(text::no_prompt)?;
-    Text::prepare(args, ModelFile::open(args.model.path(quiet)?)?, &prompt)
+    let keys = args.keys.selector(true)?;
+    Text::prepare(args, ModelFile::open(args.model.path(quiet)?)?, &prompt, keys)
 }
 
 /// The model on another rank.

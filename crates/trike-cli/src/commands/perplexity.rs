@@ -24,6 +24,11 @@ pub(crate) struct PerplexityOutcome {
     pub(crate) activations: String,
     /// KV cache precision.
     pub(crate) kv: &'static str,
+    /// Selection of keys.
+    pub(crate) keys: &'static str,
+    /// Number of keys selected by their codes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) keys_top_k: Option<usize>,
     #[serde(flatten)]
     pub(crate) figures: Figures,
     /// Comparison with the base model.
@@ -106,6 +111,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
     // On the host, only sequences as long as those of the text take memory.
     let on_host = device.is_cpu();
+    let keys = args.keys.selector(on_host)?;
     let wanted = |file: &ModelFile| {
         let options = args.precision.options(file, &cpu);
         if on_host { options.with_sequence(None) } else { options }
@@ -122,7 +128,8 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     };
     let options = ScoreOptions::new(args.split.unwrap_or_else(|| Split::of(&text)))
         .with_limit(args.limit)
-        .with_kv(args.precision.kv);
+        .with_kv(args.precision.kv)
+        .with_keys(keys);
     let base = args.base.as_deref().zip(base.as_deref());
     let (figures, against) = measure(&*model, base, &args.file, &text, &options, quiet)?;
     Ok(PerplexityOutcome {
@@ -131,6 +138,8 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
         split: args::split_name(options.split),
         activations: args::activations_name(&model.activations()),
         kv: args.precision.kv.unwrap_or(model.default_kv()).name(),
+        keys: keys.name(),
+        keys_top_k: keys.top_k(),
         figures,
         against,
     })

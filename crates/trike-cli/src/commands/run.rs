@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io, ops::ControlFlow, time::Instant};
 
 use serde::Serialize;
 use trike::{
-    FinishReason, GenerateOptions, KvSpec, LoadOptions, Model, ModelFile, Tokenizer,
+    FinishReason, GenerateOptions, KeySelector, KvSpec, LoadOptions, Model, ModelFile, Tokenizer,
     llm::{Session, TokenLogprobs},
     text::constraint::Constraint,
 };
@@ -114,7 +114,8 @@ pub(crate) fn run(
     let file = ModelFile::open(args.model.path(quiet)?)?;
     // Open the device first, so that a missing one is reported before anything is read.
     let device = open(&args.device.device, quiet)?;
-    let mut text = Text::prepare(args, file, prompt)?;
+    let keys = args.keys.selector(device.is_cpu())?;
+    let mut text = Text::prepare(args, file, prompt, keys)?;
     if args.window.is_none() && args.context.is_none() && device.is_cpu() {
         let fitting = context(&text.file, &text.wanted, text.sequence, text.prompt_ids.len(), quiet)?;
         if fitting < text.sequence.capacity {
@@ -164,7 +165,12 @@ pub(super) struct Text {
 
 impl Text {
     /// Checks the options of a text, and tokenizes its prompt.
-    pub(super) fn prepare(args: &RunArgs, file: ModelFile, prompt: &str) -> anyhow::Result<Self> {
+    pub(super) fn prepare(
+        args: &RunArgs,
+        file: ModelFile,
+        prompt: &str,
+        keys: KeySelector,
+    ) -> anyhow::Result<Self> {
         let grammar = text::grammar(&args.form)?;
         let options = GenerateOptions::default()
             .with_max_tokens(args.max_tokens.and_then(|tokens| tokens.0))
@@ -174,7 +180,8 @@ impl Text {
             .with_window(args.window)
             .with_context(args.context)
             .with_grammar(grammar)
-            .with_logprobs(args.logprobs);
+            .with_logprobs(args.logprobs)
+            .with_keys(keys);
         let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
         if let Some(grammar) = &options.grammar {
             // Report a wrong grammar before anything is loaded.

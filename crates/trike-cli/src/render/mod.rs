@@ -151,12 +151,20 @@ impl Show for Inspection {
     }
 }
 
+/// The keys that are selected, after the KV cache precision; empty for all.
+fn selected(keys: &str, top_k: Option<usize>) -> String {
+    top_k.map_or_else(String::new, |top_k| format!(", {top_k} keys selected by {keys}"))
+}
+
 impl Show for MemoryOutcome {
     fn text(&self) -> String {
+        let index =
+            self.index.map_or(String::new(), |index| format!(", {} of it codes of keys", bytes(index)));
+        let cache = bytes(self.cache);
         let mut text = facts([
             ("model", self.model.clone()),
             ("weights", bytes(self.weights)),
-            ("KV cache", format!("{} ({} positions in {})", bytes(self.cache), self.positions, self.kv)),
+            ("KV cache", format!("{cache} ({} positions in {}{index})", self.positions, self.kv)),
             ("activations", bytes(self.scratch)),
             ("total", bytes(self.total)),
         ]);
@@ -378,7 +386,7 @@ impl Show for PerplexityOutcome {
             ("bytes", f.bytes.to_string()),
             ("sequences", format!("{} ({})", f.sequences, self.split)),
             ("activations", self.activations.clone()),
-            ("KV cache", self.kv.to_owned()),
+            ("KV cache", format!("{}{}", self.kv, selected(self.keys, self.keys_top_k))),
         ];
         if let Some(against) = &self.against {
             pairs.extend([
@@ -471,10 +479,11 @@ impl Show for BenchOutcome {
         let m = &self.model;
         let _ = write!(
             text,
-            "{}, activations {}, KV cache {}; weights {} in memory",
+            "{}, activations {}, KV cache {}{}; weights {} in memory",
             self.isa.unwrap_or(&self.backend),
             self.activations,
             self.kv,
+            selected(self.keys, self.keys_top_k),
             bytes(m.resident_bytes as u64)
         );
         if !m.layouts.is_empty() {

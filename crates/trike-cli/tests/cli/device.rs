@@ -229,6 +229,18 @@ fn an_int8_cache_is_refused_on_a_device() {
 }
 
 #[test]
+fn only_the_processor_selects_keys() {
+    let Some(device) = software() else { return };
+    let trike = Trike::new();
+    let text = trike.write("text", "Once upon a time.");
+    let model = ["-m", &tiny(), "--keys", "signs", "--device", device];
+    for command in [&["run", "-p", "Once"][..], &["perplexity", "-f", &text], &["bench", "-n", "1"]] {
+        let error = trike.fails(2, &[command, &model].concat());
+        assert!(error.contains("--keys signs: only the CPU selects keys"), "{error}");
+    }
+}
+
+#[test]
 fn what_a_device_does_not_hold_is_refused_before_it_is_loaded() {
     let Some(device) = software() else { return };
     let trike = Trike::new();
@@ -281,6 +293,12 @@ fn the_memory_plan_adds_up() {
     assert_eq!((of("cache"), of("positions")), (2 * 4 * 128 * 512 * 2, 512));
     assert!(of("weights") > 0);
     assert!(trike.stdout(&["inspect", &tiny(), "--memory"]).contains("KV cache"));
+    // A word and a byte for each of two heads and 512 positions, in two of four layers.
+    let signs = trike.json(&["inspect", &tiny(), "--memory", "--keys", "signs", "--json"]);
+    assert_eq!(signs["index"], 2 * 2 * 512 * 9);
+    assert_eq!(signs["cache"].as_u64(), plan["cache"].as_u64().map(|bytes| bytes + 2 * 2 * 512 * 9));
+    let text = trike.stdout(&["inspect", &tiny(), "--memory", "--keys", "signs"]);
+    assert!(text.contains("of it codes of keys"), "{text}");
     let Some(device) = software() else { return };
     // The plan is near what a run takes, and never below the weights that it finds there.
     let args = ["run", "-m", &tiny(), "-p", "x", "--kv", "f16", "--json", "-q", "--device", device];

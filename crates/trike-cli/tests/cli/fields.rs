@@ -87,7 +87,14 @@ fn json_has_the_fields_of_the_reference() {
     check("run", &[json(&["run", &model, "Once", "-n", "2", "--parallel", "tensor"])]);
     check("list", &[json(&["list"]), json(&["list", "--known"])]);
     check("show", &[json(&["show", &model])]);
-    check("inspect", &[json(&["inspect", &model]), json(&["inspect", &model, "--memory"])]);
+    check(
+        "inspect",
+        &[
+            json(&["inspect", &model]),
+            json(&["inspect", &model, "--memory"]),
+            json(&["inspect", &model, "--memory", "--keys", "signs"]),
+        ],
+    );
     check(
         "convert",
         &[

@@ -176,6 +176,49 @@ fn bench_measures_at_a_depth() {
 }
 
 #[test]
+fn bench_decodes_with_selected_keys() {
+    let trike = Trike::new();
+    let args = ["bench", "-m", &tiny(), "-p", "0", "-n", "2", "-t", "1", "-r", "1", "--position", "400"];
+    let of = |more: &[&str]| trike.json(&[&args[..], more, &["-o", "json"]].concat());
+    let (all, signs) = (of(&[]), of(&["--keys", "signs", "--keys-top-k", "8"]));
+    assert_eq!((&all["keys"], &all["keys_top_k"]), (&"all".into(), &Value::Null));
+    assert_eq!((&signs["keys"], &signs["keys_top_k"]), (&"signs".into(), &8.into()));
+    // Two of four layers read 12 positions and nine bytes for each of 402, in place of 402 positions of 64 elements in f16.
+    let bytes = |json: &Value| json["rows"][0]["bytes_per_token"].as_f64().expect("a number");
+    let (kv_heads, mean) = (2.0, 401.5);
+    let saved = 2.0 * kv_heads * (2.0 * 128.0 * (mean - 12.0) - 9.0 * mean);
+    near(&(bytes(&all) - bytes(&signs)).into(), saved, 1e-6);
+    let table = trike.stdout(&[&args[..], &["--keys", "signs", "--keys-top-k", "8"]].concat());
+    assert!(table.contains("KV cache f16, 8 keys selected by signs;"), "{table}");
+    for (wrong, message) in [
+        (&["--keys-top-k", "8"][..], "--keys-top-k: needs --keys signs"),
+        (&["--keys", "signs", "--keys-top-k", "0"], "expected a whole number, 1 or more"),
+        (&["--keys", "hashes"], "[possible values: all, signs]"),
+    ] {
+        let said = trike.fails(2, &[&args[..], wrong].concat());
+        assert!(said.contains(message), "{said}");
+    }
+}
+
+/// Few keys change a text's probabilities a little; so many that none is left out, not at all.
+#[test]
+fn a_text_is_scored_with_selected_keys() {
+    let trike = Trike::new();
+    let text =
+        trike.write("text.txt", &"Once upon a time there was a little girl who liked to play. ".repeat(30));
+    let args = ["perplexity", "-m", &tiny(), "-f", &text, "--limit", "1", "--base", &tiny(), "--json"];
+    let of = |more: &[&str]| trike.json(&[&args[..], &["--activations", "f32"], more].concat());
+    let few = of(&["--keys", "signs", "--keys-top-k", "16"]);
+    let kl = few["kl"].as_f64().expect("a number");
+    assert!(kl > 0.0 && kl < 0.1, "{kl}");
+    assert_eq!((&few["keys"], &few["keys_top_k"]), (&"signs".into(), &16.into()));
+    let none = of(&["--keys", "signs", "--keys-top-k", "300"]);
+    near(&none["perplexity"], none["base"]["perplexity"].as_f64().expect("a number"), 1e-4);
+    let said = trike.fails(2, &["eval", "-m", &tiny(), "--tasks", &text, "--keys", "signs"]);
+    assert!(said.contains("--keys signs: needs --text"), "{said}");
+}
+
+#[test]
 fn bench_decodes_many_sequences_at_once() {
     let trike = Trike::new();
     let args = ["bench", "-m", &tiny(), "-p", "0", "-n", "2", "-t", "1", "-r", "1", "--sequences", "1,3"];

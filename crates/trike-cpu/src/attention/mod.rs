@@ -12,6 +12,7 @@
 
 mod decode;
 mod int8;
+mod keys;
 mod lanes;
 mod prefill;
 
@@ -25,6 +26,8 @@ use crate::kernels::Element;
 use trike_host::{Cpu, Isa, Pool};
 
 pub use int8::quantize_head;
+pub use keys::{KeyIndex, KeyScratch, KeySelection};
+pub(crate) use keys::{attention_selected, select_keys};
 
 /// Maximum query rows of a group of heads for which memory bandwidth is the bottleneck, not arithmetic.
 const FEW_ROWS: usize = 8;

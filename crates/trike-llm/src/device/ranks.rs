@@ -9,8 +9,8 @@ use std::{fmt, ops::Range};
 use trike_comm::{Communicator, agree, rank_places};
 use trike_cpu::{Cpu, MemoryLimit, free_memory};
 use trike_nn::{
-    ActivationPolicy, ActivationPrecision, CpuBackend, DeviceMemory, Division, KvPrecision, KvSpec,
-    MemoryPlan, NnError, RankBackend, StagePlan,
+    ActivationPolicy, ActivationPrecision, CpuBackend, DeviceMemory, Division, KeySelector, KvPrecision,
+    KvSpec, MemoryPlan, NnError, RankBackend, StagePlan,
 };
 
 use super::{host, plan};
@@ -197,20 +197,22 @@ fn described(file: &ModelFile, options: &LoadOptions) -> String {
 
 /// The KV cache of rank 0, on all ranks.
 fn shared_sequence<C: Communicator + ?Sized>(comm: &C, own: KvSpec) -> Result<KvSpec, LlmError> {
-    let KvSpec { precision, capacity, window } = own;
-    let text = format!("{} {capacity} {}", precision.name(), window.unwrap_or(0));
+    let KvSpec { precision, capacity, window, keys } = own;
+    let top_k = keys.top_k().unwrap_or(0);
+    let text = format!("{} {capacity} {} {top_k}", precision.name(), window.unwrap_or(0));
     let first = (comm.rank() == 0).then_some(text.as_bytes());
     let message = comm.broadcast(0, first, 100).map_err(NnError::from)?;
     let wrong = || NnError::Notice { got: message.len() };
     let text = std::str::from_utf8(&message).map_err(|_| wrong())?;
-    let [precision, capacity, window] = text.split(' ').collect::<Vec<_>>()[..] else {
+    let [precision, capacity, window, top_k] = text.split(' ').collect::<Vec<_>>()[..] else {
         return Err(wrong().into());
     };
     let known = [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8];
     let precision = known.into_iter().find(|known| known.name() == precision).ok_or_else(wrong)?;
     let number = |text: &str| text.parse::<usize>().map_err(|_| wrong());
     let window = Some(number(window)?).filter(|&window| window > 0);
-    Ok(KvSpec { precision, capacity: number(capacity)?, window })
+    let keys = KeySelector::signs(number(top_k)?).unwrap_or_default();
+    Ok(KvSpec { precision, capacity: number(capacity)?, window, keys })
 }
 
 /// The machine of a rank.

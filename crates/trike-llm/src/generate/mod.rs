@@ -5,7 +5,7 @@ mod session;
 
 use std::{ops::ControlFlow, time::Instant};
 
-use trike_nn::{Backend, KvPrecision, KvSpec, Logits, Sequence, Step, StepLogits};
+use trike_nn::{Backend, KeySelector, KvPrecision, KvSpec, Logits, Sequence, Step, StepLogits};
 use trike_text::constraint::Constraint;
 
 use crate::{LanguageModel, LlmError, sampler::Sampler, stream::TextStream, tokenizer::TokenizerError};
@@ -240,16 +240,33 @@ impl<B: Backend> LanguageModel<B> {
         &self,
         ids: &[u32],
         kv: KvPrecision,
+        on_row: impl FnMut(usize, &[f32]),
+    ) -> Result<(), LlmError> {
+        self.logits_selected(ids, kv, KeySelector::All, on_row)
+    }
+
+    /// [`logits`](Self::logits) of tokens that are run one by one, each with attention to the keys that `keys` selects; of all keys,
+    /// many tokens are run at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`logits`](Self::logits), and [`NnError::NoKeySelection`](trike_nn::NnError::NoKeySelection) on a device.
+    pub fn logits_selected(
+        &self,
+        ids: &[u32],
+        kv: KvPrecision,
+        keys: KeySelector,
         mut on_row: impl FnMut(usize, &[f32]),
     ) -> Result<(), LlmError> {
         let context = self.decoder().spec().context;
         if ids.len() > context {
             return Err(LlmError::PromptTooLong { tokens: ids.len(), context });
         }
-        let mut sequence = self.decoder().sequence(KvSpec::new(kv, ids.len().max(1)))?;
+        let mut sequence = self.decoder().sequence(KvSpec::new(kv, ids.len().max(1)).with_keys(keys))?;
         let mut token = 0;
         // The logits of a step are one allocation, which small devices limit to 128 MiB.
-        let rows = ((128 << 20) / (4 * self.decoder().spec().vocab)).clamp(1, STEP);
+        let most = if keys.is_all() { STEP } else { 1 };
+        let rows = ((128 << 20) / (4 * self.decoder().spec().vocab)).clamp(1, most);
         for ids in ids.chunks(rows) {
             let mut step = [Step { sequence: &mut sequence, ids }];
             let all = self.decoder().forward(&mut step, Logits::All)?.pop().unwrap_or_default();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use trike_core::{Bounds, OptionError};
-use trike_nn::{KvPrecision, KvSpec};
+use trike_nn::{KeySelector, KvPrecision, KvSpec};
 use trike_text::{constraint::Grammar, sampler::SamplerConfig};
 
 use super::STEP;
@@ -40,6 +40,8 @@ pub struct GenerateOptions {
     pub grammar: Option<Grammar>,
     /// Record the log-probability of each new token, and of this many most probable ones.
     pub logprobs: Option<usize>,
+    /// Selection of the keys that each new token attends to; all by default.
+    pub keys: KeySelector,
 }
 
 impl GenerateOptions {
@@ -91,6 +93,12 @@ impl GenerateOptions {
         Self { logprobs: logprobs.into(), ..self }
     }
 
+    /// Sets [`keys`](Self::keys).
+    #[must_use]
+    pub fn with_keys(self, keys: KeySelector) -> Self {
+        Self { keys, ..self }
+    }
+
     /// The KV cache for a prompt of `prompt` tokens and its continuation, in a model with this context and default precision.
     ///
     /// # Errors
@@ -102,18 +110,19 @@ impl GenerateOptions {
             OptionError::check("context", Bounds::at_least(1usize).at_most(context), wanted)?;
         }
         let (context, asked) = (self.context.unwrap_or(context), self.context.is_some());
-        match self.window {
+        let cache = match self.window {
             Some(window) => {
                 OptionError::check("window", Bounds::at_least(1usize).at_most(context), window)?;
-                Ok(KvSpec::rolling(precision, window, STEP))
+                KvSpec::rolling(precision, window, STEP)
             }
-            None if prompt > context => Err(LlmError::PromptTooLong { tokens: prompt, context }),
-            None if asked => Ok(KvSpec::new(precision, context)),
+            None if prompt > context => return Err(LlmError::PromptTooLong { tokens: prompt, context }),
+            None if asked => KvSpec::new(precision, context),
             None => {
                 let wanted = prompt.saturating_add(self.max_tokens.unwrap_or(context));
-                Ok(KvSpec::new(precision, wanted.min(context)))
+                KvSpec::new(precision, wanted.min(context))
             }
-        }
+        };
+        Ok(cache.with_keys(self.keys))
     }
 }
 

@@ -94,10 +94,10 @@ impl Session {
             return Ok(decoder.sequence(*spec)?);
         };
         kept.truncate(common)?;
-        if kept.spec().capacity == spec.capacity {
+        if kept.spec().capacity == spec.capacity && kept.spec().keys == spec.keys {
             return Ok(*kept);
         }
-        // A cache of another size: its content is copied where the backend can.
+        // A cache of another size, or with other codes: its content is copied where the backend can.
         let mut sequence = decoder.sequence(*spec)?;
         if let Ok(layers) = kept.save(decoder.backend()) {
             let layers: Vec<&[u8]> = layers.iter().map(Vec::as_slice).collect();

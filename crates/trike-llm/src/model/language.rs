@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, path::Path};
 
 use trike_core::Layout;
-use trike_nn::{ActivationPrecision, Backend, DeviceUse, KvPrecision, KvSpec, MemoryPlan, Tuning};
+use trike_nn::{
+    ActivationPrecision, Backend, DeviceUse, KeySelector, KvPrecision, KvSpec, MemoryPlan, Tuning,
+};
 
 use super::{Model, OnText};
 use crate::{
@@ -70,13 +72,14 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         self.decoder().backend().cache_precision(wanted)
     }
 
-    fn logits(
+    fn logits_selected(
         &self,
         ids: &[u32],
         kv: KvPrecision,
+        keys: KeySelector,
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError> {
-        LanguageModel::logits(self, ids, kv, on_row)
+        LanguageModel::logits_selected(self, ids, kv, keys, on_row)
     }
 
     fn generate_in(

@@ -7,7 +7,7 @@ mod tasks;
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use trike_core::Layout;
-use trike_nn::{ActivationPrecision, DeviceUse, KvPrecision, KvSpec, MemoryPlan, Tuning};
+use trike_nn::{ActivationPrecision, DeviceUse, KeySelector, KvPrecision, KvSpec, MemoryPlan, Tuning};
 
 use crate::{
     GenerateOptions, Generation, LlmError, ModelConfig, Pooling, Session,
@@ -104,6 +104,22 @@ pub trait Model {
         &self,
         ids: &[u32],
         kv: KvPrecision,
+        on_row: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), LlmError> {
+        self.logits_selected(ids, kv, KeySelector::All, on_row)
+    }
+
+    /// [`logits`](Self::logits) of tokens that are run one by one, each with attention to the keys that `keys` selects; of all keys,
+    /// many tokens are run at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`logits`](Self::logits), and [`NnError::NoKeySelection`](trike_nn::NnError::NoKeySelection) on a device.
+    fn logits_selected(
+        &self,
+        ids: &[u32],
+        kv: KvPrecision,
+        keys: KeySelector,
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError>;
 

@@ -1,6 +1,6 @@
 //! Perplexity of a text, and KL divergence from another model.
 
-use trike_nn::KvPrecision;
+use trike_nn::{KeySelector, KvPrecision};
 
 use super::Model;
 use crate::{LlmError, tokenizer::Tokenizer};
@@ -53,13 +53,16 @@ pub struct ScoreOptions {
     pub limit: Option<usize>,
     /// Precision of cached keys and values; each model's default when `None`.
     pub kv: Option<KvPrecision>,
+    /// Selection of the keys that each token attends to. If not all, the tokens of the measured model are run one by one, as
+    /// in a generation; a base model always attends to all keys.
+    pub keys: KeySelector,
 }
 
 impl ScoreOptions {
     /// All sequences of a split, with each model's default precision of keys and values.
     #[must_use]
     pub fn new(split: Split) -> Self {
-        Self { split, limit: None, kv: None }
+        Self { split, limit: None, kv: None, keys: KeySelector::All }
     }
 
     /// Sets [`limit`](Self::limit).
@@ -72,6 +75,12 @@ impl ScoreOptions {
     #[must_use]
     pub fn with_kv(self, kv: impl Into<Option<KvPrecision>>) -> Self {
         Self { kv: kv.into(), ..self }
+    }
+
+    /// Sets [`keys`](Self::keys).
+    #[must_use]
+    pub fn with_keys(self, keys: KeySelector) -> Self {
+        Self { keys, ..self }
     }
 }
 
@@ -251,7 +260,7 @@ pub(crate) fn score<M: Model + ?Sized>(
     let mut sums = Sums::default();
     for (done, ids) in all.iter().enumerate().filter(|(_, ids)| ids.len() > 1) {
         let from = options.split.unscored(ids.len());
-        model.logits(&ids[..ids.len() - 1], kv, &mut |i, row| {
+        model.logits_selected(&ids[..ids.len() - 1], kv, options.keys, &mut |i, row| {
             if i >= from {
                 sums.add(log_sum_exp(row) - f64::from(row[ids[i + 1] as usize]));
             }
@@ -306,7 +315,7 @@ pub fn compare_ids<M: Model + ?Sized>(
         base.logits(inputs, base_kv, &mut |_, row| reference.extend_from_slice(row))?;
         kl.start();
         gap.start();
-        model.logits(inputs, kv, &mut |i, row| {
+        model.logits_selected(inputs, kv, options.keys, &mut |i, row| {
             if i < from {
                 return;
             }

@@ -144,6 +144,11 @@ pub trait Backend {
         all.into_iter().find(|&precision| self.can_cache(precision)).unwrap_or(KvPrecision::F32)
     }
 
+    /// Whether caches can have an index that selects the keys of a decode step.
+    fn can_select_keys(&self) -> bool {
+        false
+    }
+
     // ---- Stages: consecutive layers with memory of their own, on a backend over several devices.
 
     /// Number of stages. The first one has the embedding too, the last one the final norm and the LM head.

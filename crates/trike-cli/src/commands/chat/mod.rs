@@ -78,6 +78,7 @@ impl From<RunArgs> for ChatArgs {
             context: args.context,
             stop: args.stop,
             form: args.form,
+            keys: args.keys,
             precision: args.precision,
             cpu: args.cpu,
             device: args.device,
@@ -136,6 +137,7 @@ impl Chat {
         let file = ModelFile::open(args.model.path(quiet)?)?;
         let sampler = args.sampling.chat(&file)?;
         let device = open(&args.device.device, quiet)?;
+        let keys = args.keys.selector(device.is_cpu())?;
         let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
         let template = template(args, &file, &tokenizer)?;
         let grammar = text::grammar(&args.form)?;
@@ -148,15 +150,17 @@ impl Chat {
             .with_sampler(sampler)
             .with_stop(args.stop.clone())
             .with_kv(args.precision.kv)
-            .with_grammar(grammar);
+            .with_grammar(grammar)
+            .with_keys(keys);
         let wanted = args.precision.options(&file, &args.cpu.cpu()?).with_tokenizer(tokenizer);
-        let whole = GenerateOptions::default().with_kv(args.precision.kv).with_context(args.context);
+        let whole =
+            GenerateOptions::default().with_kv(args.precision.kv).with_context(args.context).with_keys(keys);
         let whole = whole.cache(0, file.config().spec.context, file.default_kv())?;
         let capacity = match device.is_cpu() && args.context.is_none() {
             true => context(&file, &wanted, whole, 0, quiet)?,
             false => whole.capacity,
         };
-        let sequence = KvSpec::new(whole.precision, capacity);
+        let sequence = KvSpec { capacity, ..whole };
         let model = load(device, &file, &wanted.with_sequence(sequence), quiet)?;
         Ok(Self {
             model,

@@ -5,6 +5,9 @@ use trike_host::isa::Scalar;
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod popcount;
+
+pub(super) use popcount::count_bits;
 
 /// Vectors of f32, and 16 x 16 blocks of them.
 pub(super) trait Lanes: FloatKernels {

@@ -1,22 +1,24 @@
 //! The backend on the host kernels.
 
+mod cache;
+
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
 use trike_core::{Cost, DenseData, ProductPrecision, TileLayout};
 use trike_cpu::{
-    Cpu, CpuOps, DenseMatrix, EditOutcome, FileRange, KvData, KvView, Lines, Matrix, MatrixRef, RopeTable,
-    Store, Tiles, choose_layout, matmul_rounded, quantize_head,
+    Cpu, CpuOps, DenseMatrix, EditOutcome, FileRange, KeyScratch, Matrix, MatrixRef, RopeTable, Store, Tiles,
+    choose_layout, matmul_rounded,
 };
 use trike_trit::{Edit, TritTensor};
 
 use crate::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation,
-    KvPrecision, Layout, MatrixEdit, NnError, RopePairing, RopeSpec, Segment, Sequence, StepInputs, Tensor,
-    check,
+    KeySelector, KvPrecision, Layout, MatrixEdit, NnError, RopePairing, RopeSpec, Segment, Sequence,
+    StepInputs, Tensor, check,
 };
+
+pub use cache::CpuCache;
 
 /// Rows from which the products of an f32 matrix may be rounded: for fewer, reading the matrix takes longer than multiplying.
 const MANY_ROWS: usize = 32;
@@ -30,6 +32,8 @@ pub struct CpuBackend {
     layout: Option<Layout>,
     products: ProductPrecision,
     spare: Arc<Spare>,
+    /// Memory of selections of keys, one for each thread that makes them at the same time.
+    scratch: Mutex<Vec<KeyScratch>>,
 }
 
 impl CpuBackend {
@@ -37,7 +41,8 @@ impl CpuBackend {
     /// or the policy that chooses it per layer.
     pub fn new(cpu: Cpu, activations: impl Into<ActivationPolicy>) -> Self {
         let products = ProductPrecision::F32;
-        Self { cpu, activations: activations.into(), layout: None, products, spare: Arc::default() }
+        let (spare, scratch) = (Arc::default(), Mutex::default());
+        Self { cpu, activations: activations.into(), layout: None, products, spare, scratch }
     }
 
     /// What the operands of products with f32 matrices are rounded to, for 32 rows of activations and more: a CPU with AVX-512
@@ -132,25 +137,42 @@ impl Decoder<CpuBackend> {
     /// Multiply-adds and compulsory bytes of a step of `tokens` tokens at `position` with logits for the last token:
     /// the linear layers, and the keys and values that attention reads.
     pub fn step_cost(&self, tokens: usize, position: usize, kv: KvPrecision) -> Cost {
-        self.batch_cost(1, tokens, position, kv)
+        self.batch_cost(1, tokens, position, kv, KeySelector::All)
     }
 
     /// [`step_cost`](Self::step_cost) of one step of several sequences, each with `tokens` tokens at `position`: the weights are
-    /// read once.
-    pub fn batch_cost(&self, sequences: usize, tokens: usize, position: usize, kv: KvPrecision) -> Cost {
+    /// read once. Of steps of one token, `keys` selects the keys and values that are read, for which it reads all codes; products with
+    /// codes are no multiply-adds.
+    pub fn batch_cost(
+        &self,
+        sequences: usize,
+        tokens: usize,
+        position: usize,
+        kv: KvPrecision,
+        keys: KeySelector,
+    ) -> Cost {
         let (blocks, head) = self.matrices();
         let cost = |w: &Matrix, tokens| w.problem(tokens, self.backend().precision_of(w)).cost();
         let linear: Cost = blocks.map(|w| cost(w, sequences * tokens)).sum();
         let spec = self.spec();
         let head_bytes = kv.bytes_per_head(spec.head_dim) as u64;
-        let seen = (position + tokens) as u64;
-        // A token attends to half of its own step on average.
-        let scores =
-            tokens as u64 * (position as u64 + (tokens as u64).div_ceil(2)) * spec.query_width() as u64;
-        let layers = spec.layers as u64;
-        let bytes = 2 * layers * seen * spec.kv_heads as u64 * head_bytes;
+        let (kv_heads, query_width) = (spec.kv_heads as u64, spec.query_width() as u64);
+        let of_layer = |layer: usize| {
+            let keys = keys.of_layer(layer);
+            let seen = position + tokens;
+            if let Some(selected) = keys.select(seen).filter(|_| tokens == 1) {
+                let (seen, selected) = (seen as u64, selected.total() as u64);
+                let code = keys.bytes_per_head(spec.head_dim) as u64;
+                let bytes = kv_heads * (2 * selected * head_bytes + seen * code);
+                return Cost { macs: 2 * selected * query_width, bytes };
+            }
+            // A token attends to half of its own step on average.
+            let scores = tokens as u64 * (position as u64 + (tokens as u64).div_ceil(2)) * query_width;
+            Cost { macs: 2 * scores, bytes: 2 * seen as u64 * kv_heads * head_bytes }
+        };
+        let attention: Cost = (0..spec.layers).map(of_layer).sum();
         let caches = sequences as u64;
-        let attention = Cost { macs: caches * 2 * layers * scores, bytes: caches * bytes };
+        let attention = Cost { macs: caches * attention.macs, bytes: caches * attention.bytes };
         linear + cost(head, sequences) + attention
     }
 }
@@ -229,87 +251,6 @@ pub struct CpuRope {
 /// Positions with precomputed sines and cosines, at eight bytes per pair: 4 MiB for heads of 128.
 const KEPT_POSITIONS: usize = 8192;
 
-/// Keys or values of one layer.
-#[derive(Debug)]
-enum Elements {
-    F32(Lines<f32>),
-    F16(Lines<f16>),
-    /// With one scale per slot of a head.
-    Int8(Lines<i8>, Lines<f32>),
-}
-
-impl Elements {
-    /// For `slots` vectors of `head_dim` elements.
-    fn zeros(precision: KvPrecision, slots: usize, head_dim: usize) -> Result<Self, NnError> {
-        let n = slots * head_dim;
-        Ok(match precision {
-            KvPrecision::F32 => Self::F32(Lines::separate(n)?),
-            KvPrecision::F16 => Self::F16(Lines::separate(n)?),
-            KvPrecision::Int8 => Self::Int8(Lines::separate(n)?, Lines::separate(slots)?),
-        })
-    }
-
-    /// Stores the vector of a slot.
-    fn write(&mut self, slot: usize, values: &[f32]) {
-        let at = slot * values.len()..(slot + 1) * values.len();
-        match self {
-            Self::F32(v) => v[at].copy_from_slice(values),
-            Self::F16(v) => v[at].convert_from_f32_slice(values),
-            Self::Int8(codes, scales) => scales[slot] = quantize_head(values, &mut codes[at]),
-        }
-    }
-
-    /// The memory of the elements, one part for each array, with the bytes of a slot.
-    fn bytes(&self, head_dim: usize) -> Vec<(&[u8], usize)> {
-        match self {
-            Self::F32(v) => vec![(bytemuck::cast_slice(v), 4 * head_dim)],
-            Self::F16(v) => vec![(bytemuck::cast_slice(v), 2 * head_dim)],
-            Self::Int8(codes, scales) => {
-                vec![(bytemuck::cast_slice(codes), head_dim), (bytemuck::cast_slice(scales), 4)]
-            }
-        }
-    }
-
-    /// [`bytes`](Self::bytes) to write to.
-    fn bytes_mut(&mut self, head_dim: usize) -> Vec<(&mut [u8], usize)> {
-        match self {
-            Self::F32(v) => vec![(bytemuck::cast_slice_mut(v), 4 * head_dim)],
-            Self::F16(v) => vec![(bytemuck::cast_slice_mut(v), 2 * head_dim)],
-            Self::Int8(codes, scales) => {
-                vec![(bytemuck::cast_slice_mut(codes), head_dim), (bytemuck::cast_slice_mut(scales), 4)]
-            }
-        }
-    }
-
-    fn view(&self) -> KvData<'_> {
-        match self {
-            Self::F32(v) => KvData::F32(v),
-            Self::F16(v) => KvData::F16(v),
-            Self::Int8(codes, scales) => KvData::Int8 { codes, scales },
-        }
-    }
-}
-
-/// Keys and values of one layer of one sequence, `kv_heads x capacity x head_dim` each.
-#[derive(Debug)]
-pub struct CpuCache {
-    k: Elements,
-    v: Elements,
-    spec: CacheSpec,
-}
-
-impl CpuCache {
-    /// Stores a token's keys and values, `kv_heads x head_dim` each, in the slot of `position`.
-    fn store(&mut self, position: usize, k: &[f32], v: &[f32]) {
-        let CacheSpec { head_dim, capacity, .. } = self.spec;
-        let slot = position % capacity;
-        for (head, (k, v)) in k.chunks_exact(head_dim).zip(v.chunks_exact(head_dim)).enumerate() {
-            self.k.write(head * capacity + slot, k);
-            self.v.write(head * capacity + slot, v);
-        }
-    }
-}
-
 impl Backend for CpuBackend {
     type Tensor = CpuTensor;
     type Matrix = Matrix;
@@ -325,6 +266,10 @@ impl Backend for CpuBackend {
 
     fn activations(&self) -> ActivationPolicy {
         self.activations
+    }
+
+    fn can_select_keys(&self) -> bool {
+        true
     }
 
     fn load_matrix(&self, weight: Tensor) -> Result<Matrix, NnError> {
@@ -393,44 +338,15 @@ impl Backend for CpuBackend {
     }
 
     fn new_cache(&self, spec: &CacheSpec) -> Result<CpuCache, NnError> {
-        let len = spec.kv_heads.checked_mul(spec.head_dim).and_then(|n| n.checked_mul(spec.capacity));
-        len.filter(|n| *n <= isize::MAX as usize / 4).ok_or(NnError::Spec {
-            field: "capacity",
-            rule: "must give a KV cache of addressable size",
-            got: spec.capacity.to_string(),
-        })?;
-        let zeros = || Elements::zeros(spec.precision, spec.kv_heads * spec.capacity, spec.head_dim);
-        Ok(CpuCache { k: zeros()?, v: zeros()?, spec: *spec })
+        CpuCache::new(spec)
     }
 
-    /// For each array of the keys, then of the values: each head's positions.
     fn save_cache(&self, cache: &CpuCache, positions: usize) -> Result<Vec<u8>, NnError> {
-        let CacheSpec { head_dim, capacity, .. } = cache.spec;
-        let mut saved = Vec::new();
-        for (array, slot) in cache.k.bytes(head_dim).into_iter().chain(cache.v.bytes(head_dim)) {
-            for head in array.chunks_exact(capacity * slot) {
-                saved.extend_from_slice(&head[..positions.min(capacity) * slot]);
-            }
-        }
-        Ok(saved)
+        Ok(cache.save(positions))
     }
 
     fn restore_cache(&self, cache: &mut CpuCache, positions: usize, saved: &[u8]) -> Result<(), NnError> {
-        let CacheSpec { kv_heads, head_dim, capacity, .. } = cache.spec;
-        let arrays = || cache.k.bytes(head_dim).into_iter().chain(cache.v.bytes(head_dim));
-        let expected = arrays().map(|(_, slot)| kv_heads * positions.min(capacity) * slot).sum();
-        if positions > capacity || saved.len() != expected {
-            return Err(NnError::SavedCache { expected, got: saved.len() });
-        }
-        let mut rest = saved;
-        for (array, slot) in cache.k.bytes_mut(head_dim).into_iter().chain(cache.v.bytes_mut(head_dim)) {
-            for head in array.chunks_exact_mut(capacity * slot) {
-                let (own, after) = rest.split_at(positions * slot);
-                head[..own.len()].copy_from_slice(own);
-                rest = after;
-            }
-        }
-        Ok(())
+        cache.restore(positions, saved)
     }
 
     fn matrix_bytes(&self, matrix: &Matrix) -> usize {
@@ -538,7 +454,7 @@ impl Backend for CpuBackend {
         caches: &mut [&mut CpuCache],
     ) -> Result<CpuTensor, NnError> {
         let shapes = [q.shape(), k.shape(), v.shape()];
-        check::attention(spec, shapes, inputs, caches.iter().map(|cache| &cache.spec))?;
+        check::attention(spec, shapes, inputs, caches.iter().map(|cache| cache.spec()))?;
         let mut out = self.like(q);
         let mut rest = out.values_mut();
         let mut jobs = Vec::with_capacity(caches.len());
@@ -553,9 +469,12 @@ impl Backend for CpuBackend {
                 let span = row * k.width..(row + 1) * k.width;
                 cache.store(segment.first_position + i, &k.values()[span.clone()], &v.values()[span]);
             }
-            let view = KvView { k: cache.k.view(), v: cache.v.view(), capacity: cache.spec.capacity };
             let q = &q.values()[segment.rows.start * q.width..segment.rows.end * q.width];
-            self.cpu.attention(&spec.within(segment.window), q, segment.first_position, view, out)
+            let pop = |all: &Mutex<Vec<_>>| all.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let mut scratch = pop(&self.scratch).unwrap_or_default();
+            let attended = cache.attend(&self.cpu, spec, q, segment, &mut scratch, out);
+            self.scratch.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+            attended
         };
         let pairs = |segment: &Segment| {
             segment.rows.len().saturating_mul(segment.first_position + segment.rows.len())
@@ -601,6 +520,7 @@ impl Backend for CpuBackend {
 
 #[cfg(test)]
 mod tests {
+    use half::f16;
     use trike_testkit::Rng;
 
     use super::*;

@@ -1,0 +1,35 @@
+//! Selection of keys.
+
+use clap::Args;
+use trike::KeySelector;
+
+use super::{
+    KeysChoice,
+    names::{KEYS, one_of, positive},
+};
+
+/// Selection of the keys that tokens attend to.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct KeyArgs {
+    /// Cached keys that each generated token attends to: all, or at long contexts those whose sign codes agree best with the query
+    /// (signs), and always the first and the last ones. Prompts and the first two layers attend to all. CPU only
+    #[arg(long, default_value = "all", value_parser = one_of(KEYS))]
+    pub(crate) keys: KeysChoice,
+    /// With `--keys signs`: number of keys selected by their codes, per head; below about five times as many positions, all keys are
+    /// attended to [default: 1024]
+    #[arg(long, value_name = "COUNT", value_parser = positive)]
+    pub(crate) keys_top_k: Option<usize>,
+}
+
+/// Default number of keys selected by their codes.
+pub(crate) const TOP_K: usize = 1024;
+
+impl KeysChoice {
+    /// The selector of `top_k` keys.
+    pub(crate) fn selector(self, top_k: usize) -> Result<KeySelector, trike::core::OptionError> {
+        match self {
+            Self::All => Ok(KeySelector::All),
+            Self::Signs => KeySelector::signs(top_k),
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Channels of keys and queries whose signs are coded, and the codes.
+
+use crate::kernels::{Element, fold};
+use crate::rotate::Rotate;
+use trike_host::Loop;
+use trike_trit::Hadamard;
+
+/// Bits of a word.
+pub(super) const WORD: usize = u64::BITS as usize;
+
+/// A linear map from the elements of a head to the channels whose signs are coded: `H D_r x` for each of some rounds `r`, with the
+/// normalized Hadamard transform `H` of the largest power-of-two blocks of the head, and diagonal matrices `D_r` of signs.
+///
+/// `D_0` is the identity, and heads of 64 elements and more have this round only. Smaller ones have as many as fit a word, since the
+/// memory of a word is taken anyway, and more signs tell a direction more exactly. A head of an odd number of elements has no
+/// transform, and with signs alone every further round would repeat the first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Projection {
+    head_dim: usize,
+    rounds: usize,
+    rotation: Option<Hadamard>,
+}
+
+impl Projection {
+    pub(super) fn new(head_dim: usize) -> Self {
+        let rotation = Hadamard::largest(head_dim, Hadamard::MAX);
+        let rounds = if rotation.is_some() { (WORD / head_dim).max(1) } else { 1 };
+        Self { head_dim, rounds, rotation }
+    }
+
+    /// Number of channels.
+    pub(super) fn channels(&self) -> usize {
+        self.rounds * self.head_dim
+    }
+
+    /// Words of a code.
+    pub(super) fn words(&self) -> usize {
+        self.channels().div_ceil(WORD)
+    }
+
+    /// The channels of a vector that is in the first `head_dim` elements of `x`, in place.
+    #[inline(always)]
+    pub(super) fn apply(&self, x: &mut [f32]) {
+        let (first, later) = x.split_at_mut(self.head_dim);
+        for (round, copy) in later.chunks_exact_mut(self.head_dim).enumerate() {
+            for (i, (to, from)) in copy.iter_mut().zip(&*first).enumerate() {
+                *to = if is_flipped(round, i) { -from } else { *from };
+            }
+        }
+        if let Some(rotation) = self.rotation {
+            Rotate { x, rotation }.run();
+        }
+    }
+}
+
+/// A fixed sequence of signs without a pattern that a Hadamard transform has: a bit of a multiplicative hash.
+#[inline(always)]
+fn is_flipped(round: usize, i: usize) -> bool {
+    ((round * WORD + i + 1) as u32).wrapping_mul(0x9E37_79B9) >> 16 & 1 == 1
+}
+
+/// The cached keys of one head: rows in a run, and their scales unless the elements are the values.
+#[derive(Clone, Copy)]
+pub(super) struct KeyRows<'a, E> {
+    pub(super) rows: &'a [E],
+    pub(super) scales: &'a [f32],
+}
+
+impl<E: Element> KeyRows<'_, E> {
+    /// Writes the elements of a row to the start of `x`.
+    #[inline(always)]
+    fn widen(&self, head_dim: usize, row: usize, x: &mut [f32]) {
+        let scale = if E::CODES { self.scales[row] } else { 1.0 };
+        for (x, element) in x.iter_mut().zip(&self.rows[row * head_dim..][..head_dim]) {
+            *x = element.widen() * scale;
+        }
+    }
+}
+
+/// The length of a key of the mean length, as a byte; lengths over four times as large become 255.
+pub(super) const MEAN_LENGTH: f32 = 64.0;
+
+/// The channels and the lengths that codes are relative to.
+#[derive(Clone, Debug)]
+pub(super) struct Center {
+    /// The channels of the mean key.
+    pub(super) mean: Vec<f32>,
+    /// [`MEAN_LENGTH`] over the root mean square of the lengths of centred keys; 0 if all of them are the same.
+    pub(super) scale: f32,
+}
+
+/// Sums over keys, of which a [`Center`] is made.
+pub(super) struct KeySums {
+    elements: Vec<f64>,
+    squares: f64,
+    count: f64,
+}
+
+impl KeySums {
+    pub(super) fn new(head_dim: usize) -> Self {
+        Self { elements: vec![0.0; head_dim], squares: 0.0, count: 0.0 }
+    }
+
+    pub(super) fn center(&self, projection: &Projection) -> Center {
+        let mut mean = vec![0.0; projection.channels()];
+        let mut of_mean = 0.0;
+        for (mean, sum) in mean.iter_mut().zip(&self.elements) {
+            *mean = (sum / self.count) as f32;
+            of_mean += f64::from(*mean).powi(2);
+        }
+        projection.apply(&mut mean);
+        // The rest of a subtraction of nearly equal numbers is no length.
+        let square = self.squares / self.count - of_mean;
+        let length = if square > 1e-12 * self.squares / self.count { square.sqrt() } else { f64::INFINITY };
+        Center { mean, scale: (f64::from(MEAN_LENGTH) / length) as f32 }
+    }
+}
+
+/// Adds every key of a run.
+pub(super) struct AddKeys<'a, E> {
+    pub(super) keys: KeyRows<'a, E>,
+    pub(super) sums: &'a mut KeySums,
+}
+
+impl<E: Element> Loop for AddKeys<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let d = self.sums.elements.len();
+        let (mut key, zero) = (vec![0.0; d], vec![0.0; d]);
+        for row in 0..self.keys.rows.len() / d {
+            self.keys.widen(d, row, &mut key);
+            for (sum, &x) in self.sums.elements.iter_mut().zip(&key) {
+                *sum += f64::from(x);
+            }
+            self.sums.squares += f64::from(squared_distance(&key, &zero));
+            self.sums.count += 1.0;
+        }
+    }
+}
+
+/// Codes the keys of a run: bit `c` is set if channel `c` of the key is larger than that of the mean, and the length is that of the
+/// centred key. Bits past the last channel are zero.
+pub(super) struct CodeKeys<'a, E> {
+    pub(super) projection: Projection,
+    pub(super) keys: KeyRows<'a, E>,
+    pub(super) center: &'a Center,
+    pub(super) codes: &'a mut [u64],
+    pub(super) lengths: &'a mut [u8],
+}
+
+impl<E: Element> Loop for CodeKeys<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { projection, keys, center, codes, lengths } = self;
+        let mut x = vec![0.0; projection.channels()];
+        // Every round has the length of the key, which its transform keeps.
+        let scale = center.scale / (projection.rounds as f32).sqrt();
+        for (row, (code, length)) in codes.chunks_exact_mut(projection.words()).zip(lengths).enumerate() {
+            keys.widen(projection.head_dim, row, &mut x);
+            projection.apply(&mut x);
+            // Saturates.
+            *length = (squared_distance(&x, &center.mean).sqrt() * scale).round_ties_even() as u8;
+            for (word, (x, mean)) in code.iter_mut().zip(x.chunks(WORD).zip(center.mean.chunks(WORD))) {
+                *word = 0;
+                for (bit, (x, mean)) in x.iter().zip(mean).enumerate() {
+                    *word |= u64::from(x > mean) << bit;
+                }
+            }
+        }
+    }
+}
+
+/// In 16 lanes, whose order does not depend on the instruction set.
+#[inline(always)]
+fn squared_distance(a: &[f32], b: &[f32]) -> f32 {
+    let mut squares = [0.0; 16];
+    for (a, b) in a.chunks(16).zip(b.chunks(16)) {
+        for (square, (a, b)) in squares.iter_mut().zip(a.iter().zip(b)) {
+            *square += (a - b) * (a - b);
+        }
+    }
+    fold(squares)
+}
