@@ -205,7 +205,7 @@ fn bench_decodes_with_selected_keys() {
 fn a_text_is_scored_with_selected_keys() {
     let trike = Trike::new();
     let text =
-        trike.write("text.txt", &"Once upon a time there was a little girl who liked to play. ".repeat(30));
+        trike.write("text.txt", "Once upon a time there was a little girl who liked to play. ".repeat(30));
     let args = ["perplexity", "-m", &tiny(), "-f", &text, "--limit", "1", "--base", &tiny(), "--json"];
     let of = |more: &[&str]| trike.json(&[&args[..], &["--activations", "f32"], more].concat());
     let few = of(&["--keys", "signs", "--keys-top-k", "16"]);
