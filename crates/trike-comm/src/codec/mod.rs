@@ -19,8 +19,9 @@
 //! are different ones, and would not fit into one message of their size. They go to all ranks, so what a rank sends grows with their
 //! number, as with the methods' own implementations.
 //!
-//! [`CodecConfig`] builds all of them. All but [`LowRank`] are also [`MessageCodec`]s: their messages can be written and read without
-//! ranks, by [`GradientCompressor`], and trits be summed in any order, by [`TernaryGradientAccumulator`].
+//! [`Ternary`] and [`Sign`] are [`Staged`] with a [`Rounding`] each. [`CodecConfig`] builds all of the codecs. All but [`LowRank`] are also
+//! [`MessageCodec`]s: their messages can be written and read without ranks, by [`GradientCompressor`], and trits be summed in any
+//! order, by [`TernaryGradientAccumulator`].
 
 mod accumulator;
 mod compressor;
@@ -28,10 +29,10 @@ mod config;
 mod demo;
 mod loco;
 mod low_rank;
-mod parts;
 mod sign;
 mod sketch;
 mod sparse;
+mod staged;
 mod state;
 mod ternary;
 mod top;
@@ -44,10 +45,11 @@ pub use config::CodecConfig;
 pub use demo::Demo;
 pub use loco::SparseLoCo;
 pub use low_rank::LowRank;
-pub use sign::Sign;
+pub use sign::{Sign, Signs};
 pub use sketch::Sketch;
+pub use staged::{Rounding, Staged};
 pub use state::{Carry, Saved, restore};
-pub use ternary::Ternary;
+pub use ternary::{Ternary, Trits};
 pub use top::TopK;
 
 /// A way to exchange gradients in fewer bytes.

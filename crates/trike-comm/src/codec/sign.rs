@@ -1,11 +1,9 @@
 //! Gradients as signs.
 
-use std::ops::Range;
-
-use crate::codec::parts::{self, Parts};
-use crate::codec::{Carry, Codec, MessageCodec, Saved, check_bytes, chunked, scale};
+use crate::CommError;
+use crate::codec::staged::{Rounding, Staged};
+use crate::codec::{check_bytes, chunked, scale};
 use crate::sum::sum_of;
-use crate::{CommError, Communicator};
 
 /// Elements that share a scale.
 const CHUNK: usize = 4096;
@@ -17,78 +15,23 @@ const CHUNK: usize = 4096;
 ///
 /// A chunk of `n` elements is its scale as f32 and `ceil(n / 8)` bytes of a bit per element, the first element lowest, 1 for minus.
 /// Bits behind the last element are zero.
-#[derive(Clone, Debug)]
-pub struct Sign {
-    residual: Vec<f32>,
-}
+pub type Sign = Staged<Signs>;
 
-impl Sign {
-    /// A codec for gradients of `len` elements.
-    #[must_use]
-    pub fn new(len: usize) -> Self {
-        Self { residual: vec![0.0; len] }
-    }
-}
+/// The rounding of [`Sign`].
+#[derive(Clone, Copy, Debug)]
+pub struct Signs;
 
-impl Codec for Sign {
-    fn len(&self) -> usize {
-        self.residual.len()
+impl Rounding for Signs {
+    fn bytes(len: usize) -> usize {
+        chunked(len, CHUNK, |len| 4 + len.div_ceil(8))
     }
 
-    fn sent_bytes(&self, rank: usize, ranks: usize) -> usize {
-        parts::sent_bytes(self, rank, ranks)
-    }
-
-    fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
-        parts::exchange(self, comm, gradient)
-    }
-
-    fn state(&self) -> Vec<Saved<'_>> {
-        vec![Saved { name: "residual", carry: Carry::Mean, values: &self.residual }]
-    }
-
-    fn state_mut(&mut self) -> Vec<&mut [f32]> {
-        vec![&mut self.residual]
-    }
-}
-
-impl MessageCodec for Sign {
-    fn bytes(&self) -> usize {
-        self.part_bytes(self.len())
-    }
-
-    fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, CommError> {
-        parts::encode(self, gradient)
-    }
-
-    fn add(&self, rank: usize, message: &[u8], weight: f32, sum: &mut [f32]) -> Result<(), CommError> {
-        parts::add(self, rank, message, weight, sum)
-    }
-}
-
-impl Parts for Sign {
-    fn elements(&self) -> usize {
-        self.len()
-    }
-
-    fn part_bytes(&self, elements: usize) -> usize {
-        chunked(elements, CHUNK, |len| 4 + len.div_ceil(8))
-    }
-
-    fn take_up(&mut self, range: Range<usize>, gradient: &[f32]) {
-        self.residual[range].iter_mut().zip(gradient).for_each(|(r, g)| *r += g);
-    }
-
-    fn waiting(&mut self, range: Range<usize>) -> &mut [f32] {
-        &mut self.residual[range]
-    }
-
-    fn write(&mut self, range: Range<usize>) -> Vec<u8> {
-        let mut message = Vec::with_capacity(self.part_bytes(range.len()));
-        for residual in self.residual[range].chunks_mut(CHUNK) {
-            let scale = sum_of(residual, f32::abs) / residual.len() as f32;
+    fn write(values: &mut [f32]) -> Vec<u8> {
+        let mut message = Vec::with_capacity(Self::bytes(values.len()));
+        for values in values.chunks_mut(CHUNK) {
+            let scale = sum_of(values, f32::abs) / values.len() as f32;
             message.extend(scale.to_le_bytes());
-            for eight in residual.chunks_mut(8) {
+            for eight in values.chunks_mut(8) {
                 let mut byte = 0;
                 for (bit, value) in eight.iter_mut().enumerate() {
                     let is_minus = *value < 0.0;
@@ -101,8 +44,8 @@ impl Parts for Sign {
         message
     }
 
-    fn read(&self, rank: usize, message: &[u8], weight: f32, sum: &mut [f32]) -> Result<(), CommError> {
-        check_bytes(rank, self.part_bytes(sum.len()), message.len())?;
+    fn read(rank: usize, message: &[u8], weight: f32, sum: &mut [f32]) -> Result<(), CommError> {
+        check_bytes(rank, Self::bytes(sum.len()), message.len())?;
         let mut rest = message;
         for sum in sum.chunks_mut(CHUNK) {
             let (header, after) = rest.split_at(4);

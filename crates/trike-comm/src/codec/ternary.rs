@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use crate::codec::parts::{self, Parts};
-use crate::codec::{Carry, Codec, MessageCodec, Saved, check_bytes, chunked, scale};
+use crate::CommError;
+use crate::codec::staged::{Rounding, Staged};
+use crate::codec::{check_bytes, chunked, scale};
 use crate::sum::sum_of;
-use crate::{CommError, Communicator};
 
 /// Elements that share a scale: whole bytes of five trits.
 const CHUNK: usize = 4095;
@@ -43,18 +43,11 @@ pub(super) const DIGITS: [[f32; 256]; TRITS] = {
 ///
 /// A chunk of `n` elements is its scale as f32 and `b = ceil(n / 5)` bytes; byte `i` has the trits of the elements `i`, `i + b` up to
 /// `i + 4 b` as digits to base 3, the first lowest, each one more than the trit.
-#[derive(Clone, Debug)]
-pub struct Ternary {
-    residual: Vec<f32>,
-}
+pub type Ternary = Staged<Trits>;
 
-impl Ternary {
-    /// A codec for gradients of `len` elements.
-    #[must_use]
-    pub fn new(len: usize) -> Self {
-        Self { residual: vec![0.0; len] }
-    }
-}
+/// The rounding of [`Ternary`].
+#[derive(Clone, Copy, Debug)]
+pub struct Trits;
 
 /// Adds the trits of some values as one digit of some bytes; the values become what these leave out.
 #[inline(always)]
@@ -66,72 +59,24 @@ fn pack(bytes: &mut [u8], values: &mut [f32], digit: u8, threshold: f32, scale: 
     }
 }
 
-impl Codec for Ternary {
-    fn len(&self) -> usize {
-        self.residual.len()
+impl Rounding for Trits {
+    fn bytes(len: usize) -> usize {
+        chunked(len, CHUNK, |len| 4 + len.div_ceil(TRITS))
     }
 
-    fn sent_bytes(&self, rank: usize, ranks: usize) -> usize {
-        parts::sent_bytes(self, rank, ranks)
-    }
-
-    fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
-        parts::exchange(self, comm, gradient)
-    }
-
-    fn state(&self) -> Vec<Saved<'_>> {
-        vec![Saved { name: "residual", carry: Carry::Mean, values: &self.residual }]
-    }
-
-    fn state_mut(&mut self) -> Vec<&mut [f32]> {
-        vec![&mut self.residual]
-    }
-}
-
-impl MessageCodec for Ternary {
-    fn bytes(&self) -> usize {
-        bytes(self.len())
-    }
-
-    fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, CommError> {
-        parts::encode(self, gradient)
-    }
-
-    fn add(&self, rank: usize, message: &[u8], weight: f32, sum: &mut [f32]) -> Result<(), CommError> {
-        parts::add(self, rank, message, weight, sum)
-    }
-}
-
-impl Parts for Ternary {
-    fn elements(&self) -> usize {
-        self.residual.len()
-    }
-
-    fn part_bytes(&self, elements: usize) -> usize {
-        bytes(elements)
-    }
-
-    fn take_up(&mut self, range: Range<usize>, gradient: &[f32]) {
-        self.residual[range].iter_mut().zip(gradient).for_each(|(r, g)| *r += g);
-    }
-
-    fn waiting(&mut self, range: Range<usize>) -> &mut [f32] {
-        &mut self.residual[range]
-    }
-
-    fn write(&mut self, range: Range<usize>) -> Vec<u8> {
-        let mut message = Vec::with_capacity(bytes(range.len()));
-        for residual in self.residual[range].chunks_mut(CHUNK) {
-            let threshold = THRESHOLD * sum_of(residual, f32::abs) / residual.len() as f32;
-            let size = sum_of(residual, |r| if r.abs() > threshold { r.abs() } else { 0.0 });
-            let count = sum_of(residual, |r| if r.abs() > threshold { 1.0 } else { 0.0 });
+    fn write(values: &mut [f32]) -> Vec<u8> {
+        let mut message = Vec::with_capacity(Self::bytes(values.len()));
+        for values in values.chunks_mut(CHUNK) {
+            let threshold = THRESHOLD * sum_of(values, f32::abs) / values.len() as f32;
+            let size = sum_of(values, |r| if r.abs() > threshold { r.abs() } else { 0.0 });
+            let count = sum_of(values, |r| if r.abs() > threshold { 1.0 } else { 0.0 });
             let scale = size / count.max(1.0);
             message.extend(scale.to_le_bytes());
             let from = message.len();
-            let stride = residual.len().div_ceil(TRITS);
+            let stride = values.len().div_ceil(TRITS);
             message.resize(from + stride, ZEROS);
             let mut digit = 1;
-            for part in residual.chunks_mut(stride) {
+            for part in values.chunks_mut(stride) {
                 pack(&mut message[from..], part, digit, threshold, scale);
                 digit *= 3;
             }
@@ -139,7 +84,7 @@ impl Parts for Ternary {
         message
     }
 
-    fn read(&self, rank: usize, message: &[u8], weight: f32, sum: &mut [f32]) -> Result<(), CommError> {
+    fn read(rank: usize, message: &[u8], weight: f32, sum: &mut [f32]) -> Result<(), CommError> {
         for chunk in read(rank, message, sum.len())? {
             let (range, scale, trits) = chunk?;
             let scale = weight * scale;
@@ -152,10 +97,6 @@ impl Parts for Ternary {
     }
 }
 
-fn bytes(len: usize) -> usize {
-    chunked(len, CHUNK, |len| 4 + len.div_ceil(TRITS))
-}
-
 /// Elements, scale and bytes of a chunk.
 type Chunk<'a> = (Range<usize>, f32, &'a [u8]);
 
@@ -165,7 +106,7 @@ pub(super) fn read(
     message: &[u8],
     len: usize,
 ) -> Result<impl Iterator<Item = Result<Chunk<'_>, CommError>>, CommError> {
-    check_bytes(rank, bytes(len), message.len())?;
+    check_bytes(rank, Trits::bytes(len), message.len())?;
     let mut rest = message;
     Ok((0..len).step_by(CHUNK).map(move |start| {
         let range = start..len.min(start + CHUNK);
