@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 
 use trike_core::{KeySelector, SelectedKeys};
 use trike_cpu::{AttentionSpec, Cpu, CpuOps, KeyIndex, KeyScratch, KeySelection, KvData, KvView};
-use trike_llm::{ModelFile, Split, WeightSource, sequences};
+use trike_llm::{ModelFile, Split, sequences};
 use trike_nn::{
     ActivationPrecision, Backend, BlockContext, CacheSpec, CpuBackend, DecoderBlock, DecoderWeights,
     HookPoint, KvPrecision, NnError, StepInputs, Tensor, WeightName,
