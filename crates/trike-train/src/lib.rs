@@ -36,8 +36,8 @@ pub use export::{as_packed, packed, write_packed};
 pub use memory::{RunShape, TrainingMemory, estimate_stage_memory, estimate_training_memory};
 pub use model::{
     Adapter, AdapterError, EMBEDDING_GROUP, LoraConfig, LoraTarget, Loss, MergeReport, MergedMatrix,
-    Objective, Parameter, Parameters, Part, Resident, Stage, TeacherLogits, TernaryPolicy, TrainEngine,
-    Trained, Weights,
+    Objective, Parameter, Parameters, Part, Resident, Stage, TeacherLogits, TensorShard, TernaryPolicy,
+    TrainEngine, Trained, Weights,
 };
 pub use optimizer::{Optimizer, OptimizerConfig, OptimizerKind};
 

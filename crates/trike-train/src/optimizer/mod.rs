@@ -13,6 +13,8 @@ use crate::model::zeros;
 use crate::schedule::Factors;
 use crate::{Parameter, Parameters, TrainError};
 
+pub(crate) use muon::orthogonal;
+
 /// Which optimizer changes the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -204,6 +206,26 @@ impl<T: Elements> Optimizer<T> {
     where
         T: BorrowMut<E::View>,
     {
+        self.step_as(engine, parameters, gradients, squares, factors, &|parameter, ahead| {
+            let rows = parameter.rows();
+            Ok((orthogonal(engine, ahead, parameter.cols)?, rows))
+        })
+    }
+
+    /// [`step_by`](Self::step_by) with updates of Muon that `orthogonal` makes of the momenta of these rows, with the number of rows of
+    /// the whole matrix.
+    pub(crate) fn step_as<E: Engine<Tensor = T>>(
+        &mut self,
+        engine: &E,
+        parameters: &mut Parameters<T>,
+        gradients: &[Option<&E::View>],
+        squares: f64,
+        factors: Factors,
+        orthogonal: &dyn Fn(&Parameter<T>, T) -> Result<(T, usize), TrainError>,
+    ) -> Result<f64, TrainError>
+    where
+        T: BorrowMut<E::View>,
+    {
         let config = self.config;
         let norm = squares.sqrt();
         if !norm.is_finite() {
@@ -246,8 +268,8 @@ impl<T: Elements> Optimizer<T> {
             // Nesterov: the gradient once more.
             let mut ahead = engine.allocate(gradient.elements())?;
             engine.momentum(config.momentum, limit, first, gradient, ahead.borrow_mut())?;
-            let update = muon::orthogonal(engine, ahead, parameter.cols)?;
-            let scale = rate * muon::scale(parameter.rows(), parameter.cols);
+            let (update, rows) = orthogonal(parameter, ahead)?;
+            let scale = rate * muon::scale(rows, parameter.cols);
             engine.descend(kept, scale, parameter.values.borrow_mut(), update.borrow())?;
         }
         Ok(norm)
