@@ -33,7 +33,9 @@ mod trainer;
 
 pub use error::TrainError;
 pub use export::{as_packed, packed, write_packed};
-pub use memory::{RunShape, TrainingMemory, estimate_stage_memory, estimate_training_memory};
+pub use memory::{
+    RunShape, TrainingMemory, estimate_shard_memory, estimate_stage_memory, estimate_training_memory,
+};
 pub use model::{
     Adapter, AdapterError, EMBEDDING_GROUP, LoraConfig, LoraTarget, Loss, MergeReport, MergedMatrix,
     Objective, Parameter, Parameters, Part, Resident, Stage, TeacherLogits, TensorShard, TernaryPolicy,

@@ -30,7 +30,7 @@ use self::ranks::Ranks;
 pub use self::ranks::{OuterConfig, RanksConfig};
 pub(crate) use self::ranks::{all_numbers, sum_of_losses};
 use self::tensor::TensorRanks;
-pub(crate) use self::tensor::losses_of_shards;
+pub(crate) use self::tensor::{check_tensor_ranks, losses_of_shards};
 
 /// Parameters of a model whose rows are computed side by side, each with gradients of its own: at most 32 MiB per thread.
 pub(crate) const SMALL: usize = 1 << 23;

@@ -108,10 +108,20 @@ impl TensorShard {
         }
     }
 
-    /// The heads of this rank; `None` if it computes all.
-    pub(in crate::model) fn attention(&self, whole: AttentionSpec) -> Option<AttentionSpec> {
+    /// Query heads and key/value heads of this rank; `None` if it computes all.
+    pub(crate) fn heads(&self) -> Option<(usize, usize)> {
         let heads = |shards: &Shards| shards.of_rank(self.rank).len() / self.head_dim;
-        self.by_heads.then(|| AttentionSpec { heads: heads(&self.query), kv_heads: heads(&self.kv), ..whole })
+        self.by_heads.then(|| (heads(&self.query), heads(&self.kv)))
+    }
+
+    /// Width of the hidden layer of the MLP on this rank.
+    pub(crate) fn intermediate(&self) -> usize {
+        self.intermediate.of_rank(self.rank).len()
+    }
+
+    /// The attention of this rank's heads; `None` if it computes all.
+    pub(in crate::model) fn attention(&self, whole: AttentionSpec) -> Option<AttentionSpec> {
+        self.heads().map(|(heads, kv_heads)| AttentionSpec { heads, kv_heads, ..whole })
     }
 }
 
