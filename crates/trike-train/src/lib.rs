@@ -12,7 +12,7 @@
 //!   predicted gradients.
 //! * [`PrecisionPolicy`]: products in bf16 or f16, with a [`LossScaler`].
 //! * [`Trainer::with_ranks`]: one model on several machines, with a [`RanksConfig`]; [`Trainer::in_pipeline`]: each of them holds a
-//!   [`Stage`] of it.
+//!   [`Stage`] of it; [`Trainer::in_tensor_parallel`]: a [`TensorShard`].
 //! * [`Schedule`]: learning rate and weight decay over a run.
 
 #![forbid(unsafe_code)]

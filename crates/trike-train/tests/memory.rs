@@ -13,7 +13,7 @@ use trike_train::data::{Batch, BatchConfig, Batches, Documents, Encoder, Positio
 use trike_train::{
     Adapter, LoraConfig, LoraTarget, Objective, OptimizerConfig, OptimizerKind, Parameters, RunShape,
     Schedule, Shape, Stage, Teacher, TensorShard, TernaryPolicy, Trained, Trainer, TrainerConfig,
-    estimate_stage_memory, estimate_training_memory,
+    estimate_shard_memory, estimate_stage_memory, estimate_training_memory,
 };
 use trike_trit::{Granularity, GroupSize};
 

@@ -236,14 +236,17 @@ fn matrices(case: &Case) -> usize {
 fn ranks_send_what_the_guide_says() {
     let data = Data::new();
     // The last case has fewer key/value heads than ranks.
-    for (ranks, kind, segment, granularity) in [
-        (2, OptimizerKind::AdamW, None, Granularity::Row),
-        (2, OptimizerKind::Muon, Some(1), Granularity::Tensor),
-        (4, OptimizerKind::AdamW, Some(2), Granularity::Row),
+    for (ranks, kind, segment, granularity, sub_norms) in [
+        (2, OptimizerKind::AdamW, None, Granularity::Row, false),
+        (2, OptimizerKind::AdamW, None, Granularity::Row, true),
+        (2, OptimizerKind::Muon, Some(1), Granularity::Tensor, false),
+        (4, OptimizerKind::AdamW, Some(2), Granularity::Row, false),
+        (4, OptimizerKind::Sgd, None, Granularity::Row, true),
     ] {
         let mut case = Case::new(&data, "sent");
         case.trainer.optimizer.kind = kind;
         case.trainer.checkpoint = segment;
+        case.spec.sub_norms = sub_norms;
         case.policy = ternarized(Ternarize::default().with_granularity(granularity));
         let tokens = data.batches(case.rows, Position::default()).next_batch().expect("a batch").ids.len();
         let sent: u64 = Threads::run(ranks, |comm| {
@@ -260,10 +263,14 @@ fn ranks_send_what_the_guide_says() {
         let (q, kv) = (spec.query_width(), spec.kv_width());
         let [shared, hidden, i] = [q + 2 * kv, 2 * spec.hidden, spec.intermediate];
         // By heads, keys and values are not sent forward, but their gradients are; otherwise the other way round.
-        let (forward, back) = match ranks <= spec.kv_heads {
+        let is_by_heads = ranks <= spec.kv_heads;
+        let (forward, mut back) = match is_by_heads {
             true => (q + hidden + i, shared + hidden + 2 * i),
             false => (shared + hidden + i, q + hidden + 2 * i),
         };
+        if sub_norms {
+            back += i + if is_by_heads { q } else { 0 };
+        }
         // All but the last segment are computed twice.
         let again = segment.map_or(0, |segment| spec.layers - segment);
         let per_token = spec.layers * (forward + back) + again * forward;
