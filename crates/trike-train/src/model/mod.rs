@@ -2,6 +2,7 @@
 
 mod adapter;
 mod backward;
+mod block;
 mod division;
 mod forward;
 mod objective;

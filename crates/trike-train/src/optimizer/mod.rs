@@ -89,6 +89,9 @@ impl OptimizerConfig {
     }
 }
 
+/// Makes the momentum of the rows of a matrix that are here orthogonal; returns the number of rows of the whole matrix, too.
+type Orthogonal<'o, T> = dyn Fn(&Parameter<T>, T) -> Result<(T, usize), TrainError> + 'o;
+
 /// An optimizer with its state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Optimizer<T = Vec<f32>> {
@@ -212,8 +215,7 @@ impl<T: Elements> Optimizer<T> {
         })
     }
 
-    /// [`step_by`](Self::step_by) with updates of Muon that `orthogonal` makes of the momenta of these rows, with the number of rows of
-    /// the whole matrix.
+    /// [`step_by`](Self::step_by) with updates of Muon that `orthogonal` makes.
     pub(crate) fn step_as<E: Engine<Tensor = T>>(
         &mut self,
         engine: &E,
@@ -221,7 +223,7 @@ impl<T: Elements> Optimizer<T> {
         gradients: &[Option<&E::View>],
         squares: f64,
         factors: Factors,
-        orthogonal: &dyn Fn(&Parameter<T>, T) -> Result<(T, usize), TrainError>,
+        orthogonal: &Orthogonal<'_, T>,
     ) -> Result<f64, TrainError>
     where
         T: BorrowMut<E::View>,

@@ -461,7 +461,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         type Edit = fn(&mut RunConfig);
-        let table: [(Edit, &str); 14] = [
+        let table: [(Edit, &str); 15] = [
             (|c| c.base_model = None, "base_model"),
             (|c| c.base_model_config = Some("d".into()), "base_model"),
             (|c| (c.base_model, c.base_model_config) = (None, Some("d".into())), "tokenizer"),
