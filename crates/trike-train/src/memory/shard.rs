@@ -73,7 +73,7 @@ pub fn estimate_shard_memory(
             run.policy.blocks.as_ref().is_some_and(|how| how.weights.granularity == Granularity::Tensor);
         let (len, side) = (rows.saturating_mul(cols), rows.min(cols));
         let of_scale = if is_gathered { bytes(len) } else { 0 };
-        let update = len.saturating_mul(3).saturating_add(side.saturating_mul(side).saturating_mul(2));
+        let update = len.saturating_mul(6).saturating_add(side.saturating_mul(side).saturating_mul(2));
         if run.optimizer == OptimizerKind::Muon { bytes(update) } else { of_scale }
     });
     let teacher = run.teacher.zip(of_teacher).map_or(0, |((spec, policy), shard)| {

@@ -28,6 +28,6 @@ pub use resident::{Resident, TrainEngine};
 pub(crate) use sharded::ShardedModel;
 pub use stage::Stage;
 pub(crate) use stage::{StageModel, count};
+pub(crate) use tensor::Prepared;
 pub use tensor::TensorShard;
-pub(crate) use tensor::{Prepared, gather_rows};
 pub use weights::Weights;

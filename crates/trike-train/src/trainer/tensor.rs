@@ -7,15 +7,15 @@
 use std::borrow::{Borrow, BorrowMut};
 use std::ops::Range;
 
-use trike_comm::{CommError, Communicator, agree};
+use trike_comm::{CommError, Communicator, Shards, agree, exchange_floats};
 use trike_cpu::Store;
 use trike_grad::{GradError, Operand, ProductPrecision};
 use trike_nn::DecoderSpec;
 
 use super::{SMALL, Trainable, Trainer, TrainerConfig, Tutor};
 use crate::data::{Batch, Batches};
-use crate::model::{ByPlace, Prepared, ShardedModel, Sums, count, gather_rows};
-use crate::optimizer::orthogonal;
+use crate::model::{ByPlace, Prepared, ShardedModel, Sums, count};
+use crate::optimizer::{Updates, orthogonal};
 use crate::{
     Loss, Objective, Parameter, Parameters, StepReport, Teacher, TensorShard, TernaryPolicy, TrainEngine,
     TrainError, Trained, Weights,
@@ -33,6 +33,44 @@ impl std::fmt::Debug for TensorRanks<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut debug = f.debug_struct("TensorRanks");
         debug.field("shard", &self.shard).field("of_teacher", &self.of_teacher).finish_non_exhaustive()
+    }
+}
+
+impl TensorRanks<'_> {
+    /// Muon's updates of this rank's rows of some matrices, at most one for each rank: rank `i` gets the whole momentum of matrix `i` and
+    /// makes it orthogonal.
+    fn updates<E: TrainEngine>(
+        &self,
+        engine: &E,
+        parameters: &[&Parameter<E::Tensor>],
+        ahead: Vec<E::Tensor>,
+    ) -> Result<Vec<(E::Tensor, usize)>, TrainError> {
+        let (comm, ranks) = (self.comm, self.comm.size());
+        let elements = |matrix: usize| {
+            let parameter = parameters.get(matrix)?;
+            Some(self.shard.outputs(parameter.name)?.times(parameter.cols))
+        };
+        let len = |matrix, rank| elements(matrix).map_or(0, |elements| elements.of_rank(rank).len());
+        let mut parts = vec![Vec::new(); ranks];
+        for (part, ahead) in parts.iter_mut().zip(&ahead) {
+            *part = engine.download(ahead.borrow())?.into_owned();
+        }
+        let lens: Vec<usize> = (0..ranks).map(|rank| len(comm.rank(), rank)).collect();
+        let whole = exchange_floats(comm, &parts, &lens)?.concat();
+        parts = vec![Vec::new(); ranks];
+        if let (Some(parameter), Some(elements)) = (parameters.get(comm.rank()), elements(comm.rank())) {
+            let update = orthogonal(engine, engine.upload(whole)?, parameter.cols)?;
+            let update = engine.download(update.borrow())?;
+            for (rank, part) in parts.iter_mut().enumerate() {
+                part.extend_from_slice(&update[elements.of_rank(rank)]);
+            }
+        }
+        let lens: Vec<usize> = (0..ranks).map(|matrix| len(matrix, comm.rank())).collect();
+        let own = exchange_floats(comm, &parts, &lens)?;
+        let rows =
+            |parameter: &Parameter<E::Tensor>| self.shard.outputs(parameter.name).map_or(0, Shards::len);
+        let each = own.into_iter().zip(parameters);
+        each.map(|(update, parameter)| Ok((engine.upload(update)?, rows(parameter)))).collect()
     }
 }
 
@@ -150,18 +188,10 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
             let squares = trainer.squares_of_shards(tensor, sums)?;
             let gradients: Vec<Option<&E::View>> = sums.iter().map(|sum| Some((*sum).borrow())).collect();
             let (engine, parameters) = (trainer.engine, trainer.trainable.trained_mut());
-            let whole = |parameter: &Parameter<E::Tensor>, ahead: E::Tensor| {
-                let Some(rows) = tensor.shard.outputs(parameter.name) else {
-                    return Ok((orthogonal(engine, ahead, parameter.cols)?, parameter.rows()));
-                };
-                let cols = parameter.cols;
-                let own = rows.times(cols).of_rank(tensor.comm.rank());
-                let whole = gather_rows(tensor.comm, rows, cols, &engine.download(ahead.borrow())?)?;
-                let update = orthogonal(engine, engine.upload(whole)?, cols)?;
-                let update = engine.download(update.borrow())?[own].to_vec();
-                Ok((engine.upload(update)?, rows.len()))
-            };
-            trainer.optimizer.step_as(engine, parameters, &gradients, squares, factors, &whole)
+            let orthogonal =
+                |parameters: &[&Parameter<E::Tensor>], ahead| tensor.updates(engine, parameters, ahead);
+            let updates = Updates { together: tensor.comm.size(), orthogonal: &orthogonal };
+            trainer.optimizer.step_as(engine, parameters, &gradients, squares, factors, &updates)
         })
     }
 

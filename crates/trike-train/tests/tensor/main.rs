@@ -282,7 +282,7 @@ fn ranks_send_what_the_guide_says() {
             want += 4 * matrices * (ranks - 1) / ranks + 4 * divided * (ranks - 1);
         }
         if kind == OptimizerKind::Muon {
-            want += 4 * matrices * (ranks - 1);
+            want += 2 * 4 * matrices * (ranks - 1) / ranks;
         }
         // The squares of the gradient of each tensor.
         want += (ranks - 1) * 8 * (divided + case.start().all().len());

@@ -44,19 +44,6 @@ pub(super) fn gather_columns(
     Ok(whole)
 }
 
-/// A matrix of which each rank has some rows of `cols`.
-pub(crate) fn gather_rows(
-    comm: &dyn Communicator,
-    rows: &Shards,
-    cols: usize,
-    own: &[f32],
-) -> Result<Vec<f32>, CommError> {
-    let elements = rows.times(cols);
-    let mut all = vec![0.0; elements.len()];
-    elements.all_gather(comm, own, &mut all)?;
-    Ok(all)
-}
-
 /// This rank's columns of all rows of a matrix of which each rank has some rows.
 pub(crate) fn columns_of(
     comm: &dyn Communicator,

@@ -13,7 +13,6 @@ mod shard;
 use trike_comm::Communicator;
 use trike_grad::Engine;
 
-pub(crate) use exchange::gather_rows;
 pub(super) use exchange::{columns_of, scales_of};
 pub(super) use linear::{Group, Input, Outputs};
 pub use shard::TensorShard;
