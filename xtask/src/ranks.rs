@@ -10,7 +10,7 @@ use crate::toolchain::FEATURES;
 use crate::workspace::Workspace;
 
 /// Runs the example `mpi` of `trike-comm` and the command as one, two and four ranks: all must have the same sum and train the same
-/// weights to the bit, as pipelines those of one process, and write the text of one process.
+/// weights to the bit, pipelines and divided matrices those of one process, and write the text of one process.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {
     // A container's only user is root, and a small machine has fewer cores than ranks.
     let _root = ws.sh.push_env("OMPI_ALLOW_RUN_AS_ROOT", "1");
@@ -18,7 +18,9 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
     let sum = sums(ws)?;
     texts(ws)?;
     weights(ws)?;
-    Ok(format!("1, 2 and 4: {sum}, one text, and the same weights; pipelines train those of one process"))
+    Ok(format!(
+        "1, 2 and 4: {sum}, one text, and the same weights; pipelines and divided matrices train those of one process"
+    ))
 }
 
 fn sums(ws: &Workspace) -> Result<String> {
@@ -98,9 +100,24 @@ fn weights(ws: &Workspace) -> Result<()> {
     let config = configured("machine", pipeline)?;
     cmd!(ws.sh, "{command} train {config} -q").quiet().read()?;
     let machine = written("machine")?;
-    for ranks in ["1", "2", "4"] {
-        let weights = train(&format!("pipeline-{ranks}"), ranks, pipeline)?;
-        ensure!(weights == machine, "a pipeline of {ranks} ranks has other weights than one machine");
+    // As written, so equal to the last digit.
+    let losses = |name: &str| -> Result<String> {
+        let report = fs::read_to_string(dir.join(name).join("report.json"))?;
+        let of = |at: &str| Some(report.split_once(&format!("\"{at}\":"))?.1.split_once('}')?.0.to_owned());
+        of("start").zip(of("best")).map(|(start, best)| start + &best).context("no losses in report.json")
+    };
+    let of_machine = losses("machine")?;
+    for parallel in ["pipeline", "tensor"] {
+        for ranks in ["1", "2", "4"] {
+            let name = format!("{parallel}-{ranks}");
+            let weights = train(&name, ranks, &format!("parallel = '{parallel}'\n"))?;
+            let found = losses(&name)?;
+            ensure!(
+                weights == machine && found == of_machine,
+                "{parallel}, {ranks} ranks: losses {found}, one machine {of_machine}; equal weights: {}",
+                weights == machine
+            );
+        }
     }
     // The model has four blocks: one error for all ranks, with the exit code of wrong usage.
     let config = configured("pipeline-5", pipeline)?;

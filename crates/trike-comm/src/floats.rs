@@ -47,3 +47,45 @@ pub fn receive_floats<C: Communicator + ?Sized>(
     }
     Ok(all)
 }
+
+/// Gives the numbers `parts[i]` to rank `i`; returns what the ranks have given to this one, in their order, of which `lens` are the
+/// lengths.
+///
+/// # Errors
+///
+/// [`CommError::Length`] unless there is a part and a length for each rank, [`CommError::Cut`] for a part of another length, and as
+/// [`Communicator::receive`].
+///
+/// ```
+/// use trike_comm::{Communicator, Threads, exchange_floats};
+///
+/// let all = Threads::run(2, |comm| {
+///     let rank = comm.rank() as f32;
+///     exchange_floats(&comm, &[vec![rank], vec![rank + 10.0; 2]], &[comm.rank() + 1; 2])
+/// });
+/// assert_eq!(all[1], Ok(vec![vec![10.0; 2], vec![11.0; 2]]));
+/// ```
+pub fn exchange_floats<C: Communicator + ?Sized>(
+    comm: &C,
+    parts: &[Vec<f32>],
+    lens: &[usize],
+) -> Result<Vec<Vec<f32>>, CommError> {
+    for (what, got) in [("parts for the ranks", parts.len()), ("lengths of their parts", lens.len())] {
+        if got != comm.size() {
+            return Err(CommError::Length { what, expected: comm.size(), got });
+        }
+    }
+    let (rank, size) = (comm.rank(), comm.size());
+    // From the next rank on, so that not all send to the same one first.
+    for to in (1..size).map(|step| (rank + step) % size) {
+        send_floats(comm, to, &parts[to])?;
+    }
+    let receive = |from: usize| match from == rank {
+        true if parts[rank].len() != lens[rank] => {
+            Err(CommError::Length { what: "part of this rank", expected: lens[rank], got: parts[rank].len() })
+        }
+        true => Ok(parts[rank].clone()),
+        false => receive_floats(comm, from, lens[from]),
+    };
+    (0..size).map(receive).collect()
+}

@@ -47,7 +47,7 @@ pub use codec::{Codec, CodecConfig, MessageCodec};
 pub use communicator::{Communicator, Traffic};
 pub use endpoint::{Endpoint, Transport};
 pub use error::CommError;
-pub use floats::{receive_floats, send_floats};
+pub use floats::{exchange_floats, receive_floats, send_floats};
 #[cfg(feature = "mpi")]
 pub use mpi::{Mpi, World};
 #[cfg(feature = "nccl")]

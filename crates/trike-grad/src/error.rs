@@ -81,6 +81,9 @@ pub enum GradError {
     #[cfg(feature = "gpu")]
     #[error(transparent)]
     Cube(#[from] trike_cube::CubeError),
+    /// The error of an [`Operation`](crate::Operation) of another crate.
+    #[error(transparent)]
+    Operation(Box<dyn std::error::Error + Send + Sync>),
     /// Weights that cannot be stored as int8.
     #[error(transparent)]
     Tensor(#[from] trike_core::TensorError),

@@ -15,8 +15,9 @@ use crate::var::Var;
 /// Tapes are numbered, so that a variable of another tape is an error and not a wrong gradient.
 static TAPES: AtomicU64 = AtomicU64::new(0);
 
-/// An operation as recorded, with whatever it needs to compute the gradients of its inputs.
-pub trait Operation<E: Engine = Cpu>: Send + Sync {
+/// An operation as recorded, with whatever it needs to compute the gradients of its inputs. It stays on the thread of its tape, so it
+/// may hold what cannot be shared, such as a connection to other processes.
+pub trait Operation<E: Engine = Cpu> {
     /// Passes on `dy`, the gradient of the loss with respect to the output, as gradients of the inputs: reads the
     /// inputs with [`Backward::value`] and adds to their gradients with [`Backward::add`].
     ///
@@ -222,8 +223,12 @@ impl<'a, E: Engine> Tape<'a, E> {
         self.to_tensor(var)
     }
 
-    /// Memory of the tape for `len` elements, with arbitrary contents.
-    pub(crate) fn take(&self, len: usize) -> Result<E::Tensor, GradError> {
+    /// Memory of the tape for `len` elements, with arbitrary contents, such as the output of an operation.
+    ///
+    /// # Errors
+    ///
+    /// Those of the executor without memory.
+    pub fn take(&self, len: usize) -> Result<E::Tensor, GradError> {
         take(self.engine, &self.buffers, len)
     }
 
@@ -371,7 +376,11 @@ impl<'t, E: Engine> Backward<'t, E> {
     }
 
     /// Memory for a gradient of `len` elements, with arbitrary contents.
-    pub(crate) fn take(&self, len: usize) -> Result<E::Tensor, GradError> {
+    ///
+    /// # Errors
+    ///
+    /// Those of the executor without memory.
+    pub fn take(&self, len: usize) -> Result<E::Tensor, GradError> {
         take(self.engine, &self.buffers, len)
     }
 

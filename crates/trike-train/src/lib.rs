@@ -12,7 +12,7 @@
 //!   predicted gradients.
 //! * [`PrecisionPolicy`]: products in bf16 or f16, with a [`LossScaler`].
 //! * [`Trainer::with_ranks`]: one model on several machines, with a [`RanksConfig`]; [`Trainer::in_pipeline`]: each of them holds a
-//!   [`Stage`] of it.
+//!   [`Stage`] of it; [`Trainer::in_tensor_parallel`]: a [`TensorShard`].
 //! * [`Schedule`]: learning rate and weight decay over a run.
 
 #![forbid(unsafe_code)]
@@ -33,11 +33,13 @@ mod trainer;
 
 pub use error::TrainError;
 pub use export::{as_packed, packed, write_packed};
-pub use memory::{RunShape, TrainingMemory, estimate_stage_memory, estimate_training_memory};
+pub use memory::{
+    RunShape, TrainingMemory, estimate_shard_memory, estimate_stage_memory, estimate_training_memory,
+};
 pub use model::{
     Adapter, AdapterError, EMBEDDING_GROUP, LoraConfig, LoraTarget, Loss, MergeReport, MergedMatrix,
-    Objective, Parameter, Parameters, Part, Resident, Stage, TeacherLogits, TernaryPolicy, TrainEngine,
-    Trained, Weights,
+    Objective, Parameter, Parameters, Part, Resident, Stage, TeacherLogits, TensorShard, TernaryPolicy,
+    TrainEngine, Trained, Weights,
 };
 pub use optimizer::{Optimizer, OptimizerConfig, OptimizerKind};
 

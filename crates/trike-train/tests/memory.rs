@@ -12,8 +12,8 @@ use trike_text::tokenizer::Tokenizer;
 use trike_train::data::{Batch, BatchConfig, Batches, Documents, Encoder, Position};
 use trike_train::{
     Adapter, LoraConfig, LoraTarget, Objective, OptimizerConfig, OptimizerKind, Parameters, RunShape,
-    Schedule, Shape, Stage, Teacher, TernaryPolicy, Trained, Trainer, TrainerConfig, estimate_stage_memory,
-    estimate_training_memory,
+    Schedule, Shape, Stage, Teacher, TensorShard, TernaryPolicy, Trained, Trainer, TrainerConfig,
+    estimate_shard_memory, estimate_stage_memory, estimate_training_memory,
 };
 use trike_trit::{Granularity, GroupSize};
 
@@ -135,19 +135,22 @@ fn sizes_are_not_collected(spec: &DecoderSpec) {
     assert!(held[0] < 0.95 * held[6], "{held:?}");
 }
 
-/// The most bytes of three steps of all ranks of a pipeline together, which is at most the sum of their estimates.
-fn pipelines_take_what_was_estimated(spec: &DecoderSpec, documents: &Documents, tokenizer: &Tokenizer) {
+/// The most bytes of three steps of all ranks together, which is at most the sum of their estimates.
+fn ranks_take_what_was_estimated(
+    spec: &DecoderSpec,
+    documents: &Documents,
+    tokenizer: &Tokenizer,
+    is_tensor: bool,
+) {
     let used: Vec<u32> = (0..documents.len() as u32).collect();
     let policy = ternary();
     let run = run(spec, &policy, (8, 256, Some(1), OptimizerKind::AdamW));
     for ranks in 1..=3 {
-        let estimate: u64 = (0..ranks)
-            .map(|rank| {
-                estimate_stage_memory(&run, &Stage::new(spec, rank, ranks), None)
-                    .expect("an estimate")
-                    .total()
-            })
-            .sum();
+        let of_rank = |rank| match is_tensor {
+            true => estimate_shard_memory(&run, &TensorShard::new(spec, rank, ranks), None),
+            false => estimate_stage_memory(&run, &Stage::new(spec, rank, ranks), None),
+        };
+        let estimate: u64 = (0..ranks).map(|rank| of_rank(rank).expect("an estimate").total()).sum();
         let before = HELD.load(SeqCst);
         PEAK.store(before, SeqCst);
         Threads::run(ranks, |comm| {
@@ -158,16 +161,22 @@ fn pipelines_take_what_was_estimated(spec: &DecoderSpec, documents: &Documents, 
                 Batches::new(documents, &used, encoder, config, Position::default()).expect("batches");
             let config =
                 TrainerConfig { steps: 3, accumulation: 1, checkpoint: Some(1), ..TrainerConfig::default() };
-            let stage = Stage::new(spec, comm.rank(), ranks);
-            let parameters = Parameters::random_stage(spec, 1, &stage).expect("parameters");
-            let trainer = Trainer::in_pipeline(&cpu, config, policy.clone(), parameters, None, &comm);
+            let trainer = if is_tensor {
+                let shard = TensorShard::new(spec, comm.rank(), ranks);
+                let parameters = Parameters::random_shard(spec, 1, &shard).expect("parameters");
+                Trainer::in_tensor_parallel(&cpu, config, policy.clone(), parameters, None, &comm)
+            } else {
+                let stage = Stage::new(spec, comm.rank(), ranks);
+                let parameters = Parameters::random_stage(spec, 1, &stage).expect("parameters");
+                Trainer::in_pipeline(&cpu, config, policy.clone(), parameters, None, &comm)
+            };
             let mut trainer = trainer.expect("a trainer");
             for _ in 0..3 {
                 trainer.step(&mut batches).expect("a step");
             }
         });
         let share = (PEAK.load(SeqCst) - before) as f64 / estimate as f64;
-        assert!((0.8..1.0).contains(&share), "{ranks} ranks: {share}");
+        assert!((0.8..1.0).contains(&share), "tensor {is_tensor}, {ranks} ranks: {share}");
     }
 }
 
@@ -258,10 +267,8 @@ fn estimates_are_what_runs_take() {
     }
     sizes_are_not_collected(&small);
     for tied_head in [true, false] {
-        pipelines_take_what_was_estimated(
-            &DecoderSpec { tied_head, ..small.clone() },
-            &documents,
-            &tokenizer,
-        );
+        let spec = DecoderSpec { tied_head, ..small.clone() };
+        ranks_take_what_was_estimated(&spec, &documents, &tokenizer, false);
+        ranks_take_what_was_estimated(&spec, &documents, &tokenizer, true);
     }
 }

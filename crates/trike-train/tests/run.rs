@@ -414,12 +414,26 @@ const PIPED: &str = "base_model = 'dense'\nmax_steps = 6\ngradient_accumulation_
 
 #[test]
 fn a_pipeline_writes_the_model_of_one_machine() {
+    ranks_write_the_model_of_one_machine(PIPED);
+}
+
+#[test]
+fn tensor_parallelism_writes_the_model_of_one_machine() {
+    ranks_write_the_model_of_one_machine(&tensor());
+}
+
+/// The same run with matrices that are divided.
+fn tensor() -> String {
+    PIPED.replace("'pipeline'", "'tensor'")
+}
+
+fn ranks_write_the_model_of_one_machine(more: &str) {
     let place = Place::new();
-    let machine = train(place.config("machine", PIPED), 1).expect("a report");
+    let machine = train(place.config("machine", more), 1).expect("a report");
     let want = weights(&place.at("machine"));
     for ranks in [1, 2] {
-        let name = format!("pipeline-{ranks}");
-        for report in train_ranks(&place, &name, PIPED, ranks, None) {
+        let name = format!("ranks-{ranks}");
+        for report in train_ranks(&place, &name, more, ranks, None) {
             let report = report.expect("a report");
             assert_eq!(
                 (report.start, report.best, report.teacher, report.tokens),
@@ -431,19 +445,19 @@ fn a_pipeline_writes_the_model_of_one_machine() {
         assert_eq!(lines(&place.at(&name)).len(), lines(&place.at("machine")).len());
     }
     // Stopped by one of two ranks, continued by one machine; and the other way round.
-    train_ranks(&place, "stopped", PIPED, 2, Some(3));
-    let continued = train(place.config("stopped", PIPED), 1).expect("a report");
+    train_ranks(&place, "stopped", more, 2, Some(3));
+    let continued = train(place.config("stopped", more), 1).expect("a report");
     assert_eq!((continued.ended, continued.best), (Ended::Complete, machine.best));
     assert!(weights(&place.at("stopped")) == want);
     let mut steps = 0;
-    let first = Run::open(place.config("begun", PIPED)).expect("a run");
+    let first = Run::open(place.config("begun", more)).expect("a run");
     let cpu = Cpu::new(1).expect("a thread");
     let begun = first.train(&cpu, &mut |event| {
         steps += usize::from(matches!(event, Event::Step { .. }));
         if steps == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     assert_eq!(begun.expect("a report").ended, Ended::Interrupted);
-    for report in train_ranks(&place, "begun", PIPED, 2, None) {
+    for report in train_ranks(&place, "begun", more, 2, None) {
         assert_eq!(report.expect("a report").ended, Ended::Complete);
     }
     assert!(weights(&place.at("begun")) == want);
@@ -451,9 +465,16 @@ fn a_pipeline_writes_the_model_of_one_machine() {
 
 /// Random weights are those of one machine, too, and the plan is known.
 #[test]
-fn ranks_of_a_pipeline_read_their_part_only() {
+fn ranks_that_hold_parts_read_their_part_only() {
+    for parallel in ["pipeline", "tensor"] {
+        ranks_read_their_part_only(parallel);
+    }
+}
+
+fn ranks_read_their_part_only(parallel: &str) {
     let place = Place::new();
-    let more = "base_model_config = 'config.json'\ntokenizer = 'tokenizer.json'\nmax_steps = 2\nparallel = 'pipeline'\n";
+    let more = "base_model_config = 'config.json'\ntokenizer = 'tokenizer.json'\nmax_steps = 2\n";
+    let more = &format!("{more}parallel = '{parallel}'\n");
     let machine = Run::open(place.config("machine", more)).expect("a run");
     let cpu = Cpu::new(1).expect("a thread");
     let want = machine.check(&cpu).expect("a plan");
@@ -468,7 +489,8 @@ fn ranks_of_a_pipeline_read_their_part_only() {
             (plan.parameters, plan.steps, plan.held_out),
             (want.parameters, want.steps, want.held_out)
         );
-        assert!(plan.memory < want.memory, "{plan:?}");
+        // Activations, which are most of so small a run, are whole on ranks that divide matrices.
+        assert!(parallel == "tensor" || plan.memory < want.memory, "{plan:?}");
     }
     train(place.config("machine", more), 1).expect("a report");
     for report in train_ranks(&place, "ranks", more, 2, None) {
@@ -478,7 +500,7 @@ fn ranks_of_a_pipeline_read_their_part_only() {
 }
 
 #[test]
-fn pipelines_that_cannot_work_are_refused() {
+fn parts_that_cannot_work_are_refused() {
     let place = Place::new();
     let errors = |name: &str, more: &str, ranks: usize| -> Vec<String> {
         let all = train_ranks(&place, name, more, ranks, None);
@@ -489,6 +511,11 @@ fn pipelines_that_cannot_work_are_refused() {
     assert_eq!(errors("writes", &writes, 2), ["teacher_documents is 7: expected 0 to 0"; 2]);
     let coded = errors("coded", &format!("{PIPED}codec = 'ternary'\n"), 2);
     assert!(coded.iter().all(|error| error.contains("a pipeline with codec Ternary")), "{coded:?}");
+    let writes = writes.replace("'pipeline'", "'tensor'");
+    assert_eq!(errors("tensor-writes", &writes, 2), ["teacher_documents is 7: expected 0 to 0"; 2]);
+    let coded = errors("tensor-coded", &format!("{}local_steps = 3\n", tensor()), 2);
+    let want = "tensor parallelism with codec None and local_steps 3";
+    assert!(coded.iter().all(|error| error.contains(want)), "{coded:?}");
     let differ = Threads::run(2, |comm| {
         let more = if comm.rank() == 0 { PIPED.to_owned() } else { PIPED.replace("'pipeline'", "'data'") };
         let run =

@@ -54,7 +54,7 @@ pub(crate) fn train_ranks(args: &TrainArgs, quiet: bool) -> anyhow::Result<ExitC
     ranks::run(|comm| {
         let is_first = comm.rank() == 0;
         let quiet = quiet || !is_first;
-        // Of a pipeline, each rank reads its own part.
+        // Ranks that hold a part of the model read that part.
         let open = || open(args, quiet, |config| Run::open_ranks(config, &**comm));
         // First on rank 0, so that a model that is not here yet is not downloaded several times into one cache.
         let of_first = if is_first { open().map(Some) } else { Ok(None) };

@@ -55,6 +55,19 @@ impl Shards {
         Ok(Self(ends))
     }
 
+    /// The same for a vector with `count` elements in place of each.
+    ///
+    /// ```
+    /// use trike_comm::Shards;
+    ///
+    /// let rows = Shards::even(5, 2);
+    /// assert_eq!((rows.of_rank(1), rows.times(10).of_rank(1)), (3..5, 30..50));
+    /// ```
+    #[must_use]
+    pub fn times(&self, count: usize) -> Self {
+        Self(self.0.iter().map(|end| end.saturating_mul(count)).collect())
+    }
+
     /// The elements of a rank.
     #[must_use]
     pub fn of_rank(&self, rank: usize) -> Range<usize> {

@@ -465,8 +465,11 @@ impl Engine for Cpu {
     }
 
     fn sum_of_squares(&self, all: &[&[f32]]) -> Result<f64, GradError> {
-        let square = |values: &&[f32]| values.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>();
-        Ok(all.iter().map(square).sum())
+        all.iter().try_fold(0.0, |sum, values| Ok(sum + self.add_squares(0.0, values)?))
+    }
+
+    fn add_squares(&self, sum: f64, x: &[f32]) -> Result<f64, GradError> {
+        Ok(x.iter().fold(sum, |sum, g| sum + f64::from(*g) * f64::from(*g)))
     }
 
     fn adamw(

@@ -403,6 +403,11 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
 
     /// The sum of the squares of all elements of some tensors.
     fn sum_of_squares(&self, all: &[&Self::View]) -> Result<f64, GradError>;
+    /// `sum` plus the squares of all elements of a tensor: on the host added one after another, so that parts of a tensor have the sum
+    /// of the whole, to the bit.
+    fn add_squares(&self, sum: f64, x: &Self::View) -> Result<f64, GradError> {
+        Ok(sum + self.sum_of_squares(&[x])?)
+    }
     /// An update of AdamW; `means` are those of the gradients and of their squares.
     fn adamw(
         &self,

@@ -1,6 +1,7 @@
 //! Memory of a run, before it starts.
 
 mod dry;
+mod shard;
 mod stage;
 mod step;
 
@@ -12,6 +13,7 @@ use crate::model::shapes;
 use crate::trainer::SMALL;
 use crate::{LoraConfig, OptimizerKind, TernaryPolicy, TrainError};
 use dry::bytes;
+pub use shard::estimate_shard_memory;
 pub use stage::estimate_stage_memory;
 use step::Step;
 

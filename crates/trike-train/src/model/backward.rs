@@ -19,6 +19,22 @@ pub(crate) enum Behind<'o, 't, E: Engine> {
 }
 
 impl<E: Engine> Pass<'_, E> {
+    /// The loss of all blocks; its gradients are added to `gradients`.
+    pub(super) fn gradients(
+        &self,
+        segments: &[Range<usize>],
+        behind: Behind<'_, '_, E>,
+        trains_embedding: bool,
+        gradients: &mut Sums<'_, E::Tensor>,
+    ) -> Result<Loss, TrainError> {
+        let inputs = self.inputs(self.embedded()?, segments)?;
+        let (loss, dx) = self.backward(segments, &inputs, behind, trains_embedding, gradients)?;
+        if trains_embedding {
+            self.embedding_backward(dx, gradients)?;
+        }
+        Ok(loss)
+    }
+
     /// The inputs of all segments, of which `x` is the first.
     pub(super) fn inputs(
         &self,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use trike_cpu::Cpu;
-use trike_grad::{Buffers, Elements, Engine, GradError, MixedPrecision, Tape};
+use trike_grad::{Buffers, Elements, Engine, GradError, MixedPrecision, Tape, Ternarize, TernaryScale};
 use trike_nn::DecoderSpec;
 
 use super::backward::Behind;
@@ -92,14 +92,8 @@ impl<'c, E: Engine> Trained<'c, E> {
         self.expect_tokens(batch);
         let pass = Pass { precision: self.precision, ..self.pass(engine, weights, batch, policy)? };
         let segments = self.segments(0..self.spec.layers);
-        let inputs = pass.inputs(pass.embedded()?, &segments)?;
-        let trains_embedding = weights.trains_embedding();
         let behind = Behind::Loss { objective: &mut objective, scale };
-        let (loss, dx) = pass.backward(&segments, &inputs, behind, trains_embedding, gradients)?;
-        if trains_embedding {
-            pass.embedding_backward(dx, gradients)?;
-        }
-        Ok(loss)
+        pass.gradients(&segments, behind, weights.trains_embedding(), gradients)
     }
 
     /// The matrices that a pass ternarizes, for several passes with the same weights; empty where a gradient needs the scales.
@@ -113,15 +107,27 @@ impl<'c, E: Engine> Trained<'c, E> {
             return Ok(Vec::new());
         }
         let ternarize = |parameter: &Parameter<E::Tensor>| {
-            if !parameter.name.is_block_matrix() {
-                return Ok(None);
-            }
-            let mut tape = Tape::new(self.engine, &self.buffers);
-            let matrix = tape.constant(parameter.values.borrow(), parameter.cols)?;
-            let ternary = tape.ternarize(matrix, &how.weights)?;
-            Ok(Some(tape.into_tensor(ternary)?))
+            let is_ternary = parameter.name.is_block_matrix();
+            is_ternary.then(|| self.ternarized_matrix(parameter, &how.weights, None)).transpose()
         };
         weights.all.all().iter().map(ternarize).collect()
+    }
+
+    /// A matrix as a pass ternarizes it, with the scale of a larger one of which these are some rows, if there is one.
+    pub(super) fn ternarized_matrix(
+        &self,
+        parameter: &Parameter<E::Tensor>,
+        how: &Ternarize,
+        scale: Option<&E::Tensor>,
+    ) -> Result<E::Tensor, TrainError> {
+        let mut tape = Tape::new(self.engine, &self.buffers);
+        let matrix = tape.constant(parameter.values.borrow(), parameter.cols)?;
+        let how = match scale {
+            Some(scale) => how.with_scale(TernaryScale::Learned(tape.constant(scale.borrow(), 1)?)),
+            None => *how,
+        };
+        let ternary = tape.ternarize(matrix, &how)?;
+        Ok(tape.into_tensor(ternary)?)
     }
 
     /// Takes back memory that it returned.
@@ -223,6 +229,7 @@ impl<'c, E: Engine> Trained<'c, E> {
             precision: MixedPrecision::default(),
             rotary: engine.rotary(&self.rope, positions)?,
             segments: engine.segments(batch.segments.iter().map(ExactSizeIterator::len).collect())?,
+            divided: None,
         })
     }
 }

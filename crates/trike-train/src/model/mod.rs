@@ -2,17 +2,22 @@
 
 mod adapter;
 mod backward;
+mod block;
+mod division;
 mod forward;
 mod objective;
 mod parameters;
 mod pass;
 mod resident;
+mod sharded;
 mod stage;
+mod tensor;
 mod weights;
 
 pub use adapter::{Adapter, AdapterError, LoraConfig, LoraTarget, MergeReport, MergedMatrix};
 pub(crate) use adapter::{shape, targeted};
 pub(crate) use backward::Behind;
+pub(crate) use division::Division;
 pub use forward::Trained;
 pub(crate) use forward::check_gradients;
 pub use objective::{EMBEDDING_GROUP, Loss, Objective, TeacherLogits, TernaryPolicy};
@@ -20,6 +25,9 @@ pub use parameters::{Parameter, Parameters, Part};
 pub(crate) use parameters::{shapes, zeros};
 pub(crate) use pass::{ByPlace, Sums};
 pub use resident::{Resident, TrainEngine};
+pub(crate) use sharded::ShardedModel;
 pub use stage::Stage;
 pub(crate) use stage::{StageModel, count};
+pub(crate) use tensor::Prepared;
+pub use tensor::TensorShard;
 pub use weights::Weights;

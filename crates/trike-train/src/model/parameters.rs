@@ -1,6 +1,7 @@
 //! The trainable values of a decoder.
 
 use std::borrow::{Borrow, BorrowMut};
+use std::ops::Range;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -70,6 +71,14 @@ impl Parameter {
     }
 }
 
+/// The elements of a weight, `rows x cols`, that a rank holds; `None` for a weight that it does not have.
+type PartOf<'p> = dyn Fn(WeightName, (usize, usize)) -> Option<Range<usize>> + 'p;
+
+#[expect(clippy::unnecessary_wraps, reason = "a `PartOf`")]
+fn whole(_: WeightName, (rows, cols): (usize, usize)) -> Option<Range<usize>> {
+    Some(0..rows * cols)
+}
+
 /// All trainable values of a decoder, in an order that its spec fixes: embedding, blocks, final norm, head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameters<T = Vec<f32>> {
@@ -95,17 +104,13 @@ impl Parameters {
     /// # Ok::<(), trike_nn::NnError>(())
     /// ```
     pub fn random(spec: &DecoderSpec, seed: u64) -> Result<Self, NnError> {
-        Self::random_of(spec, seed, &|_| true)
+        Self::random_of(spec, seed, &whole)
     }
 
-    /// Those of [`random`](Self::random) that `keeps` wants.
-    pub(super) fn random_of(
-        spec: &DecoderSpec,
-        seed: u64,
-        keeps: &dyn Fn(WeightName) -> bool,
-    ) -> Result<Self, NnError> {
+    /// The elements of [`random`](Self::random) that `part` wants.
+    pub(super) fn random_of(spec: &DecoderSpec, seed: u64, part: &PartOf<'_>) -> Result<Self, NnError> {
         let residual = SPREAD / (2.0 * spec.layers as f64).sqrt();
-        Self::fill(spec, keeps, |place, name, (rows, cols)| {
+        Self::fill(spec, part, |place, name, (rows, cols)| {
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
             // A stream for each weight: a layer more does not change those before it.
             rng.set_stream(place as u64);
@@ -124,15 +129,15 @@ impl Parameters {
     ///
     /// [`NnError::Spec`], [`NnError::WeightShape`], and those of `weights`.
     pub fn load(spec: &DecoderSpec, weights: &mut impl DecoderWeights) -> Result<Self, NnError> {
-        Self::load_of(spec, weights, &|_| true)
+        Self::load_of(spec, weights, &whole)
     }
 
     fn load_of(
         spec: &DecoderSpec,
         weights: &mut impl DecoderWeights,
-        keeps: &dyn Fn(WeightName) -> bool,
+        part: &PartOf<'_>,
     ) -> Result<Self, NnError> {
-        Self::fill(spec, keeps, |_, name, shape| {
+        Self::fill(spec, part, |_, name, shape| {
             let (got, values) = match name.is_vector() {
                 true => {
                     let values = weights.vector(name)?;
@@ -162,29 +167,30 @@ impl Parameters {
     ///
     /// As [`load`](Self::load).
     pub fn open(source: &dyn WeightSource) -> Result<Self, NnError> {
-        Self::open_of(source, &|_| true)
+        Self::open_of(source, &whole)
     }
 
-    /// Those of [`open`](Self::open) that `keeps` wants.
-    pub(super) fn open_of(
-        source: &dyn WeightSource,
-        keeps: &dyn Fn(WeightName) -> bool,
-    ) -> Result<Self, NnError> {
-        Self::load_of(&source.config().spec, &mut Loading(source), keeps)
+    /// The elements of [`open`](Self::open) that `part` wants.
+    pub(super) fn open_of(source: &dyn WeightSource, part: &PartOf<'_>) -> Result<Self, NnError> {
+        Self::load_of(&source.config().spec, &mut Loading(source), part)
     }
 
     fn fill(
         spec: &DecoderSpec,
-        keeps: &dyn Fn(WeightName) -> bool,
+        part: &PartOf<'_>,
         mut values: impl FnMut(usize, WeightName, (usize, usize)) -> Result<Vec<f32>, NnError>,
     ) -> Result<Self, NnError> {
         spec.validate()?;
         let mut all = Vec::new();
-        for (place, (name, shape)) in
-            shapes(spec).into_iter().enumerate().filter(|(_, (name, _))| keeps(*name))
-        {
-            let values = values(place, name, shape)?;
-            all.push(Parameter { name, part: Part::Whole, cols: shape.1, values });
+        for (place, (name, shape)) in shapes(spec).into_iter().enumerate() {
+            let Some(elements) = part(name, shape) else { continue };
+            let mut values = values(place, name, shape)?;
+            let cols = if name.is_vector() { elements.len() } else { shape.1 };
+            if elements.len() < values.len() {
+                // One whole weight at a time.
+                values = values[elements].to_vec();
+            }
+            all.push(Parameter { name, part: Part::Whole, cols, values });
         }
         Ok(Self { spec: spec.clone(), all })
     }

@@ -9,6 +9,7 @@ use trike_nn::{DecoderSpec, WeightName};
 use super::Parameters;
 use super::objective::{EMBEDDING_GROUP, Loss, Objective, TernaryPolicy};
 use super::parameters::zeros;
+use super::tensor::Divided;
 use crate::data::Batch;
 use crate::{Adapter, TrainError};
 
@@ -27,15 +28,8 @@ pub(super) struct Pass<'p, E: Engine> {
     pub(super) precision: MixedPrecision,
     pub(super) rotary: E::Rotary,
     pub(super) segments: E::Segments,
-}
-
-/// The input of linear layers.
-#[derive(Clone, Copy)]
-struct Input {
-    /// As it was computed, which adapters read.
-    exact: Var,
-    /// As ternary weights read it.
-    rounded: Var,
+    /// The ranks that hold the rows of each matrix; `None` if all are here.
+    pub(super) divided: Option<Divided<'p, E>>,
 }
 
 /// A tensor for some parameters, by their place.
@@ -52,8 +46,8 @@ pub(crate) enum Sums<'g, T> {
 
 /// Parameters on a tape.
 pub(super) struct Leaves {
-    tracked: bool,
-    used: Vec<(usize, Var)>,
+    pub(super) tracked: bool,
+    pub(super) used: Vec<(usize, Var)>,
 }
 
 impl Leaves {
@@ -94,7 +88,7 @@ impl<'p, E: Engine> Pass<'p, E> {
         Tape::new(self.engine, self.buffers).with_precision(self.precision)
     }
 
-    fn leaf<'t>(
+    pub(super) fn leaf<'t>(
         &self,
         tape: &mut Tape<'t, E>,
         leaves: &mut Leaves,
@@ -197,56 +191,7 @@ impl<'p, E: Engine> Pass<'p, E> {
         Ok(x)
     }
 
-    fn block<'t>(
-        &self,
-        tape: &mut Tape<'t, E>,
-        leaves: &mut Leaves,
-        x: Var,
-        layer: usize,
-    ) -> Result<Var, TrainError>
-    where
-        'p: 't,
-    {
-        use WeightName as W;
-        let (spec, eps) = (self.spec, self.spec.rms_eps);
-        let qkv = spec.biases.qkv;
-        let normed = self.norm(tape, leaves, x, W::AttentionNorm(layer))?;
-        let normed = self.rounded(tape, normed)?;
-        let mut q = self.linear(tape, leaves, normed, W::Query(layer), qkv.then_some(W::QueryBias(layer)))?;
-        let mut k = self.linear(tape, leaves, normed, W::Key(layer), qkv.then_some(W::KeyBias(layer)))?;
-        let v = self.linear(tape, leaves, normed, W::Value(layer), qkv.then_some(W::ValueBias(layer)))?;
-        if spec.qk_norm {
-            let weights = [W::QueryNorm(layer), W::KeyNorm(layer)];
-            let [q_norm, k_norm] = weights.map(|name| self.leaf(tape, leaves, name));
-            q = tape.rms_norm(q, q_norm?, eps)?;
-            k = tape.rms_norm(k, k_norm?, eps)?;
-        }
-        let q = tape.rope(q, spec.heads, &self.rotary)?;
-        let k = tape.rope(k, spec.kv_heads, &self.rotary)?;
-        let mut attended = tape.attention(&spec.attention(), [q, k, v], &self.segments)?;
-        if spec.sub_norms {
-            attended = self.norm(tape, leaves, attended, W::AttentionSubNorm(layer))?;
-        }
-        let attended = self.rounded(tape, attended)?;
-        let bias = spec.biases.output.then_some(W::OutputBias(layer));
-        let out = self.linear(tape, leaves, attended, W::Output(layer), bias)?;
-        let x = tape.add(x, out)?;
-
-        let mlp = spec.biases.mlp;
-        let normed = self.norm(tape, leaves, x, W::MlpNorm(layer))?;
-        let normed = self.rounded(tape, normed)?;
-        let gate = self.linear(tape, leaves, normed, W::Gate(layer), mlp.then_some(W::GateBias(layer)))?;
-        let up = self.linear(tape, leaves, normed, W::Up(layer), mlp.then_some(W::UpBias(layer)))?;
-        let mut gated = tape.gated(gate, up, spec.activation)?;
-        if spec.sub_norms {
-            gated = self.norm(tape, leaves, gated, W::MlpSubNorm(layer))?;
-        }
-        let gated = self.rounded(tape, gated)?;
-        let down = self.linear(tape, leaves, gated, W::Down(layer), mlp.then_some(W::DownBias(layer)))?;
-        Ok(tape.add(x, down)?)
-    }
-
-    fn norm<'t>(
+    pub(super) fn norm<'t>(
         &self,
         tape: &mut Tape<'t, E>,
         leaves: &mut Leaves,
@@ -258,50 +203,6 @@ impl<'p, E: Engine> Pass<'p, E> {
     {
         let weight = self.leaf(tape, leaves, name)?;
         Ok(tape.rms_norm(x, weight, self.spec.rms_eps)?)
-    }
-
-    /// Activations as ternary layers read them; several layers share one rounding.
-    fn rounded(&self, tape: &mut Tape<'_, E>, exact: Var) -> Result<Input, TrainError> {
-        let rounded = match &self.policy.blocks {
-            Some(how) if how.int8_activations => tape.int8_activations(exact, how.activation_group)?,
-            _ => exact,
-        };
-        Ok(Input { exact, rounded })
-    }
-
-    fn linear<'t>(
-        &self,
-        tape: &mut Tape<'t, E>,
-        leaves: &mut Leaves,
-        x: Input,
-        name: WeightName,
-        bias: Option<WeightName>,
-    ) -> Result<Var, TrainError>
-    where
-        'p: 't,
-    {
-        let mut weight = self.leaf(tape, leaves, name)?;
-        let bias = bias.map(|name| self.leaf(tape, leaves, name)).transpose()?;
-        let Some(adapter) = self.adapter else {
-            if let (Some(how), true) = (&self.policy.blocks, self.ternary.is_empty()) {
-                weight = tape.ternarize(weight, &how.weights)?;
-            }
-            return Ok(tape.linear(x.rounded, weight, bias)?);
-        };
-        let y = tape.linear(x.rounded, weight, bias)?;
-        let Some((place, factors)) = adapter.factors(name) else { return Ok(y) };
-        let [a, b] = factors.map(|factor| match leaves.tracked {
-            true => tape.parameter(factor.values.borrow(), factor.cols),
-            false => tape.constant(factor.values.borrow(), factor.cols),
-        });
-        let (a, b) = (a?, b?);
-        if leaves.tracked {
-            leaves.used.extend([(place, a), (place + 1, b)]);
-        }
-        let low = tape.linear(x.exact, a, None)?;
-        let low = tape.scale(low, adapter.config().scale())?;
-        let product = tape.linear(low, b, None)?;
-        Ok(tape.add(y, product)?)
     }
 
     /// The normed residual stream `x` and the head.

@@ -9,8 +9,9 @@ use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, NnError, WeightName};
 
 use super::backward::Behind;
+use super::division::Division;
 use super::pass::{Pass, Sums};
-use super::{Loss, Parameter, Parameters, TernaryPolicy, Trained, Weights, shapes};
+use super::{Loss, Parameters, TernaryPolicy, Trained, Weights, shapes};
 use crate::TrainError;
 use crate::data::Batch;
 
@@ -82,6 +83,25 @@ impl Stage {
     }
 }
 
+impl Division for Stage {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn part(&self, name: WeightName, (rows, cols): (usize, usize), rank: usize) -> Option<Range<usize>> {
+        let has = self.owner(name) == rank || self.copies(name) && rank == 0;
+        has.then_some(0..rows * cols)
+    }
+
+    fn state(&self, name: WeightName, (rows, cols): (usize, usize), rank: usize) -> Option<Range<usize>> {
+        (self.owner(name) == rank).then_some(0..rows * cols)
+    }
+
+    fn sources(&self, name: WeightName, (rows, cols): (usize, usize)) -> Vec<(usize, Range<usize>)> {
+        vec![(self.owner(name), 0..rows * cols)]
+    }
+}
+
 impl Parameters {
     /// The random weights of a rank: those that [`random`](Self::random) has at their places.
     ///
@@ -89,7 +109,7 @@ impl Parameters {
     ///
     /// [`NnError::Spec`].
     pub fn random_stage(spec: &DecoderSpec, seed: u64, stage: &Stage) -> Result<Self, NnError> {
-        Self::random_of(spec, seed, &|name| stage.holds(name))
+        Self::random_part(spec, seed, stage)
     }
 
     /// The weights of a rank from a model file; others are not read.
@@ -98,7 +118,7 @@ impl Parameters {
     ///
     /// As [`load`](Self::load).
     pub fn open_stage(source: &dyn WeightSource, stage: &Stage) -> Result<Self, NnError> {
-        Self::open_of(source, &|name| stage.holds(name))
+        Self::open_part(source, stage)
     }
 
     /// The weights of a rank.
@@ -107,16 +127,7 @@ impl Parameters {
     ///
     /// [`TrainError::NoParameter`] for one that is missing here.
     pub fn into_stage(self, stage: &Stage) -> Result<Self, TrainError> {
-        let spec = self.spec().clone();
-        let names: Vec<WeightName> = shapes(&spec).into_iter().map(|(name, _)| name).collect();
-        let mut own: Vec<Parameter> = self.into_all();
-        own.retain(|parameter| stage.holds(parameter.name));
-        for name in names.into_iter().filter(|&name| stage.holds(name)) {
-            if !own.iter().any(|parameter| parameter.name == name) {
-                return Err(TrainError::NoParameter { name: name.to_string() });
-            }
-        }
-        Ok(Self::of(&spec, own))
+        self.into_part(stage)
     }
 }
 

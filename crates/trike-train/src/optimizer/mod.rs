@@ -13,6 +13,8 @@ use crate::model::zeros;
 use crate::schedule::Factors;
 use crate::{Parameter, Parameters, TrainError};
 
+pub(crate) use muon::orthogonal;
+
 /// Which optimizer changes the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -85,6 +87,16 @@ impl OptimizerConfig {
             self.max_grad_norm,
         )
     }
+}
+
+/// Makes momenta of matrices orthogonal, of which some rows may be here; each update comes with the rows of its whole matrix.
+type Orthogonal<'o, T> = dyn Fn(&[&Parameter<T>], Vec<T>) -> Result<Vec<(T, usize)>, TrainError> + 'o;
+
+/// How Muon makes its updates.
+pub(crate) struct Updates<'o, T> {
+    /// Matrices whose updates are made at once, at least 1.
+    pub(crate) together: usize,
+    pub(crate) orthogonal: &'o Orthogonal<'o, T>,
 }
 
 /// An optimizer with its state.
@@ -204,6 +216,29 @@ impl<T: Elements> Optimizer<T> {
     where
         T: BorrowMut<E::View>,
     {
+        let orthogonal = |parameters: &[&Parameter<T>], ahead: Vec<T>| {
+            let each = parameters.iter().zip(ahead);
+            let each = each
+                .map(|(parameter, ahead)| Ok((orthogonal(engine, ahead, parameter.cols)?, parameter.rows())));
+            each.collect()
+        };
+        let updates = Updates { together: 1, orthogonal: &orthogonal };
+        self.step_as(engine, parameters, gradients, squares, factors, &updates)
+    }
+
+    /// [`step_by`](Self::step_by) with other updates of Muon.
+    pub(crate) fn step_as<E: Engine<Tensor = T>>(
+        &mut self,
+        engine: &E,
+        parameters: &mut Parameters<T>,
+        gradients: &[Option<&E::View>],
+        squares: f64,
+        factors: Factors,
+        updates: &Updates<'_, T>,
+    ) -> Result<f64, TrainError>
+    where
+        T: BorrowMut<E::View>,
+    {
         let config = self.config;
         let norm = squares.sqrt();
         if !norm.is_finite() {
@@ -217,6 +252,7 @@ impl<T: Elements> Optimizer<T> {
         let power = i32::try_from(self.steps).unwrap_or(i32::MAX);
         let [correct1, correct2] = [config.beta1, config.beta2].map(|beta| 1.0 - f64::from(beta).powi(power));
         let means = self.first.iter_mut().zip(&mut self.second);
+        let mut waiting = Vec::new();
         for ((parameter, gradient), (first, second)) in
             parameters.all_mut().iter_mut().zip(gradients).zip(means)
         {
@@ -246,11 +282,37 @@ impl<T: Elements> Optimizer<T> {
             // Nesterov: the gradient once more.
             let mut ahead = engine.allocate(gradient.elements())?;
             engine.momentum(config.momentum, limit, first, gradient, ahead.borrow_mut())?;
-            let update = muon::orthogonal(engine, ahead, parameter.cols)?;
-            let scale = rate * muon::scale(parameter.rows(), parameter.cols);
-            engine.descend(kept, scale, parameter.values.borrow_mut(), update.borrow())?;
+            waiting.push((parameter, ahead));
+            if waiting.len() == updates.together {
+                updates.descend(engine, std::mem::take(&mut waiting), [kept, rate])?;
+            }
+        }
+        if !waiting.is_empty() {
+            let kept = 1.0 - rate * config.weight_decay * factors.decay;
+            updates.descend(engine, waiting, [kept, rate])?;
         }
         Ok(norm)
+    }
+}
+
+impl<T: Elements> Updates<'_, T> {
+    fn descend<E: Engine<Tensor = T>>(
+        &self,
+        engine: &E,
+        waiting: Vec<(&mut Parameter<T>, T)>,
+        [kept, rate]: [f32; 2],
+    ) -> Result<(), TrainError>
+    where
+        T: BorrowMut<E::View>,
+    {
+        let (mut parameters, ahead): (Vec<&mut Parameter<T>>, Vec<T>) = waiting.into_iter().unzip();
+        let views: Vec<&Parameter<T>> = parameters.iter().map(|parameter| &**parameter).collect();
+        let found = (self.orthogonal)(&views, ahead)?;
+        for (parameter, (update, rows)) in parameters.iter_mut().zip(found) {
+            let scale = rate * muon::scale(rows, parameter.cols);
+            engine.descend(kept, scale, parameter.values.borrow_mut(), update.borrow())?;
+        }
+        Ok(())
     }
 }
 

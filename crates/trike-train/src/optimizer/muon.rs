@@ -16,7 +16,7 @@ pub(super) fn scale(rows: usize, cols: usize) -> f32 {
 }
 
 /// A matrix with the singular vectors of `matrix`, rows of `cols`, and singular values from about 0.7 to 1.2 (Newton and Schulz).
-pub(super) fn orthogonal<E: Engine>(
+pub(crate) fn orthogonal<E: Engine>(
     engine: &E,
     matrix: E::Tensor,
     cols: usize,

@@ -124,8 +124,8 @@ pub struct RunConfig {
     pub save_total_limit: usize,
     /// Steps between lines of the log.
     pub logging_steps: usize,
-    /// How ranks divide their work, where a run has several: `data`, by rows of a step, or `pipeline`, by blocks of the model. A run
-    /// may continue with the other one.
+    /// How ranks divide their work, where a run has several: `data`, by rows of a step, `pipeline`, by blocks of the model, or `tensor`,
+    /// by rows of every matrix. A run may continue with another one.
     pub parallel: Parallel,
     /// How ranks write the changes of the weights, where a run has several: `none`, with the sum of gradients in place of changes and
     /// the same weights for one to four ranks; `ternary`, `sign`, `top-k`, `demo`, `low-rank`, `sparse` or `sketch`.
@@ -317,10 +317,15 @@ impl RunConfig {
         self.trainer(1)?.validate()?;
         self.ranks().validate()?;
         let sends_changes = self.codec != CodecName::None || self.local_steps > 1;
-        if self.parallel == Parallel::Pipeline && sends_changes {
+        let divided = match self.parallel {
+            Parallel::Data => None,
+            Parallel::Pipeline => Some("a pipeline"),
+            Parallel::Tensor => Some("tensor parallelism"),
+        };
+        if let (Some(divided), true) = (divided, sends_changes) {
             return Err(TrainError::Config {
                 problem: format!(
-                    "a pipeline with codec {:?} and local_steps {}: expected neither, they are for parallel = \"data\"",
+                    "{divided} with codec {:?} and local_steps {}: expected neither, they are for parallel = \"data\"",
                     self.codec, self.local_steps
                 ),
             });
@@ -456,7 +461,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         type Edit = fn(&mut RunConfig);
-        let table: [(Edit, &str); 14] = [
+        let table: [(Edit, &str); 15] = [
             (|c| c.base_model = None, "base_model"),
             (|c| c.base_model_config = Some("d".into()), "base_model"),
             (|c| (c.base_model, c.base_model_config) = (None, Some("d".into())), "tokenizer"),
@@ -471,6 +476,10 @@ mod tests {
             (|c| c.device = "cuda:0,cuda:1".to_owned(), "one device"),
             (|c| (c.parallel, c.codec) = (Parallel::Pipeline, CodecName::Ternary), "codec Ternary"),
             (|c| (c.parallel, c.local_steps) = (Parallel::Pipeline, 4), "local_steps 4"),
+            (
+                |c| (c.parallel, c.codec) = (Parallel::Tensor, CodecName::Sign),
+                "tensor parallelism with codec Sign",
+            ),
         ];
         for (edit, named) in table {
             let mut config = valid();

@@ -34,7 +34,7 @@ use self::ranks::{Moment, StepTraffic};
 use self::track::{Means, Watch};
 use crate::data::{Batches, unit_rows};
 use crate::model::count;
-use crate::{RanksConfig, StepReport, TrainEngine, TrainError, Trainer, TrainerConfig, checkpoint};
+use crate::{StepReport, TrainEngine, TrainError, Trainer, checkpoint};
 
 /// Folder of the checkpoints in the output directory.
 const CHECKPOINTS: &str = "checkpoints";
@@ -232,24 +232,6 @@ impl Run {
         rows.div_ceil(unit_rows(self.batches.length))
     }
 
-    /// A trainer of this run, or one of its ranks.
-    fn trainer<'t, E: TrainEngine>(
-        &'t self,
-        engine: &'t E,
-        config: TrainerConfig,
-        comm: Option<&'t dyn Communicator>,
-    ) -> Result<Trainer<'t, E>, TrainError> {
-        let (policy, start, teacher) = (self.policy()?, self.start.clone(), self.teacher());
-        if let Some(comm) = self.pipeline(comm) {
-            return Trainer::in_pipeline(engine, config, policy, start, teacher, comm);
-        }
-        let trainer = Trainer::new(engine, config, policy, start, teacher)?;
-        match comm {
-            Some(comm) => trainer.with_ranks(comm, self.config.ranks()),
-            None => Ok(trainer),
-        }
-    }
-
     /// The time of a step, with ternary weights.
     fn seconds_per_step<E: TrainEngine>(
         &self,
@@ -299,12 +281,7 @@ impl Run {
             }
             agree(comm, "parallel", &format!("{:?}", self.config.parallel))?;
             ranks::agree_on(comm, &settings)?;
-            // Ranks that change all weights themselves have to do it with the same bits.
-            if self.config.ranks()
-                != (RanksConfig { outer: self.config.ranks().outer, ..RanksConfig::default() })
-            {
-                agree(comm, "instruction set", &cpu.isa().to_string())?;
-            }
+            self.check_alike(cpu, comm)?;
         }
         let is_first = ranks::is_first(comm);
         let dir = &self.config.output_dir.clone();
@@ -426,7 +403,7 @@ impl Run {
             if let Some(best) = memory.best.filter(|best| best.step != trainer.steps()) {
                 trainer.resume(&checkpoint::folder(&checkpoints, best.step), self.settings()?)?;
             }
-            let gathered = if trainer.stage().is_some() { trainer.gather()? } else { None };
+            let gathered = if trainer.is_divided() { trainer.gather()? } else { None };
             if !is_first {
                 return Ok(report);
             }
@@ -434,7 +411,7 @@ impl Run {
                 gathered.map_or_else(|| engine.on_host(trainer.parameters()), |all| Ok(Cow::Owned(all)))?;
             report.notes = self.write_model(&weights)?;
             let (units, ranks) = (self.units(), comm.map_or(1, Communicator::size));
-            if units < ranks {
+            if units < ranks && self.config.parallel != Parallel::Tensor {
                 report.notes.push(format!(
                     "a step was {units} units of at least 512 tokens for {ranks} ranks: a larger micro_batch_size or \
                      gradient_accumulation_steps gives all of them work"

@@ -111,6 +111,9 @@ pub enum Parallel {
     /// Each rank holds consecutive blocks of the model and computes them for all rows:
     /// [`Trainer::in_pipeline`](crate::Trainer::in_pipeline).
     Pipeline,
+    /// Each rank holds some rows of every matrix and computes them for all rows of a step:
+    /// [`Trainer::in_tensor_parallel`](crate::Trainer::in_tensor_parallel).
+    Tensor,
 }
 
 /// The names of optimizers in axolotl.

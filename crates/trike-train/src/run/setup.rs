@@ -18,10 +18,7 @@ use super::measure::HeldOutText;
 use super::ranks;
 use super::reading::Reading;
 use crate::data::{BatchConfig, Batches, Documents, Encoder, HeldOut, Position, Record};
-use crate::{
-    Parameters, RunShape, SampleConfig, Sampler, Teacher, TernaryPolicy, TrainError, estimate_stage_memory,
-    estimate_training_memory, write_packed,
-};
+use crate::{Parameters, RunShape, SampleConfig, Sampler, Teacher, TernaryPolicy, TrainError, write_packed};
 
 /// Evaluations of a run by default.
 pub(super) const EVALUATIONS: usize = 10;
@@ -99,13 +96,7 @@ fn memory(
         teacher: teacher.map(|spec| (spec, &TernaryPolicy::DENSE)),
         threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
     };
-    let estimate = match reading.stage(spec) {
-        Some(stage) => {
-            let of_teacher = teacher.and_then(|spec| reading.stage(spec));
-            estimate_stage_memory(&shape, &stage, of_teacher.as_ref())?
-        }
-        None => estimate_training_memory(&shape)?,
-    };
+    let estimate = reading.memory(&shape)?;
     // The weights at the start are kept; a teacher may be they.
     let needed = estimate.total().saturating_add(if is_own { 0 } else { estimate.weights });
     // A device says what it has left when it is opened.
@@ -129,11 +120,11 @@ impl Run {
         Self::read(config, Reading::ALL)
     }
 
-    /// [`open`](Self::open) for one of several ranks, which reads its own part of the models only if the run is a pipeline.
+    /// [`open`](Self::open) for one of several ranks, which keeps its own part of the models only if each rank holds a part.
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open), and [`TrainError::Option`] for a pipeline of more ranks than the model has blocks.
+    /// As [`open`](Self::open), and [`TrainError::Option`] for more ranks than the model has parts.
     pub fn open_ranks(config: RunConfig, comm: &dyn Communicator) -> Result<Self, TrainError> {
         let reading = Reading::of(&config, comm);
         Self::read(config, reading)
@@ -174,11 +165,7 @@ impl Run {
             Base::Random(model) => {
                 let tokenizer = Tokenizer::open(config.tokenizer.as_deref().unwrap_or(Path::new("")))?;
                 tokenizer.check_vocab(model.0.spec.vocab)?;
-                let start = match reading.stage(&spec) {
-                    Some(stage) => Parameters::random_stage(&spec, config.seed, &stage)?,
-                    None => Parameters::random(&spec, config.seed)?,
-                };
-                (tokenizer, None, start)
+                (tokenizer, None, reading.random(&spec, config.seed)?)
             }
         };
         let taught_by = taught_by.map(|file| weights(&file, reading)).transpose()?;
@@ -331,10 +318,7 @@ impl Run {
 
 /// Reads the weights of a model, or those of this rank.
 fn weights(file: &ModelFile, reading: Reading<'_>) -> Result<Parameters, TrainError> {
-    Ok(match reading.stage(&file.config().spec) {
-        Some(stage) => Parameters::open_stage(file, &stage)?,
-        None => Parameters::open(file)?,
-    })
+    Ok(reading.open(&file.config().spec, file)?)
 }
 
 /// Reads the architecture of a `config.json`.

@@ -2,6 +2,8 @@
 
 mod pipeline;
 mod ranks;
+mod saved;
+mod tensor;
 
 use std::borrow::{Borrow, BorrowMut};
 use std::ops::Range;
@@ -9,13 +11,14 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use trike_comm::Communicator;
 use trike_core::{Bounds, OptionError};
 use trike_cpu::{Cpu, Store};
 use trike_grad::{Elements, Engine, GradError, Operand, ProductPrecision};
 
 use crate::checkpoint::{self, Keep, RunState};
 use crate::data::{Batch, Batches, Position};
-use crate::model::{ByPlace, Sums, check_gradients};
+use crate::model::{ByPlace, Division, Sums, check_gradients};
 use crate::{
     Adapter, Factors, Loss, LossScaler, Objective, Optimizer, OptimizerConfig, Parameters, PrecisionPolicy,
     Resident, Schedule, Shape, TernaryPolicy, TrainEngine, TrainError, Trained, Weights,
@@ -26,6 +29,8 @@ pub(crate) use self::pipeline::{check_ranks, losses_of};
 use self::ranks::Ranks;
 pub use self::ranks::{OuterConfig, RanksConfig};
 pub(crate) use self::ranks::{all_numbers, sum_of_losses};
+use self::tensor::TensorRanks;
+pub(crate) use self::tensor::{check_tensor_ranks, losses_of_shards};
 
 /// Parameters of a model whose rows are computed side by side, each with gradients of its own: at most 32 MiB per thread.
 pub(crate) const SMALL: usize = 1 << 23;
@@ -180,6 +185,7 @@ pub struct Trainer<'a, E: Engine = Cpu> {
     pub(crate) scaler: Option<LossScaler>,
     pub(crate) ranks: Option<Ranks<'a>>,
     pipeline: Option<Pipeline<'a>>,
+    tensor: Option<TensorRanks<'a>>,
 }
 
 impl<'a, E: TrainEngine> Trainer<'a, E> {
@@ -264,6 +270,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
             scaler,
             ranks: None,
             pipeline: None,
+            tensor: None,
         })
     }
 
@@ -273,13 +280,13 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         self.step
     }
 
-    /// The weights that are trained: with an adapter, its factors; in a pipeline, those of this rank.
+    /// The weights that are trained: with an adapter, its factors; in a pipeline or of divided matrices, those of this rank.
     #[must_use]
     pub fn parameters(&self) -> &Parameters<E::Tensor> {
         self.trainable.weights().trained()
     }
 
-    /// A copy of the weights that are trained on the host: with an adapter, its factors; in a pipeline, those of this rank.
+    /// A copy of [`parameters`](Self::parameters) on the host.
     ///
     /// # Errors
     ///
@@ -288,7 +295,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         Ok(self.parameters().download(self.engine)?)
     }
 
-    /// The weights that are trained, at the end of a run; in a pipeline, those of this rank.
+    /// [`parameters`](Self::parameters), at the end of a run.
     #[must_use]
     pub fn into_parameters(self) -> Parameters<E::Tensor> {
         match self.trainable {
@@ -325,8 +332,8 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         if let Some(ranks) = &self.ranks {
             return self.save_together(ranks, dir, &state, keep);
         }
-        if let Some(pipeline) = &self.pipeline {
-            return self.save_in_pipeline(pipeline, dir, &state, keep);
+        if let Some((comm, division)) = self.division() {
+            return self.save_parts(comm, division, dir, &state, keep);
         }
         let tensors = checkpoint::tensors_of(self.parameters(), &self.optimizer, |tensor| {
             Ok(self.engine.download(tensor.borrow())?.into_owned())
@@ -342,18 +349,23 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     /// As [`checkpoint::load`].
     pub fn resume(&mut self, path: &Path, settings: Value) -> Result<RunState, TrainError> {
         let config = self.with_settings(settings)?;
-        let state = match (self.ranks.take(), self.pipeline.take()) {
-            (Some(mut ranks), _) => {
+        let state = match (self.ranks.take(), self.pipeline.take(), self.tensor.take()) {
+            (Some(mut ranks), ..) => {
                 let state = self.resume_together(&mut ranks, path, &config);
                 self.ranks = Some(ranks);
                 state?
             }
-            (None, Some(pipeline)) => {
-                let state = self.resume_in_pipeline(&pipeline, path, &config);
+            (None, Some(pipeline), _) => {
+                let state = self.resume_parts(pipeline.comm(), pipeline.stage(), path, &config);
                 self.pipeline = Some(pipeline);
                 state?
             }
-            (None, None) => {
+            (None, None, Some(tensor)) => {
+                let state = self.resume_parts(tensor.comm, &tensor.shard, path, &config);
+                self.tensor = Some(tensor);
+                state?
+            }
+            (None, None, None) => {
                 let (parameters, optimizer) = (self.trainable.trained_mut(), &mut self.optimizer);
                 let write = |values| Ok(self.engine.upload(values)?);
                 checkpoint::load_into(path, &config, parameters, optimizer, write)?
@@ -393,6 +405,11 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
             self.pipeline = Some(pipeline);
             return report;
         }
+        if let Some(tensor) = self.tensor.take() {
+            let report = self.step_in_tensor(&tensor, batches);
+            self.tensor = Some(tensor);
+            return report;
+        }
         let loss = self.accumulate(batches)?;
         let gradients = std::mem::take(&mut self.gradients);
         let report = self.update(loss, &gradients, loss.tokens);
@@ -424,13 +441,24 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         self.update(loss, gradients, loss.tokens)
     }
 
+    /// The other ranks, and which part of the weights each of them holds; `None` if this one holds all.
+    fn division(&self) -> Option<(&'a dyn Communicator, &dyn Division)> {
+        let pipeline = self.pipeline.as_ref().map(|p| (p.comm(), p.stage() as &dyn Division));
+        pipeline.or(self.tensor.as_ref().map(|tensor| (tensor.comm, &tensor.shard as &dyn Division)))
+    }
+
+    /// Whether other ranks hold parts of the weights.
+    pub(crate) fn is_divided(&self) -> bool {
+        self.division().is_some()
+    }
+
     /// The teacher's weights.
     pub(crate) fn teacher_parameters(&self) -> Option<&Parameters<E::Tensor>> {
         self.teacher.as_ref().map(|teacher| teacher.parameters.get())
     }
 
     fn check_alone(&self, what: &'static str) -> Result<(), TrainError> {
-        let is_alone = self.ranks.is_none() && self.pipeline.is_none();
+        let is_alone = self.ranks.is_none() && self.division().is_none();
         if is_alone { Ok(()) } else { Err(TrainError::Alone { what }) }
     }
 
@@ -578,6 +606,10 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         if let Some(pipeline) = &self.pipeline {
             let (weights, policy) = (self.trainable.weights(), &self.policy);
             return losses_of(pipeline.comm(), self.engine, &self.model, weights, policy, batches);
+        }
+        if let Some(TensorRanks { comm, shard, .. }) = &self.tensor {
+            let (weights, policy) = (self.trainable.weights(), &self.policy);
+            return losses_of_shards(*comm, shard, &self.model, weights, policy, batches);
         }
         let each = |batch: &Batch| self.model.loss(self.trainable.weights(), batch, &self.policy);
         ranks::sum_of_losses(self.ranks.as_ref().map(|ranks| ranks.comm), batches, each)

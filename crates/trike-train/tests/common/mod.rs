@@ -1,6 +1,9 @@
 //! A small model and its data, for tests of runs.
 #![allow(dead_code, reason = "not every test needs all of it")]
 
+pub(crate) mod broken;
+pub(crate) mod divided;
+
 use trike_grad::BitLinear;
 use trike_nn::DecoderSpec;
 use trike_text::tokenizer::Tokenizer;

@@ -1,16 +1,16 @@
 //! What a pipeline refuses, and how it ends.
 
-use std::cell::Cell;
 use std::path::Path;
 
 use serde_json::json;
-use trike_comm::{CommError, Communicator, Threads, Traffic};
+use trike_comm::{Communicator, Threads};
 use trike_cpu::Cpu;
 use trike_train::data::Position;
 use trike_train::{Parameters, RanksConfig, Stage, TrainError, Trainer};
 
+use super::common::broken::broken;
 use super::common::{Data, ternary};
-use super::{Case, newest, pipeline};
+use super::{Case, begin, newest, pipeline};
 
 /// The errors of three ranks that begin a pipeline, the last of them with other settings.
 fn refused(case: &Case, of_last: &Case, edit: &(dyn Fn(Parameters) -> Parameters + Sync)) -> Vec<String> {
@@ -75,66 +75,13 @@ fn what_a_pipeline_cannot_do_is_refused() {
     assert_eq!(missing, "model.layers.1.input_layernorm.weight is missing");
 }
 
-/// Changes the messages of a rank, or ends with one of them.
-struct Broken<'c> {
-    comm: &'c Threads,
-    /// Messages until then; `None`: all are sent as they are.
-    left: Cell<Option<usize>>,
-    change: fn(&mut Vec<u8>),
-}
-
-impl Communicator for Broken<'_> {
-    fn rank(&self) -> usize {
-        self.comm.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.comm.size()
-    }
-
-    fn send(&self, to: usize, message: &[u8]) -> Result<(), CommError> {
-        let mut message = message.to_vec();
-        match self.left.get() {
-            Some(0) => (self.change)(&mut message),
-            Some(left) => self.left.set(Some(left - 1)),
-            None => {}
-        }
-        self.comm.send(to, &message)
-    }
-
-    fn receive(&self, from: usize, most: usize) -> Result<Vec<u8>, CommError> {
-        self.comm.receive(from, most)
-    }
-
-    fn traffic(&self) -> Traffic {
-        self.comm.traffic()
-    }
-}
-
-/// The errors of two ranks in a step in which rank `broken` sends something else.
-fn broken(broken: usize, after: usize, change: fn(&mut Vec<u8>)) -> Vec<String> {
-    let data = Data::new();
-    let case = Case::new(&data, "broken");
-    Threads::run(2, |comm| {
-        let cpu = Cpu::new(1).expect("a cpu");
-        let comm = Broken { comm: &comm, left: Cell::new(None), change };
-        let trainer = Trainer::in_pipeline(&cpu, case.trainer, ternary(), case.start(), None, &comm);
-        let mut trainer = trainer.expect("a trainer");
-        comm.left.set((comm.rank() == broken).then_some(after));
-        let before = trainer.parameters().clone();
-        let error = trainer.step(&mut data.batches(case.rows, Position::default())).err();
-        assert!(comm.rank() == broken || *trainer.parameters() == before);
-        error.map(|error| error.to_string()).unwrap_or_default()
-    })
-}
-
 #[test]
 fn a_message_that_is_cut_names_its_rank() {
     let cut: fn(&mut Vec<u8>) = |message| message.truncate(message.len() / 2);
     // A residual stream, and a gradient.
     for (rank, other) in [(0, 1), (1, 0)] {
         for after in 0..2 {
-            let errors = broken(rank, after, cut);
+            let errors = broken(begin, rank, after, cut);
             assert!(errors[other].contains(&format!("from rank {rank}, expected")), "{errors:?}");
         }
     }
@@ -142,7 +89,7 @@ fn a_message_that_is_cut_names_its_rank() {
 
 #[test]
 fn numbers_that_are_none_change_no_weights() {
-    let errors = broken(0, 1, |message| message.fill(0xFF));
+    let errors = broken(begin, 0, 1, |message| message.fill(0xFF));
     assert!(
         errors.iter().all(|error| error.contains("is not finite") || error.contains("gone")),
         "{errors:?}"

@@ -9,7 +9,6 @@
 //! bits of a trainer without ranks.
 
 mod flow;
-mod saved;
 mod tied;
 
 use std::borrow::{Borrow, BorrowMut};
@@ -40,6 +39,10 @@ pub(crate) struct Pipeline<'a> {
 impl<'a> Pipeline<'a> {
     pub(super) fn comm(&self) -> &'a dyn Communicator {
         self.comm
+    }
+
+    pub(super) fn stage(&self) -> &Stage {
+        &self.stage
     }
 }
 

@@ -116,7 +116,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     ///
     /// [`TrainError::Option`]; [`TrainError::Comm`] for ranks that differ, and for a codec with settings out of range;
     /// [`TrainError::Config`] for a codec or local steps with products in f16, whose factor of the loss would differ between ranks;
-    /// [`TrainError::Alone`] in a pipeline.
+    /// [`TrainError::Alone`] if ranks hold parts of the model already.
     pub fn with_ranks(mut self, comm: &'a dyn Communicator, config: RanksConfig) -> Result<Self, TrainError> {
         self.check_alone("another division among ranks")?;
         config.validate()?;

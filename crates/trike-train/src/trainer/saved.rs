@@ -4,16 +4,16 @@
 use std::borrow::{Borrow, Cow};
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use trike_comm::{CommError, Communicator, receive_floats, send_floats};
 use trike_nn::WeightName;
 
-use super::Pipeline;
 use crate::checkpoint::{self, Keep, RunState, StateFile, Tensors};
-use crate::model::shapes;
-use crate::{Parameter, Parameters, Part, Stage, TrainEngine, TrainError, Trainer};
+use crate::model::{Division, shapes};
+use crate::{Parameter, Parameters, Part, TrainEngine, TrainError, Trainer};
 
 /// Most bytes of the state and of the names of tensors.
 const MOST: usize = 1 << 26;
@@ -33,7 +33,7 @@ enum Kind {
 struct Entry {
     kind: Kind,
     weight: WeightName,
-    len: usize,
+    shape: (usize, usize),
 }
 
 impl Entry {
@@ -46,20 +46,26 @@ impl Entry {
         format!("{kind}.{}", Parameter::key_of(self.weight, Part::Whole))
     }
 
-    /// Whether a rank needs it.
-    fn is_for(&self, stage: &Stage, rank: usize) -> bool {
-        let copies = self.kind == Kind::Weight && stage.copies(self.weight) && rank == 0;
-        stage.owner(self.weight) == rank || copies
+    fn len(&self) -> usize {
+        self.shape.0 * self.shape.1
+    }
+
+    /// The elements that a rank needs.
+    fn part(&self, of: &dyn Division, rank: usize) -> Option<Range<usize>> {
+        match self.kind {
+            Kind::Weight => of.part(self.weight, self.shape, rank),
+            Kind::First | Kind::Second => of.state(self.weight, self.shape, rank),
+        }
     }
 }
 
 /// The state and the lengths of the tensors of a checkpoint, or why it cannot be read.
 type Found = Result<(StateFile, Vec<(String, usize)>), String>;
 
-/// A tensor of another rank or of this one, which is taken from there when it is written.
+/// A tensor of other ranks or of this one, which is taken from there when it is written.
 struct Remote<'r> {
     comm: &'r dyn Communicator,
-    owner: usize,
+    sources: Vec<(usize, Range<usize>)>,
     number: u64,
     shape: [usize; 1],
     own: &'r dyn Fn(u64) -> Result<Vec<f32>, TrainError>,
@@ -69,11 +75,21 @@ struct Remote<'r> {
 
 impl Remote<'_> {
     fn values(&self) -> Result<Vec<f32>, TrainError> {
-        if self.owner == self.comm.rank() {
-            return (self.own)(self.number);
+        let mut all = Vec::new();
+        for (rank, elements) in &self.sources {
+            let part = if *rank == self.comm.rank() {
+                (self.own)(self.number)?
+            } else {
+                self.comm.send(*rank, &self.number.to_le_bytes())?;
+                receive_floats(self.comm, *rank, elements.len())?
+            };
+            if all.is_empty() {
+                all = part;
+            } else {
+                all.extend_from_slice(&part);
+            }
         }
-        self.comm.send(self.owner, &self.number.to_le_bytes())?;
-        Ok(receive_floats(self.comm, self.owner, self.shape[0])?)
+        Ok(all)
     }
 }
 
@@ -106,14 +122,14 @@ impl<E: TrainEngine> Trainer<'_, E> {
     /// The tensors of a checkpoint.
     fn entries(&self) -> Vec<Entry> {
         let mut all = Vec::new();
-        for (weight, (rows, cols)) in shapes(self.parameters().spec()) {
+        for (weight, shape) in shapes(self.parameters().spec()) {
             let kinds = [
                 (Kind::Weight, true),
                 (Kind::First, true),
                 (Kind::Second, self.optimizer.has_second(weight)),
             ];
             let has = kinds.into_iter().filter(|(_, has)| *has);
-            all.extend(has.map(|(kind, _)| Entry { kind, weight, len: rows * cols }));
+            all.extend(has.map(|(kind, _)| Entry { kind, weight, shape }));
         }
         all
     }
@@ -131,14 +147,14 @@ impl<E: TrainEngine> Trainer<'_, E> {
     }
 
     /// Writes a checkpoint on the first rank, which asks the others for their tensors.
-    pub(crate) fn save_in_pipeline(
+    pub(super) fn save_parts(
         &self,
-        pipeline: &Pipeline<'_>,
+        comm: &dyn Communicator,
+        division: &dyn Division,
         dir: &Path,
         state: &RunState,
         keep: Keep,
     ) -> Result<PathBuf, TrainError> {
-        let Pipeline { comm, stage, .. } = pipeline;
         let entries = self.entries();
         let own = |number: u64| {
             let entry = usize::try_from(number).ok().and_then(|number| entries.get(number));
@@ -153,14 +169,14 @@ impl<E: TrainEngine> Trainer<'_, E> {
                 };
                 match u64::from_le_bytes(*number) {
                     NO_MORE => return Ok(checkpoint::folder(dir, state.step)),
-                    number => send_floats(*comm, 0, &own(number)?)?,
+                    number => send_floats(comm, 0, &own(number)?)?,
                 }
             }
         }
         let failed = RefCell::new(None);
         let tensors = (0..).zip(&entries).map(|(number, entry)| {
-            let (owner, shape) = (stage.owner(entry.weight), [entry.len]);
-            (entry.name(), Remote { comm: *comm, owner, number, shape, own: &own, failed: &failed })
+            let (sources, shape) = (division.sources(entry.weight, entry.shape), [entry.len()]);
+            (entry.name(), Remote { comm, sources, number, shape, own: &own, failed: &failed })
         });
         let check = || failed.take().map_or(Ok(()), Err);
         let steps = self.optimizer.steps();
@@ -176,13 +192,13 @@ impl<E: TrainEngine> Trainer<'_, E> {
     }
 
     /// Reads a checkpoint on the first rank, which gives each rank its tensors.
-    pub(crate) fn resume_in_pipeline(
+    pub(super) fn resume_parts(
         &mut self,
-        pipeline: &Pipeline<'_>,
+        comm: &dyn Communicator,
+        division: &dyn Division,
         path: &Path,
         config: &Value,
     ) -> Result<RunState, TrainError> {
-        let Pipeline { comm, stage, .. } = pipeline;
         let wrong = |problem: String| TrainError::Checkpoint { path: path.to_owned(), problem };
         let mut opened = (comm.rank() == 0).then(|| checkpoint::open(path, config));
         let found: Option<Found> = opened.as_ref().map(|opened| match opened {
@@ -206,9 +222,9 @@ impl<E: TrainEngine> Trainer<'_, E> {
         for entry in &entries {
             match lens.get(&entry.name()) {
                 None => return Err(wrong(format!("{} is missing", entry.name()))),
-                Some(len) if *len != entry.len => {
+                Some(len) if *len != entry.len() => {
                     let name = entry.name();
-                    return Err(wrong(format!("{name} has {len} numbers: expected {}", entry.len)));
+                    return Err(wrong(format!("{name} has {len} numbers: expected {}", entry.len())));
                 }
                 Some(_) => {}
             }
@@ -216,21 +232,25 @@ impl<E: TrainEngine> Trainer<'_, E> {
         let mut own = HashMap::new();
         for entry in &entries {
             let name = entry.name();
-            let is_for = |rank: usize| entry.is_for(stage, rank);
-            let values = match &mut tensors {
-                Some(tensors) => {
+            let part = entry.part(division, comm.rank());
+            let values = match (&mut tensors, part) {
+                (Some(tensors), part) => {
                     let values = tensors.read(&name)?;
-                    for rank in (1..comm.size()).filter(|&rank| is_for(rank)) {
-                        send_floats(*comm, rank, &values)?;
+                    for rank in 1..comm.size() {
+                        if let Some(part) = entry.part(division, rank) {
+                            send_floats(comm, rank, &values[part])?;
+                        }
                     }
-                    values
+                    match part {
+                        Some(part) if part.len() == values.len() => values,
+                        Some(part) => values[part].to_vec(),
+                        None => continue,
+                    }
                 }
-                None if is_for(comm.rank()) => receive_floats(*comm, 0, entry.len)?,
-                None => continue,
+                (None, Some(part)) => receive_floats(comm, 0, part.len())?,
+                (None, None) => continue,
             };
-            if is_for(comm.rank()) {
-                own.insert(name, values);
-            }
+            own.insert(name, values);
         }
         let (parameters, optimizer) = (self.trainable.trained_mut(), &mut self.optimizer);
         let write = |values| Ok(self.engine.upload(values)?);
@@ -238,28 +258,30 @@ impl<E: TrainEngine> Trainer<'_, E> {
         Ok(file.run)
     }
 
-    /// All weights that are trained, on the host of the first rank; `None` on the other ranks of a pipeline, which all call this.
+    /// All weights that are trained, on the host of the first rank; `None` on the other ranks of a pipeline or of divided matrices,
+    /// which all call this.
     ///
     /// # Errors
     ///
     /// [`TrainError::Grad`] of the executor, and [`TrainError::Comm`].
     pub fn gather(&self) -> Result<Option<Parameters>, TrainError> {
-        let Some(Pipeline { comm, stage, .. }) = &self.pipeline else { return self.download().map(Some) };
+        let Some((comm, division)) = self.division() else { return self.download().map(Some) };
         let spec = self.parameters().spec();
         let mut all = Vec::new();
-        for (name, (rows, cols)) in shapes(spec) {
-            let entry = Entry { kind: Kind::Weight, weight: name, len: rows * cols };
-            let owner = stage.owner(name);
-            let values = match (comm.rank(), owner) {
-                (0, 0) => self.values_of(&entry)?,
-                (0, owner) => receive_floats(*comm, owner, entry.len)?,
-                (rank, owner) if rank == owner => {
-                    send_floats(*comm, 0, &self.values_of(&entry)?)?;
-                    continue;
+        for (name, shape) in shapes(spec) {
+            let entry = Entry { kind: Kind::Weight, weight: name, shape };
+            let mut values = Vec::new();
+            for (source, elements) in division.sources(name, shape) {
+                match (comm.rank(), source) {
+                    (0, 0) => values.extend(self.values_of(&entry)?),
+                    (0, source) => values.extend(receive_floats(comm, source, elements.len())?),
+                    (rank, source) if rank == source => send_floats(comm, 0, &self.values_of(&entry)?)?,
+                    _ => {}
                 }
-                _ => continue,
-            };
-            all.push(Parameter { name, part: Part::Whole, cols, values });
+            }
+            if comm.rank() == 0 {
+                all.push(Parameter { name, part: Part::Whole, cols: shape.1, values });
+            }
         }
         Ok((comm.rank() == 0).then(|| Parameters::of(spec, all)))
     }

@@ -1,0 +1,251 @@
+//! Operations of divided linear layers.
+
+use std::borrow::{Borrow, BorrowMut};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use trike_comm::{CommError, Shards};
+use trike_cpu::Store;
+use trike_grad::{Backward, Elements, Engine, GradError, MixedPrecision, Operand, Operation, Tape, Var};
+use trike_nn::WeightName;
+
+use super::Divided;
+use super::exchange::{columns, gather_columns};
+
+/// The input of a divided linear layer.
+#[derive(Clone, Copy)]
+pub(in crate::model) struct Input {
+    /// All of it.
+    pub(in crate::model) whole: Var,
+    /// This rank's columns, which get the gradient.
+    pub(in crate::model) columns: Var,
+}
+
+/// Layers with one input that leave their outputs where they were computed: in the backward pass, the gradients of all their outputs
+/// are gathered at once.
+pub(in crate::model) struct Group<'d, E: Engine>(Rc<RefCell<Vec<Waiting<'d, E>>>>);
+
+impl<E: Engine> Default for Group<'_, E> {
+    fn default() -> Self {
+        Self(Rc::default())
+    }
+}
+
+/// Gradients of a rank's outputs that wait for the other layers of the group.
+struct Waiting<'d, E: Engine> {
+    dy: E::Tensor,
+    outputs: &'d Shards,
+    columns: Option<&'d E::View>,
+}
+
+/// Where the outputs of a layer go.
+pub(in crate::model) enum Outputs<'g, 'd, E: Engine> {
+    /// All ranks have all of them.
+    Gathered,
+    /// A rank keeps its own. The first layer of the group that was recorded is the last one whose gradient comes.
+    Own { group: &'g Group<'d, E>, is_first: bool },
+}
+
+fn failed(error: CommError) -> GradError {
+    GradError::Operation(Box::new(error))
+}
+
+/// Values in memory of a tape, so that the pool gets back what it gave.
+fn placed<E: Engine>(engine: &E, mut to: E::Tensor, values: Vec<f32>) -> Result<E::Tensor, GradError> {
+    engine.copy(engine.upload(values)?.borrow(), to.borrow_mut())?;
+    Ok(to)
+}
+
+impl<'d, E: Engine> Divided<'d, E> {
+    /// The columns of a whole value that belong to this rank, for the gradient of layers whose inputs are divided as those of `name`.
+    pub(in crate::model) fn columns(
+        self,
+        tape: &mut Tape<'d, E>,
+        x: Var,
+        name: WeightName,
+    ) -> Result<Var, GradError> {
+        let (tokens, _) = tape.shape(x)?;
+        let shards = self.shard.inputs(name);
+        let width = shards.of_rank(self.comm.rank()).len();
+        // Layers read the whole value; only the gradient has these columns.
+        let unread = tape.take(tokens * width)?;
+        tape.record(&[x], unread, width, Columns { divided: self, x, shards })
+    }
+
+    /// All columns of a value of which each rank has those of its rows of `name`.
+    pub(in crate::model) fn gather(
+        self,
+        tape: &mut Tape<'d, E>,
+        x: Var,
+        name: WeightName,
+    ) -> Result<Var, GradError> {
+        let shards = self.shard.inputs(name);
+        let (tokens, _) = tape.shape(x)?;
+        let own = tape.engine().download(tape.value(x)?)?;
+        let whole = gather_columns(self.comm, tokens, &[(shards, &own)]).map_err(failed)?.swap_remove(0);
+        let y = placed(tape.engine(), tape.take(whole.len())?, whole)?;
+        tape.record(&[x], y, shards.len(), Gather { divided: self, x, shards })
+    }
+
+    /// A linear layer of which this rank has some rows; `place` is that of its matrix.
+    #[expect(clippy::too_many_arguments, reason = "those of a linear layer, and how it is divided")]
+    pub(in crate::model) fn linear(
+        self,
+        tape: &mut Tape<'d, E>,
+        x: Input,
+        (name, place): (WeightName, usize),
+        weight: Var,
+        bias: Option<Var>,
+        to: &Outputs<'_, 'd, E>,
+        precision: MixedPrecision,
+    ) -> Result<Var, GradError> {
+        let Some(outputs) = self.shard.outputs(name) else {
+            return tape.linear(x.whole, weight, bias);
+        };
+        let (engine, (tokens, cols), (rows, _)) = (tape.engine(), tape.shape(x.whole)?, tape.shape(weight)?);
+        let mut y = tape.take(tokens * rows)?;
+        let [input, matrix] =
+            [Operand::new(tape.value(x.whole)?, cols)?, Operand::new(tape.value(weight)?, cols)?];
+        engine.matmul(input, matrix.t(), y.borrow_mut(), 0, Store::Overwrite, precision.outputs)?;
+        if let Some(bias) = bias {
+            engine.add_row(y.borrow_mut(), tape.value(bias)?)?;
+        }
+        let group = match to {
+            Outputs::Own { group, is_first } => Some((Group(Rc::clone(&group.0)), *is_first)),
+            Outputs::Gathered => {
+                let own = engine.download(y.borrow())?;
+                let whole =
+                    gather_columns(self.comm, tokens, &[(outputs, &own)]).map_err(failed)?.swap_remove(0);
+                drop(own);
+                tape.buffers().give(y);
+                y = placed(engine, tape.take(whole.len())?, whole)?;
+                None
+            }
+        };
+        let width = if group.is_some() { rows } else { outputs.len() };
+        let columns = self.prepared.columns.get(place).and_then(Option::as_ref).map(Borrow::borrow);
+        let inputs: Vec<Var> = [x.columns, weight].into_iter().chain(bias).collect();
+        let rows = RowLinear { divided: self, x, weight, bias, outputs, columns, group, cols, precision };
+        tape.record(&inputs, y, width, rows)
+    }
+}
+
+/// A linear layer of which this rank has some rows.
+struct RowLinear<'d, E: Engine> {
+    divided: Divided<'d, E>,
+    x: Input,
+    weight: Var,
+    bias: Option<Var>,
+    outputs: &'d Shards,
+    /// This rank's columns of all rows.
+    columns: Option<&'d E::View>,
+    /// `None` if outputs were gathered.
+    group: Option<(Group<'d, E>, bool)>,
+    cols: usize,
+    precision: MixedPrecision,
+}
+
+impl<E: Engine> RowLinear<'_, E> {
+    /// The gradients of this rank's rows, from those of their outputs.
+    fn rows_back(&self, pass: &mut Backward<'_, E>, dy: &E::View) -> Result<(), GradError> {
+        let rows = self.outputs.of_rank(self.divided.comm.rank()).len();
+        pass.accumulate(self.weight, |pass, dw, store| {
+            let (dy, x) = (Operand::new(dy, rows)?, Operand::new(pass.value(self.x.whole)?, self.cols)?);
+            pass.engine().matmul(dy.t(), x, dw, 0, store, self.precision.weight_gradients)
+        })?;
+        if let Some(bias) = self.bias {
+            let mut sums = pass.take(rows)?;
+            pass.engine().sum_rows(dy, sums.borrow_mut())?;
+            pass.add(bias, sums)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the gradient of this rank's columns of the input, from those of all outputs.
+    fn columns_back(
+        &self,
+        pass: &mut Backward<'_, E>,
+        dy: &E::View,
+        outputs: &Shards,
+        columns: Option<&E::View>,
+    ) -> Result<(), GradError> {
+        let width = pass.cols(self.x.columns)?;
+        pass.accumulate(self.x.columns, |pass, dx, store| {
+            let missing =
+                GradError::Length { what: "columns of a matrix", expected: outputs.len() * width, got: 0 };
+            let columns = Operand::new(columns.ok_or(missing)?, width)?;
+            let dy = Operand::new(dy, outputs.len())?;
+            pass.engine().matmul(dy, columns, dx, 0, store, self.precision.input_gradients)
+        })
+    }
+}
+
+impl<E: Engine> Operation<E> for RowLinear<'_, E> {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
+        let (engine, comm, outputs) = (pass.engine(), self.divided.comm, self.outputs);
+        let Some((group, is_first)) = &self.group else {
+            let own = columns(&engine.download(dy.borrow())?, outputs.len(), outputs.of_rank(comm.rank()));
+            self.rows_back(pass, engine.upload(own)?.borrow())?;
+            self.columns_back(pass, dy.borrow(), outputs, self.columns)?;
+            pass.buffers().give(dy);
+            return Ok(());
+        };
+        self.rows_back(pass, dy.borrow())?;
+        RefCell::borrow_mut(&group.0).push(Waiting { dy, outputs, columns: self.columns });
+        if !is_first {
+            return Ok(());
+        }
+        let waiting = group.0.take();
+        let tokens = waiting
+            .first()
+            .map_or(0, |own| own.dy.elements() / own.outputs.of_rank(comm.rank()).len().max(1));
+        let own = waiting.iter().map(|own| engine.download(own.dy.borrow()));
+        let own = own.collect::<Result<Vec<_>, _>>()?;
+        let matrices = waiting.iter().zip(&own).map(|(waiting, own)| (waiting.outputs, &**own));
+        let whole = gather_columns(comm, tokens, &matrices.collect::<Vec<_>>()).map_err(failed)?;
+        drop(own);
+        // In the order in which the gradients came, as on one machine.
+        for (Waiting { dy, outputs, columns }, whole) in waiting.into_iter().zip(whole) {
+            self.columns_back(pass, engine.upload(whole)?.borrow(), outputs, columns)?;
+            pass.buffers().give(dy);
+        }
+        Ok(())
+    }
+}
+
+/// This rank's columns of a value that all ranks have.
+struct Columns<'d, E: Engine> {
+    divided: Divided<'d, E>,
+    x: Var,
+    shards: &'d Shards,
+}
+
+impl<E: Engine> Operation<E> for Columns<'_, E> {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
+        let Self { divided: Divided { comm, .. }, x, shards } = *self;
+        let own = pass.engine().download(dy.borrow())?;
+        let tokens = own.len() / shards.of_rank(comm.rank()).len().max(1);
+        let whole = gather_columns(comm, tokens, &[(shards, &own)]).map_err(failed)?.swap_remove(0);
+        drop(own);
+        pass.buffers().give(dy);
+        let dx = placed(pass.engine(), pass.take(whole.len())?, whole)?;
+        pass.add(x, dx)
+    }
+}
+
+/// All columns of a value of which each rank has some.
+struct Gather<'d, E: Engine> {
+    divided: Divided<'d, E>,
+    x: Var,
+    shards: &'d Shards,
+}
+
+impl<E: Engine> Operation<E> for Gather<'_, E> {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
+        let Self { divided: Divided { comm, .. }, x, shards } = *self;
+        let own = columns(&pass.engine().download(dy.borrow())?, shards.len(), shards.of_rank(comm.rank()));
+        pass.buffers().give(dy);
+        let dx = placed(pass.engine(), pass.take(own.len())?, own)?;
+        pass.add(x, dx)
+    }
+}

@@ -1,0 +1,175 @@
+//! The part of every matrix that a rank holds.
+
+use std::ops::Range;
+
+use trike_comm::{Communicator, Shards};
+use trike_core::{AttentionSpec, Bounds, OptionError};
+use trike_grad::Elements;
+use trike_llm::WeightSource;
+use trike_nn::{DecoderSpec, NnError, WeightName};
+
+use super::super::division::Division;
+use super::super::{Parameters, shapes};
+use crate::TrainError;
+
+/// Some rows of every matrix of the blocks: those of one of several ranks. Embedding, head and norms are whole on all ranks.
+///
+/// With at least as many key/value heads as ranks, rows of queries, keys and values are those of whole heads, and a rank computes the
+/// attention of its heads. With fewer, or with norms of queries and keys, all ranks compute all heads.
+///
+/// ```
+/// use trike_nn::{DecoderSpec, WeightName};
+/// use trike_train::TensorShard;
+///
+/// let spec = DecoderSpec { intermediate: 100, ..DecoderSpec::llama(64, 5, 4, 300) };
+/// let last = TensorShard::new(&spec, 2, 3);
+/// // One of four heads of 16, and a third of the rows.
+/// assert_eq!(last.rows(WeightName::Query(0)), Some(48..64));
+/// assert_eq!(last.rows(WeightName::Up(0)), Some(67..100));
+/// assert_eq!(last.rows(WeightName::Embedding), None);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorShard {
+    rank: usize,
+    ranks: usize,
+    hidden: Shards,
+    query: Shards,
+    kv: Shards,
+    intermediate: Shards,
+    /// Whether the rows of queries, keys and values are those of whole heads.
+    by_heads: bool,
+    head_dim: usize,
+}
+
+impl TensorShard {
+    /// The part of rank `rank` of `ranks`: equal numbers of rows or heads, or the first ranks have one more.
+    #[must_use]
+    pub fn new(spec: &DecoderSpec, rank: usize, ranks: usize) -> Self {
+        let even = |width| Shards::even(width, ranks);
+        let by_heads = ranks <= spec.kv_heads && !spec.qk_norm;
+        let heads = even(spec.kv_heads);
+        let group = spec.heads / spec.kv_heads.max(1);
+        let of_heads = |width: usize, per_head: usize| match by_heads {
+            true => heads.times(per_head),
+            false => even(width),
+        };
+        Self {
+            rank,
+            ranks,
+            hidden: even(spec.hidden),
+            query: of_heads(spec.query_width(), group * spec.head_dim),
+            kv: of_heads(spec.kv_width(), spec.head_dim),
+            intermediate: even(spec.intermediate),
+            by_heads,
+            head_dim: spec.head_dim,
+        }
+    }
+
+    /// Refuses more ranks than the narrowest matrix has rows.
+    ///
+    /// # Errors
+    ///
+    /// [`OptionError::OutOfRange`].
+    pub(crate) fn check_ranks(spec: &DecoderSpec, comm: &dyn Communicator) -> Result<(), OptionError> {
+        let most = spec.hidden.min(spec.kv_width()).min(spec.intermediate);
+        OptionError::check("number of ranks", Bounds::at_least(1usize).at_most(most), comm.size())
+    }
+
+    /// The rows of a matrix of the blocks that this rank holds, or the elements of a bias; `None` for what is whole on all ranks.
+    #[must_use]
+    pub fn rows(&self, name: WeightName) -> Option<Range<usize>> {
+        self.outputs(name).map(|outputs| outputs.of_rank(self.rank))
+    }
+
+    /// Whether these are whole weights and not those of a rank.
+    pub(crate) fn is_whole<T: Elements>(parameters: &Parameters<T>) -> bool {
+        let len = |(_, (rows, cols)): (WeightName, (usize, usize))| rows * cols;
+        parameters.count() == shapes(parameters.spec()).into_iter().map(len).sum::<usize>()
+    }
+
+    /// How the outputs of a linear layer are divided; `None` for weights of no layer of the blocks.
+    pub(crate) fn outputs(&self, name: WeightName) -> Option<&Shards> {
+        use WeightName as W;
+        match name {
+            W::Query(_) | W::QueryBias(_) => Some(&self.query),
+            W::Key(_) | W::Value(_) | W::KeyBias(_) | W::ValueBias(_) => Some(&self.kv),
+            W::Output(_) | W::Down(_) | W::OutputBias(_) | W::DownBias(_) => Some(&self.hidden),
+            W::Gate(_) | W::Up(_) | W::GateBias(_) | W::UpBias(_) => Some(&self.intermediate),
+            _ => None,
+        }
+    }
+
+    /// How the inputs of a linear layer are divided.
+    pub(crate) fn inputs(&self, name: WeightName) -> &Shards {
+        match name {
+            WeightName::Output(_) => &self.query,
+            WeightName::Down(_) => &self.intermediate,
+            _ => &self.hidden,
+        }
+    }
+
+    /// Query heads and key/value heads of this rank; `None` if it computes all.
+    pub(crate) fn heads(&self) -> Option<(usize, usize)> {
+        let heads = |shards: &Shards| shards.of_rank(self.rank).len() / self.head_dim;
+        self.by_heads.then(|| (heads(&self.query), heads(&self.kv)))
+    }
+
+    /// Width of the hidden layer of the MLP on this rank.
+    pub(crate) fn intermediate(&self) -> usize {
+        self.intermediate.of_rank(self.rank).len()
+    }
+
+    /// The attention of this rank's heads; `None` if it computes all.
+    pub(in crate::model) fn attention(&self, whole: AttentionSpec) -> Option<AttentionSpec> {
+        self.heads().map(|(heads, kv_heads)| AttentionSpec { heads, kv_heads, ..whole })
+    }
+}
+
+impl Division for TensorShard {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn part(&self, name: WeightName, (rows, cols): (usize, usize), rank: usize) -> Option<Range<usize>> {
+        Some(match self.outputs(name).map(|outputs| outputs.of_rank(rank)) {
+            None => 0..rows * cols,
+            Some(own) if name.is_vector() => own,
+            Some(own) => own.start * cols..own.end * cols,
+        })
+    }
+
+    fn sources(&self, name: WeightName, shape: (usize, usize)) -> Vec<(usize, Range<usize>)> {
+        // All ranks have the same bits of what is whole.
+        let ranks = if self.outputs(name).is_some() { self.ranks } else { 1 };
+        (0..ranks).filter_map(|rank| Some((rank, self.part(name, shape, rank)?))).collect()
+    }
+}
+
+impl Parameters {
+    /// The random weights of a rank: those that [`random`](Self::random) has at their places.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Spec`].
+    pub fn random_shard(spec: &DecoderSpec, seed: u64, shard: &TensorShard) -> Result<Self, NnError> {
+        Self::random_part(spec, seed, shard)
+    }
+
+    /// The weights of a rank from a model file, which is read one whole weight after another.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub fn open_shard(source: &dyn WeightSource, shard: &TensorShard) -> Result<Self, NnError> {
+        Self::open_part(source, shard)
+    }
+
+    /// The weights of a rank, from whole ones or from those of the rank.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::NoParameter`] for one that is missing here, [`TrainError::Grad`] for one of another length.
+    pub fn into_shard(self, shard: &TensorShard) -> Result<Self, TrainError> {
+        self.into_part(shard)
+    }
+}

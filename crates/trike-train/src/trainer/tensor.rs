@@ -1,0 +1,318 @@
+//! One model whose matrices are divided among several ranks, each of which holds some rows of all of them.
+//!
+//! All ranks compute all units of a step, side by side: each the outputs, gradients and updates of its own rows, see
+//! [`TensorShard`]. Embedding, norms, head and the residual stream are whole on all ranks, which compute the same bits of them. So all
+//! have the loss and the weights of a trainer without ranks, to the bit.
+
+use std::borrow::{Borrow, BorrowMut};
+use std::ops::Range;
+
+use trike_comm::{CommError, Communicator, Shards, agree, exchange_floats};
+use trike_cpu::Store;
+use trike_grad::{GradError, Operand, ProductPrecision};
+use trike_nn::DecoderSpec;
+
+use super::{SMALL, Trainable, Trainer, TrainerConfig, Tutor};
+use crate::data::{Batch, Batches};
+use crate::model::{ByPlace, Prepared, ShardedModel, Sums, count};
+use crate::optimizer::{Updates, orthogonal};
+use crate::{
+    Loss, Objective, Parameter, Parameters, StepReport, Teacher, TensorShard, TernaryPolicy, TrainEngine,
+    TrainError, Trained, Weights,
+};
+
+/// The other ranks of a trainer that holds some rows of every matrix.
+pub(super) struct TensorRanks<'a> {
+    pub(super) comm: &'a dyn Communicator,
+    pub(super) shard: TensorShard,
+    /// The teacher's rows; `None` for a teacher that is whole on all ranks.
+    of_teacher: Option<TensorShard>,
+}
+
+impl std::fmt::Debug for TensorRanks<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut debug = f.debug_struct("TensorRanks");
+        debug.field("shard", &self.shard).field("of_teacher", &self.of_teacher).finish_non_exhaustive()
+    }
+}
+
+impl TensorRanks<'_> {
+    /// Muon's updates of this rank's rows of some matrices, at most one for each rank: rank `i` gets the whole momentum of matrix `i` and
+    /// makes it orthogonal.
+    fn updates<E: TrainEngine>(
+        &self,
+        engine: &E,
+        parameters: &[&Parameter<E::Tensor>],
+        ahead: Vec<E::Tensor>,
+    ) -> Result<Vec<(E::Tensor, usize)>, TrainError> {
+        let (comm, ranks) = (self.comm, self.comm.size());
+        let elements = |matrix: usize| {
+            let parameter = parameters.get(matrix)?;
+            Some(self.shard.outputs(parameter.name)?.times(parameter.cols))
+        };
+        let len = |matrix, rank| elements(matrix).map_or(0, |elements| elements.of_rank(rank).len());
+        let mut parts = vec![Vec::new(); ranks];
+        for (part, ahead) in parts.iter_mut().zip(&ahead) {
+            *part = engine.download(ahead.borrow())?.into_owned();
+        }
+        let lens: Vec<usize> = (0..ranks).map(|rank| len(comm.rank(), rank)).collect();
+        let whole = exchange_floats(comm, &parts, &lens)?.concat();
+        parts = vec![Vec::new(); ranks];
+        if let (Some(parameter), Some(elements)) = (parameters.get(comm.rank()), elements(comm.rank())) {
+            let update = orthogonal(engine, engine.upload(whole)?, parameter.cols)?;
+            let update = engine.download(update.borrow())?;
+            for (rank, part) in parts.iter_mut().enumerate() {
+                part.extend_from_slice(&update[elements.of_rank(rank)]);
+            }
+        }
+        let lens: Vec<usize> = (0..ranks).map(|matrix| len(matrix, comm.rank())).collect();
+        let own = exchange_floats(comm, &parts, &lens)?;
+        let rows =
+            |parameter: &Parameter<E::Tensor>| self.shard.outputs(parameter.name).map_or(0, Shards::len);
+        let each = own.into_iter().zip(parameters);
+        each.map(|(update, parameter)| Ok((engine.upload(update)?, rows(parameter)))).collect()
+    }
+}
+
+/// The cause of a failed operation that waited for another rank.
+fn cause(error: TrainError) -> TrainError {
+    match error {
+        TrainError::Grad(GradError::Operation(source)) => match source.downcast::<CommError>() {
+            Ok(error) => TrainError::Comm(*error),
+            Err(source) => TrainError::Grad(GradError::Operation(source)),
+        },
+        error => error,
+    }
+}
+
+/// The sum of the cross-entropies of some batches, computed by all ranks together, on all of them.
+pub(crate) fn losses_of_shards<E: TrainEngine>(
+    comm: &dyn Communicator,
+    shard: &TensorShard,
+    model: &Trained<'_, E>,
+    weights: Weights<'_, E::Tensor>,
+    policy: &TernaryPolicy,
+    batches: impl IntoIterator<Item = Batch>,
+) -> Result<Loss, TrainError> {
+    let model = ShardedModel { model, weights, policy, comm, shard };
+    let prepared = model.prepared()?;
+    let mut loss = Loss::default();
+    for batch in batches {
+        loss.add(model.loss(&batch, &prepared).map_err(cause)?);
+    }
+    Ok(loss)
+}
+
+impl<'a, E: TrainEngine> Trainer<'a, E> {
+    /// One of several ranks, each of which holds some rows of every matrix of the blocks, see [`TensorShard`], with their gradients and
+    /// the optimizer's state. All have the same configuration, data and teacher. `parameters` may be those of this rank's shard only;
+    /// of more, the rest is dropped. A teacher is divided in the same way if all ranks give their shards of it, and computed by each
+    /// rank if they give all of it.
+    ///
+    /// Loss and weights are those of a trainer without ranks on the host, to the bit, on any number of ranks with the same instruction
+    /// set. On a device the norm of all gradients is rounded in another order.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new); [`TrainError::Option`] for more ranks than the narrowest matrix has rows;
+    /// [`TrainError::NoParameter`] and [`TrainError::Grad`] for a weight that is not given or has another length;
+    /// [`TrainError::Comm`] for ranks that differ.
+    pub fn in_tensor_parallel(
+        engine: &'a E,
+        config: TrainerConfig,
+        policy: TernaryPolicy,
+        parameters: Parameters,
+        teacher: Option<Teacher<'a>>,
+        comm: &'a dyn Communicator,
+    ) -> Result<Self, TrainError> {
+        config.validate()?;
+        let spec = parameters.spec().clone();
+        agree(comm, "version", env!("CARGO_PKG_VERSION"))?;
+        agree(comm, "training configuration", &format!("tensor, {config:?}, {policy:?}"))?;
+        agree(comm, "model", &format!("{spec:?}"))?;
+        check_tensor_ranks(&spec, comm)?;
+        let (rank, ranks) = (comm.rank(), comm.size());
+        let described = teacher.as_ref().map(|Teacher { parameters, policy }| {
+            let part = if TensorShard::is_whole(parameters) { "whole" } else { "some rows" };
+            format!("{part}, {policy:?}, {:?}", parameters.spec())
+        });
+        agree(comm, "teacher", described.as_deref().unwrap_or("none"))?;
+        let of_teacher = teacher.as_ref().filter(|teacher| !TensorShard::is_whole(teacher.parameters));
+        let of_teacher = of_teacher.map(|teacher| TensorShard::new(teacher.parameters.spec(), rank, ranks));
+        let shard = TensorShard::new(&spec, rank, ranks);
+        let parameters = parameters.into_shard(&shard)?;
+        // What all ranks have they must have with the same bits.
+        let whole = parameters.all().iter().filter(|parameter| shard.rows(parameter.name).is_none());
+        let checksum = whole
+            .flat_map(|parameter| &parameter.values)
+            .fold(0, |sum, value| crc32c::crc32c_append(sum, &value.to_le_bytes()));
+        agree(comm, "embedding, norms and head", &format!("checksum {checksum:08x}"))?;
+        let mut trainer =
+            Self::start(engine, config, policy, Trainable::All(parameters.upload(engine)?), teacher)?;
+        trainer.tensor = Some(TensorRanks { comm, shard, of_teacher });
+        Ok(trainer)
+    }
+
+    /// The rows of each matrix that this rank holds; `None` if it holds all of them, or whole matrices.
+    #[must_use]
+    pub fn shard(&self) -> Option<&TensorShard> {
+        self.tensor.as_ref().map(|tensor| &tensor.shard)
+    }
+
+    /// A step of all ranks.
+    pub(super) fn step_in_tensor(
+        &mut self,
+        tensor: &TensorRanks<'_>,
+        batches: &mut Batches<'_>,
+    ) -> Result<StepReport, TrainError> {
+        let units = batches.next_units(self.config.accumulation)?;
+        let mut sums = std::mem::take(&mut self.gradients);
+        let report = self.step_of_shards(tensor, &units, &mut sums);
+        self.gradients = sums;
+        report.map_err(cause)
+    }
+
+    fn step_of_shards(
+        &mut self,
+        tensor: &TensorRanks<'_>,
+        units: &[Batch],
+        sums: &mut [E::Tensor],
+    ) -> Result<StepReport, TrainError> {
+        for sum in &mut *sums {
+            self.engine.fill(sum.borrow_mut(), 0.0)?;
+        }
+        let loss = self.add_units_of_shards(tensor, units, sums)?;
+        self.unscale(sums)?;
+        self.check_loss(loss)?;
+        self.update_by(loss, loss.tokens, |trainer, factors| {
+            let squares = trainer.squares_of_shards(tensor, sums)?;
+            let gradients: Vec<Option<&E::View>> = sums.iter().map(|sum| Some((*sum).borrow())).collect();
+            let (engine, parameters) = (trainer.engine, trainer.trainable.trained_mut());
+            let orthogonal =
+                |parameters: &[&Parameter<E::Tensor>], ahead| tensor.updates(engine, parameters, ahead);
+            let updates = Updates { together: tensor.comm.size(), orthogonal: &orthogonal };
+            trainer.optimizer.step_as(engine, parameters, &gradients, squares, factors, &updates)
+        })
+    }
+
+    /// The loss of all units; their gradients are added to `sums` in the order of one machine.
+    fn add_units_of_shards(
+        &self,
+        tensor: &TensorRanks<'_>,
+        units: &[Batch],
+        sums: &mut [E::Tensor],
+    ) -> Result<Loss, TrainError> {
+        let Self { engine, model, config, .. } = self;
+        let TensorRanks { comm, shard, .. } = tensor;
+        let (weights, scale) = (self.trainable.weights(), self.scale_of(units));
+        let policy = &self.policy.clone().with_lambda(config.lambda_of(self.step));
+        let student = ShardedModel { model, weights, policy, comm: *comm, shard };
+        let is_small = count(weights.all.spec()) <= SMALL;
+        let prepared = student.prepared_step(is_small)?;
+        let taught_by = match &self.teacher {
+            Some(teacher) => Some(Taught::new(tensor, teacher)?),
+            None => None,
+        };
+        // As one machine, which then adds the gradients of each unit to each other first.
+        let adds_units = E::SIDE_BY_SIDE && units.len() > 1 && is_small;
+        let mut loss = Loss::default();
+        for batch in units {
+            let taught = taught_by.as_ref().map(|taught| taught.outputs(batch)).transpose()?;
+            let width = self.teacher.as_ref().map_or(0, |teacher| teacher.parameters.get().spec().hidden);
+            let mut logits = |rows: Range<usize>, out: &mut E::View| -> Result<(), GradError> {
+                let Some([hidden, head]) = &taught else { return Ok(()) };
+                let (x, head) = (Operand::new(hidden.borrow(), width)?, Operand::new(head.borrow(), width)?);
+                engine.matmul(x.rows(rows), head.t(), out, 0, Store::Overwrite, ProductPrecision::F32)
+            };
+            let objective = match taught.is_some() {
+                true => Objective::Distill { text: config.text, teacher: &mut logits },
+                false => Objective::Text,
+            };
+            if !adds_units {
+                loss.add(student.gradients(batch, &prepared, objective, scale, &mut Sums::Added(sums))?);
+                continue;
+            }
+            let mut found: ByPlace<E::Tensor> = Vec::new();
+            found.resize_with(sums.len(), || None);
+            loss.add(student.gradients(batch, &prepared, objective, scale, &mut Sums::Found(&mut found))?);
+            for (sum, gradient) in sums.iter_mut().zip(&found) {
+                if let Some(gradient) = gradient {
+                    engine.add(sum.borrow_mut(), gradient.borrow())?;
+                }
+            }
+            model.reuse(found);
+        }
+        model.reuse(prepared.ternary);
+        Ok(loss)
+    }
+
+    /// The sum of the squares of all gradients, in the order of one machine: each rank adds its rows of a matrix to the sum of the rank
+    /// before, and the last one has the sums of all tensors.
+    fn squares_of_shards(&self, tensor: &TensorRanks<'_>, sums: &[E::Tensor]) -> Result<f64, TrainError> {
+        let TensorRanks { comm, shard, .. } = tensor;
+        let (rank, last) = (comm.rank(), comm.size() - 1);
+        let mut squares = Vec::with_capacity(sums.len());
+        for (parameter, sum) in self.parameters().all().iter().zip(sums) {
+            let is_divided = shard.rows(parameter.name).is_some();
+            let before = if is_divided && rank > 0 { number_from(*comm, rank - 1)? } else { 0.0 };
+            let square = self.engine.add_squares(before, sum.borrow())?;
+            if is_divided && rank < last {
+                comm.send(rank + 1, &square.to_le_bytes())?;
+            }
+            squares.push(square);
+        }
+        let own: Option<Vec<u8>> =
+            (rank == last).then(|| squares.iter().flat_map(|square| square.to_le_bytes()).collect());
+        let expected = 8 * sums.len();
+        let message = comm.broadcast(last, own.as_deref(), expected)?;
+        if message.len() != expected {
+            return Err(CommError::Cut { rank: last, expected, got: message.len() }.into());
+        }
+        Ok(message.as_chunks().0.iter().fold(0.0, |sum, word| sum + f64::from_le_bytes(*word)))
+    }
+}
+
+/// Refuses more ranks than the narrowest matrix has rows.
+///
+/// # Errors
+///
+/// [`OptionError::OutOfRange`](trike_core::OptionError::OutOfRange).
+pub(crate) fn check_tensor_ranks(
+    spec: &DecoderSpec,
+    comm: &dyn Communicator,
+) -> Result<(), trike_core::OptionError> {
+    TensorShard::check_ranks(spec, comm)
+}
+
+/// The next number of another rank.
+fn number_from(comm: &dyn Communicator, rank: usize) -> Result<f64, CommError> {
+    let message = comm.receive(rank, 8)?;
+    match message.as_chunks().0 {
+        [word] => Ok(f64::from_le_bytes(*word)),
+        _ => Err(CommError::Cut { rank, expected: 8, got: message.len() }),
+    }
+}
+
+/// The teacher of a step.
+enum Taught<'t, 'a, E: TrainEngine> {
+    Whole(&'t Tutor<'a, E>),
+    Shards(ShardedModel<'t, E>, Prepared<E::Tensor>),
+}
+
+impl<'t, 'a, E: TrainEngine> Taught<'t, 'a, E> {
+    fn new(tensor: &'t TensorRanks<'_>, teacher: &'t Tutor<'a, E>) -> Result<Self, TrainError> {
+        let Some(shard) = &tensor.of_teacher else { return Ok(Self::Whole(teacher)) };
+        let Tutor { parameters, policy, model } = teacher;
+        let weights = parameters.get().into();
+        let model = ShardedModel { model, weights, policy, comm: tensor.comm, shard };
+        Ok(Self::Shards(model, model.prepared()?))
+    }
+
+    /// The normed residual stream of a batch and the head.
+    fn outputs(&self, batch: &Batch) -> Result<[E::Tensor; 2], TrainError> {
+        match self {
+            Self::Whole(Tutor { parameters, policy, model }) => model.hidden(parameters.get(), batch, policy),
+            Self::Shards(model, prepared) => model.hidden(batch, prepared),
+        }
+    }
+}
