@@ -274,7 +274,7 @@ fn run_on_a_gpu_runs() {
 #[test]
 fn run_on_several_machines_runs() {
     // `cargo xtask ranks` runs the command under `mpirun`.
-    check("docs/src/guide/ranks.md", Counts { other_program: 7, ..Counts::default() });
+    check("docs/src/guide/ranks.md", Counts { other_program: 8, ..Counts::default() });
 }
 
 #[test]
