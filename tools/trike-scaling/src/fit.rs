@@ -63,7 +63,7 @@ pub fn fit_steps(steps: &[(Exchange, f64, f64)]) -> Result<(f64, BTreeMap<Exchan
     Ok((token, fixed.collect()))
 }
 
-/// The model from messages (bytes, seconds) and steps of one rank (exchange, tokens, seconds).
+/// The model from messages (bytes, seconds) and steps of one rank (exchange, tokens, seconds), without a divided part.
 ///
 /// # Errors
 ///
@@ -71,7 +71,7 @@ pub fn fit_steps(steps: &[(Exchange, f64, f64)]) -> Result<(f64, BTreeMap<Exchan
 pub fn fit(messages: &[(f64, f64)], steps: &[(Exchange, f64, f64)]) -> Result<Model> {
     let Line { start, slope } = fit_messages(messages)?;
     let (token, fixed) = fit_steps(steps)?;
-    Ok(Model { alpha: start.max(0.0), beta: slope.max(0.0), token, fixed })
+    Ok(Model { alpha: start.max(0.0), beta: slope.max(0.0), token, fixed, divided: 0.0 })
 }
 
 #[cfg(test)]
@@ -83,7 +83,7 @@ mod tests {
     fn truth() -> Model {
         let fixed =
             BTreeMap::from([(Exchange::Exact, 0.02), (Exchange::Ternary, 0.035), (Exchange::Local, 0.018)]);
-        Model { alpha: 8e-6, beta: 4e-10, token: 1.5e-4, fixed }
+        Model { alpha: 8e-6, beta: 4e-10, token: 1.5e-4, fixed, divided: 0.0 }
     }
 
     /// Measurements of a machine of which everything is known, with noise of so much.

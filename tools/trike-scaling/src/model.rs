@@ -3,11 +3,11 @@
 //! A rank takes, per step,
 //!
 //! ```text
-//! busy  = fixed + tokens * token + elements * (codec(ranks) - codec(1)) + messages * alpha + bytes * beta
+//! busy  = fixed(ranks) + tokens * token + elements * (codec(ranks) - codec(1)) + messages * alpha + bytes * beta
 //! total = busy * max(1, ranks per machine * threads / cores) + rounds * latency + bytes / bandwidth
 //! ```
 //!
-//! where `cores` are those that other programs leave, `fixed` and `token` are those of one rank, the codec's time is that of writing and reading messages, `alpha` and `beta` are
+//! where `cores` are those that other programs leave, `fixed(1)` and `token` are those of one rank, `fixed(ranks)` has a part that the ranks divide, the codec's time is that of writing and reading messages, `alpha` and `beta` are
 //! the time of the software per message and per byte, and latency and bandwidth are those of a network; within a machine there is
 //! none. Nothing overlaps, as in the program. An exchange every sixteen steps counts for a sixteenth in each.
 
@@ -28,6 +28,9 @@ pub struct Model {
     pub token: f64,
     /// Per step of one rank without others, whatever its tokens are: optimizer, codec, the weights made ternary.
     pub fixed: BTreeMap<Exchange, f64>,
+    /// The part of the fixed time of [`Exchange::Exact`] that the ranks divide: each adds up the gradients of its own tensors and has the
+    /// optimizer of these.
+    pub divided: f64,
 }
 
 /// What is trained, per rank and step.
@@ -86,6 +89,14 @@ pub struct StepTime {
 }
 
 impl Model {
+    /// The fixed time of a step of one of several ranks.
+    #[must_use]
+    pub fn fixed_of(&self, exchange: Exchange, ranks: usize) -> f64 {
+        let fixed = self.fixed.get(&exchange).copied().unwrap_or_default();
+        let divided = if exchange == Exchange::Exact { self.divided.min(fixed) } else { 0.0 };
+        fixed - divided * (1.0 - 1.0 / ranks.max(1) as f64)
+    }
+
     /// The time of a step. `link` is `None` for ranks of one machine.
     #[must_use]
     pub fn step(
@@ -102,7 +113,7 @@ impl Model {
         let bytes = per_step * volume.bytes.max(owned_bytes(exchange, task, ranks)) as f64;
         let messages = per_step * volume.messages as f64;
         let coding = codec.map_or(0.0, |codec| codec.seconds(ranks) - codec.seconds(1));
-        let busy = self.fixed.get(&exchange).copied().unwrap_or_default()
+        let busy = self.fixed_of(exchange, ranks)
             + self.token * task.tokens as f64
             + per_step * coding * task.elements as f64
             + self.alpha * messages
@@ -130,7 +141,7 @@ mod tests {
 
     fn model() -> Model {
         let fixed = Exchange::ALL.into_iter().map(|exchange| (exchange, 0.1)).collect();
-        Model { alpha: 1e-5, beta: 1e-9, token: 1e-4, fixed }
+        Model { alpha: 1e-5, beta: 1e-9, token: 1e-4, fixed, divided: 0.0 }
     }
 
     #[test]
@@ -148,6 +159,15 @@ mod tests {
         let busy = Place { cores: 0.8, ..place(2) };
         let shared = model().step(Exchange::Exact, 2, task, None, busy, None).total;
         assert_near!(shared, 2.5 * two, rel = 1e-12);
+    }
+
+    #[test]
+    fn exact_ranks_divide_a_part_of_the_fixed_time() {
+        let model = Model { divided: 0.06, ..model() };
+        let of = |exchange, ranks| model.fixed_of(exchange, ranks);
+        assert_near!(of(Exchange::Exact, 1), 0.1, rel = 1e-12);
+        assert_near!(of(Exchange::Exact, 4), 0.04 + 0.06 / 4.0, rel = 1e-12);
+        assert_near!(of(Exchange::Ternary, 4), 0.1, rel = 1e-12);
     }
 
     #[test]

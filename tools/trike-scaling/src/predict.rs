@@ -113,16 +113,16 @@ pub fn predictions(
     assumed: &Assumed,
 ) -> Vec<Prediction> {
     let mut all = Vec::new();
-    // `own` is the part of the fixed time that is no exchange.
-    let mut add = |name: &str, model: &Model, own: &BTreeMap<Exchange, f64>, task: Task| {
+    // Of a large model the fixed time is the exchange only.
+    let mut add = |name: &str, model: &Model, is_large: bool, task: Task| {
         for way in ways(codecs) {
             let task = Task { largest: if way.is_whole { task.largest } else { 0 }, ..task };
             let codec = way.codec.as_ref();
-            let own = own.get(&way.exchange).copied().unwrap_or_default();
-            let alone = own + model.token * task.tokens as f64;
             for &bits_per_second in &assumed.networks {
                 let link = Link { latency: assumed.latency, bits_per_second };
                 for &ranks in &assumed.ranks {
+                    let own = if is_large { 0.0 } else { model.fixed_of(way.exchange, ranks) };
+                    let alone = own + model.token * task.tokens as f64;
                     let step = model.step(way.exchange, ranks, task, codec, Place::ALONE, Some(link));
                     all.push(Prediction {
                         model: name.to_owned(),
@@ -137,7 +137,7 @@ pub fn predictions(
             }
         }
     };
-    add(name, model, &model.fixed, measured);
+    add(name, model, false, measured);
     for size in &assumed.models {
         let fixed = Exchange::ALL.into_iter().map(|exchange| {
             let per_element = codecs.get(&exchange).map_or(mean, |codec| codec.seconds(1));
@@ -146,12 +146,13 @@ pub fn predictions(
         let large = Model {
             token: assumed.operations * size.elements as f64 / assumed.rate,
             fixed: fixed.collect(),
+            divided: 0.0,
             ..*model
         };
         add(
             &size.name,
             &large,
-            &BTreeMap::new(),
+            true,
             Task { elements: size.elements, tokens: assumed.tokens, largest: size.largest },
         );
     }
@@ -165,7 +166,7 @@ mod tests {
     use trike_testkit::assert_near;
 
     fn all() -> Vec<Prediction> {
-        let model = Model { alpha: 1e-5, beta: 1e-10, token: 1e-4, fixed: BTreeMap::new() };
+        let model = Model { alpha: 1e-5, beta: 1e-10, token: 1e-4, fixed: BTreeMap::new(), divided: 0.0 };
         let cost = |bytes_per_element| CodecCost {
             bytes_per_element,
             scheme: Scheme::TwoStages,

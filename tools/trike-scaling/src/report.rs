@@ -99,6 +99,7 @@ fn constants(report: &Report) -> String {
     for (exchange, fixed) in &model.fixed {
         row(&format!("fixed, ms, {}", exchange.name()), ms(*fixed));
     }
+    row("of which exact ranks divide, ms", ms(model.divided));
     row("cores that other programs left", format!("{:.2}", report.available_cores));
     row("sum of one rank alone, ns per weight", format!("{:.1}", 1e9 * mean));
     for (exchange, codec) in codecs {
