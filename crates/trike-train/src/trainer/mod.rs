@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use trike_comm::Communicator;
+use trike_comm::{CommError, Communicator, agree};
 use trike_core::{Bounds, OptionError};
 use trike_cpu::{Cpu, Store};
 use trike_grad::{Elements, Engine, GradError, Operand, ProductPrecision};
+use trike_nn::DecoderSpec;
 
 use crate::checkpoint::{self, Keep, RunState};
 use crate::data::{Batch, Batches, Position};
@@ -655,4 +656,17 @@ impl<E: TrainEngine> Work<'_, E> {
         let objective = Objective::Distill { text, teacher: &mut logits };
         model.gradients_on(engine, weights, batch, policy, objective, scale, gradients)
     }
+}
+
+/// Ranks that hold parts of a model agree on the version, the configuration and the model's shape; `how` says how it is divided.
+fn agree_on_run(
+    comm: &dyn Communicator,
+    how: &str,
+    config: &TrainerConfig,
+    policy: &TernaryPolicy,
+    spec: &DecoderSpec,
+) -> Result<(), CommError> {
+    agree(comm, "version", env!("CARGO_PKG_VERSION"))?;
+    agree(comm, "training configuration", &format!("{how}, {config:?}, {policy:?}"))?;
+    agree(comm, "model", &format!("{spec:?}"))
 }

@@ -12,7 +12,7 @@ use trike_cpu::Store;
 use trike_grad::{GradError, Operand, ProductPrecision};
 use trike_nn::DecoderSpec;
 
-use super::{SMALL, Trainable, Trainer, TrainerConfig, Tutor};
+use super::{SMALL, Trainable, Trainer, TrainerConfig, Tutor, agree_on_run};
 use crate::data::{Batch, Batches};
 use crate::model::{ByPlace, Prepared, ShardedModel, Sums, count};
 use crate::optimizer::{Updates, orthogonal};
@@ -127,9 +127,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     ) -> Result<Self, TrainError> {
         config.validate()?;
         let spec = parameters.spec().clone();
-        agree(comm, "version", env!("CARGO_PKG_VERSION"))?;
-        agree(comm, "training configuration", &format!("tensor, {config:?}, {policy:?}"))?;
-        agree(comm, "model", &format!("{spec:?}"))?;
+        agree_on_run(comm, "tensor", &config, &policy, &spec)?;
         check_tensor_ranks(&spec, comm)?;
         let (rank, ranks) = (comm.rank(), comm.size());
         let described = teacher.as_ref().map(|Teacher { parameters, policy }| {

@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use trike_comm::{CommError, Communicator, Threads, Traffic};
 use trike_cpu::Cpu;
+use trike_train::Parameters;
 use trike_train::data::Position;
 
 use super::Data;
@@ -46,7 +47,7 @@ impl Communicator for Broken<'_> {
 }
 
 /// The errors of two ranks in a step in which rank `broken` sends something else.
-pub(crate) fn broken(begin: Begin, broken: usize, after: usize, change: fn(&mut Vec<u8>)) -> Vec<String> {
+fn broken(begin: Begin, broken: usize, after: usize, change: fn(&mut Vec<u8>)) -> Vec<String> {
     let data = Data::new();
     let case = Case::new(&data, "broken");
     Threads::run(2, |comm| {
@@ -59,4 +60,76 @@ pub(crate) fn broken(begin: Begin, broken: usize, after: usize, change: fn(&mut 
         assert!(comm.rank() == broken || *trainer.parameters() == before);
         error.map(|error| error.to_string()).unwrap_or_default()
     })
+}
+
+/// The errors of three ranks that begin, the last of them with other settings and weights.
+pub(crate) fn refused(
+    begin: Begin,
+    case: &Case,
+    of_last: &Case,
+    edit: &(dyn Fn(Parameters) -> Parameters + Sync),
+) -> Vec<String> {
+    Threads::run(3, |comm| {
+        let cpu = Cpu::new(1).expect("a cpu");
+        let is_last = comm.rank() == 2;
+        let case = if is_last { of_last } else { case };
+        let start = if is_last { edit(case.start()) } else { case.start() };
+        begin(&cpu, case, start, None, &comm).err().map(|error| error.to_string()).unwrap_or_default()
+    })
+}
+
+/// The error that all ranks have if the last one begins with another case.
+pub(crate) fn difference(begin: Begin, case: &Case, edit: impl Fn(&mut Case)) -> String {
+    let errors = refused(begin, case, &case.with("other", edit), &|start| start);
+    assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
+    errors[0].clone()
+}
+
+/// Ranks that differ in their configuration or their model are refused, with the difference.
+pub(crate) fn check_differences(begin: Begin, case: &Case) {
+    let steps = difference(begin, case, |other| other.trainer.steps = 9);
+    assert!(
+        steps.contains("ranks 2 and 0 differ in training configuration") && steps.contains("steps: 9"),
+        "{steps}"
+    );
+    let model = difference(begin, case, |other| other.spec.rms_eps = 0.5);
+    assert!(model.contains("ranks 2 and 0 differ in model") && model.contains("rms_eps: 0.5"), "{model}");
+}
+
+/// Messages of either rank that are cut after so many others.
+pub(crate) fn check_cut(begin: Begin, after: &[usize]) {
+    for (rank, other) in [(0, 1), (1, 0)] {
+        for &after in after {
+            let errors = broken(begin, rank, after, |message| message.truncate(message.len() / 2));
+            assert!(errors[other].contains(&format!("from rank {rank}, expected")), "{after}: {errors:?}");
+        }
+    }
+}
+
+/// A message of the first rank with numbers that are none, after so many others.
+pub(crate) fn check_not_finite(begin: Begin, after: usize) {
+    let errors = broken(begin, 0, after, |message| message.fill(0xFF));
+    assert!(
+        errors.iter().all(|error| error.contains("is not finite") || error.contains("gone")),
+        "{errors:?}"
+    );
+}
+
+/// The others wait for a message of a rank that ends, and say whose it is.
+pub(crate) fn check_ended(begin: Begin) {
+    let data = Data::new();
+    let case = Case::new(&data, "ended");
+    for gone in 0..3 {
+        let errors = Threads::run(3, |comm| {
+            let comm = comm.with_deadline(std::time::Duration::from_secs(20));
+            let cpu = Cpu::new(1).expect("a cpu");
+            let mut trainer = begin(&cpu, &case, case.start(), None, &comm).expect("a trainer");
+            if comm.rank() == gone {
+                return String::new();
+            }
+            let error = trainer.step(&mut data.batches(case.rows, Position::default()));
+            error.expect_err("a rank is gone").to_string()
+        });
+        assert!(errors.iter().any(|error| *error == format!("rank {gone} is gone")), "{gone}: {errors:?}");
+    }
 }

@@ -8,7 +8,8 @@ use trike_cpu::Cpu;
 use trike_nn::DecoderSpec;
 use trike_train::data::Position;
 use trike_train::{
-    Parameters, StepReport, Teacher, TernaryPolicy, TrainError, Trainer, TrainerConfig, checkpoint,
+    OptimizerKind, Parameters, Precision, PrecisionPolicy, StepReport, Teacher, TernaryPolicy, TrainError,
+    Trainer, TrainerConfig, checkpoint,
 };
 
 use super::{Data, config, ternary};
@@ -55,6 +56,13 @@ impl Case {
             rows: 3 * UNIT,
             threads: 1,
         }
+    }
+
+    /// The same with something else.
+    pub(crate) fn with(&self, name: &'static str, edit: impl Fn(&mut Self)) -> Self {
+        let mut case = Self { name, ..self.clone() };
+        edit(&mut case);
+        case
     }
 
     pub(crate) fn start(&self) -> Parameters {
@@ -141,4 +149,78 @@ pub(crate) fn check(begin: Begin, data: &Data, case: &Case, counts: std::ops::Ra
             assert!(gathered == weights.clone().filter(|_| rank == 0), "{name}");
         }
     }
+}
+
+/// Tied and untied heads, and an optimizer that needs whole matrices, on one to four ranks.
+pub(crate) fn check_one_to_four(begin: Begin) {
+    let data = Data::new();
+    let tied = Case::new(&data, "tied");
+    let untied = tied.with("untied", |case| case.spec.tied_head = false);
+    let muon = untied.with("muon", |case| case.trainer.optimizer.kind = OptimizerKind::Muon);
+    for case in [tied, untied, muon] {
+        check(begin, &data, &case, 1..=4);
+    }
+}
+
+/// What a run can be told, but for the model's shape and teachers.
+pub(crate) fn settings(data: &Data) -> Vec<Case> {
+    let tied = Case::new(data, "tied");
+    vec![
+        tied.with("one unit", |case| case.rows = 3),
+        tied.with("batches that are added up", |case| (case.rows, case.trainer.accumulation) = (UNIT, 4)),
+        tied.with("bf16", |case| case.trainer.precision = PrecisionPolicy::all(Precision::Bf16)),
+        tied.with("segments", |case| case.trainer.checkpoint = Some(1)),
+        tied.with("descent", |case| case.trainer.optimizer.kind = OptimizerKind::Sgd),
+        tied.with("limited gradients", |case| case.trainer.optimizer.max_grad_norm = 0.01),
+        tied.with("dense", |case| case.policy = TernaryPolicy::DENSE),
+        tied.with("threads", |case| case.threads = 2),
+        // Some of its steps overflow.
+        tied.with("f16", |case| {
+            case.trainer.precision = PrecisionPolicy::all(Precision::F16);
+            case.trainer.precision.loss_scale.initial = 1e9;
+            case.trainer.precision.loss_scale.maximum = 1e12;
+        }),
+    ]
+}
+
+/// On one machine the step's units are added in one sum each: a model of more than eight million values.
+pub(crate) fn check_large(begin: Begin) {
+    let data = Data::new();
+    let mut case = Case::new(&data, "large");
+    case.spec = DecoderSpec { layers: 2, hidden: 256, head_dim: 64, ..case.spec };
+    case.spec.intermediate = 5120;
+    assert!(case.start().count() > 1 << 23);
+    case.trainer.steps = 2;
+    (case.rows, case.threads) = (2 * UNIT, 2);
+    let (reports, loss, weights) = one_machine(&data, &case, None, 2);
+    let found = on_ranks(begin, &data, &case, 2, None, 2).swap_remove(0);
+    assert!(found.0 == reports && found.1.to_bits() == loss.to_bits() && found.2 == weights);
+}
+
+/// A run of five steps on two ranks, four, one machine, three ranks and one machine again.
+pub(crate) fn check_continued(begin: Begin, data: &Data, case: &Case) {
+    let mut case = case.clone();
+    case.trainer.steps = 5;
+    let want = one_machine(data, &case, None, 5).2;
+    let dir = tempfile::tempdir().expect("a folder");
+    let dir = Some(dir.path());
+    on_ranks(begin, data, &case, 2, dir, 1);
+    on_ranks(begin, data, &case, 4, dir, 2);
+    one_machine(data, &case, dir, 3);
+    on_ranks(begin, data, &case, 3, dir, 4);
+    let last = one_machine(data, &case, dir, 5).2;
+    assert!(last == want, "{}, {:?}", case.name, case.trainer.optimizer.kind);
+}
+
+/// Bytes that all ranks send in a step, without headers.
+pub(crate) fn sent_bytes(begin: Begin, data: &Data, case: &Case, ranks: usize) -> u64 {
+    let of_rank = |comm: Threads| {
+        let cpu = Cpu::new(1).expect("a cpu");
+        let mut trainer = begin(&cpu, case, case.start(), None, &comm).expect("a trainer");
+        let before = comm.traffic();
+        trainer.step(&mut data.batches(case.rows, Position::default())).expect("a step");
+        let after = comm.traffic();
+        (after.sent - before.sent) - 20 * (after.messages - before.messages)
+    };
+    Threads::run(ranks, of_rank).into_iter().sum()
 }

@@ -9,14 +9,11 @@ use std::path::Path;
 use serde_json::json;
 use trike_comm::{Communicator, Threads};
 use trike_cpu::Cpu;
-use trike_nn::{DecoderSpec, WeightName};
+use trike_nn::WeightName;
 use trike_train::data::Position;
-use trike_train::{
-    OptimizerKind, Parameters, Precision, PrecisionPolicy, RanksConfig, Stage, Teacher, TernaryPolicy,
-    TrainError, Trainer,
-};
+use trike_train::{OptimizerKind, Parameters, RanksConfig, Stage, Teacher, TrainError, Trainer};
 
-use common::divided::{self, Case, Outcome, UNIT, newest, on_ranks, one_machine};
+use common::divided::{self, Case, Outcome, UNIT, newest, on_ranks};
 use common::{Data, ternary};
 
 fn begin<'a>(
@@ -39,68 +36,32 @@ fn check(data: &Data, case: &Case, counts: std::ops::RangeInclusive<usize>) {
 
 #[test]
 fn one_to_four_ranks_train_the_weights_of_one_machine() {
-    let data = Data::new();
-    let tied = Case::new(&data, "tied");
-    let mut untied = Case { name: "untied", ..tied.clone() };
-    untied.spec.tied_head = false;
-    let mut muon = Case { name: "muon", ..untied.clone() };
-    muon.trainer.optimizer.kind = OptimizerKind::Muon;
-    for case in [tied, untied, muon] {
-        check(&data, &case, 1..=4);
-    }
+    divided::check_one_to_four(begin);
 }
 
 #[test]
 fn other_settings_train_the_weights_of_one_machine_too() {
     let data = Data::new();
     let tied = Case::new(&data, "tied");
-    let with = |name, edit: &dyn Fn(&mut Case)| {
-        let mut case = Case { name, ..tied.clone() };
-        edit(&mut case);
-        case
-    };
-    let cases = [
-        with("one unit", &|case| case.rows = 3),
-        with("batches that are added up", &|case| (case.rows, case.trainer.accumulation) = (UNIT, 4)),
-        with("bf16", &|case| case.trainer.precision = PrecisionPolicy::all(Precision::Bf16)),
-        with("segments", &|case| case.trainer.checkpoint = Some(1)),
-        with("descent", &|case| case.trainer.optimizer.kind = OptimizerKind::Sgd),
-        with("limited gradients", &|case| case.trainer.optimizer.max_grad_norm = 0.01),
-        with("dense", &|case| case.policy = TernaryPolicy::DENSE),
-        with("threads", &|case| case.threads = 2),
+    let mut cases = divided::settings(&data);
+    cases.extend([
         // More blocks than ranks, and fewer.
-        with("a deep teacher", &|case| case.taught_by = Some(5)),
-        with("a flat teacher", &|case| case.taught_by = Some(1)),
-        with("all weights of a block", &|case| {
+        tied.with("a deep teacher", |case| case.taught_by = Some(5)),
+        tied.with("a flat teacher", |case| case.taught_by = Some(1)),
+        tied.with("all weights of a block", |case| {
             case.spec.qk_norm = true;
             case.spec.sub_norms = true;
             case.spec.biases = trike_nn::Biases { qkv: true, output: true, mlp: true };
         }),
-        // Some of its steps overflow.
-        with("f16", &|case| {
-            case.trainer.precision = PrecisionPolicy::all(Precision::F16);
-            case.trainer.precision.loss_scale.initial = 1e9;
-            case.trainer.precision.loss_scale.maximum = 1e12;
-        }),
-    ];
+    ]);
     for case in cases {
         check(&data, &case, 3..=3);
     }
 }
 
-/// On another machine the step's units are added in one sum each: a model of more than eight million values.
 #[test]
 fn large_models_add_their_gradients_in_the_order_of_one_machine() {
-    let data = Data::new();
-    let mut case = Case::new(&data, "large");
-    case.spec = DecoderSpec { layers: 2, hidden: 256, head_dim: 64, ..case.spec };
-    case.spec.intermediate = 5120;
-    assert!(case.start().count() > 1 << 23);
-    case.trainer.steps = 2;
-    (case.rows, case.threads) = (2 * UNIT, 2);
-    let (reports, loss, weights) = one_machine(&data, &case, None, 2);
-    let found = pipeline(&data, &case, 2, None, 2).swap_remove(0);
-    assert!(found.0 == reports && found.1.to_bits() == loss.to_bits() && found.2 == weights);
+    divided::check_large(begin);
 }
 
 /// Weights, gradients and the optimizer's state are divided.
@@ -130,21 +91,12 @@ fn a_rank_holds_its_stage_only() {
 #[test]
 fn runs_continue_on_other_numbers_of_ranks_and_on_one_machine() {
     let data = Data::new();
-    for tied in [true, false] {
+    let tied = Case::new(&data, "tied");
+    let untied = tied.with("untied", |case| case.spec.tied_head = false);
+    for case in [tied, untied] {
         for kind in [OptimizerKind::AdamW, OptimizerKind::Muon] {
-            let mut case = Case::new(&data, "continued");
-            case.spec.tied_head = tied;
-            case.trainer.optimizer.kind = kind;
-            case.trainer.steps = 5;
-            let want = one_machine(&data, &case, None, 5).2;
-            let dir = tempfile::tempdir().expect("a folder");
-            let dir = Some(dir.path());
-            pipeline(&data, &case, 2, dir, 1);
-            pipeline(&data, &case, 4, dir, 2);
-            one_machine(&data, &case, dir, 3);
-            pipeline(&data, &case, 3, dir, 4);
-            let last = one_machine(&data, &case, dir, 5).2;
-            assert!(last == want, "tied {tied}, {kind:?}");
+            let case = case.with(case.name, |case| case.trainer.optimizer.kind = kind);
+            divided::check_continued(begin, &data, &case);
         }
     }
 }
@@ -177,17 +129,7 @@ fn ranks_send_what_the_guide_says() {
         case.spec.tied_head = tied;
         let mut rows = data.batches(UNIT, Position::default());
         let units: Vec<Vec<u32>> = (0..3).map(|_| rows.next_batch().expect("a unit").ids).collect();
-        let sent: u64 = Threads::run(ranks, |comm| {
-            let cpu = Cpu::new(1).expect("a cpu");
-            let trainer = Trainer::in_pipeline(&cpu, case.trainer, ternary(), case.start(), None, &comm);
-            let mut trainer = trainer.expect("a trainer");
-            let before = comm.traffic();
-            trainer.step(&mut data.batches(case.rows, Position::default())).expect("a step");
-            let after = comm.traffic();
-            (after.sent - before.sent) - 20 * (after.messages - before.messages)
-        })
-        .into_iter()
-        .sum();
+        let sent = divided::sent_bytes(begin, &data, &case, ranks);
         let (hidden, vocab, tensors) = (case.spec.hidden, case.spec.vocab, case.start().all().len());
         let tokens: usize = units.iter().map(Vec::len).sum();
         let mut want = (ranks - 1) * 8 * hidden * tokens;

@@ -9,16 +9,13 @@ use std::path::Path;
 use trike_comm::{Communicator, Threads};
 use trike_cpu::Cpu;
 use trike_grad::{BitLinear, Ternarize, TernaryScale};
-use trike_nn::{Biases, DecoderSpec, WeightName};
+use trike_nn::{Biases, WeightName};
 use trike_train::data::Position;
-use trike_train::{
-    OptimizerKind, Parameters, Precision, PrecisionPolicy, Teacher, TensorShard, TernaryPolicy, TrainError,
-    Trainer,
-};
+use trike_train::{OptimizerKind, Parameters, Teacher, TensorShard, TernaryPolicy, TrainError, Trainer};
 use trike_trit::{Granularity, GroupSize};
 
 use common::Data;
-use common::divided::{self, Case, Outcome, STEPS, UNIT, on_ranks, one_machine};
+use common::divided::{self, Case, Outcome, STEPS, on_ranks, one_machine};
 
 fn begin<'a>(
     cpu: &'a Cpu,
@@ -40,15 +37,7 @@ fn check(data: &Data, case: &Case, counts: std::ops::RangeInclusive<usize>) {
 
 #[test]
 fn one_to_four_ranks_train_the_weights_of_one_machine() {
-    let data = Data::new();
-    let tied = Case::new(&data, "tied");
-    let mut untied = Case { name: "untied", ..tied.clone() };
-    untied.spec.tied_head = false;
-    let mut muon = Case { name: "muon", ..untied.clone() };
-    muon.trainer.optimizer.kind = OptimizerKind::Muon;
-    for case in [tied, untied, muon] {
-        check(&data, &case, 1..=4);
-    }
+    divided::check_one_to_four(begin);
 }
 
 fn ternarized(weights: Ternarize) -> TernaryPolicy {
@@ -59,38 +48,17 @@ fn ternarized(weights: Ternarize) -> TernaryPolicy {
 fn other_settings_train_the_weights_of_one_machine_too() {
     let data = Data::new();
     let tied = Case::new(&data, "tied");
-    let with = |name, edit: &dyn Fn(&mut Case)| {
-        let mut case = Case { name, ..tied.clone() };
-        edit(&mut case);
-        case
-    };
+    let with = |name, weights: Ternarize| tied.with(name, |case| case.policy = ternarized(weights));
     let groups = Ternarize::default().with_granularity(Granularity::Group(GroupSize::G32));
-    let cases = [
-        with("one unit", &|case| case.rows = 3),
-        with("batches that are added up", &|case| (case.rows, case.trainer.accumulation) = (UNIT, 4)),
-        with("bf16", &|case| case.trainer.precision = PrecisionPolicy::all(Precision::Bf16)),
-        with("segments", &|case| case.trainer.checkpoint = Some(1)),
-        with("descent", &|case| case.trainer.optimizer.kind = OptimizerKind::Sgd),
-        with("limited gradients", &|case| case.trainer.optimizer.max_grad_norm = 0.01),
-        with("dense", &|case| case.policy = TernaryPolicy::DENSE),
-        with("threads", &|case| case.threads = 2),
-        with("a teacher", &|case| case.taught_by = Some(2)),
-        with("a scale per group", &|case| case.policy = ternarized(groups)),
-        with("a scale per row", &|case| {
-            case.policy = ternarized(Ternarize::default().with_granularity(Granularity::Row));
-        }),
-        with("scales of least squares", &|case| {
-            case.policy = ternarized(Ternarize::default().with_scale(TernaryScale::LeastSquares));
-        }),
-        with("limits of gradients", &|case| case.policy = ternarized(Ternarize::default().with_clip(1.5))),
-        with("limits per group", &|case| case.policy = ternarized(groups.with_clip(1.5))),
-        // Some of its steps overflow.
-        with("f16", &|case| {
-            case.trainer.precision = PrecisionPolicy::all(Precision::F16);
-            case.trainer.precision.loss_scale.initial = 1e9;
-            case.trainer.precision.loss_scale.maximum = 1e12;
-        }),
-    ];
+    let mut cases = divided::settings(&data);
+    cases.extend([
+        tied.with("a teacher", |case| case.taught_by = Some(2)),
+        with("a scale per group", groups),
+        with("a scale per row", Ternarize::default().with_granularity(Granularity::Row)),
+        with("scales of least squares", Ternarize::default().with_scale(TernaryScale::LeastSquares)),
+        with("limits of gradients", Ternarize::default().with_clip(1.5)),
+        with("limits per group", groups.with_clip(1.5)),
+    ]);
     for case in cases {
         check(&data, &case, 2..=2);
     }
@@ -99,13 +67,8 @@ fn other_settings_train_the_weights_of_one_machine_too() {
 #[test]
 fn models_of_other_shapes_have_the_weights_of_one_machine_too() {
     let data = Data::new();
-    let tied = Case::new(&data, "tied");
-    let with = |name, edit: &dyn Fn(&mut Case)| {
-        let mut case = Case { name, ..tied.clone() };
-        case.spec.layers = 2;
-        edit(&mut case);
-        case
-    };
+    let flat = Case::new(&data, "tied").with("flat", |case| case.spec.layers = 2);
+    let with = |name, edit: &dyn Fn(&mut Case)| flat.with(name, edit);
     let cases = [
         // As many key/value heads as ranks, and more, which cannot be divided evenly.
         with("three heads", &|case| {
@@ -132,19 +95,9 @@ fn models_of_other_shapes_have_the_weights_of_one_machine_too() {
     }
 }
 
-/// On one machine the step's units are added in one sum each: a model of more than eight million values.
 #[test]
 fn large_models_add_their_gradients_in_the_order_of_one_machine() {
-    let data = Data::new();
-    let mut case = Case::new(&data, "large");
-    case.spec = DecoderSpec { layers: 2, hidden: 256, head_dim: 64, ..case.spec };
-    case.spec.intermediate = 5120;
-    assert!(case.start().count() > 1 << 23);
-    case.trainer.steps = 2;
-    (case.rows, case.threads) = (2 * UNIT, 2);
-    let (reports, loss, weights) = one_machine(&data, &case, None, 2);
-    let found = tensor(&data, &case, 2, None, 2).swap_remove(0);
-    assert!(found.0 == reports && found.1.to_bits() == loss.to_bits() && found.2 == weights);
+    divided::check_large(begin);
 }
 
 /// Weights, gradients and the optimizer's state are divided, and what is whole has the same bits everywhere.
@@ -209,18 +162,8 @@ fn a_teacher_is_divided_too() {
 fn runs_continue_on_other_numbers_of_ranks_and_on_one_machine() {
     let data = Data::new();
     for kind in [OptimizerKind::AdamW, OptimizerKind::Muon] {
-        let mut case = Case::new(&data, "continued");
-        case.trainer.optimizer.kind = kind;
-        case.trainer.steps = 5;
-        let want = one_machine(&data, &case, None, 5).2;
-        let dir = tempfile::tempdir().expect("a folder");
-        let dir = Some(dir.path());
-        tensor(&data, &case, 2, dir, 1);
-        tensor(&data, &case, 4, dir, 2);
-        one_machine(&data, &case, dir, 3);
-        tensor(&data, &case, 3, dir, 4);
-        let last = one_machine(&data, &case, dir, 5).2;
-        assert!(last == want, "{kind:?}");
+        let case = Case::new(&data, "tied").with("continued", |case| case.trainer.optimizer.kind = kind);
+        divided::check_continued(begin, &data, &case);
     }
 }
 
@@ -249,16 +192,7 @@ fn ranks_send_what_the_guide_says() {
         case.spec.sub_norms = sub_norms;
         case.policy = ternarized(Ternarize::default().with_granularity(granularity));
         let tokens = data.batches(case.rows, Position::default()).next_batch().expect("a batch").ids.len();
-        let sent: u64 = Threads::run(ranks, |comm| {
-            let cpu = Cpu::new(1).expect("a cpu");
-            let mut trainer = begin(&cpu, &case, case.start(), None, &comm).expect("a trainer");
-            let before = comm.traffic();
-            trainer.step(&mut data.batches(case.rows, Position::default())).expect("a step");
-            let after = comm.traffic();
-            (after.sent - before.sent) - 20 * (after.messages - before.messages)
-        })
-        .into_iter()
-        .sum();
+        let sent = divided::sent_bytes(begin, &data, &case, ranks);
         let spec = &case.spec;
         let (q, kv) = (spec.query_width(), spec.kv_width());
         let [shared, hidden, i] = [q + 2 * kv, 2 * spec.hidden, spec.intermediate];

@@ -18,7 +18,7 @@ use trike_core::{Bounds, OptionError};
 use trike_nn::{DecoderSpec, WeightName};
 
 use self::tied::TiedSum;
-use super::{Trainable, all_numbers};
+use super::{Trainable, agree_on_run, all_numbers};
 use crate::data::{Batch, Batches};
 use crate::model::shapes;
 use crate::{
@@ -85,9 +85,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         config.validate()?;
         let spec = parameters.spec().clone();
         check_ranks(&spec, comm)?;
-        agree(comm, "version", env!("CARGO_PKG_VERSION"))?;
-        agree(comm, "training configuration", &format!("pipeline, {config:?}, {policy:?}"))?;
-        agree(comm, "model", &format!("{spec:?}"))?;
+        agree_on_run(comm, "pipeline", &config, &policy, &spec)?;
         let of_teacher = teacher.as_ref().map(|teacher| teacher.parameters.spec());
         agree(comm, "teacher", &of_teacher.map_or("none".to_owned(), |spec| format!("{spec:?}")))?;
         let (rank, ranks) = (comm.rank(), comm.size());
