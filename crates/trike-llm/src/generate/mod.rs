@@ -245,7 +245,7 @@ impl<B: Backend> LanguageModel<B> {
         self.logits_selected(ids, kv, KeySelector::All, on_row)
     }
 
-    /// [`logits`](Self::logits) of tokens that are run one by one, each with attention to the keys that `keys` selects; of all keys,
+    /// [`logits`](Self::logits) of tokens that are run one by one, each with attention to the keys that `keys` selects; with [`KeySelector::All`],
     /// many tokens are run at once.
     ///
     /// # Errors
