@@ -1,23 +1,28 @@
-//! Measured choices of kernels of one device: names by problem, without knowing of either.
+//! Choices of kernels of one device: measured ones by name, and plans by problem, without knowing of either.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::any::{Any, TypeId};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 
-/// The table of a device, shared by its clones.
-#[derive(Debug, Default)]
+use crate::error::Result;
+
+/// The choices of a device, shared by its clones.
+#[derive(Default)]
 pub(crate) struct Tuning {
     choices: Mutex<BTreeMap<String, String>>,
-    /// Increases with every change, so that plans that matrices remember become invalid.
-    changes: AtomicU64,
+    /// Plans that were made, a `HashMap<K, V>` for each type of problem.
+    plans: Mutex<HashMap<TypeId, Box<dyn Any + Send>>>,
+}
+
+impl fmt::Debug for Tuning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tuning").field("choices", &self.choices).finish_non_exhaustive()
+    }
 }
 
 impl Tuning {
-    /// Number of changes so far.
-    pub(crate) fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Relaxed)
-    }
-
     /// The choice for a problem.
     pub(crate) fn get(&self, problem: &str) -> Option<String> {
         self.choices.lock().unwrap_or_else(PoisonError::into_inner).get(problem).cloned()
@@ -28,9 +33,58 @@ impl Tuning {
         self.choices.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Adds choices, or replaces those for the same problems.
+    /// Adds choices, or replaces those for the same problems. Plans are made anew.
     pub(crate) fn add(&self, more: impl IntoIterator<Item = (String, String)>) {
         self.choices.lock().unwrap_or_else(PoisonError::into_inner).extend(more);
-        self.changes.fetch_add(1, Ordering::Relaxed);
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// The plan made before for a problem, or the one that `infer` returns. The matrices of a model have few forms, and to compare
+    /// the kernels for one takes the host longer than many launches.
+    pub(crate) fn planned<K, V>(&self, problem: &K, infer: impl FnOnce() -> Result<V>) -> Result<V>
+    where
+        K: Clone + Eq + Hash + Send + 'static,
+        V: Copy + Send + 'static,
+    {
+        /// Problems of a type that are remembered; prompts have any number of tokens.
+        const MOST: usize = 4096;
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_type = TypeId::of::<(K, V)>();
+        let known = plans.get(&of_type).and_then(|of| of.downcast_ref::<HashMap<K, V>>());
+        if let Some(&plan) = known.and_then(|known| known.get(problem)) {
+            return Ok(plan);
+        }
+        let plan = infer()?;
+        let all = plans.entry(of_type).or_insert_with(|| Box::new(HashMap::<K, V>::new()));
+        if let Some(all) = all.downcast_mut::<HashMap<K, V>>() {
+            if all.len() == MOST {
+                all.clear();
+            }
+            all.insert(problem.clone(), plan);
+        }
+        Ok(plan)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::CubeError;
+
+    #[test]
+    fn a_plan_is_made_once_until_a_choice_is_added() {
+        let tuning = Tuning::default();
+        let plan =
+            |problem: &str, made: u8| tuning.planned(&problem.to_owned(), || Ok(made)).expect("a plan");
+        assert_eq!([plan("a", 1), plan("a", 2), plan("b", 3)], [1, 1, 3]);
+        // Another type of problem is another problem.
+        assert_eq!(tuning.planned(&7u32, || Ok(9u8)).expect("a plan"), 9);
+        tuning.add([("x".to_owned(), "y".to_owned())]);
+        assert_eq!([plan("a", 4), plan("a", 5)], [4, 4]);
+        let refused = tuning.planned(&8u32, || {
+            Err::<u8, _>(CubeError::NoKernel { operation: "test", device: "none".to_owned() })
+        });
+        assert!(refused.is_err());
+        assert_eq!(tuning.planned(&8u32, || Ok(6u8)).expect("a plan"), 6);
     }
 }

@@ -75,6 +75,8 @@ enum Command {
     },
     /// Time the operations on one device; `--output` keeps a record.
     Bench(bench::Options),
+    /// Time many kernels for one problem, to fit the rates from which plans are made.
+    Explore(bench::explore::Options),
     /// Keep the record of a run, and write the tables of the book's chapter on performance from the newest one.
     Report(bench::report::Options),
 }
@@ -159,6 +161,7 @@ fn execute(command: Command) -> Result<()> {
             ensure!(problems.is_empty(), "{}", problems.join("; "));
             Ok(())
         }
+        Command::Explore(options) => bench::explore::run(&options, |line| println!("{line}")),
         Command::Report(options) => {
             let is_good = bench::report::run(&options, |line| println!("{line}"))?;
             ensure!(is_good, "the run is void, or rows regressed");

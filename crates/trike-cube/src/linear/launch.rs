@@ -58,13 +58,10 @@ impl Device {
         check_outputs(&problem, outs)?;
         let blueprint = match *strategy {
             Strategy::Forced(blueprint) => blueprint,
-            Strategy::Inferred => {
-                let key = (problem.x, add, self.tuning().changes());
-                w.planned(key, || match problem.tuned(self) {
-                    Some(measured) => Ok(measured),
-                    None => Ok(problem.plan(&Strategy::Inferred, self.capabilities())?.0),
-                })?
-            }
+            Strategy::Inferred => self.tuning().planned(&problem, || match problem.tuned(self) {
+                Some(measured) => Ok(measured),
+                None => Ok(problem.plan(&Strategy::Inferred, self.capabilities())?.0),
+            })?,
         };
         let (blueprint, settings) = problem.plan(&Strategy::Forced(blueprint), self.capabilities())?;
         let form = problem.compiled();

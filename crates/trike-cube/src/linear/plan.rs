@@ -246,14 +246,15 @@ impl TernaryProblem {
         // Whole tokens; a few unused rows cost less than a second pass over the weights.
         let rows = code_rows.next_power_of_two().clamp(slices, 16);
         // As many loads in flight as shared memory and the columns allow: every unit processes two blocks or more. More than
-        // eight groups only if the device has few tiles to work on.
+        // four groups only if all cubes fit on the device at once, more than eight only if that is known.
         let units = device.multiprocessors.map_or(0, |n| n as usize * BUSY_UNITS);
+        let least = if units > 0 { 4 } else { 8 };
         let cubes = self.w.tiles() * code_rows.div_ceil(rows);
         let widest = [32, 16, 8, 4, 2, 1].into_iter().find(|&splits| {
             let fits = decode_shared_bytes(DecodeBlueprint { rows, splits })
                 <= device.max_shared_bytes.min(16384)
                 && (LANES * splits) as u32 <= device.max_units;
-            let few = splits <= 8 || cubes.saturating_mul(LANES * splits) <= units;
+            let few = splits <= least || cubes.saturating_mul(LANES * splits) <= units;
             fits && few && (splits == 1 || self.w.steps() >= 2 * splits)
         });
         let best = DecodeBlueprint { rows, splits: widest.unwrap_or(1) };

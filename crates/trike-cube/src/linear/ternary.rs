@@ -1,13 +1,9 @@
 //! Ternary weights in the layout of the kernels.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-
 use half::f16;
 use trike_trit::{Coupling, Granularity, Hadamard, ScaleValues, TritTensor};
 
-use super::blueprint::LinearBlueprint;
-use super::shape::{ActivationShape, BLOCK, MAX_COLS};
+use super::shape::{BLOCK, MAX_COLS};
 use crate::device::{Buffer, Device};
 use crate::error::{CubeError, Result, check_range, check_shape, unsupported};
 
@@ -72,12 +68,7 @@ pub struct TernaryMatrix {
     pub(crate) means: Option<Shared>,
     /// Counters of cubes that split columns, on devices whose kernels do that in one launch.
     pub(crate) arrived: Option<Buffer<u32>>,
-    plans: Arc<Mutex<HashMap<PlanKey, LinearBlueprint>>>,
 }
-
-/// What a remembered plan belongs to: activations, whether it adds to its outputs, and the version of the table of measured
-/// choices.
-type PlanKey = (ActivationShape, bool, u64);
 
 /// Properties of a ternary matrix that plans and kernels depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -233,7 +224,6 @@ impl TernaryMatrix {
             scales: Shared::upload(device, &host.scales, form.f16_scales)?,
             means: host.means.map(|means| Shared::upload(device, &means, form.f16_scales)).transpose()?,
             arrived: device.capabilities().int8_mma.then(|| device.counters()).transpose()?,
-            plans: Arc::default(),
             depth: tensors[0].depth(),
             rotation: tensors[0].rotation(),
             form,
@@ -247,27 +237,6 @@ impl TernaryMatrix {
         let capabilities = device.capabilities();
         form_of(tensors, capabilities.f16, layout)
             .is_ok_and(|form| form.bytes() as u64 <= capabilities.max_buffer_bytes)
-    }
-
-    /// The blueprint inferred before for activations of a shape, or the one that `infer` returns: comparing the shapes of the
-    /// matrix-instruction kernel takes the host as long as a launch.
-    pub(super) fn planned(
-        &self,
-        key: PlanKey,
-        infer: impl FnOnce() -> Result<LinearBlueprint>,
-    ) -> Result<LinearBlueprint> {
-        /// Shapes that are remembered; prompts have any number of tokens.
-        const MOST: usize = 256;
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(&known) = plans.get(&key) {
-            return Ok(known);
-        }
-        let blueprint = infer()?;
-        if plans.len() == MOST {
-            plans.clear();
-        }
-        plans.insert(key, blueprint);
-        Ok(blueprint)
     }
 
     /// Properties that kernels depend on.

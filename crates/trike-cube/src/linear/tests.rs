@@ -356,7 +356,9 @@ fn few_tiles_of_long_rows_get_more_groups_on_large_devices() {
     for (rows, cols, multiprocessors, splits) in [
         (4096, 14336, Some(132), 16),
         (640, 14336, Some(132), 32),
-        (13824, 14336, Some(132), 8),
+        // 864 cubes of eight groups would need two rounds.
+        (13824, 14336, Some(132), 4),
+        (13824, 14336, None, 8),
         // Every unit walks two blocks.
         (4096, 2560, Some(132), 8),
         (4096, 128 * 31, Some(132), 8),

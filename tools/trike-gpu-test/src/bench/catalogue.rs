@@ -87,8 +87,10 @@ pub struct Catalogue {
     pub models: Vec<ModelRun>,
 }
 
-const G128: Weights = Weights::TwoBit(Granularity::Group(GroupSize::G128));
-const ROW: Weights = Weights::TwoBit(Granularity::Row);
+/// Two bits with one scale per 128 weights.
+pub(super) const G128: Weights = Weights::TwoBit(Granularity::Group(GroupSize::G128));
+/// Two bits with row scales.
+pub(super) const ROW: Weights = Weights::TwoBit(Granularity::Row);
 
 /// Shapes of the models and of published benchmarks of the rivals.
 const SHAPES: &[Shape] =

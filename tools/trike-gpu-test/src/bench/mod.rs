@@ -11,6 +11,7 @@
 mod catalogue;
 pub(crate) mod counted;
 mod entrant;
+pub mod explore;
 mod models;
 mod operands;
 mod operations;
@@ -47,6 +48,9 @@ pub struct Options {
     /// Time only problems whose name contains this text.
     #[arg(long)]
     pub filter: Option<String>,
+    /// Rivals to leave out, by a part of their names, comma-separated.
+    #[arg(long, value_delimiter = ',')]
+    pub without: Vec<String>,
     /// Number of timed windows; the median is reported.
     #[arg(long, default_value_t = 9)]
     pub windows: usize,

@@ -4,7 +4,8 @@ use anyhow::Result;
 use half::f16;
 use trike_bench::{Attention, Heads, Product};
 use trike_cube::attention::{
-    AttentionProblem, Batch, CacheShape, KvCache, KvPrecision, Positions, Segment, Token, Tokens,
+    AttentionBlueprint, AttentionProblem, Batch, CacheShape, KvCache, KvPrecision, Positions, Segment, Token,
+    Tokens,
 };
 use trike_cube::linear::{
     ActivationPrecision, ActivationShape, Activations, DenseMatrix, DenseProblem, DenseValues,
@@ -206,55 +207,10 @@ pub(super) fn attention<'a>(device: &'a Device, case: &Attention) -> Result<Entr
 }
 
 fn attend<'a>(device: &'a Device, case: &Attention) -> Result<Entrant<'a>> {
-    let &Attention { heads: of, tokens, positions: capacity, batch } = case;
-    let Heads { heads, kv_heads, head_dim, .. } = of;
-    let first = capacity - tokens;
-    let precision = if device.capabilities().f16 { KvPrecision::F16 } else { KvPrecision::F32 };
-    let shape = CacheShape { kv_heads, head_dim, capacity, precision };
-    let mut rng = Rng::new(11);
-    let positions: Vec<u32> = (0..capacity as u32).collect();
-    let all = Positions::upload(device, &positions)?;
-    let asked = Positions::upload(device, &positions[first..])?;
-    let width = kv_heads * head_dim;
-    let k = device.upload(&rng.normals(capacity * width))?;
-    let v = device.upload(&rng.normals(capacity * width))?;
-    let caches = KvCache::several(device, shape, batch)?;
-    for cache in &caches {
-        device.store(&k, &v, &Segment { rows: 0..capacity, positions: &all, cache })?;
-    }
-    // Single tokens are one launch for all sequences, prompts one for each.
-    let together = tokens == 1 && batch > 1;
-    let (sequences, rows) = if together { (batch, batch) } else { (1, tokens) };
-    let q = device.upload(&rng.normals(rows * heads * head_dim))?;
-    let out: Buffer<f32> = device.empty(rows * heads * head_dim)?;
-    let problem = AttentionProblem {
-        heads,
-        window: None,
-        tokens,
-        sequences,
-        first_position: first,
-        cache: shape,
-        mask: None,
-    };
+    let problem = asked(device, case);
     let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
-    let (spec, forced) = (of.spec(), Strategy::Forced(blueprint));
-    let timed = if together {
-        let token = |(row, cache)| Token { row, position: first as u32, cache };
-        let tokens: Vec<Token<'_>> = caches.iter().enumerate().map(token).collect();
-        let tokens = Tokens::upload(device, &tokens)?;
-        launches(device, 1, move |_| {
-            let caches: Vec<&KvCache> = caches.iter().collect();
-            let batch = Batch { tokens: &tokens, caches: &caches };
-            device.attention_of_tokens(&spec, &q, &batch, &out, &forced)
-        })?
-    } else {
-        launches(device, 1, move |_| {
-            caches.iter().try_for_each(|cache| {
-                let segment = Segment { rows: 0..tokens, positions: &asked, cache };
-                device.attention(&spec, &q, &segment, &out, &forced)
-            })
-        })?
-    };
+    let operands = Prepared::new(device, case)?;
+    let timed = launches(device, 1, move |_| operands.launch(device, &Strategy::Forced(blueprint)))?;
     Ok(Entrant {
         problem: case.to_string(),
         kernel: TRIKE.to_owned(),
@@ -264,4 +220,84 @@ fn attend<'a>(device: &'a Device, case: &Attention) -> Result<Entrant<'a>> {
         limits: HALVES,
         timed,
     })
+}
+
+/// Whether the tokens of all sequences are one launch: single tokens are, prompts are one each.
+fn together(case: &Attention) -> bool {
+    case.tokens == 1 && case.batch > 1
+}
+
+/// The problem of a launch.
+pub(super) fn asked(device: &Device, case: &Attention) -> AttentionProblem {
+    let &Attention { heads: Heads { heads, .. }, tokens, positions, batch } = case;
+    AttentionProblem {
+        heads,
+        window: None,
+        tokens,
+        sequences: if together(case) { batch } else { 1 },
+        first_position: positions - tokens,
+        cache: cache_of(device, case),
+        mask: None,
+    }
+}
+
+fn cache_of(device: &Device, case: &Attention) -> CacheShape {
+    let precision = if device.capabilities().f16 { KvPrecision::F16 } else { KvPrecision::F32 };
+    let Heads { kv_heads, head_dim, .. } = case.heads;
+    CacheShape { kv_heads, head_dim, capacity: case.positions, precision }
+}
+
+/// Queries, filled caches and outputs of attention.
+pub(super) struct Prepared {
+    case: Attention,
+    caches: Vec<KvCache>,
+    asked: Positions,
+    tokens: Option<Tokens>,
+    q: Buffer<f32>,
+    out: Buffer<f32>,
+}
+
+impl Prepared {
+    /// Uploads random queries, and stores random keys and values in a cache for each sequence.
+    pub(super) fn new(device: &Device, case: &Attention) -> Result<Self> {
+        let &Attention { heads: of, tokens, positions: capacity, batch } = case;
+        let Heads { heads, kv_heads, head_dim, .. } = of;
+        let first = capacity - tokens;
+        let mut rng = Rng::new(11);
+        let positions: Vec<u32> = (0..capacity as u32).collect();
+        let all = Positions::upload(device, &positions)?;
+        let asked = Positions::upload(device, &positions[first..])?;
+        let width = kv_heads * head_dim;
+        let k = device.upload(&rng.normals(capacity * width))?;
+        let v = device.upload(&rng.normals(capacity * width))?;
+        let caches = KvCache::several(device, cache_of(device, case), batch)?;
+        for cache in &caches {
+            device.store(&k, &v, &Segment { rows: 0..capacity, positions: &all, cache })?;
+        }
+        let rows = if together(case) { batch } else { tokens };
+        let q = device.upload(&rng.normals(rows * heads * head_dim))?;
+        let out = device.empty(rows * heads * head_dim)?;
+        let token = |(row, cache)| Token { row, position: first as u32, cache };
+        let table: Vec<Token<'_>> = caches.iter().enumerate().map(token).collect();
+        let tokens = together(case).then(|| Tokens::upload(device, &table)).transpose()?;
+        Ok(Self { case: *case, caches, asked, tokens, q, out })
+    }
+
+    /// Attention of all sequences: one launch for single tokens, one for each prompt.
+    pub(super) fn launch(
+        &self,
+        device: &Device,
+        strategy: &Strategy<AttentionBlueprint>,
+    ) -> trike_cube::Result<()> {
+        let spec = self.case.heads.spec();
+        if let Some(tokens) = &self.tokens {
+            let caches: Vec<&KvCache> = self.caches.iter().collect();
+            let batch = Batch { tokens, caches: &caches };
+            return device.attention_of_tokens(&spec, &self.q, &batch, &self.out, strategy);
+        }
+        self.caches.iter().try_for_each(|cache| {
+            let segment = Segment { rows: 0..self.case.tokens, positions: &self.asked, cache };
+            device.attention(&spec, &self.q, &segment, &self.out, strategy)
+        })
+    }
 }

@@ -92,7 +92,9 @@ fn tables(shown: Option<(&Path, &Record)>) -> String {
             record.date,
             path.display().to_string().replace('\\', "/")
         ),
-        None => "There are no measurements on an H200 or another GPU yet.".to_owned(),
+        None => {
+            "There is no full run on an H200 or another GPU yet; [below](#measured-in-part) is what was measured of it.".to_owned()
+        }
     };
     let targets = target_table(TARGETS, record, Some(&|target| predicted(target, &catalogue)));
     let mut parts = vec![format!("{source}\n"), targets, predictions(record, &catalogue).to_string()];
@@ -239,7 +241,7 @@ mod tests {
     #[test]
     fn what_a_record_lacks_is_shown_as_missing() {
         let nothing = tables(None);
-        assert!(nothing.contains("There are no measurements on an H200"), "{nothing}");
+        assert!(nothing.contains("There is no full run on an H200"), "{nothing}");
         let rows = nothing.lines().filter(|line| line.starts_with("| ") && line.contains("m=1 |"));
         assert!(rows.clone().count() > 5 && rows.clone().all(|row| row.contains(MISSING)));
         let record = example();

@@ -56,19 +56,26 @@ pub(super) fn open(run: &mut Run<'_>) -> Vec<Box<dyn Library>> {
     Vec::new()
 }
 
+/// Opens a rival.
+#[cfg(feature = "rivals")]
+type Opener<'a> = Box<dyn FnOnce() -> Result<Box<dyn Library>> + 'a>;
+
 /// The rivals that run on the device; the others are recorded with the reason.
 #[cfg(feature = "rivals")]
 pub(super) fn open(run: &mut Run<'_>) -> Vec<Box<dyn Library>> {
     let device = run.device;
-    let mut opened: Vec<(&str, Result<Box<dyn Library>>)> = [Numbers::F16, Numbers::F32, Numbers::Int8]
-        .map(|numbers| {
-            let library = caught(|| Ok(Box::new(cublas::Library::open(device, numbers)?) as _));
-            (cublas::name(numbers), library)
-        })
-        .into();
-    opened.push((CUBEK, caught(|| Ok(Box::new(cubek::Cubek::open(device)?) as _))));
+    let mut openers: Vec<(&str, Opener<'_>)> = Vec::new();
+    for numbers in [Numbers::F16, Numbers::F32, Numbers::Int8] {
+        let open = move || Ok(Box::new(cublas::Library::open(device, numbers)?) as _);
+        openers.push((cublas::name(numbers), Box::new(open)));
+    }
+    openers.push((CUBEK, Box::new(|| Ok(Box::new(cubek::Cubek::open(device)?) as _))));
     let mut rivals = Vec::new();
-    for (name, opened) in opened {
+    for (name, open) in openers {
+        let opened = match run.options.without.iter().find(|part| name.contains(part.as_str())) {
+            Some(part) => Err(anyhow::anyhow!("left out by --without {part}")),
+            None => caught(open),
+        };
         match opened {
             Ok(rival) => rivals.push(rival),
             Err(error) => run.absent(absent(None, name, error)),

@@ -2,15 +2,15 @@
 
 use cubecl::prelude::*;
 
-use super::super::store;
+use super::super::{store, stored};
 use super::{Dims, Form, MmaShape, Place};
 
-/// Stores the outputs of a plane that has all columns.
+/// Stores the outputs of a plane that has all columns. `of_rows` are the scales of its rows, if whole rows have one.
 #[cube]
 pub(super) fn from_registers<S: Float, NC: Size>(
     acc: &mut Sequence<Array<Vector<i32, NC>>>,
     totals: &Array<f32>,
-    scales: &[S],
+    of_rows: &Array<S>,
     factors: &[f32],
     out0: &mut [f32],
     out1: &mut [f32],
@@ -43,7 +43,7 @@ pub(super) fn from_registers<S: Float, NC: Size>(
                 }
                 let mut scale = 1.0f32;
                 if comptime!(form.exact()) {
-                    scale = f32::cast_from(scales[clamp_max(tile, place.last_tile) * 16 + r]);
+                    scale = f32::cast_from(of_rows[2 * a + half]);
                 }
                 if comptime!(form.slices == 1) {
                     #[unroll]
@@ -79,10 +79,13 @@ pub(super) fn from_registers<S: Float, NC: Size>(
 ///
 /// A cube leaves its sums in `scratch`, `[z][y][x][code row of the cube][row of the cube]`, integers by their bits. The last of
 /// the cubes that share an output to arrive adds them up, in their order, so that results do not depend on which it was.
+///
+/// `of_unit` is the scale of the unit's row, if it [has one](MmaShape::has_own_row).
 #[cube]
 pub(super) fn from_parts<S: Float, NC: Size>(
     acc: &mut Sequence<Array<Vector<i32, NC>>>,
     totals: &Array<f32>,
+    of_unit: f32,
     scales: &[S],
     factors: &[f32],
     out0: &mut [f32],
@@ -157,12 +160,20 @@ pub(super) fn from_parts<S: Float, NC: Size>(
         sync_cube();
     }
     if last {
+        let outputs = comptime!(partial / form.slices);
+        let each = comptime!(shape.at_once(form));
+        let last_token = place.last / form.slices;
+        let mut values = Array::<f32>::new(each);
+        let mut of_rows = Array::<f32>::new(each);
+        let mut of_tokens = Array::<f32>::new(each);
+        let mut olds = Array::<f32>::new(each);
         let mut index = place.unit;
-        while index < comptime!(partial / form.slices) {
-            let (r, within) = (index % height, index / height);
-            let token = place.cube_row / form.slices + within;
-            let tile = place.cube_tile + r / 16;
-            if token * form.slices <= place.last && tile <= place.last_tile {
+        while index < outputs {
+            // All loads come before the first store, so that they wait for memory together.
+            #[unroll]
+            for j in 0..each {
+                let at = clamp_max(index + comptime!(j * units), comptime!(outputs - 1));
+                let (r, within) = (at % height, at / height);
                 let mut value = 0.0f32;
                 // From the most significant digit down.
                 #[unroll]
@@ -179,15 +190,41 @@ pub(super) fn from_parts<S: Float, NC: Size>(
                         value = value * 256.0 + digit;
                     }
                 }
-                if comptime!(form.exact()) {
-                    value *= f32::cast_from(scales[tile * 16 + r % 16]);
+                values[j] = value;
+                let tile = clamp_max(place.cube_tile + r / 16, place.last_tile);
+                let token = clamp_max(place.cube_row / form.slices + within, last_token);
+                if comptime!(form.exact() && !shape.has_own_row()) {
+                    of_rows[j] = f32::cast_from(scales[tile * 16 + r % 16]);
                 }
                 if comptime!(form.x_group == 0) {
-                    value *= factors[token];
+                    of_tokens[j] = factors[token];
                 }
-                store(out0, out1, out2, value, token, tile, r % 16, dims, form);
+                if comptime!(form.add) {
+                    olds[j] = stored(out0, out1, out2, token, tile, r % 16, dims, form);
+                }
             }
-            index += units;
+            #[unroll]
+            for j in 0..each {
+                let at = index + comptime!(j * units);
+                let (r, within) = (at % height, at / height);
+                let token = place.cube_row / form.slices + within;
+                let tile = place.cube_tile + r / 16;
+                if at < outputs && token <= last_token && tile <= place.last_tile {
+                    let mut value = values[j];
+                    if comptime!(form.exact()) {
+                        value *= if comptime!(shape.has_own_row()) { of_unit } else { of_rows[j] };
+                    }
+                    if comptime!(form.x_group == 0) {
+                        value *= of_tokens[j];
+                    }
+                    if comptime!(form.add) {
+                        value += olds[j] * comptime!(form.unit());
+                    }
+                    let form = comptime!(Form { add: false, ..form });
+                    store(out0, out1, out2, value, token, tile, r % 16, dims, form);
+                }
+            }
+            index += comptime!(each * units);
         }
     }
 }
