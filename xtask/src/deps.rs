@@ -24,6 +24,7 @@ const ABSENT: &[(&str, &[&str])] = &[
     ("trike-calibrate", &["candle", "gemm"]),
     ("trike-train", &["burn", "candle", "gemm"]),
     ("trike-cli", &["candle", "gemm"]),
+    ("trike-py", &["candle", "gemm"]),
     // Hypervectors need no matrix kernels.
     ("trike-vsa", &["candle", "gemm", "trike-cpu"]),
     // Text processing needs no kernels.
@@ -42,6 +43,7 @@ const NOT_BY_DEFAULT: &[(&str, &[&str])] = &[
     ("trike-train", &["cubecl"]),
     ("trike", &["candle", "cubecl", "gemm"]),
     ("trike-cli", &["cubecl"]),
+    ("trike-py", &["cubecl"]),
 ];
 
 /// Prints the counts of all crates and checks the limits.
