@@ -112,20 +112,27 @@ fn with_torch(ws: &Workspace, wheel: &Path) -> Result<()> {
     ws.sh.remove_path(&folder)?;
     // Beside that Python's packages, so that nothing is written into its environment.
     let packages = folder.join("packages");
-    cmd!(ws.sh, "{torch} -m pip install --quiet --disable-pip-version-check --no-deps --target {packages} {wheel}")
-        .quiet()
-        .run()?;
+    cmd!(
+        ws.sh,
+        "{torch} -m pip install --quiet --disable-pip-version-check --no-deps --target {packages} {wheel}"
+    )
+    .quiet()
+    .run()?;
     install_into(ws, &torch, &packages, TESTS)?;
     let _path = ws.sh.push_env("PYTHONPATH", &packages);
-    let tests = ["test_torch.py", "test_transformers.py"].map(|name| ws.root.join("crates/trike-py/tests").join(name));
+    let tests = ["test_torch.py", "test_transformers.py"]
+        .map(|name| ws.root.join("crates/trike-py/tests").join(name));
     cmd!(ws.sh, "{torch} -m pytest -q -rs -p no:cacheprovider {tests...}").quiet().run()?;
     Ok(())
 }
 
 fn install_into(ws: &Workspace, python: &std::ffi::OsStr, folder: &Path, packages: &[&str]) -> Result<()> {
-    cmd!(ws.sh, "{python} -m pip install --quiet --disable-pip-version-check --target {folder} {packages...}")
-        .quiet()
-        .run()?;
+    cmd!(
+        ws.sh,
+        "{python} -m pip install --quiet --disable-pip-version-check --target {folder} {packages...}"
+    )
+    .quiet()
+    .run()?;
     Ok(())
 }
 

@@ -1,8 +1,8 @@
 //! NumPy arrays in and out: borrowed, after a check of type, shape and order.
 
 use numpy::{
-    Element, PyArray, PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedArray,
-    PyArrayDescrMethods, PyUntypedArrayMethods, dtype,
+    Element, PyArray, PyArray1, PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn,
+    PyUntypedArray, PyUntypedArrayMethods, dtype,
     ndarray::{Dim, Dimension},
 };
 use pyo3::{
@@ -92,7 +92,11 @@ impl<T: Element> Borrowed<'_, T> {
 
     /// The error for a shape that should have been another one.
     pub(crate) fn wrong(&self, expected: &str) -> PyErr {
-        PyValueError::new_err(format!("{}: expected shape {expected}, got {}", self.what, shape(self.shape())))
+        PyValueError::new_err(format!(
+            "{}: expected shape {expected}, got {}",
+            self.what,
+            shape(self.shape())
+        ))
     }
 }
 

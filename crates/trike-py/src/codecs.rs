@@ -83,7 +83,8 @@ impl PyGradientCompressor {
 
     /// The gradient (n,) of a message.
     fn decompress<'py>(&self, py: Python<'py>, message: &[u8]) -> PyResult<Bound<'py, PyArray1<f32>>> {
-        let done = py.detach(|| -> PyResult<_> { self.lock()?.decompress(message).map_err(errors::value) })?;
+        let done =
+            py.detach(|| -> PyResult<_> { self.lock()?.decompress(message).map_err(errors::value) })?;
         Ok(PyArray1::from_vec(py, done))
     }
 

@@ -7,13 +7,15 @@
 //!
 //! * arrays, borrowed from NumPy: [`arrays`]; trit tensors: [`trits`], [`parts`]; quantizers: [`quantizers`]
 //! * hypervectors: [`vsa`]; gradient codecs: [`codecs`]; predicted gradients: [`phases`]
-//! * models: [`model`], on a thread of their own: [`work`]; options: [`options`]; text as it is generated: [`stream`]
+//! * models: [`model`], on a thread of their own: [`work`]; options: [`options`]; text as it is generated: [`stream`]; its result: [`generation`]
 //! * whole models on disk: [`jobs`], with the options of quantization: [`plan`]
 //! * errors as exceptions: [`errors`]; threads and devices: [`host`]
+#![forbid(unsafe_code)]
 
 mod arrays;
 mod codecs;
 mod errors;
+mod generation;
 mod host;
 mod jobs;
 mod model;

@@ -96,7 +96,8 @@ impl Sampling {
     /// The options for a model with these recommendations, which count only if it recommends sampling.
     pub(crate) fn options(&self, model: &GenerationConfig) -> PyResult<GenerateOptions> {
         let own = (model.do_sample == Some(true)).then_some(model);
-        let asked = self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some() || self.seed.is_some();
+        let asked =
+            self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some() || self.seed.is_some();
         let neutral = if own.is_some() || asked { 1.0 } else { 0.0 };
         let default = SamplerConfig::default();
         let sampler = default

@@ -24,7 +24,9 @@ pub(crate) fn scale_values(values: &[f32], what: &str, scale_type: &str) -> PyRe
     match scale_type {
         "f32" => Ok(values.to_vec().into()),
         "f16" => match ScaleValues::exact(values) {
-            ScaleValues::F32(_) => Err(PyValueError::new_err(format!("{what}: a value is not a number of f16"))),
+            ScaleValues::F32(_) => {
+                Err(PyValueError::new_err(format!("{what}: a value is not a number of f16")))
+            }
             exact => Ok(exact),
         },
         got => Err(errors::unknown("scale_type", got, &["f32", "f16"])),
@@ -75,11 +77,9 @@ pub(crate) fn read(dict: &Bound<'_, PyDict>) -> PyResult<TritData> {
         trike::Encoding::Planes => TritData::Planes { pos: words("pos")?, neg: words("neg")? },
         trike::Encoding::TwoBit => TritData::TwoBit(words("words")?),
         trike::Encoding::Base3 => TritData::Base3(bytes("bytes")?),
-        trike::Encoding::Bitmap => TritData::Bitmap {
-            nonzero: words("nonzero")?,
-            offsets: offsets()?,
-            negative: words("negative")?,
-        },
+        trike::Encoding::Bitmap => {
+            TritData::Bitmap { nonzero: words("nonzero")?, offsets: offsets()?, negative: words("negative")? }
+        }
         trike::Encoding::RowCompressed => {
             TritData::RowCompressed { offsets: offsets()?, entries: bytes("entries")? }
         }

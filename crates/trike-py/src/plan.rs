@@ -120,8 +120,7 @@ impl Quantization {
         }
         if !asked {
             let blocks = input.weights().into_iter().filter(|name| name.is_block_matrix());
-            let weights: Result<u64, LlmError> =
-                blocks.map(|name| Ok(input.info(name)?.elements())).sum();
+            let weights: Result<u64, LlmError> = blocks.map(|name| Ok(input.info(name)?.elements())).sum();
             let trials = if weights.map_err(errors::model)? > LARGE { 0 } else { TRIALS };
             options = options.with_trials(trials).with_nearest(true);
         }

@@ -71,8 +71,7 @@ fn quantize_matrix<'py>(
     let weights = borrow::<f32>(weights, "weights", &["rows", "cols"])?;
     let [rows, cols] = weights.sides()?;
     let values = weights.values()?;
-    let done =
-        py.detach(|| trike::quant::quantize_matrix(MatrixView::new(rows, cols, values)?, &config));
+    let done = py.detach(|| trike::quant::quantize_matrix(MatrixView::new(rows, cols, values)?, &config));
     let (tensor, stats) = done.map_err(errors::value)?;
     let dict = PyDict::new(py);
     dict.set_item("density", stats.density)?;
@@ -102,14 +101,14 @@ fn exact_trits(weights: &Bound<'_, PyAny>, encoding: &str) -> PyResult<Option<Py
     Ok(done.map_err(errors::value)?.map(PyTritTensor::from))
 }
 
+/// Codes and scales.
+type Codes<'py> = (Bound<'py, PyArray2<i8>>, Bound<'py, PyArray2<f32>>);
+
 /// Activations (tokens, width) as int8 codes with one scale per `group` values, `max(|x|, 1e-5) / 127`; a whole token if None.
 /// Returns codes (tokens, width) and scales (tokens, groups); a value is about code times scale.
 #[pyfunction]
 #[pyo3(signature = (x, group=None))]
-fn quantize_activations<'py>(
-    x: &Bound<'py, PyAny>,
-    group: Option<usize>,
-) -> PyResult<(Bound<'py, PyArray2<i8>>, Bound<'py, PyArray2<f32>>)> {
+fn quantize_activations<'py>(x: &Bound<'py, PyAny>, group: Option<usize>) -> PyResult<Codes<'py>> {
     let py = x.py();
     let x = borrow::<f32>(x, "x", &["tokens", "width"])?;
     let [tokens, width] = x.sides()?;

@@ -5,7 +5,7 @@ use std::sync::mpsc::Receiver;
 use pyo3::{exceptions::PyRuntimeError, prelude::*, types::PyDict};
 use trike::Generation;
 
-use crate::{host, model::as_dict, work};
+use crate::{generation::as_dict, host, work};
 
 /// What the model's thread sends.
 pub(crate) enum Piece {
@@ -30,11 +30,7 @@ pub(crate) struct PyStream {
 
 impl PyStream {
     pub(crate) fn new(pieces: Receiver<Piece>) -> Self {
-        Self {
-            state: State::Running(pieces.into()).into(),
-            result: None.into(),
-            process: std::process::id(),
-        }
+        Self { state: State::Running(pieces.into()).into(), result: None.into(), process: std::process::id() }
     }
 
     fn take(&self) -> PyResult<State> {

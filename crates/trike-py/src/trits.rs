@@ -11,7 +11,7 @@ use pyo3::{
 use trike::{
     ActivationPolicy, ActivationPrecision, Encoding, Trit, TritTensor,
     cpu::{CpuOps, Matrix, choose_layout},
-    trit::{Coupling, Edit, Granularity, ScaleValues, Scales, TritError},
+    trit::{Coupling, Edit, Granularity, Hadamard, ScaleValues, Scales, TritError},
 };
 
 use crate::{
@@ -38,8 +38,9 @@ fn scales(
     let read = |value: &Bound<'_, PyAny>, what, sets: usize| -> PyResult<ScaleValues> {
         let expected = parts::scale_shape(granularity, sets, rows, cols);
         let axes = vec!["n"; expected.len()];
-        let found = borrow::<f32>(value, what, &axes)
-            .map_err(|e| if e.is_instance_of::<PyValueError>(value.py()) { wrong(value, what, &expected) } else { e })?;
+        let found = borrow::<f32>(value, what, &axes).map_err(|e| {
+            if e.is_instance_of::<PyValueError>(value.py()) { wrong(value, what, &expected) } else { e }
+        })?;
         found.expect(&expected)?;
         parts::scale_values(found.values()?, what, scale_type)
     };
@@ -136,6 +137,7 @@ impl PyTritTensor {
     /// A tensor from the buffers that `buffers` returns, one dict per plane; every bit is checked.
     #[classmethod]
     #[pyo3(signature = (shape, buffers, scales, *, granularity="row", coupling="free", means=None, scale_type="f32"))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn from_buffers(
         _class: &Bound<'_, PyType>,
         shape: (usize, usize),
@@ -214,7 +216,7 @@ impl PyTritTensor {
     /// Size of the block of the inputs' Hadamard rotation, or None.
     #[getter]
     fn rotation(&self) -> Option<usize> {
-        self.inner.rotation().map(|rotation| rotation.block())
+        self.inner.rotation().map(Hadamard::block)
     }
 
     /// Stored bytes of trits, scales and means.
@@ -257,7 +259,10 @@ impl PyTritTensor {
     #[pyo3(signature = (plane=0))]
     fn buffers<'py>(&self, py: Python<'py>, plane: usize) -> PyResult<Bound<'py, PyDict>> {
         let data = self.inner.data(plane).ok_or_else(|| {
-            PyIndexError::new_err(format!("plane {plane} is out of range: expected less than {}", self.planes()))
+            PyIndexError::new_err(format!(
+                "plane {plane} is out of range: expected less than {}",
+                self.planes()
+            ))
         })?;
         parts::write(py, &data)
     }
@@ -298,11 +303,7 @@ impl PyTritTensor {
 
     /// `x @ weights.T` for activations (tokens, cols): a new f32 array (tokens, rows).
     #[pyo3(signature = (x, precision="f32"))]
-    fn matmul<'py>(
-        &self,
-        x: &Bound<'py, PyAny>,
-        precision: &str,
-    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+    fn matmul<'py>(&self, x: &Bound<'py, PyAny>, precision: &str) -> PyResult<Bound<'py, PyArray2<f32>>> {
         let py = x.py();
         let precision = match precision {
             "f32" => ActivationPrecision::F32,

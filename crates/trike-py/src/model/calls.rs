@@ -10,10 +10,11 @@ use trike::{
     text::chat::{Conversation, Message, RenderOptions},
 };
 
-use super::{PyModel, Served, as_dict};
+use super::{PyModel, Served};
 use crate::{
     arrays::array,
     errors,
+    generation::as_dict,
     options::{self, Sampling},
     stream::{Piece, PyStream},
 };
@@ -126,10 +127,11 @@ impl PyModel {
             let (line, _ticket) = crate::work::connect::<()>();
             line.run(|_| {
                 // A failed send means that the iterator is gone.
-                let generation = request.run(served, |piece| match texts.send(Piece::Text(piece.to_owned())) {
-                    Ok(()) => ControlFlow::Continue(()),
-                    Err(_) => ControlFlow::Break(()),
-                });
+                let generation =
+                    request.run(served, |piece| match texts.send(Piece::Text(piece.to_owned())) {
+                        Ok(()) => ControlFlow::Continue(()),
+                        Err(_) => ControlFlow::Break(()),
+                    });
                 let _ = sender.send(Piece::Done(generation));
                 Ok(())
             });
@@ -222,9 +224,8 @@ impl PyModel {
         kv: Option<&str>,
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let options = ScoreOptions::new(options::split(split, &text)?)
-            .with_limit(limit)
-            .with_kv(options::kv(kv)?);
+        let options =
+            ScoreOptions::new(options::split(split, &text)?).with_limit(limit).with_kv(options::kv(kv)?);
         let score = self.ask(py, progress.as_ref(), move |served, line| {
             let mut report = |done, total| line.progress("scoring", done, total);
             served.model.score(&text, &options, &mut report).map_err(errors::run)

@@ -39,13 +39,7 @@ fn retrieval_probability(
 /// The largest number of items that are retrieved with at least this probability.
 #[pyfunction]
 #[pyo3(signature = (dim, candidates, probability, kept="counts", algebra="z3"))]
-fn max_items(
-    dim: usize,
-    candidates: usize,
-    probability: f64,
-    kept: &str,
-    algebra: &str,
-) -> PyResult<usize> {
+fn max_items(dim: usize, candidates: usize, probability: f64, kept: &str, algebra: &str) -> PyResult<usize> {
     let kept = form(kept)?;
     Ok(number!(algebra, A => capacity::max_items::<A>(kept, dim, candidates, probability)))
 }

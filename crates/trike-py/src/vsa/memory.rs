@@ -40,7 +40,10 @@ impl PyItemMemory {
     #[pyo3(signature = (dim, algebra="z3"))]
     fn new(dim: usize, algebra: &str) -> PyResult<Self> {
         let cpu = host::cpu()?;
-        Ok(Self { inner: make!(algebra, A => ItemMemory::<A>::with_cpu(dim, cpu)), process: std::process::id() })
+        Ok(Self {
+            inner: make!(algebra, A => ItemMemory::<A>::with_cpu(dim, cpu)),
+            process: std::process::id(),
+        })
     }
 
     /// Reads a file that `save` wrote.

@@ -3,12 +3,7 @@
 use pyo3::prelude::*;
 use trike::vsa::{self, Bipolar, Record, Sequence, Ternary, Z3};
 
-use super::{
-    Any, both, each, error, make, map,
-    memory::PyItemMemory,
-    mixed,
-    vector::PyHypervector,
-};
+use super::{Any, both, each, error, make, map, memory::PyItemMemory, mixed, vector::PyHypervector};
 
 /// A call with a structure, a vector and a memory of one algebra.
 macro_rules! lookup {

@@ -104,7 +104,8 @@ impl PyHypervector {
     fn __getitem__(&self, index: isize) -> PyResult<i8> {
         let dim = self.dim();
         let at = if index < 0 { index.checked_add_unsigned(dim) } else { Some(index) };
-        let trit = at.and_then(|at| usize::try_from(at).ok()).and_then(|at| each!(&self.inner, v => v.get(at)));
+        let trit =
+            at.and_then(|at| usize::try_from(at).ok()).and_then(|at| each!(&self.inner, v => v.get(at)));
         let out = || PyIndexError::new_err(format!("index {index} is out of range for {dim} dimensions"));
         Ok(trit.ok_or_else(out)?.value())
     }
@@ -181,10 +182,7 @@ macro_rules! of_one {
 /// Bundles vectors: the result is similar to each. With integer weights, each counts that often.
 #[pyfunction]
 #[pyo3(signature = (vectors, weights=None))]
-fn bundle(
-    vectors: Vec<Bound<'_, PyHypervector>>,
-    weights: Option<Vec<u32>>,
-) -> PyResult<PyHypervector> {
+fn bundle(vectors: Vec<Bound<'_, PyHypervector>>, weights: Option<Vec<u32>>) -> PyResult<PyHypervector> {
     let Some(weights) = weights else {
         return Ok(of_one!(vectors, all => vsa::bundle_many(all)).into());
     };

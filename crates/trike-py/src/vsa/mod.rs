@@ -46,12 +46,8 @@ macro_rules! map {
     ($value:expr, $name:ident => $body:expr) => {
         match $value {
             $crate::vsa::Any::Z3($name) => $crate::vsa::Any::Z3($body.map_err($crate::vsa::error)?),
-            $crate::vsa::Any::Bipolar($name) => {
-                $crate::vsa::Any::Bipolar($body.map_err($crate::vsa::error)?)
-            }
-            $crate::vsa::Any::Ternary($name) => {
-                $crate::vsa::Any::Ternary($body.map_err($crate::vsa::error)?)
-            }
+            $crate::vsa::Any::Bipolar($name) => $crate::vsa::Any::Bipolar($body.map_err($crate::vsa::error)?),
+            $crate::vsa::Any::Ternary($name) => $crate::vsa::Any::Ternary($body.map_err($crate::vsa::error)?),
         }
     };
 }

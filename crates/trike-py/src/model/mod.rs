@@ -16,7 +16,7 @@ use std::{
 
 use pyo3::{prelude::*, types::PyDict};
 use trike::{
-    ActivationPrecision, Generation, KvSpec, Model, ModelFile, Tokenizer,
+    ActivationPrecision, KvSpec, Model, ModelFile, Tokenizer,
     llm::{GenerationConfig, Session},
     text::chat::ChatTemplate,
 };
@@ -213,7 +213,12 @@ impl PyModel {
 
     fn __repr__(&self) -> String {
         let facts = &self.facts;
-        format!("Model('{}', architecture='{}', backend='{}')", facts.path.display(), facts.architecture, facts.backend)
+        format!(
+            "Model('{}', architecture='{}', backend='{}')",
+            facts.path.display(),
+            facts.architecture,
+            facts.backend
+        )
     }
 }
 
@@ -242,22 +247,6 @@ impl Facts {
             architecture: model.config().architecture.clone(),
         }
     }
-}
-
-/// A generation as a dict.
-pub(crate) fn as_dict<'py>(py: Python<'py>, generation: &Generation) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("text", &generation.text)?;
-    dict.set_item("ids", &generation.ids)?;
-    dict.set_item("prompt_ids", &generation.prompt_ids)?;
-    dict.set_item("finish", generation.finish.name())?;
-    dict.set_item("reused_tokens", generation.reused)?;
-    dict.set_item("prompt_seconds", generation.prefill.as_secs_f64())?;
-    dict.set_item("decode_seconds", generation.decode.as_secs_f64())?;
-    dict.set_item("tokens_per_second", generation.tokens_per_second())?;
-    let logprobs = generation.logprobs.iter().map(|token| (token.id, token.logprob, token.top.clone()));
-    dict.set_item("logprobs", logprobs.collect::<Vec<_>>())?;
-    Ok(dict)
 }
 
 pub(crate) fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
