@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import sys
 from pathlib import Path
 
 import trike
@@ -57,6 +58,9 @@ def test_stubs_equal_the_module():
             assert value is not None, f"{name}.{method}"
             if "property" in decorators(stub):
                 assert inspect.isgetsetdescriptor(value), f"{name}.{method}"
+            elif method == "__init__" and sys.version_info < (3, 10):
+                # Classes have no signatures there.
+                continue
             elif method == "__init__" or not method.startswith("__"):
                 expected = parameters(stub)
                 found = actual(module[name] if method == "__init__" else getattr(module[name], method))
