@@ -138,10 +138,12 @@ fn install_into(ws: &Workspace, python: &std::ffi::OsStr, folder: &Path, package
     Ok(())
 }
 
-/// The examples, in the order of their names.
+/// The examples, in the order of their names; what they share has a name with an underscore.
 fn examples(ws: &Workspace) -> Result<Vec<PathBuf>> {
     let mut found = ws.sh.read_dir(ws.root.join("crates/trike-py/examples"))?;
-    found.retain(|path| path.extension().is_some_and(|end| end == "py"));
+    let is_shared =
+        |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('_'));
+    found.retain(|path| path.extension().is_some_and(|end| end == "py") && !is_shared(path));
     found.sort();
     Ok(found)
 }
