@@ -205,7 +205,7 @@ pub(crate) const HOUSE: &[Row] = &[
         layer: 9,
         name: "trike-py",
         purpose: "the Python package",
-        uses: "trike",
+        uses: "trike trike-cli",
         registry: "numpy pyo3 serde serde_json",
         unsafe_in: &[],
     },

@@ -4,15 +4,39 @@ use std::sync::Mutex;
 
 use numpy::PyArray1;
 use pyo3::{
-    exceptions::PyRuntimeError,
+    exceptions::{PyRuntimeError, PyValueError},
     prelude::*,
     types::{PyBytes, PyDict},
 };
-use trike::comm::codec::{CodecConfig, GradientCompressor};
+use trike::comm::codec::{CodecConfig, GradientCompressor, LocalExchange};
 
 use crate::{arrays::borrow, errors};
 
-const NAMES: [&str; 6] = ["ternary", "sign", "top_k", "demo", "sparse_loco", "sketch"];
+const NAMES: [&str; 7] = ["ternary", "sign", "top_k", "demo", "sparse_loco", "sketch", "low_rank"];
+
+/// Settings of codecs as Python passes them.
+struct Settings {
+    share: Option<f32>,
+    momentum: Option<f32>,
+    decay: Option<f32>,
+    rank: usize,
+}
+
+impl Settings {
+    fn config(self, codec: &str) -> PyResult<CodecConfig> {
+        let (share, momentum) = (self.share.unwrap_or(0.01), self.momentum.unwrap_or(0.9));
+        Ok(match codec {
+            "ternary" => CodecConfig::Ternary,
+            "sign" => CodecConfig::Sign,
+            "top_k" => CodecConfig::TopK { share, momentum },
+            "demo" => CodecConfig::Demo { share, momentum },
+            "sparse_loco" => CodecConfig::SparseLoCo { share, decay: self.decay.unwrap_or(0.95) },
+            "sketch" => CodecConfig::Sketch { share },
+            "low_rank" => CodecConfig::LowRank { rank: self.rank },
+            got => return Err(errors::unknown("codec", got, &NAMES)),
+        })
+    }
+}
 
 /// Gradients as messages of a few bits per element, with error feedback: what a message leaves out is added to the next gradient.
 #[pyclass(name = "GradientCompressor", module = "trike", frozen)]
@@ -38,16 +62,12 @@ impl PyGradientCompressor {
         momentum: Option<f32>,
         decay: Option<f32>,
     ) -> PyResult<Self> {
-        let (share, momentum) = (share.unwrap_or(0.01), momentum.unwrap_or(0.9));
-        let config = match codec {
-            "ternary" => CodecConfig::Ternary,
-            "sign" => CodecConfig::Sign,
-            "top_k" => CodecConfig::TopK { share, momentum },
-            "demo" => CodecConfig::Demo { share, momentum },
-            "sparse_loco" => CodecConfig::SparseLoCo { share, decay: decay.unwrap_or(0.95) },
-            "sketch" => CodecConfig::Sketch { share },
-            got => return Err(errors::unknown("codec", got, &NAMES)),
-        };
+        if codec == "low_rank" {
+            return Err(PyValueError::new_err(
+                "low_rank takes two rounds of messages between ranks: use GradientExchange",
+            ));
+        }
+        let config = Settings { share, momentum, decay, rank: 0 }.config(codec)?;
         let inner = GradientCompressor::new(config, &shapes).map_err(errors::value)?;
         Ok(Self { inner: inner.into(), codec: codec.to_owned() })
     }
@@ -93,6 +113,78 @@ impl PyGradientCompressor {
     }
 }
 
+/// The exchange of gradients between ranks of this process, with any codec.
+#[pyclass(name = "GradientExchange", module = "trike", frozen)]
+struct PyGradientExchange {
+    inner: Mutex<LocalExchange>,
+    codec: String,
+}
+
+impl PyGradientExchange {
+    fn lock(&self) -> PyResult<std::sync::MutexGuard<'_, LocalExchange>> {
+        self.inner.lock().map_err(|_| PyRuntimeError::new_err("an earlier call of this exchange failed"))
+    }
+}
+
+#[pymethods]
+impl PyGradientExchange {
+    #[new]
+    #[pyo3(signature = (codec, shapes, ranks, *, share=None, momentum=None, decay=None, rank=4))]
+    fn new(
+        codec: &str,
+        shapes: Vec<[usize; 2]>,
+        ranks: usize,
+        share: Option<f32>,
+        momentum: Option<f32>,
+        decay: Option<f32>,
+        rank: usize,
+    ) -> PyResult<Self> {
+        let config = Settings { share, momentum, decay, rank }.config(codec)?;
+        let inner = LocalExchange::new(config, &shapes, ranks).map_err(errors::value)?;
+        Ok(Self { inner: inner.into(), codec: codec.to_owned() })
+    }
+
+    /// The codec's name.
+    #[getter]
+    fn codec(&self) -> &str {
+        &self.codec
+    }
+
+    /// Number of ranks.
+    #[getter]
+    fn ranks(&self) -> PyResult<usize> {
+        Ok(self.lock()?.ranks())
+    }
+
+    /// Bytes that a rank sends per exchange, of the rank that sends most.
+    #[getter]
+    fn sent_bytes(&self) -> PyResult<usize> {
+        Ok(self.lock()?.sent_bytes())
+    }
+
+    /// The approximate mean (n,) of gradients (ranks, n).
+    fn exchange<'py>(&self, gradients: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<f32>>> {
+        let py = gradients.py();
+        let gradients = borrow::<f32>(gradients, "gradients", &["ranks", "n"])?;
+        let (ranks, len) = {
+            let exchange = self.lock()?;
+            (exchange.ranks(), exchange.len())
+        };
+        gradients.expect(&[ranks, len])?;
+        let values = gradients.values()?;
+        let done = py.detach(|| -> PyResult<_> {
+            let all: Vec<&[f32]> = values.chunks(len.max(1)).collect();
+            self.lock()?.exchange(&all).map_err(errors::value)
+        })?;
+        Ok(PyArray1::from_vec(py, done))
+    }
+
+    fn __repr__(&self) -> PyResult<String> {
+        Ok(format!("GradientExchange('{}', ranks={})", self.codec, self.ranks()?))
+    }
+}
+
 pub(crate) fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
-    m.add_class::<PyGradientCompressor>()
+    m.add_class::<PyGradientCompressor>()?;
+    m.add_class::<PyGradientExchange>()
 }

@@ -6,7 +6,7 @@ use pyo3::{exceptions::PyFileNotFoundError, prelude::*};
 use serde::Serialize;
 use trike::{
     Calibration, ConvertOptions, EmbeddingStorage, ModelFile, ScaleStorage, Target,
-    calibrate::{CalibrateError, ConfigError, quantize_to},
+    calibrate::quantize_to,
     llm::{HubCache, LlmError, ModelId},
     train::run::{Event, Run, RunConfig},
 };
@@ -16,9 +16,6 @@ use crate::{
     plan::Quantization,
     work::{self, Line},
 };
-
-/// Sequences that a model writes without a calibration text.
-const GENERATED: usize = 128;
 
 fn json(value: &impl Serialize) -> PyResult<String> {
     serde_json::to_string(value).map_err(errors::value)
@@ -101,25 +98,14 @@ fn _quantize(
         let calibration = match &options.text {
             Some(text) => Calibration::Text { text, split: split(text)?, limit: options.sequences },
             None => Calibration::Generated {
-                sequences: options.sequences.unwrap_or(GENERATED),
+                sequences: options.sequences.unwrap_or(Calibration::GENERATED),
                 seed: options.seed,
             },
         };
         let mut set = |step: &str, done: usize, total: usize| line.progress(step, done, total);
-        let uniform = |set: &mut dyn FnMut(&str, usize, usize)| {
-            trike::quantize(&input, &output, &calibration, &config, set)
-        };
         let report = match options.goal(&input)? {
-            None => uniform(&mut set),
-            Some((goal, asked)) => {
-                match quantize_to(&input, &output, &calibration, &config, &goal, &mut set) {
-                    // Too little text to search with.
-                    Err(CalibrateError::Config(ConfigError::NothingHeldOut { .. })) if !asked => {
-                        uniform(&mut set)
-                    }
-                    report => report,
-                }
-            }
+            None => trike::quantize(&input, &output, &calibration, &config, &mut set),
+            Some(goal) => quantize_to(&input, &output, &calibration, &config, &goal, &mut set),
         };
         let mut report = report.map_err(errors::model)?;
         // Save first: the model is complete, and the evaluation can fail or be interrupted.

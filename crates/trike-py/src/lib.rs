@@ -9,13 +9,16 @@
 //! * hypervectors: [`vsa`]; gradient codecs: [`codecs`]; predicted gradients: [`phases`]
 //! * models: [`model`], on a thread of their own: [`work`]; options: [`options`]; text as it is generated: [`stream`]; its result: [`generation`]
 //! * whole models on disk: [`jobs`], with the options of quantization: [`plan`]
-//! * errors as exceptions: [`errors`]; threads and devices: [`host`]
+//! * errors as exceptions: [`errors`]; threads and devices: [`host`]; single operations on a device: `gpu`; the command `trike`: [`command`]
 #![forbid(unsafe_code)]
 
 mod arrays;
 mod codecs;
+mod command;
 mod errors;
 mod generation;
+#[cfg(feature = "gpu")]
+mod gpu;
 mod host;
 mod jobs;
 mod model;
@@ -43,5 +46,8 @@ fn _trike(m: &Bound<'_, PyModule>) -> PyResult<()> {
     codecs::register(m)?;
     phases::register(m)?;
     model::register(m)?;
-    jobs::register(m)
+    jobs::register(m)?;
+    #[cfg(feature = "gpu")]
+    gpu::register(m)?;
+    command::register(m)
 }

@@ -1,12 +1,10 @@
 //! Options of loading and of generation, from keyword arguments.
 
-use std::hash::{BuildHasher, RandomState};
-
 use pyo3::{exceptions::PyValueError, prelude::*};
 use trike::{
     ActivationPolicy, ActivationPrecision, Cpu, GenerateOptions, HeadPrecision, KvPrecision, LoadOptions,
-    SamplerConfig, Split,
-    llm::{GenerationConfig, Pooling},
+    Split,
+    llm::{GenerationConfig, Pooling, SamplingOptions},
     text::constraint::Grammar,
 };
 
@@ -93,25 +91,18 @@ pub(crate) struct Sampling {
 }
 
 impl Sampling {
-    /// The options for a model with these recommendations, which count only if it recommends sampling.
+    /// The options for a model with these recommendations.
     pub(crate) fn options(&self, model: &GenerationConfig) -> PyResult<GenerateOptions> {
-        let own = (model.do_sample == Some(true)).then_some(model);
-        let asked =
-            self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some() || self.seed.is_some();
-        let neutral = if own.is_some() || asked { 1.0 } else { 0.0 };
-        let default = SamplerConfig::default();
-        let sampler = default
-            .clone()
-            .with_temperature(self.temperature.or(own.and_then(|m| m.temperature)).unwrap_or(neutral))
+        let given = SamplingOptions {
+            temperature: self.temperature,
             // 0 keeps all tokens, as in a generation configuration.
-            .with_top_k(self.top_k.or(own.and_then(|m| m.top_k)).filter(|&k| k > 0))
-            .with_top_p(self.top_p.or(own.and_then(|m| m.top_p)).unwrap_or(default.top_p))
-            .with_min_p(self.min_p.or(own.and_then(|m| m.min_p)).unwrap_or(default.min_p))
-            .with_repetition_penalty(
-                self.repetition_penalty.or(model.repetition_penalty).unwrap_or(default.repetition_penalty),
-            )
-            // The keys of a hash map are random.
-            .with_seed(self.seed.unwrap_or_else(|| RandomState::new().hash_one(0) & u64::from(u32::MAX)));
+            top_k: self.top_k.map(|k| if k == 0 { usize::MAX } else { k }),
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+        };
+        let sampler = given.sampler(model);
         sampler.validate().map_err(errors::value)?;
         Ok(GenerateOptions::default()
             .with_max_tokens(self.max_tokens)

@@ -6,19 +6,11 @@ use pyo3::{exceptions::PyValueError, prelude::*};
 use trike::{
     Encoding, ModelFile, ModelQuantizationConfig, QuantizeMethod,
     calibrate::{Budget, PlanOptions, Tuning},
-    llm::LlmError,
     quant::{CalibrationMethod, ScaleRule, TritLayout},
     trit::{Granularity, GroupSize},
 };
 
 use crate::errors;
-
-/// The perplexity ratio that a model is made for where nothing else is asked, as of the command.
-const RATIO: f64 = 1.02;
-/// Models that are made in search of it.
-const TRIALS: usize = 3;
-/// Weights of the blocks above which none is measured: each takes hours, and both models would be in memory.
-const LARGE: u64 = 400_000_000;
 
 /// Options of `trike.quantize` as Python passes them.
 #[derive(FromPyObject)]
@@ -93,8 +85,8 @@ impl Quantization {
         Ok(config)
     }
 
-    /// The budget with its options, and whether it was asked for; `None` for the same planes in every layer.
-    pub(crate) fn goal(&self, input: &ModelFile) -> PyResult<Option<(PlanOptions, bool)>> {
+    /// The options of a budget; `None` for the same planes in every layer.
+    pub(crate) fn goal(&self, input: &ModelFile) -> PyResult<Option<PlanOptions>> {
         let given = [
             self.max_ppl_ratio.map(Budget::PerplexityRatio),
             self.bits.map(Budget::Bits),
@@ -106,24 +98,17 @@ impl Quantization {
             return Err(PyValueError::new_err("expected at most one of max_ppl_ratio, bits and max_bytes"));
         }
         let uniform = self.planes.is_some() || self.recover > 0.0 || self.method != "compensate";
-        let (budget, asked) = match budget {
-            Some(budget) => (budget, true),
+        let mut options = match budget {
+            Some(budget) => PlanOptions::new(budget),
             None if uniform => return Ok(None),
-            None => (Budget::PerplexityRatio(RATIO), false),
+            None => PlanOptions::unasked(input).map_err(errors::model)?,
         };
-        let mut options = PlanOptions::new(budget).with_head(!self.int8_head);
         if let Some(planes) = self.planes {
             options = options.with_planes(planes);
         }
         if let Some(group) = self.granularity()? {
             options = options.with_groups([group]);
         }
-        if !asked {
-            let blocks = input.weights().into_iter().filter(|name| name.is_block_matrix());
-            let weights: Result<u64, LlmError> = blocks.map(|name| Ok(input.info(name)?.elements())).sum();
-            let trials = if weights.map_err(errors::model)? > LARGE { 0 } else { TRIALS };
-            options = options.with_trials(trials).with_nearest(true);
-        }
-        Ok(Some((options, asked)))
+        Ok(Some(options.with_head(!self.int8_head)))
     }
 }

@@ -42,6 +42,9 @@ def test_stubs_equal_the_module():
     tree = ast.parse(STUB.read_text())
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if not hasattr(_trike, "_device_bind"):
+        # A build without a GPU runtime.
+        functions = {name: node for name, node in functions.items() if not name.startswith("_device_")}
     module = {name: value for name, value in vars(_trike).items() if not name.startswith("__")}
     assert {n for n, v in module.items() if not inspect.isclass(v)} == set(functions)
     assert {n for n, v in module.items() if inspect.isclass(v)} == set(classes)

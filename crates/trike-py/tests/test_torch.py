@@ -48,7 +48,7 @@ def test_training_lowers_the_loss():
 def test_frozen_layers_save_and_load(planes, tmp_path):
     layer = TernaryLinear.from_linear(torch.nn.Linear(64, 16), planes=planes, group=32)
     x = torch.randn(5, 64)
-    assert set(layer.state_dict()) == {"bias", "packed", "scales"}
+    assert set(layer.state_dict()) == {"bias", "weight.trits", "weight.scales"}
     torch.save(layer.state_dict(), tmp_path / "layer")
     other = TernaryLinear(64, 16, planes=planes, group=32, latent=False)
     other.load_state_dict(torch.load(tmp_path / "layer"))
@@ -69,7 +69,7 @@ def test_bitlinear_is_the_formula():
     rounded = (x * scale).round() / scale
     torch.testing.assert_close(layer(x), rounded @ ternary.T, rtol=1e-4, atol=1e-4)
     frozen = BitLinear(48, 8).freeze()
-    assert "packed" in frozen.state_dict() and frozen(x).shape == (4, 8)
+    assert "weight.trits" in frozen.state_dict() and frozen(x).shape == (4, 8)
 
 
 def test_convert_a_model():

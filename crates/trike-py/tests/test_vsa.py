@@ -85,6 +85,97 @@ def test_memories_and_structures(algebra, tmp_path):
     assert vsa.bind_sequence(values[:3]) != vsa.bind_sequence(values[2::-1])
 
 
+@pytest.mark.parametrize("algebra", ALGEBRAS)
+def test_relations(algebra):
+    nodes = [vsa.Hypervector.random_dense(DIM, 500 + at, algebra) for at in range(8)]
+    memory = vsa.ItemMemory(DIM, algebra)
+    for node in nodes:
+        memory.add(node)
+    tree = vsa.Tree(DIM, 7, algebra)
+    paths = [[False], [True, False], [False, True]]
+    for path, node in zip(paths, nodes):
+        tree.insert(path, node)
+    assert [tree.get(path, memory)[0] for path in paths] == [0, 1, 2] and tree.bundle().total == 3
+    assert tree.bundle().similarity(vsa.bind(tree.path([False]), nodes[0])) == pytest.approx(1.0, abs=0.2)
+    tree.remove([False], nodes[0])
+    assert tree.bundle().total == 2
+
+    graph = vsa.Graph(DIM, algebra=algebra)
+    for start, end in [(0, 1), (0, 2), (2, 0), (5, 6)]:
+        graph.add_edge(nodes[start], nodes[end])
+    assert sorted(hit[0] for hit in graph.successors(nodes[0], memory)) == [1, 2]
+    assert [hit[0] for hit in graph.predecessors(nodes[0], memory)] == [2]
+    assert graph.has_edge(nodes[5], nodes[6]) > 0.5 > graph.has_edge(nodes[6], nodes[5])
+    graph.remove_edge(nodes[0], nodes[1])
+    assert [hit[0] for hit in graph.successors(nodes[0], memory)] == [2]
+    both = vsa.Graph(DIM, directed=False, algebra=algebra)
+    both.add_edge(nodes[1], nodes[2])
+    if algebra == "z3":
+        assert both.has_edge(nodes[2], nodes[1]) == pytest.approx(1.0)
+
+    locked, unlocked, push, coin = nodes[0], nodes[1], nodes[2], nodes[3]
+    turnstile = vsa.Automaton(DIM, algebra)
+    for start, symbol, end in [(locked, push, locked), (locked, coin, unlocked), (unlocked, push, locked)]:
+        turnstile.add(symbol, start, end)
+    assert turnstile.next(coin, locked, memory)[0] == 1 and turnstile.next(push, unlocked, memory)[0] == 0
+    assert turnstile.next(nodes[7], locked, memory) is None
+    turnstile.remove(coin, locked, unlocked)
+    assert turnstile.next(coin, locked, memory) is None
+
+    basket = vsa.Multiset(DIM, algebra)
+    basket.add(nodes[0], 5)
+    basket.add(nodes[1])
+    assert (basket.count(nodes[0]), basket.count(nodes[1]), basket.count(nodes[2]), len(basket)) == (5, 1, 0, 6)
+    basket.remove(nodes[0], 5)
+    assert basket.count(nodes[0]) == 0
+
+    other = vsa.Hypervector.random(DIM, 1, ALGEBRAS[(ALGEBRAS.index(algebra) + 1) % 3])
+    for call in (
+        lambda: tree.insert([True], other),
+        lambda: graph.add_edge(nodes[0], other),
+        lambda: turnstile.next(coin, other, memory),
+        lambda: basket.add(other),
+    ):
+        with pytest.raises(ValueError, match="one algebra"):
+            call()
+    with pytest.raises(ValueError, match=r"4096.*100|100.*4096"):
+        graph.add_edge(nodes[0], vsa.Hypervector.random(100, 1, algebra))
+
+
+@pytest.mark.parametrize("algebra", ALGEBRAS)
+def test_memories_that_learn(algebra):
+    encoder = vsa.TextEncoder(DIM, algebra=algebra)
+    language = vsa.CentroidClassifier(DIM, 2, algebra)
+    language.add_bundle(0, encoder.encode("the quick brown fox jumps over the lazy dog and the cat"))
+    language.add(1, encoder.encode("der schnelle braune fuchs springt ueber den faulen hund").to_vector())
+    text = encoder.encode("the dog and the fox").to_vector()
+    assert language.dim == DIM and language.classify(text)[0] == 0 and language.correct(0, text) is False
+    with pytest.raises(ValueError, match="0 to 1.*2"):
+        language.add(2, text)
+
+    memory = vsa.DistributedMemory(512, 500, 0.08, 1, algebra)
+    data = [vsa.Hypervector.random_dense(512, 900 + at, algebra) for at in range(4)]
+    assert memory.read(data[0]) is None
+    assert all(memory.write(vector, vector) > 0 for vector in data)
+    assert vsa.similarity(memory.read(data[2]), data[2]) > 0.5
+
+    words = vsa.random_set(DIM, 20, 3, algebra)
+    found = vsa.ItemMemory(DIM, algebra)
+    for word in words:
+        found.add(word)
+    record = vsa.Hierarchy(DIM, 100, 0.999, True, 7, algebra)
+    probability, sufficient = record.insert((-13, 0, 5), words[3])
+    record.insert((-13, 0, 6), words[4])
+    assert probability > 0.999 and sufficient and len(record) == 2
+    assert record.get((-13, 0, 6), found)[0] == 4 and record.key((0, 0, 0)).dim == DIM
+    record.remove((-13, 0, 6), words[4])
+    with pytest.raises(ValueError, match=r"-13 to 13, got \[-13, 0, 14\]"):
+        record.insert((-13, 0, 14), words[0])
+    with pytest.raises(ValueError, match="capacity|probab|retriev"):
+        for word in words * 100:
+            record.insert((0, 0, 0), word)
+
+
 def test_factorize():
     books = []
     for seed in (1, 2):

@@ -13,6 +13,7 @@ from trike._jobs import ConvertReport, Inspection, QuantizeReport, TrainReport, 
 from trike._models import Model
 from trike._trike import (
     GradientCompressor,
+    GradientExchange,
     ModelError,
     Stream,
     TritTensor,
@@ -30,6 +31,7 @@ from trike._trike import (
 __all__ = [
     "ConvertReport",
     "GradientCompressor",
+    "GradientExchange",
     "Inspection",
     "Model",
     "ModelError",

@@ -1,7 +1,8 @@
 """The functions of tritter-accel, with their names, arguments, shapes and types.
 
 Arrays of weights are f32 (out_features, in_features), of activations f32 (batch, in_features), hypervectors int8 or f32 (dim,).
-`device` is accepted everywhere: `auto` and `cpu` compute on the CPU; other names raise ValueError unless `trike.devices()` has them.
+`device` is `cpu`, a name of `trike.devices()`, or `auto`, the one that `set_device` has set (at first `cpu`); others raise ValueError. On
+a device the results are the same, products to rounding; arrays are copied there and back. `vsa_similarity` computes on the CPU.
 
 Packed weights are four trits per byte, row by row, each row from a new byte: the lowest two bits are the first trit, and the code
 is the trit plus one (-1 is 0, 0 is 1, +1 is 2). Unused places have the code of 0.
@@ -119,10 +120,11 @@ def ternary_matmul(
     device: str = "auto",
 ) -> NDArray[np.float32]:
     """`input @ weights.T`: f32 (batch, out_features)."""
-    _device(device)
+    device = _device(device)
     trits = _unpack(packed_weights, weight_shape)
     scales = _expect(_array(scales, "scales", 1), "scales", (weight_shape[0],))
-    return _trike.TritTensor(trits, np.ascontiguousarray(scales, np.float32)).matmul(input)
+    tensor = _trike.TritTensor(trits, np.ascontiguousarray(scales, np.float32))
+    return tensor.matmul(input) if device == "cpu" else _trike._device_matmul(device, tensor, input)
 
 
 def _unpack(packed: NDArray[np.uint8], shape: Tuple[int, int]) -> NDArray[np.int8]:
@@ -183,23 +185,25 @@ def _hashes(n: int, m: int, seed: int) -> Tuple[NDArray[np.int64], NDArray[np.fl
 
 def vsa_bind(a: NDArray, b: NDArray, device: str = "auto") -> NDArray:
     """The sum of two hypervectors modulo 3, as -1, 0 and 1. The result has the type of `a`."""
-    return _pair(a, b, device, _trike.bind)
+    return _pair(a, b, device, False)
 
 
 def vsa_unbind(bound: NDArray, key: NDArray, device: str = "auto") -> NDArray:
     """The difference modulo 3: `vsa_unbind(vsa_bind(a, key), key)` is `a`."""
-    return _pair(bound, key, device, _trike.unbind)
+    return _pair(bound, key, device, True)
 
 
 def vsa_bundle(vectors: Sequence[NDArray], device: str = "auto") -> NDArray:
     """The most frequent trit in each dimension; ties are broken so that no value is favoured."""
-    _device(device)
+    device = _device(device)
     vectors = [_array(vector, f"vectors[{at}]", 1) for at, vector in enumerate(vectors)]
     if not vectors:
         raise ValueError("vectors: expected at least one, got none")
     for at, vector in enumerate(vectors):
         _expect(vector, f"vectors[{at}]", vectors[0].shape)
-    return _trike.bundle([_vector(v) for v in vectors]).to_numpy().astype(vectors[0].dtype)
+    packed = [_vector(v) for v in vectors]
+    total = _trike.bundle(packed) if device == "cpu" else _trike._device_bundle(device, packed)
+    return total.to_numpy().astype(vectors[0].dtype)
 
 
 def vsa_similarity(a: NDArray, b: NDArray, metric: str = "cosine", device: str = "auto") -> float:
@@ -217,11 +221,16 @@ def vsa_similarity(a: NDArray, b: NDArray, metric: str = "cosine", device: str =
     raise ValueError(f"metric: expected one of cosine, dot, hamming, got {metric!r}")
 
 
-def _pair(a: NDArray, b: NDArray, device: str, op) -> NDArray:  # noqa: ANN001
-    _device(device)
+def _pair(a: NDArray, b: NDArray, device: str, unbind: bool) -> NDArray:
+    device = _device(device)
     a, b = _array(a, "a", 1), _array(b, "b", 1)
     _expect(b, "b", a.shape)
-    return op(_vector(a), _vector(b)).to_numpy().astype(a.dtype)
+    x, y = _vector(a), _vector(b)
+    if device == "cpu":
+        result = _trike.unbind(x, y) if unbind else _trike.bind(x, y)
+    else:
+        result = _trike._device_bind(device, x, y, unbind)
+    return result.to_numpy().astype(a.dtype)
 
 
 def _vector(values: NDArray) -> _trike.Hypervector:

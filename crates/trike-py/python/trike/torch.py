@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trike import _trike
 
-__all__ = ["BitLinear", "TernaryLinear", "convert"]
+__all__ = ["BitLinear", "PackedTrits", "TernaryLinear", "convert"]
 
 
 class _Product(torch.autograd.Function):
@@ -46,13 +46,23 @@ class _Product(torch.autograd.Function):
         return of_x, of_latent, None
 
 
+class PackedTrits(nn.Module):
+    """Trits without a parameter, named as in Trike's directories: the buffers `trits`, uint8 (planes, out_features,
+    ceil(in_features / 5)) with five trits per byte, and `scales`, f16 or f32, with one set for all planes, or one per plane."""
+
+    def __init__(self, trits: Tensor, scales: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("trits", trits)
+        self.register_buffer("scales", scales)
+
+
 class TernaryLinear(nn.Module):
     """A linear layer with ternary weights: maps (..., in_features) to (..., out_features).
 
     With `latent=True` it has the parameter `weight`, f32 (out_features, in_features), from which each forward pass makes trits; without,
-    the trits are in the buffers `packed` (uint8, five trits per byte) and `scales` (f16; f32 in `BitLinear`), as `freeze` makes them. `planes` is 1 to 6,
-    `group` the number of weights that share a scale (32, 64, 128, 256), `row` or `tensor`; `precision` of the activations is `f32`
-    (exact), `int16` or `int8`.
+    as `freeze` makes it, `weight` is a `PackedTrits`. `planes` is 1 to 6, `group` the number of weights that share a scale (32, 64, 128,
+    256), `row` or `tensor`; `precision` of the activations is `f32` (exact), `int16` or `int8`; `coupling` of more than one plane is
+    `tied` (one set of scales) or `free`.
     """
 
     _scale_type = torch.float16
@@ -67,25 +77,32 @@ class TernaryLinear(nn.Module):
         group: Any = 128,
         rule: str = "least_squares",
         precision: str = "f32",
+        coupling: Optional[str] = None,
         latent: bool = True,
         device: Any = None,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.planes, self.rule, self.precision = planes, rule, precision
+        self.coupling = coupling or ("tied" if planes > 1 else "free")
         self.granularity = f"group{group}" if isinstance(group, int) else group
         self.bias = nn.Parameter(torch.zeros(out_features, device=device)) if bias else None
-        self.register_parameter("weight", None)
         self._made: Any = None
         if latent:
             self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device))
             nn.init.kaiming_uniform_(self.weight, a=5**0.5)
             return
-        per_row = -(-in_features // 5)
-        groups = -(-in_features // int(self.granularity[5:])) if self.granularity.startswith("group") else 1
-        sides = {"row": (out_features,), "tensor": (1,)}.get(self.granularity, (out_features, groups))
-        self.register_buffer("packed", torch.zeros(planes, out_features * per_row, dtype=torch.uint8, device=device))
-        self.register_buffer("scales", torch.zeros(sides, dtype=self._scale_type, device=device))
+        trits = torch.zeros(planes, out_features, -(-in_features // 5), dtype=torch.uint8, device=device)
+        sets = planes if self.coupling == "free" else 1
+        scales = torch.zeros(sets, *self._scale_sides(), dtype=self._scale_type, device=device)
+        self.weight = PackedTrits(trits, scales)
+
+    def _scale_sides(self) -> tuple:
+        if self.granularity == "tensor":
+            return ()
+        if self.granularity == "row":
+            return (self.out_features,)
+        return (self.out_features, -(-self.in_features // int(self.granularity[5:])))
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, latent: bool = False, **options: Any) -> "TernaryLinear":
@@ -98,41 +115,47 @@ class TernaryLinear(nn.Module):
         return layer if latent else layer.freeze()
 
     @property
+    def is_latent(self) -> bool:
+        """Whether the layer has latent weights, and trains."""
+        return isinstance(self.weight, nn.Parameter)
+
+    @property
     def tensor(self) -> _trike.TritTensor:
         """The weights. They are made again when the parameter or the buffers have changed."""
-        source = self.weight if self.weight is not None else self.packed
+        source = self.weight if self.is_latent else self.weight.trits
         key = (source._version, source.data_ptr())
         if self._made is None or self._made[0] != key:
             self._made = (key, self._make())
         return self._made[1]
 
     def _make(self) -> _trike.TritTensor:
-        if self.weight is not None:
+        if self.is_latent:
             return self._ternarize(np.ascontiguousarray(self.weight.detach().to(torch.float32).cpu().numpy()))
-        planes = [{"encoding": "base3", "bytes": plane} for plane in self.packed.cpu().numpy()]
+        scales = self.weight.scales.to(torch.float32).cpu().numpy()
+        # Without an axis of one set, as the array of a tensor's scales.
+        scales = scales.reshape(-1) if self.granularity == "tensor" else scales[0] if len(scales) == 1 else scales
         return _trike.TritTensor.from_buffers(
             (self.out_features, self.in_features),
-            planes,
-            self.scales.to(torch.float32).cpu().numpy(),
+            [{"encoding": "base3", "bytes": plane.reshape(-1)} for plane in self.weight.trits.cpu().numpy()],
+            scales,
             granularity=self.granularity,
-            coupling="tied" if self.planes > 1 else "free",
+            coupling=self.coupling,
         )
 
     def _ternarize(self, weight: np.ndarray) -> _trike.TritTensor:
-        coupling = "tied" if self.planes > 1 else "free"
         return _trike.quantize_matrix(
-            weight, planes=self.planes, coupling=coupling, granularity=self.granularity, rule=self.rule, encoding="base3"
+            weight, planes=self.planes, coupling=self.coupling, granularity=self.granularity, rule=self.rule, encoding="base3"
         )[0]
 
     def freeze(self) -> "TernaryLinear":
         """Replaces the latent weights by their trits, in place; returns the layer."""
-        if self.weight is None:
+        if not self.is_latent:
             return self
         tensor = self.tensor.to_encoding("base3")
-        packed = np.stack([tensor.buffers(plane)["bytes"] for plane in range(self.planes)])
+        trits = np.stack([tensor.buffers(plane)["bytes"].reshape(self.out_features, -1) for plane in range(self.planes)])
+        scales = torch.from_numpy(tensor.scales).to(self._scale_type).reshape(-1, *self._scale_sides())
         self.weight = None
-        self.register_buffer("packed", torch.from_numpy(packed))
-        self.register_buffer("scales", torch.from_numpy(tensor.scales).to(self._scale_type))
+        self.weight = PackedTrits(torch.from_numpy(trits), scales)
         self._made = None
         return self
 
@@ -140,13 +163,13 @@ class TernaryLinear(nn.Module):
         """The outputs, in the type of `x`."""
         if x.shape[-1] != self.in_features:
             raise ValueError(f"x: expected shape (..., {self.in_features}), got {tuple(x.shape)}")
-        y = _Product.apply(x, self.weight, self)
+        y = _Product.apply(x, self.weight if self.is_latent else None, self)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"planes={self.planes}, granularity={self.granularity}, latent={self.weight is not None}"
+            f"planes={self.planes}, granularity={self.granularity}, latent={self.is_latent}"
         )
 
 

@@ -5,14 +5,21 @@ algebras do not mix: that is a ValueError. `similarity` is 1 for equal vectors a
 """
 
 from trike._trike import (
+    Automaton,
     Bundle,
+    CentroidClassifier,
+    DistributedMemory,
+    Graph,
+    Hierarchy,
     Hypervector,
     ItemMemory,
+    Multiset,
     RandomProjection,
     Record,
     ScalarEncoder,
     Sequence,
     TextEncoder,
+    Tree,
     bind,
     bind_sequence,
     bundle,
@@ -30,14 +37,21 @@ from trike._trike import (
 )
 
 __all__ = [
+    "Automaton",
     "Bundle",
+    "CentroidClassifier",
+    "DistributedMemory",
+    "Graph",
+    "Hierarchy",
     "Hypervector",
     "ItemMemory",
+    "Multiset",
     "RandomProjection",
     "Record",
     "ScalarEncoder",
     "Sequence",
     "TextEncoder",
+    "Tree",
     "bind",
     "bind_sequence",
     "bundle",

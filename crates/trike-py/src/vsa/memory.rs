@@ -11,9 +11,9 @@ use crate::{errors, host};
 pub(super) type AnyMemory = Any<ItemMemory<Z3>, ItemMemory<Bipolar>, ItemMemory<Ternary>>;
 
 /// A hit as (index, score, similarity).
-type Found = (usize, i64, f64);
+pub(super) type Found = (usize, i64, f64);
 
-fn found(hit: &Hit) -> Found {
+pub(super) fn found(hit: &Hit) -> Found {
     (hit.index, hit.score, hit.similarity)
 }
 

@@ -3,9 +3,11 @@
 mod bundle;
 mod capacity;
 mod encoders;
+mod memories;
 mod memory;
+mod relations;
 mod structures;
-mod vector;
+pub(crate) mod vector;
 
 use pyo3::{exceptions::PyValueError, prelude::*};
 use trike::vsa::{Bipolar, PackedTritVec, Ternary, VsaError, Z3};
@@ -103,7 +105,44 @@ macro_rules! make {
     };
 }
 
-pub(crate) use {both, each, join, make, map};
+/// Vectors of one algebra as vectors of its type.
+macro_rules! of_one {
+    ($vectors:expr, $name:ident => $body:expr) => {{
+        let vectors = &$vectors;
+        let first = vectors.first().ok_or_else(|| {
+            pyo3::exceptions::PyValueError::new_err("vectors: expected at least one, got none")
+        })?;
+        macro_rules! pick {
+            ($kind:ident) => {{
+                let all = vectors.iter().map(|v| match &v.get().inner {
+                    $crate::vsa::Any::$kind(v) => Ok(v),
+                    other => Err($crate::vsa::mixed(first.get().inner.algebra(), other.algebra())),
+                });
+                let $name = all.collect::<PyResult<Vec<_>>>()?;
+                $crate::vsa::Any::$kind($body.map_err($crate::vsa::error)?)
+            }};
+        }
+        match &first.get().inner {
+            $crate::vsa::Any::Z3(_) => pick!(Z3),
+            $crate::vsa::Any::Bipolar(_) => pick!(Bipolar),
+            $crate::vsa::Any::Ternary(_) => pick!(Ternary),
+        }
+    }};
+}
+
+/// An expression for any number of values of the same algebra.
+macro_rules! same {
+    (($($value:expr),+), ($($name:ident),+) => $body:expr) => {
+        match ($($value),+) {
+            ($($crate::vsa::Any::Z3($name)),+) => $body,
+            ($($crate::vsa::Any::Bipolar($name)),+) => $body,
+            ($($crate::vsa::Any::Ternary($name)),+) => $body,
+            ($($name),+) => return Err($crate::vsa::differing(&[$($name.algebra()),+])),
+        }
+    };
+}
+
+pub(crate) use {both, each, join, make, map, of_one, same};
 
 pub(crate) const ALGEBRAS: [&str; 3] = ["z3", "bipolar", "ternary"];
 
@@ -117,11 +156,20 @@ pub(crate) fn mixed(a: &str, b: &str) -> PyErr {
     PyValueError::new_err(format!("expected two values of one algebra, got {a} and {b}"))
 }
 
+/// As [`mixed`], for the first of several and the first that differs from it.
+pub(crate) fn differing(algebras: &[&str]) -> PyErr {
+    let first = algebras.first().copied().unwrap_or_default();
+    let other = algebras.iter().copied().find(|name| *name != first);
+    mixed(first, other.unwrap_or(first))
+}
+
 pub(crate) fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     vector::register(m)?;
     bundle::register(m)?;
     memory::register(m)?;
     structures::register(m)?;
+    relations::register(m)?;
+    memories::register(m)?;
     encoders::register(m)?;
     capacity::register(m)
 }

@@ -3,15 +3,10 @@
 use pyo3::prelude::*;
 use trike::vsa::{self, Bipolar, Record, Sequence, Ternary, Z3};
 
-use super::{Any, both, each, error, make, map, memory::PyItemMemory, mixed, vector::PyHypervector};
-
-/// A call with a structure, a vector and a memory of one algebra.
-macro_rules! lookup {
-    ($a:expr, $m:expr, $x:ident, $y:ident => $body:expr) => {{
-        let hit = both!($a, $m, $x, $y => $body).map_err(error)?;
-        Ok((hit.index, hit.score, hit.similarity))
-    }};
-}
+use super::{
+    Any, both, each, error, make, map, memory::Found, memory::PyItemMemory, memory::found, mixed, same,
+    vector::PyHypervector,
+};
 
 /// Key-value pairs in one bundle.
 #[pyclass(name = "Record", module = "trike.vsa")]
@@ -30,45 +25,19 @@ impl PyRecord {
 
     /// Adds a pair.
     fn insert(&mut self, key: &PyHypervector, value: &PyHypervector) -> PyResult<()> {
-        match (&mut self.inner, &key.inner, &value.inner) {
-            (Any::Z3(r), Any::Z3(k), Any::Z3(v)) => r.insert(k, v).map(drop),
-            (Any::Bipolar(r), Any::Bipolar(k), Any::Bipolar(v)) => r.insert(k, v).map(drop),
-            (Any::Ternary(r), Any::Ternary(k), Any::Ternary(v)) => r.insert(k, v).map(drop),
-            (r, k, v) => {
-                let other = if k.algebra() == r.algebra() { v.algebra() } else { k.algebra() };
-                return Err(mixed(r.algebra(), other));
-            }
-        }
-        .map_err(error)
+        same!((&mut self.inner, &key.inner, &value.inner), (r, k, v) => r.insert(k, v).map(drop))
+            .map_err(error)
     }
 
     /// Removes a pair.
     fn remove(&mut self, key: &PyHypervector, value: &PyHypervector) -> PyResult<()> {
-        match (&mut self.inner, &key.inner, &value.inner) {
-            (Any::Z3(r), Any::Z3(k), Any::Z3(v)) => r.remove(k, v),
-            (Any::Bipolar(r), Any::Bipolar(k), Any::Bipolar(v)) => r.remove(k, v),
-            (Any::Ternary(r), Any::Ternary(k), Any::Ternary(v)) => r.remove(k, v),
-            (r, k, v) => {
-                let other = if k.algebra() == r.algebra() { v.algebra() } else { k.algebra() };
-                return Err(mixed(r.algebra(), other));
-            }
-        }
-        .map_err(error)
+        same!((&mut self.inner, &key.inner, &value.inner), (r, k, v) => r.remove(k, v)).map_err(error)
     }
 
     /// The value of a key among the vectors of a memory, as (index, score, similarity).
-    fn get(&self, key: &PyHypervector, memory: &PyItemMemory) -> PyResult<(usize, i64, f64)> {
-        let hit = match (&self.inner, &key.inner, memory.here()?) {
-            (Any::Z3(r), Any::Z3(k), Any::Z3(m)) => r.get(k, m),
-            (Any::Bipolar(r), Any::Bipolar(k), Any::Bipolar(m)) => r.get(k, m),
-            (Any::Ternary(r), Any::Ternary(k), Any::Ternary(m)) => r.get(k, m),
-            (r, k, m) => {
-                let other = if k.algebra() == r.algebra() { m.algebra() } else { k.algebra() };
-                return Err(mixed(r.algebra(), other));
-            }
-        };
-        let hit = hit.map_err(error)?;
-        Ok((hit.index, hit.score, hit.similarity))
+    fn get(&self, key: &PyHypervector, memory: &PyItemMemory) -> PyResult<Found> {
+        let hit = same!((&self.inner, &key.inner, memory.here()?), (r, k, m) => r.get(k, m));
+        Ok(found(&hit.map_err(error)?))
     }
 
     /// The record as one vector.
@@ -107,8 +76,9 @@ impl PySequence {
     }
 
     /// The vector at a place among those of a memory, as (index, score, similarity).
-    fn get(&self, place: usize, memory: &PyItemMemory) -> PyResult<(usize, i64, f64)> {
-        lookup!(&self.inner, memory.here()?, s, m => s.get(place, m))
+    fn get(&self, place: usize, memory: &PyItemMemory) -> PyResult<Found> {
+        let hit = both!(&self.inner, memory.here()?, s, m => s.get(place, m));
+        Ok(found(&hit.map_err(error)?))
     }
 
     fn __len__(&self) -> usize {

@@ -6,7 +6,7 @@ use numpy::PyArray1;
 use pyo3::{exceptions::PyIndexError, prelude::*, types::PyType};
 use trike::vsa::{self, PackedTritVec};
 
-use super::{AnyVector, both, each, error, join, make, map};
+use super::{AnyVector, both, each, error, join, make, map, of_one};
 use crate::{
     arrays::{borrow, converted},
     errors,
@@ -152,31 +152,6 @@ fn bind(a: &PyHypervector, b: &PyHypervector) -> PyResult<PyHypervector> {
 #[pyfunction]
 fn unbind(bound: &PyHypervector, key: &PyHypervector) -> PyResult<PyHypervector> {
     Ok(join!(&bound.inner, &key.inner, a, b => vsa::unbind(a, b)).into())
-}
-
-/// Vectors of one algebra as vectors of its type.
-macro_rules! of_one {
-    ($vectors:expr, $name:ident => $body:expr) => {{
-        let vectors = &$vectors;
-        let first = vectors.first().ok_or_else(|| {
-            pyo3::exceptions::PyValueError::new_err("vectors: expected at least one, got none")
-        })?;
-        macro_rules! pick {
-            ($kind:ident) => {{
-                let all = vectors.iter().map(|v| match &v.get().inner {
-                    $crate::vsa::Any::$kind(v) => Ok(v),
-                    other => Err($crate::vsa::mixed(first.get().inner.algebra(), other.algebra())),
-                });
-                let $name = all.collect::<PyResult<Vec<_>>>()?;
-                $crate::vsa::Any::$kind($body.map_err($crate::vsa::error)?)
-            }};
-        }
-        match &first.get().inner {
-            $crate::vsa::Any::Z3(_) => pick!(Z3),
-            $crate::vsa::Any::Bipolar(_) => pick!(Bipolar),
-            $crate::vsa::Any::Ternary(_) => pick!(Ternary),
-        }
-    }};
 }
 
 /// Bundles vectors: the result is similar to each. With integer weights, each counts that often.
