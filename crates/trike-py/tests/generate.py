@@ -84,8 +84,21 @@ def code(text):
     return f"`{text}`"
 
 
-def described(name, file, module):
-    """Lines of a definition."""
+def members(node, file, value):
+    """A line for each public method and property of a class."""
+    for stub in (m for m in node.body if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")):
+        decorators = {d.id if isinstance(d, ast.Name) else getattr(d, "attr", "") for d in stub.decorator_list}
+        text = file.signature(stub, stub.name, "staticmethod" not in decorators)
+        text = text.replace("()", "", 1) if "property" in decorators else text
+        member = inspect.getattr_static(value, stub.name, None) if value is not None else None
+        doc = file.doc(stub, member.__func__ if isinstance(member, classmethod) else member)
+        doc = " ".join(doc.split("\n\n")[0].split())
+        yield stub.name, f"* {code(text)}{': ' if doc else ''}{doc}"
+
+
+def described(name, file, native):
+    """Lines of a definition; a class in Python may add to the native one of its name."""
+    module = _trike
     node, value = file.defined[name], getattr(module, name, None)
     if isinstance(node, ast.FunctionDef):
         return [f"### {code(name)}", "", code(file.signature(node, name, False)), "", file.doc(node, value), ""]
@@ -97,17 +110,10 @@ def described(name, file, module):
         lines += [code(file.signature(made, name, True).partition(" -> ")[0]), ""]
     doc = file.doc(node, value)
     lines += [doc, ""] if doc else []
-    for method, stub in methods.items():
-        if method.startswith("_"):
-            continue
-        decorators = {d.id if isinstance(d, ast.Name) else getattr(d, "attr", "") for d in stub.decorator_list}
-        text = file.signature(stub, method, "staticmethod" not in decorators)
-        text = text.replace("()", "", 1) if "property" in decorators else text
-        member = inspect.getattr_static(value, method, None) if value is not None else None
-        doc = file.doc(stub, member.__func__ if isinstance(member, classmethod) else member)
-        doc = " ".join(doc.split("\n\n")[0].split())
-        lines.append(f"* {code(text)}{': ' if doc else ''}{doc}")
-    return lines + [""]
+    found = dict(members(node, file, value))
+    if not file.native and name in native.defined:
+        found = {**dict(members(native.defined[name], native, value)), **found}
+    return lines + list(found.values()) + ([""] if found else [])
 
 
 def page():
@@ -136,7 +142,7 @@ def page():
         for name in sorted(names, key=lambda name: (name[0].islower(), name)):
             file = next((file for file in [*files, stub] if name in file.defined), None)
             if file is not None:
-                lines += described(name, file, _trike)
+                lines += described(name, file, stub)
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

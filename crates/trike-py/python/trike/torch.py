@@ -154,7 +154,7 @@ class TernaryLinear(nn.Module):
         tensor = self.tensor.to_encoding("base3")
         trits = np.stack([tensor.buffers(plane)["bytes"].reshape(self.out_features, -1) for plane in range(self.planes)])
         scales = torch.from_numpy(tensor.scales).to(self._scale_type).reshape(-1, *self._scale_sides())
-        self.weight = None
+        del self.weight
         self.weight = PackedTrits(torch.from_numpy(trits), scales)
         self._made = None
         return self
