@@ -1,9 +1,9 @@
 //! The `trike` command: run, inspect, convert and measure ternary language models.
 //!
-//! Start from [`run`], which the program and the Python package call, and from [`args::Cli`], the command line. The main design decision: parsing, calling the `trike` library and
-//! rendering are separate modules. A command returns data and never prints; only `output` writes to the terminal, and
-//! only this crate reads the environment. The cost is one data struct per command, which is also the schema of its
-//! `--json`.
+//! Start from [`run`], which the program and the Python package call, and from [`args::Cli`], the command line. The main
+//! design decision: parsing, calling the `trike` library and rendering are separate modules. A command returns data and
+//! never prints; only `output` writes to the terminal, and only this crate reads the environment. The cost is one data
+//! struct per command, which is also the schema of its `--json`.
 //!
 //! * command line: [`args`]
 //! * commands: [`commands`]
