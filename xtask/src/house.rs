@@ -202,6 +202,14 @@ pub(crate) const HOUSE: &[Row] = &[
         unsafe_in: &[],
     },
     Row {
+        layer: 9,
+        name: "trike-py",
+        purpose: "the Python package",
+        uses: "trike trike-cli",
+        registry: "numpy pyo3 serde serde_json",
+        unsafe_in: &[],
+    },
+    Row {
         layer: DEV,
         name: "trike-testkit",
         purpose: "oracles, input tables and tolerances for tests",

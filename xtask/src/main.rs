@@ -36,6 +36,7 @@ mod test;
 mod tidy;
 mod tokens;
 mod toolchain;
+mod wheel;
 mod workspace;
 
 use anyhow::Result;
@@ -77,6 +78,9 @@ enum Command {
     Test,
     /// Build the API docs, with missing docs denied.
     Doc,
+    /// Build the Python package's wheel, install it into a bare environment, and run its tests and examples there; the last line is
+    /// the wheel's path.
+    Wheel,
     /// Run the commands of the README.
     Readme,
     /// Measure the line coverage of the tests (outside of `ci`; needs cargo-llvm-cov).
@@ -138,6 +142,8 @@ fn run(ws: &Workspace, command: &Command) -> Result<ExitCode> {
         Command::GpuBundle => gpu_bundle::run(ws),
         Command::Release(options) => release::run(ws, options),
         Command::RustVersion => rust_version::run(ws),
+        // Without the frame of a step, so that the path is the last line.
+        Command::Wheel => wheel::run(ws),
         Command::Readme => steps::run_one(ws, "readme"),
         Command::Coverage => coverage::run(ws),
         // A void run has a status of its own.

@@ -1,7 +1,8 @@
 //! The list of checks, and the summary table with times.
 
 use crate::{
-    deny, deps, gpu_test, layering, package, ranks, readme, test, tidy, toolchain, workspace::Workspace,
+    deny, deps, gpu_test, layering, package, ranks, readme, test, tidy, toolchain, wheel,
+    workspace::Workspace,
 };
 use anyhow::{Result, anyhow};
 use std::fmt::Write as _;
@@ -19,7 +20,7 @@ pub(crate) struct Step {
 /// All steps, cheapest first.
 ///
 /// `doc` runs before `test` because it reuses the build of `clippy` and takes seconds; `gpu-test` runs after it
-/// because most of its binaries are built by then; `readme` is last because it is the only step that compiles in
+/// because most of its binaries are built by then; `wheel` and `readme` are last because they compile in
 /// release mode.
 pub(crate) const STEPS: &[Step] = &[
     Step { name: "fmt", run: toolchain::fmt, remedy: "fix with: cargo fmt --all" },
@@ -39,6 +40,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step { name: "ranks", run: ranks::run, remedy: "rerun with: cargo xtask ranks" },
     Step { name: "link", run: toolchain::link, remedy: "rerun with: cargo xtask link" },
     Step { name: "gpu-test", run: gpu_test::step, remedy: "rerun with: cargo xtask gpu-test" },
+    Step { name: "wheel", run: wheel::step, remedy: "rerun with: cargo xtask wheel" },
     Step { name: "readme", run: readme::run, remedy: "rerun with: cargo xtask readme" },
 ];
 

@@ -9,7 +9,7 @@ use xshell::cmd;
 /// Unit, integration and example tests, but no benches.
 const TESTS: &[&str] = &["--lib", "--bins", "--tests", "--examples"];
 
-/// Runs `cargo test` for targets and for docs, and echoes the output.
+/// Runs `cargo test` for targets and for docs, and echoes the output. The Python module has its tests in Python: `wheel`.
 ///
 /// Continues after failures. Returns the line of totals, which is also the last line printed.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {
@@ -38,7 +38,7 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
 fn cargo_test(ws: &Workspace, what: &[&str], tally: &mut Tally) -> Result<bool> {
     let tests = cmd!(
         ws.sh,
-        "cargo test --locked --workspace {FEATURES...} --no-fail-fast {what...} -- --show-output"
+        "cargo test --locked --workspace --exclude trike-py {FEATURES...} --no-fail-fast {what...} -- --show-output"
     );
     let mut child = Command::from(tests)
         .stdin(Stdio::null())

@@ -1,10 +1,23 @@
 //! The command line and the date, for reports.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    ffi::OsString,
+    sync::OnceLock,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+/// The command line that is run.
+static ARGS: OnceLock<Vec<OsString>> = OnceLock::new();
+
+/// Keeps the command line, once.
+pub(crate) fn remember(args: Vec<OsString>) {
+    // The second of a process would be another command in the reports of the first.
+    let _ = ARGS.set(args);
+}
 
 /// The command line, quoted for a shell; the name of the program stands for its path.
 pub(crate) fn command_line() -> String {
-    let args = std::env::args_os().skip(1);
+    let args = ARGS.get().into_iter().flatten().skip(1);
     let quoted = args.map(|arg| quoted(&arg.to_string_lossy()));
     std::iter::once("trike".to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
 }

@@ -1,69 +1,8 @@
-//! The `trike` command: run, inspect, convert and measure ternary language models.
-//!
-//! Start from [`args::Cli`], the command line. The main design decision: parsing, calling the `trike` library and
-//! rendering are separate modules. A command returns data and never prints; only `output` writes to the terminal, and
-//! only this crate reads the environment. The cost is one data struct per command, which is also the schema of its
-//! `--json`.
-//!
-//! * command line: [`args`]
-//! * commands: [`commands`]
-//! * downloads from the hub, with the feature `hub`: `download`
-//! * terminal output: [`output`], [`progress`]; results as text: [`render`]
-//! * `.npy` files: [`npy`]
-//! * advice on errors and the flags they refer to: [`advice`]
-//! * Ctrl-C: [`interrupt`]; ranks of `mpirun`, with the feature `mpi`: `ranks`
-//! * examples, JSON fields and manual pages: [`manual`]; the command line and date in reports: [`invocation`]
+//! The program `trike`.
 #![forbid(unsafe_code)]
-
-mod advice;
-mod args;
-mod commands;
-#[cfg(feature = "hub")]
-mod download;
-mod interrupt;
-mod invocation;
-mod manual;
-mod npy;
-mod output;
-mod progress;
-#[cfg(feature = "mpi")]
-mod ranks;
-mod render;
 
 use std::process::ExitCode;
 
-/// Exit code of a failed run.
-const FAILURE: u8 = 1;
-/// Exit code of wrong usage (missing or out-of-range values), the same as clap's.
-const USAGE: u8 = 2;
-
 fn main() -> ExitCode {
-    output::seconds();
-    let cli = args::Cli::read().unwrap_or_else(|error| advice::reword(error).exit());
-    interrupt::install();
-    match commands::dispatch(cli) {
-        Ok(code) => code,
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            if let Some(usage) = error.downcast_ref::<clap::Error>() {
-                usage.exit();
-            }
-            output::error(&error, advice::advice(&error).as_deref());
-            ExitCode::from(exit_code(&error))
-        }
-    }
-}
-
-/// The exit code of an error.
-fn exit_code(error: &anyhow::Error) -> u8 {
-    let is_usage = advice::is_usage(error) || error.is::<clap::Error>();
-    if is_usage { USAGE } else { FAILURE }
-}
-
-/// Whether the reader of the output closed the pipe.
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let kind = |cause: &(dyn std::error::Error + 'static)| {
-        cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind)
-    };
-    error.chain().any(|cause| kind(cause) == Some(std::io::ErrorKind::BrokenPipe))
+    ExitCode::from(trike_cli::run(std::env::args_os()))
 }

@@ -1,6 +1,5 @@
 //! Ranks that `mpirun` started: how a command begins on all of them, and ends on all of them.
 
-use std::process::ExitCode;
 use std::rc::Rc;
 
 use anyhow::Context as _;
@@ -21,7 +20,7 @@ pub(crate) fn are_started() -> bool {
 
 /// Runs a command on this rank. An error of one rank ends all, with its number in the message, so that none waits for it; one that
 /// all know of ([`together`]) is printed once.
-pub(crate) fn run(work: impl FnOnce(&Rc<Mpi>) -> anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(work: impl FnOnce(&Rc<Mpi>) -> anyhow::Result<u8>) -> anyhow::Result<u8> {
     let comm = Rc::new(start()?);
     let rank = comm.rank();
     let error = match work(&comm) {
@@ -37,7 +36,7 @@ pub(crate) fn run(work: impl FnOnce(&Rc<Mpi>) -> anyhow::Result<ExitCode>) -> an
             }
             // `mpirun` ends all ranks when the first one has failed: not before the report.
             let _ = comm.barrier();
-            Ok(ExitCode::from(code))
+            Ok(code)
         }
         Err(error) => comm.abort(i32::from(report(error, rank))),
     }

@@ -47,7 +47,7 @@ mod text;
 
 pub use trike_text::{
     chat, constraint,
-    sampler::{self, GenerationConfig},
+    sampler::{self, GenerationConfig, SamplingOptions},
     stream, tokenizer,
 };
 

@@ -30,7 +30,7 @@ use crate::{
     error::io,
     held_out::{calibration_ids, limited, without},
     memory,
-    quantize::{SCALING, quantize_ids, refuse_existing, refuse_ternary},
+    quantize::{SCALING, quantize, quantize_ids, refuse_existing, refuse_ternary},
     report::HeldOut,
     rewrite::Prepared,
     store,
@@ -62,6 +62,27 @@ const LEAST_FRESH: usize = 1024;
 /// [`CalibrateError::Budget`] for a budget that is not achievable, with the closest achievable one; and those of
 /// [`quantize`](super::quantize()).
 pub fn quantize_to(
+    input: &ModelFile,
+    output: &Path,
+    calibration: &Calibration<'_>,
+    config: &ModelQuantizationConfig,
+    options: &PlanOptions,
+    progress: &mut dyn FnMut(&str, usize, usize),
+) -> Result<QuantizeReport, CalibrateError> {
+    match planned(input, output, calibration, config, options, progress) {
+        Err(CalibrateError::Config(ConfigError::NothingHeldOut { .. })) if options.uniform => {
+            let mut report = quantize(input, output, calibration, config, progress)?;
+            report.notes.push(format!(
+                "too little text to choose precisions with: planes in every layer: {}",
+                config.layout.depth
+            ));
+            Ok(report)
+        }
+        report => report,
+    }
+}
+
+fn planned(
     input: &ModelFile,
     output: &Path,
     calibration: &Calibration<'_>,

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use trike_core::{Bounds, OptionError};
+use trike_llm::{LlmError, ModelFile};
 use trike_trit::{Granularity, GroupSize, MAX_DEPTH};
 
 use crate::{CalibrateError, ConfigError};
@@ -35,9 +36,18 @@ pub struct PlanOptions {
     pub trials: usize,
     /// Whether the model that comes nearest is the result where none of them meets a budget of quality, instead of an error.
     pub nearest: bool,
+    /// Whether every layer gets the planes of the configuration where the text is too short to search with, instead of an error.
+    pub uniform: bool,
     /// Whether embedding and head are in the plan, as int8 or as they are, where the configuration leaves that open.
     pub head: bool,
 }
+
+/// The perplexity ratio that a model is made for where nothing else is asked.
+const RATIO: f64 = 1.02;
+/// Models that are made in search of it.
+const TRIALS: usize = 3;
+/// Weights of the blocks above which none is measured: each takes hours, and both models would be in memory.
+const LARGE: u64 = 400_000_000;
 
 impl PlanOptions {
     /// Up to four planes (more would be as large as int8) and one scale per 32, 64 or 128 weights or per row; six trials, of which
@@ -46,7 +56,24 @@ impl PlanOptions {
     pub fn new(budget: Budget) -> Self {
         let sizes = [GroupSize::G32, GroupSize::G64, GroupSize::G128];
         let groups = sizes.map(Granularity::Group).into_iter().chain([Granularity::Row]).collect();
-        Self { budget, planes: 4, groups, trials: 6, nearest: false, head: true }
+        Self { budget, planes: 4, groups, trials: 6, nearest: false, uniform: false, head: true }
+    }
+
+    /// The options where nothing is asked: a perplexity ratio of 1.02, of which the nearest of three trials may fall short. A model
+    /// with more than 400 million weights in its blocks is planned from prices alone, and a text too short to search with is no error.
+    ///
+    /// # Errors
+    ///
+    /// If a tensor's description cannot be read.
+    pub fn unasked(input: &ModelFile) -> Result<Self, LlmError> {
+        let blocks = input.weights().into_iter().filter(|name| name.is_block_matrix());
+        let weights: u64 =
+            blocks.map(|name| Ok(input.info(name)?.elements())).sum::<Result<_, LlmError>>()?;
+        let trials = if weights > LARGE { 0 } else { TRIALS };
+        Ok(Self::new(Budget::PerplexityRatio(RATIO))
+            .with_trials(trials)
+            .with_nearest(true)
+            .with_uniform(true))
     }
 
     /// Sets [`budget`](Self::budget).
@@ -77,6 +104,12 @@ impl PlanOptions {
     #[must_use]
     pub fn with_nearest(self, nearest: bool) -> Self {
         Self { nearest, ..self }
+    }
+
+    /// Sets [`uniform`](Self::uniform).
+    #[must_use]
+    pub fn with_uniform(self, uniform: bool) -> Self {
+        Self { uniform, ..self }
     }
 
     /// Sets [`head`](Self::head).

@@ -42,6 +42,9 @@ pub enum Calibration<'a> {
 }
 
 impl Calibration<'_> {
+    /// Sequences that a model generates where no number is given: writing takes longer than calibrating.
+    pub const GENERATED: usize = 128;
+
     /// Maximum number of sequences.
     pub(crate) fn limit(&self) -> usize {
         match *self {

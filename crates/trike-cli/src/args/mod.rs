@@ -9,7 +9,7 @@ mod quantize;
 mod run;
 mod train;
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, builder::FalseyValueParser};
 use trike::{
@@ -23,8 +23,6 @@ pub(crate) use keys::{KeyArgs, TOP_K};
 #[cfg(feature = "hub")]
 pub(crate) use models::PullArgs;
 pub(crate) use models::{ListArgs, ModelArg, RmArgs, ShowArgs};
-#[cfg(test)]
-pub(crate) use names::Seed;
 use names::{
     ACTIVATIONS, EMBEDDINGS, ENCODINGS, GROUPS, HEADS, KEYS, KV, LAYOUTS, SCALES, SIZES, SPLITS, TARGETS,
     one_of, threads,
@@ -62,9 +60,9 @@ pub(crate) fn command() -> clap::Command {
 }
 
 impl Cli {
-    /// Parses the command line of the process.
-    pub(crate) fn read() -> Result<Self, clap::Error> {
-        Self::from_arg_matches(&command().try_get_matches()?)
+    /// Parses a command line.
+    pub(crate) fn read(args: &[OsString]) -> Result<Self, clap::Error> {
+        Self::from_arg_matches(&command().try_get_matches_from(args)?)
     }
 }
 

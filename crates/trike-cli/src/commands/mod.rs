@@ -27,11 +27,12 @@ mod text;
 mod train;
 mod tuned;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::path::PathBuf;
 
 use clap::{CommandFactory, error::ErrorKind};
 
 use crate::{
+    FAILURE, SUCCESS,
     args::{Cli, Command, ModelArg, RunArgs},
     interrupt, output,
 };
@@ -50,7 +51,7 @@ pub(crate) use run::RunOutcome;
 pub(crate) use train::TrainOutcome;
 
 /// Runs the command and prints its result.
-pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
+pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<u8> {
     let quiet = cli.quiet;
     match cli.command {
         Command::Run(args) => return generate(args, quiet),
@@ -72,7 +73,7 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
                     "error: {} of {} tensors are damaged: download or convert the model again",
                     outcome.damaged, outcome.totals.tensors
                 ));
-                return Ok(ExitCode::FAILURE);
+                return Ok(FAILURE);
             }
         }
         Command::Convert(args) => output::show(&convert::convert(&args, quiet)?, args.json.json)?,
@@ -95,21 +96,21 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Completions(args) => output::stream(&completions::script(args.shell)?)?,
         Command::Man(args) => output::stream(&completions::manual(&args.dir)?)?,
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(SUCCESS)
 }
 
 /// Prints the outcome of a training.
-fn trained(outcome: &TrainOutcome, json: bool) -> anyhow::Result<ExitCode> {
+fn trained(outcome: &TrainOutcome, json: bool) -> anyhow::Result<u8> {
     output::show(outcome, json)?;
     if outcome.is_interrupted() {
         output::note("interrupted: run the same command again to continue");
-        return Ok(ExitCode::from(interrupt::CODE));
+        return Ok(interrupt::CODE);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(SUCCESS)
 }
 
 /// Continues a prompt; without one in a terminal, starts a chat if the model can.
-fn generate(args: RunArgs, quiet: bool) -> anyhow::Result<ExitCode> {
+fn generate(args: RunArgs, quiet: bool) -> anyhow::Result<u8> {
     #[cfg(feature = "mpi")]
     if let Some(division) = args.parallel {
         return parallel::run(&args, division, quiet);
@@ -117,7 +118,7 @@ fn generate(args: RunArgs, quiet: bool) -> anyhow::Result<ExitCode> {
     let Some(prompt) = text::prompt(&args)? else {
         return match args.json.json {
             true => Err(text::no_prompt()),
-            false => chat::start(args.into(), quiet).map(|()| ExitCode::SUCCESS),
+            false => chat::start(args.into(), quiet).map(|()| SUCCESS),
         };
     };
     print(args.json.json, quiet, |sink| run::run(&args, &prompt, quiet, sink))
@@ -128,7 +129,7 @@ fn print(
     json: bool,
     quiet: bool,
     generate: impl FnOnce(&mut run::Sink<'_>) -> anyhow::Result<RunOutcome>,
-) -> anyhow::Result<ExitCode> {
+) -> anyhow::Result<u8> {
     if json {
         let outcome = generate(&mut |_| Ok(()))?;
         output::show(&outcome, true)?;
@@ -142,8 +143,8 @@ fn print(
     Ok(finished(&outcome))
 }
 
-fn finished(outcome: &RunOutcome) -> ExitCode {
-    if outcome.is_interrupted() { ExitCode::from(interrupt::CODE) } else { ExitCode::SUCCESS }
+fn finished(outcome: &RunOutcome) -> u8 {
+    if outcome.is_interrupted() { interrupt::CODE } else { SUCCESS }
 }
 
 impl ModelArg {

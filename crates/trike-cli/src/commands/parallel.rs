@@ -1,6 +1,6 @@
 //! `trike run --parallel`: a model on several ranks.
 
-use std::{process::ExitCode, rc::Rc, time::Instant};
+use std::{rc::Rc, time::Instant};
 
 use trike::{
     DeviceChoice, LlmError, LoadOptions, ModelFile,
@@ -18,7 +18,7 @@ use super::{
 use crate::{args::RunArgs, commands::RunOutcome, output, progress::Progress, ranks};
 
 /// Continues a prompt on all ranks: rank 0 reads it, and prints the text.
-pub(super) fn run(args: &RunArgs, parallel: Parallel, quiet: bool) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &RunArgs, parallel: Parallel, quiet: bool) -> anyhow::Result<u8> {
     ranks::run(|comm| {
         let is_first = comm.rank() == 0;
         // The plans are part of the JSON.
@@ -52,7 +52,7 @@ pub(super) fn run(args: &RunArgs, parallel: Parallel, quiet: bool) -> anyhow::Re
         match text {
             None => {
                 model.decoder().follow().map_err(LlmError::from)?;
-                Ok(ExitCode::SUCCESS)
+                Ok(crate::SUCCESS)
             }
             Some(text) => print(args.json.json, quiet, |sink| {
                 generate(text, &model, comm, &plans, load_seconds, quiet, sink)

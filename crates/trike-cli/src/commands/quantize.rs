@@ -7,10 +7,9 @@ use serde::Serialize;
 use trike::{
     Calibration, Encoding, ModelFile, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, Split, Target,
     calibrate::{
-        Budget, CalibrateError, Compensation, ConfigError, Importance, Plan, PlanOptions, Pruning,
-        ScaledInputs, Sensitivity, Tuning, is_resumable, plan_for, quantize_to,
+        Budget, Compensation, Importance, Plan, PlanOptions, Pruning, ScaledInputs, Sensitivity, Tuning,
+        is_resumable, plan_for, quantize_to,
     },
-    llm::LlmError,
     quant::{CalibrationMethod, ColumnOrder, PrunePattern, ScaleRule, TritLayout},
     trit::{Coupling, Granularity, GroupSize},
 };
@@ -32,9 +31,6 @@ pub(crate) enum QuantizeOutcome {
     Plan(PlanOutcome),
 }
 
-/// Sequences that the model generates without a text: writing takes longer than calibrating.
-const GENERATED: usize = 128;
-
 /// A plan and the measurements it is based on.
 #[derive(Debug, Serialize)]
 pub(crate) struct PlanOutcome {
@@ -54,7 +50,10 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
     let split = |text: &str| args.split.unwrap_or_else(|| Split::of(text));
     let calibration = match &text {
         Some(text) => Calibration::Text { text, split: split(text), limit: args.sequences },
-        None => Calibration::Generated { sequences: args.sequences.unwrap_or(GENERATED), seed: args.seed },
+        None => Calibration::Generated {
+            sequences: args.sequences.unwrap_or(Calibration::GENERATED),
+            seed: args.seed,
+        },
     };
     check_gguf(args, &input)?;
     let quality =
@@ -78,9 +77,8 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
     advise(args);
     let steps = Steps::new(quiet);
     let mut set = |what: &str, done: usize, total: usize| steps.set(what, done, total);
-    let report = match goal_of(args) {
-        Some((budget, asked)) => {
-            let options = plan_options(args, budget, asked, &input)?;
+    let report = match plan_options(args, &input)? {
+        Some(options) => {
             if args.plan_only {
                 let (plan, sensitivities) =
                     plan_for(&input, &args.output, &calibration, &config, &options, &mut set)?;
@@ -88,17 +86,7 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
                 fs::write(&args.output, plan.to_json()).with_context(|| output.clone())?;
                 return Ok(QuantizeOutcome::Plan(PlanOutcome { output, plan, sensitivities }));
             }
-            match quantize_to(&input, &args.output, &calibration, &config, &options, &mut set) {
-                // Too little text to search with.
-                Err(CalibrateError::Config(ConfigError::NothingHeldOut { .. })) if !asked => {
-                    let mut report = trike::quantize(&input, &args.output, &calibration, &config, &mut set)?;
-                    report.notes.push(
-                        "too little text to choose precisions with: every layer has three planes".to_owned(),
-                    );
-                    report
-                }
-                report => report?,
-            }
+            quantize_to(&input, &args.output, &calibration, &config, &options, &mut set)?
         }
         None if args.plan_only => bail!(
             "--plan-only requires that precision is chosen per layer: leave out the options that set it, or give a --target \
@@ -185,15 +173,8 @@ impl Steps {
     }
 }
 
-/// The perplexity ratio that a model is made for where nothing else is asked.
-const RATIO: f64 = 1.02;
-/// Models that are made in search of it.
-const TRIALS: usize = 3;
-/// Weights of the blocks above which none is measured: each takes hours, and both models would be in memory.
-const LARGE: u64 = 400_000_000;
-
-/// The budget, and whether it was asked for. Without one every layer gets the same planes.
-fn goal_of(args: &QuantizeArgs) -> Option<(Budget, bool)> {
+/// The options of a budget; `None` if every layer gets the same planes.
+fn plan_options(args: &QuantizeArgs, input: &ModelFile) -> anyhow::Result<Option<PlanOptions>> {
     let compensated = matches!(args.method, Method::Compensate) && !args.plain;
     let uniform = args.planes.is_some()
         || args.plan.is_some()
@@ -204,35 +185,18 @@ fn goal_of(args: &QuantizeArgs) -> Option<(Budget, bool)> {
         || args.prune.is_some()
         || args.prune_pattern.is_some()
         || !compensated;
-    match args.target {
-        Some(Goal::Budget(budget)) => Some((budget, true)),
-        None if !uniform => Some((Budget::PerplexityRatio(RATIO), false)),
-        Some(Goal::Gguf(_)) | None => None,
-    }
-}
-
-fn plan_options(
-    args: &QuantizeArgs,
-    budget: Budget,
-    asked: bool,
-    input: &ModelFile,
-) -> anyhow::Result<PlanOptions> {
-    let mut options = PlanOptions::new(budget);
+    let mut options = match args.target {
+        Some(Goal::Budget(budget)) => PlanOptions::new(budget),
+        None if !uniform => PlanOptions::unasked(input)?,
+        Some(Goal::Gguf(_)) | None => return Ok(None),
+    };
     if let Some(planes) = args.planes {
         options = options.with_planes(planes);
     }
     if let Some(group) = args.group {
         options = options.with_groups([group]);
     }
-    options = options.with_head(args.head.is_none());
-    if !asked {
-        let blocks = input.weights().into_iter().filter(|name| name.is_block_matrix());
-        let weights: u64 =
-            blocks.map(|name| Ok(input.info(name)?.elements())).sum::<Result<_, LlmError>>()?;
-        let trials = if weights > LARGE { 0 } else { TRIALS };
-        options = options.with_trials(trials).with_nearest(true);
-    }
-    Ok(options)
+    Ok(Some(options.with_head(args.head.is_none())))
 }
 
 /// Weights that share a scale in a GGUF type.

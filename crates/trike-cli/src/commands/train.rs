@@ -1,7 +1,5 @@
 //! `trike train`.
 
-#[cfg(feature = "mpi")]
-use std::process::ExitCode;
 use std::{ops::ControlFlow, path::Path, time::Instant};
 
 use serde::Serialize;
@@ -50,7 +48,7 @@ pub(crate) fn train(args: &TrainArgs, quiet: bool) -> anyhow::Result<TrainOutcom
 
 /// Trains a model as one of the ranks that `mpirun` has started: rank 0 writes and prints.
 #[cfg(feature = "mpi")]
-pub(crate) fn train_ranks(args: &TrainArgs, quiet: bool) -> anyhow::Result<ExitCode> {
+pub(crate) fn train_ranks(args: &TrainArgs, quiet: bool) -> anyhow::Result<u8> {
     ranks::run(|comm| {
         let is_first = comm.rank() == 0;
         let quiet = quiet || !is_first;
@@ -73,7 +71,7 @@ pub(crate) fn train_ranks(args: &TrainArgs, quiet: bool) -> anyhow::Result<ExitC
             Err(error) if is_known(&error, is_local) => ranks::alike(comm, Err(error))?,
             outcome => outcome?,
         };
-        if is_first { super::trained(&outcome, args.json.json) } else { Ok(ExitCode::SUCCESS) }
+        if is_first { super::trained(&outcome, args.json.json) } else { Ok(crate::SUCCESS) }
     })
 }
 

@@ -21,12 +21,13 @@
 //!
 //! [`Ternary`] and [`Sign`] are [`Staged`] with a [`Rounding`] each. [`CodecConfig`] builds all of the codecs. All but [`LowRank`] are also
 //! [`MessageCodec`]s: their messages can be written and read without ranks, by [`GradientCompressor`], and trits be summed in any
-//! order, by [`TernaryGradientAccumulator`].
+//! order, by [`TernaryGradientAccumulator`]. [`LocalExchange`] runs any codec between ranks of one process.
 
 mod accumulator;
 mod compressor;
 mod config;
 mod demo;
+mod local;
 mod loco;
 mod low_rank;
 mod sign;
@@ -43,6 +44,7 @@ pub use accumulator::TernaryGradientAccumulator;
 pub use compressor::{CompressedGradient, CompressionStats, GradientCompressor};
 pub use config::CodecConfig;
 pub use demo::Demo;
+pub use local::LocalExchange;
 pub use loco::SparseLoCo;
 pub use low_rank::LowRank;
 pub use sign::{Sign, Signs};

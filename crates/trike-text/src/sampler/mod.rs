@@ -10,11 +10,12 @@
 //!
 //! * [`SamplerConfig`]: the options, validated together
 //! * [`Sampler`]: a configuration with its RNG state
-//! * [`GenerationConfig`]: a model's sampling defaults
+//! * [`GenerationConfig`]: a model's sampling defaults; [`SamplingOptions`]: what a user gives, over them
 //! * [`SamplerError`], [`GenerationConfigError`]
 
 mod exp;
 mod generation_config;
+mod options;
 
 use std::cmp::Ordering;
 
@@ -27,6 +28,7 @@ use trike_core::{Bounds, OptionError};
 use exp::exp;
 
 pub use generation_config::{GenerationConfig, GenerationConfigError};
+pub use options::SamplingOptions;
 
 /// Exponent, relative to the best token, below which a probability is lost in the rounding of the sum, even for a million
 /// such tokens.

@@ -1,0 +1,126 @@
+"""Language models."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+
+from trike import _trike
+from trike._hub import PathLike, resolve
+
+Prompt = Union[str, Sequence[int]]
+Messages = Union[str, Iterable[Union[Mapping[str, str], Tuple[str, str]]]]
+
+
+@dataclass
+class Sampling:
+    """Options of a generation; None is the model's own recommendation, or greedy decoding."""
+
+    max_tokens: Optional[int] = None
+    temperature: Optional[float] = None
+    top_k: Optional[int] = None
+    top_p: Optional[float] = None
+    min_p: Optional[float] = None
+    repetition_penalty: Optional[float] = None
+    seed: Optional[int] = None
+    stop: List[str] = field(default_factory=list)
+    kv: Optional[str] = None
+    context: Optional[int] = None
+    window: Optional[int] = None
+    logprobs: Optional[int] = None
+    json_schema: Any = None
+    regex: Optional[str] = None
+    grammar: Optional[str] = None
+
+    def __post_init__(self) -> None:
+        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        if self.json_schema is not None and not isinstance(self.json_schema, str):
+            self.json_schema = json.dumps(self.json_schema)
+
+
+def pairs(messages: Messages) -> List[Tuple[str, str]]:
+    """Messages as (role, content): a text is one message of the user."""
+    if isinstance(messages, str):
+        return [("user", messages)]
+    result = []
+    for message in messages:
+        if isinstance(message, Mapping):
+            try:
+                role, content = message["role"], message["content"]
+            except KeyError as missing:
+                raise ValueError(f"messages: expected the keys role and content, got {sorted(message)}") from missing
+        else:
+            role, content = message
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise TypeError("messages: expected texts as role and content")
+        result.append((role, content))
+    return result
+
+
+class Model(_trike.Model):
+    """A language model: `Model(path_or_name, device="auto")`.
+
+    The model is a directory in HuggingFace's layout, a GGUF file, a llama2.c checkpoint, or `org/name[@revision][:file]` in the hub's
+    cache. `device` is `auto` (a GPU if this build reaches one, else the CPU), `cpu`, or a name of `trike.devices()`; `threads` is
+    0 for one per physical core; `activations` of ternary layers are `auto`, `int8`, `int16` or `f32` (exact); `head` is the LM head's
+    precision, `auto`, `stored` or `int8`.
+
+    Calls from several threads run one after another. Ctrl-C ends a call. After a fork, the model works in the parent only.
+    """
+
+    def __new__(
+        cls,
+        model: PathLike,
+        *,
+        device: str = "auto",
+        threads: int = 0,
+        activations: str = "auto",
+        head: str = "auto",
+        tokenizer: Optional[PathLike] = None,
+        context: Optional[int] = None,
+        progress: Optional[Callable[[str, int, int], object]] = None,
+    ) -> "Model":
+        return super().__new__(
+            cls,
+            resolve(model),
+            device=device,
+            threads=threads,
+            activations=activations,
+            head=head,
+            tokenizer=None if tokenizer is None else Path(os.fspath(tokenizer)),
+            context=context,
+            progress=progress,
+        )
+
+    def generate(self, prompt: Prompt, *, on_text: Optional[Callable[[str], object]] = None, **options: Any) -> dict:
+        """Continues a prompt, a text or token ids. `on_text` is called with each piece of new text; the options are those of
+        `Sampling`.
+
+        Returns a dict with `text`, `ids`, `prompt_ids`, `finish` (`eos`, `stop`, `max_tokens`, `context` or `cancelled`), seconds,
+        `tokens_per_second`, and `logprobs` as (id, logprob, top).
+        """
+        return self._generate(_prompt(prompt), Sampling(**options), on_text)
+
+    def stream(self, prompt: Prompt, **options: Any) -> _trike.Stream:
+        """As `generate`, as an iterator over the pieces of text, whose `result` has the dict at the end."""
+        return self._stream(_prompt(prompt), Sampling(**options))
+
+    def batch(self, prompts: Iterable[Prompt], **options: Any) -> List[dict]:
+        """`generate` for each prompt, one after another."""
+        return [self.generate(prompt, **options) for prompt in prompts]
+
+    def chat(self, messages: Messages, *, on_text: Optional[Callable[[str], object]] = None, **options: Any) -> dict:
+        """Answers a conversation: a text, or messages as dicts with `role` and `content`. The oldest turns are dropped when they do
+        not fit. What the model has read in the call before is not read again. Returns what `generate` returns."""
+        return self._chat(pairs(messages), Sampling(**options), on_text)
+
+    def stream_chat(self, messages: Messages, **options: Any) -> _trike.Stream:
+        """As `chat`, as an iterator."""
+        return self._stream_chat(pairs(messages), Sampling(**options))
+
+
+def _prompt(prompt: Prompt) -> Union[str, List[int]]:
+    return prompt if isinstance(prompt, str) else [int(token) for token in prompt]

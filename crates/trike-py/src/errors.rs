@@ -1,0 +1,90 @@
+//! Errors of the library as Python exceptions.
+
+use std::{error::Error, io, path::Path};
+
+use pyo3::{
+    create_exception,
+    exceptions::{PyKeyError, PyMemoryError, PyRuntimeError, PyValueError},
+    prelude::*,
+};
+
+create_exception!(
+    trike,
+    ModelError,
+    PyValueError,
+    "A path that is not a model, or a model that Trike cannot load, run or write."
+);
+
+/// The exception of an error: that of the operating system if one is the cause, `MemoryError` if memory or threads are missing,
+/// else what `otherwise` makes of the message.
+fn exception(error: &(dyn Error + 'static), otherwise: fn(String) -> PyErr) -> PyErr {
+    let message = error.to_string();
+    let mut cause = Some(error);
+    while let Some(one) = cause {
+        if let Some(system) = one.downcast_ref::<io::Error>() {
+            // Python chooses the class by the kind: FileNotFoundError, PermissionError and so on.
+            return io::Error::new(system.kind(), message).into();
+        }
+        if let Some(trike::llm::LlmError::Format(inner)) = one.downcast_ref() {
+            return exception(&**inner, otherwise);
+        }
+        if is_memory(one) {
+            return PyMemoryError::new_err(message);
+        }
+        cause = one.source();
+    }
+    otherwise(message)
+}
+
+fn is_memory(error: &(dyn Error + 'static)) -> bool {
+    use trike::{cpu::HostError, llm::LlmError};
+    matches!(error.downcast_ref(), Some(LlmError::HostMemory { .. } | LlmError::TooLarge { .. }))
+        || matches!(error.downcast_ref(), Some(HostError::Memory { .. }))
+}
+
+/// An error of the operating system about a file.
+pub(crate) fn file(path: &Path, error: &io::Error) -> PyErr {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display())).into()
+}
+
+/// A wrong value: `ValueError`.
+pub(crate) fn value(error: impl Error + 'static) -> PyErr {
+    exception(&error, PyValueError::new_err)
+}
+
+/// A file that is not a model, or a model that cannot do this: [`ModelError`].
+pub(crate) fn model(error: impl Error + 'static) -> PyErr {
+    exception(&error, ModelError::new_err)
+}
+
+/// An error while a model runs: options out of range are `ValueError`, everything else is [`ModelError`].
+pub(crate) fn run(error: trike::llm::LlmError) -> PyErr {
+    use trike::llm::LlmError;
+    match error {
+        LlmError::Option(_)
+        | LlmError::Sampler(_)
+        | LlmError::PromptTooLong { .. }
+        | LlmError::NothingToScore
+        | LlmError::Tokenizer(_)
+        | LlmError::Chat(_)
+        | LlmError::Constraint(_) => value(error),
+        error => model(error),
+    }
+}
+
+/// A name that is none of a list: `ValueError` with both.
+pub(crate) fn unknown(what: &str, got: &str, expected: &[&str]) -> PyErr {
+    PyValueError::new_err(format!("{what}: expected one of {}, got {got:?}", expected.join(", ")))
+}
+
+/// A key that is not expected: `KeyError`.
+pub(crate) fn unknown_key(what: &str, got: &str, expected: &str) -> PyErr {
+    PyKeyError::new_err(format!("{what}: expected {expected}, got {got:?}"))
+}
+
+/// A panic of the library, which is a defect of it: `RuntimeError`.
+pub(crate) fn panic(payload: &(dyn std::any::Any + Send)) -> PyErr {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    PyRuntimeError::new_err(format!("trike failed unexpectedly, please report it: {text}"))
+}

@@ -1,0 +1,65 @@
+//! How many items a bundle holds.
+
+use pyo3::prelude::*;
+use trike::vsa::capacity::{self, BundleForm};
+
+use super::{Any, each, make};
+use crate::errors;
+
+fn form(name: &str) -> PyResult<BundleForm> {
+    match name {
+        "counts" => Ok(BundleForm::Counts),
+        "trits" => Ok(BundleForm::Trits),
+        got => Err(errors::unknown("kept", got, &["counts", "trits"])),
+    }
+}
+
+/// The number that a function gives for a named algebra.
+macro_rules! number {
+    ($algebra:expr, $a:ident => $body:expr) => {{
+        let value: Any<_, _, _> = make!($algebra, $a => $body);
+        each!(value, number => number)
+    }};
+}
+
+/// The probability that, of `candidates` vectors, the one that is among the `items` of a bundle scores highest.
+#[pyfunction]
+#[pyo3(signature = (dim, items, candidates, kept="counts", algebra="z3"))]
+fn retrieval_probability(
+    dim: usize,
+    items: usize,
+    candidates: usize,
+    kept: &str,
+    algebra: &str,
+) -> PyResult<f64> {
+    let kept = form(kept)?;
+    Ok(number!(algebra, A => capacity::retrieval_probability::<A>(kept, dim, items, candidates)))
+}
+
+/// The largest number of items that are retrieved with at least this probability.
+#[pyfunction]
+#[pyo3(signature = (dim, candidates, probability, kept="counts", algebra="z3"))]
+fn max_items(dim: usize, candidates: usize, probability: f64, kept: &str, algebra: &str) -> PyResult<usize> {
+    let kept = form(kept)?;
+    Ok(number!(algebra, A => capacity::max_items::<A>(kept, dim, candidates, probability)))
+}
+
+/// The smallest number of dimensions with at least this probability.
+#[pyfunction]
+#[pyo3(signature = (items, candidates, probability, kept="counts", algebra="z3"))]
+fn min_dimensions(
+    items: usize,
+    candidates: usize,
+    probability: f64,
+    kept: &str,
+    algebra: &str,
+) -> PyResult<usize> {
+    let kept = form(kept)?;
+    Ok(number!(algebra, A => capacity::min_dimensions::<A>(kept, items, candidates, probability)))
+}
+
+pub(super) fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_function(wrap_pyfunction!(retrieval_probability, m)?)?;
+    m.add_function(wrap_pyfunction!(max_items, m)?)?;
+    m.add_function(wrap_pyfunction!(min_dimensions, m)?)
+}

@@ -1,0 +1,154 @@
+//! Work on other threads, while the caller waits for it, for Ctrl-C and for progress.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
+    time::Duration,
+};
+
+use pyo3::{exceptions::PyRuntimeError, prelude::*};
+
+use crate::errors;
+
+/// How often a waiting caller looks for signals: Ctrl-C is answered within this time, whatever the work is doing.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// What a job tells its caller.
+pub(crate) enum Message<T> {
+    /// A step, the units done and in total.
+    Progress(String, usize, usize),
+    /// New text.
+    Text(String),
+    /// The end.
+    Done(PyResult<T>),
+}
+
+/// The job's side of the connection.
+pub(crate) struct Line<T> {
+    messages: Sender<Message<T>>,
+    cancelled: Arc<AtomicBool>,
+}
+
+/// The payload of the unwinding that ends a job which nobody waits for any more.
+struct Cancelled;
+
+impl<T> Line<T> {
+    /// Whether the caller has gone: the job should end.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Reports progress. If the caller has gone, this ends the job by unwinding through the library, because its functions have no
+    /// other way to stop in a progress callback. Files that they write are complete or marked as unfinished at any time, as after
+    /// Ctrl-C of the command.
+    pub(crate) fn progress(&self, step: &str, done: usize, total: usize) {
+        let sent = self.messages.send(Message::Progress(step.to_owned(), done, total));
+        if self.is_cancelled() || sent.is_err() {
+            resume_unwind(Box::new(Cancelled));
+        }
+    }
+
+    /// Passes new text on.
+    pub(crate) fn text(&self, text: &str) {
+        // Without a receiver the caller has gone, which `is_cancelled` says.
+        let _ = self.messages.send(Message::Text(text.to_owned()));
+    }
+
+    /// Runs a job and sends its result, or its panic as an error.
+    pub(crate) fn run(&self, job: impl FnOnce(&Self) -> PyResult<T>) {
+        let result = catch_unwind(AssertUnwindSafe(|| job(self)));
+        let result = match result {
+            Ok(result) => result,
+            Err(payload) if payload.is::<Cancelled>() => Err(PyRuntimeError::new_err("cancelled")),
+            Err(payload) => Err(errors::panic(&*payload)),
+        };
+        // Without a receiver the caller has gone.
+        let _ = self.messages.send(Message::Done(result));
+    }
+}
+
+/// The caller's side of the connection.
+pub(crate) struct Ticket<T> {
+    messages: Mutex<Receiver<Message<T>>>,
+    cancelled: Arc<AtomicBool>,
+}
+
+/// Both sides.
+pub(crate) fn connect<T>() -> (Line<T>, Ticket<T>) {
+    let (sender, messages) = channel();
+    let cancelled = Arc::new(AtomicBool::new(false));
+    (Line { messages: sender, cancelled: cancelled.clone() }, Ticket { messages: messages.into(), cancelled })
+}
+
+impl<T> Drop for Ticket<T> {
+    fn drop(&mut self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+impl<T: Send> Ticket<T> {
+    /// Waits for the result without the interpreter's lock; passes messages to a callable, as `watch(step, done, total)` or as
+    /// `watch(text)`.
+    ///
+    /// # Errors
+    ///
+    /// That of the job; `KeyboardInterrupt` and whatever the callable raises, which cancel it.
+    pub(crate) fn wait(self, py: Python<'_>, watch: Option<&Bound<'_, PyAny>>) -> PyResult<T> {
+        loop {
+            match receive(py, &self.messages)? {
+                Some(Message::Progress(step, done, total)) => {
+                    if let Some(watch) = watch {
+                        watch.call1((step, done, total))?;
+                    }
+                }
+                Some(Message::Text(text)) => {
+                    if let Some(watch) = watch {
+                        watch.call1((text,))?;
+                    }
+                }
+                Some(Message::Done(result)) => return result,
+                None => return Err(gone()),
+            }
+        }
+    }
+}
+
+/// The next message; `None` if the sender is gone.
+///
+/// # Errors
+///
+/// `KeyboardInterrupt`, and what other handlers of signals raise.
+pub(crate) fn receive<M: Send>(py: Python<'_>, messages: &Mutex<Receiver<M>>) -> PyResult<Option<M>> {
+    loop {
+        // Only the caller has the receiver; the mutex is what lets it cross into `detach`.
+        let next = py.detach(|| match messages.lock() {
+            Ok(messages) => messages.recv_timeout(PATIENCE),
+            Err(_) => Err(RecvTimeoutError::Disconnected),
+        });
+        match next {
+            Ok(message) => return Ok(Some(message)),
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+        }
+    }
+}
+
+/// The error of a job whose thread ended without a result.
+pub(crate) fn gone() -> PyErr {
+    PyRuntimeError::new_err("the thread of the model has ended")
+}
+
+/// Runs a job on a thread of its own and waits for it.
+pub(crate) fn run<T: Send + 'static>(
+    py: Python<'_>,
+    progress: Option<&Bound<'_, PyAny>>,
+    job: impl FnOnce(&Line<T>) -> PyResult<T> + Send + 'static,
+) -> PyResult<T> {
+    let (line, ticket) = connect();
+    std::thread::Builder::new().name("trike".to_owned()).spawn(move || line.run(job))?;
+    ticket.wait(py, progress)
+}
