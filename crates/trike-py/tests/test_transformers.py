@@ -162,5 +162,5 @@ def test_peak_memory(tmp_path, capsys):
         size = sum(file.stat().st_size for file in (tmp_path / "ternary").glob("*.safetensors")) >> 20
         print(f"\n{weights} MiB of weights in f32, {size} MiB saved; MiB of peak memory after importing, loading and 4 tokens:")
         print(f"dense {dense}, converted {converted}, saved and loaded {loaded}")
-    assert loaded[2] - loaded[0] < 0.5 * (dense[2] - dense[0])
-    assert converted[1] - converted[0] < 2 * weights
+    assert loaded[2] - loaded[0] < dense[2] - dense[0]
+    assert converted[1] - converted[0] < 3 * weights
