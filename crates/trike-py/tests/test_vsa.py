@@ -87,7 +87,9 @@ def test_memories_and_structures(algebra, tmp_path):
 
 @pytest.mark.parametrize("algebra", ALGEBRAS)
 def test_relations(algebra):
-    nodes = [vsa.Hypervector.random_dense(DIM, 500 + at, algebra) for at in range(8)]
+    # The structures of z3 are made for uniform trits.
+    make = vsa.Hypervector.random if algebra == "z3" else vsa.Hypervector.random_dense
+    nodes = [make(DIM, 500 + at, algebra) for at in range(8)]
     memory = vsa.ItemMemory(DIM, algebra)
     for node in nodes:
         memory.add(node)
@@ -150,7 +152,7 @@ def test_memories_that_learn(algebra):
     language.add(1, encoder.encode("der schnelle braune fuchs springt ueber den faulen hund").to_vector())
     text = encoder.encode("the dog and the fox").to_vector()
     assert language.dim == DIM and language.classify(text)[0] == 0 and language.correct(0, text) is False
-    with pytest.raises(ValueError, match="0 to 1.*2"):
+    with pytest.raises(ValueError, match=r"0\.\.=1, got 2"):
         language.add(2, text)
 
     memory = vsa.DistributedMemory(512, 500, 0.08, 1, algebra)
