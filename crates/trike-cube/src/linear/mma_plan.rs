@@ -80,7 +80,7 @@ impl TernaryProblem {
     /// plane does one after another; and a copy's latency, over the steps that are on their way. Then come the sums of planes and
     /// of cubes that split the columns.
     ///
-    /// The form is that of the machine, the constants are fitted: to the times of 2,600 kernels on an H200, 18 to 260 for each of
+    /// The form is that of the machine, the constants are fitted: to the times of 2,600 kernels on an H200, 11 to 63 for each of
     /// 60 problems (`trike-gpu-test explore`), with an error of 13 %. The shapes chosen with it took 1.07 times the time of the
     /// fastest of these, those chosen with constants from data sheets 1.2 times.
     fn mma_time(&self, shape: MmaShape, device: &Capabilities, multiprocessors: usize) -> f64 {

@@ -25,24 +25,31 @@ pub struct Options {
     /// Device, such as `cuda:0`.
     #[arg(long, default_value = "auto")]
     device: DeviceSpec,
-    /// Numbers of tokens of products, comma-separated; none: attention.
-    #[arg(long, value_delimiter = ',')]
+    /// Numbers of tokens of products, comma-separated.
+    #[arg(long, value_delimiter = ',', required_unless_present = "positions", value_parser = count)]
     tokens: Vec<usize>,
     /// Scales for groups of 128 weights instead of rows.
     #[arg(long)]
     groups: bool,
     /// Numbers of positions of attention, comma-separated.
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_parser = count)]
     positions: Vec<usize>,
     /// Only shapes whose name contains this.
     #[arg(long)]
     filter: Option<String>,
     /// One kernel of so many is timed, in addition to the inferred one.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     sample: u64,
     /// File that is locked while kernels are timed, so that several processes compile at once and time one after another.
     #[arg(long)]
     lock: Option<PathBuf>,
+}
+
+fn count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count @ 1..=1_048_576) => Ok(count),
+        _ => Err("expected a number from 1 to 1048576".to_owned()),
+    }
 }
 
 /// Turns of a kernel; the median counts.
