@@ -20,8 +20,8 @@ pub(crate) struct Step {
 /// All steps, cheapest first.
 ///
 /// `doc` runs before `test` because it reuses the build of `clippy` and takes seconds; `gpu-test` runs after it
-/// because most of its binaries are built by then; `wheel` and `readme` are last because they compile in
-/// release mode.
+/// because most of its binaries are built by then; `wheel` compiles like the tests, but not with their features;
+/// `readme` is last because it compiles in release mode.
 pub(crate) const STEPS: &[Step] = &[
     Step { name: "fmt", run: toolchain::fmt, remedy: "fix with: cargo fmt --all" },
     Step { name: "tidy", run: tidy::run, remedy: "rerun with: cargo xtask tidy" },

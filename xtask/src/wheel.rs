@@ -1,5 +1,7 @@
 //! The Python package: builds its wheel, installs that where nothing else is, and runs its tests and examples.
 //!
+//! The subcommand makes the wheel that is published. The step of `ci` makes one with the profile of the tests: linking the
+//! whole package at link time, once more beside the command, took longer than all its tests.
 //! Tools come from PyPI into folders under `target`.
 
 use crate::workspace::Workspace;
@@ -16,12 +18,19 @@ const TESTS: &[&str] = &["pytest==8.4.2"];
 const INTERPRETERS: &[&str] =
     &["python3.9", "python3.10", "python3.11", "python3.12", "python3.13", "python3.14"];
 
-/// The largest wheel, so that a dependency that adds megabytes is noticed.
+/// The largest wheel that is published, so that a dependency that adds megabytes is noticed.
 const MAX_BYTES: u64 = 16 * 1024 * 1024;
+
+/// How a wheel is compiled.
+#[derive(Clone, Copy, PartialEq)]
+enum Profile {
+    Tests,
+    Release,
+}
 
 /// The subcommand; its last line is the wheel's path.
 pub(crate) fn run(ws: &Workspace) -> Result<()> {
-    let (wheel, note) = all(ws)?;
+    let (wheel, note) = all(ws, Profile::Release)?;
     println!("{note}");
     println!("{}", wheel.display());
     Ok(())
@@ -29,15 +38,19 @@ pub(crate) fn run(ws: &Workspace) -> Result<()> {
 
 /// The step of `ci`.
 pub(crate) fn step(ws: &Workspace) -> Result<String> {
-    all(ws).map(|(_, note)| note)
+    all(ws, Profile::Tests).map(|(_, note)| note)
 }
 
-fn all(ws: &Workspace) -> Result<(PathBuf, String)> {
+fn all(ws: &Workspace, profile: Profile) -> Result<(PathBuf, String)> {
     // Tests and examples are run where they lie.
     let _clean = ws.sh.push_env("PYTHONDONTWRITEBYTECODE", "1");
-    let wheel = build(ws)?;
+    let wheel = build(ws, profile)?;
     let bytes = std::fs::metadata(&wheel)?.len();
-    ensure!(bytes <= MAX_BYTES, "{}: {bytes} bytes, expected at most {MAX_BYTES}", wheel.display());
+    ensure!(
+        profile == Profile::Tests || bytes <= MAX_BYTES,
+        "{}: {bytes} bytes, expected at most {MAX_BYTES}",
+        wheel.display()
+    );
     let mut tried = Vec::new();
     for interpreter in interpreters(ws)? {
         let version = test(ws, &wheel, &interpreter)?;
@@ -47,16 +60,22 @@ fn all(ws: &Workspace) -> Result<(PathBuf, String)> {
     Ok((wheel, format!("{bytes} bytes, Python {}", tried.join(", "))))
 }
 
-/// Builds the wheel into `target/wheels`.
-fn build(ws: &Workspace) -> Result<PathBuf> {
+/// Builds the wheel into `target/wheels`, that of the tests into `target/test-wheels`.
+fn build(ws: &Workspace, profile: Profile) -> Result<PathBuf> {
     let target = ws.metadata.target_directory.as_std_path();
     let python = environment(ws, "python3", &target.join("wheel-build"), &[MATURIN])?;
-    let folder = target.join("wheels");
+    let (folder, flags) = match profile {
+        Profile::Tests => ("test-wheels", &[][..]),
+        Profile::Release => ("wheels", &["--release"][..]),
+    };
+    let folder = target.join(folder);
     ws.sh.remove_path(&folder)?;
     let manifest = ws.root.join("crates/trike-py/Cargo.toml");
-    // As many jobs as Cargo takes; the profile is the command's.
-    cmd!(ws.sh, "{python} -m maturin build --release --locked --manifest-path {manifest} --out {folder}")
-        .run()?;
+    cmd!(
+        ws.sh,
+        "{python} -m maturin build {flags...} --locked --manifest-path {manifest} --out {folder}"
+    )
+    .run()?;
     let found = ws.sh.read_dir(&folder)?;
     match found.as_slice() {
         [wheel] => Ok(wheel.clone()),
