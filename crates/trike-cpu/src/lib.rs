@@ -58,8 +58,8 @@ pub use ops::CpuOps;
 pub use rope::RopeTable;
 pub use transpose::transpose;
 pub use trike_core::{
-    ActivationPrecision, AttentionSpec, BlockBitmap, BlockError, Cost, DenseData, GatedActivation, KeySelector,
-    Layout, LinearProblem, PromptKeys, RopePairing, SelectedKeys, Tiles,
+    ActivationPrecision, AttentionSpec, BlockBitmap, BlockError, Cost, DenseData, GatedActivation,
+    KeySelector, Layout, LinearProblem, PromptKeys, RopePairing, SelectedKeys, Tiles,
 };
 pub use trike_host::{
     Cpu, FileRange, HostError, Isa, Lines, Loop, MAX_THREADS, MemoryLimit, free_memory, probe,

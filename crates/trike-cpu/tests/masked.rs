@@ -101,7 +101,8 @@ impl Problem {
             let bitmap = if mask.heads() == 1 { 0 } else { kv_head };
             let block = (self.first + row / heads) / 64;
             let weights = self.weights(k, row, |p| mask.contains(bitmap, block, p / 64));
-            let value = move |p: usize, i: usize| v.at((kv_head * self.capacity + p % self.capacity) * d + i, d);
+            let value =
+                move |p: usize, i: usize| v.at((kv_head * self.capacity + p % self.capacity) * d + i, d);
             (0..d).map(move |i| weights.iter().map(|&(p, w)| w * value(p, i)).sum::<f64>() as f32)
         };
         (0..self.tokens * heads).flat_map(row).collect()
@@ -143,8 +144,8 @@ fn only_keys_of_set_blocks_take_part() {
         let positions = problem.first..problem.first + problem.tokens;
         for heads in [1, problem.spec.kv_heads] {
             for quarters in [0, 1, 2] {
-                let mask =
-                    BlockBitmap::from_fn(heads, positions.clone(), |_, _, _| rng.below(4) < quarters).unwrap();
+                let mask = BlockBitmap::from_fn(heads, positions.clone(), |_, _, _| rng.below(4) < quarters)
+                    .unwrap();
                 for cache in &problem.caches {
                     let want = problem.oracle(cache, &mask);
                     for cpu in cpus() {
@@ -178,7 +179,12 @@ fn a_mask_of_all_blocks_changes_no_bit_and_neither_do_threads() {
                     let cpu = Cpu::with_isa(isa, threads).expect("a few threads");
                     let out = problem.masked(&cpu, cache, &all);
                     assert_eq!(bits(&out), bits(&want), "{case:?}, {}", describe(&cpu));
-                    assert_eq!(bits(&problem.masked(&cpu, cache, &some)), bits(&masked), "{}", describe(&cpu));
+                    assert_eq!(
+                        bits(&problem.masked(&cpu, cache, &some)),
+                        bits(&masked),
+                        "{}",
+                        describe(&cpu)
+                    );
                 }
             }
         }
@@ -244,13 +250,16 @@ fn the_blocks_with_the_most_attention_of_a_sample_are_kept() {
                             }
                         }
                     }
-                    let chosen: Vec<_> = visible.clone().filter(|&b| want.contains(kv_head, block, b)).collect();
+                    let chosen: Vec<_> =
+                        visible.clone().filter(|&b| want.contains(kv_head, block, b)).collect();
                     assert_eq!(chosen.len(), kept, "{case:?}, block {block}");
                     assert!(chosen.contains(&visible.start) && chosen.contains(&block));
-                    let mut between: Vec<f64> = sums[visible.start + 1..block.max(visible.start + 1)].to_vec();
+                    let mut between: Vec<f64> =
+                        sums[visible.start + 1..block.max(visible.start + 1)].to_vec();
                     between.sort_by(|a, b| b.total_cmp(a));
                     let best: f64 = between.iter().take(kept.saturating_sub(2)).sum();
-                    let own: f64 = chosen.iter().filter(|&&b| b != visible.start && b != block).map(|&b| sums[b]).sum();
+                    let own: f64 =
+                        chosen.iter().filter(|&&b| b != visible.start && b != block).map(|&b| sums[b]).sum();
                     // Sums that differ by less than their rounding may change places.
                     assert!(own >= best - 0.002, "{case:?}, block {block}: {own} of {best}");
                 }

@@ -5,7 +5,9 @@ use std::{any::Any, time::Instant};
 use serde::Serialize;
 use trike_core::{Bounds, Cost, OptionError};
 use trike_cpu::{Cpu, Isa, probe};
-use trike_nn::{Backend, CpuBackend, Decoder, DecoderSpec, KeySelector, KvPrecision, KvSpec, PromptKeys, Sequence, Step};
+use trike_nn::{
+    Backend, CpuBackend, Decoder, DecoderSpec, KeySelector, KvPrecision, KvSpec, PromptKeys, Sequence, Step,
+};
 
 use crate::{LlmError, generate::STEP};
 

@@ -62,8 +62,8 @@ pub use split::{DeviceMemory, LayerWeights, StagePlan};
 pub use step::{Largest, Segment, StepInputs, StepLogits, StepNotice};
 pub use trike_core::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation,
-    Int8Tensor, KeySelector, KvPrecision, Layout, PromptKeys, RopePairing, RopeScaling, RopeSpec, SelectedKeys,
-    SpecError, Tensor,
+    Int8Tensor, KeySelector, KvPrecision, Layout, PromptKeys, RopePairing, RopeScaling, RopeSpec,
+    SelectedKeys, SpecError, Tensor,
 };
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;

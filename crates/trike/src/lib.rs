@@ -104,7 +104,8 @@ pub use trike_llm::{
 #[cfg(feature = "gpu")]
 pub use trike_nn::CubeBackend;
 pub use trike_nn::{
-    ActivationPolicy, ActivationPrecision, Backend, CpuBackend, KeySelector, KvPrecision, KvSpec, MemoryPlan, PromptKeys,
+    ActivationPolicy, ActivationPrecision, Backend, CpuBackend, KeySelector, KvPrecision, KvSpec, MemoryPlan,
+    PromptKeys,
 };
 pub use trike_text::{sampler::SamplerConfig, tokenizer::Tokenizer};
 pub use trike_trit::{Encoding, Trit, TritTensor};

@@ -58,7 +58,9 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     }
     let keys = args.keys.selector(true)?;
     if !args.keys.prompt_keys.is_all() && args.text.is_empty() {
-        return Err(super::conflict("--prompt-keys: needs --text, since the answers of tasks attend to all keys"));
+        return Err(super::conflict(
+            "--prompt-keys: needs --text, since the answers of tasks attend to all keys",
+        ));
     }
     if !keys.is_all() && args.text.is_empty() {
         return Err(super::conflict(

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use trike::{
-    Cpu, Device, DeviceChoice, HeadPrecision, Isa, KeySelector, KvPrecision, KvSpec, LoadOptions, Model, PromptKeys,
-    ModelFile, llm::fitting_context,
+    Cpu, Device, DeviceChoice, HeadPrecision, Isa, KeySelector, KvPrecision, KvSpec, LoadOptions, Model,
+    ModelFile, PromptKeys, llm::fitting_context,
 };
 
 use super::{conflict, tuned};

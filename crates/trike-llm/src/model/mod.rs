@@ -7,7 +7,9 @@ mod tasks;
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use trike_core::Layout;
-use trike_nn::{ActivationPrecision, DeviceUse, KeySelector, KvPrecision, KvSpec, MemoryPlan, PromptKeys, Tuning};
+use trike_nn::{
+    ActivationPrecision, DeviceUse, KeySelector, KvPrecision, KvSpec, MemoryPlan, PromptKeys, Tuning,
+};
 
 use crate::{
     GenerateOptions, Generation, LlmError, ModelConfig, Pooling, Session,

@@ -14,8 +14,8 @@ use trike_trit::{Edit, TritTensor};
 
 use crate::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation,
-    KvPrecision, KvSpec, Layout, MatrixEdit, NnError, RopePairing, RopeSpec, Segment, Sequence,
-    StepInputs, Tensor, check,
+    KvPrecision, KvSpec, Layout, MatrixEdit, NnError, RopePairing, RopeSpec, Segment, Sequence, StepInputs,
+    Tensor, check,
 };
 
 pub use cache::CpuCache;
@@ -143,13 +143,7 @@ impl Decoder<CpuBackend> {
     /// [`step_cost`](Self::step_cost) of one step of several sequences, each with `tokens` tokens at `position`: the weights are
     /// read once. Of steps of one token, the cache's selector selects the keys and values that are read, for which it reads all codes;
     /// products with codes are no multiply-adds, and neither are those of the sample of a prompt.
-    pub fn batch_cost(
-        &self,
-        sequences: usize,
-        tokens: usize,
-        position: usize,
-        kv: &KvSpec,
-    ) -> Cost {
+    pub fn batch_cost(&self, sequences: usize, tokens: usize, position: usize, kv: &KvSpec) -> Cost {
         let (blocks, head) = self.matrices();
         let cost = |w: &Matrix, tokens| w.problem(tokens, self.backend().precision_of(w)).cost();
         let linear: Cost = blocks.map(|w| cost(w, sequences * tokens)).sum();

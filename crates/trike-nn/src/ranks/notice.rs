@@ -80,10 +80,9 @@ mod tests {
     #[test]
     fn a_notice_is_read_back_and_nothing_else() {
         let (signs, quarter) = (KeySelector::signs(300).unwrap(), PromptKeys::sampled(0.25).unwrap());
-        for (window, all_rows, states, keys, prompt_keys) in [
-            (None, false, false, KeySelector::All, PromptKeys::All),
-            (Some(7), true, true, signs, quarter),
-        ] {
+        for (window, all_rows, states, keys, prompt_keys) in
+            [(None, false, false, KeySelector::All, PromptKeys::All), (Some(7), true, true, signs, quarter)]
+        {
             let notice = StepNotice {
                 sequences: 1,
                 sequence: u64::MAX - 3,

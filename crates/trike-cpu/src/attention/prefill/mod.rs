@@ -113,8 +113,8 @@ fn blocks_of(job: &Job<'_>, item: &Item<'_>) -> impl Iterator<Item = (usize, Ran
     let (mask, query_block) = (job.mask, (job.first_position + item.tokens.start) / KEYS);
     let head = mask.map_or(0, |mask| if mask.heads() == 1 { 0 } else { item.kv_head });
     let starts = (span.start / KEYS * KEYS..span.end).step_by(KEYS);
-    let starts = starts
-        .filter(move |start| mask.is_none_or(|mask| mask.contains(head, query_block, start / KEYS)));
+    let starts =
+        starts.filter(move |start| mask.is_none_or(|mask| mask.contains(head, query_block, start / KEYS)));
     starts.map(move |start| (start, span.start.max(start)..span.end.min(start + KEYS)))
 }
 

@@ -124,11 +124,11 @@ pub(crate) fn choose(
     let mut items = Vec::new();
     for (kv_head, shares) in shares.chunks_exact_mut(per_head * width).enumerate() {
         let rows: Vec<_> = rows(kv_head).collect();
-        items.extend(
-            rows.chunks(ROWS)
-                .zip(shares.chunks_mut(ROWS * width))
-                .map(|(rows, shares)| Sample { kv_head, rows: rows.to_vec(), shares }),
-        );
+        items.extend(rows.chunks(ROWS).zip(shares.chunks_mut(ROWS * width)).map(|(rows, shares)| Sample {
+            kv_head,
+            rows: rows.to_vec(),
+            shares,
+        }));
     }
     score(&job, cpu, kv.k, items);
 

@@ -19,7 +19,10 @@ use std::ops::Range;
 
 use super::product::{Keys, Scalars, Values};
 use super::sampled::{Sample, Tally, tally};
-use super::{Finish, Item, KEYS, Panel, Row, SCALARS, blocks_of, items, mask, panel, panels, row_of, seen_part, vectors};
+use super::{
+    Finish, Item, KEYS, Panel, Row, SCALARS, blocks_of, items, mask, panel, panels, row_of, seen_part,
+    vectors,
+};
 use crate::attention::lanes::Paired;
 use crate::attention::{Job, Ring};
 use crate::kernels::with_kernels;
