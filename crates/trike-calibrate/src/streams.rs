@@ -7,7 +7,7 @@ use trike_cpu::{Cpu, Matrix};
 use trike_llm::WeightSource;
 use trike_nn::{
     Backend, BlockContext, CacheSpec, CpuBackend, CpuCache, CpuRope, CpuTensor, DecoderBlock, DecoderSpec,
-    Hook, HookPoint, KeySelector, KvPrecision, NnError, StepInputs, WeightName,
+    Hook, HookPoint, KeySelector, KvPrecision, NnError, PromptKeys, StepInputs, WeightName,
 };
 
 use crate::{CalibrateError, weights::BlockWeights};
@@ -131,6 +131,7 @@ impl Batch {
                 capacity,
                 precision: KvPrecision::F32,
                 keys: KeySelector::All,
+                prompt_keys: PromptKeys::All,
             })
         };
         self.lengths().map(cache).collect()

@@ -5,7 +5,7 @@ use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cpu::Cpu;
 use trike_nn::{
     ActivationPrecision, AttentionSpec, Backend, CacheSpec, CpuBackend, GatedActivation, KeySelector,
-    KvPrecision, NnError, RopePairing, RopeSpec, StepInputs, Tensor,
+    KvPrecision, NnError, PromptKeys, RopePairing, RopeSpec, StepInputs, Tensor,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
@@ -150,7 +150,14 @@ fn attention_of_two_sequences_at_once() {
     fn run<B: Backend>(backend: &B, precision: KvPrecision, window: Option<usize>) -> Vec<f32> {
         let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 6, scale: 0.4, window: None };
         let keys = KeySelector::All;
-        let cache = CacheSpec { kv_heads: 2, head_dim: 6, capacity: 12, precision, keys };
+        let cache = CacheSpec {
+            kv_heads: 2,
+            head_dim: 6,
+            capacity: 12,
+            precision,
+            keys,
+            prompt_keys: PromptKeys::All,
+        };
         let mut caches = [backend.new_cache(&cache).expect("one"), backend.new_cache(&cache).expect("one")];
         let mut rng = Rng::new(5);
         let mut outs = Vec::new();
@@ -186,7 +193,14 @@ fn attention_of_two_sequences_at_once() {
 #[test]
 fn the_reference_refuses_an_int8_cache() {
     let keys = KeySelector::All;
-    let cache = |precision| CacheSpec { kv_heads: 2, head_dim: 6, capacity: 12, precision, keys };
+    let cache = |precision| CacheSpec {
+        kv_heads: 2,
+        head_dim: 6,
+        capacity: 12,
+        precision,
+        keys,
+        prompt_keys: PromptKeys::All,
+    };
     let refused = candle().new_cache(&cache(KvPrecision::Int8)).expect_err("no int8");
     assert_eq!(refused.to_string(), "precision of a KV cache must be f32 or f16 with Candle, got int8");
     for precision in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {

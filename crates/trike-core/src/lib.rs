@@ -12,17 +12,18 @@
 //!   [`Int8Tiles`] with [`Int8Shape`]
 //! * ternarization of dense weights, with definitions that several crates share: [`exact_trits`], [`absmean_trits`], [`absmean`]
 //! * precisions: [`ActivationPrecision`], [`ActivationPolicy`], [`KvPrecision`]; of products in training: [`ProductPrecision`]
-//! * operations: [`GatedActivation`], [`AttentionSpec`], [`KeySelector`] with [`SelectedKeys`], [`RopeSpec`] with [`RopePairing`] and
+//! * operations: [`GatedActivation`], [`AttentionSpec`], [`KeySelector`] with [`SelectedKeys`], [`PromptKeys`] with [`BlockBitmap`], [`RopeSpec`] with [`RopePairing`] and
 //!   [`RopeScaling`], [`TritScore`]
 //! * costs: [`Cost`], [`LinearProblem`]
 //! * device names: [`DeviceSpec`], [`Runtime`], [`UnknownDevice`]
 //! * options: [`OptionError`] with [`Bounds`]
-//! * errors: [`TensorError`], [`SpecError`]
+//! * errors: [`TensorError`], [`SpecError`], [`BlockError`]
 //!
 //! The only Trike crate that it depends on is `trike-trit`; it has no Cargo features.
 #![forbid(unsafe_code)]
 
 mod attention;
+mod blocks;
 mod cost;
 mod dense;
 mod device;
@@ -34,12 +35,14 @@ mod operation;
 mod option;
 mod precision;
 mod product;
+mod prompt;
 mod rope;
 mod tensor;
 mod ternary;
 mod tiles;
 
 pub use attention::AttentionSpec;
+pub use blocks::{BlockBitmap, BlockError, MaskedWork};
 pub use cost::{Cost, LinearProblem};
 pub use dense::{DenseData, DenseTensor, MAX_DIMS, elements};
 pub use device::{DeviceSpec, Runtime, UnknownDevice};
@@ -51,6 +54,7 @@ pub use operation::{GatedActivation, TritScore};
 pub use option::{Bounds, Number, OptionError};
 pub use precision::{ActivationPolicy, ActivationPrecision, KvPrecision};
 pub use product::ProductPrecision;
+pub use prompt::PromptKeys;
 pub use rope::{RopePairing, RopeScaling, RopeSpec};
 pub use tensor::Tensor;
 pub use ternary::{absmean, absmean_trits, exact_trits};

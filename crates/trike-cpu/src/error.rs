@@ -109,6 +109,9 @@ pub enum CpuError {
         /// That of the index.
         got: usize,
     },
+    /// A mask of key blocks that does not fit the attention.
+    #[error(transparent)]
+    Blocks(#[from] trike_core::BlockError),
     /// Out of memory or threads, or an instruction set that this machine does not support.
     #[error(transparent)]
     Host(#[from] HostError),

@@ -15,7 +15,7 @@
 //! * activations: [`ActivationPrecision`]
 //! * positions: [`RopeTable`], [`RopePairing`]
 //! * attention: [`AttentionSpec`], [`KvView`], [`KvData`], [`quantize_head`]; to selected keys: [`KeySelection`] of a [`KeySelector`],
-//!   [`KeyIndex`], [`KeyScratch`]
+//!   [`KeyIndex`], [`KeyScratch`]; to blocks of keys: [`BlockBitmap`], chosen for [`PromptKeys`]
 //! * gated MLP: [`GatedActivation`]
 //! * backward passes: [`grad`], [`transpose`]
 //! * products of matrices that change with every step: [`matmul`] of [`MatrixRef`]s, and [`matmul_rounded`] of operands in bf16 or f16
@@ -58,8 +58,8 @@ pub use ops::CpuOps;
 pub use rope::RopeTable;
 pub use transpose::transpose;
 pub use trike_core::{
-    ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, KeySelector, Layout, LinearProblem,
-    RopePairing, SelectedKeys, Tiles,
+    ActivationPrecision, AttentionSpec, BlockBitmap, BlockError, Cost, DenseData, GatedActivation,
+    KeySelector, Layout, LinearProblem, PromptKeys, RopePairing, SelectedKeys, Tiles,
 };
 pub use trike_host::{
     Cpu, FileRange, HostError, Isa, Lines, Loop, MAX_THREADS, MemoryLimit, free_memory, probe,

@@ -1,7 +1,8 @@
 //! The operations of a decoder, as methods of [`Cpu`].
 
 use trike_core::{
-    ActivationPrecision, AttentionSpec, GatedActivation, Int8Tensor, Layout, RopePairing, Tiles,
+    ActivationPrecision, AttentionSpec, BlockBitmap, GatedActivation, Int8Tensor, Layout, PromptKeys,
+    RopePairing, Tiles,
 };
 use trike_host::{Cpu, FileRange};
 use trike_trit::{Hadamard, TritTensor};
@@ -146,6 +147,53 @@ pub trait CpuOps {
         kv: KvView<'_>,
         out: &mut [f32],
     ) -> Result<(), CpuError>;
+
+    /// [`attention`](Self::attention) to the key blocks that `mask` has for the block of each query, as far as they are visible to
+    /// it. Other key blocks are neither read nor multiplied. With a mask of all blocks the result is that of
+    /// [`attention`](Self::attention) for as many tokens as take the kernels for prompts, to the bit.
+    ///
+    /// # Errors
+    ///
+    /// As [`attention`](Self::attention); [`CpuError::Blocks`] for a mask without these positions, or with another number of heads.
+    ///
+    /// ```
+    /// use trike_cpu::{AttentionSpec, BlockBitmap, Cpu, CpuOps, KvData, KvView};
+    ///
+    /// let problem = AttentionSpec { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: None };
+    /// // The query at position 128 does not see the second block of 64 positions.
+    /// let (k, v): (_, Vec<f32>) = ([0.0; 129], (0..129).map(|p| if p / 64 == 1 { 9.0 } else { 1.0 }).collect());
+    /// let kv = KvView { k: KvData::F32(&k), v: KvData::F32(&v), capacity: 129 };
+    /// let mask = BlockBitmap::from_fn(1, 128..129, |_, _, key_block| key_block == 0)?;
+    /// let mut out = [f32::NAN];
+    /// Cpu::new(1)?.attention_masked(&problem, &[1.0], 128, kv, &mask, &mut out)?;
+    /// assert_eq!(out, [1.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    fn attention_masked(
+        &self,
+        problem: &AttentionSpec,
+        q: &[f32],
+        first_position: usize,
+        kv: KvView<'_>,
+        mask: &BlockBitmap,
+        out: &mut [f32],
+    ) -> Result<(), CpuError>;
+
+    /// The key blocks for [`attention_masked`](Self::attention_masked) that have the most attention of four tokens of each query
+    /// block, for each key/value head: as many as `keys` keeps, the first visible block and the query block's own among them. `None`
+    /// where all are kept. The result does not depend on the number of threads.
+    ///
+    /// # Errors
+    ///
+    /// As [`attention`](Self::attention); [`CpuError::Blocks`] for more positions than a mask can have.
+    fn choose_blocks(
+        &self,
+        problem: &AttentionSpec,
+        q: &[f32],
+        first_position: usize,
+        kv: KvView<'_>,
+        keys: PromptKeys,
+    ) -> Result<Option<BlockBitmap>, CpuError>;
 
     /// [`attention`](Self::attention) of the query of one token at `position` to the positions that a selector selects for each key/value
     /// head; to all of them if it selects from no fewer.
@@ -331,6 +379,29 @@ impl CpuOps for Cpu {
         out: &mut [f32],
     ) -> Result<(), CpuError> {
         attention::attention(self, problem, q, first_position, kv, out)
+    }
+
+    fn attention_masked(
+        &self,
+        problem: &AttentionSpec,
+        q: &[f32],
+        first_position: usize,
+        kv: KvView<'_>,
+        mask: &BlockBitmap,
+        out: &mut [f32],
+    ) -> Result<(), CpuError> {
+        attention::attention_masked(self, problem, q, first_position, kv, mask, out)
+    }
+
+    fn choose_blocks(
+        &self,
+        problem: &AttentionSpec,
+        q: &[f32],
+        first_position: usize,
+        kv: KvView<'_>,
+        keys: PromptKeys,
+    ) -> Result<Option<BlockBitmap>, CpuError> {
+        attention::choose_blocks(self, problem, q, first_position, kv, keys)
     }
 
     fn attention_selected(

@@ -122,16 +122,9 @@ pub enum CubeError {
         /// The actual position.
         got: usize,
     },
-    /// A query block of a mask that does not attend to its own positions, so that a query could attend to nothing.
-    #[error(
-        "query block {block} of head {head} of a mask: expected key block {block} to be set, so that each query sees itself"
-    )]
-    OwnBlock {
-        /// The head of the mask.
-        head: usize,
-        /// The query block, counted from position 0.
-        block: usize,
-    },
+    /// A mask that does not fit its positions, or an attention that does not fit the mask.
+    #[error(transparent)]
+    Blocks(#[from] trike_core::BlockError),
     /// A shape with an empty side, or with `2^32` elements or more.
     #[error("{what} of {rows} x {cols}: expected nonzero sides and a product below 2^32")]
     Shape {

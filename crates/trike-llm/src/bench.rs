@@ -5,7 +5,9 @@ use std::{any::Any, time::Instant};
 use serde::Serialize;
 use trike_core::{Bounds, Cost, OptionError};
 use trike_cpu::{Cpu, Isa, probe};
-use trike_nn::{Backend, CpuBackend, Decoder, DecoderSpec, KeySelector, KvPrecision, KvSpec, Sequence, Step};
+use trike_nn::{
+    Backend, CpuBackend, Decoder, DecoderSpec, KeySelector, KvPrecision, KvSpec, PromptKeys, Sequence, Step,
+};
 
 use crate::{LlmError, generate::STEP};
 
@@ -42,6 +44,8 @@ pub struct BenchOptions {
     pub kv: KvPrecision,
     /// Selection of the keys that generated tokens attend to.
     pub keys: KeySelector,
+    /// Selection of the keys that prompts attend to.
+    pub prompt_keys: PromptKeys,
 }
 
 impl Default for BenchOptions {
@@ -56,6 +60,7 @@ impl Default for BenchOptions {
             repetitions: 5,
             kv: KvPrecision::F16,
             keys: KeySelector::All,
+            prompt_keys: PromptKeys::All,
         }
     }
 }
@@ -113,6 +118,12 @@ impl BenchOptions {
     #[must_use]
     pub fn with_keys(self, keys: KeySelector) -> Self {
         Self { keys, ..self }
+    }
+
+    /// Sets [`prompt_keys`](Self::prompt_keys).
+    #[must_use]
+    pub fn with_prompt_keys(self, prompt_keys: PromptKeys) -> Self {
+        Self { prompt_keys, ..self }
     }
 
     /// Length of the longest sequence, in tokens.
@@ -319,8 +330,8 @@ fn time<B: Backend>(
     let Subject { kind, tokens, depth, sequences: count_of } = subject;
     let mut rates = Vec::with_capacity(options.repetitions);
     // Made together: a device attends to the next tokens of all of them in one launch.
-    let mut sequences =
-        decoder.sequences(KvSpec::new(options.kv, depth + tokens).with_keys(options.keys), count_of)?;
+    let kv = KvSpec::new(options.kv, depth + tokens).with_keys(options.keys);
+    let mut sequences = decoder.sequences(kv.with_prompt_keys(options.prompt_keys), count_of)?;
     if depth > 0 {
         for sequence in &mut sequences {
             fill(decoder, sequence, depth)?;
@@ -393,7 +404,8 @@ fn cost_per_token(decoder: &Decoder<CpuBackend>, subject: Subject, options: &Ben
         .step_by(step)
         .map(|first| {
             let (tokens, position) = (step.min(tokens - first), depth + first);
-            decoder.batch_cost(sequences, tokens, position, options.kv, options.keys)
+            let kv = KvSpec::new(options.kv, position + tokens).with_keys(options.keys);
+            decoder.batch_cost(sequences, tokens, position, &kv.with_prompt_keys(options.prompt_keys))
         })
         .sum();
     let tokens = (sequences * tokens) as f64;

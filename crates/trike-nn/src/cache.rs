@@ -1,6 +1,6 @@
 //! Shape and capacity of KV caches.
 
-use crate::{DecoderSpec, KeySelector, KvPrecision, NnError};
+use crate::{DecoderSpec, KeySelector, KvPrecision, NnError, PromptKeys};
 
 /// Shape of the cache of one layer of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub struct CacheSpec {
     pub precision: KvPrecision,
     /// Selection of the keys that decode steps attend to, for which the cache has an index.
     pub keys: KeySelector,
+    /// Selection of the keys that steps of several tokens attend to.
+    pub prompt_keys: PromptKeys,
 }
 
 /// Configuration of a sequence's KV cache.
@@ -29,12 +31,14 @@ pub struct KvSpec {
     pub window: Option<usize>,
     /// Selection of the keys that decode steps attend to; all by default. On the host only.
     pub keys: KeySelector,
+    /// Selection of the keys that steps of several tokens attend to; all by default. On the host only.
+    pub prompt_keys: PromptKeys,
 }
 
 impl KvSpec {
     /// A cache of `capacity` positions that ends when it is full.
     pub fn new(precision: KvPrecision, capacity: usize) -> Self {
-        Self { precision, capacity, window: None, keys: KeySelector::All }
+        Self { precision, capacity, window: None, keys: KeySelector::All, prompt_keys: PromptKeys::All }
     }
 
     /// A rolling cache with a window of `window` positions, for steps of up to `step` tokens.
@@ -47,6 +51,12 @@ impl KvSpec {
     #[must_use]
     pub fn with_keys(self, keys: KeySelector) -> Self {
         Self { keys, ..self }
+    }
+
+    /// Sets [`prompt_keys`](Self::prompt_keys).
+    #[must_use]
+    pub fn with_prompt_keys(self, prompt_keys: PromptKeys) -> Self {
+        Self { prompt_keys, ..self }
     }
 
     /// Bytes of the codes of the keys, in all layers of a decoder.
@@ -76,6 +86,7 @@ impl KvSpec {
             capacity: self.capacity,
             precision: self.precision,
             keys: self.keys.of_layer(layer),
+            prompt_keys: self.prompt_keys.of_layer(layer),
         }
     }
 

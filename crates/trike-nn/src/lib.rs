@@ -11,7 +11,7 @@
 //! the rest of the batch.
 //!
 //! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`],
-//!   [`KeySelector`], [`Logits`]
+//!   [`KeySelector`], [`PromptKeys`], [`Logits`]
 //! * memory: [`MemoryPlan`], [`DeviceUse`]; of layers on several devices: [`LayerWeights`], [`DeviceMemory`], [`StagePlan`]
 //! * a model on several ranks: [`RankBackend`], [`Division`], [`StepNotice`], [`Decoder::follow`]; its types [`RankTensor`],
 //!   [`RankMatrix`], [`RankInputs`]
@@ -62,8 +62,8 @@ pub use split::{DeviceMemory, LayerWeights, StagePlan};
 pub use step::{Largest, Segment, StepInputs, StepLogits, StepNotice};
 pub use trike_core::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation,
-    Int8Tensor, KeySelector, KvPrecision, Layout, RopePairing, RopeScaling, RopeSpec, SelectedKeys,
-    SpecError, Tensor,
+    Int8Tensor, KeySelector, KvPrecision, Layout, PromptKeys, RopePairing, RopeScaling, RopeSpec,
+    SelectedKeys, SpecError, Tensor,
 };
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;

@@ -31,10 +31,15 @@ type Group<B> = Arc<Mutex<<B as Backend>::Recorded>>;
 /// Checks that a backend can have caches of a spec.
 fn check<B: Backend>(backend: &B, spec: &KvSpec) -> Result<(), NnError> {
     spec.validate()?;
-    if spec.keys.is_all() || backend.can_select_keys() {
+    let keys = match (spec.keys.is_all(), spec.prompt_keys.is_all()) {
+        (true, true) => return Ok(()),
+        (false, _) => spec.keys.name(),
+        (true, false) => "a sample of the prompt",
+    };
+    if backend.can_select_keys() {
         Ok(())
     } else {
-        Err(NnError::NoKeySelection { keys: spec.keys.name(), backend: backend.name() })
+        Err(NnError::NoKeySelection { keys, backend: backend.name() })
     }
 }
 

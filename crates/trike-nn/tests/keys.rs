@@ -4,7 +4,7 @@ use trike_core::{DenseData, DenseTensor};
 use trike_cpu::Cpu;
 use trike_nn::{
     ActivationPrecision, CpuBackend, Decoder, DecoderSpec, DecoderWeights, KeySelector, KvPrecision, KvSpec,
-    Logits, NnError, Sequence, Step, Tensor, WeightName,
+    Logits, NnError, PromptKeys, Sequence, Step, Tensor, WeightName,
 };
 use trike_testkit::Rng;
 
@@ -40,7 +40,7 @@ fn decoder(threads: usize) -> Decoder<CpuBackend> {
     let spec = DecoderSpec {
         intermediate: 40,
         kv_heads: 2,
-        context: 200,
+        context: 700,
         tied_head: true,
         ..DecoderSpec::llama(32, layers, 4, VOCAB)
     };
@@ -148,6 +148,31 @@ fn output_is_independent_of_the_batch() {
             for (sequence, all) in alone.iter_mut().zip(all) {
                 assert_eq!(run(&decoder, sequence, &ids), all, "{threads} threads, token {id}");
             }
+        }
+    }
+}
+
+/// Long steps of several tokens leave out blocks of keys; single tokens, and prompts of few blocks, do not.
+#[test]
+fn only_long_prompts_attend_to_blocks_of_keys() {
+    let prompt_keys = PromptKeys::sampled(0.3).expect("between 0 and 1");
+    let ids = ids(600, 4);
+    for precision in PRECISIONS {
+        let kv = KvSpec::new(precision, 600);
+        let mut first: Option<Vec<f32>> = None;
+        for threads in [1, 3] {
+            let decoder = decoder(threads);
+            let mut sequences =
+                [kv, kv.with_prompt_keys(prompt_keys)].map(|kv| decoder.sequence(kv).expect("a sequence"));
+            let mut both = |ids: &[u32]| sequences.each_mut().map(|sequence| run(&decoder, sequence, ids));
+            let [exact, sampled] = both(&ids[..256]);
+            assert_eq!(exact, sampled, "four blocks, {precision:?}");
+            let [exact, sampled] = both(&ids[256..257]);
+            assert_eq!(exact, sampled, "a token, {precision:?}");
+            let [exact, sampled] = both(&ids[257..600]);
+            assert_ne!(exact, sampled, "{precision:?}");
+            assert!(sampled.iter().all(|v| v.is_finite()));
+            assert_eq!(first.get_or_insert_with(|| sampled.clone()), &sampled, "{threads} threads");
         }
     }
 }

@@ -53,7 +53,7 @@
 //! * one trait object for every device: [`Model`], [`open()`], [`DeviceChoice`], [`DeviceShare`], [`InvalidDevice`], [`Device`],
 //!   [`devices()`], [`memory_plan()`], [`MemoryPlan`]
 //! * measurement, as methods of [`Model`]: [`ScoreOptions`], [`Split`], [`Score`], [`Comparison`], [`llm::bench`]
-//! * precision: [`ActivationPolicy`], [`ActivationPrecision`], [`KvPrecision`], [`KvSpec`], [`KeySelector`]; backends: [`Cpu`], [`Isa`], [`CpuBackend`],
+//! * precision: [`ActivationPolicy`], [`ActivationPrecision`], [`KvPrecision`], [`KvSpec`], [`KeySelector`], [`PromptKeys`]; backends: [`Cpu`], [`Isa`], [`CpuBackend`],
 //!   [`Backend`]
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
 //! * errors: [`LlmError`], [`CalibrateError`]
@@ -105,6 +105,7 @@ pub use trike_llm::{
 pub use trike_nn::CubeBackend;
 pub use trike_nn::{
     ActivationPolicy, ActivationPrecision, Backend, CpuBackend, KeySelector, KvPrecision, KvSpec, MemoryPlan,
+    PromptKeys,
 };
 pub use trike_text::{sampler::SamplerConfig, tokenizer::Tokenizer};
 pub use trike_trit::{Encoding, Trit, TritTensor};

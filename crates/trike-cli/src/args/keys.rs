@@ -1,11 +1,11 @@
 //! Selection of keys.
 
 use clap::Args;
-use trike::KeySelector;
+use trike::{KeySelector, PromptKeys};
 
 use super::{
     KeysChoice,
-    names::{KEYS, one_of, positive},
+    names::{KEYS, one_of, positive, prompt_keys},
 };
 
 /// Selection of the keys that tokens attend to.
@@ -19,6 +19,10 @@ pub(crate) struct KeyArgs {
     /// attended to [default: 1024]
     #[arg(long, value_name = "COUNT", value_parser = positive)]
     pub(crate) keys_top_k: Option<usize>,
+    /// Share of the keys that each block of 64 tokens of a prompt attends to, 0.001 to 1: the blocks of keys that a sample of its
+    /// tokens attends to most, and always the first block and its own. The first two layers attend to all. CPU only
+    #[arg(long, value_name = "SHARE", default_value = "1", value_parser = prompt_keys)]
+    pub(crate) prompt_keys: PromptKeys,
 }
 
 /// Default number of keys selected by their codes.

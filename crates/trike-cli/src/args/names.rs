@@ -6,7 +6,7 @@ use clap::{
 };
 use trike::{
     ActivationPolicy, ActivationPrecision, EmbeddingStorage, Encoding, HeadPrecision, KvPrecision,
-    ScaleStorage, Split, Target,
+    PromptKeys, ScaleStorage, Split, Target,
     core::Layout,
     cpu::MAX_THREADS,
     llm::{Pooling, Synthetic},
@@ -152,6 +152,12 @@ pub(super) fn threads() -> impl TypedValueParser<Value = usize> {
 pub(super) fn positive(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|&number| number > 0);
     number.ok_or_else(|| "expected a whole number, 1 or more".to_owned())
+}
+
+/// Parses the share of the keys that prompts attend to.
+pub(super) fn prompt_keys(text: &str) -> Result<PromptKeys, String> {
+    let keys = text.parse().ok().and_then(|share| PromptKeys::sampled(share).ok());
+    keys.ok_or_else(|| "expected a number, 0.001 to 1".to_owned())
 }
 
 /// The name of a split.

@@ -13,7 +13,7 @@ use trike::{
 
 use super::{
     DeviceOutcome, conflict,
-    load::{layouts, load, open},
+    load::{layouts, load, open, prompt_share},
     tuned::{self, TunedRow},
 };
 use crate::{
@@ -42,6 +42,9 @@ pub(crate) struct BenchOutcome {
     /// Number of keys selected by their codes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) keys_top_k: Option<usize>,
+    /// Share of the keys that prompts attend to, unless it is all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_keys: Option<f64>,
     /// `None` on the CPU.
     pub(crate) device: Option<DeviceOutcome>,
     /// Kernels chosen by `--tune`.
@@ -89,7 +92,10 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         let (wanted, used) = (args.kv.name(), kv.name());
         output::note(&format!("--kv {wanted}: not supported by {}, using {used}", model.backend()));
     }
-    let options = options(args, model.config().spec.context).with_kv(kv).with_keys(keys);
+    let options = options(args, model.config().spec.context)
+        .with_kv(kv)
+        .with_keys(keys)
+        .with_prompt_keys(args.keys.prompt_keys);
     let tuned = if args.tune { tuned::tune(&*model, &options.step_tokens(), quiet)? } else { Vec::new() };
     let progress = Progress::start("measuring", quiet);
     let report = model.bench(&options, &mut |done, total| progress.set(done, total))?;
@@ -101,6 +107,7 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         kv: kv.name(),
         keys: keys.name(),
         keys_top_k: keys.top_k(),
+        prompt_keys: prompt_share(args.keys.prompt_keys),
         device: DeviceOutcome::of(&*model),
         tuned,
         report,
@@ -144,7 +151,11 @@ fn synthetic(
         .with_cpu(cpu(args)?)
         .with_activations(args.activations.0.unwrap_or_default())
         .with_layout(args.layout.0)
-        .with_sequence(KvSpec::new(args.kv, options(args, size.spec().context).positions()).with_keys(keys));
+        .with_sequence(
+            KvSpec::new(args.kv, options(args, size.spec().context).positions())
+                .with_keys(keys)
+                .with_prompt_keys(args.keys.prompt_keys),
+        );
     let progress = Progress::start(format!("building {}", size.name()), quiet);
     let made = device.load_synthetic(size, (args.encoding, args.group), &load, &mut |done, total| {
         progress.set(done, total);
@@ -170,7 +181,9 @@ fn stored(args: &BenchArgs, device: Device, keys: KeySelector, quiet: bool) -> a
         kv: Some(args.kv),
         layout: args.layout,
     };
-    let longest = KvSpec::new(args.kv, options(args, context).positions().min(context)).with_keys(keys);
+    let longest = KvSpec::new(args.kv, options(args, context).positions().min(context))
+        .with_keys(keys)
+        .with_prompt_keys(args.keys.prompt_keys);
     let wanted = precision.options(&file, &cpu(args)?).with_sequence(longest);
     let model = load(device, &file, &wanted, quiet)?;
     let measured = BenchModel {

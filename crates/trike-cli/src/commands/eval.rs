@@ -57,6 +57,11 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
         ));
     }
     let keys = args.keys.selector(true)?;
+    if !args.keys.prompt_keys.is_all() && args.text.is_empty() {
+        return Err(super::conflict(
+            "--prompt-keys: needs --text, since the answers of tasks attend to all keys",
+        ));
+    }
     if !keys.is_all() && args.text.is_empty() {
         return Err(super::conflict(
             "--keys signs: needs --text, since the answers of tasks are read like prompts",
@@ -99,8 +104,11 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     let base = base.as_ref().map(|(path, base)| (path.as_path(), &**base));
     let score = |(file, text): &(&std::path::PathBuf, String)| {
         let split = args.split.unwrap_or_else(|| Split::of(text));
-        let options =
-            ScoreOptions::new(split).with_limit(args.limit).with_kv(args.precision.kv).with_keys(keys);
+        let options = ScoreOptions::new(split)
+            .with_limit(args.limit)
+            .with_kv(args.precision.kv)
+            .with_keys(keys)
+            .with_prompt_keys(args.keys.prompt_keys);
         let (figures, against) = measure(&*model, base, file, text, &options, quiet)?;
         let (file, split) = (file.display().to_string(), args::split_name(split));
         Ok(TextOutcome { file, split, figures, against })

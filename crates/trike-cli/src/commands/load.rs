@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use trike::{
     Cpu, Device, DeviceChoice, HeadPrecision, Isa, KeySelector, KvPrecision, KvSpec, LoadOptions, Model,
-    ModelFile, llm::fitting_context,
+    ModelFile, PromptKeys, llm::fitting_context,
 };
 
 use super::{conflict, tuned};
@@ -55,6 +55,9 @@ impl PrecisionArgs {
 impl KeyArgs {
     /// The selector of a command that computes on the CPU or not.
     pub(super) fn selector(&self, on_host: bool) -> anyhow::Result<KeySelector> {
+        if !self.prompt_keys.is_all() && !on_host {
+            return Err(conflict("--prompt-keys: only the CPU selects keys, leave out --device"));
+        }
         match (self.keys, self.keys_top_k) {
             (KeysChoice::All, Some(_)) => Err(conflict("--keys-top-k: needs --keys signs, got --keys all")),
             (KeysChoice::Signs, _) if !on_host => {
@@ -63,6 +66,11 @@ impl KeyArgs {
             (choice, top_k) => Ok(choice.selector(top_k.unwrap_or(TOP_K))?),
         }
     }
+}
+
+/// The share of the keys that prompts attend to, if not all.
+pub(super) fn prompt_share(keys: PromptKeys) -> Option<f64> {
+    (!keys.is_all()).then(|| keys.share())
 }
 
 /// The length of a sequence on the CPU for which there is memory: `kv`, or less with a note. At least the prompt has to fit, or the

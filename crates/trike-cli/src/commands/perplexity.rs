@@ -6,7 +6,7 @@ use serde::Serialize;
 use trike::{ActivationPrecision, Comparison, LlmError, Model, ModelFile, Score, ScoreOptions, Split};
 
 use super::{
-    load::{load, open},
+    load::{load, open, prompt_share},
     text::read,
 };
 use crate::{
@@ -29,6 +29,9 @@ pub(crate) struct PerplexityOutcome {
     /// Number of keys selected by their codes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) keys_top_k: Option<usize>,
+    /// Share of the keys that prompts attend to, unless it is all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_keys: Option<f64>,
     #[serde(flatten)]
     pub(crate) figures: Figures,
     /// Comparison with the base model.
@@ -129,7 +132,8 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     let options = ScoreOptions::new(args.split.unwrap_or_else(|| Split::of(&text)))
         .with_limit(args.limit)
         .with_kv(args.precision.kv)
-        .with_keys(keys);
+        .with_keys(keys)
+        .with_prompt_keys(args.keys.prompt_keys);
     let base = args.base.as_deref().zip(base.as_deref());
     let (figures, against) = measure(&*model, base, &args.file, &text, &options, quiet)?;
     Ok(PerplexityOutcome {
@@ -140,6 +144,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
         kv: args.precision.kv.unwrap_or(model.default_kv()).name(),
         keys: keys.name(),
         keys_top_k: keys.top_k(),
+        prompt_keys: prompt_share(args.keys.prompt_keys),
         figures,
         against,
     })

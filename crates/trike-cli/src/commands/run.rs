@@ -181,7 +181,8 @@ impl Text {
             .with_context(args.context)
             .with_grammar(grammar)
             .with_logprobs(args.logprobs)
-            .with_keys(keys);
+            .with_keys(keys)
+            .with_prompt_keys(args.keys.prompt_keys);
         let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
         if let Some(grammar) = &options.grammar {
             // Report a wrong grammar before anything is loaded.

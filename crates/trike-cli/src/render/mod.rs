@@ -152,8 +152,12 @@ impl Show for Inspection {
 }
 
 /// The keys that are selected, after the KV cache precision; empty for all.
-fn selected(keys: &str, top_k: Option<usize>) -> String {
-    top_k.map_or_else(String::new, |top_k| format!(", {top_k} keys selected by {keys}"))
+fn selected(keys: &str, top_k: Option<usize>, prompt_keys: Option<f64>) -> String {
+    let mut text = top_k.map_or_else(String::new, |top_k| format!(", {top_k} keys selected by {keys}"));
+    if let Some(share) = prompt_keys {
+        let _ = write!(text, ", prompts attend to {:.1} % of the keys", 100.0 * share);
+    }
+    text
 }
 
 impl Show for MemoryOutcome {
@@ -386,7 +390,7 @@ impl Show for PerplexityOutcome {
             ("bytes", f.bytes.to_string()),
             ("sequences", format!("{} ({})", f.sequences, self.split)),
             ("activations", self.activations.clone()),
-            ("KV cache", format!("{}{}", self.kv, selected(self.keys, self.keys_top_k))),
+            ("KV cache", format!("{}{}", self.kv, selected(self.keys, self.keys_top_k, self.prompt_keys))),
         ];
         if let Some(against) = &self.against {
             pairs.extend([
@@ -483,7 +487,7 @@ impl Show for BenchOutcome {
             self.isa.unwrap_or(&self.backend),
             self.activations,
             self.kv,
-            selected(self.keys, self.keys_top_k),
+            selected(self.keys, self.keys_top_k, self.prompt_keys),
             bytes(m.resident_bytes as u64)
         );
         if !m.layouts.is_empty() {

@@ -238,6 +238,9 @@ fn only_the_processor_selects_keys() {
         let error = trike.fails(2, &[command, &model].concat());
         assert!(error.contains("--keys signs: only the CPU selects keys"), "{error}");
     }
+    let error =
+        trike.fails(2, &["run", "-m", &tiny(), "-p", "Once", "--prompt-keys", "0.5", "--device", device]);
+    assert!(error.contains("--prompt-keys: only the CPU selects keys"), "{error}");
 }
 
 #[test]

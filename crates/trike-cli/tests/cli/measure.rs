@@ -218,6 +218,36 @@ fn a_text_is_scored_with_selected_keys() {
     assert!(said.contains("--keys signs: needs --text"), "{said}");
 }
 
+/// A prompt that leaves out blocks of keys.
+#[test]
+fn prompts_attend_to_a_share_of_the_keys() {
+    let trike = Trike::new();
+    let text =
+        trike.write("text.txt", "Once upon a time there was a little girl who liked to play. ".repeat(60));
+    let args =
+        ["perplexity", "-m", &tiny(), "-f", &text, "--limit", "1", "--split", "window", "--base", &tiny()];
+    let of = |share: &str| {
+        trike.json(&[&args[..], &["--activations", "f32", "--json", "--prompt-keys", share]].concat())
+    };
+    let half = of("0.5");
+    let kl = half["kl"].as_f64().expect("a number");
+    assert!(kl > 0.0 && kl < 0.1, "{kl}");
+    assert_eq!(half["prompt_keys"], 0.5);
+    let all = of("1");
+    near(&all["perplexity"], all["base"]["perplexity"].as_f64().expect("a number"), 1e-6);
+    assert_eq!(all["prompt_keys"], Value::Null);
+    let bench =
+        ["bench", "-m", &tiny(), "-p", "500", "-n", "0", "-t", "1", "-r", "1", "--prompt-keys", "0.25"];
+    let table = trike.stdout(&bench);
+    assert!(table.contains("KV cache f16, prompts attend to 25.0 % of the keys;"), "{table}");
+    for wrong in ["0", "1.5", "half"] {
+        let said = trike.fails(2, &["run", "-m", &tiny(), "-p", "Once", "--prompt-keys", wrong]);
+        assert!(said.contains("expected a number, 0.001 to 1"), "{said}");
+    }
+    let said = trike.fails(2, &["eval", "-m", &tiny(), "--tasks", &text, "--prompt-keys", "0.5"]);
+    assert!(said.contains("--prompt-keys: needs --text"), "{said}");
+}
+
 #[test]
 fn bench_decodes_many_sequences_at_once() {
     let trike = Trike::new();

@@ -19,7 +19,7 @@ mod prefill;
 use std::ops::Range;
 
 use half::f16;
-use trike_core::AttentionSpec;
+use trike_core::{AttentionSpec, BlockBitmap};
 
 use crate::error::{CpuError, check_len, check_range, check_rows};
 use crate::kernels::Element;
@@ -28,6 +28,7 @@ use trike_host::{Cpu, Isa, Pool};
 pub use int8::quantize_head;
 pub use keys::{KeyIndex, KeyScratch, KeySelection};
 pub(crate) use keys::{attention_selected, select_keys};
+pub(crate) use prefill::choose_blocks;
 
 /// Maximum query rows of a group of heads for which memory bandwidth is the bottleneck, not arithmetic.
 const FEW_ROWS: usize = 8;
@@ -133,11 +134,39 @@ pub(crate) fn attention(
     kv: KvView<'_>,
     out: &mut [f32],
 ) -> Result<(), CpuError> {
+    attend(cpu, problem, q, first_position, kv, None, out)
+}
+
+/// [`CpuOps::attention_masked`](crate::CpuOps::attention_masked).
+pub(crate) fn attention_masked(
+    cpu: &Cpu,
+    problem: &AttentionSpec,
+    q: &[f32],
+    first_position: usize,
+    kv: KvView<'_>,
+    mask: &BlockBitmap,
+    out: &mut [f32],
+) -> Result<(), CpuError> {
+    attend(cpu, problem, q, first_position, kv, Some(mask), out)
+}
+
+fn attend(
+    cpu: &Cpu,
+    problem: &AttentionSpec,
+    q: &[f32],
+    first_position: usize,
+    kv: KvView<'_>,
+    mask: Option<&BlockBitmap>,
+    out: &mut [f32],
+) -> Result<(), CpuError> {
     let tokens = validate(problem, q, first_position, &kv, out)?;
     if tokens == 0 {
         return Ok(());
     }
-    let (job, pool) = (Job { problem, q, tokens, first_position, capacity: kv.capacity }, cpu.pool());
+    if let Some(mask) = mask {
+        mask.check(problem.kv_heads, &(first_position..first_position + tokens))?;
+    }
+    let (job, pool) = (Job { problem, q, tokens, first_position, capacity: kv.capacity, mask }, cpu.pool());
     let (isa, d) = (cpu.isa(), problem.head_dim);
     match (kv.k, kv.v) {
         (KvData::F32(k), KvData::F32(v)) => job.floats(isa, pool, k, v, out),
@@ -177,6 +206,8 @@ struct Job<'a> {
     tokens: usize,
     first_position: usize,
     capacity: usize,
+    /// The key blocks that query blocks attend to; all visible ones without it.
+    mask: Option<&'a BlockBitmap>,
 }
 
 impl Job<'_> {
@@ -235,7 +266,8 @@ impl Job<'_> {
 
     /// Whether memory bandwidth is the bottleneck, not arithmetic.
     fn few(&self) -> bool {
-        self.tokens == 1 || self.tokens * self.share() <= FEW_ROWS
+        // Only the kernels for prompts leave out blocks.
+        self.mask.is_none() && (self.tokens == 1 || self.tokens * self.share() <= FEW_ROWS)
     }
 
     /// Query heads that read the same keys.

@@ -73,8 +73,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of [`Device::attention`]; [`CubeError::Length`] for a mask of another number of KV heads, [`CubeError::Range`] for
-    /// one without the segment's positions, [`CubeError::Unsupported`] for [`AttentionBlueprint::Decode`], which
+    /// Those of [`Device::attention`]; [`CubeError::Blocks`] for a mask of another number of KV heads or
+    /// without the segment's positions, [`CubeError::Unsupported`] for [`AttentionBlueprint::Decode`], which
     /// [`Strategy::Inferred`] does not choose here, and [`CubeError::Capture`] within every capture.
     pub fn attention_masked(
         &self,

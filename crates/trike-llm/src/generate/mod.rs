@@ -5,7 +5,7 @@ mod session;
 
 use std::{ops::ControlFlow, time::Instant};
 
-use trike_nn::{Backend, KeySelector, KvPrecision, KvSpec, Logits, Sequence, Step, StepLogits};
+use trike_nn::{Backend, KeySelector, KvPrecision, KvSpec, Logits, PromptKeys, Sequence, Step, StepLogits};
 use trike_text::constraint::Constraint;
 
 use crate::{LanguageModel, LlmError, sampler::Sampler, stream::TextStream, tokenizer::TokenizerError};
@@ -242,11 +242,11 @@ impl<B: Backend> LanguageModel<B> {
         kv: KvPrecision,
         on_row: impl FnMut(usize, &[f32]),
     ) -> Result<(), LlmError> {
-        self.logits_selected(ids, kv, KeySelector::All, on_row)
+        self.logits_selected(ids, kv, KeySelector::All, PromptKeys::All, on_row)
     }
 
     /// [`logits`](Self::logits) of tokens that are run one by one, each with attention to the keys that `keys` selects; with [`KeySelector::All`],
-    /// many tokens are run at once.
+    /// many tokens are run at once, with attention to the keys that `prompt_keys` selects.
     ///
     /// # Errors
     ///
@@ -256,13 +256,15 @@ impl<B: Backend> LanguageModel<B> {
         ids: &[u32],
         kv: KvPrecision,
         keys: KeySelector,
+        prompt_keys: PromptKeys,
         mut on_row: impl FnMut(usize, &[f32]),
     ) -> Result<(), LlmError> {
         let context = self.decoder().spec().context;
         if ids.len() > context {
             return Err(LlmError::PromptTooLong { tokens: ids.len(), context });
         }
-        let mut sequence = self.decoder().sequence(KvSpec::new(kv, ids.len().max(1)).with_keys(keys))?;
+        let cache = KvSpec::new(kv, ids.len().max(1)).with_keys(keys).with_prompt_keys(prompt_keys);
+        let mut sequence = self.decoder().sequence(cache)?;
         let mut token = 0;
         // The logits of a step are one allocation, which small devices limit to 128 MiB.
         let most = if keys.is_all() { STEP } else { 1 };

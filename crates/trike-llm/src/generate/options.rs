@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use trike_core::{Bounds, OptionError};
-use trike_nn::{KeySelector, KvPrecision, KvSpec};
+use trike_nn::{KeySelector, KvPrecision, KvSpec, PromptKeys};
 use trike_text::{constraint::Grammar, sampler::SamplerConfig};
 
 use super::STEP;
@@ -42,6 +42,8 @@ pub struct GenerateOptions {
     pub logprobs: Option<usize>,
     /// Selection of the keys that each new token attends to; all by default.
     pub keys: KeySelector,
+    /// Selection of the keys that prompts attend to; all by default.
+    pub prompt_keys: PromptKeys,
 }
 
 impl GenerateOptions {
@@ -99,6 +101,12 @@ impl GenerateOptions {
         Self { keys, ..self }
     }
 
+    /// Sets [`prompt_keys`](Self::prompt_keys).
+    #[must_use]
+    pub fn with_prompt_keys(self, prompt_keys: PromptKeys) -> Self {
+        Self { prompt_keys, ..self }
+    }
+
     /// The KV cache for a prompt of `prompt` tokens and its continuation, in a model with this context and default precision.
     ///
     /// # Errors
@@ -122,7 +130,7 @@ impl GenerateOptions {
                 KvSpec::new(precision, wanted.min(context))
             }
         };
-        Ok(cache.with_keys(self.keys))
+        Ok(cache.with_keys(self.keys).with_prompt_keys(self.prompt_keys))
     }
 }
 

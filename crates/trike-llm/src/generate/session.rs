@@ -94,7 +94,8 @@ impl Session {
             return Ok(decoder.sequence(*spec)?);
         };
         kept.truncate(common)?;
-        if kept.spec().capacity == spec.capacity && kept.spec().keys == spec.keys {
+        let (own, keys) = (kept.spec(), (spec.keys, spec.prompt_keys));
+        if own.capacity == spec.capacity && (own.keys, own.prompt_keys) == keys {
             return Ok(*kept);
         }
         // A cache of another size, or with other codes: its content is copied where the backend can.

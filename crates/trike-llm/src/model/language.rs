@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use trike_core::Layout;
 use trike_nn::{
-    ActivationPrecision, Backend, DeviceUse, KeySelector, KvPrecision, KvSpec, MemoryPlan, Tuning,
+    ActivationPrecision, Backend, DeviceUse, KeySelector, KvPrecision, KvSpec, MemoryPlan, PromptKeys, Tuning,
 };
 
 use super::{Model, OnText};
@@ -77,9 +77,10 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         ids: &[u32],
         kv: KvPrecision,
         keys: KeySelector,
+        prompt_keys: PromptKeys,
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError> {
-        LanguageModel::logits_selected(self, ids, kv, keys, on_row)
+        LanguageModel::logits_selected(self, ids, kv, keys, prompt_keys, on_row)
     }
 
     fn generate_in(

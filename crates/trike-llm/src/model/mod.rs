@@ -7,7 +7,9 @@ mod tasks;
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use trike_core::Layout;
-use trike_nn::{ActivationPrecision, DeviceUse, KeySelector, KvPrecision, KvSpec, MemoryPlan, Tuning};
+use trike_nn::{
+    ActivationPrecision, DeviceUse, KeySelector, KvPrecision, KvSpec, MemoryPlan, PromptKeys, Tuning,
+};
 
 use crate::{
     GenerateOptions, Generation, LlmError, ModelConfig, Pooling, Session,
@@ -106,11 +108,11 @@ pub trait Model {
         kv: KvPrecision,
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError> {
-        self.logits_selected(ids, kv, KeySelector::All, on_row)
+        self.logits_selected(ids, kv, KeySelector::All, PromptKeys::All, on_row)
     }
 
     /// [`logits`](Self::logits) of tokens that are run one by one, each with attention to the keys that `keys` selects; with [`KeySelector::All`],
-    /// many tokens are run at once.
+    /// many tokens are run at once, with attention to the keys that `prompt_keys` selects.
     ///
     /// # Errors
     ///
@@ -120,6 +122,7 @@ pub trait Model {
         ids: &[u32],
         kv: KvPrecision,
         keys: KeySelector,
+        prompt_keys: PromptKeys,
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError>;
 

@@ -1,6 +1,6 @@
 //! Perplexity of a text, and KL divergence from another model.
 
-use trike_nn::{KeySelector, KvPrecision};
+use trike_nn::{KeySelector, KvPrecision, PromptKeys};
 
 use super::Model;
 use crate::{LlmError, tokenizer::Tokenizer};
@@ -56,13 +56,15 @@ pub struct ScoreOptions {
     /// Selection of the keys that each token attends to. If not all, the tokens of the measured model are run one by one, as
     /// in a generation; a base model always attends to all keys.
     pub keys: KeySelector,
+    /// Selection of the keys that steps of several tokens attend to; a base model always attends to all keys.
+    pub prompt_keys: PromptKeys,
 }
 
 impl ScoreOptions {
     /// All sequences of a split, with each model's default precision of keys and values.
     #[must_use]
     pub fn new(split: Split) -> Self {
-        Self { split, limit: None, kv: None, keys: KeySelector::All }
+        Self { split, limit: None, kv: None, keys: KeySelector::All, prompt_keys: PromptKeys::All }
     }
 
     /// Sets [`limit`](Self::limit).
@@ -81,6 +83,12 @@ impl ScoreOptions {
     #[must_use]
     pub fn with_keys(self, keys: KeySelector) -> Self {
         Self { keys, ..self }
+    }
+
+    /// Sets [`prompt_keys`](Self::prompt_keys).
+    #[must_use]
+    pub fn with_prompt_keys(self, prompt_keys: PromptKeys) -> Self {
+        Self { prompt_keys, ..self }
     }
 }
 
@@ -260,7 +268,8 @@ pub(crate) fn score<M: Model + ?Sized>(
     let mut sums = Sums::default();
     for (done, ids) in all.iter().enumerate().filter(|(_, ids)| ids.len() > 1) {
         let from = options.split.unscored(ids.len());
-        model.logits_selected(&ids[..ids.len() - 1], kv, options.keys, &mut |i, row| {
+        let inputs = &ids[..ids.len() - 1];
+        model.logits_selected(inputs, kv, options.keys, options.prompt_keys, &mut |i, row| {
             if i >= from {
                 sums.add(log_sum_exp(row) - f64::from(row[ids[i + 1] as usize]));
             }
@@ -315,7 +324,7 @@ pub fn compare_ids<M: Model + ?Sized>(
         base.logits(inputs, base_kv, &mut |_, row| reference.extend_from_slice(row))?;
         kl.start();
         gap.start();
-        model.logits_selected(inputs, kv, options.keys, &mut |i, row| {
+        model.logits_selected(inputs, kv, options.keys, options.prompt_keys, &mut |i, row| {
             if i < from {
                 return;
             }

@@ -113,7 +113,7 @@ impl CpuCache {
     }
 
     /// Attention of the queries of a segment, whose keys and values are stored: to selected keys for one token, if the cache has an
-    /// index, else to all.
+    /// index, to selected blocks of keys for several, if its spec has a selection of these, else to all.
     pub(super) fn attend(
         &mut self,
         cpu: &Cpu,
@@ -130,7 +130,10 @@ impl CpuCache {
                 let selection = KeySelection { selector: self.spec.keys, index, scratch };
                 cpu.attention_selected(&spec, q, position, view, selection, out)
             }
-            _ => cpu.attention(&spec, q, position, view, out),
+            _ => match cpu.choose_blocks(&spec, q, position, view, self.spec.prompt_keys)? {
+                Some(mask) => cpu.attention_masked(&spec, q, position, view, &mask, out),
+                None => cpu.attention(&spec, q, position, view, out),
+            },
         }
     }
 

@@ -5,7 +5,7 @@ mod cache;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use trike_core::{Cost, DenseData, ProductPrecision, TileLayout};
+use trike_core::{BlockBitmap, Cost, DenseData, ProductPrecision, TileLayout};
 use trike_cpu::{
     Cpu, CpuOps, DenseMatrix, EditOutcome, FileRange, KeyScratch, Matrix, MatrixRef, RopeTable, Store, Tiles,
     choose_layout, matmul_rounded,
@@ -14,8 +14,8 @@ use trike_trit::{Edit, TritTensor};
 
 use crate::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation,
-    KeySelector, KvPrecision, Layout, MatrixEdit, NnError, RopePairing, RopeSpec, Segment, Sequence,
-    StepInputs, Tensor, check,
+    KvPrecision, KvSpec, Layout, MatrixEdit, NnError, RopePairing, RopeSpec, Segment, Sequence, StepInputs,
+    Tensor, check,
 };
 
 pub use cache::CpuCache;
@@ -137,28 +137,21 @@ impl Decoder<CpuBackend> {
     /// Multiply-adds and compulsory bytes of a step of `tokens` tokens at `position` with logits for the last token:
     /// the linear layers, and the keys and values that attention reads.
     pub fn step_cost(&self, tokens: usize, position: usize, kv: KvPrecision) -> Cost {
-        self.batch_cost(1, tokens, position, kv, KeySelector::All)
+        self.batch_cost(1, tokens, position, &KvSpec::new(kv, position + tokens))
     }
 
     /// [`step_cost`](Self::step_cost) of one step of several sequences, each with `tokens` tokens at `position`: the weights are
-    /// read once. Of steps of one token, `keys` selects the keys and values that are read, for which it reads all codes; products with
-    /// codes are no multiply-adds.
-    pub fn batch_cost(
-        &self,
-        sequences: usize,
-        tokens: usize,
-        position: usize,
-        kv: KvPrecision,
-        keys: KeySelector,
-    ) -> Cost {
+    /// read once. Of steps of one token, the cache's selector selects the keys and values that are read, for which it reads all codes;
+    /// products with codes are no multiply-adds, and neither are those of the sample of a prompt.
+    pub fn batch_cost(&self, sequences: usize, tokens: usize, position: usize, kv: &KvSpec) -> Cost {
         let (blocks, head) = self.matrices();
         let cost = |w: &Matrix, tokens| w.problem(tokens, self.backend().precision_of(w)).cost();
         let linear: Cost = blocks.map(|w| cost(w, sequences * tokens)).sum();
         let spec = self.spec();
-        let head_bytes = kv.bytes_per_head(spec.head_dim) as u64;
+        let head_bytes = kv.precision.bytes_per_head(spec.head_dim) as u64;
         let (kv_heads, query_width) = (spec.kv_heads as u64, spec.query_width() as u64);
         let of_layer = |layer: usize| {
-            let keys = keys.of_layer(layer);
+            let (keys, prompt) = (kv.keys.of_layer(layer), kv.prompt_keys.of_layer(layer));
             let seen = position + tokens;
             if let Some(selected) = keys.select(seen).filter(|_| tokens == 1) {
                 let (seen, selected) = (seen as u64, selected.total() as u64);
@@ -166,8 +159,17 @@ impl Decoder<CpuBackend> {
                 let bytes = kv_heads * (2 * selected * head_bytes + seen * code);
                 return Cost { macs: 2 * selected * query_width, bytes };
             }
-            // A token attends to half of its own step on average.
-            let scores = tokens as u64 * (position as u64 + (tokens as u64).div_ceil(2)) * query_width;
+            // A token attends to half of its own step on average, or to half of the last of its blocks.
+            let scores = if tokens == 1 || prompt.is_all() {
+                tokens as u64 * (position as u64 + (tokens as u64).div_ceil(2))
+            } else {
+                let of_token = |position: usize| {
+                    let visible = position / BlockBitmap::BLOCK + 1;
+                    prompt.kept(visible).unwrap_or(visible) * BlockBitmap::BLOCK - BlockBitmap::BLOCK / 2
+                };
+                (position..seen).map(|position| of_token(position) as u64).sum()
+            };
+            let scores = scores * query_width;
             Cost { macs: 2 * scores, bytes: 2 * seen as u64 * kv_heads * head_bytes }
         };
         let attention: Cost = (0..spec.layers).map(of_layer).sum();

@@ -1,12 +1,12 @@
 //! The step that rank 0 runs, for the others.
 
-use crate::{KeySelector, KvPrecision, KvSpec, NnError, StepNotice};
+use crate::{KeySelector, KvPrecision, KvSpec, NnError, PromptKeys, StepNotice};
 
 /// The first byte of a notice, and the message that ends a run.
 const STEP: u8 = 1;
 pub(super) const END: &[u8] = &[0];
 /// Bytes of a notice before the ids.
-const HEAD: usize = 1 + 8 + 1 + 8 + 8 + 8 + 1 + 1 + 8;
+const HEAD: usize = 1 + 8 + 1 + 8 + 8 + 8 + 1 + 1 + 8 + 2;
 const PRECISIONS: [KvPrecision; 3] = [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8];
 
 /// The message: one byte each for kind, precision, rows and result, eight for a number, four for an id.
@@ -26,6 +26,7 @@ pub(super) fn message(step: &StepNotice<'_>) -> Vec<u8> {
     // All keys are 0, which is none selected.
     let top_k = step.spec.keys.top_k().unwrap_or(0);
     message.extend((top_k as u64).to_le_bytes());
+    message.extend(step.spec.prompt_keys.thousandths().to_le_bytes());
     for id in &*step.ids {
         message.extend(id.to_le_bytes());
     }
@@ -59,10 +60,12 @@ pub(super) fn read(message: &[u8]) -> Result<Option<StepNotice<'static>>, NnErro
     }
     let window = Some(size(18)?).filter(|&window| window > 0);
     let keys = KeySelector::signs(size(36)?).unwrap_or_default();
+    let thousandths = u16::from_le_bytes([head[44], head[45]]);
+    let prompt_keys = PromptKeys::of_thousandths(thousandths).ok_or_else(wrong)?;
     Ok(Some(StepNotice {
         sequences: 1,
         sequence: number(1),
-        spec: KvSpec { precision, capacity: size(10)?, window, keys },
+        spec: KvSpec { precision, capacity: size(10)?, window, keys, prompt_keys },
         position: size(26)?,
         ids: ids.iter().map(|id| u32::from_le_bytes(*id)).collect(),
         all_rows: flag(34)?,
@@ -76,13 +79,14 @@ mod tests {
 
     #[test]
     fn a_notice_is_read_back_and_nothing_else() {
-        for (window, all_rows, states, keys) in
-            [(None, false, false, KeySelector::All), (Some(7), true, true, KeySelector::signs(300).unwrap())]
+        let (signs, quarter) = (KeySelector::signs(300).unwrap(), PromptKeys::sampled(0.25).unwrap());
+        for (window, all_rows, states, keys, prompt_keys) in
+            [(None, false, false, KeySelector::All, PromptKeys::All), (Some(7), true, true, signs, quarter)]
         {
             let notice = StepNotice {
                 sequences: 1,
                 sequence: u64::MAX - 3,
-                spec: KvSpec { precision: KvPrecision::Int8, capacity: 512, window, keys },
+                spec: KvSpec { precision: KvPrecision::Int8, capacity: 512, window, keys, prompt_keys },
                 position: 1 << 33,
                 ids: vec![3, u32::MAX].into(),
                 all_rows,
@@ -95,7 +99,7 @@ mod tests {
                 let is_whole = len == message.len() - 4;
                 assert_eq!(read(&message[..len]).is_ok(), is_whole, "{len}");
             }
-            for at in [0, 9, 34, 35] {
+            for at in [0, 9, 34, 35, 45] {
                 let mut other = message.clone();
                 other[at] = 9;
                 assert!(read(&other).is_err(), "{at}");

@@ -1,5 +1,6 @@
 //! Block-sparse masks of attention: dense attention without the masked keys, and the rejections.
 
+use trike_core::BlockError;
 use trike_cube::attention::{
     AttentionBlueprint, AttentionSpec, BlockBitmap, BlockMask, CacheShape, KvCache, KvPrecision, Positions,
 };
@@ -172,17 +173,17 @@ fn refusals(oracle: &Oracle, device: &Device) -> Verdict {
     attend(&first, 0..2, inferred)?;
     attend(&second, 2..4, inferred)?;
     oracle.refused("a later position", attend(&first, 0..3, inferred), |e| {
-        matches!(e, CubeError::Range { maximum: 64, got: 65, .. })
+        matches!(e, CubeError::Blocks(BlockError::Range { maximum: 64, got: 65, .. }))
     })?;
     oracle.refused("an earlier position", attend(&second, 1..4, inferred), |e| {
-        matches!(e, CubeError::Range { minimum: 64, got: 63, .. })
+        matches!(e, CubeError::Blocks(BlockError::Range { minimum: 64, got: 63, .. }))
     })?;
     for heads in [1, 2, 3] {
         let mask = of_bitmap(BlockBitmap::diagonal(heads, 0..128)?)?;
         match attend(&mask, 0..4, inferred) {
             Ok(()) if heads < 3 => {}
             result => oracle.refused("heads", result, |e| {
-                heads == 3 && matches!(e, CubeError::Length { expected: 2, got: 3, .. })
+                heads == 3 && matches!(e, CubeError::Blocks(BlockError::Length { expected: 2, got: 3, .. }))
             })?,
         }
     }

@@ -151,10 +151,14 @@ impl Chat {
             .with_stop(args.stop.clone())
             .with_kv(args.precision.kv)
             .with_grammar(grammar)
-            .with_keys(keys);
+            .with_keys(keys)
+            .with_prompt_keys(args.keys.prompt_keys);
         let wanted = args.precision.options(&file, &args.cpu.cpu()?).with_tokenizer(tokenizer);
-        let whole =
-            GenerateOptions::default().with_kv(args.precision.kv).with_context(args.context).with_keys(keys);
+        let whole = GenerateOptions::default()
+            .with_kv(args.precision.kv)
+            .with_context(args.context)
+            .with_keys(keys)
+            .with_prompt_keys(args.keys.prompt_keys);
         let whole = whole.cache(0, file.config().spec.context, file.default_kv())?;
         let capacity = match device.is_cpu() && args.context.is_none() {
             true => context(&file, &wanted, whole, 0, quiet)?,

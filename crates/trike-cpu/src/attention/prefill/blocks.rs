@@ -36,9 +36,15 @@ impl Blocks {
     ) {
         let d = self.keys.len() / KEYS;
         let within = (positions.start - start) * d..(positions.end - start) * d;
-        copy_within(&mut self.keys, &within, keys);
+        self.fill_keys(keys, start, positions);
         copy_within(&mut self.wide, &within, values);
         self.finite = s.run(Pack { wide: &self.wide, values: &mut self.values });
+    }
+
+    /// [`fill`](Self::fill) without the values.
+    pub(super) fn fill_keys(&mut self, keys: [&[f32]; 2], start: usize, positions: &Range<usize>) {
+        let d = self.keys.len() / KEYS;
+        copy_within(&mut self.keys, &((positions.start - start) * d..(positions.end - start) * d), keys);
     }
 }
 

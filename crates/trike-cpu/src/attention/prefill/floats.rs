@@ -2,8 +2,10 @@
 
 use super::blocks::Blocks;
 use super::product::{Keys, Values, product};
+use super::sampled::{Sample, Tally, tally};
 use super::{
-    Finish, Item, KEYS, Panel, ROWS, Row, SCALARS, blocks_of, items, mask, panels, row_of, seen_part,
+    Finish, Item, KEYS, Panel, ROWS, Row, SCALARS, blocks_of, items, mask, panel, panels, row_of, seen_part,
+    vectors,
 };
 use crate::attention::lanes::Lanes;
 use crate::attention::{Job, Ring};
@@ -17,9 +19,9 @@ pub(in crate::attention) fn run(job: &Job<'_>, isa: Isa, pool: &Pool, k: &[f32],
     pool.run(items(job, pool, out), |items| {
         let mut blocks = Blocks::new(job.problem.head_dim);
         for item in items {
-            with_float_kernels!(isa, s => match item.out.len() {
-                0..=16 => attend::<_, 1>(job, s, [k, v], item, &mut blocks),
-                17..=32 => attend::<_, 2>(job, s, [k, v], item, &mut blocks),
+            with_float_kernels!(isa, s => match vectors(item.out.len()) {
+                1 => attend::<_, 1>(job, s, [k, v], item, &mut blocks),
+                2 => attend::<_, 2>(job, s, [k, v], item, &mut blocks),
                 _ => attend::<_, 3>(job, s, [k, v], item, &mut blocks),
             });
         }
@@ -102,6 +104,74 @@ fn attend_block<S: Lanes, const V: usize>(
     }
     for (values, outs) in blocks.values.iter().zip(outs) {
         product(s, Values(&values[low..high]), scores, Some(&keep), outs);
+    }
+}
+
+/// The shares of attention of sampled rows.
+pub(super) fn sample(job: &Job<'_>, isa: Isa, k: &[f32], samples: Vec<Sample<'_>>) {
+    let mut blocks = Blocks::new(job.problem.head_dim);
+    for mut sample in samples {
+        with_float_kernels!(isa, s => match vectors(sample.rows.len()) {
+            1 => sample_rows::<_, 1>(job, s, k, &mut sample, &mut blocks),
+            2 => sample_rows::<_, 2>(job, s, k, &mut sample, &mut blocks),
+            _ => sample_rows::<_, 3>(job, s, k, &mut sample, &mut blocks),
+        });
+    }
+}
+
+fn sample_rows<S: Lanes, const V: usize>(
+    job: &Job<'_>,
+    s: S,
+    k: &[f32],
+    sample: &mut Sample<'_>,
+    blocks: &mut Blocks,
+) {
+    let panel = panel::<S, V>(job, s, sample.rows.len(), |row| sample.rows[row]);
+    let mut scores = [row_of::<V>(0.0); KEYS];
+    let mut tallies = Vec::new();
+    for (start, positions) in sample.blocks(job) {
+        blocks.fill_keys(job.runs(Ring::plain(k), sample.kv_head, &positions), start, &positions);
+        let (scale, panel, scores) = (job.problem.scale, &panel, &mut scores);
+        tallies.extend(s.run(TallyBlock { s, scale, blocks, start, panel, scores }));
+    }
+    sample.finish(&tallies);
+}
+
+/// Counts the scores of a block.
+struct TallyBlock<'a, S, const V: usize> {
+    s: S,
+    scale: f32,
+    blocks: &'a Blocks,
+    start: usize,
+    panel: &'a Panel<V>,
+    scores: &'a mut [Row<V>; KEYS],
+}
+
+impl<S: Lanes, const V: usize> Loop for TallyBlock<'_, S, V> {
+    type Output = Option<Tally<V>>;
+
+    #[inline(always)]
+    fn run(self) -> Option<Tally<V>> {
+        let Self { s, scale, blocks, start, panel, scores } = self;
+        let (part, masked) = seen_part(panel, start)?;
+        let q = panel.q.as_chunks::<V>().0;
+        let d = q.len();
+        let scores = &mut scores[part.clone()];
+        let keys = blocks.keys[part.start * d..part.end * d].chunks_exact(SCALARS * d);
+        for (keys, scores) in keys.zip(scores.as_chunks_mut::<SCALARS>().0) {
+            product(s, Keys::new(keys, d), q, None, scores);
+        }
+        for scores in scores.iter_mut() {
+            for v in 0..V {
+                for l in 0..16 {
+                    scores[v].0[l] *= scale;
+                }
+            }
+        }
+        if masked {
+            mask(&panel.seen, start + part.start, scores);
+        }
+        Some(tally(start, scores))
     }
 }
 

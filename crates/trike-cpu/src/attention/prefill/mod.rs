@@ -12,6 +12,7 @@ mod blocks;
 mod floats;
 mod ints;
 mod product;
+mod sampled;
 
 use std::ops::Range;
 
@@ -24,6 +25,7 @@ use trike_host::Pool;
 
 pub(super) use floats::run as floats;
 pub(super) use ints::{Stored, run as ints};
+pub(crate) use sampled::choose as choose_blocks;
 
 /// Positions per block. Blocks start at multiples of it, so the sums of a row do not depend on the other rows.
 const KEYS: usize = 64;
@@ -49,14 +51,22 @@ fn items<'o>(job: &Job<'_>, pool: &Pool, out: &'o mut [f32]) -> Vec<Vec<Item<'o>
     let block = |panels: usize| (panels * ROWS / share).max(1);
     let enough = |panels: &usize| kv_heads * job.tokens.div_ceil(block(*panels)) >= 4 * parts;
     let block = block([8, 4, 2].into_iter().find(enough).unwrap_or(1));
-    let mut items = Vec::new();
-    for start in (0..job.tokens).step_by(block) {
-        let tokens = start..(start + block).min(job.tokens);
+    let (mut items, mut rows) = (Vec::new(), out.chunks_exact_mut(d));
+    let mut start = 0;
+    while start < job.tokens {
+        let mut end = (start + block).min(job.tokens);
+        if job.mask.is_some() {
+            // The tokens of an item have the same bits.
+            let position = job.first_position + start;
+            end = end.min(start + KEYS - position % KEYS);
+        }
+        let first = items.len();
+        let tokens = start..end;
         items.extend((0..kv_heads).map(|kv_head| Item { kv_head, tokens: tokens.clone(), out: Vec::new() }));
-    }
-    for (row, out) in out.chunks_exact_mut(d).enumerate() {
-        let (token, head) = (row / job.problem.heads, row % job.problem.heads);
-        items[token / block * kv_heads + head / share].out.push(out);
+        for (row, out) in rows.by_ref().take(tokens.len() * job.problem.heads).enumerate() {
+            items[first + row % job.problem.heads / share].out.push(out);
+        }
+        start = end;
     }
     let cost =
         |item: &Item<'_>| item.tokens.clone().map(|t| job.span(t).len()).fold(0, usize::saturating_add);
@@ -90,32 +100,47 @@ struct Panel<const V: usize> {
 
 /// The panels of an item.
 fn panels<S: Lanes, const V: usize>(job: &Job<'_>, s: S, item: &Item<'_>) -> Vec<Panel<V>> {
+    let share = job.share();
+    let row_at = |at: usize| (item.tokens.start + at / share, item.kv_head * share + at % share);
     let first = (0..item.out.len()).step_by(16 * V);
-    first.map(|first| panel::<S, V>(job, s, item, first, (item.out.len() - first).min(16 * V))).collect()
+    let rows = |first: usize| (item.out.len() - first).min(16 * V);
+    first.map(|first| panel::<S, V>(job, s, rows(first), |row| row_at(first + row))).collect()
 }
 
-/// The positions visible to an item, block by block: the start of each block and the visible positions in it.
+/// The positions that an item attends to, block by block: the start of each block and the visible positions in it.
 fn blocks_of(job: &Job<'_>, item: &Item<'_>) -> impl Iterator<Item = (usize, Range<usize>)> {
     let span = job.span(item.tokens.start).start..job.span(item.tokens.end - 1).end;
+    let (mask, query_block) = (job.mask, (job.first_position + item.tokens.start) / KEYS);
+    let head = mask.map_or(0, |mask| if mask.heads() == 1 { 0 } else { item.kv_head });
     let starts = (span.start / KEYS * KEYS..span.end).step_by(KEYS);
+    let starts =
+        starts.filter(move |start| mask.is_none_or(|mask| mask.contains(head, query_block, start / KEYS)));
     starts.map(move |start| (start, span.start.max(start)..span.end.min(start + KEYS)))
 }
 
-/// The queries of some rows and their visible ranges.
+/// Vectors of sixteen rows in the panels of so many rows.
+fn vectors(rows: usize) -> usize {
+    match rows {
+        0..=16 => 1,
+        // Three keep the multipliers busiest, unless more lanes stay empty.
+        _ if rows.next_multiple_of(32) < rows.next_multiple_of(48) => 2,
+        _ => 3,
+    }
+}
+
+/// The queries of some rows, each a token and a head, and their visible ranges. The tokens are in order.
 fn panel<S: Lanes, const V: usize>(
     job: &Job<'_>,
     s: S,
-    item: &Item<'_>,
-    first: usize,
     rows: usize,
+    row_at: impl Fn(usize) -> (usize, usize),
 ) -> Panel<V> {
-    let (share, d) = (job.share(), job.problem.head_dim);
+    let d = job.problem.head_dim;
     let mut from: [&[f32]; ROWS] = [&[]; ROWS];
     let mut seen = [(0, 0); ROWS];
     for row in 0..16 * V {
         // Lanes without a row copy the last row; their results are discarded.
-        let at = first + row.min(rows - 1);
-        let (token, head) = (item.tokens.start + at / share, item.kv_head * share + at % share);
+        let (token, head) = row_at(row.min(rows - 1));
         let span = job.span(token);
         seen[row] = (span.start, span.end);
         from[row] = &job.q[(token * job.problem.heads + head) * d..][..d];

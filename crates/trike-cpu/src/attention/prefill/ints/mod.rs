@@ -15,8 +15,14 @@
 mod blocks;
 mod weights;
 
+use std::ops::Range;
+
 use super::product::{Keys, Scalars, Values};
-use super::{Finish, Item, KEYS, Panel, Row, SCALARS, blocks_of, items, mask, panels, row_of, seen_part};
+use super::sampled::{Sample, Tally, tally};
+use super::{
+    Finish, Item, KEYS, Panel, Row, SCALARS, blocks_of, items, mask, panel, panels, row_of, seen_part,
+    vectors,
+};
 use crate::attention::lanes::Paired;
 use crate::attention::{Job, Ring};
 use crate::kernels::with_kernels;
@@ -80,9 +86,9 @@ pub(in crate::attention) fn run<E: Stored>(
     pool.run(items(job, pool, out), |items| {
         let mut blocks = Blocks::new(job.problem.head_dim);
         for item in items {
-            with_kernels!(isa, s => match item.out.len() {
-                0..=16 => attend::<_, E, 1>(job, s, k, v, item, &mut blocks),
-                17..=32 => attend::<_, E, 2>(job, s, k, v, item, &mut blocks),
+            with_kernels!(isa, s => match vectors(item.out.len()) {
+                1 => attend::<_, E, 1>(job, s, k, v, item, &mut blocks),
+                2 => attend::<_, E, 2>(job, s, k, v, item, &mut blocks),
                 _ => attend::<_, E, 3>(job, s, k, v, item, &mut blocks),
             });
         }
@@ -111,9 +117,7 @@ fn attend<S: Paired, E: Stored, const V: usize>(
     // Scores are logarithms of base 2.
     let (columns, scale) = (blocks.columns(), job.problem.scale * std::f32::consts::LOG2_E);
     let panels = panels::<S::Lanes, V>(job, s.lanes(), &item).into_iter();
-    // The norm of the codes of a key, -128 included, times that of a query must be below 2^31.
-    let longest = if E::CODES { LONGEST * LONGEST / (128.0 * (columns as f32).sqrt()) } else { LONGEST };
-    let longest = before_rounding(longest, columns);
+    let longest = longest::<E>(columns);
     let mut panels: Vec<_> = panels.map(|panel| s.run(Quantize { panel, columns, longest, scale })).collect();
     let mut buffers = Buffers::<V>::new();
     for (start, positions) in blocks_of(job, &item) {
@@ -127,6 +131,93 @@ fn attend<S: Paired, E: Stored, const V: usize>(
     }
     for (IntPanel { panel, .. }, out) in panels.iter().zip(item.out.chunks_mut(16 * V)) {
         s.run(Finish { s: s.lanes(), panel, out });
+    }
+}
+
+/// Norm of the queries beside keys of this type, before rounding.
+fn longest<E: Stored>(columns: usize) -> f32 {
+    // The norm of the codes of a key, -128 included, times that of a query must be below 2^31.
+    let longest = if E::CODES { LONGEST * LONGEST / (128.0 * (columns as f32).sqrt()) } else { LONGEST };
+    before_rounding(longest, columns)
+}
+
+/// The shares of attention of sampled rows.
+pub(super) fn sample<E: Stored>(job: &Job<'_>, isa: Isa, k: Ring<'_, E>, samples: Vec<Sample<'_>>) {
+    let mut blocks = Blocks::new(job.problem.head_dim);
+    for mut sample in samples {
+        with_kernels!(isa, s => match vectors(sample.rows.len()) {
+            1 => sample_rows::<_, E, 1>(job, s, k, &mut sample, &mut blocks),
+            2 => sample_rows::<_, E, 2>(job, s, k, &mut sample, &mut blocks),
+            _ => sample_rows::<_, E, 3>(job, s, k, &mut sample, &mut blocks),
+        });
+    }
+}
+
+fn sample_rows<S: Paired, E: Stored, const V: usize>(
+    job: &Job<'_>,
+    s: S,
+    k: Ring<'_, E>,
+    sample: &mut Sample<'_>,
+    blocks: &mut Blocks,
+) {
+    let panel = panel::<S::Lanes, V>(job, s.lanes(), sample.rows.len(), |row| sample.rows[row]);
+    let (columns, scale) = (blocks.columns(), job.problem.scale);
+    let panel = s.run(Quantize { panel, columns, longest: longest::<E>(columns), scale });
+    let mut scores = [row_of::<V>(0.0); KEYS];
+    let mut tallies = Vec::new();
+    let nothing = Run { elements: [&[], &[]], scales: [&[], &[]] };
+    for (start, positions) in sample.blocks(job) {
+        let keys = Run {
+            elements: job.runs(k, sample.kv_head, &positions),
+            scales: job.scales(k, sample.kv_head, &positions),
+        };
+        let (head_dim, first) = (job.problem.head_dim, positions.start - start);
+        s.run(blocks::Fill { s, blocks, keys, values: nothing, head_dim, first });
+        let (panel, scores) = (&panel, &mut scores);
+        tallies.extend(s.run(TallyBlock { s, blocks, start, panel, scores }));
+    }
+    sample.finish(&tallies);
+}
+
+/// Counts the scores of a block.
+struct TallyBlock<'a, S, const V: usize> {
+    s: S,
+    blocks: &'a Blocks,
+    start: usize,
+    panel: &'a IntPanel<V>,
+    scores: &'a mut [Row<V>; KEYS],
+}
+
+impl<S: Simd, const V: usize> Loop for TallyBlock<'_, S, V> {
+    type Output = Option<Tally<V>>;
+
+    #[inline(always)]
+    fn run(self) -> Option<Tally<V>> {
+        let Self { s, blocks, start, panel, scores } = self;
+        let (part, masked) = seen_part(&panel.panel, start)?;
+        let scores = &mut scores[part.clone()];
+        score(s, blocks, &part, panel, scores);
+        if masked {
+            mask(&panel.panel.seen, start + part.start, scores);
+        }
+        Some(tally(start, scores))
+    }
+}
+
+/// The scores of a part of a block.
+#[inline(always)]
+fn score<S: Simd, const V: usize>(
+    s: S,
+    blocks: &Blocks,
+    part: &Range<usize>,
+    panel: &IntPanel<V>,
+    scores: &mut [Row<V>],
+) {
+    let IntPanel { q, scales, .. } = panel;
+    let keys = blocks.keys[part.start * q.len()..part.end * q.len()].chunks_exact(SCALARS * q.len());
+    let key_scales = blocks.key_scales[part.clone()].as_chunks::<SCALARS>().0;
+    for ((keys, key_scales), scores) in keys.zip(key_scales).zip(scores.as_chunks_mut::<SCALARS>().0) {
+        product(s, Keys::new(keys, q.len()), q, Scores { key_scales, scales, scores });
     }
 }
 
@@ -221,16 +312,12 @@ fn attend_block<S: Simd, const V: usize>(
     panel: &mut IntPanel<V>,
     buffers: &mut Buffers<V>,
 ) {
-    let IntPanel { panel, q, scales } = panel;
-    let Some((part, masked)) = seen_part(panel, start) else {
+    let Some((part, masked)) = seen_part(&panel.panel, start) else {
         return;
     };
     let scores = &mut buffers.scores[part.clone()];
-    let keys = blocks.keys[part.start * q.len()..part.end * q.len()].chunks_exact(SCALARS * q.len());
-    let key_scales = blocks.key_scales[part.clone()].as_chunks::<SCALARS>().0;
-    for ((keys, key_scales), scores) in keys.zip(key_scales).zip(scores.as_chunks_mut::<SCALARS>().0) {
-        product(s, Keys::new(keys, q.len()), q, Scores { key_scales, scales, scores });
-    }
+    score(s, blocks, &part, panel, scores);
+    let panel = &mut panel.panel;
     if masked {
         mask(&panel.seen, start + part.start, scores);
     }

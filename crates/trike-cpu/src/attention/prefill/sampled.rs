@@ -1,0 +1,179 @@
+//! The key blocks of a prompt that matter, from the attention of a sample of its tokens.
+//!
+//! Four tokens of each query block attend to all keys: a sixteenth of the scores. The attention of a key block is what they
+//! give it, summed over them and over the heads that share the keys; the blocks with the most are kept. Rows are those of the
+//! products of [`floats`](super::floats) and [`ints`](super::ints), without the values.
+
+use std::ops::Range;
+
+use trike_core::{AttentionSpec, BlockBitmap, PromptKeys};
+use trike_host::Cpu;
+
+use super::{KEYS, ROWS, Row, floats, ints, row_of};
+use crate::CpuError;
+use crate::attention::{Job, KvData, KvView, Ring, validate};
+use crate::math::exp;
+
+/// Tokens of a query block whose attention is computed.
+const SAMPLES: usize = 4;
+
+/// Sampled rows of a head, in the order of their tokens, and the attention that they give.
+pub(super) struct Sample<'o> {
+    pub(super) kv_head: usize,
+    /// A token and a query head each.
+    pub(super) rows: Vec<(usize, usize)>,
+    /// `[rows][key blocks]`
+    shares: &'o mut [f32],
+}
+
+impl Sample<'_> {
+    /// The start of each key block that some row sees, and its visible positions.
+    pub(super) fn blocks(&self, job: &Job<'_>) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+        let (first, last) = (job.span(self.rows[0].0), job.span(self.rows[self.rows.len() - 1].0));
+        let starts = (first.start / KEYS * KEYS..last.end).step_by(KEYS);
+        starts.map(move |start| (start, first.start.max(start)..last.end.min(start + KEYS)))
+    }
+
+    /// Writes the shares of all rows from what was counted block by block.
+    pub(super) fn finish<const V: usize>(&mut self, tallies: &[Tally<V>]) {
+        let width = self.shares.len() / self.rows.len();
+        for (row, shares) in self.shares.chunks_exact_mut(width).enumerate() {
+            let of = |row: &Row<V>, at: usize| row[at / 16].0[at % 16];
+            let top = tallies.iter().fold(f32::NEG_INFINITY, |top, tally| top.max(of(&tally.largest, row)));
+            let weight = |tally: &Tally<V>| of(&tally.total, row) * exp(of(&tally.largest, row) - top);
+            // A block with a score that is not a number stands out alone.
+            let total: f32 = tallies.iter().map(weight).filter(|weight| !weight.is_nan()).sum();
+            for tally in tallies {
+                shares[tally.start / KEYS] = weight(tally) / total;
+            }
+        }
+    }
+}
+
+/// The largest score of each row in a block, and the sum of the exponentials of the scores minus it.
+pub(super) struct Tally<const V: usize> {
+    start: usize,
+    largest: Row<V>,
+    total: Row<V>,
+}
+
+/// Counts the scores of a block.
+#[inline(always)]
+pub(super) fn tally<const V: usize>(start: usize, scores: &[Row<V>]) -> Tally<V> {
+    let (mut largest, mut total) = (row_of::<V>(f32::NEG_INFINITY), row_of::<V>(0.0));
+    for v in 0..V {
+        let mut top = [f32::NEG_INFINITY; 16];
+        for scores in scores {
+            for l in 0..16 {
+                let score = scores[v].0[l];
+                top[l] = if score > top[l] { score } else { top[l] };
+            }
+        }
+        // Where a row sees nothing, all exponentials are zero.
+        let mut from = [0.0; 16];
+        for l in 0..16 {
+            from[l] = if top[l] == f32::NEG_INFINITY { 0.0 } else { top[l] };
+        }
+        for scores in scores {
+            for l in 0..16 {
+                total[v].0[l] += exp(scores[v].0[l] - from[l]);
+            }
+        }
+        largest[v].0 = top;
+    }
+    Tally { start, largest, total }
+}
+
+/// [`CpuOps::choose_blocks`](crate::CpuOps::choose_blocks).
+pub(crate) fn choose(
+    cpu: &Cpu,
+    problem: &AttentionSpec,
+    q: &[f32],
+    first_position: usize,
+    kv: KvView<'_>,
+    keys: PromptKeys,
+) -> Result<Option<BlockBitmap>, CpuError> {
+    // The same checks as those of attention, whose output is as long as the queries.
+    let tokens = validate(problem, q, first_position, &kv, q)?;
+    let job = Job { problem, q, tokens, first_position, capacity: kv.capacity, mask: None };
+    let positions = first_position..first_position + tokens;
+    let query_blocks = positions.start / KEYS..positions.end.div_ceil(KEYS);
+    let within = |block: usize| (block * KEYS).max(positions.start)..(block * KEYS + KEYS).min(positions.end);
+    // Visible to some token of a query block.
+    let visible = |block: usize| problem.span(within(block).start).start / KEYS..block + 1;
+    if tokens <= 1 || query_blocks.clone().all(|block| keys.kept(visible(block).len()).is_none()) {
+        return Ok(None);
+    }
+    let samples: Vec<(usize, usize)> = query_blocks
+        .clone()
+        .flat_map(|block| {
+            let Range { start, end } = within(block);
+            let mut tokens: Vec<_> =
+                (1..=SAMPLES).map(|i| start + ((end - start) * i / SAMPLES).max(1) - 1).collect();
+            tokens.dedup();
+            tokens.into_iter().map(move |position| (block, position - first_position))
+        })
+        .collect();
+    let share = job.share();
+    let rows = |kv_head: usize| {
+        let heads = kv_head * share..(kv_head + 1) * share;
+        samples.iter().flat_map(move |&(_, token)| heads.clone().map(move |head| (token, head)))
+    };
+    let (per_head, width) = (samples.len() * share, query_blocks.end);
+    let mut shares = vec![0.0f32; problem.kv_heads * per_head * width];
+    let mut items = Vec::new();
+    for (kv_head, shares) in shares.chunks_exact_mut(per_head * width).enumerate() {
+        let rows: Vec<_> = rows(kv_head).collect();
+        items.extend(rows.chunks(ROWS).zip(shares.chunks_mut(ROWS * width)).map(|(rows, shares)| Sample {
+            kv_head,
+            rows: rows.to_vec(),
+            shares,
+        }));
+    }
+    score(&job, cpu, kv.k, items);
+
+    let mut mask = BlockBitmap::diagonal(problem.kv_heads, positions.clone())?;
+    for (kv_head, shares) in shares.chunks_exact(per_head * width).enumerate() {
+        let mut rows = samples.iter().zip(shares.chunks_exact(share * width)).peekable();
+        for block in query_blocks.clone() {
+            let mut sums = vec![0.0f32; width];
+            while let Some((_, shares)) = rows.next_if(|((own, _), _)| *own == block) {
+                for shares in shares.chunks_exact(width) {
+                    sums.iter_mut().zip(shares).for_each(|(sum, share)| *sum += share);
+                }
+            }
+            for key_block in best(&sums, visible(block), keys) {
+                mask.insert(kv_head, block, key_block)?;
+            }
+        }
+    }
+    Ok(Some(mask))
+}
+
+/// The first and the last of the visible blocks, and those between with the largest sums, of equal ones the later. Sums that are
+/// not numbers come first: whoever sees them gets what exact attention gives.
+fn best(sums: &[f32], visible: Range<usize>, keys: PromptKeys) -> Vec<usize> {
+    let Some(kept) = keys.kept(visible.len()) else { return visible.collect() };
+    let mut between: Vec<_> = (visible.start + 1..visible.end - 1).collect();
+    let size = |block: usize| if sums[block].is_nan() { f32::INFINITY } else { sums[block] };
+    between.sort_by(|&a, &b| size(b).total_cmp(&size(a)).then(b.cmp(&a)));
+    between.truncate(kept - 2);
+    between.extend([visible.start, visible.end - 1]);
+    between
+}
+
+/// Computes the shares of all samples.
+fn score(job: &Job<'_>, cpu: &Cpu, k: KvData<'_>, items: Vec<Sample<'_>>) {
+    let (pool, isa) = (cpu.pool(), cpu.isa());
+    let pairs = items.iter().map(|item| item.rows.len() * job.span(item.rows[item.rows.len() - 1].0).len());
+    let parts = job.parts(pool, pairs.fold(0, usize::saturating_add));
+    let shares = crate::attention::share_out(items, |item| item.rows.len(), parts);
+    match k {
+        KvData::F32(k) => pool.run(shares, |items| floats::sample(job, isa, k, items)),
+        KvData::F16(k) => pool.run(shares, |items| ints::sample(job, isa, Ring::plain(k), items)),
+        KvData::Int8 { codes, scales } => {
+            let ring = Ring { elements: codes, scales };
+            pool.run(shares, |items| ints::sample(job, isa, ring, items));
+        }
+    }
+}
