@@ -17,9 +17,10 @@ mod weights;
 
 use super::product::{Keys, Scalars, Values};
 use super::{Finish, Item, KEYS, Panel, Row, SCALARS, blocks_of, items, mask, panels, row_of, seen_part};
+use crate::attention::cached::Cached;
 use crate::attention::lanes::Paired;
 use crate::attention::{Job, Ring};
-use crate::kernels::with_kernels;
+use crate::kernels::{Element as _, with_kernels};
 use crate::line::IntLine;
 use crate::simd::Simd;
 use trike_host::Isa;
@@ -69,21 +70,24 @@ fn factor_and_step(longest: f32, square: f32, largest: f32) -> (f32, f32) {
     if norm < f32::INFINITY { (factor, 1.0 / factor) } else { (0.0, f32::NAN) }
 }
 
-pub(in crate::attention) fn run<E: Stored>(
+pub(in crate::attention) fn run<K, V>(
     job: &Job<'_>,
     isa: Isa,
     pool: &Pool,
-    k: Ring<'_, E>,
-    v: Ring<'_, E>,
+    k: Ring<'_, K>,
+    v: Ring<'_, V>,
     out: &mut [f32],
-) {
+) where
+    K: Cached<Element: Stored>,
+    V: Cached<Element: Stored>,
+{
     pool.run(items(job, pool, out), |items| {
         let mut blocks = Blocks::new(job.problem.head_dim);
         for item in items {
             with_kernels!(isa, s => match item.out.len() {
-                0..=16 => attend::<_, E, 1>(job, s, k, v, item, &mut blocks),
-                17..=32 => attend::<_, E, 2>(job, s, k, v, item, &mut blocks),
-                _ => attend::<_, E, 3>(job, s, k, v, item, &mut blocks),
+                0..=16 => attend::<_, K, V, 1>(job, s, k, v, item, &mut blocks),
+                17..=32 => attend::<_, K, V, 2>(job, s, k, v, item, &mut blocks),
+                _ => attend::<_, K, V, 3>(job, s, k, v, item, &mut blocks),
             });
         }
     });
@@ -100,32 +104,34 @@ struct IntPanel<const V: usize> {
 }
 
 /// Computes one item.
-fn attend<S: Paired, E: Stored, const V: usize>(
+fn attend<S: Paired, K, V, const L: usize>(
     job: &Job<'_>,
     s: S,
-    k: Ring<'_, E>,
-    v: Ring<'_, E>,
+    k: Ring<'_, K>,
+    v: Ring<'_, V>,
     mut item: Item<'_>,
     blocks: &mut Blocks,
-) {
+) where
+    K: Cached<Element: Stored>,
+    V: Cached<Element: Stored>,
+{
     // Scores are logarithms of base 2.
     let (columns, scale) = (blocks.columns(), job.problem.scale * std::f32::consts::LOG2_E);
-    let panels = panels::<S::Lanes, V>(job, s.lanes(), &item).into_iter();
+    let panels = panels::<S::Lanes, L>(job, s.lanes(), &item).into_iter();
     // The norm of the codes of a key, -128 included, times that of a query must be below 2^31.
-    let longest = if E::CODES { LONGEST * LONGEST / (128.0 * (columns as f32).sqrt()) } else { LONGEST };
+    let longest =
+        if K::Element::CODES { LONGEST * LONGEST / (128.0 * (columns as f32).sqrt()) } else { LONGEST };
     let longest = before_rounding(longest, columns);
     let mut panels: Vec<_> = panels.map(|panel| s.run(Quantize { panel, columns, longest, scale })).collect();
-    let mut buffers = Buffers::<V>::new();
+    let mut buffers = Buffers::<L>::new();
     for (start, positions) in blocks_of(job, &item) {
-        let run = |ring| Run {
-            elements: job.runs(ring, item.kv_head, &positions),
-            scales: job.scales(ring, item.kv_head, &positions),
-        };
-        let (keys, values, first) = (run(k), run(v), positions.start - start);
+        let (head, first) = (item.kv_head, positions.start - start);
+        let keys = Run { stored: job.runs(k, head, &positions), scales: job.scales(k, head, &positions) };
+        let values = Run { stored: job.runs(v, head, &positions), scales: job.scales(v, head, &positions) };
         s.run(blocks::Fill { s, blocks, keys, values, head_dim: job.problem.head_dim, first });
         s.run(AttendBlock { s, blocks, start, panels: &mut panels, buffers: &mut buffers });
     }
-    for (IntPanel { panel, .. }, out) in panels.iter().zip(item.out.chunks_mut(16 * V)) {
+    for (IntPanel { panel, .. }, out) in panels.iter().zip(item.out.chunks_mut(16 * L)) {
         s.run(Finish { s: s.lanes(), panel, out });
     }
 }
