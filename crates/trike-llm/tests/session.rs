@@ -35,7 +35,7 @@ fn continued(
 fn a_session_continues_as_if_everything_were_read_again() {
     let model = model();
     let first = ids(&model, "Once upon a time there was a little dog.");
-    for kv in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {
+    for kv in KvPrecision::ALL {
         let options = GenerateOptions::default().with_max_tokens(8).with_kv(kv);
         let fresh = |prompt: &[u32]| continued(&model, &mut Session::default(), prompt, &options).0;
         let mut session = Session::default();
@@ -72,7 +72,7 @@ fn a_saved_session_is_the_same_and_a_damaged_one_is_refused() {
     let path = dir.path().join("prompt");
     let model = model();
     let prompt = ids(&model, "Once upon a time there was a little dog.");
-    for kv in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {
+    for kv in KvPrecision::ALL {
         let options = GenerateOptions::default().with_max_tokens(8).with_kv(kv);
         let mut session = Session::default();
         let (text, _) = continued(&model, &mut session, &prompt, &options);
