@@ -432,7 +432,7 @@ mod tests {
         assert_eq!(bench.encoding, Encoding::RowCompressed);
         assert_eq!(bench.threads, [1, 2]);
         let error = parse(&["trike", "run", "-p", "", "--kv", "f8"]).unwrap_err();
-        assert!(error.to_string().contains("[possible values: f32, f16, int8]"), "{error}");
+        assert!(error.to_string().contains("[possible values: f32, f16, int8, int4, int8-int4]"), "{error}");
         assert!(parse(&["trike", "doctor", "--threads", "5000"]).is_err());
         assert!(parse(&["trike", "bench", "--encoding", "csr"]).is_err(), "nothing to encode");
     }

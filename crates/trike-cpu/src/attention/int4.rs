@@ -11,8 +11,8 @@ use trike_trit::Hadamard;
 use crate::error::CpuError;
 use crate::rotate::{Rotate, rotate};
 
-/// The largest code. Sixteen odd integers are symmetric and use all four bits: their steps are a fifteenth smaller than those of -7 to
-/// 7, and zero, which they lack, has no special part in mixed elements.
+/// The largest code. Sixteen odd integers are symmetric and use all four bits: -7 to 7 would have 15 % more squared error on normally
+/// distributed elements, and zero, which odd integers lack, is nothing special among these.
 const LARGEST: f32 = 15.0;
 
 /// Bytes of one head at one position.

@@ -1,7 +1,7 @@
 //! The two products of decode attention: queries with keys, and weights with values.
 //!
-//! Rows of packed codes are unpacked block by block. Both read the rows in blocks that stay in the L1 cache, so that each byte comes from memory once for all heads of a
-//! group, and prefetch across the ends of pages and runs, where the hardware prefetchers stop.
+//! Both read the rows in blocks that stay in the L1 cache, where rows of packed codes are unpacked, so that each byte comes from
+//! memory once for all heads of a group, and prefetch across the ends of pages and runs, where the hardware prefetchers stop.
 
 use bytemuck::cast_slice;
 
