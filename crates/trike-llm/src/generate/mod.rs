@@ -191,7 +191,8 @@ impl<B: Backend + 'static> LanguageModel<B> {
         // No more than the prompt is kept: the keys and values of other tokens may be those of another selection.
         let kept = &ids[..ids.len().min(prompt + 1)];
         let mut sequence = session.take(self.decoder(), &spec, kept)?;
-        self.prefill(&mut sequence, &ids[sequence.len()..prompt], Some(1))?;
+        let reused = sequence.len();
+        self.prefill(&mut sequence, &ids[reused..prompt], Some(1))?;
         for token in prompt..ids.len() {
             let step = &mut [Step { sequence: &mut sequence, ids: &ids[token..=token] }];
             let row = self.decoder().forward(step, Logits::Last)?.pop().unwrap_or_default();

@@ -11,7 +11,9 @@ const LONGEST: usize = 64;
 /// Share of the context that a needle may have.
 const SHARE: usize = 8;
 /// Places that are tried for a haystack before another needle is taken.
-const TRIES: usize = 32;
+const TRIES: usize = 8;
+/// Needles that are tried in a row, so that a long text in which all sentences begin alike is refused soon.
+const MOST_FAILED: usize = 1000;
 
 /// What ends a sentence if white space follows.
 const STOPS: [&str; 4] = [".", "!", "?", "\u{2026}"];
@@ -90,8 +92,9 @@ impl Haystack {
 
     /// Whether the question has one continuation in all prompts: that of the needle.
     fn is_clear(&self) -> bool {
-        let count =
-            |ids: &[u32]| ids.windows(self.question().len()).filter(|&ids| ids == self.question()).count();
+        let count = |ids: &[u32]| {
+            ids.windows(self.question().len()).filter(|&ids| ids == self.question()).take(3).count()
+        };
         let depths = NeedleOptions::DEPTHS.iter();
         count(&self.control()) == 1 && depths.copied().all(|depth| count(&self.with_needle(depth).0) == 2)
     }
@@ -132,10 +135,15 @@ pub fn haystacks(
     let count = sentences.len();
     let mut rng = SplitMix64(options.seed);
     let mut found = Vec::new();
-    while found.len() < options.haystacks && !sentences.is_empty() {
+    let mut failed = 0;
+    while found.len() < options.haystacks && failed < MOST_FAILED && !sentences.is_empty() {
+        failed += 1;
         let sentence = sentences.swap_remove(rng.below(sentences.len()));
         let (start, end) = (sentence[0], sentence[1]);
         let needle = &ids[start..end];
+        if found.iter().any(|other: &Haystack| other.needle == needle) {
+            continue;
+        }
         let length = room - needle.len();
         let ends = &starts[starts.partition_point(|&end| end < length)..];
         for _ in 0..if ends.is_empty() { 0 } else { TRIES } {
@@ -152,6 +160,7 @@ pub fn haystacks(
                 Haystack { bos, text: ids[last - length..last].to_vec(), needle: needle.to_vec(), places };
             if haystack.is_clear() {
                 found.push(haystack);
+                failed = 0;
                 break;
             }
         }
