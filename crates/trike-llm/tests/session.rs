@@ -220,11 +220,18 @@ fn logits_after_a_prompt_are_those_of_a_fresh_start() {
     let other = [&all[..100], &all[..60]].concat();
     assert_eq!(rows(&mut session, &other, 150, KeySelector::All).len(), 10);
     assert_eq!(session.ids(), other);
-    assert_eq!(rows(&mut session, all, end, KeySelector::All), fresh);
+    let again = |got: Vec<(usize, Vec<f32>)>, want: &[(usize, Vec<f32>)]| {
+        assert_eq!(got.len(), want.len());
+        for ((i, got), (at, want)) in got.iter().zip(want) {
+            assert_eq!(i, at);
+            assert_all_near!(got, want, abs = 2e-2, "token {i}");
+        }
+    };
+    again(rows(&mut session, all, end, KeySelector::All), &fresh);
     let selected = rows(&mut session, all, end, signs);
-    assert_eq!(selected, rows(&mut Session::default(), all, end, signs));
     assert_ne!(selected, fresh);
-    assert_eq!(rows(&mut session, all, end, KeySelector::All), fresh);
+    again(rows(&mut Session::default(), all, end, signs), &selected);
+    again(rows(&mut session, all, end, KeySelector::All), &fresh);
     // Nothing to pass on, and too much.
     assert!(rows(&mut session, all, 200, signs).is_empty());
     let long = vec![1; 513];

@@ -19,18 +19,16 @@ pub(super) fn text(needle: &NeedleOutcome) -> String {
         rows.add_row(cells(name, format!("{:.0}", depth.distance), &depth.figures));
     }
     rows.add_row(cells("all".to_owned(), "-".to_owned(), &score.all));
-    let guessed =
-        score.guessed_setting.map_or(String::new(), |guessed| format!(", {guessed} with the setting"));
     let mut pairs = vec![
-        ("needles", needle.file.clone()),
+        ("text", needle.file.clone()),
         (
-            "prompts",
+            "haystacks",
             format!(
-                "{} haystacks, {} tokens each, needles of {:.1}, seed {}",
+                "{}, prompts of {} tokens, needles of {:.1}, seed {}",
                 score.haystacks, score.context, score.needle_tokens, needle.seed
             ),
         ),
-        ("found without the needle", format!("{} of {}{guessed}", score.guessed, score.haystacks)),
+        ("guessed", format!("{} of {} needles, not counted as found", score.guessed, score.haystacks)),
         ("exact", format!("KV cache {}, all keys", needle.exact_kv)),
     ];
     if score.all.setting.is_some() {

@@ -118,14 +118,14 @@ fn json_has_the_fields_of_the_reference() {
             json(&[
                 "eval", &model, "--tasks", &task, &task, "--text", &story, "--limit", "1", "--base", &dense,
             ]),
-            json(&["eval", &model, "--needle", &days, "--context", "128", "--limit", "2"]),
+            json(&["eval", &model, "--needle", &days, "--context", "256", "--limit", "2"]),
             json(&[
                 "eval",
                 &model,
                 "--needle",
                 &days,
                 "--context",
-                "128",
+                "256",
                 "--limit",
                 "1",
                 "--kv",

@@ -39,10 +39,9 @@ pub struct NeedleScore {
     pub haystacks: usize,
     /// Mean number of tokens of a needle.
     pub needle_tokens: f64,
-    /// Needles that exact attention found in prompts without them: those that can be guessed.
+    /// Needles that are found in prompts without them, with exact attention or with the setting. They can be guessed, and are not
+    /// counted where needles are found.
     pub guessed: usize,
-    /// The same with the setting; `None` when the setting is exact attention.
-    pub guessed_setting: Option<usize>,
     /// By depth, in the order of [`NeedleOptions::DEPTHS`].
     pub depths: Vec<NeedleDepth>,
     /// Over all depths.
@@ -64,7 +63,7 @@ pub struct NeedleDepth {
 /// Answers of exact attention, and of a setting beside it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NeedleFigures {
-    /// Number of prompts.
+    /// Number of prompts whose needle cannot be guessed.
     pub prompts: usize,
     /// Attention to all keys, cached in the model's default precision.
     pub exact: NeedleAnswers,
@@ -75,7 +74,8 @@ pub struct NeedleFigures {
 /// Answers to questions whose needle is in the prompt.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NeedleAnswers {
-    /// Needles found: the first [`NeedleOptions::FOUND_TOKENS`] tokens of the greedy continuation are those of the answer.
+    /// Needles found that cannot be guessed: the first [`NeedleOptions::FOUND_TOKENS`] tokens of the greedy continuation are those of the
+    /// answer.
     pub found: usize,
     /// Mean number of tokens of the greedy continuation before the first that is not the answer's.
     pub tokens: f64,
@@ -102,27 +102,28 @@ pub struct NeedleSetting {
 impl NeedleScore {
     /// Of the trials of each haystack, one per depth, and of the answers without the needle.
     pub(super) fn new(all: &[Haystack], rows: &[Vec<Trial>], guesses: &[(Reply, Option<Reply>)]) -> Self {
+        let is_guessed = |&(exact, setting): &(Reply, Option<Reply>)| {
+            exact.is_found() || setting.is_some_and(Reply::is_found)
+        };
+        let guessed: Vec<bool> = guesses.iter().map(is_guessed).collect();
         let depth = |(i, &depth): (usize, &f64)| NeedleDepth {
             depth,
             distance: mean(rows.iter().map(|row| row[i].distance as f64)),
-            figures: NeedleFigures::new(rows, i..i + 1),
+            figures: NeedleFigures::new(rows, &guessed, i..i + 1),
         };
-        let guessed = guesses.iter().filter(|(exact, _)| exact.is_found()).count();
-        let settings: Option<Vec<Reply>> = guesses.iter().map(|&(_, setting)| setting).collect();
         Self {
             context: all.first().map_or(0, |haystack| haystack.control().len()),
             haystacks: all.len(),
             needle_tokens: mean(all.iter().map(|haystack| haystack.needle().len() as f64)),
-            guessed,
-            guessed_setting: settings.map(|all| all.iter().filter(|reply| reply.is_found()).count()),
+            guessed: guessed.iter().filter(|&&guessed| guessed).count(),
             depths: NeedleOptions::DEPTHS.iter().enumerate().map(depth).collect(),
-            all: NeedleFigures::new(rows, 0..NeedleOptions::DEPTHS.len()),
+            all: NeedleFigures::new(rows, &guessed, 0..NeedleOptions::DEPTHS.len()),
         }
     }
 }
 
 impl NeedleFigures {
-    fn new(rows: &[Vec<Trial>], depths: Range<usize>) -> Self {
+    fn new(rows: &[Vec<Trial>], guessed: &[bool], depths: Range<usize>) -> Self {
         // One list per haystack: prompts of the same haystack are not independent.
         let replies = |of: fn(&Trial) -> Option<Reply>| -> Option<Vec<Vec<Reply>>> {
             rows.iter().map(|row| row[depths.clone()].iter().map(of).collect()).collect()
@@ -132,28 +133,27 @@ impl NeedleFigures {
             let pairs = || exact.iter().zip(&setting).map(|(a, b)| a.iter().zip(b));
             let changes = pairs().map(|row| mean(row.map(|(exact, setting)| setting.nats - exact.nats)));
             let (change, change_error) = mean_and_error(&changes.collect::<Vec<_>>());
+            let unknown = pairs().zip(guessed).filter(|&(_, guessed)| !guessed).flat_map(|(row, _)| row);
             NeedleSetting {
-                answers: NeedleAnswers::new(&setting),
-                kept: pairs()
-                    .flatten()
-                    .filter(|(exact, setting)| exact.is_found() && setting.is_found())
-                    .count(),
+                kept: unknown.filter(|(exact, setting)| exact.is_found() && setting.is_found()).count(),
+                answers: NeedleAnswers::new(&setting, guessed),
                 change,
                 change_error,
             }
         });
-        Self { prompts: rows.len() * depths.len(), exact: NeedleAnswers::new(&exact), setting }
+        let unknown = guessed.iter().filter(|&&guessed| !guessed).count();
+        Self { prompts: unknown * depths.len(), exact: NeedleAnswers::new(&exact, guessed), setting }
     }
 }
 
 impl NeedleAnswers {
-    fn new(rows: &[Vec<Reply>]) -> Self {
-        let all = || rows.iter().flatten();
+    fn new(rows: &[Vec<Reply>], guessed: &[bool]) -> Self {
+        let unknown = rows.iter().zip(guessed).filter(|&(_, guessed)| !guessed).flat_map(|(row, _)| row);
         let gains: Vec<f64> = rows.iter().map(|row| mean(row.iter().map(|reply| reply.nats))).collect();
         let (gain, gain_error) = mean_and_error(&gains);
         Self {
-            found: all().filter(|reply| reply.is_found()).count(),
-            tokens: mean(all().map(|reply| reply.tokens as f64)),
+            found: unknown.filter(|reply| reply.is_found()).count(),
+            tokens: mean(rows.iter().flatten().map(|reply| reply.tokens as f64)),
             gain,
             gain_error,
         }
