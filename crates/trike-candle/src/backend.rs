@@ -74,7 +74,7 @@ impl Backend for CandleBackend {
     }
 
     fn can_cache(&self, precision: KvPrecision) -> bool {
-        precision != KvPrecision::Int8
+        matches!(precision, KvPrecision::F32 | KvPrecision::F16)
     }
 
     fn load_matrix(&self, weight: Weight) -> Result<CandleMatrix, NnError> {
@@ -111,7 +111,9 @@ impl Backend for CandleBackend {
         let dtype = match spec.precision {
             KvPrecision::F32 => DType::F32,
             KvPrecision::F16 => DType::F16,
-            KvPrecision::Int8 => return Err(unsupported(spec.precision)),
+            KvPrecision::Int8 | KvPrecision::Int4 | KvPrecision::Int8Int4 => {
+                return Err(unsupported(spec.precision));
+            }
         };
         computed(|| {
             let empty = Tensor::zeros((spec.kv_heads, 0, spec.head_dim), dtype, &Device::Cpu)?;

@@ -47,7 +47,7 @@ impl Elements {
         match precision {
             KvPrecision::F32 => Ok(Self::F32(vec![0.0; n])),
             KvPrecision::F16 => Ok(Self::F16(vec![f16::ZERO; n])),
-            KvPrecision::Int8 => Err(unsupported(precision)),
+            KvPrecision::Int8 | KvPrecision::Int4 | KvPrecision::Int8Int4 => Err(unsupported(precision)),
         }
     }
 

@@ -209,6 +209,9 @@ fn of_llm(error: &LlmError) -> Option<String> {
             _ => None,
         },
         LlmError::PromptTooLong { .. } => own("shorten it, or use --window N for a rolling window"),
+        LlmError::NeedleText { .. } => own(
+            "give a longer text of sentences with --needle FILE, or shorten the haystacks with --context N",
+        ),
         LlmError::NotBuilt { .. } => own("`trike doctor` lists the devices that this build supports"),
         LlmError::Nn(error) if is_missing_device(error) => {
             own("`trike doctor` lists the devices that this build supports")
@@ -315,6 +318,7 @@ fn flag(field: &str) -> String {
         "generate" => "-n, --generate".to_owned(),
         "repetitions" => "-r, --repetitions".to_owned(),
         "depths" => "-d, --depth".to_owned(),
+        "haystacks" => "--limit".to_owned(),
         field => format!("--{}", field.replace('_', "-")),
     }
 }

@@ -77,7 +77,13 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         "perplexity",
         &[("trike perplexity model.gguf -f wiki.txt --split llama.cpp", "as llama-perplexity scores")],
     ),
-    ("eval", &[("trike eval ternary/ --tasks hellaswag.jsonl --limit 1000", "multiple choice")]),
+    (
+        "eval",
+        &[
+            ("trike eval ternary/ --tasks hellaswag.jsonl --limit 1000", "multiple choice"),
+            ("trike eval ternary/ --needle book.txt --keys signs", "what selected keys find"),
+        ],
+    ),
     ("logits", &[("trike logits model.gguf --ids 1,405,422 -o logits.npy", "for numpy")]),
     ("embed", &[("trike embed model.gguf -f lines.txt -o embeddings.npy", "one embedding per line")]),
     (

@@ -92,31 +92,76 @@ pub enum KvPrecision {
     /// One signed byte per element and one f32 scale per head and position, for keys and for values:
     /// `s = max|x| / 127`, `code = round(x / s)` (to nearest even). Accumulation stays f32. On the host only.
     Int8,
+    /// Four bits per element and one f32 scale per head and position, for keys and for values. The elements of a head are first
+    /// mixed by the normalized Hadamard transform `H` of its largest power-of-two blocks, which spreads outliers:
+    /// `s = max|H x| / 15`, and the codes are the nearest of the sixteen odd integers from -15 to 15 to `H x / s`. On the host only.
+    Int4,
+    /// Keys as in [`Int8`](Self::Int8), values as in [`Int4`](Self::Int4). On the host only.
+    Int8Int4,
 }
 
 impl KvPrecision {
-    /// Bytes of the key (or of the value) of one head at one position, with its scale.
+    /// All precisions.
+    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Int8, Self::Int4, Self::Int8Int4];
+
+    /// The precision of the keys: this one, but for [`Int8Int4`](Self::Int8Int4).
+    #[must_use]
+    pub const fn key(self) -> Self {
+        match self {
+            Self::Int8Int4 => Self::Int8,
+            Self::F32 | Self::F16 | Self::Int8 | Self::Int4 => self,
+        }
+    }
+
+    /// The precision of the values: this one, but for [`Int8Int4`](Self::Int8Int4).
+    #[must_use]
+    pub const fn value(self) -> Self {
+        match self {
+            Self::Int8Int4 => Self::Int4,
+            Self::F32 | Self::F16 | Self::Int8 | Self::Int4 => self,
+        }
+    }
+
+    /// Bytes of the key and the value of one head at one position, with their scales.
     ///
     /// ```
     /// use trike_core::KvPrecision;
     ///
-    /// let bytes = [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8].map(|p| p.bytes_per_head(128));
-    /// assert_eq!(bytes, [512, 256, 132]);
+    /// let bytes = KvPrecision::ALL.map(|precision| precision.bytes_per_position(128));
+    /// assert_eq!(bytes, [1024, 512, 264, 136, 200]);
+    /// // The last byte of an odd number of elements has one code.
+    /// assert_eq!(KvPrecision::Int4.bytes_per_position(5), 2 * (3 + 4));
     /// ```
-    pub fn bytes_per_head(self, head_dim: usize) -> usize {
-        match self {
+    pub fn bytes_per_position(self, head_dim: usize) -> usize {
+        let one = |precision| match precision {
             Self::F32 => 4 * head_dim,
             Self::F16 => 2 * head_dim,
-            Self::Int8 => head_dim + size_of::<f32>(),
-        }
+            Self::Int8 | Self::Int8Int4 => head_dim + size_of::<f32>(),
+            Self::Int4 => head_dim.div_ceil(2) + size_of::<f32>(),
+        };
+        one(self.key()) + one(self.value())
     }
 
-    /// `f32`, `f16` or `int8`.
+    /// `f32`, `f16`, `int8`, `int4` or `int8-int4`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Int8 => "int8",
+            Self::Int4 => "int4",
+            Self::Int8Int4 => "int8-int4",
         }
+    }
+
+    /// The precision with this [`name`](Self::name).
+    ///
+    /// ```
+    /// use trike_core::KvPrecision;
+    ///
+    /// assert_eq!(KvPrecision::named("int8-int4"), Some(KvPrecision::Int8Int4));
+    /// assert_eq!(KvPrecision::named("int2"), None);
+    /// ```
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|precision| precision.name() == name)
     }
 }

@@ -6,7 +6,7 @@ use common::{bits, cpus, describe};
 use half::f16;
 use trike_cpu::{
     AttentionSpec, Cpu, CpuError, CpuOps, KeyIndex, KeyScratch, KeySelection, KeySelector, KvData, KvView,
-    quantize_head,
+    quantize_head, quantize_head_int4,
 };
 use trike_testkit::Rng;
 
@@ -16,6 +16,8 @@ struct Rows {
     halves: Vec<f16>,
     codes: Vec<i8>,
     scales: Vec<f32>,
+    nibbles: Vec<u8>,
+    nibble_scales: Vec<f32>,
 }
 
 impl Rows {
@@ -24,26 +26,33 @@ impl Rows {
         let mut codes = vec![0; floats.len()];
         let scales = floats.chunks(d).zip(codes.chunks_mut(d)).map(|(x, codes)| quantize_head(x, codes));
         let scales = scales.collect();
-        Self { floats, halves, codes, scales }
+        let width = d.div_ceil(2);
+        let mut nibbles = vec![0; floats.len() / d * width];
+        let rows = floats.chunks(d).zip(nibbles.chunks_mut(width));
+        let nibble_scales = rows.map(|(x, codes)| quantize_head_int4(x, codes)).collect();
+        Self { floats, halves, codes, scales, nibbles, nibble_scales }
     }
 
-    fn views(&self) -> [KvData<'_>; 3] {
+    fn views(&self) -> [KvData<'_>; 4] {
         [
             KvData::F32(&self.floats),
             KvData::F16(&self.halves),
             KvData::Int8 { codes: &self.codes, scales: &self.scales },
+            KvData::Int4 { codes: &self.nibbles, scales: &self.nibble_scales },
         ]
     }
 
     /// The rows of some slots of each head, of one precision.
     fn pick(&self, slots: &[Vec<usize>], capacity: usize, d: usize) -> Self {
-        let all = slots.iter().enumerate();
+        let (all, width) = (slots.iter().enumerate(), d.div_ceil(2));
         let rows = || all.clone().flat_map(|(head, slots)| slots.iter().map(move |s| head * capacity + s));
         Self {
             floats: rows().flat_map(|row| self.floats[row * d..][..d].to_vec()).collect(),
             halves: rows().flat_map(|row| self.halves[row * d..][..d].to_vec()).collect(),
             codes: rows().flat_map(|row| self.codes[row * d..][..d].to_vec()).collect(),
             scales: rows().map(|row| self.scales[row]).collect(),
+            nibbles: rows().flat_map(|row| self.nibbles[row * width..][..width].to_vec()).collect(),
+            nibble_scales: rows().map(|row| self.nibble_scales[row]).collect(),
         }
     }
 }
@@ -79,8 +88,9 @@ fn attention_to_selected_keys_is_exact_attention_to_these_positions() {
         let n = kv_heads * capacity * d;
         let [k, v] = [(); 2].map(|()| Rows::new(rng.normals(n), d));
         let q = rng.normals(problem.heads * d);
-        for precision in 0..3 {
-            let kv = KvView { k: k.views()[precision], v: v.views()[precision], capacity };
+        // One precision for both, and int8 keys with int4 values.
+        for (of_k, of_v) in [(0, 0), (1, 1), (2, 2), (3, 3), (2, 3)] {
+            let kv = KvView { k: k.views()[of_k], v: v.views()[of_v], capacity };
             let mut first: Option<Vec<Vec<usize>>> = None;
             for cpu in cpus() {
                 let (mut index, mut scratch) =
@@ -98,7 +108,7 @@ fn attention_to_selected_keys_is_exact_attention_to_these_positions() {
                             positions.iter().map(|p| p.iter().map(|p| p % capacity).collect()).collect();
                         let (k, v) = (k.pick(&slots, capacity, d), v.pick(&slots, capacity, d));
                         let count = slots[0].len();
-                        let kv = KvView { k: k.views()[precision], v: v.views()[precision], capacity: count };
+                        let kv = KvView { k: k.views()[of_k], v: v.views()[of_v], capacity: count };
                         let problem = AttentionSpec { window: None, ..problem };
                         cpu.attention(&problem, &q, count - 1, kv, &mut want).expect("valid");
                     }

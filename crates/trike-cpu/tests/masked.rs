@@ -6,27 +6,58 @@ use common::{bits, cpus, describe};
 use half::f16;
 use trike_cpu::{
     AttentionSpec, BlockBitmap, BlockError, Cpu, CpuError, CpuOps, Isa, KvData, KvView, PromptKeys,
-    quantize_head,
+    quantize_head, quantize_head_int4,
 };
 use trike_testkit::{Rng, assert_close};
+use trike_trit::Hadamard;
 
 /// About the rounding of f16, `2^-11`.
 const BOUND: f32 = 6e-4;
+
+/// The values of one head: odd integers times the scale, mixed back.
+fn int4_values(packed: &[u8], scale: f32, head_dim: usize) -> Vec<f32> {
+    let bits = |i: usize| match packed.get(i) {
+        Some(byte) => byte & 15,
+        None => packed[i - packed.len()] >> 4,
+    };
+    let mut values: Vec<f32> = (0..head_dim).map(|i| scale * (2.0 * f32::from(bits(i)) - 15.0)).collect();
+    if let Some(rotation) = Hadamard::largest(head_dim, Hadamard::MAX) {
+        rotation.apply(&mut values).expect("whole blocks");
+    }
+    values
+}
 
 /// One element type of keys and values.
 enum Stored {
     F32(Vec<f32>),
     F16(Vec<f16>),
     Int8(Vec<i8>, Vec<f32>),
+    /// With the values that the codes stand for.
+    Int4(Vec<u8>, Vec<f32>, Vec<f32>),
 }
 
 impl Stored {
-    fn all(values: &[f32], head_dim: usize) -> [Self; 3] {
+    fn all(values: &[f32], head_dim: usize) -> [Self; 4] {
         let mut codes = vec![0; values.len()];
         let pairs = values.chunks_exact(head_dim).zip(codes.chunks_exact_mut(head_dim));
         let scales = pairs.map(|(values, codes)| quantize_head(values, codes)).collect();
         let halves = values.iter().map(|&v| f16::from_f32(v)).collect();
-        [Self::F32(values.to_vec()), Self::F16(halves), Self::Int8(codes, scales)]
+        let width = head_dim.div_ceil(2);
+        let mut packed = vec![0; values.len() / head_dim * width];
+        let pairs = values.chunks_exact(head_dim).zip(packed.chunks_exact_mut(width));
+        let packed_scales: Vec<f32> =
+            pairs.map(|(values, codes)| quantize_head_int4(values, codes)).collect();
+        let stored: Vec<f32> = packed
+            .chunks_exact(width)
+            .zip(&packed_scales)
+            .flat_map(|(codes, scale)| int4_values(codes, *scale, head_dim))
+            .collect();
+        [
+            Self::F32(values.to_vec()),
+            Self::F16(halves),
+            Self::Int8(codes, scales),
+            Self::Int4(packed, packed_scales, stored),
+        ]
     }
 
     fn view(&self) -> KvData<'_> {
@@ -34,6 +65,7 @@ impl Stored {
             Self::F32(v) => KvData::F32(v),
             Self::F16(v) => KvData::F16(v),
             Self::Int8(codes, scales) => KvData::Int8 { codes, scales },
+            Self::Int4(codes, scales, _) => KvData::Int4 { codes, scales },
         }
     }
 
@@ -42,6 +74,7 @@ impl Stored {
             Self::F32(v) => v[i].into(),
             Self::F16(v) => v[i].to_f64(),
             Self::Int8(codes, scales) => f64::from(codes[i]) * f64::from(scales[i / head_dim]),
+            Self::Int4(.., values) => values[i].into(),
         }
     }
 }
@@ -53,16 +86,16 @@ struct Problem {
     tokens: usize,
     capacity: usize,
     q: Vec<f32>,
-    caches: [[Stored; 2]; 3],
+    caches: [[Stored; 2]; 4],
 }
 
 impl Problem {
     fn new(rng: &mut Rng, spec: AttentionSpec, first: usize, tokens: usize, capacity: usize) -> Self {
-        let d = spec.head_dim;
-        let mut stored = || Stored::all(&rng.normals(spec.kv_heads * capacity * d), d);
-        let ([a, b, c], [x, y, z]) = (stored(), stored());
-        let q = rng.normals(tokens * spec.heads * d);
-        Self { spec, first, tokens, capacity, q, caches: [[a, x], [b, y], [c, z]] }
+        let width = spec.head_dim;
+        let mut stored = || Stored::all(&rng.normals(spec.kv_heads * capacity * width), width);
+        let ([a, b, c, d], [w, x, y, z]) = (stored(), stored());
+        let q = rng.normals(tokens * spec.heads * width);
+        Self { spec, first, tokens, capacity, q, caches: [[a, w], [b, x], [c, y], [d, z]] }
     }
 
     fn view<'a>(&self, [k, v]: &'a [Stored; 2]) -> KvView<'a> {
@@ -203,7 +236,7 @@ fn blocks_that_nobody_attends_to_are_not_read() {
             match stored {
                 Stored::F32(v) => v[128 * 24..192 * 24].fill(f32::NAN),
                 Stored::F16(v) => v[128 * 24..192 * 24].fill(f16::NAN),
-                Stored::Int8(..) => unreachable!("the third cache"),
+                Stored::Int8(..) | Stored::Int4(..) => unreachable!("a later cache"),
             }
         }
         assert_eq!(bits(&problem.masked(&cpu, &problem.caches[n], &mask)), bits(&want));

@@ -123,6 +123,14 @@ pub enum LlmError {
     /// No sequence of the text has two tokens or more.
     #[error("nothing to score: no sequence of the text has two tokens or more")]
     NothingToScore,
+    /// A text of which no needle test can be made.
+    #[error("no needle test can be made of the text: expected {expected}, got {got}")]
+    NeedleText {
+        /// The expected content.
+        expected: String,
+        /// The content.
+        got: String,
+    },
     /// A task file without a question.
     #[error("{}: no questions: expected one JSON object per line", path.display())]
     NoQuestions {

@@ -18,7 +18,7 @@
 //!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`]
 //! * the hub's cache: [`HubCache`], [`CachedModel`], [`ModelId`], [`HubModel`], [`hub_shards`]
 //! * measurement: [`ScoreOptions`], [`Split`], [`STORY_MARK`], [`Score`], [`Comparison`], [`compare_ids()`], [`sequences()`], [`divergence()`],
-//!   [`read_questions()`], [`Question`], [`TaskScore`], [`inspect()`], [`mod@bench`] with [`Synthetic`] and
+//!   [`read_questions()`], [`Question`], [`TaskScore`], [`NeedleOptions`], [`NeedleScore`], [`Haystack`], [`haystacks()`], [`inspect()`], [`mod@bench`] with [`Synthetic`] and
 //!   [`SyntheticModel`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]; parts for other writers of a model directory: [`hf_config()`],
 //!   [`hf_tensor()`], [`write_tokenizer()`], [`write_tokenizer_file()`]
@@ -67,8 +67,9 @@ pub use hub::{CachedModel, HubCache, HubModel, ModelId, hub_shards};
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
 pub use model::{
-    Comparison, Model, OnText, Question, STORY_MARK, Score, ScoreOptions, Split, TaskScore, compare_ids,
-    divergence, read_questions, sequences,
+    Comparison, Haystack, Model, NeedleAnswers, NeedleDepth, NeedleFigures, NeedleOptions, NeedleScore,
+    NeedleSetting, OnText, Question, STORY_MARK, Score, ScoreOptions, Split, TaskScore, compare_ids,
+    divergence, haystacks, read_questions, sequences,
 };
 pub use source::WeightSource;
 pub use synthetic::{Synthetic, SyntheticModel};

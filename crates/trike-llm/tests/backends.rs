@@ -231,7 +231,7 @@ fn steps_that_cannot_be_taken_change_nothing() {
 #[test]
 fn a_batch_of_long_sequences_has_the_logits_of_each_alone() {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny"));
-    for kv in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {
+    for kv in KvPrecision::ALL {
         let model = load(CpuBackend::new(Cpu::new(2).expect("two threads"), ActivationPolicy::Int8), path);
         let decoder = model.decoder();
         let texts: Vec<Vec<u32>> = [250, 90, 201, 180].iter().map(|&n| ids(n, 512, n as u64)).collect();

@@ -126,7 +126,7 @@ fn options_and_prompts_that_cannot_work_are_errors() {
 }
 
 #[test]
-fn int8_keys_and_values_cost_little() {
+fn rounded_keys_and_values_cost_little() {
     let Some([model, _]) = both() else { return };
     let ids: Vec<u32> = (1..40).collect();
     let logits = |kv| {
@@ -135,13 +135,19 @@ fn int8_keys_and_values_cost_little() {
         all
     };
     let exact = logits(KvPrecision::F32);
-    assert_close(&logits(KvPrecision::Int8), &exact, 0.1);
-    assert_ne!(logits(KvPrecision::Int8), exact);
+    for (kv, bound) in [(KvPrecision::Int8, 0.1), (KvPrecision::Int8Int4, 0.5), (KvPrecision::Int4, 0.5)] {
+        assert_close(&logits(kv), &exact, bound);
+        assert_ne!(logits(kv), exact);
+    }
     let spec = &model.config().spec;
-    // A byte per element, and four for the scale of each head.
-    let heads = 2 * spec.layers * spec.kv_heads * 64;
-    let memory = model.memory(&KvSpec::new(KvPrecision::Int8, 64));
-    assert_eq!(memory.cache, (heads * (spec.head_dim + 4)) as u64);
+    // A byte or half of one per element, and four for the scale of each head.
+    let heads = (spec.layers * spec.kv_heads * 64) as u64;
+    let [int8, int4] = [spec.head_dim, spec.head_dim.div_ceil(2)].map(|codes| heads * (codes as u64 + 4));
+    for (kv, bytes) in
+        [(KvPrecision::Int8, 2 * int8), (KvPrecision::Int8Int4, int8 + int4), (KvPrecision::Int4, 2 * int4)]
+    {
+        assert_eq!(model.memory(&KvSpec::new(kv, 64)).cache, bytes);
+    }
 }
 
 #[test]
@@ -150,7 +156,7 @@ fn a_benchmark_measures_every_depth_up_to_the_context() {
     let context = model.config().spec.context;
     let options =
         BenchOptions::default().with_prompt(3).with_generate(2).with_repetitions(1).with_threads([1]);
-    for kv in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {
+    for kv in KvPrecision::ALL {
         let options = options.clone().with_kv(kv).with_depths([0, context - 3]);
         let report = model.bench(&options, &mut |_, _| ()).expect("a report");
         let rows: Vec<_> = report.rows.iter().map(|row| (row.kind, row.tokens, row.depth)).collect();

@@ -6,8 +6,8 @@ use trike_llm::{
     FinishReason, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, Pooling, Session,
     constraint::Grammar, sampler::SamplerConfig,
 };
-use trike_nn::{ActivationPrecision, KvPrecision};
-use trike_testkit::assert_near;
+use trike_nn::{ActivationPrecision, KeySelector, KvPrecision};
+use trike_testkit::{assert_all_near, assert_near};
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 
@@ -35,7 +35,7 @@ fn continued(
 fn a_session_continues_as_if_everything_were_read_again() {
     let model = model();
     let first = ids(&model, "Once upon a time there was a little dog.");
-    for kv in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {
+    for kv in KvPrecision::ALL {
         let options = GenerateOptions::default().with_max_tokens(8).with_kv(kv);
         let fresh = |prompt: &[u32]| continued(&model, &mut Session::default(), prompt, &options).0;
         let mut session = Session::default();
@@ -72,7 +72,7 @@ fn a_saved_session_is_the_same_and_a_damaged_one_is_refused() {
     let path = dir.path().join("prompt");
     let model = model();
     let prompt = ids(&model, "Once upon a time there was a little dog.");
-    for kv in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {
+    for kv in KvPrecision::ALL {
         let options = GenerateOptions::default().with_max_tokens(8).with_kv(kv);
         let mut session = Session::default();
         let (text, _) = continued(&model, &mut session, &prompt, &options);
@@ -192,4 +192,49 @@ fn embeddings_are_directions_that_mean_something() {
     assert!(matches!(model.embed(&[], Pooling::Mean), Err(LlmError::Tokenizer(_))));
     let long = vec![5; 513];
     assert!(matches!(model.embed(&long, Pooling::Mean), Err(LlmError::PromptTooLong { .. })));
+}
+
+/// The logits of the last tokens do not depend on what a session has kept, and selected keys change them.
+#[test]
+fn logits_after_a_prompt_are_those_of_a_fresh_start() {
+    let model = model();
+    let text = "Once upon a time there was a little girl who liked to play with her dog. ".repeat(12);
+    let all = ids(&model, &text);
+    let (all, end) = (&all[..200], 190);
+    let rows = |session: &mut Session, ids: &[u32], prompt: usize, keys: KeySelector| {
+        let mut rows = Vec::new();
+        let on_row = |i: usize, row: &[f32]| rows.push((i, row.to_vec()));
+        model.logits_in(session, ids, prompt, KvPrecision::F32, keys, on_row).expect("logits");
+        rows
+    };
+    let fresh = rows(&mut Session::default(), all, end, KeySelector::All);
+    let mut whole = Vec::new();
+    model.logits(all, KvPrecision::F32, |_, row| whole.push(row.to_vec())).expect("logits");
+    assert_eq!(fresh.iter().map(|(i, _)| *i).collect::<Vec<_>>(), (190..200).collect::<Vec<_>>());
+    for (i, row) in &fresh {
+        assert_all_near!(row, &whole[*i], abs = 2e-2, "token {i}");
+    }
+    // Another end, then selected keys after the same prompt, then all keys again.
+    let signs = KeySelector::signs(8).expect("a selector");
+    let mut session = Session::default();
+    let other = [&all[..100], &all[..60]].concat();
+    assert_eq!(rows(&mut session, &other, 150, KeySelector::All).len(), 10);
+    assert_eq!(session.ids(), other);
+    let again = |got: Vec<(usize, Vec<f32>)>, want: &[(usize, Vec<f32>)]| {
+        assert_eq!(got.len(), want.len());
+        for ((i, got), (at, want)) in got.iter().zip(want) {
+            assert_eq!(i, at);
+            assert_all_near!(got, want, abs = 2e-2, "token {i}");
+        }
+    };
+    again(rows(&mut session, all, end, KeySelector::All), &fresh);
+    let selected = rows(&mut session, all, end, signs);
+    assert_ne!(selected, fresh);
+    again(rows(&mut Session::default(), all, end, signs), &selected);
+    again(rows(&mut session, all, end, KeySelector::All), &fresh);
+    // Nothing to pass on, and too much.
+    assert!(rows(&mut session, all, 200, signs).is_empty());
+    let long = vec![1; 513];
+    let error = model.logits_in(&mut session, &long, 500, KvPrecision::F32, signs, |_, _| ());
+    assert!(matches!(error, Err(LlmError::PromptTooLong { tokens: 513, context: 512 })), "{error:?}");
 }

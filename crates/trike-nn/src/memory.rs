@@ -110,8 +110,7 @@ impl DeviceUse {
 }
 
 fn cache_bytes(spec: &DecoderSpec, kv: &KvSpec) -> u64 {
-    // Keys and values.
-    let head = 2 * kv.precision.bytes_per_head(spec.head_dim) as u64;
+    let head = kv.precision.bytes_per_position(spec.head_dim) as u64;
     let sizes = [spec.layers, spec.kv_heads, kv.capacity];
     sizes.iter().fold(head, |n, &d| n.saturating_mul(d as u64)).saturating_add(kv.index_bytes(spec))
 }
@@ -143,6 +142,11 @@ mod tests {
         let int8 = MemoryPlan::new(&spec, 7, &KvSpec::new(KvPrecision::Int8, 10), 4);
         // The same, with a byte per element and four for each scale.
         assert_eq!(int8.cache, 2 * 2 * 2 * (8 + 4) * 10);
+        // Half of a byte per element of both, and of the values only.
+        let [int4, int8_int4] = [KvPrecision::Int4, KvPrecision::Int8Int4]
+            .map(|precision| MemoryPlan::new(&spec, 7, &KvSpec::new(precision, 10), 4).cache);
+        assert_eq!(int4, 2 * 2 * 2 * (4 + 4) * 10);
+        assert_eq!(2 * int8_int4, int8.cache + int4);
         // A word and a byte per head, in the layers after the first two.
         let spec = DecoderSpec { layers: 5, ..spec };
         let [exact, signs] = [KeySelector::All, KeySelector::signs(3).unwrap()]

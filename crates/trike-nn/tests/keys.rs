@@ -63,14 +63,12 @@ fn run(decoder: &Decoder<CpuBackend>, sequence: &mut Sequence<CpuBackend>, ids: 
     decoder.forward(&mut [Step { sequence, ids }], Logits::Last).expect("it runs").remove(0)
 }
 
-const PRECISIONS: [KvPrecision; 3] = [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8];
-
 /// Prompts, and steps with few positions, are exact; later steps of one token are not.
 #[test]
 fn only_long_steps_of_one_token_select_keys() {
     let decoder = decoder(1);
     let ids = ids(100, 1);
-    for precision in PRECISIONS {
+    for precision in KvPrecision::ALL {
         let kv = KvSpec::new(precision, 100);
         let mut sequences = [kv, kv.with_keys(keys())].map(|kv| decoder.sequence(kv).expect("a sequence"));
         let mut both = |ids: &[u32]| sequences.each_mut().map(|sequence| run(&decoder, sequence, ids));
@@ -97,7 +95,7 @@ fn only_long_steps_of_one_token_select_keys() {
 #[test]
 fn output_is_independent_of_what_the_cache_had_before() {
     let (text, other) = (ids(90, 2), ids(40, 3));
-    for precision in PRECISIONS {
+    for precision in KvPrecision::ALL {
         let kv = KvSpec::new(precision, 90).with_keys(keys());
         let mut first: Option<Vec<f32>> = None;
         for threads in [1, 3] {
@@ -125,8 +123,8 @@ fn output_is_independent_of_what_the_cache_had_before() {
 /// A batch of sequences of different lengths, with and without selection and windows, has the output of each alone.
 #[test]
 fn output_is_independent_of_the_batch() {
-    let kv = KvSpec::new(KvPrecision::Int8, 100).with_keys(keys());
-    let rolling = KvSpec::rolling(KvPrecision::F16, 30, 50).with_keys(keys());
+    let kv = KvSpec::new(KvPrecision::Int8Int4, 100).with_keys(keys());
+    let rolling = KvSpec::rolling(KvPrecision::Int4, 30, 50).with_keys(keys());
     let specs = [(kv, 40), (KvSpec::new(KvPrecision::F16, 100), 70), (rolling, 79), (kv, 5), (rolling, 31)];
     for threads in [1, 3] {
         let decoder = decoder(threads);

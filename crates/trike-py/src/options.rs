@@ -23,13 +23,11 @@ fn activations(name: &str) -> PyResult<Option<ActivationPolicy>> {
 
 /// Precision of cached keys and values.
 pub(crate) fn kv(name: Option<&str>) -> PyResult<Option<KvPrecision>> {
-    Ok(match name {
-        None => None,
-        Some("f32") => Some(KvPrecision::F32),
-        Some("f16") => Some(KvPrecision::F16),
-        Some("int8") => Some(KvPrecision::Int8),
-        Some(got) => return Err(errors::unknown("kv", got, &["f32", "f16", "int8"])),
-    })
+    let Some(name) = name else { return Ok(None) };
+    match KvPrecision::named(name) {
+        None => Err(errors::unknown("kv", name, &KvPrecision::ALL.map(KvPrecision::name))),
+        known => Ok(known),
+    }
 }
 
 /// Options of loading.

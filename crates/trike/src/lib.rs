@@ -52,7 +52,8 @@
 //!   [`QuantizeReport`]
 //! * one trait object for every device: [`Model`], [`open()`], [`DeviceChoice`], [`DeviceShare`], [`InvalidDevice`], [`Device`],
 //!   [`devices()`], [`memory_plan()`], [`MemoryPlan`]
-//! * measurement, as methods of [`Model`]: [`ScoreOptions`], [`Split`], [`Score`], [`Comparison`], [`llm::bench`]
+//! * measurement, as methods of [`Model`]: [`ScoreOptions`], [`Split`], [`Score`], [`Comparison`], [`NeedleOptions`], [`NeedleScore`],
+//!   [`llm::bench`]
 //! * precision: [`ActivationPolicy`], [`ActivationPrecision`], [`KvPrecision`], [`KvSpec`], [`KeySelector`], [`PromptKeys`]; backends: [`Cpu`], [`Isa`], [`CpuBackend`],
 //!   [`Backend`]
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
@@ -98,8 +99,8 @@ pub use trike_cpu::{Cpu, Isa};
 pub use trike_llm::{
     Comparison, ConvertOptions, ConvertReport, Device, DeviceChoice, DeviceShare, EmbeddingStorage,
     FinishReason, GenerateOptions, Generation, HeadPrecision, Inspection, InvalidDevice, LanguageModel,
-    LlmError, LoadOptions, Model, ModelFile, ScaleStorage, Score, ScoreOptions, Split, Target, convert,
-    devices, inspect, memory_plan, open,
+    LlmError, LoadOptions, Model, ModelFile, NeedleOptions, NeedleScore, ScaleStorage, Score, ScoreOptions,
+    Split, Target, convert, devices, inspect, memory_plan, open,
 };
 #[cfg(feature = "gpu")]
 pub use trike_nn::CubeBackend;

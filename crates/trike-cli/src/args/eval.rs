@@ -10,12 +10,15 @@ use super::{
     names::{SPLITS, one_of},
 };
 
-/// Evaluate a model on multiple-choice tasks and texts
+/// Evaluate a model on multiple-choice tasks and texts, and on needles in a long context
 ///
 /// Each line of a task is a JSON object: `context` or `question` (MMLU), `choices`, `answer` (an index); or BLiMP
 /// (`sentence_good`, `sentence_bad`), HellaSwag (`ctx`, `endings`, `label`), PIQA (`goal`, `sol1`, `sol2`, `label`), ARC (`question`,
 /// `answerKey`). Prints the accuracy by likelihood, the accuracy by likelihood per byte, each with its standard error, and
 /// the chance level.
+///
+/// With `--needle`, sentences of a text are hidden in other parts of it; the model has to continue their first halves. --kv and --keys
+/// are compared with exact attention on the same prompts.
 #[derive(Args, Debug)]
 pub(crate) struct EvalArgs {
     #[command(flatten)]
@@ -35,10 +38,19 @@ pub(crate) struct EvalArgs {
     /// window]
     #[arg(long, requires = "text", value_parser = one_of(SPLITS))]
     pub(crate) split: Option<Split>,
-    /// Maximum number of questions per task and of sequences per text
+    /// UTF-8 text file for needles, longer than the context
+    #[arg(long, value_name = "FILE")]
+    pub(crate) needle: Option<PathBuf>,
+    /// With --needle: tokens of a prompt [default: the model's context length]
+    #[arg(long, requires = "needle", value_name = "N")]
+    pub(crate) context: Option<usize>,
+    /// With --needle: RNG seed of the haystacks
+    #[arg(long, requires = "needle", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Maximum number of questions per task, of sequences per text, and of haystacks for --needle, 16 by default
     #[arg(long)]
     pub(crate) limit: Option<usize>,
-    // Only texts are run token by token.
+    // Only texts, and the questions about needles, are run token by token.
     #[command(flatten)]
     pub(crate) keys: KeyArgs,
     #[command(flatten)]

@@ -146,7 +146,7 @@ pub(crate) struct PrecisionArgs {
     /// [default: auto; stored for `logits`]
     #[arg(long, env = "TRIKE_HEAD", hide_env_values = true, value_parser = one_of(HEADS))]
     pub(crate) head: Option<HeadPrecision>,
-    /// Precision of the KV cache; int8 on the CPU only [default: f32 for models with f32 weights and for `logits`, else f16]
+    /// Precision of the KV cache; int8, int4 and int8-int4 (int8 keys, int4 values) on the CPU only [default: f32 for models with f32 weights and for `logits`, else f16]
     #[arg(long, env = "TRIKE_KV", hide_env_values = true, value_parser = one_of(KV))]
     pub(crate) kv: Option<KvPrecision>,
     /// In-memory layout of ternary weights; auto chooses the fastest per matrix. A matrix that does not support the layout stays
@@ -432,7 +432,7 @@ mod tests {
         assert_eq!(bench.encoding, Encoding::RowCompressed);
         assert_eq!(bench.threads, [1, 2]);
         let error = parse(&["trike", "run", "-p", "", "--kv", "f8"]).unwrap_err();
-        assert!(error.to_string().contains("[possible values: f32, f16, int8]"), "{error}");
+        assert!(error.to_string().contains("[possible values: f32, f16, int8, int4, int8-int4]"), "{error}");
         assert!(parse(&["trike", "doctor", "--threads", "5000"]).is_err());
         assert!(parse(&["trike", "bench", "--encoding", "csr"]).is_err(), "nothing to encode");
     }

@@ -40,6 +40,8 @@ pub(super) const KV: Names<KvPrecision> = &[
     (KvPrecision::F32.name(), KvPrecision::F32),
     (KvPrecision::F16.name(), KvPrecision::F16),
     (KvPrecision::Int8.name(), KvPrecision::Int8),
+    (KvPrecision::Int4.name(), KvPrecision::Int4),
+    (KvPrecision::Int8Int4.name(), KvPrecision::Int8Int4),
 ];
 pub(super) const KEYS: Names<KeysChoice> = &[("all", KeysChoice::All), ("signs", KeysChoice::Signs)];
 pub(super) const LAYOUTS: Names<LayoutChoice> = &[

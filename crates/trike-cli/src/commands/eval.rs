@@ -9,6 +9,7 @@ use trike::{
 
 use super::{
     load::load,
+    needle::{NeedleOutcome, find},
     perplexity::{Against, Figures, measure},
     text::read,
 };
@@ -27,6 +28,8 @@ pub(crate) struct EvalOutcome {
     /// The mean over the tasks, if there are several.
     pub(crate) mean: Option<TaskScore>,
     pub(crate) texts: Vec<TextOutcome>,
+    /// The needles of `--needle`.
+    pub(crate) needle: Option<NeedleOutcome>,
 }
 
 /// One task.
@@ -51,20 +54,20 @@ pub(crate) struct TextOutcome {
 
 /// Evaluates all tasks and scores all texts.
 pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> {
-    if args.tasks.is_empty() && args.text.is_empty() {
+    if args.tasks.is_empty() && args.text.is_empty() && args.needle.is_none() {
         return Err(super::conflict(
-            "nothing to evaluate: give task files with --tasks, texts with --text, or both",
+            "nothing to evaluate: give task files with --tasks, texts with --text, or a text for needles with --needle",
         ));
     }
     let keys = args.keys.selector(true)?;
     if !args.keys.prompt_keys.is_all() && args.text.is_empty() {
         return Err(super::conflict(
-            "--prompt-keys: needs --text, since the answers of tasks attend to all keys",
+            "--prompt-keys: needs --text, since needles and the answers of tasks are read with attention to all keys",
         ));
     }
-    if !keys.is_all() && args.text.is_empty() {
+    if !keys.is_all() && args.text.is_empty() && args.needle.is_none() {
         return Err(super::conflict(
-            "--keys signs: needs --text, since the answers of tasks are read like prompts",
+            "--keys signs: needs --text or --needle, since the answers of tasks are read like prompts",
         ));
     }
     let path = args.model.path(quiet)?;
@@ -76,6 +79,8 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     }
     let texts: Vec<_> =
         args.text.iter().map(|file| Ok((file, read(file)?))).collect::<anyhow::Result<_>>()?;
+    let needles =
+        args.needle.as_deref().map(|file| Ok::<_, anyhow::Error>((file, read(file)?))).transpose()?;
     let cpu = args.cpu.cpu()?;
     let file = ModelFile::open(&path)?;
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
@@ -114,6 +119,10 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
         Ok(TextOutcome { file, split, figures, against })
     };
     let texts = texts.iter().map(score).collect::<anyhow::Result<_>>()?;
+    let needle = match &needles {
+        Some((file, text)) => Some(find(&*model, file, text, args, quiet)?),
+        None => None,
+    };
     let activations = args::activations_name(&model.activations());
-    Ok(EvalOutcome { model: path.display().to_string(), activations, tasks, mean, texts })
+    Ok(EvalOutcome { model: path.display().to_string(), activations, tasks, mean, texts, needle })
 }

@@ -14,6 +14,7 @@ mod inspect;
 mod load;
 mod logits;
 mod models;
+mod needle;
 #[cfg(feature = "mpi")]
 mod parallel;
 mod perplexity;
@@ -45,6 +46,7 @@ pub(crate) use eval::EvalOutcome;
 pub(crate) use inspect::MemoryOutcome;
 pub(crate) use logits::LogitsOutcome;
 pub(crate) use models::{KnownOutcome, ListOutcome, LocalModel, Removed, RmOutcome, ShowOutcome};
+pub(crate) use needle::NeedleOutcome;
 pub(crate) use perplexity::PerplexityOutcome;
 pub(crate) use quantize::QuantizeOutcome;
 pub(crate) use run::RunOutcome;

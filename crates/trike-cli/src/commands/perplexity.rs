@@ -176,7 +176,7 @@ pub(super) fn measure(
 
 /// Adds the path of the text to errors about the text.
 pub(super) fn in_file(error: LlmError, path: &Path) -> anyhow::Error {
-    let is_about_text = matches!(error, LlmError::NothingToScore);
+    let is_about_text = matches!(error, LlmError::NothingToScore | LlmError::NeedleText { .. });
     let error = anyhow::Error::from(error);
     if is_about_text { error.context(path.display().to_string()) } else { error }
 }

@@ -1,6 +1,7 @@
 //! Text form of results.
 
 mod models;
+mod needle;
 
 use std::fmt::{Display, Write};
 
@@ -436,9 +437,10 @@ impl Show for EvalOutcome {
             ]);
         }
         let shown = [(self.tasks.is_empty(), tasks), (self.texts.is_empty(), texts)];
-        let tables: String =
+        let mut text: String =
             shown.into_iter().filter(|(empty, _)| !empty).map(|(_, table)| plain(table)).collect();
-        tables + &facts([("activations", self.activations.clone())])
+        text.extend(self.needle.as_ref().map(needle::text));
+        text + &facts([("activations", self.activations.clone())])
     }
 }
 

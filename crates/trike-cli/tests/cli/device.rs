@@ -208,6 +208,10 @@ fn an_int8_cache_is_refused_on_a_device() {
         assert!(error.contains("int8 KV cache") && error.contains("does not support"), "{error}");
     }
     assert!(!std::path::Path::new(&out).exists());
+    for kv in ["int4", "int8-int4"] {
+        let error = trike.fails(1, &["run", "-m", &tiny(), "-p", "Once", "--kv", kv, "--device", device]);
+        assert!(error.contains(&format!("{kv} KV cache")) && error.contains("does not support"), "{error}");
+    }
     let questions = std::fs::File::open(trike.write("questions", "Once\n")).unwrap();
     let args = [&["chat", "--chat-template", &template][..], &model].concat();
     let output = trike.command(&args).stdin(questions).output().unwrap();
@@ -224,8 +228,10 @@ fn an_int8_cache_is_refused_on_a_device() {
         note.contains("--kv int8: not supported by") && note.contains(&format!("using {used}")),
         "{note}"
     );
-    // The processor has one.
-    trike.stdout(&["run", "-m", &tiny(), "-p", "Once", "-n", "2", "--kv", "int8"]);
+    // The processor has them.
+    for kv in ["int8", "int4", "int8-int4"] {
+        trike.stdout(&["run", "-m", &tiny(), "-p", "Once", "-n", "2", "--kv", kv]);
+    }
 }
 
 #[test]

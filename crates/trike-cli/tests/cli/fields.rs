@@ -73,6 +73,7 @@ fn json_has_the_fields_of_the_reference() {
         "task.jsonl",
         "{\"context\": \"Once upon a\", \"choices\": [\" time\", \" x\"], \"answer\": 0}\n",
     );
+    let days = trike.write("days.txt", crate::needle::days(60));
     let (packed, dense, npy) = (trike.path("packed"), trike.path("dense"), trike.path("l.npy"));
     let json = |args: &[&str]| trike.json(&[args, &["--json"]].concat());
     check(
@@ -116,6 +117,23 @@ fn json_has_the_fields_of_the_reference() {
             json(&["eval", &model, "--tasks", &task]),
             json(&[
                 "eval", &model, "--tasks", &task, &task, "--text", &story, "--limit", "1", "--base", &dense,
+            ]),
+            json(&["eval", &model, "--needle", &days, "--context", "256", "--limit", "2"]),
+            json(&[
+                "eval",
+                &model,
+                "--needle",
+                &days,
+                "--context",
+                "256",
+                "--limit",
+                "1",
+                "--kv",
+                "int8",
+                "--keys",
+                "signs",
+                "--keys-top-k",
+                "8",
             ]),
         ],
     );

@@ -17,6 +17,7 @@ mod hub_server;
 mod measure;
 mod messages;
 mod models;
+mod needle;
 mod prompts;
 mod quantize;
 mod quantize_plan;

@@ -64,7 +64,7 @@ fn wrong_inputs_are_explained() {
         (vec!["runn", "-m", "TINY"], 2, &["unrecognized subcommand", "'run'"]),
         (vec!["run", "-m", "TINY", "--promt", "x"], 2, &["--promt", "--prompt"]),
         // Texts and tasks.
-        (vec!["eval", "-m", "TINY"], 2, &["--tasks", "--text", "or both"]),
+        (vec!["eval", "-m", "TINY"], 2, &["--tasks", "--text", "--needle"]),
         (vec!["perplexity", "-m", "TINY", "-f", &missing], 1, &["missing"]),
         (vec!["perplexity", "-m", "TINY", "-f", &empty], 1, &["nothing to score"]),
         (

@@ -10,7 +10,9 @@
     reason = "the indices are rows, heads and vectors, and each walks several arrays"
 )]
 
+mod cached;
 mod decode;
+mod int4;
 mod int8;
 mod keys;
 mod lanes;
@@ -22,9 +24,12 @@ use half::f16;
 use trike_core::{AttentionSpec, BlockBitmap};
 
 use crate::error::{CpuError, check_len, check_range, check_rows};
-use crate::kernels::Element;
+use crate::kernels::Element as _;
 use trike_host::{Cpu, Isa, Pool};
 
+use cached::Cached;
+
+pub use int4::quantize_head_int4;
 pub use int8::quantize_head;
 pub use keys::{KeyIndex, KeyScratch, KeySelection};
 pub(crate) use keys::{attention_selected, select_keys};
@@ -51,11 +56,19 @@ pub enum KvData<'a> {
         /// Scales, `[kv_heads][capacity]`.
         scales: &'a [f32],
     },
+    /// Codes of [`quantize_head_int4`]: an eighth of the bytes, and four for each scale.
+    Int4 {
+        /// Two codes in each byte, `[kv_heads][capacity][ceil(head_dim / 2)]`.
+        codes: &'a [u8],
+        /// Scales, `[kv_heads][capacity]`.
+        scales: &'a [f32],
+    },
 }
 
 impl KvData<'_> {
     /// Checks the lengths for `slots` slots of all heads together.
-    fn check(&self, what: [&'static str; 2], slots: usize, elements: usize) -> Result<(), CpuError> {
+    fn check(&self, what: [&'static str; 2], slots: usize, head_dim: usize) -> Result<(), CpuError> {
+        let elements = slots * head_dim;
         match self {
             Self::F32(v) => check_len(what[0], elements, v.len()),
             Self::F16(v) => check_len(what[0], elements, v.len()),
@@ -63,20 +76,45 @@ impl KvData<'_> {
                 check_len(what[0], elements, codes.len())?;
                 check_len(what[1], slots, scales.len())
             }
+            Self::Int4 { codes, scales } => {
+                check_len(what[0], slots * int4::bytes(head_dim), codes.len())?;
+                check_len(what[1], slots, scales.len())
+            }
         }
     }
 
-    /// The values in f32: exact, like the widening in the kernels, except for the product with an int8 scale.
+    /// Whether the elements of a head are mixed ([`int4`]).
+    fn is_mixed(&self) -> bool {
+        matches!(self, Self::Int4 { .. })
+    }
+
+    /// Queries as keys of this type need them: mixed, in `room`, if the keys are.
+    fn queries<'q>(
+        &self,
+        cpu: &Cpu,
+        q: &'q [f32],
+        head_dim: usize,
+        room: &'q mut Vec<f32>,
+    ) -> Result<&'q [f32], CpuError> {
+        if !self.is_mixed() {
+            return Ok(q);
+        }
+        room.extend_from_slice(q);
+        int4::mix(cpu, room, head_dim)?;
+        Ok(room)
+    }
+
+    /// The stored values in f32: exact, like the widening in the kernels, except for the product with a scale.
     fn widened(&self, head_dim: usize) -> Vec<f32> {
+        let scaled = |codes: &[i8], scales: &[f32]| -> Vec<f32> {
+            let heads = codes.chunks_exact(head_dim).zip(scales);
+            heads.flat_map(|(codes, scale)| codes.iter().map(move |&code| f32::from(code) * scale)).collect()
+        };
         match self {
             Self::F32(v) => v.to_vec(),
             Self::F16(v) => v.iter().map(|half| half.to_f32()).collect(),
-            Self::Int8 { codes, scales } => {
-                let heads = codes.chunks_exact(head_dim).zip(*scales);
-                heads
-                    .flat_map(|(codes, scale)| codes.iter().map(move |&code| f32::from(code) * scale))
-                    .collect()
-            }
+            Self::Int8 { codes, scales } => scaled(codes, scales),
+            Self::Int4 { codes, scales } => scaled(u8::elements(codes, head_dim, &mut Vec::new()), scales),
         }
     }
 }
@@ -112,8 +150,8 @@ fn validate(
     let overflow = CpuError::Shape { what: "ring of attention", rows: kv.capacity, cols: spec.head_dim };
     let len = (spec.kv_heads * spec.head_dim).checked_mul(kv.capacity).ok_or(overflow)?;
     let slots = len / spec.head_dim;
-    kv.k.check(["keys of attention", "scales of keys of attention"], slots, len)?;
-    kv.v.check(["values of attention", "scales of values of attention"], slots, len)?;
+    kv.k.check(["keys of attention", "scales of keys of attention"], slots, spec.head_dim)?;
+    kv.v.check(["values of attention", "scales of values of attention"], slots, spec.head_dim)?;
     // The position after the last query must not overflow either.
     check_range("first position of attention", 0, usize::MAX / 2, first_position)?;
     if tokens > 0 {
@@ -166,8 +204,10 @@ fn attend(
     if let Some(mask) = mask {
         mask.check(problem.kv_heads, &(first_position..first_position + tokens))?;
     }
-    let (job, pool) = (Job { problem, q, tokens, first_position, capacity: kv.capacity, mask }, cpu.pool());
-    let (isa, d) = (cpu.isa(), problem.head_dim);
+    let (isa, pool, d) = (cpu.isa(), cpu.pool(), problem.head_dim);
+    let mut room = Vec::new();
+    let q = kv.k.queries(cpu, q, d, &mut room)?;
+    let job = Job { problem, q, tokens, first_position, capacity: kv.capacity, mask };
     match (kv.k, kv.v) {
         (KvData::F32(k), KvData::F32(v)) => job.floats(isa, pool, k, v, out),
         (KvData::F16(k), KvData::F16(v)) => job.ints(isa, pool, Ring::plain(k), Ring::plain(v), out),
@@ -175,25 +215,33 @@ fn attend(
             let (k, v) = (Ring { elements: k, scales: k_scales }, Ring { elements: v, scales: v_scales });
             job.ints(isa, pool, k, v, out);
         }
-        // The kernels are compiled for keys and values of one type, as every cache has; mixed types are widened here.
+        (KvData::Int4 { codes: k, scales: k_scales }, KvData::Int4 { codes: v, scales: v_scales }) => {
+            let (k, v) = (Ring { elements: k, scales: k_scales }, Ring { elements: v, scales: v_scales });
+            job.ints(isa, pool, k, v, out);
+        }
+        (KvData::Int8 { codes: k, scales: k_scales }, KvData::Int4 { codes: v, scales: v_scales }) => {
+            let (k, v) = (Ring { elements: k, scales: k_scales }, Ring { elements: v, scales: v_scales });
+            job.ints(isa, pool, k, v, out);
+        }
+        // The kernels are compiled for the pairs of types that caches have; others are widened here.
         (k, v) => {
             let (k, v) = (k.widened(d), v.widened(d));
             job.floats(isa, pool, &k, &v, out);
         }
     }
-    Ok(())
+    if kv.v.is_mixed() { int4::mix(cpu, out, d) } else { Ok(()) }
 }
 
-/// Keys or values of one element type.
+/// Keys or values of one type.
 #[derive(Clone, Copy)]
 struct Ring<'a, E> {
-    /// `[kv_heads][capacity][head_dim]`
+    /// `[kv_heads][capacity]`, each of [`Cached::width`].
     elements: &'a [E],
     /// `[kv_heads][capacity]` if the elements are codes, else empty.
     scales: &'a [f32],
 }
 
-impl<'a, E: Element> Ring<'a, E> {
+impl<'a, E: Cached> Ring<'a, E> {
     fn plain(elements: &'a [E]) -> Self {
         Self { elements, scales: &[] }
     }
@@ -220,15 +268,12 @@ impl Job<'_> {
         }
     }
 
-    /// Over a cache of one or two bytes per element.
-    fn ints<E: prefill::Stored>(
-        &self,
-        isa: Isa,
-        pool: &Pool,
-        k: Ring<'_, E>,
-        v: Ring<'_, E>,
-        out: &mut [f32],
-    ) {
+    /// Over a cache of at most two bytes per element.
+    fn ints<K, V>(&self, isa: Isa, pool: &Pool, k: Ring<'_, K>, v: Ring<'_, V>, out: &mut [f32])
+    where
+        K: Cached<Element: prefill::Stored>,
+        V: Cached<Element: prefill::Stored>,
+    {
         let end = self.first_position + self.tokens;
         if self.few() {
             decode::run(self, isa, pool, k, v, out);
@@ -248,12 +293,16 @@ impl Job<'_> {
     }
 
     /// The visible keys or values of the first positions in f32, `[kv_heads][positions][head_dim]`; zeros for others.
-    fn widened<E: Element>(&self, ring: Ring<'_, E>) -> Vec<f32> {
+    fn widened<E: Cached>(&self, ring: Ring<'_, E>) -> Vec<f32> {
         let (d, end) = (self.problem.head_dim, self.first_position + self.tokens);
         let positions = self.span(0).start..end;
         let mut wide = vec![0.0; self.problem.kv_heads * end * d];
         for (head, wide) in wide.chunks_exact_mut(end * d).enumerate() {
-            let rows = self.runs(ring, head, &positions).into_iter().flat_map(|run| run.chunks_exact(d));
+            let runs = self.runs(ring, head, &positions);
+            let mut room = [Vec::new(), Vec::new()];
+            let [low, high] = &mut room;
+            let runs = [E::elements(runs[0], d, low), E::elements(runs[1], d, high)];
+            let rows = runs.into_iter().flat_map(|run| run.chunks_exact(d));
             let mut scales = self.scales(ring, head, &positions).into_iter().flatten();
             for (row, to) in rows.zip(wide[positions.start * d..].chunks_exact_mut(d)) {
                 // 1 without codes.
@@ -287,23 +336,23 @@ impl Job<'_> {
 
     /// The elements of a head at `positions`, all of which are in the ring: one run, and a second one after the
     /// wrap-around.
-    fn runs<'k, E: Element>(
+    fn runs<'k, E: Cached>(
         &self,
         ring: Ring<'k, E>,
         kv_head: usize,
         positions: &Range<usize>,
     ) -> [&'k [E]; 2] {
-        self.rows_at(ring.elements, self.problem.head_dim, kv_head, positions)
+        self.rows_at(ring.elements, E::width(self.problem.head_dim), kv_head, positions)
     }
 
     /// The scales of a head at `positions`, split like the elements; empty if the elements are not codes.
-    fn scales<'k, E: Element>(
+    fn scales<'k, E: Cached>(
         &self,
         ring: Ring<'k, E>,
         kv_head: usize,
         positions: &Range<usize>,
     ) -> [&'k [f32]; 2] {
-        if E::CODES { self.rows_at(ring.scales, 1, kv_head, positions) } else { [&[], &[]] }
+        if E::Element::CODES { self.rows_at(ring.scales, 1, kv_head, positions) } else { [&[], &[]] }
     }
 
     /// Rows of `width` at `positions` of a head, before and after the wrap-around.

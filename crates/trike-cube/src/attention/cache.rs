@@ -43,7 +43,7 @@ impl CacheShape {
     /// As [`CacheShape::elements`].
     pub fn bytes(&self) -> Result<u64> {
         let heads = self.elements()? / self.head_dim;
-        Ok(2 * self.precision.bytes_per_head(self.head_dim) as u64 * heads as u64)
+        Ok(self.precision.bytes_per_position(self.head_dim) as u64 * heads as u64)
     }
 
     /// Elements per vector load.
@@ -68,6 +68,8 @@ impl KvBuffer {
             KvPrecision::F16 if device.capabilities().f16 => Ok(Self::F16(device.empty(len)?)),
             KvPrecision::F16 => missing("f16"),
             KvPrecision::Int8 => missing("an int8 KV cache"),
+            KvPrecision::Int4 => missing("an int4 KV cache"),
+            KvPrecision::Int8Int4 => missing("an int8-int4 KV cache"),
         }
     }
 

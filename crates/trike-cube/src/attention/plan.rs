@@ -216,6 +216,8 @@ impl Plan for AttentionProblem {
             KvPrecision::F32 => None,
             KvPrecision::F16 => (!device.f16).then_some("f16"),
             KvPrecision::Int8 => Some("an int8 KV cache"),
+            KvPrecision::Int4 => Some("an int4 KV cache"),
+            KvPrecision::Int8Int4 => Some("an int8-int4 KV cache"),
         };
         if let Some(feature) = missing {
             let device = device.name.clone();
@@ -314,7 +316,7 @@ impl Plan for AttentionProblem {
             keys: ((self.seen(0) + self.tokens - 1) * kv_heads) as u64,
         };
         let MaskedWork { pairs, keys } = self.mask.unwrap_or(whole);
-        let read = 2 * precision.bytes_per_head(head_dim) as u64 * keys;
+        let read = precision.bytes_per_position(head_dim) as u64 * keys;
         let queries = 8 * self.tokens as u64 * (self.heads * head_dim) as u64;
         let sequences = self.sequences as u64;
         Cost {

@@ -16,7 +16,7 @@ impl KvCache {
     /// As [`KvCache::empty`].
     pub fn several(device: &Device, shape: CacheShape, count: usize) -> Result<Vec<Self>> {
         let len = shape.elements()?;
-        let bytes = shape.precision.bytes_per_head(shape.head_dim) / shape.head_dim;
+        let bytes = shape.precision.bytes_per_position(shape.head_dim) / (2 * shape.head_dim);
         // Views start at multiples of the alignment.
         let stride = len.next_multiple_of((device.capabilities().alignment as usize).div_ceil(bytes.max(1)));
         let largest = usize::try_from(device.capabilities().max_buffer_bytes).unwrap_or(usize::MAX);

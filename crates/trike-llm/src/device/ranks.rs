@@ -208,8 +208,7 @@ fn shared_sequence<C: Communicator + ?Sized>(comm: &C, own: KvSpec) -> Result<Kv
     let [precision, capacity, window, top_k, share] = text.split(' ').collect::<Vec<_>>()[..] else {
         return Err(wrong().into());
     };
-    let known = [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8];
-    let precision = known.into_iter().find(|known| known.name() == precision).ok_or_else(wrong)?;
+    let precision = KvPrecision::named(precision).ok_or_else(wrong)?;
     let number = |text: &str| text.parse::<usize>().map_err(|_| wrong());
     let window = Some(number(window)?).filter(|&window| window > 0);
     let keys = KeySelector::signs(number(top_k)?).unwrap_or_default();

@@ -162,6 +162,48 @@ impl<B: Backend + 'static> LanguageModel<B> {
         let ids = history.split_off(prompt_ids.len());
         Ok(Generation { text, prompt_ids, ids, finish, reused, logprobs, prefill, decode })
     }
+
+    /// Reads the first `prompt` of `ids` like a prompt and runs the others one by one, as in a generation, each with attention to the keys
+    /// that `keys` selects; passes the logits of the latter to `on_row`, with their positions and in order. What `session` has of the
+    /// prompt is not read again; afterwards the session has all of `ids`.
+    ///
+    /// # Errors
+    ///
+    /// As [`logits_selected`](Self::logits_selected); after an error the session is empty.
+    pub fn logits_in(
+        &self,
+        session: &mut Session,
+        ids: &[u32],
+        prompt: usize,
+        kv: KvPrecision,
+        keys: KeySelector,
+        mut on_row: impl FnMut(usize, &[f32]),
+    ) -> Result<(), LlmError> {
+        let context = self.decoder().spec().context;
+        if ids.len() > context {
+            return Err(LlmError::PromptTooLong { tokens: ids.len(), context });
+        }
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let prompt = prompt.min(ids.len());
+        let spec = KvSpec::new(kv, ids.len()).with_keys(keys);
+        // No more than the prompt is kept: the keys and values of other tokens may be those of another selection.
+        let kept = &ids[..ids.len().min(prompt + 1)];
+        let mut sequence = session.take(self.decoder(), &spec, kept)?;
+        let reused = sequence.len();
+        self.prefill(&mut sequence, &ids[reused..prompt], Some(1))?;
+        for token in prompt..ids.len() {
+            let step = &mut [Step { sequence: &mut sequence, ids: &ids[token..=token] }];
+            let row = self.decoder().forward(step, Logits::Last)?.pop().unwrap_or_default();
+            if let Some((index, &value)) = row.iter().enumerate().find(|(_, v)| !v.is_finite()) {
+                return Err(LlmError::NonFinite { token, index, value });
+            }
+            on_row(token, &row);
+        }
+        session.keep(self.decoder(), sequence, ids);
+        Ok(())
+    }
 }
 
 impl<B: Backend> LanguageModel<B> {

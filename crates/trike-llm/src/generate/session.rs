@@ -180,9 +180,8 @@ impl<B: Backend + 'static> LanguageModel<B> {
             return Ok(None);
         }
         let spec = self.decoder().spec();
-        let kv = [trike_nn::KvPrecision::F32, trike_nn::KvPrecision::F16, trike_nn::KvPrecision::Int8];
-        let kv = kv.into_iter().find(|kv| kv.name() == header.kv);
-        let kv = kv.ok_or_else(|| wrong("f32, f16 or int8 keys".to_owned(), header.kv.clone()))?;
+        let kv = trike_nn::KvPrecision::named(&header.kv)
+            .ok_or_else(|| wrong("a precision of keys and values".to_owned(), header.kv.clone()))?;
         let total = header.layers.iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes as u64));
         if total != size {
             return Err(wrong(format!("{total} bytes of keys and values"), format!("{size}")));

@@ -83,6 +83,18 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         LanguageModel::logits_selected(self, ids, kv, keys, prompt_keys, on_row)
     }
 
+    fn logits_in(
+        &self,
+        session: &mut Session,
+        ids: &[u32],
+        prompt: usize,
+        kv: KvPrecision,
+        keys: KeySelector,
+        on_row: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), LlmError> {
+        LanguageModel::logits_in(self, session, ids, prompt, kv, keys, on_row)
+    }
+
     fn generate_in(
         &self,
         session: &mut Session,

@@ -1,6 +1,7 @@
 //! A loaded model on any backend.
 
 mod language;
+mod needle;
 mod perplexity;
 mod tasks;
 
@@ -17,6 +18,9 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
+pub use needle::{
+    Haystack, NeedleAnswers, NeedleDepth, NeedleFigures, NeedleOptions, NeedleScore, NeedleSetting, haystacks,
+};
 pub use perplexity::{
     Comparison, STORY_MARK, Score, ScoreOptions, Split, compare_ids, divergence, sequences,
 };
@@ -123,6 +127,23 @@ pub trait Model {
         kv: KvPrecision,
         keys: KeySelector,
         prompt_keys: PromptKeys,
+        on_row: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), LlmError>;
+
+    /// Reads the first `prompt` of `ids` like a prompt and runs the others one by one, as in a generation, each with attention to the keys
+    /// that `keys` selects; passes the logits of the latter to `on_row`, with their positions and in order. What `session` has of the
+    /// prompt is not read again; afterwards the session has all of `ids`.
+    ///
+    /// # Errors
+    ///
+    /// As [`logits_selected`](Self::logits_selected); after an error the session is empty.
+    fn logits_in(
+        &self,
+        session: &mut Session,
+        ids: &[u32],
+        prompt: usize,
+        kv: KvPrecision,
+        keys: KeySelector,
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError>;
 
@@ -248,6 +269,39 @@ pub trait Model {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Comparison, LlmError> {
         perplexity::compare(self, base, text, options, progress)
+    }
+
+    /// Hides sentences of `text` in stretches of it, at several depths of the context, and measures whether the model continues their first
+    /// halves, with exact attention and with the cache and the keys of `options`. `progress` is called with the prompts done and in total.
+    ///
+    /// ```
+    /// use trike_llm::{LanguageModel, Model, NeedleOptions};
+    ///
+    /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+    /// let model = LanguageModel::load(path)?;
+    /// let text: String = (0..60).map(|i| format!(" On day {i}, Lily saw {} birds.", i * i % 97)).collect();
+    /// let options = NeedleOptions::default()
+    ///     .with_context(256)
+    ///     .with_haystacks(1)
+    ///     .with_keys(trike_nn::KeySelector::signs(16)?);
+    /// let score = model.find_needles(&text, &options, &mut |_, _| ())?;
+    ///
+    /// let (exact, signs) = (score.all.exact, score.all.setting.expect("a setting"));
+    /// assert_eq!((score.context, score.depths.len(), score.all.prompts), (256, 9, 9));
+    /// assert!(signs.kept <= exact.found && exact.found <= 9);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`haystacks()`], [`LlmError::NoTokenizer`], and as [`logits_in`](Self::logits_in).
+    fn find_needles(
+        &self,
+        text: &str,
+        options: &NeedleOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<NeedleScore, LlmError> {
+        needle::find(self, text, options, progress)
     }
 
     /// Answers multiple-choice questions by the likelihood of each choice after its context. `kv` is the precision of cached

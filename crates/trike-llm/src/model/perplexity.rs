@@ -252,7 +252,8 @@ pub(crate) fn log_sum_exp(row: &[f32]) -> f64 {
     f64::from(largest) + sum.ln()
 }
 
-fn best(row: &[f32]) -> usize {
+/// The index of the largest value, the first of equal ones.
+pub(crate) fn best(row: &[f32]) -> usize {
     row.iter().enumerate().fold(0, |best, (i, &v)| if v > row[best] { i } else { best })
 }
 

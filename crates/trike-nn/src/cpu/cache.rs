@@ -4,6 +4,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use trike_cpu::{
     Cpu, CpuError, CpuOps, KeyIndex, KeyScratch, KeySelection, KvData, KvView, Lines, quantize_head,
+    quantize_head_int4,
 };
 
 use crate::{AttentionSpec, CacheSpec, KvPrecision, NnError, Segment};
@@ -15,16 +16,23 @@ enum Elements {
     F16(Lines<f16>),
     /// With one scale per slot of a head.
     Int8(Lines<i8>, Lines<f32>),
+    /// Two codes in a byte, with one scale per slot of a head.
+    Int4(Lines<u8>, Lines<f32>),
 }
 
 impl Elements {
-    /// For `slots` vectors of `head_dim` elements.
+    /// For `slots` vectors of `head_dim` elements, of a precision that keys and values have in common.
     fn zeros(precision: KvPrecision, slots: usize, head_dim: usize) -> Result<Self, NnError> {
         let n = slots * head_dim;
         Ok(match precision {
             KvPrecision::F32 => Self::F32(Lines::separate(n)?),
             KvPrecision::F16 => Self::F16(Lines::separate(n)?),
-            KvPrecision::Int8 => Self::Int8(Lines::separate(n)?, Lines::separate(slots)?),
+            KvPrecision::Int8 | KvPrecision::Int8Int4 => {
+                Self::Int8(Lines::separate(n)?, Lines::separate(slots)?)
+            }
+            KvPrecision::Int4 => {
+                Self::Int4(Lines::separate(slots * head_dim.div_ceil(2))?, Lines::separate(slots)?)
+            }
         })
     }
 
@@ -35,6 +43,10 @@ impl Elements {
             Self::F32(v) => v[at].copy_from_slice(values),
             Self::F16(v) => v[at].convert_from_f32_slice(values),
             Self::Int8(codes, scales) => scales[slot] = quantize_head(values, &mut codes[at]),
+            Self::Int4(codes, scales) => {
+                let width = values.len().div_ceil(2);
+                scales[slot] = quantize_head_int4(values, &mut codes[slot * width..][..width]);
+            }
         }
     }
 
@@ -45,6 +57,9 @@ impl Elements {
             Self::F16(v) => vec![(bytemuck::cast_slice(v), 2 * head_dim)],
             Self::Int8(codes, scales) => {
                 vec![(bytemuck::cast_slice(codes), head_dim), (bytemuck::cast_slice(scales), 4)]
+            }
+            Self::Int4(codes, scales) => {
+                vec![(codes, head_dim.div_ceil(2)), (bytemuck::cast_slice(scales), 4)]
             }
         }
     }
@@ -57,6 +72,9 @@ impl Elements {
             Self::Int8(codes, scales) => {
                 vec![(bytemuck::cast_slice_mut(codes), head_dim), (bytemuck::cast_slice_mut(scales), 4)]
             }
+            Self::Int4(codes, scales) => {
+                vec![(codes, head_dim.div_ceil(2)), (bytemuck::cast_slice_mut(scales), 4)]
+            }
         }
     }
 
@@ -65,6 +83,7 @@ impl Elements {
             Self::F32(v) => KvData::F32(v),
             Self::F16(v) => KvData::F16(v),
             Self::Int8(codes, scales) => KvData::Int8 { codes, scales },
+            Self::Int4(codes, scales) => KvData::Int4 { codes, scales },
         }
     }
 }
@@ -87,12 +106,13 @@ impl CpuCache {
             rule: "must give a KV cache of addressable size",
             got: spec.capacity.to_string(),
         })?;
-        let zeros = || Elements::zeros(spec.precision, spec.kv_heads * spec.capacity, spec.head_dim);
+        let zeros = |precision| Elements::zeros(precision, spec.kv_heads * spec.capacity, spec.head_dim);
+        let (k, v) = (zeros(spec.precision.key())?, zeros(spec.precision.value())?);
         let index = match spec.keys.is_all() {
             true => None,
             false => Some(KeyIndex::new(spec.kv_heads, spec.head_dim, spec.capacity)?),
         };
-        Ok(Self { k: zeros()?, v: zeros()?, spec: *spec, index })
+        Ok(Self { k, v, spec: *spec, index })
     }
 
     pub(super) fn spec(&self) -> &CacheSpec {

@@ -148,7 +148,7 @@ impl Decoder<CpuBackend> {
         let cost = |w: &Matrix, tokens| w.problem(tokens, self.backend().precision_of(w)).cost();
         let linear: Cost = blocks.map(|w| cost(w, sequences * tokens)).sum();
         let spec = self.spec();
-        let head_bytes = kv.precision.bytes_per_head(spec.head_dim) as u64;
+        let head_bytes = kv.precision.bytes_per_position(spec.head_dim) as u64;
         let (kv_heads, query_width) = (spec.kv_heads as u64, spec.query_width() as u64);
         let of_layer = |layer: usize| {
             let (keys, prompt) = (kv.keys.of_layer(layer), kv.prompt_keys.of_layer(layer));
@@ -156,7 +156,7 @@ impl Decoder<CpuBackend> {
             if let Some(selected) = keys.select(seen).filter(|_| tokens == 1) {
                 let (seen, selected) = (seen as u64, selected.total() as u64);
                 let code = keys.bytes_per_head(spec.head_dim) as u64;
-                let bytes = kv_heads * (2 * selected * head_bytes + seen * code);
+                let bytes = kv_heads * (selected * head_bytes + seen * code);
                 return Cost { macs: 2 * selected * query_width, bytes };
             }
             // A token attends to half of its own step on average, or to half of the last of its blocks.
@@ -170,7 +170,7 @@ impl Decoder<CpuBackend> {
                 (position..seen).map(|position| of_token(position) as u64).sum()
             };
             let scores = scores * query_width;
-            Cost { macs: 2 * scores, bytes: 2 * seen as u64 * kv_heads * head_bytes }
+            Cost { macs: 2 * scores, bytes: seen as u64 * kv_heads * head_bytes }
         };
         let attention: Cost = (0..spec.layers).map(of_layer).sum();
         let caches = sequences as u64;

@@ -181,7 +181,7 @@ impl Backend for CubeBackend {
             KvPrecision::F32 => true,
             // In a pipeline, layers on a device without f16 are cached in f32.
             KvPrecision::F16 => self.devices().any(|device| device.capabilities().f16),
-            KvPrecision::Int8 => false,
+            KvPrecision::Int8 | KvPrecision::Int4 | KvPrecision::Int8Int4 => false,
         }
     }
 

@@ -7,11 +7,10 @@ const STEP: u8 = 1;
 pub(super) const END: &[u8] = &[0];
 /// Bytes of a notice before the ids.
 const HEAD: usize = 1 + 8 + 1 + 8 + 8 + 8 + 1 + 1 + 8 + 2;
-const PRECISIONS: [KvPrecision; 3] = [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8];
 
 /// The message: one byte each for kind, precision, rows and result, eight for a number, four for an id.
 pub(super) fn message(step: &StepNotice<'_>) -> Vec<u8> {
-    let precision = PRECISIONS.iter().position(|one| *one == step.spec.precision).unwrap_or(0);
+    let precision = KvPrecision::ALL.iter().position(|one| *one == step.spec.precision).unwrap_or(0);
     // No window is 0, which is none of a rolling cache.
     let window = step.spec.window.unwrap_or(0);
     let mut message = Vec::with_capacity(HEAD + 4 * step.ids.len());
@@ -53,7 +52,7 @@ pub(super) fn read(message: &[u8]) -> Result<Option<StepNotice<'static>>, NnErro
         1 => Ok(true),
         _ => Err(wrong()),
     };
-    let precision = *PRECISIONS.get(usize::from(head[9])).ok_or_else(wrong)?;
+    let precision = *KvPrecision::ALL.get(usize::from(head[9])).ok_or_else(wrong)?;
     let (ids, rest) = ids.as_chunks::<4>();
     if head[0] != STEP || !rest.is_empty() || ids.is_empty() {
         return Err(wrong());
@@ -86,7 +85,7 @@ mod tests {
             let notice = StepNotice {
                 sequences: 1,
                 sequence: u64::MAX - 3,
-                spec: KvSpec { precision: KvPrecision::Int8, capacity: 512, window, keys, prompt_keys },
+                spec: KvSpec { precision: KvPrecision::Int8Int4, capacity: 512, window, keys, prompt_keys },
                 position: 1 << 33,
                 ids: vec![3, u32::MAX].into(),
                 all_rows,

@@ -4,9 +4,12 @@ mod products;
 
 use std::ops::Range;
 
+use bytemuck::cast_slice;
+
+use super::cached::Cached;
 use super::lanes::Lanes;
 use super::{Job, Ring, share_out};
-use crate::kernels::{Element, fold, with_float_kernels};
+use crate::kernels::{Element as _, fold, with_float_kernels};
 use crate::math::exp;
 use trike_host::Isa;
 use trike_host::Loop;
@@ -37,12 +40,12 @@ struct Facts {
     total: f32,
 }
 
-pub(super) fn run<E: Element>(
+pub(super) fn run<K: Cached, V: Cached>(
     job: &Job<'_>,
     isa: Isa,
     pool: &Pool,
-    k: Ring<'_, E>,
-    v: Ring<'_, E>,
+    k: Ring<'_, K>,
+    v: Ring<'_, V>,
     out: &mut [f32],
 ) {
     let (share, d) = (job.share(), job.problem.head_dim);
@@ -72,9 +75,9 @@ pub(super) fn run<E: Element>(
     let seen = cells.iter().map(|cell| cell.positions.len()).sum::<usize>().saturating_mul(share);
     let shares = share_out(cells, |cell| cell.positions.len(), job.parts(pool, seen));
     pool.run(shares, |cells| {
-        let mut scores = vec![0.0; share * CHUNK];
+        let mut room = Room { scores: vec![0.0; share * CHUNK], codes: Vec::new() };
         for cell in cells {
-            with_float_kernels!(isa, s => attend(job, s, k, v, cell, &mut scores));
+            with_float_kernels!(isa, s => attend(job, s, k, v, cell, &mut room));
         }
     });
     // The cells of a group are consecutive, and the groups are in the order of the output.
@@ -109,48 +112,58 @@ fn join(cells: &[(&[f32], &[Facts])], head: usize, out: &mut [f32]) {
     out.iter_mut().for_each(|v| *v /= total);
 }
 
+/// Memory of a thread.
+struct Room {
+    /// `[share][CHUNK]`
+    scores: Vec<f32>,
+    /// Unpacked codes.
+    codes: Vec<i8>,
+}
+
 /// Computes one cell.
-fn attend<S: Lanes, E: Element>(
+fn attend<S: Lanes, K: Cached, V: Cached>(
     job: &Job<'_>,
     s: S,
-    k: Ring<'_, E>,
-    v: Ring<'_, E>,
+    k: Ring<'_, K>,
+    v: Ring<'_, V>,
     cell: Cell<'_>,
-    scores: &mut [f32],
+    Room { scores, codes: room }: &mut Room,
 ) {
     let (share, d) = (job.share(), job.problem.head_dim);
     let q = &job.q[(cell.token * job.problem.heads + cell.kv_head * share) * d..][..share * d];
     let [keys, more_keys] = job.runs(k, cell.kv_head, &cell.positions);
     let [values, more_values] = job.runs(v, cell.kv_head, &cell.positions);
-    let (wrap, n) = (keys.len() / d, cell.positions.len());
+    let (wrap, n) = (keys.len() / K::width(d), cell.positions.len());
     // The next cell of the thread usually has the next positions of the same head.
     let next = cell.positions.end..cell.positions.end + 1;
-    let [next_keys, _] = job.runs(k, cell.kv_head, &next);
-    let after_keys = if more_keys.is_empty() { values } else { more_keys };
-    if E::CODES {
+    let next_keys: &[u8] = cast_slice(job.runs(k, cell.kv_head, &next)[0]);
+    let after_keys: &[u8] = if more_keys.is_empty() { cast_slice(values) } else { cast_slice(more_keys) };
+    let k_scales = job.scales(k, cell.kv_head, &cell.positions);
+    let v_scales = job.scales(v, cell.kv_head, &cell.positions);
+    if K::Element::CODES {
         // Needed after the keys, and too few lines for the hardware to fetch them ahead.
-        for ring in [k, v] {
-            let scales = job.scales(ring, cell.kv_head, &cell.positions);
+        for scales in [k_scales, v_scales] {
             scales.into_iter().flat_map(|scales| scales.chunks(16)).for_each(|line| s.prefetch(&line[0], 0));
         }
     }
-    s.run(ScoreRows { s, q, rows: keys, next: after_keys, scores, first: 0, share });
-    s.run(ScoreRows { s, q, rows: more_keys, next: values, scores, first: wrap, share });
-    if E::CODES {
-        s.run(Rescale { scores, scales: job.scales(k, cell.kv_head, &cell.positions) });
+    s.run(ScoreRows { s, q, rows: keys, next: after_keys, scores, first: 0, share, room });
+    let next = cast_slice(values);
+    s.run(ScoreRows { s, q, rows: more_keys, next, scores, first: wrap, share, room });
+    if K::Element::CODES {
+        s.run(Rescale { scores, scales: k_scales });
     }
     for (scores, facts) in scores.chunks_exact_mut(CHUNK).zip(cell.facts) {
         *facts = s.run(Softmax { scores: &mut scores[..n], scale: job.problem.scale });
     }
-    if E::CODES {
-        s.run(Rescale { scores, scales: job.scales(v, cell.kv_head, &cell.positions) });
+    if V::Element::CODES {
+        s.run(Rescale { scores, scales: v_scales });
     }
-    cell.sums.fill(0.0);
+    let sums = cell.sums;
+    sums.fill(0.0);
     let weights = &*scores;
-    let after_values = if more_values.is_empty() { next_keys } else { more_values };
-    s.run(AddRows { s, weights, first: 0, rows: values, next: after_values, sums: cell.sums, share });
-    let (first, rows) = (wrap, more_values);
-    s.run(AddRows { s, weights, first, rows, next: next_keys, sums: cell.sums, share });
+    let next = if more_values.is_empty() { next_keys } else { cast_slice(more_values) };
+    s.run(AddRows { s, weights, first: 0, rows: values, next, sums, share, room });
+    s.run(AddRows { s, weights, first: wrap, rows: more_values, next: next_keys, sums, share, room });
 }
 
 /// Multiplies the scores or weights of every head with the scales of their positions.

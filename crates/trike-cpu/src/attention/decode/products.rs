@@ -1,9 +1,12 @@
 //! The two products of decode attention: queries with keys, and weights with values.
 //!
-//! Both read the rows in blocks that stay in the L1 cache, so that each byte comes from memory once for all heads of a
-//! group, and prefetch across the ends of pages and runs, where the hardware prefetchers stop.
+//! Both read the rows in blocks that stay in the L1 cache, where rows of packed codes are unpacked, so that each byte comes from
+//! memory once for all heads of a group, and prefetch across the ends of pages and runs, where the hardware prefetchers stop.
+
+use bytemuck::cast_slice;
 
 use super::CHUNK;
+use crate::attention::cached::Cached;
 use crate::attention::lanes::Lanes;
 use crate::kernels::Element;
 use trike_host::Loop;
@@ -15,26 +18,35 @@ const AHEAD: usize = 8192;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Where the elements to prefetch are.
+/// Where the bytes to prefetch are.
 #[derive(Clone, Copy)]
-struct Ahead<'a, E> {
-    /// The rows that are read now.
-    run: &'a [E],
-    /// The elements that are read after them.
-    next: &'a [E],
+struct Ahead<'a> {
+    /// The run from the block on that is read now.
+    run: &'a [u8],
+    /// The bytes that are read after the run.
+    next: &'a [u8],
+    /// Bytes of a row.
+    row: usize,
 }
 
-impl<E> Ahead<'_, E> {
-    /// Prefetches as many elements as `rows` has, [`AHEAD`] of it. One decision for all of them keeps the loop short: those
-    /// at the very end of the run are prefetched too early or not at all.
+impl<'a> Ahead<'a> {
+    /// For the rows from `at` on.
     #[inline(always)]
-    fn fetch<S: Lanes>(self, s: S, rows: &[E]) {
-        let left = self.run.as_ptr_range().end.addr() - rows.as_ptr().addr();
+    fn new<E: Cached>(rows: &'a [E], at: usize, next: &'a [u8], width: usize) -> Self {
+        Self { run: cast_slice(&rows[at * width..]), next, row: width * size_of::<E>() }
+    }
+
+    /// Prefetches as many bytes as the rows `at..at + rows` of the block have, [`AHEAD`] of them. One decision for all of them keeps
+    /// the loop short: those at the very end of the run are prefetched too early or not at all.
+    #[inline(always)]
+    fn fetch<S: Lanes>(self, s: S, at: usize, rows: usize) {
+        let (from, len) = (at * self.row, rows * self.row);
+        let left = self.run.len() - from;
         let (place, offset) = match self.next.first() {
             Some(next) if left <= AHEAD => (next, AHEAD - left),
-            _ => (&rows[0], AHEAD),
+            _ => (&self.run[from], AHEAD),
         };
-        for line in (0..size_of_val(rows)).step_by(LINE) {
+        for line in (0..len).step_by(LINE) {
             s.prefetch(place, offset + line);
         }
     }
@@ -52,35 +64,38 @@ pub(super) struct ScoreRows<'a, S, E> {
     pub(super) s: S,
     pub(super) q: &'a [f32],
     pub(super) rows: &'a [E],
-    /// The elements that are read after `rows`, for prefetching.
-    pub(super) next: &'a [E],
+    /// The bytes that are read after `rows`, for prefetching.
+    pub(super) next: &'a [u8],
     pub(super) scores: &'a mut [f32],
     pub(super) first: usize,
     pub(super) share: usize,
+    /// For unpacked codes.
+    pub(super) room: &'a mut Vec<i8>,
 }
 
-impl<S: Lanes, E: Element> Loop for ScoreRows<'_, S, E> {
+impl<S: Lanes, E: Cached> Loop for ScoreRows<'_, S, E> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let Self { s, q, rows, next, scores, mut first, share } = self;
+        let Self { s, q, rows, next, scores, first, share, room } = self;
         let d = q.len() / share;
-        for block in rows.chunks(BLOCK * d) {
-            let ahead = Ahead { run: rows, next };
+        let width = E::width(d);
+        for (n, block) in rows.chunks(BLOCK * width).enumerate() {
+            let ahead = Ahead::new(rows, n * BLOCK, next, width);
+            let (block, first) = (E::elements(block, d, room), first + n * BLOCK);
             let mut head = 0;
             while head < share {
                 let heads = heads_at_once::<S>(share - head);
                 let (q, scores) = (&q[head * d..][..heads * d], &mut scores[head * CHUNK + first..]);
                 let ahead = (head == 0).then_some(ahead);
                 match heads {
-                    4 => score_rows_of::<S, E, 4>(s, q, block, ahead, scores),
-                    2 => score_rows_of::<S, E, 2>(s, q, block, ahead, scores),
-                    _ => score_rows_of::<S, E, 1>(s, q, block, ahead, scores),
+                    4 => score_rows_of::<S, E::Element, 4>(s, q, block, ahead, scores),
+                    2 => score_rows_of::<S, E::Element, 2>(s, q, block, ahead, scores),
+                    _ => score_rows_of::<S, E::Element, 1>(s, q, block, ahead, scores),
                 }
                 head += heads;
             }
-            first += block.len() / d;
         }
     }
 }
@@ -90,7 +105,7 @@ fn score_rows_of<S: Lanes, E: Element, const H: usize>(
     s: S,
     q: &[f32],
     rows: &[E],
-    ahead: Option<Ahead<'_, E>>,
+    ahead: Option<Ahead<'_>>,
     scores: &mut [f32],
 ) {
     let d = q.len() / H;
@@ -103,9 +118,9 @@ fn score_rows_of<S: Lanes, E: Element, const H: usize>(
     let mut at = 0;
     let fours = rows.chunks_exact(4 * d);
     let rest = fours.remainder();
-    for four in fours {
+    for _ in fours {
         if let Some(ahead) = ahead {
-            ahead.fetch(s, four);
+            ahead.fetch(s, at, 4);
         }
         let from = at * d;
         let four = [&rows[from..], &rows[from + d..], &rows[from + 2 * d..], &rows[from + 3 * d..]];
@@ -211,34 +226,37 @@ pub(super) struct AddRows<'a, S, E> {
     pub(super) weights: &'a [f32],
     pub(super) first: usize,
     pub(super) rows: &'a [E],
-    /// The elements that are read after `rows`, for prefetching.
-    pub(super) next: &'a [E],
+    /// The bytes that are read after `rows`, for prefetching.
+    pub(super) next: &'a [u8],
     pub(super) sums: &'a mut [f32],
     pub(super) share: usize,
+    /// For unpacked codes.
+    pub(super) room: &'a mut Vec<i8>,
 }
 
-impl<S: Lanes, E: Element> Loop for AddRows<'_, S, E> {
+impl<S: Lanes, E: Cached> Loop for AddRows<'_, S, E> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let Self { s, weights, mut first, rows, next, sums, share } = self;
+        let Self { s, weights, first, rows, next, sums, share, room } = self;
         let d = sums.len() / share;
-        for block in rows.chunks(BLOCK * d) {
-            let ahead = Ahead { run: rows, next };
+        let width = E::width(d);
+        for (n, block) in rows.chunks(BLOCK * width).enumerate() {
+            let ahead = Ahead::new(rows, n * BLOCK, next, width);
+            let (block, first) = (E::elements(block, d, room), first + n * BLOCK);
             let mut head = 0;
             while head < share {
                 let heads = heads_at_once::<S>(share - head);
                 let (weights, sums) = (&weights[head * CHUNK + first..], &mut sums[head * d..][..heads * d]);
                 let ahead = (head == 0).then_some(ahead);
                 match heads {
-                    4 => add_rows_of::<S, E, 4>(s, weights, block, ahead, sums),
-                    2 => add_rows_of::<S, E, 2>(s, weights, block, ahead, sums),
-                    _ => add_rows_of::<S, E, 1>(s, weights, block, ahead, sums),
+                    4 => add_rows_of::<S, E::Element, 4>(s, weights, block, ahead, sums),
+                    2 => add_rows_of::<S, E::Element, 2>(s, weights, block, ahead, sums),
+                    _ => add_rows_of::<S, E::Element, 1>(s, weights, block, ahead, sums),
                 }
                 head += heads;
             }
-            first += block.len() / d;
         }
     }
 }
@@ -248,7 +266,7 @@ fn add_rows_of<S: Lanes, E: Element, const H: usize>(
     s: S,
     weights: &[f32],
     rows: &[E],
-    ahead: Option<Ahead<'_, E>>,
+    ahead: Option<Ahead<'_>>,
     sums: &mut [f32],
 ) {
     let d = sums.len() / H;
@@ -277,7 +295,7 @@ fn add_columns<S: Lanes, E: Element, const H: usize, const C: usize>(
     s: S,
     weights: &[f32],
     rows: &[E],
-    ahead: Option<Ahead<'_, E>>,
+    ahead: Option<Ahead<'_>>,
     sums: &mut [f32],
     column: usize,
 ) {
@@ -293,7 +311,7 @@ fn add_columns<S: Lanes, E: Element, const H: usize, const C: usize>(
     let mut j = 0;
     for few in rows.chunks(4 * d) {
         if let Some(ahead) = ahead {
-            ahead.fetch(s, few);
+            ahead.fetch(s, j, (n - j).min(4));
         }
         for row in few.chunks_exact(d) {
             if width == 16 * C {

@@ -2,7 +2,7 @@
 
 use trike_host::{Cpu, Lines};
 
-use crate::attention::KvData;
+use crate::attention::{KvData, int4};
 use crate::error::CpuError;
 use crate::kernels::with_float_kernels;
 use crate::simd::Simd;
@@ -52,6 +52,10 @@ impl Selection<'_> {
             KvData::F16(rows) => KvData::F16(self.copy(cpu, rows, d, elements)?),
             KvData::Int8 { codes, scales: factors } => KvData::Int8 {
                 codes: self.copy(cpu, codes, d, elements)?,
+                scales: self.copy(cpu, factors, 1, scales)?,
+            },
+            KvData::Int4 { codes, scales: factors } => KvData::Int4 {
+                codes: self.copy(cpu, codes, int4::bytes(d), elements)?,
                 scales: self.copy(cpu, factors, 1, scales)?,
             },
         })

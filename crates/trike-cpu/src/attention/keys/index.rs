@@ -5,9 +5,10 @@ use std::ops::Range;
 use trike_host::{Cpu, Lines};
 
 use super::project::{AddKeys, Center, CodeKeys, KeyRows, KeySums, Projection};
+use crate::attention::cached::Cached;
 use crate::attention::{KvData, Ring};
 use crate::error::{CpuError, check_range};
-use crate::kernels::{Element, Kernels as _, with_kernels};
+use crate::kernels::{Element as _, Kernels as _, with_kernels};
 
 /// The most elements of a head: scores of so many channels fit 16 bits.
 const MOST: usize = 1024;
@@ -92,10 +93,11 @@ impl KeyIndex {
             KvData::F32(k) => self.code(cpu, Ring::plain(k), end),
             KvData::F16(k) => self.code(cpu, Ring::plain(k), end),
             KvData::Int8 { codes, scales } => self.code(cpu, Ring { elements: codes, scales }, end),
+            KvData::Int4 { codes, scales } => self.code(cpu, Ring { elements: codes, scales }, end),
         }
     }
 
-    fn code<E: Element>(&mut self, cpu: &Cpu, ring: Ring<'_, E>, end: usize) {
+    fn code<E: Cached>(&mut self, cpu: &Cpu, ring: Ring<'_, E>, end: usize) {
         let Self { projection, head_dim, capacity, .. } = *self;
         let live = end.saturating_sub(capacity);
         let mean_end = mean_end(end, capacity);
@@ -109,8 +111,8 @@ impl KeyIndex {
                 let at = |width: usize| {
                     (head * capacity + slots.start) * width..(head * capacity + slots.end) * width
                 };
-                let scales = if E::CODES { &ring.scales[at(1)] } else { &[] };
-                KeyRows { rows: &ring.elements[at(head_dim)], scales }
+                let scales = if E::Element::CODES { &ring.scales[at(1)] } else { &[] };
+                KeyRows { rows: &ring.elements[at(E::width(head_dim))], scales }
             };
             if is_new {
                 let mut sums = KeySums::new(head_dim);
@@ -173,7 +175,7 @@ fn slots(positions: Range<usize>, capacity: usize) -> [Range<usize>; 2] {
 mod tests {
     use super::super::project::WORD;
     use super::*;
-    use crate::quantize_head;
+    use crate::{quantize_head, quantize_head_int4};
     use half::f16;
     use trike_host::Isa;
     use trike_testkit::{Rng, assert_near};
@@ -223,8 +225,16 @@ mod tests {
             let scales: Vec<f32> =
                 ring.chunks(d).zip(codes.chunks_mut(d)).map(|(k, c)| quantize_head(k, c)).collect();
             let int8 = KvData::Int8 { codes: &codes, scales: &scales };
-            for data in [KvData::F32(&ring), KvData::F16(&halves), int8] {
-                let wide = data.widened(d);
+            let width = d.div_ceil(2);
+            let mut packed = vec![0; heads * capacity * width];
+            let rows = ring.chunks(d).zip(packed.chunks_mut(width));
+            let packed_scales: Vec<f32> = rows.map(|(k, c)| quantize_head_int4(k, c)).collect();
+            let int4 = KvData::Int4 { codes: &packed, scales: &packed_scales };
+            for data in [KvData::F32(&ring), KvData::F16(&halves), int8, int4] {
+                let mut wide = data.widened(d);
+                if data.is_mixed() {
+                    wide = wide.chunks(d).flat_map(rotated).collect();
+                }
                 let mut all = Vec::new();
                 for isa in Isa::available() {
                     // A ring that has gone round lacks keys that an earlier step had for the mean.

@@ -1,6 +1,8 @@
 //! Channels of keys and queries whose signs are coded, and the codes.
 
-use crate::kernels::{Element, fold};
+use crate::attention::cached::Cached;
+use crate::attention::int4::mixing;
+use crate::kernels::{Element as _, fold};
 use crate::rotate::Rotate;
 use trike_host::Loop;
 use trike_trit::Hadamard;
@@ -66,13 +68,19 @@ pub(super) struct KeyRows<'a, E> {
     pub(super) scales: &'a [f32],
 }
 
-impl<E: Element> KeyRows<'_, E> {
-    /// Writes the elements of a row to the start of `x`.
+impl<E: Cached> KeyRows<'_, E> {
+    /// Writes the elements of a row to the start of `x`, mixed back if the stored ones are mixed. `room` is for unpacked codes.
     #[inline(always)]
-    fn widen(&self, head_dim: usize, row: usize, x: &mut [f32]) {
-        let scale = if E::CODES { self.scales[row] } else { 1.0 };
-        for (x, element) in x.iter_mut().zip(&self.rows[row * head_dim..][..head_dim]) {
+    fn widen(&self, head_dim: usize, row: usize, x: &mut [f32], room: &mut Vec<i8>) {
+        let scale = if E::Element::CODES { self.scales[row] } else { 1.0 };
+        let width = E::width(head_dim);
+        let (x, _) = x.split_at_mut(head_dim);
+        let elements = E::elements(&self.rows[row * width..][..width], head_dim, room);
+        for (x, element) in x.iter_mut().zip(elements) {
             *x = element.widen() * scale;
+        }
+        if let Some(rotation) = mixing(head_dim).filter(|_| E::MIXED) {
+            Rotate { x, rotation }.run();
         }
     }
 }
@@ -122,15 +130,15 @@ pub(super) struct AddKeys<'a, E> {
     pub(super) sums: &'a mut KeySums,
 }
 
-impl<E: Element> Loop for AddKeys<'_, E> {
+impl<E: Cached> Loop for AddKeys<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         let d = self.sums.elements.len();
-        let (mut key, zero) = (vec![0.0; d], vec![0.0; d]);
-        for row in 0..self.keys.rows.len() / d {
-            self.keys.widen(d, row, &mut key);
+        let (mut key, zero, mut room) = (vec![0.0; d], vec![0.0; d], Vec::new());
+        for row in 0..self.keys.rows.len() / E::width(d) {
+            self.keys.widen(d, row, &mut key, &mut room);
             for (sum, &x) in self.sums.elements.iter_mut().zip(&key) {
                 *sum += f64::from(x);
             }
@@ -150,17 +158,17 @@ pub(super) struct CodeKeys<'a, E> {
     pub(super) lengths: &'a mut [u8],
 }
 
-impl<E: Element> Loop for CodeKeys<'_, E> {
+impl<E: Cached> Loop for CodeKeys<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         let Self { projection, keys, center, codes, lengths } = self;
-        let mut x = vec![0.0; projection.channels()];
+        let (mut x, mut room) = (vec![0.0; projection.channels()], Vec::new());
         // Every round has the length of the key, which its transform keeps.
         let scale = center.scale / (projection.rounds as f32).sqrt();
         for (row, (code, length)) in codes.chunks_exact_mut(projection.words()).zip(lengths).enumerate() {
-            keys.widen(projection.head_dim, row, &mut x);
+            keys.widen(projection.head_dim, row, &mut x, &mut room);
             projection.apply(&mut x);
             // Saturates.
             *length = (squared_distance(&x, &center.mean).sqrt() * scale).round_ties_even() as u8;

@@ -95,6 +95,8 @@ pub(crate) fn choose(
 ) -> Result<Option<BlockBitmap>, CpuError> {
     // The same checks as those of attention, whose output is as long as the queries.
     let tokens = validate(problem, q, first_position, &kv, q)?;
+    let mut room = Vec::new();
+    let q = kv.k.queries(cpu, q, problem.head_dim, &mut room)?;
     let job = Job { problem, q, tokens, first_position, capacity: kv.capacity, mask: None };
     let positions = first_position..first_position + tokens;
     let query_blocks = positions.start / KEYS..positions.end.div_ceil(KEYS);
@@ -172,6 +174,10 @@ fn score(job: &Job<'_>, cpu: &Cpu, k: KvData<'_>, items: Vec<Sample<'_>>) {
         KvData::F32(k) => pool.run(shares, |items| floats::sample(job, isa, k, items)),
         KvData::F16(k) => pool.run(shares, |items| ints::sample(job, isa, Ring::plain(k), items)),
         KvData::Int8 { codes, scales } => {
+            let ring = Ring { elements: codes, scales };
+            pool.run(shares, |items| ints::sample(job, isa, ring, items));
+        }
+        KvData::Int4 { codes, scales } => {
             let ring = Ring { elements: codes, scales };
             pool.run(shares, |items| ints::sample(job, isa, ring, items));
         }

@@ -6,6 +6,7 @@ use half::f16;
 
 use super::super::{KEYS, SCALARS};
 use super::{LARGEST, LONGEST, before_rounding, factor_and_step, pair};
+use crate::attention::cached::Cached;
 use crate::kernels::Element;
 use crate::line::FloatLine;
 use crate::simd::Simd;
@@ -65,6 +66,8 @@ pub(super) struct Blocks {
     wide: Vec<FloatLine>,
     /// `[KEYS][columns]`: integers of the values before they are paired.
     codes: Vec<i16>,
+    /// Unpacked codes of one row.
+    room: Vec<i8>,
 }
 
 /// A position with values that are not finite.
@@ -78,21 +81,30 @@ pub(super) struct Fault {
 /// Keys or values of some positions of a head, before and after the wrap-around of the ring.
 #[derive(Clone, Copy)]
 pub(super) struct Run<'a, E> {
-    pub(super) elements: [&'a [E]; 2],
+    pub(super) stored: [&'a [E]; 2],
     /// One per position if the elements are codes, else empty.
     pub(super) scales: [&'a [f32]; 2],
 }
 
-impl<'a, E: Element> Run<'a, E> {
-    /// The elements and the scale of each position; without codes the scale is 1.
+impl<'a, E: Cached> Run<'a, E> {
+    /// Number of positions.
+    #[inline(always)]
+    fn len(self, d: usize) -> usize {
+        (self.stored[0].len() + self.stored[1].len()) / E::width(d)
+    }
+
+    /// Stored items and the scale of each position; without codes the scale is 1.
     #[inline(always)]
     fn rows(self, d: usize) -> impl Iterator<Item = (&'a [E], f32)> {
-        let [before, after] = self.elements;
-        let rows = before.chunks_exact(d).chain(after.chunks_exact(d));
+        let ([before, after], width) = (self.stored, E::width(d));
+        let rows = before.chunks_exact(width).chain(after.chunks_exact(width));
         let [first, second] = self.scales;
         rows.enumerate().map(move |(n, row)| {
-            let scale =
-                if E::CODES { *first.get(n).unwrap_or_else(|| &second[n - first.len()]) } else { 1.0 };
+            let scale = if E::Element::CODES {
+                *first.get(n).unwrap_or_else(|| &second[n - first.len()])
+            } else {
+                1.0
+            };
             (row, scale)
         })
     }
@@ -109,6 +121,7 @@ impl Blocks {
             faults: Vec::new(),
             wide: vec![Line([0.0; 16]); columns / 16],
             codes: vec![0; KEYS * columns],
+            room: Vec::new(),
         }
     }
 
@@ -125,17 +138,17 @@ impl Blocks {
 
 /// Rounds the keys and values of the visible positions of a block. What is left in the block from before is finite, and
 /// no row gives it a weight.
-pub(super) struct Fill<'a, S, E> {
+pub(super) struct Fill<'a, S, K, V> {
     pub(super) s: S,
     pub(super) blocks: &'a mut Blocks,
-    pub(super) keys: Run<'a, E>,
-    pub(super) values: Run<'a, E>,
+    pub(super) keys: Run<'a, K>,
+    pub(super) values: Run<'a, V>,
     pub(super) head_dim: usize,
     /// Place of the first position in the block.
     pub(super) first: usize,
 }
 
-impl<S: Simd, E: Stored> Loop for Fill<'_, S, E> {
+impl<S: Simd, K: Cached<Element: Stored>, V: Cached<Element: Stored>> Loop for Fill<'_, S, K, V> {
     type Output = ();
 
     #[inline(always)]
@@ -146,10 +159,11 @@ impl<S: Simd, E: Stored> Loop for Fill<'_, S, E> {
         blocks.faults.clear();
         let to = blocks.keys[first * columns / 2..].chunks_exact_mut(columns / 2);
         for (((row, scale), to), own) in keys.rows(d).zip(to).zip(&mut blocks.key_scales[first..]) {
+            let row = K::elements(row, d, &mut blocks.room);
             widen(s, row, &mut blocks.wide);
-            let (factor, step) = match E::CODES {
+            let (factor, step) = match K::Element::CODES {
                 true => (1.0, scale),
-                false => factor_and_step(longest, square(s, &blocks.wide), E::largest(row)),
+                false => factor_and_step(longest, square(s, &blocks.wide), K::Element::largest(row)),
             };
             *own = step;
             for (line, to) in blocks.wide.iter().zip(to.as_chunks_mut::<8>().0) {
@@ -157,11 +171,12 @@ impl<S: Simd, E: Stored> Loop for Fill<'_, S, E> {
             }
         }
         let to = blocks.codes[first * columns..].chunks_exact_mut(columns);
-        let places = first..first + values.elements.map(<[E]>::len).iter().sum::<usize>() / d;
+        let places = first..first + values.len(d);
         for (((row, scale), to), at) in values.rows(d).zip(to).zip(places.clone()) {
+            let row = V::elements(row, d, &mut blocks.room);
             widen(s, row, &mut blocks.wide);
-            let largest = E::largest(row);
-            let (factor, own) = match E::CODES {
+            let largest = V::Element::largest(row);
+            let (factor, own) = match V::Element::CODES {
                 // The bound on the weights needs scales that are not negative.
                 true => (1f32.copysign(scale), scale.abs()),
                 false if largest > 0.0 => (LARGEST / largest, largest / LARGEST),

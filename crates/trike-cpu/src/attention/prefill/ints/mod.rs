@@ -23,6 +23,7 @@ use super::{
     Finish, Item, KEYS, Panel, Row, SCALARS, blocks_of, items, mask, panel, panels, row_of, seen_part,
     vectors,
 };
+use crate::attention::cached::Cached;
 use crate::attention::lanes::Paired;
 use crate::attention::{Job, Ring};
 use crate::kernels::with_kernels;
@@ -75,21 +76,24 @@ fn factor_and_step(longest: f32, square: f32, largest: f32) -> (f32, f32) {
     if norm < f32::INFINITY { (factor, 1.0 / factor) } else { (0.0, f32::NAN) }
 }
 
-pub(in crate::attention) fn run<E: Stored>(
+pub(in crate::attention) fn run<K, V>(
     job: &Job<'_>,
     isa: Isa,
     pool: &Pool,
-    k: Ring<'_, E>,
-    v: Ring<'_, E>,
+    k: Ring<'_, K>,
+    v: Ring<'_, V>,
     out: &mut [f32],
-) {
+) where
+    K: Cached<Element: Stored>,
+    V: Cached<Element: Stored>,
+{
     pool.run(items(job, pool, out), |items| {
         let mut blocks = Blocks::new(job.problem.head_dim);
         for item in items {
             with_kernels!(isa, s => match vectors(item.out.len()) {
-                1 => attend::<_, E, 1>(job, s, k, v, item, &mut blocks),
-                2 => attend::<_, E, 2>(job, s, k, v, item, &mut blocks),
-                _ => attend::<_, E, 3>(job, s, k, v, item, &mut blocks),
+                1 => attend::<_, K, V, 1>(job, s, k, v, item, &mut blocks),
+                2 => attend::<_, K, V, 2>(job, s, k, v, item, &mut blocks),
+                _ => attend::<_, K, V, 3>(job, s, k, v, item, &mut blocks),
             });
         }
     });
@@ -106,30 +110,31 @@ struct IntPanel<const V: usize> {
 }
 
 /// Computes one item.
-fn attend<S: Paired, E: Stored, const V: usize>(
+fn attend<S: Paired, K, V, const L: usize>(
     job: &Job<'_>,
     s: S,
-    k: Ring<'_, E>,
-    v: Ring<'_, E>,
+    k: Ring<'_, K>,
+    v: Ring<'_, V>,
     mut item: Item<'_>,
     blocks: &mut Blocks,
-) {
+) where
+    K: Cached<Element: Stored>,
+    V: Cached<Element: Stored>,
+{
     // Scores are logarithms of base 2.
     let (columns, scale) = (blocks.columns(), job.problem.scale * std::f32::consts::LOG2_E);
-    let panels = panels::<S::Lanes, V>(job, s.lanes(), &item).into_iter();
-    let longest = longest::<E>(columns);
+    let panels = panels::<S::Lanes, L>(job, s.lanes(), &item).into_iter();
+    let longest = longest::<K::Element>(columns);
     let mut panels: Vec<_> = panels.map(|panel| s.run(Quantize { panel, columns, longest, scale })).collect();
-    let mut buffers = Buffers::<V>::new();
+    let mut buffers = Buffers::<L>::new();
     for (start, positions) in blocks_of(job, &item) {
-        let run = |ring| Run {
-            elements: job.runs(ring, item.kv_head, &positions),
-            scales: job.scales(ring, item.kv_head, &positions),
-        };
-        let (keys, values, first) = (run(k), run(v), positions.start - start);
+        let (head, first) = (item.kv_head, positions.start - start);
+        let keys = Run { stored: job.runs(k, head, &positions), scales: job.scales(k, head, &positions) };
+        let values = Run { stored: job.runs(v, head, &positions), scales: job.scales(v, head, &positions) };
         s.run(blocks::Fill { s, blocks, keys, values, head_dim: job.problem.head_dim, first });
         s.run(AttendBlock { s, blocks, start, panels: &mut panels, buffers: &mut buffers });
     }
-    for (IntPanel { panel, .. }, out) in panels.iter().zip(item.out.chunks_mut(16 * V)) {
+    for (IntPanel { panel, .. }, out) in panels.iter().zip(item.out.chunks_mut(16 * L)) {
         s.run(Finish { s: s.lanes(), panel, out });
     }
 }
@@ -142,33 +147,38 @@ fn longest<E: Stored>(columns: usize) -> f32 {
 }
 
 /// The shares of attention of sampled rows.
-pub(super) fn sample<E: Stored>(job: &Job<'_>, isa: Isa, k: Ring<'_, E>, samples: Vec<Sample<'_>>) {
+pub(super) fn sample<K: Cached<Element: Stored>>(
+    job: &Job<'_>,
+    isa: Isa,
+    k: Ring<'_, K>,
+    samples: Vec<Sample<'_>>,
+) {
     let mut blocks = Blocks::new(job.problem.head_dim);
     for mut sample in samples {
         with_kernels!(isa, s => match vectors(sample.rows.len()) {
-            1 => sample_rows::<_, E, 1>(job, s, k, &mut sample, &mut blocks),
-            2 => sample_rows::<_, E, 2>(job, s, k, &mut sample, &mut blocks),
-            _ => sample_rows::<_, E, 3>(job, s, k, &mut sample, &mut blocks),
+            1 => sample_rows::<_, K, 1>(job, s, k, &mut sample, &mut blocks),
+            2 => sample_rows::<_, K, 2>(job, s, k, &mut sample, &mut blocks),
+            _ => sample_rows::<_, K, 3>(job, s, k, &mut sample, &mut blocks),
         });
     }
 }
 
-fn sample_rows<S: Paired, E: Stored, const V: usize>(
+fn sample_rows<S: Paired, K: Cached<Element: Stored>, const V: usize>(
     job: &Job<'_>,
     s: S,
-    k: Ring<'_, E>,
+    k: Ring<'_, K>,
     sample: &mut Sample<'_>,
     blocks: &mut Blocks,
 ) {
     let panel = panel::<S::Lanes, V>(job, s.lanes(), sample.rows.len(), |row| sample.rows[row]);
     let (columns, scale) = (blocks.columns(), job.problem.scale);
-    let panel = s.run(Quantize { panel, columns, longest: longest::<E>(columns), scale });
+    let panel = s.run(Quantize { panel, columns, longest: longest::<K::Element>(columns), scale });
     let mut scores = [row_of::<V>(0.0); KEYS];
     let mut tallies = Vec::new();
-    let nothing = Run { elements: [&[], &[]], scales: [&[], &[]] };
+    let nothing = Run::<K> { stored: [&[], &[]], scales: [&[], &[]] };
     for (start, positions) in sample.blocks(job) {
         let keys = Run {
-            elements: job.runs(k, sample.kv_head, &positions),
+            stored: job.runs(k, sample.kv_head, &positions),
             scales: job.scales(k, sample.kv_head, &positions),
         };
         let (head_dim, first) = (job.problem.head_dim, positions.start - start);

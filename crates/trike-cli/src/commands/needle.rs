@@ -1,0 +1,59 @@
+//! The needles of `trike eval --needle`.
+
+use std::path::Path;
+
+use serde::Serialize;
+use trike::{Model, NeedleOptions, NeedleScore};
+
+use super::perplexity::in_file;
+use crate::{args::EvalArgs, progress::Progress};
+
+/// Needles in a text. The field names are part of the schema of `trike eval --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct NeedleOutcome {
+    pub(crate) file: String,
+    /// RNG seed of the haystacks.
+    pub(crate) seed: u64,
+    /// KV cache precision of exact attention.
+    pub(crate) exact_kv: &'static str,
+    /// KV cache precision of the setting.
+    pub(crate) kv: &'static str,
+    /// Selection of keys of the setting.
+    pub(crate) keys: &'static str,
+    /// Number of keys selected by their codes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) keys_top_k: Option<usize>,
+    #[serde(flatten)]
+    pub(crate) score: NeedleScore,
+}
+
+/// Hides needles in a text and looks for them.
+pub(super) fn find(
+    model: &dyn Model,
+    file: &Path,
+    text: &str,
+    args: &EvalArgs,
+    quiet: bool,
+) -> anyhow::Result<NeedleOutcome> {
+    let keys = args.keys.selector(true)?;
+    let default = NeedleOptions::default();
+    let options = default
+        .with_haystacks(args.limit.unwrap_or(default.haystacks))
+        .with_context(args.context)
+        .with_seed(args.seed)
+        .with_kv(args.precision.kv)
+        .with_keys(keys);
+    let progress = Progress::start(format!("finding needles in {}", file.display()), quiet);
+    let score = model
+        .find_needles(text, &options, &mut |done, total| progress.set(done, total))
+        .map_err(|e| in_file(e, file))?;
+    Ok(NeedleOutcome {
+        file: file.display().to_string(),
+        seed: args.seed,
+        exact_kv: model.default_kv().name(),
+        kv: args.precision.kv.unwrap_or(model.default_kv()).name(),
+        keys: keys.name(),
+        keys_top_k: keys.top_k(),
+        score,
+    })
+}
