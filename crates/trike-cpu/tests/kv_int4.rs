@@ -70,7 +70,7 @@ impl Packed {
         let block = Hadamard::largest(self.head_dim, Hadamard::MAX).map_or(1, Hadamard::block);
         let element = |i: usize| {
             let signed = |j: usize| {
-                let sign = if (i % block & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+                let sign = if ((i % block) & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
                 sign * mixed(i / block * block + j)
             };
             (0..block).map(signed).sum::<f64>() / (block as f64).sqrt()
