@@ -121,8 +121,8 @@ fn prompts_have_the_needle_once_at_its_depth() {
             let place = 300 - 2 * needle.len() - distance;
             assert_eq!(places(&prompt, needle), [place, 300 - needle.len()]);
             // No further from the depth than half the longest sentence.
-            let wanted = depth * room as f64;
-            assert!((place as f64 - 1.0 - wanted).abs() <= 18.0, "{place} {wanted}");
+            let wanted = 1 + (depth * room as f64).round() as usize;
+            assert!(place.abs_diff(wanted) <= 18, "{place} {wanted}");
             assert!(depth != 0.0 || place == 1);
             assert!(depth != 1.0 || distance == 0);
             let without = [&prompt[..place], &prompt[place + needle.len()..]].concat();
