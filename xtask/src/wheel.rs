@@ -71,11 +71,8 @@ fn build(ws: &Workspace, profile: Profile) -> Result<PathBuf> {
     let folder = target.join(folder);
     ws.sh.remove_path(&folder)?;
     let manifest = ws.root.join("crates/trike-py/Cargo.toml");
-    cmd!(
-        ws.sh,
-        "{python} -m maturin build {flags...} --locked --manifest-path {manifest} --out {folder}"
-    )
-    .run()?;
+    cmd!(ws.sh, "{python} -m maturin build {flags...} --locked --manifest-path {manifest} --out {folder}")
+        .run()?;
     let found = ws.sh.read_dir(&folder)?;
     match found.as_slice() {
         [wheel] => Ok(wheel.clone()),
