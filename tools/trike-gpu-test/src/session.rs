@@ -18,6 +18,12 @@ pub enum Failure {
     Wrong(String),
 }
 
+impl From<trike_core::BlockError> for Failure {
+    fn from(error: trike_core::BlockError) -> Self {
+        CubeError::from(error).into()
+    }
+}
+
 impl From<CubeError> for Failure {
     fn from(error: CubeError) -> Self {
         match error {

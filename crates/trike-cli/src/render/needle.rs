@@ -32,7 +32,7 @@ pub(super) fn text(needle: &NeedleOutcome) -> String {
         ("exact", format!("KV cache {}, all keys", needle.exact_kv)),
     ];
     if score.all.setting.is_some() {
-        let keys = selected(needle.keys, needle.keys_top_k);
+        let keys = selected(needle.keys, needle.keys_top_k, None);
         let keys = if keys.is_empty() { ", all keys".to_owned() } else { keys };
         pairs.push(("setting", format!("KV cache {}{keys}", needle.kv)));
     }

@@ -310,7 +310,7 @@ fn rotary(tokens: usize, heads: Heads) -> RopeProblem {
 /// A random quarter of the key blocks before each query block, for each KV head.
 fn quarter(tokens: usize, heads: Heads) -> trike_cube::Result<BlockBitmap> {
     let mut rng = Rng::new(17);
-    BlockBitmap::from_fn(heads.kv_heads, 0..tokens, |_, _, _| rng.below(4) == 0)
+    Ok(BlockBitmap::from_fn(heads.kv_heads, 0..tokens, |_, _, _| rng.below(4) == 0)?)
 }
 
 fn codes(device: &Device, tokens: usize, cols: usize) -> Result<Activations> {

@@ -42,11 +42,11 @@ const CASES: &[(Row, bool, Set)] = &[
 fn bitmap(seed: u64, case: &Case, own: bool, set: Set) -> trike_cube::Result<BlockBitmap> {
     let mut rng = Rng::new(seed);
     let heads = if own { case.problem.cache.kv_heads } else { 1 };
-    BlockBitmap::from_fn(heads, case.positions(), |_, _, _| match set {
+    Ok(BlockBitmap::from_fn(heads, case.positions(), |_, _, _| match set {
         Set::Diagonal => false,
         Set::Quarter => rng.below(4) == 0,
         Set::All => true,
-    })
+    })?)
 }
 
 /// Attention with masks.
