@@ -2,7 +2,7 @@
 
 use super::blocks::Blocks;
 use super::product::{Keys, Values, product};
-use super::sampled::{Sample, Tally, tally};
+use super::shares::{Sample, Tally, tally};
 use super::{
     Finish, Item, KEYS, Panel, ROWS, Row, SCALARS, blocks_of, items, mask, panel, panels, row_of, seen_part,
     vectors,

@@ -13,6 +13,7 @@ mod floats;
 mod ints;
 mod product;
 mod sampled;
+mod shares;
 
 use std::ops::Range;
 

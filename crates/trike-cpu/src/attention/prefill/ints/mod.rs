@@ -18,7 +18,7 @@ mod weights;
 use std::ops::Range;
 
 use super::product::{Keys, Scalars, Values};
-use super::sampled::{Sample, Tally, tally};
+use super::shares::{Sample, Tally, tally};
 use super::{
     Finish, Item, KEYS, Panel, Row, SCALARS, blocks_of, items, mask, panel, panels, row_of, seen_part,
     vectors,
