@@ -155,7 +155,7 @@ fn output_is_independent_of_the_batch() {
 fn only_long_prompts_attend_to_blocks_of_keys() {
     let prompt_keys = PromptKeys::sampled(0.3).expect("between 0 and 1");
     let ids = ids(600, 4);
-    for precision in PRECISIONS {
+    for precision in KvPrecision::ALL {
         let kv = KvSpec::new(precision, 600);
         let mut first: Option<Vec<f32>> = None;
         for threads in [1, 3] {
