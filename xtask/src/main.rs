@@ -80,7 +80,11 @@ enum Command {
     Doc,
     /// Build the Python package's wheel, install it into a bare environment, and run its tests and examples there; the last line is
     /// the wheel's path.
-    Wheel,
+    Wheel {
+        /// Compile like the tests, as `ci` does: much faster, for a wheel that nobody should publish.
+        #[arg(long)]
+        dev: bool,
+    },
     /// Run the commands of the README.
     Readme,
     /// Measure the line coverage of the tests (outside of `ci`; needs cargo-llvm-cov).

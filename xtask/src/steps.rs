@@ -40,7 +40,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step { name: "ranks", run: ranks::run, remedy: "rerun with: cargo xtask ranks" },
     Step { name: "link", run: toolchain::link, remedy: "rerun with: cargo xtask link" },
     Step { name: "gpu-test", run: gpu_test::step, remedy: "rerun with: cargo xtask gpu-test" },
-    Step { name: "wheel", run: wheel::step, remedy: "rerun with: cargo xtask wheel" },
+    Step { name: "wheel", run: wheel::step, remedy: "rerun with: cargo xtask wheel --dev" },
     Step { name: "readme", run: readme::run, remedy: "rerun with: cargo xtask readme" },
 ];
 
