@@ -147,7 +147,7 @@ fn run(ws: &Workspace, command: &Command) -> Result<ExitCode> {
         Command::Release(options) => release::run(ws, options),
         Command::RustVersion => rust_version::run(ws),
         // Without the frame of a step, so that the path is the last line.
-        Command::Wheel { dev } => wheel::run(ws, dev),
+        Command::Wheel { dev } => wheel::run(ws, *dev),
         Command::Readme => steps::run_one(ws, "readme"),
         Command::Coverage => coverage::run(ws),
         // A void run has a status of its own.
