@@ -157,7 +157,9 @@ def test_other_threads_run_meanwhile(tiny):
 @pytest.mark.parametrize("call", ["model.generate(PROMPT, on_text=start)", "for p in model.stream(PROMPT): start(p)", "model.perplexity('Once upon a time. ' * 20000, progress=start)"])
 def test_ctrl_c_ends_a_call_within_a_second(tiny_path, call):
     program = f"""
-    import sys, time, trike
+    import signal, sys, time, trike
+    # Where the tests run in the background, the shell has it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     model = trike.Model({str(tiny_path)!r}, device="cpu")
     PROMPT = "Once upon a time"
     began = False
