@@ -19,7 +19,7 @@ const INTERPRETERS: &[&str] =
     &["python3.9", "python3.10", "python3.11", "python3.12", "python3.13", "python3.14"];
 
 /// The largest wheel that is published, so that a dependency that adds megabytes is noticed.
-const MAX_BYTES: u64 = 24 * 1024 * 1024;
+const MAX_BYTES: u64 = 16 * 1024 * 1024;
 
 /// How a wheel is compiled.
 #[derive(Clone, Copy, PartialEq)]

@@ -140,8 +140,7 @@ print(json.dumps([started, loaded, peak()]))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="skipped: peak memory is measured on Linux")
 def test_peak_memory(tmp_path, capsys):
-    """A saved model is loaded in about the memory of the dense one, which transformers makes room for first; a conversion takes no more
-    than three times the weights."""
+    """A converted model needs less memory than the dense one, also at its peak."""
     config = transformers.LlamaConfig(
         vocab_size=512, hidden_size=768, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=12, num_key_value_heads=4
     )
@@ -163,5 +162,5 @@ def test_peak_memory(tmp_path, capsys):
         size = sum(file.stat().st_size for file in (tmp_path / "ternary").glob("*.safetensors")) >> 20
         print(f"\n{weights} MiB of weights in f32, {size} MiB saved; MiB of peak memory after importing, loading and 4 tokens:")
         print(f"dense {dense}, converted {converted}, saved and loaded {loaded}")
-    assert loaded[2] - loaded[0] <= dense[2] - dense[0] + weights // 10
+    assert loaded[2] - loaded[0] < dense[2] - dense[0]
     assert converted[1] - converted[0] < 3 * weights
