@@ -8,14 +8,6 @@ Modules: `trike.vsa` (hypervectors), `trike.llama` (the interface of llama-cpp-p
 tritter-accel), `trike.torch` (layers; needs PyTorch) and `trike.transformers` (a quantizer; needs transformers).
 """
 
-import os as _os
-import sys as _sys
-import tempfile as _tempfile
-
-# Where no desktop runs, a library that looks for displays of GPUs would say so on stderr, dozens of times.
-if _sys.platform == "linux" and "WAYLAND_DISPLAY" not in _os.environ:
-    _os.environ.setdefault("XDG_RUNTIME_DIR", _tempfile.gettempdir())
-
 from trike import compat, vsa
 from trike._jobs import ConvertReport, Inspection, QuantizeReport, TrainReport, convert, inspect, quantize, train
 from trike._models import Model
