@@ -51,7 +51,7 @@ pub struct ScoreOptions {
     pub split: Split,
     /// Maximum number of sequences; all when `None`.
     pub limit: Option<usize>,
-    /// Precision of cached keys and values; each model's default when `None`.
+    /// Precision of cached keys and values; the model's default when `None`. A base model has its own default, or f32 if that is asked for.
     pub kv: Option<KvPrecision>,
     /// Selection of the keys that each token attends to. If not all, the tokens of the measured model are run one by one, as
     /// in a generation; a base model always attends to all keys.
@@ -327,7 +327,8 @@ pub fn compare_ids<M: Model + ?Sized>(
         return Err(LlmError::VocabularyMismatch { ours: vocab, base: base_vocab });
     }
     let kv = options.kv.unwrap_or(model.default_kv());
-    let base_kv = options.kv.unwrap_or(base.default_kv());
+    // Exact, as far as the base model is.
+    let base_kv = options.kv.filter(|kv| *kv == KvPrecision::F32).unwrap_or(base.default_kv());
     let split = options.split;
     let tokenizer = model.tokenizer()?;
     let (mut sums, mut base_sums) = (Sums::default(), Sums::default());
