@@ -97,6 +97,7 @@ pub(super) const SIZES: Names<Synthetic> = &[
     (Synthetic::M125.name(), Synthetic::M125),
     (Synthetic::Large.name(), Synthetic::Large),
     (Synthetic::B2.name(), Synthetic::B2),
+    (Synthetic::B8.name(), Synthetic::B8),
 ];
 
 pub(super) const POOLINGS: Names<Pooling> = &[("mean", Pooling::Mean), ("last", Pooling::Last)];
