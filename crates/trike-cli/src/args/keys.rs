@@ -32,9 +32,9 @@ pub(crate) struct EvictArgs {
     /// ones, and they have no part in attention any more. CPU only [default: the whole text]
     #[arg(long, value_name = "POSITIONS", value_parser = kv_limit)]
     pub(crate) kv_limit: Option<usize>,
-    /// With `--kv-limit`: the positions that a full cache forgets, those with the least attention of the last 32 tokens, for each head
-    /// (attention), or the oldest
-    #[arg(long, default_value = "attention", requires = "kv_limit", value_parser = one_of(EVICTIONS))]
+    /// With `--kv-limit`: the positions that a full cache forgets, the oldest or, for each head, those with the least attention of the
+    /// last 32 tokens (attention)
+    #[arg(long, default_value = "oldest", requires = "kv_limit", value_parser = one_of(EVICTIONS))]
     pub(crate) evict: Eviction,
 }
 
