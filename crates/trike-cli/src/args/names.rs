@@ -45,7 +45,7 @@ pub(super) const KV: Names<KvPrecision> = &[
 ];
 pub(super) const KEYS: Names<KeysChoice> = &[("all", KeysChoice::All), ("signs", KeysChoice::Signs)];
 pub(super) const EVICTIONS: Names<Eviction> =
-    &[(Eviction::Unattended.name(), Eviction::Unattended), (Eviction::Oldest.name(), Eviction::Oldest)];
+    &[(Eviction::Oldest.name(), Eviction::Oldest), (Eviction::Unattended.name(), Eviction::Unattended)];
 pub(super) const LAYOUTS: Names<LayoutChoice> = &[
     ("auto", LayoutChoice(None)),
     (Layout::TwoBit.name(), LayoutChoice(Some(Layout::TwoBit))),

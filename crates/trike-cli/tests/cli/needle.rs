@@ -44,7 +44,7 @@ fn needles_are_looked_for_with_and_without_the_setting() {
     assert_ne!(of(&["--seed", "1"])["all"], plain["all"], "other haystacks");
     // A cache that forgets most of the haystack, on the same prompts.
     let forgets = of(&["--kv-limit", "64"]);
-    assert_eq!((&forgets["kv_limit"], &forgets["evict"]), (&64.into(), &"attention".into()));
+    assert_eq!((&forgets["kv_limit"], &forgets["evict"]), (&64.into(), &"oldest".into()));
     assert_eq!(forgets["all"]["exact"]["gain"], plain["all"]["exact"]["gain"]);
     assert_ne!(forgets["all"]["setting"]["gain"], plain["all"]["exact"]["gain"]);
 }
