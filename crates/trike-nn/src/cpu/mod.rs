@@ -199,7 +199,7 @@ impl Decoder<CpuBackend> {
                     *value = (state >> 8) as f32 / (1 << 23) as f32 - 1.0;
                 }
                 let (k, v) = values.split_at(values.len() / 2);
-                cache.store(position, k, v);
+                cache.store(position, k, v)?;
             }
         }
         sequence.advance(positions);
@@ -469,7 +469,7 @@ impl Backend for CpuBackend {
         let attend = |(segment, cache, out): (&Segment, &mut &mut CpuCache, &mut [f32])| {
             for (i, row) in segment.rows.clone().enumerate() {
                 let span = row * k.width..(row + 1) * k.width;
-                cache.store(segment.first_position + i, &k.values()[span.clone()], &v.values()[span]);
+                cache.store(segment.first_position + i, &k.values()[span.clone()], &v.values()[span])?;
             }
             let q = &q.values()[segment.rows.start * q.width..segment.rows.end * q.width];
             let pop = |all: &Mutex<Vec<_>>| all.lock().unwrap_or_else(PoisonError::into_inner).pop();
