@@ -53,7 +53,7 @@ struct Sequence {
 #[derive(Clone, Debug)]
 enum Keys {
     /// With their codes, if a selector reads them.
-    Exact(KvBuffer, Option<KeyIndex>),
+    Exact(KvBuffer, Option<Box<KeyIndex>>),
     /// Of each head, a row per slot.
     Trits(Vec<TritRows>),
 }
@@ -108,8 +108,11 @@ impl KvCache {
         let Self { kv_heads, head_dim, capacity, .. } = self;
         for sequence in &mut self.sequences {
             match &mut sequence.keys {
-                _ if selector.is_all() => {}
-                Keys::Exact(_, index) => *index = Some(KeyIndex::new(kv_heads, head_dim, capacity)?),
+                Keys::Exact(_, index) => {
+                    let codes = || KeyIndex::new(kv_heads, head_dim, capacity).map(Box::new);
+                    *index = if selector.is_all() { None } else { Some(codes()?) };
+                }
+                Keys::Trits(_) if selector.is_all() => {}
                 Keys::Trits(_) => return Err(not_with_trits("selector of keys", selector.name())),
             }
         }
@@ -197,7 +200,7 @@ impl KvCache {
     #[must_use]
     pub fn bytes(&self) -> usize {
         let of_keys = |keys: &Keys| match keys {
-            Keys::Exact(buffer, index) => buffer.bytes() + index.as_ref().map_or(0, KeyIndex::bytes),
+            Keys::Exact(buffer, index) => buffer.bytes() + index.as_ref().map_or(0, |index| index.bytes()),
             Keys::Trits(heads) => heads.iter().map(TritRows::bytes).sum(),
         };
         self.sequences.iter().map(|sequence| of_keys(&sequence.keys) + sequence.values.bytes()).sum()

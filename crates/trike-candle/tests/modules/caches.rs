@@ -256,6 +256,8 @@ fn what_a_cache_cannot_do_is_refused_by_name() {
     trits().with_prompt_keys(PromptKeys::All).expect("nothing to select");
     let exact = trits().with_scores(AttentionScores::Exact).expect("exact");
     assert_eq!(exact.bytes(), new().bytes());
+    let all = new().with_keys(signs).and_then(|cache| cache.with_keys(KeySelector::All)).expect("no index");
+    assert_eq!(all.bytes(), new().bytes());
 
     let long = KvCache::new(1, 1, 1025, 4, KvPrecision::F16).expect("a cache");
     let error = long.with_keys(signs).expect_err("a long head").to_string();
