@@ -46,13 +46,16 @@ fn largest_norm(x: &Tensor, head_dim: usize) -> f32 {
     values(x).chunks_exact(head_dim).map(norm).fold(0.0, f32::max)
 }
 
+/// Heads, key/value heads, `head_dim`, window, capacity, lengths of the steps.
+type Case = (usize, usize, usize, Option<usize>, usize, &'static [usize]);
+
 /// The kernels against Candle's softmax over the same rounded keys and values, and against the exact ones: with keys that are off by at
 /// most `e`, scores are off by `delta = scale |q| e`, so that weights change by factors within `exp(+-2 delta)`.
 #[test]
 fn every_precision_attends_to_what_it_stores() {
     let mut rng = Rng::new(51);
     // Odd heads, groups of 1, 3 and 6 heads, windows, rings that wrap, contexts beyond those that are read in f32.
-    let cases: [(usize, usize, usize, Option<usize>, usize, &[usize]); 5] = [
+    let cases: [Case; 5] = [
         (6, 6, 8, None, 24, &[7, 1, 1, 9, 6]),
         (6, 2, 64, None, 30, &[24]),
         (6, 1, 5, Some(6), 12, &[6, 1, 1, 7, 1, 7, 1]),

@@ -184,7 +184,7 @@ fn masks_hide_positions_from_scores_of_trits() {
     assert_close(&values(&got), &oracle(&all, &spec, true, by_blocks), 1e-5);
 
     let by_rule = |sequence: usize, head: usize, token: usize, position: usize| {
-        position != token && (sequence + 2 * head + token + position) % 3 == 0
+        position != token && (sequence + 2 * head + token + position).is_multiple_of(3)
     };
     let at = |i: usize| (i / n / n / 4, i / n / n % 4, i / n % n, i % n);
     let one = |i: usize| {
