@@ -48,7 +48,7 @@ impl LatentBitLinear {
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`] for another device or dtype, [`NnError::Shape`] for a bias of another shape,
+    /// [`NnError::Spec`](crate::NnError::Spec) for another device or dtype, [`NnError::Shape`](crate::NnError::Shape) for a bias of another shape,
     /// [`CandleError::Candle`] if the weight does not have two axes.
     pub fn new(weight: Tensor, bias: Option<Tensor>) -> Result<Self, CandleError> {
         let (rows, _) = weight.dims2()?;

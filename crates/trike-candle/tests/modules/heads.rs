@@ -72,8 +72,7 @@ fn options_are_those_of_attention() {
     let w = weights(&mut rng);
     let x = normal(&mut rng, &[2, 12, 24]);
     let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 8, scale: 1.0 / 8f32.sqrt(), window: None };
-    let project = |layer: &Linear| layer.forward(&x).expect("a projection");
-    let (q, k, v) = (project(&w.q_proj), project(&w.k_proj), project(&w.v_proj));
+    let project = |layer: &Linear, x: &Tensor| layer.forward(x).expect("a projection");
     let mut seen: Vec<Tensor> = Vec::new();
     for scores in [AttentionScores::Exact, AttentionScores::Popcount] {
         let layer = MultiHeadAttention::new(config().with_rope(None).with_scores(scores), w.clone());
@@ -84,11 +83,11 @@ fn options_are_those_of_attention() {
             assert_eq!((caches[0].precision(), caches[0].scores()), (precision, scores));
             let [of_layer, of_attention] = &mut caches;
             for (first, n) in [(0, 7), (7, 1), (8, 4)] {
-                let got = layer.forward_with_cache(&tokens(&x, first, n), of_layer).expect("y");
-                let [q, k, v] = [&q, &k, &v].map(|x| tokens(x, first, n));
+                let x = tokens(&x, first, n);
+                let got = layer.forward_with_cache(&x, of_layer).expect("y");
+                let [q, k, v] = [&w.q_proj, &w.k_proj, &w.v_proj].map(|layer| project(layer, &x));
                 let y = attention.forward(&q, &k, &v, Some(of_attention), None).expect("y");
-                // Candle's products of a part of the rows do not have the bits of those of all.
-                close(&got, &w.o_proj.forward(&y).expect("a projection"), 1e-5);
+                close(&got, &project(&w.o_proj, &y), 0.0);
                 if first == 8 && scores == AttentionScores::Exact {
                     assert!(
                         seen.iter().all(|y| distance(y, &got) > 0.0),
@@ -124,7 +123,8 @@ fn trained_projections_are_packed() {
     spec_error(latent.forward_with_cache(&x, &mut cache), "an input with a cache");
     let bits = latent.map(|layer| layer.to_bit_linear()).expect("a layer");
     let of_bits: Tensor = bits.with_cpu(Cpu::new(1).expect("one thread")).forward(&x).expect("y");
-    close(&of_bits, &y, 1e-3);
+    // Where a sum differs in its last bit, the input of the last projection may be rounded to the next of its 127 steps.
+    close(&of_bits, &y, 2e-2);
 
     let mut rng = Rng::new(84);
     let bit = |rows: usize, cols: usize, rng: &mut Rng| {
