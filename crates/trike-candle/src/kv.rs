@@ -9,6 +9,9 @@ use crate::exec::check_len;
 use crate::trits::TritRows;
 use crate::{AttentionScores, CandleError, KvPrecision, NnError};
 
+/// Each sequence has memory of its own, which is small beside a cache that is in use.
+const MOST_SEQUENCES: usize = 1 << 20;
+
 /// Keys and values of one attention layer, for a batch of sequences of the same length.
 ///
 /// Position `p` is stored in slot `p % capacity`, so with a window the sequence may grow beyond the capacity. Each layer of a
@@ -63,7 +66,8 @@ impl KvCache {
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`] when a size is zero or the product is not addressable, [`NnError::Host`] without memory.
+    /// [`NnError::Spec`] when a size is zero, the product is not addressable or there are more than 1,048,576 sequences,
+    /// [`NnError::Cpu`] for heads of more than 1,048,576 elements and without memory.
     pub fn new(
         batch: usize,
         kv_heads: usize,
@@ -73,8 +77,9 @@ impl KvCache {
     ) -> Result<Self, CandleError> {
         let sizes = [batch, kv_heads, head_dim, capacity];
         let len = sizes.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
-        if !len.is_some_and(|n| (1..=isize::MAX as usize / 4).contains(&n)) {
-            let rule = "must be at least 1 each and give a cache of addressable size";
+        if batch > MOST_SEQUENCES || !len.is_some_and(|n| (1..=isize::MAX as usize / 4).contains(&n)) {
+            let rule =
+                "must be at least 1 each, at most 1048576 sequences, and give a cache of addressable size";
             return Err(NnError::Spec { field: "sizes of a cache", rule, got: format!("{sizes:?}") }.into());
         }
         let sequence = || -> Result<Sequence, CandleError> {
@@ -136,7 +141,8 @@ impl KvCache {
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`] for popcount scores with a selection of keys, [`NnError::Host`] without memory.
+    /// [`NnError::Spec`] for popcount scores with a selection of keys, [`CandleError::Popcount`] for heads that trits cannot hold, and as
+    /// [`new`](Self::new).
     pub fn with_scores(mut self, scores: AttentionScores) -> Result<Self, CandleError> {
         if scores == AttentionScores::Popcount && !(self.selector.is_all() && self.prompt_keys.is_all()) {
             return Err(not_with_trits("selectors of keys", "a selection"));
@@ -218,7 +224,7 @@ impl KvCache {
     /// [`NnError::Truncate`] for more positions than there are, or if a position that the next token would attend to was overwritten
     /// by a later one. The cache is then unchanged.
     pub fn truncate(&mut self, len: usize) -> Result<(), CandleError> {
-        let first_seen = self.window.map_or(0, |window| (len + 1).saturating_sub(window));
+        let first_seen = self.window.map_or(0, |window| len.saturating_add(1).saturating_sub(window));
         // A token without earlier positions needs none of them.
         if len > self.len || (self.oldest > first_seen && first_seen < len) {
             return Err(NnError::Truncate { requested: len, oldest: self.oldest }.into());

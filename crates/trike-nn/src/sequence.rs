@@ -130,7 +130,7 @@ impl<B: Backend> Sequence<B> {
     /// [`NnError::Truncate`] when `len` is past the end, or when a rolling cache has already overwritten positions that
     /// the next token would attend to.
     pub fn truncate(&mut self, len: usize) -> Result<(), NnError> {
-        let first_seen = self.spec.window.map_or(0, |w| (len + 1).saturating_sub(w));
+        let first_seen = self.spec.window.map_or(0, |w| len.saturating_add(1).saturating_sub(w));
         if len > self.len || self.oldest > first_seen {
             return Err(NnError::Truncate { requested: len, oldest: self.oldest });
         }
@@ -221,6 +221,7 @@ mod tests {
             assert!(matches!(error, NnError::Truncate { requested, oldest: 12 } if requested == len));
         };
         refused(&mut sequence, 14);
+        refused(&mut sequence, usize::MAX);
         sequence.truncate(15).unwrap();
         refused(&mut sequence, 12);
         sequence.advance(1);

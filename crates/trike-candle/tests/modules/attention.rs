@@ -247,7 +247,14 @@ fn a_cache_refuses_what_it_cannot_hold_and_stays_as_it_was() {
     let wrong = other.forward_with_cache(&tokens(1), &mut cache);
     assert!(matches!(wrong, Err(CandleError::Nn(NnError::Shape { what: "heads of a cache", .. }))));
 
-    for sizes in [[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0], [1 << 31, 1 << 31, 2, 1]] {
+    for sizes in [
+        [0, 1, 1, 1],
+        [1, 0, 1, 1],
+        [1, 1, 0, 1],
+        [1, 1, 1, 0],
+        [1 << 31, 1 << 31, 2, 1],
+        [(1 << 20) + 1, 1, 1, 1],
+    ] {
         let [batch, heads, head_dim, capacity] = sizes;
         let refused = KvCache::new(batch, heads, head_dim, capacity, KvPrecision::F32);
         assert!(

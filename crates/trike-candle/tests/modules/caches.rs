@@ -212,6 +212,7 @@ fn a_rolling_cache_truncates_as_far_as_its_window_is_there() {
     };
     refused(&mut cache, 14);
     refused(&mut cache, 21);
+    refused(&mut cache, usize::MAX);
     cache.truncate(15).expect("there");
     close(&in_steps(&attention, &all, &mut cache, &[2]), &tokens(&whole, 15, 2), 1e-5);
     // Position 9 is gone since position 17 was there.
