@@ -20,6 +20,8 @@ pub struct Sequence<B: Backend> {
     used: usize,
     /// Tokens since the last eviction, or all.
     recent: usize,
+    /// The first position whose slot has not been overwritten by a later one, whether that is still there or not.
+    oldest: usize,
     id: u64,
 }
 
@@ -57,16 +59,9 @@ impl<B: Backend> Sequence<B> {
         check(backend, decoder, &spec)?;
         let cache = |layer| backend.stage(backend.stage_of(layer)).new_cache(&spec.cache(decoder, layer));
         let caches = (0..decoder.layers).map(cache).collect::<Result<_, _>>()?;
-        Ok(Self {
-            recorded: B::Recorded::default(),
-            group: None,
-            caches,
-            spec,
-            len: 0,
-            used: 0,
-            recent: 0,
-            id: next_id(),
-        })
+        let recorded = B::Recorded::default();
+        let (len, used, recent, oldest) = (0, 0, 0, 0);
+        Ok(Self { recorded, group: None, caches, spec, len, used, recent, oldest, id: next_id() })
     }
 
     /// `count` sequences whose caches are made together.
@@ -86,6 +81,7 @@ impl<B: Backend> Sequence<B> {
             len: 0,
             used: 0,
             recent: 0,
+            oldest: 0,
             id: next_id(),
         };
         let mut sequences: Vec<Self> = (0..count).map(|_| empty()).collect();
@@ -161,10 +157,9 @@ impl<B: Backend> Sequence<B> {
             (self.len, self.used, self.recent) = (len, self.used - gone, self.recent - gone);
             return Ok(());
         }
-        let oldest = self.len.saturating_sub(self.spec.capacity);
-        let first_seen = self.spec.window.map_or(0, |w| (len + 1).saturating_sub(w));
-        if len > self.len || oldest > first_seen {
-            return Err(NnError::Truncate { requested: len, oldest });
+        let first_seen = self.spec.window.map_or(0, |w| len.saturating_add(1).saturating_sub(w));
+        if len > self.len || self.oldest > first_seen {
+            return Err(NnError::Truncate { requested: len, oldest: self.oldest });
         }
         (self.len, self.used) = (len, len);
         Ok(())
@@ -240,5 +235,36 @@ impl<B: Backend> Sequence<B> {
         self.len += tokens;
         self.used += tokens;
         self.recent += tokens;
+        self.oldest = self.oldest.max(self.len.saturating_sub(self.spec.capacity));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_cpu::{ActivationPrecision, Cpu};
+
+    use super::*;
+    use crate::{CpuBackend, KvPrecision};
+
+    /// Positions that later ones have overwritten stay lost when the later ones are removed.
+    #[test]
+    fn a_rolling_sequence_is_not_truncated_twice_into_what_is_lost() {
+        let backend = CpuBackend::new(Cpu::new(1).unwrap(), ActivationPrecision::F32);
+        let spec = KvSpec::rolling(KvPrecision::F32, 4, 5);
+        let mut sequence = Sequence::new(&backend, &DecoderSpec::llama(8, 1, 1, 10), spec).unwrap();
+        (0..4).for_each(|_| sequence.advance(5));
+        // A capacity of 8: positions 12 to 19 are there, and the token at 15 attends to 12 and later ones.
+        let refused = |sequence: &mut Sequence<CpuBackend>, len| {
+            let error = sequence.truncate(len).unwrap_err();
+            assert!(matches!(error, NnError::Truncate { requested, oldest: 12 } if requested == len));
+        };
+        refused(&mut sequence, 14);
+        refused(&mut sequence, usize::MAX);
+        sequence.truncate(15).unwrap();
+        refused(&mut sequence, 12);
+        sequence.advance(1);
+        refused(&mut sequence, 14);
+        sequence.truncate(16).unwrap();
+        assert_eq!(sequence.len(), 16);
     }
 }

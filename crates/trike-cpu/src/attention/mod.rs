@@ -10,6 +10,7 @@
     reason = "the indices are rows, heads and vectors, and each walks several arrays"
 )]
 
+mod buffer;
 mod cached;
 mod decode;
 mod int4;
@@ -29,6 +30,7 @@ use trike_host::{Cpu, Isa, Pool};
 
 use cached::Cached;
 
+pub use buffer::KvBuffer;
 pub use int4::quantize_head_int4;
 pub use int8::quantize_head;
 pub use keys::{KeyIndex, KeyScratch, KeySelection};

@@ -146,7 +146,7 @@ mod tests {
                 let mut retained = Retained::default();
                 for at in 0..CAPACITY {
                     assert_eq!(evicting.admit(&cpu, &SPEC, at, 1).expect("valid"), at);
-                    evicting.store(at, &k[at], &v[at]);
+                    evicting.store(at, &k[at], &v[at]).expect("valid");
                     attend(&mut evicting, &cpu, &q[at], at);
                     retained.extend(1);
                     retained.remember(&q[at], 3 * HEADS * D);
@@ -189,11 +189,11 @@ mod tests {
                         let heads = chosen.iter().enumerate();
                         heads.flat_map(|(head, chosen)| all[chosen[slot]][head * D..][..D].to_vec()).collect()
                     };
-                    filled.store(slot, &of(&k), &of(&v));
+                    filled.store(slot, &of(&k), &of(&v)).expect("valid");
                 }
                 for at in 0..9 {
-                    evicting.store(kept + at, &k[CAPACITY + at], &v[CAPACITY + at]);
-                    filled.store(kept + at, &k[CAPACITY + at], &v[CAPACITY + at]);
+                    evicting.store(kept + at, &k[CAPACITY + at], &v[CAPACITY + at]).expect("valid");
+                    filled.store(kept + at, &k[CAPACITY + at], &v[CAPACITY + at]).expect("valid");
                 }
                 let queries = q[CAPACITY..].concat();
                 let [got, want] =

@@ -200,7 +200,7 @@ impl Decoder<CpuBackend> {
                     *value = (state >> 8) as f32 / (1 << 23) as f32 - 1.0;
                 }
                 let (k, v) = values.split_at(values.len() / 2);
-                cache.store(position, k, v);
+                cache.store(position, k, v)?;
             }
         }
         sequence.advance(positions);
@@ -471,7 +471,7 @@ impl Backend for CpuBackend {
             let position = cache.admit(&self.cpu, spec, segment.first_position, segment.rows.len())?;
             for (i, row) in segment.rows.clone().enumerate() {
                 let span = row * k.width..(row + 1) * k.width;
-                cache.store(position + i, &k.values()[span.clone()], &v.values()[span]);
+                cache.store(position + i, &k.values()[span.clone()], &v.values()[span])?;
             }
             let q = &q.values()[segment.rows.start * q.width..segment.rows.end * q.width];
             let pop = |all: &Mutex<Vec<_>>| all.lock().unwrap_or_else(PoisonError::into_inner).pop();
