@@ -9,7 +9,7 @@
 use std::error::Error;
 use std::ops::ControlFlow;
 
-use trike_core::{KeySelector, PromptKeys, SelectedKeys};
+use trike_core::{Eviction, KeySelector, PromptKeys, SelectedKeys};
 use trike_cpu::{AttentionSpec, Cpu, CpuOps, KeyIndex, KeyScratch, KeySelection, KvData, KvView};
 use trike_llm::{ModelFile, Split, sequences};
 use trike_nn::{
@@ -154,6 +154,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 precision: KvPrecision::F32,
                 keys: KeySelector::All,
                 prompt_keys: PromptKeys::All,
+                eviction: Eviction::Never,
             })?;
             let mut read = None;
             let mut hook = |point, input: &_, _: &_| {

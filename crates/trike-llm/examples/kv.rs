@@ -1,7 +1,7 @@
 //! What each precision of keys and values costs, against f32: perplexity ratio, Kullback-Leibler divergence and equal best tokens.
 //!
 //! `cargo run -p trike-llm --example kv -- MODEL TEXT TOKENIZER [WINDOWS]` reads up to WINDOWS (50) windows of the model's context, with
-//! f32 activations. (`trike perplexity --base` has the same precision of keys and values for both models.)
+//! f32 activations. (`trike perplexity --kv --base` compares one precision with the model's default.)
 #![expect(clippy::print_stdout, reason = "the example prints its result")]
 
 use std::error::Error;

@@ -35,7 +35,7 @@ pub use int4::quantize_head_int4;
 pub use int8::quantize_head;
 pub use keys::{KeyIndex, KeyScratch, KeySelection};
 pub(crate) use keys::{attention_selected, select_keys};
-pub(crate) use prefill::choose_blocks;
+pub(crate) use prefill::{attention_received, choose_blocks};
 
 /// Maximum query rows of a group of heads for which memory bandwidth is the bottleneck, not arithmetic.
 const FEW_ROWS: usize = 8;

@@ -2,7 +2,8 @@
 
 use trike_cpu::{Cpu, CpuError, CpuOps, KeyIndex, KeyScratch, KeySelection, KvBuffer, KvView};
 
-use crate::{AttentionSpec, CacheSpec, NnError, Segment};
+use super::eviction::Retained;
+use crate::{AttentionSpec, CacheSpec, Eviction, NnError, Segment};
 
 /// Keys and values of one layer of one sequence, `kv_heads x capacity x head_dim` each.
 #[derive(Debug)]
@@ -12,6 +13,8 @@ pub struct CpuCache {
     spec: CacheSpec,
     /// The codes of the keys, if steps select some of them.
     index: Option<KeyIndex>,
+    /// What is in a cache that evicts.
+    retained: Option<Retained>,
 }
 
 impl CpuCache {
@@ -28,11 +31,46 @@ impl CpuCache {
             true => None,
             false => Some(KeyIndex::new(spec.kv_heads, spec.head_dim, spec.capacity)?),
         };
-        Ok(Self { k, v, spec: *spec, index })
+        let retained = (spec.eviction != Eviction::Never).then(Retained::default);
+        Ok(Self { k, v, spec: *spec, index, retained })
     }
 
     pub(super) fn spec(&self) -> &CacheSpec {
         &self.spec
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_view<T>(&self, f: impl FnOnce(KvView<'_>) -> T) -> T {
+        f(KvView { k: self.k.view(), v: self.v.view(), capacity: self.spec.capacity })
+    }
+
+    /// The position in the cache of the first of the next `tokens` tokens of a sequence, which has `position` tokens. Only where
+    /// positions were evicted is it another one.
+    pub(super) fn admit(
+        &mut self,
+        cpu: &Cpu,
+        spec: &AttentionSpec,
+        position: usize,
+        tokens: usize,
+    ) -> Result<usize, CpuError> {
+        let Some(retained) = &mut self.retained else { return Ok(position) };
+        retained.rewind(position);
+        let CacheSpec { capacity, eviction, .. } = self.spec;
+        if let Some(kept) = eviction.before(retained.used(), tokens, capacity) {
+            let view = KvView { k: self.k.view(), v: self.v.view(), capacity };
+            let kept = retained.choose(cpu, spec, view, eviction, kept)?;
+            for (array, slot) in self.k.arrays_mut().into_iter().chain(self.v.arrays_mut()) {
+                for (head, kept) in array.chunks_exact_mut(capacity * slot).zip(&kept) {
+                    for (to, &from) in kept.iter().enumerate() {
+                        head.copy_within(from * slot..(from + 1) * slot, to * slot);
+                    }
+                }
+            }
+            if let Some(index) = &mut self.index {
+                index.truncate(0);
+            }
+        }
+        Ok(retained.extend(tokens))
     }
 
     /// Stores a token's keys and values, `kv_heads x head_dim` each, in the slot of `position`.
@@ -49,7 +87,7 @@ impl CpuCache {
         Ok(())
     }
 
-    /// Attention of the queries of a segment, whose keys and values are stored: to selected keys for one token, if the cache has an
+    /// Attention of the queries of a segment, whose keys and values are stored at `position`s in the cache: to selected keys for one token, if the cache has an
     /// index, to selected blocks of keys for several, if its spec has a selection of these, else to all.
     pub(super) fn attend(
         &mut self,
@@ -57,10 +95,14 @@ impl CpuCache {
         spec: &AttentionSpec,
         q: &[f32],
         segment: &Segment,
+        position: usize,
         scratch: &mut KeyScratch,
         out: &mut [f32],
     ) -> Result<(), CpuError> {
-        let (spec, position) = (spec.within(segment.window), segment.first_position);
+        let spec = spec.within(segment.window);
+        if let Some(retained) = &mut self.retained {
+            retained.remember(q, spec.heads * spec.head_dim);
+        }
         let view = KvView { k: self.k.view(), v: self.v.view(), capacity: self.spec.capacity };
         match &mut self.index {
             Some(index) if segment.rows.len() == 1 => {
@@ -104,6 +146,9 @@ impl CpuCache {
         }
         if let Some(index) = &mut self.index {
             index.truncate(0);
+        }
+        if let Some(retained) = &mut self.retained {
+            *retained = Retained::restored(positions);
         }
         Ok(())
     }

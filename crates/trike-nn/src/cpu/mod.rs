@@ -1,6 +1,7 @@
 //! The backend on the host kernels.
 
 mod cache;
+mod eviction;
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -467,14 +468,15 @@ impl Backend for CpuBackend {
             rest = tail;
         }
         let attend = |(segment, cache, out): (&Segment, &mut &mut CpuCache, &mut [f32])| {
+            let position = cache.admit(&self.cpu, spec, segment.first_position, segment.rows.len())?;
             for (i, row) in segment.rows.clone().enumerate() {
                 let span = row * k.width..(row + 1) * k.width;
-                cache.store(segment.first_position + i, &k.values()[span.clone()], &v.values()[span])?;
+                cache.store(position + i, &k.values()[span.clone()], &v.values()[span])?;
             }
             let q = &q.values()[segment.rows.start * q.width..segment.rows.end * q.width];
             let pop = |all: &Mutex<Vec<_>>| all.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let mut scratch = pop(&self.scratch).unwrap_or_default();
-            let attended = cache.attend(&self.cpu, spec, q, segment, &mut scratch, out);
+            let attended = cache.attend(&self.cpu, spec, q, segment, position, &mut scratch, out);
             self.scratch.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
             attended
         };
