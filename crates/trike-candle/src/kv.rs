@@ -233,6 +233,7 @@ impl KvCache {
         Ok(())
     }
 
+    /// The only way to fewer positions: codes of keys are made once.
     fn forget(&mut self, len: usize) {
         self.len = len;
         self.oldest = self.oldest.min(len);
@@ -295,9 +296,6 @@ impl KvCache {
         };
         let parts = k.chunks_exact(step).zip(v.chunks_exact(step));
         for (i, (Sequence { keys, values }, (k, v))) in self.sequences.iter_mut().zip(parts).enumerate() {
-            if let Keys::Exact(_, Some(index)) = keys {
-                index.truncate(len);
-            }
             for (row, (k, v)) in k.chunks_exact(d).zip(v.chunks_exact(d)).enumerate() {
                 let (head, slot) = (row % kv_heads, (len + row / kv_heads) % capacity);
                 values.write(head * capacity + slot, v)?;

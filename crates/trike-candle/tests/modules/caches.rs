@@ -162,33 +162,35 @@ fn truncated_positions_are_computed_again() {
     let mut rng = Rng::new(54);
     let spec = spec(4, 2, 64, None);
     let all = inputs(&mut rng, &spec, 2, 300);
-    let new = |precision| KvCache::new(2, 2, 64, 300, precision).expect("a cache");
+    let new = |precision| KvCache::new(2, 2, 64, 320, precision).expect("a cache");
     for precision in KvPrecision::ALL {
         for which in 0..3 {
             let selector = KeySelector::signs(20).expect("a count");
-            let (scores, mut cache) = match which {
-                0 => (AttentionScores::Exact, new(precision)),
-                1 => (AttentionScores::Exact, new(precision).with_keys(selector).expect("an index")),
-                _ => {
-                    let scores = AttentionScores::Popcount;
-                    (scores, new(precision).with_scores(scores).expect("trits"))
-                }
+            let scores = if which == 2 { AttentionScores::Popcount } else { AttentionScores::Exact };
+            let empty = match which {
+                1 => new(precision).with_keys(selector).expect("an index"),
+                _ => new(precision).with_scores(scores).expect("a cache"),
             };
             let attention = Attention::new(spec).expect("valid").with_scores(scores);
-            let whole = in_steps(&attention, &all, &mut cache, &[290, 1, 1, 8]);
-            for len in [292, 200, 0] {
-                let mut other = cache.clone();
-                other.truncate(len).expect("fewer");
-                // What came in between is gone.
-                let garbage = inputs(&mut rng, &spec, 2, 8);
+            // A token that is selected by its code comes after five that are always read.
+            let singles = [1; 10];
+            let whole = in_steps(&attention, &all, &mut empty.clone(), &[&[290], &singles[..]].concat());
+            for before in [&[290, 1, 1][..], &[200], &[]] {
+                let (len, mut other) = (before.iter().sum(), empty.clone());
+                for n in before {
+                    in_steps(&attention, &all, &mut other, &[*n]);
+                }
+                // What came in between is gone, and so are the codes of its keys, which are longer than all others.
+                let garbage = inputs(&mut rng, &spec, 2, 8).map(|x| (x * 10.0).expect("long vectors"));
                 let [q, k, v] = &garbage;
-                attention.forward(q, k, v, Some(&mut other), None).expect("y");
+                for (first, n) in [(0, 7), (7, 1)] {
+                    let [q, k, v] = [q, k, v].map(|x| tokens(x, first, n));
+                    attention.forward(&q, &k, &v, Some(&mut other), None).expect("y");
+                }
                 other.truncate(len).expect("fewer");
-                let mut steps: Vec<usize> = [290, 1, 1, 8].to_vec();
-                steps = match len {
-                    292 => vec![8],
-                    200 => vec![90, 1, 1, 8],
-                    _ => steps,
+                let steps = match len {
+                    292 => singles[2..].to_vec(),
+                    len => [&[290 - len], &singles[..]].concat(),
                 };
                 let again = in_steps(&attention, &all, &mut other, &steps);
                 close(&again, &tokens(&whole, len, 300 - len), 6e-4);

@@ -3,7 +3,7 @@
 use trike_cpu::{Cpu, CpuError, CpuOps, KeyIndex, KeyScratch, KeySelection, KvBuffer, KvView};
 
 use super::eviction::Retained;
-use crate::{AttentionSpec, CacheSpec, Eviction, NnError, Segment};
+use crate::{AttentionSpec, CacheSpec, Eviction, NnError};
 
 /// Keys and values of one layer of one sequence, `kv_heads x capacity x head_dim` each.
 #[derive(Debug)]
@@ -42,6 +42,17 @@ impl CpuCache {
     #[cfg(test)]
     pub(super) fn with_view<T>(&self, f: impl FnOnce(KvView<'_>) -> T) -> T {
         f(KvView { k: self.k.view(), v: self.v.view(), capacity: self.spec.capacity })
+    }
+
+    /// The keys of a slot as they were rounded, `kv_heads x head_dim`.
+    #[cfg(test)]
+    pub(super) fn keys_at(&self, slot: usize) -> Vec<f32> {
+        let CacheSpec { kv_heads, head_dim, capacity, .. } = self.spec;
+        let mut keys = vec![f32::NAN; kv_heads * head_dim];
+        for (head, keys) in keys.chunks_exact_mut(head_dim).enumerate() {
+            self.k.read(head * capacity + slot, keys).expect("a slot of the cache");
+        }
+        keys
     }
 
     /// The position in the cache of the first of the next `tokens` tokens of a sequence, which has `position` tokens. Only where
@@ -87,31 +98,30 @@ impl CpuCache {
         Ok(())
     }
 
-    /// Attention of the queries of a segment, whose keys and values are stored from `position` on in the cache: to selected keys for one
+    /// Attention of the queries of some tokens, whose keys and values are stored from `position` on in the cache: to selected keys for one
     /// token, if the cache has an index, to selected blocks of keys for several, if its spec has a selection of these, else to all.
     pub(super) fn attend(
         &mut self,
         cpu: &Cpu,
         spec: &AttentionSpec,
         q: &[f32],
-        segment: &Segment,
         position: usize,
         scratch: &mut KeyScratch,
         out: &mut [f32],
     ) -> Result<(), CpuError> {
-        let spec = spec.within(segment.window);
+        let width = spec.heads * spec.head_dim;
         if let Some(retained) = &mut self.retained {
-            retained.remember(q, spec.heads * spec.head_dim);
+            retained.remember(q, width);
         }
         let view = KvView { k: self.k.view(), v: self.v.view(), capacity: self.spec.capacity };
         match &mut self.index {
-            Some(index) if segment.rows.len() == 1 => {
+            Some(index) if q.len() == width => {
                 let selection = KeySelection { selector: self.spec.keys, index, scratch };
-                cpu.attention_selected(&spec, q, position, view, selection, out)
+                cpu.attention_selected(spec, q, position, view, selection, out)
             }
-            _ => match cpu.choose_blocks(&spec, q, position, view, self.spec.prompt_keys)? {
-                Some(mask) => cpu.attention_masked(&spec, q, position, view, &mask, out),
-                None => cpu.attention(&spec, q, position, view, out),
+            _ => match cpu.choose_blocks(spec, q, position, view, self.spec.prompt_keys)? {
+                Some(mask) => cpu.attention_masked(spec, q, position, view, &mask, out),
+                None => cpu.attention(spec, q, position, view, out),
             },
         }
     }

@@ -476,7 +476,8 @@ impl Backend for CpuBackend {
             let q = &q.values()[segment.rows.start * q.width..segment.rows.end * q.width];
             let pop = |all: &Mutex<Vec<_>>| all.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let mut scratch = pop(&self.scratch).unwrap_or_default();
-            let attended = cache.attend(&self.cpu, spec, q, segment, position, &mut scratch, out);
+            let attended =
+                cache.attend(&self.cpu, &spec.within(segment.window), q, position, &mut scratch, out);
             self.scratch.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
             attended
         };
