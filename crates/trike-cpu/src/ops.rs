@@ -120,7 +120,9 @@ pub trait CpuOps {
     /// `m x heads x head_dim`.
     ///
     /// The query at position `p` attends to positions `max(0, p + 1 - window)..=p`, all of which must already be in
-    /// the ring buffer (its own included). Scores, their maximum, exponentials and sums are f32.
+    /// the ring buffer (its own included). Scores, their maximum and exponentials are f32. Products with keys and values in int8 and
+    /// int4, and those of long prompts in f16, are exact sums of 16-bit integers, to which queries and weights are rounded; others
+    /// are f32.
     ///
     /// # Errors
     ///

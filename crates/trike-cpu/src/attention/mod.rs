@@ -3,7 +3,8 @@
 //! Two implementations of the same sums: `decode` for a few query rows, with vectors along the head dimension, so that
 //! keys and values are read once for all heads of a group; `prefill` for blocks of rows, with vectors across the rows,
 //! so that products stay in registers (after FlashAttention: Dao et al., 2022). Both split the positions at fixed
-//! boundaries, so that the result does not depend on the number of threads.
+//! boundaries, so that the result does not depend on the number of threads. Both multiply codes as 16-bit integers, and `prefill`
+//! also f16.
 
 #![allow(
     clippy::needless_range_loop,
@@ -40,8 +41,8 @@ pub(crate) use prefill::{attention_received, choose_blocks};
 /// Maximum query rows of a group of heads for which memory bandwidth is the bottleneck, not arithmetic.
 const FEW_ROWS: usize = 8;
 
-/// Queries at positions below this are attended to in f32 from every cache: over short contexts attention takes little of the
-/// time, and rounding them to 16 bits would buy little.
+/// Rows of a prompt at positions below this are attended to in f32 from every cache: over short contexts attention takes little of
+/// the time, and rounding them to 16 bits would buy little.
 const EXACT: usize = 256;
 
 /// Keys or values, `[kv_heads][capacity][head_dim]`.
@@ -273,8 +274,8 @@ impl Job<'_> {
     /// Over a cache of at most two bytes per element.
     fn ints<K, V>(&self, isa: Isa, pool: &Pool, k: Ring<'_, K>, v: Ring<'_, V>, out: &mut [f32])
     where
-        K: Cached<Element: prefill::Stored>,
-        V: Cached<Element: prefill::Stored>,
+        K: decode::Products<Element: prefill::Stored>,
+        V: decode::Products<Element: prefill::Stored>,
     {
         let end = self.first_position + self.tokens;
         if self.few() {

@@ -1,25 +1,63 @@
 //! Decode attention, for few query rows: keys and values are read once per group of heads.
 
-mod products;
+mod ahead;
+mod codes;
+mod floats;
 
 use std::ops::Range;
 
 use bytemuck::cast_slice;
 
 use super::cached::Cached;
-use super::lanes::Lanes;
 use super::{Job, Ring, share_out};
-use crate::kernels::{Element as _, fold, with_float_kernels};
+use crate::kernels::{Kernels as _, fold, with_kernels};
 use crate::math::exp;
+use crate::simd::Simd as _;
 use trike_host::Isa;
 use trike_host::Loop;
 use trike_host::Pool;
 
-use products::{AddRows, ScoreRows};
-
 /// Positions per partial sum. Longer spans are split at these boundaries for any number of threads, and the parts are
 /// merged in order.
 const CHUNK: usize = 256;
+
+/// Stored keys and values with the two products of decode attention. Both read each byte from memory once for all heads of a group.
+pub(super) trait Products: Cached {
+    /// Queries as the product with keys reads them.
+    type Queries<'a>: Sync;
+    /// Memory of a thread.
+    type Room: Default;
+
+    /// Prepares the queries of a job.
+    fn queries<'a>(job: &Job<'a>) -> Self::Queries<'a>;
+
+    /// `scores[h][j] = q[query + h] . keys[j]`, with `[share][CHUNK]` scores.
+    fn score(isa: Isa, q: &Self::Queries<'_>, query: usize, keys: Reading<'_, Self>, scores: &mut [f32]);
+
+    /// `sums[h] = sum_j weights[h][j] * values[j]`, with `[share][CHUNK]` weights.
+    fn add(isa: Isa, weights: &[f32], values: Reading<'_, Self>, sums: &mut [f32], room: &mut Self::Room);
+}
+
+/// The keys or values of a head at the positions of a cell.
+#[derive(Clone, Copy)]
+pub(super) struct Reading<'a, E> {
+    /// Before and after the wrap-around of the ring.
+    rows: [&'a [E]; 2],
+    /// Their scales if they are codes.
+    scales: [&'a [f32]; 2],
+    /// The bytes that are read after them, for prefetching.
+    after: &'a [u8],
+    head_dim: usize,
+}
+
+impl<'a, E: Cached> Reading<'a, E> {
+    /// Each run with its scales and the bytes that are read after it.
+    fn runs(self) -> [(&'a [E], &'a [f32], &'a [u8]); 2] {
+        let [first, second] = self.rows;
+        let next = if second.is_empty() { self.after } else { cast_slice(second) };
+        [(first, self.scales[0], next), (second, self.scales[1], self.after)]
+    }
+}
 
 /// The heads of a group over a range of positions.
 struct Cell<'o> {
@@ -40,7 +78,7 @@ struct Facts {
     total: f32,
 }
 
-pub(super) fn run<K: Cached, V: Cached>(
+pub(super) fn run<K: Products, V: Products>(
     job: &Job<'_>,
     isa: Isa,
     pool: &Pool,
@@ -74,10 +112,11 @@ pub(super) fn run<K: Cached, V: Cached>(
         .collect();
     let seen = cells.iter().map(|cell| cell.positions.len()).sum::<usize>().saturating_mul(share);
     let shares = share_out(cells, |cell| cell.positions.len(), job.parts(pool, seen));
+    let queries = K::queries(job);
     pool.run(shares, |cells| {
-        let mut room = Room { scores: vec![0.0; share * CHUNK], codes: Vec::new() };
+        let (mut scores, mut room) = (vec![0.0; share * CHUNK], V::Room::default());
         for cell in cells {
-            with_float_kernels!(isa, s => attend(job, s, k, v, cell, &mut room));
+            attend(job, isa, &queries, (k, v), cell, &mut scores, &mut room);
         }
     });
     // The cells of a group are consecutive, and the groups are in the order of the output.
@@ -112,81 +151,40 @@ fn join(cells: &[(&[f32], &[Facts])], head: usize, out: &mut [f32]) {
     out.iter_mut().for_each(|v| *v /= total);
 }
 
-/// Memory of a thread.
-struct Room {
-    /// `[share][CHUNK]`
-    scores: Vec<f32>,
-    /// Unpacked codes.
-    codes: Vec<i8>,
-}
-
 /// Computes one cell.
-fn attend<S: Lanes, K: Cached, V: Cached>(
+fn attend<K: Products, V: Products>(
     job: &Job<'_>,
-    s: S,
-    k: Ring<'_, K>,
-    v: Ring<'_, V>,
+    isa: Isa,
+    queries: &K::Queries<'_>,
+    (k, v): (Ring<'_, K>, Ring<'_, V>),
     cell: Cell<'_>,
-    Room { scores, codes: room }: &mut Room,
+    scores: &mut [f32],
+    room: &mut V::Room,
 ) {
-    let (share, d) = (job.share(), job.problem.head_dim);
-    let q = &job.q[(cell.token * job.problem.heads + cell.kv_head * share) * d..][..share * d];
-    let [keys, more_keys] = job.runs(k, cell.kv_head, &cell.positions);
-    let [values, more_values] = job.runs(v, cell.kv_head, &cell.positions);
-    let (wrap, n) = (keys.len() / K::width(d), cell.positions.len());
+    let (head_dim, n) = (job.problem.head_dim, cell.positions.len());
+    let values = job.runs(v, cell.kv_head, &cell.positions);
     // The next cell of the thread usually has the next positions of the same head.
     let next = cell.positions.end..cell.positions.end + 1;
-    let next_keys: &[u8] = cast_slice(job.runs(k, cell.kv_head, &next)[0]);
-    let after_keys: &[u8] = if more_keys.is_empty() { cast_slice(values) } else { cast_slice(more_keys) };
-    let k_scales = job.scales(k, cell.kv_head, &cell.positions);
-    let v_scales = job.scales(v, cell.kv_head, &cell.positions);
-    if K::Element::CODES {
-        // Needed after the keys, and too few lines for the hardware to fetch them ahead.
-        for scales in [k_scales, v_scales] {
-            scales.into_iter().flat_map(|scales| scales.chunks(16)).for_each(|line| s.prefetch(&line[0], 0));
-        }
-    }
-    s.run(ScoreRows { s, q, rows: keys, next: after_keys, scores, first: 0, share, room });
-    let next = cast_slice(values);
-    s.run(ScoreRows { s, q, rows: more_keys, next, scores, first: wrap, share, room });
-    if K::Element::CODES {
-        s.run(Rescale { scores, scales: k_scales });
-    }
+    let next_keys = cast_slice(job.runs(k, cell.kv_head, &next)[0]);
+    let keys = Reading {
+        rows: job.runs(k, cell.kv_head, &cell.positions),
+        scales: job.scales(k, cell.kv_head, &cell.positions),
+        after: cast_slice(values[0]),
+        head_dim,
+    };
+    let scales = job.scales(v, cell.kv_head, &cell.positions);
+    let values = Reading { rows: values, scales, after: next_keys, head_dim };
+    // Needed after the keys, and too few lines for the hardware to fetch them ahead.
+    with_kernels!(isa, s => for scales in keys.scales.into_iter().chain(scales) {
+        scales.chunks(16).for_each(|line| s.prefetch(&line[0], 0));
+    });
+    let query = cell.token * job.problem.heads + cell.kv_head * job.share();
+    K::score(isa, queries, query, keys, scores);
     for (scores, facts) in scores.chunks_exact_mut(CHUNK).zip(cell.facts) {
-        *facts = s.run(Softmax { scores: &mut scores[..n], scale: job.problem.scale });
+        let softmax = Softmax { scores: &mut scores[..n], scale: job.problem.scale };
+        *facts = with_kernels!(isa, s => s.run(softmax));
     }
-    if V::Element::CODES {
-        s.run(Rescale { scores, scales: v_scales });
-    }
-    let sums = cell.sums;
-    sums.fill(0.0);
-    let weights = &*scores;
-    let next = if more_values.is_empty() { next_keys } else { cast_slice(more_values) };
-    s.run(AddRows { s, weights, first: 0, rows: values, next, sums, share, room });
-    s.run(AddRows { s, weights, first: wrap, rows: more_values, next: next_keys, sums, share, room });
-}
-
-/// Multiplies the scores or weights of every head with the scales of their positions.
-struct Rescale<'a> {
-    scores: &'a mut [f32],
-    scales: [&'a [f32]; 2],
-}
-
-impl Loop for Rescale<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        for scores in self.scores.chunks_exact_mut(CHUNK) {
-            let (low, high) = scores.split_at_mut(self.scales[0].len());
-            for (score, scale) in low.iter_mut().zip(self.scales[0]) {
-                *score *= scale;
-            }
-            for (score, scale) in high.iter_mut().zip(self.scales[1]) {
-                *score *= scale;
-            }
-        }
-    }
+    V::add(isa, scores, values, cell.sums, room);
 }
 
 /// Replaces each score by `exp(score - largest)`.

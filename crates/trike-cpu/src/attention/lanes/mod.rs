@@ -5,8 +5,10 @@ use trike_host::isa::Scalar;
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod codes;
 mod popcount;
 
+pub(super) use codes::CodeLanes;
 pub(super) use popcount::count_bits;
 
 /// Vectors of f32, and 16 x 16 blocks of them.

@@ -146,6 +146,19 @@ fn longest<E: Stored>(columns: usize) -> f32 {
     before_rounding(longest, columns)
 }
 
+/// The factor that a query is multiplied with before it is rounded beside keys that are codes, and the value of a step of the integers,
+/// NaN if it is not finite. The integers are at most `parts` times those of 16 bits.
+pub(in crate::attention) fn query_factor(q: &[f32], parts: f32) -> (f32, f32) {
+    let square = q.iter().map(|x| x * x).sum();
+    let largest = q.iter().fold(0.0, |most, x| if x.abs() > most { x.abs() } else { most });
+    factor_and_step(longest::<i8>(q.len().next_multiple_of(16)), square, largest / parts)
+}
+
+/// An element of a query as an integer below `2^22`.
+pub(in crate::attention) fn round_query(x: f32, factor: f32) -> i32 {
+    (x * factor + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()).cast_signed()
+}
+
 /// The shares of attention of sampled rows.
 pub(super) fn sample<'o, K: Cached<Element: Stored>>(
     job: &Job<'_>,

@@ -1,56 +1,57 @@
-//! The two products of decode attention: queries with keys, and weights with values.
+//! Decode attention over floats: products of queries with keys, and of weights with values, in f32.
 //!
-//! Both read the rows in blocks that stay in the L1 cache, where rows of packed codes are unpacked, so that each byte comes from
-//! memory once for all heads of a group, and prefetch across the ends of pages and runs, where the hardware prefetchers stop.
+//! Both read the rows in blocks that stay in the L1 cache, so that each byte comes from memory once for all heads of a group.
 
 use bytemuck::cast_slice;
 
-use super::CHUNK;
-use crate::attention::cached::Cached;
+use super::ahead::Ahead;
+use super::{CHUNK, Products, Reading};
+use crate::attention::Job;
 use crate::attention::lanes::Lanes;
-use crate::kernels::Element;
-use trike_host::Loop;
+use crate::kernels::{Element, Kernels as _, with_float_kernels};
+use half::f16;
+use trike_host::{Isa, Loop};
 
 /// Rows read by all heads of a group before the next ones: 16 KiB of f16 for heads of 128.
 const BLOCK: usize = 64;
-/// Prefetch distance, in bytes.
-const AHEAD: usize = 8192;
-/// Bytes of a cache line.
-const LINE: usize = 64;
 
-/// Where the bytes to prefetch are.
-#[derive(Clone, Copy)]
-struct Ahead<'a> {
-    /// The run from the block on that is read now.
-    run: &'a [u8],
-    /// The bytes that are read after the run.
-    next: &'a [u8],
-    /// Bytes of a row.
-    row: usize,
+macro_rules! products {
+    ($($element:ty),*) => {
+        $(impl Products for $element {
+            /// As they are.
+            type Queries<'a> = &'a [f32];
+            type Room = ();
+
+            fn queries<'a>(job: &Job<'a>) -> &'a [f32] {
+                job.q
+            }
+
+            fn score(isa: Isa, q: &&[f32], query: usize, keys: Reading<'_, Self>, scores: &mut [f32]) {
+                let (d, share) = (keys.head_dim, scores.len() / CHUNK);
+                let q = &q[query * d..][..share * d];
+                let mut first = 0;
+                for (rows, _, next) in keys.runs() {
+                    let scores = &mut *scores;
+                    with_float_kernels!(isa, s => s.run(ScoreRows { s, q, rows, next, scores, first, share }));
+                    first += rows.len() / d;
+                }
+            }
+
+            fn add(isa: Isa, weights: &[f32], values: Reading<'_, Self>, sums: &mut [f32], (): &mut ()) {
+                let (d, share) = (values.head_dim, weights.len() / CHUNK);
+                sums.fill(0.0);
+                let mut first = 0;
+                for (rows, _, next) in values.runs() {
+                    let sums = &mut *sums;
+                    with_float_kernels!(isa, s => s.run(AddRows { s, weights, first, rows, next, sums, share }));
+                    first += rows.len() / d;
+                }
+            }
+        })*
+    };
 }
 
-impl<'a> Ahead<'a> {
-    /// For the rows from `at` on.
-    #[inline(always)]
-    fn new<E: Cached>(rows: &'a [E], at: usize, next: &'a [u8], width: usize) -> Self {
-        Self { run: cast_slice(&rows[at * width..]), next, row: width * size_of::<E>() }
-    }
-
-    /// Prefetches as many bytes as the rows `at..at + rows` of the block have, [`AHEAD`] of them. One decision for all of them keeps
-    /// the loop short: those at the very end of the run are prefetched too early or not at all.
-    #[inline(always)]
-    fn fetch<S: Lanes>(self, s: S, at: usize, rows: usize) {
-        let (from, len) = (at * self.row, rows * self.row);
-        let left = self.run.len() - from;
-        let (place, offset) = match self.next.first() {
-            Some(next) if left <= AHEAD => (next, AHEAD - left),
-            _ => (&self.run[from], AHEAD),
-        };
-        for line in (0..len).step_by(LINE) {
-            s.prefetch(place, offset + line);
-        }
-    }
-}
+products!(f32, f16);
 
 /// Number of heads whose running sums fit the registers.
 #[inline(always)]
@@ -60,39 +61,36 @@ fn heads_at_once<S: Lanes>(left: usize) -> usize {
 }
 
 /// `scores[h][first + j] = q[h] . rows[j]`
-pub(super) struct ScoreRows<'a, S, E> {
-    pub(super) s: S,
-    pub(super) q: &'a [f32],
-    pub(super) rows: &'a [E],
+struct ScoreRows<'a, S, E> {
+    s: S,
+    q: &'a [f32],
+    rows: &'a [E],
     /// The bytes that are read after `rows`, for prefetching.
-    pub(super) next: &'a [u8],
-    pub(super) scores: &'a mut [f32],
-    pub(super) first: usize,
-    pub(super) share: usize,
-    /// For unpacked codes.
-    pub(super) room: &'a mut Vec<i8>,
+    next: &'a [u8],
+    scores: &'a mut [f32],
+    first: usize,
+    share: usize,
 }
 
-impl<S: Lanes, E: Cached> Loop for ScoreRows<'_, S, E> {
+impl<S: Lanes, E: Element + bytemuck::Pod> Loop for ScoreRows<'_, S, E> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let Self { s, q, rows, next, scores, first, share, room } = self;
+        let Self { s, q, rows, next, scores, first, share } = self;
         let d = q.len() / share;
-        let width = E::width(d);
-        for (n, block) in rows.chunks(BLOCK * width).enumerate() {
-            let ahead = Ahead::new(rows, n * BLOCK, next, width);
-            let (block, first) = (E::elements(block, d, room), first + n * BLOCK);
+        for (n, block) in rows.chunks(BLOCK * d).enumerate() {
+            let ahead = Ahead::new(cast_slice(rows), n * BLOCK, next, d * size_of::<E>());
+            let first = first + n * BLOCK;
             let mut head = 0;
             while head < share {
                 let heads = heads_at_once::<S>(share - head);
                 let (q, scores) = (&q[head * d..][..heads * d], &mut scores[head * CHUNK + first..]);
                 let ahead = (head == 0).then_some(ahead);
                 match heads {
-                    4 => score_rows_of::<S, E::Element, 4>(s, q, block, ahead, scores),
-                    2 => score_rows_of::<S, E::Element, 2>(s, q, block, ahead, scores),
-                    _ => score_rows_of::<S, E::Element, 1>(s, q, block, ahead, scores),
+                    4 => score_rows_of::<S, E, 4>(s, q, block, ahead, scores),
+                    2 => score_rows_of::<S, E, 2>(s, q, block, ahead, scores),
+                    _ => score_rows_of::<S, E, 1>(s, q, block, ahead, scores),
                 }
                 head += heads;
             }
@@ -221,39 +219,36 @@ fn beginning<E: Element>(from: &[E], len: usize) -> [E; 16] {
 }
 
 /// `sums[h] += sum_j weights[h][first + j] * rows[j]`
-pub(super) struct AddRows<'a, S, E> {
-    pub(super) s: S,
-    pub(super) weights: &'a [f32],
-    pub(super) first: usize,
-    pub(super) rows: &'a [E],
+struct AddRows<'a, S, E> {
+    s: S,
+    weights: &'a [f32],
+    first: usize,
+    rows: &'a [E],
     /// The bytes that are read after `rows`, for prefetching.
-    pub(super) next: &'a [u8],
-    pub(super) sums: &'a mut [f32],
-    pub(super) share: usize,
-    /// For unpacked codes.
-    pub(super) room: &'a mut Vec<i8>,
+    next: &'a [u8],
+    sums: &'a mut [f32],
+    share: usize,
 }
 
-impl<S: Lanes, E: Cached> Loop for AddRows<'_, S, E> {
+impl<S: Lanes, E: Element + bytemuck::Pod> Loop for AddRows<'_, S, E> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let Self { s, weights, first, rows, next, sums, share, room } = self;
+        let Self { s, weights, first, rows, next, sums, share } = self;
         let d = sums.len() / share;
-        let width = E::width(d);
-        for (n, block) in rows.chunks(BLOCK * width).enumerate() {
-            let ahead = Ahead::new(rows, n * BLOCK, next, width);
-            let (block, first) = (E::elements(block, d, room), first + n * BLOCK);
+        for (n, block) in rows.chunks(BLOCK * d).enumerate() {
+            let ahead = Ahead::new(cast_slice(rows), n * BLOCK, next, d * size_of::<E>());
+            let first = first + n * BLOCK;
             let mut head = 0;
             while head < share {
                 let heads = heads_at_once::<S>(share - head);
                 let (weights, sums) = (&weights[head * CHUNK + first..], &mut sums[head * d..][..heads * d]);
                 let ahead = (head == 0).then_some(ahead);
                 match heads {
-                    4 => add_rows_of::<S, E::Element, 4>(s, weights, block, ahead, sums),
-                    2 => add_rows_of::<S, E::Element, 2>(s, weights, block, ahead, sums),
-                    _ => add_rows_of::<S, E::Element, 1>(s, weights, block, ahead, sums),
+                    4 => add_rows_of::<S, E, 4>(s, weights, block, ahead, sums),
+                    2 => add_rows_of::<S, E, 2>(s, weights, block, ahead, sums),
+                    _ => add_rows_of::<S, E, 1>(s, weights, block, ahead, sums),
                 }
                 head += heads;
             }

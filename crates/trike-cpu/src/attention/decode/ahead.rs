@@ -1,0 +1,42 @@
+//! Prefetching across the ends of pages and runs, where the hardware prefetchers stop.
+
+use crate::simd::Simd;
+
+/// Prefetch distance, in bytes.
+const AHEAD: usize = 8192;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Where the bytes to prefetch are.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead<'a> {
+    /// The run from the block on that is read now.
+    run: &'a [u8],
+    /// The bytes that are read after the run.
+    next: &'a [u8],
+    /// Bytes of a row.
+    row: usize,
+}
+
+impl<'a> Ahead<'a> {
+    /// For rows of `row` bytes from `at` on.
+    #[inline(always)]
+    pub(super) fn new(rows: &'a [u8], at: usize, next: &'a [u8], row: usize) -> Self {
+        Self { run: &rows[at * row..], next, row }
+    }
+
+    /// Prefetches as many bytes as the rows `at..at + rows` of the block have, [`AHEAD`] of them. One decision for all of them keeps
+    /// the loop short: those at the very end of the run are prefetched too early or not at all.
+    #[inline(always)]
+    pub(super) fn fetch<S: Simd>(self, s: S, at: usize, rows: usize) {
+        let (from, len) = (at * self.row, rows * self.row);
+        let left = self.run.len() - from;
+        let (place, offset) = match self.next.first() {
+            Some(next) if left <= AHEAD => (next, AHEAD - left),
+            _ => (&self.run[from], AHEAD),
+        };
+        for line in (0..len).step_by(LINE) {
+            s.prefetch(place, offset + line);
+        }
+    }
+}
