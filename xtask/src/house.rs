@@ -133,7 +133,7 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "trike-nn",
         purpose: "the `Backend` trait, the decoder, sequences and their KV caches",
         uses: "trike-trit trike-core trike-cpu trike-cube? trike-comm",
-        registry: "bytemuck half thiserror",
+        registry: "thiserror",
         unsafe_in: &[],
     },
     Row {
@@ -148,8 +148,8 @@ pub(crate) const HOUSE: &[Row] = &[
         layer: 5,
         name: "trike-candle",
         purpose: "Candle modules: `TernaryLinear` and the rest of a block; the reference backend",
-        uses: "trike-trit trike-core trike-cpu trike-nn",
-        registry: "candle-core candle-nn half thiserror",
+        uses: "trike-trit trike-core trike-popcount trike-cpu trike-nn",
+        registry: "candle-core candle-nn thiserror",
         unsafe_in: &[],
     },
     Row {

@@ -1,15 +1,16 @@
 //! The share of attention that selected keys have: the sum of the exact softmax weights of the positions that sign codes select.
 //!
-//! `cargo run --release -p trike-calibrate --example keys -- MODEL TEXT [TOKENIZER [SEQUENCES]]` reads up to SEQUENCES (8) windows of the
-//! model's context and selects an eighth of the positions, the first and the last ones included, for each token of the second half of a
-//! window. Beside the codes it prints the share of the best positions there are (the largest sums of the weights of the heads that share
-//! keys), and of as many first and last ones alone.
+//! `cargo run --release -p trike-calibrate --example keys -- MODEL TEXT [TOKENIZER|- [SEQUENCES [PARTS]]]` reads up to SEQUENCES (8) windows
+//! of the model's context and selects one of PARTS (8) positions, the first and the last ones included, for every eighth token of the second
+//! half of a window. Beside the codes it prints the share of the best positions there are (the largest sums of the weights of the heads that
+//! share keys), and of as many first and last ones alone. `-` is the model's own tokenizer.
 #![expect(clippy::print_stdout, reason = "the example prints its result")]
 
 use std::error::Error;
+use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 
-use trike_core::{KeySelector, PromptKeys, SelectedKeys};
+use trike_core::{Eviction, KeySelector, PromptKeys, SelectedKeys};
 use trike_cpu::{AttentionSpec, Cpu, CpuOps, KeyIndex, KeyScratch, KeySelection, KvData, KvView};
 use trike_llm::{ModelFile, Split, sequences};
 use trike_nn::{
@@ -19,6 +20,8 @@ use trike_nn::{
 
 /// Tokens between two that are measured.
 const STRIDE: usize = 8;
+/// Positions of which one is selected.
+const EIGHTH: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
 struct Weights<'a>(&'a ModelFile);
 
@@ -63,7 +66,7 @@ impl Layer<'_> {
         weights.iter().map(|weight| weight / total).collect()
     }
 
-    fn measure(&self, cpu: &Cpu, shares: &mut Shares) -> Result<(), Box<dyn Error>> {
+    fn measure(&self, cpu: &Cpu, parts: NonZeroUsize, shares: &mut Shares) -> Result<(), Box<dyn Error>> {
         let AttentionSpec { heads, kv_heads, head_dim: d, .. } = self.spec;
         let tokens = self.q.len() / (heads * d);
         // The cache is by heads.
@@ -74,7 +77,7 @@ impl Layer<'_> {
         let mut index = KeyIndex::new(kv_heads, d, tokens)?;
         let mut scratch = KeyScratch::default();
         for position in (tokens / 2..tokens).step_by(STRIDE) {
-            let budget = (position + 1) / 8;
+            let budget = (position + 1) / parts;
             // The largest selector within the budget.
             let selector = (1..=budget).rev().find_map(|top_k| {
                 let selector = KeySelector::signs(top_k).ok()?;
@@ -110,12 +113,16 @@ impl Layer<'_> {
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [model, text, ..] = &arguments[..] else {
-        return Err("usage: keys MODEL TEXT [TOKENIZER [SEQUENCES]]".into());
+        return Err("usage: keys MODEL TEXT [TOKENIZER|- [SEQUENCES [PARTS]]]".into());
     };
     let limit = arguments.get(3).map_or(Ok(8), |text| text.parse())?;
+    let parts: NonZeroUsize = arguments.get(4).map_or(Ok(EIGHTH), |text| text.parse())?;
+    if parts.get() < KeySelector::LEAST_VISIBLE {
+        return Err(format!("PARTS: expected at least {}, got {parts}", KeySelector::LEAST_VISIBLE).into());
+    }
     let file = ModelFile::open(model)?;
     let spec = file.config().spec.clone();
-    let tokenizer = file.tokenizer(arguments.get(2).map(std::path::Path::new))?;
+    let tokenizer = file.tokenizer(arguments.get(2).filter(|path| *path != "-").map(std::path::Path::new))?;
     let text = std::fs::read_to_string(text)?;
     let all = sequences(&tokenizer, &text, Split::Window, spec.context, Some(limit))?;
     let backend = CpuBackend::new(Cpu::new(0)?, ActivationPrecision::F32);
@@ -128,7 +135,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         inputs.push(ids, 0, None)?;
         streams.push((backend.embed(&table, &inputs)?, inputs));
     }
-    println!("{} windows of up to {} tokens, an eighth of the positions", all.len(), spec.context);
+    println!("{} windows of up to {} tokens, 1/{parts} of the positions", all.len(), spec.context);
     println!("layer  best positions  sign codes  first and last");
     for layer in 0..spec.layers {
         let block = DecoderBlock::load(&backend, &spec, layer, &mut Weights(&file))?;
@@ -154,6 +161,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 precision: KvPrecision::F32,
                 keys: KeySelector::All,
                 prompt_keys: PromptKeys::All,
+                eviction: Eviction::Never,
             })?;
             let mut read = None;
             let mut hook = |point, input: &_, _: &_| {
@@ -174,7 +182,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 backend.rope(x, &rope, inputs)?;
             }
             let (q, k) = (backend.to_host(&projected[0])?, backend.to_host(&projected[1])?);
-            Layer { spec: spec.attention(), q: &q, k: &k }.measure(backend.cpu(), &mut shares)?;
+            Layer { spec: spec.attention(), q: &q, k: &k }.measure(backend.cpu(), parts, &mut shares)?;
         }
         let [best, codes, ends] = shares.sums.map(|sum| sum / shares.count);
         println!("{layer:5}  {best:14.4}  {codes:10.4}  {ends:14.4}");

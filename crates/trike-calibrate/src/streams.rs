@@ -7,7 +7,7 @@ use trike_cpu::{Cpu, Matrix};
 use trike_llm::WeightSource;
 use trike_nn::{
     Backend, BlockContext, CacheSpec, CpuBackend, CpuCache, CpuRope, CpuTensor, DecoderBlock, DecoderSpec,
-    Hook, HookPoint, KeySelector, KvPrecision, NnError, PromptKeys, StepInputs, WeightName,
+    Eviction, Hook, HookPoint, KeySelector, KvPrecision, NnError, PromptKeys, StepInputs, WeightName,
 };
 
 use crate::{CalibrateError, weights::BlockWeights};
@@ -132,6 +132,7 @@ impl Batch {
                 precision: KvPrecision::F32,
                 keys: KeySelector::All,
                 prompt_keys: PromptKeys::All,
+                eviction: Eviction::Never,
             })
         };
         self.lengths().map(cache).collect()

@@ -1,50 +1,61 @@
-//! Attention with ternary projections.
+//! Attention with its projections.
 
 use candle_core::Tensor;
 use candle_nn::{Module, VarBuilder};
 use trike_cpu::Cpu;
 
-use crate::exec::{check_len, check_width, shared_cpu, to_f32};
+use crate::attend::{Attention, check_no_window, check_sizes, check_spec};
+use crate::exec::{check_len, check_width};
 use crate::kv::KvCache;
-use crate::linear::TernaryLinear;
-use crate::mlp::{check_layer, refuse_extra};
+use crate::mask::AttentionMask;
+use crate::mlp::{check_shape, refuse_extra};
+use crate::projections::{AttentionWeights, Projection};
 use crate::quantize::TernarizeOptions;
 use crate::rotary::RotaryEmbedding;
-use crate::scores::attention;
-use crate::{ActivationPolicy, AttentionSpec, CandleError, KvPrecision, NnError, RopePairing, RopeSpec};
+use crate::trits::AttentionScores;
+use crate::{
+    ActivationPolicy, AttentionSpec, CandleError, KvPrecision, NnError, RopePairing, RopeSpec, TernaryLinear,
+};
 
-/// Sizes of a [`TernaryAttention`]; all counts are elements.
+/// Sizes of a [`MultiHeadAttention`]; all counts are elements.
 ///
 /// ```
-/// use trike_candle::TernaryAttentionConfig;
+/// use trike_candle::AttentionConfig;
 ///
-/// let config = TernaryAttentionConfig::new(2560, 20).with_kv_heads(5).with_window(4096);
+/// let config = AttentionConfig::new(2560, 20).with_kv_heads(5).with_window(4096);
 /// assert_eq!((config.head_dim, config.kv_heads, config.window), (128, 5, Some(4096)));
 /// config.validate()?;
 /// # Ok::<(), trike_candle::CandleError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct TernaryAttentionConfig {
+pub struct AttentionConfig {
     /// Width of the residual stream.
     pub hidden: usize,
     /// Query heads.
     pub heads: usize,
     /// Key and value heads; divides `heads` (grouped-query attention).
     pub kv_heads: usize,
-    /// Width of a head; even.
+    /// Width of a head; even with rotary positions.
     pub head_dim: usize,
     /// Expected context length; later positions work too, but their sines and cosines are not precomputed.
     pub context: usize,
     /// Positions that a query attends to, its own included; all when `None`.
     pub window: Option<usize>,
-    /// Rotary embedding of queries and keys.
-    pub rope: RopeSpec,
+    /// Rotary embedding of queries and keys, if they have one.
+    pub rope: Option<RopeSpec>,
+    /// Whether a token attends to itself and earlier tokens only; otherwise to all, and there is no cache.
+    pub causal: bool,
+    /// Scores of queries and keys.
+    pub scores: AttentionScores,
 }
 
-impl TernaryAttentionConfig {
-    /// Defaults: as many key and value heads as query heads, a `head_dim` of `hidden / heads`, a context of 2048, no window, and
-    /// the rotary embedding of Llama (theta 10000, halves).
+/// Sizes of a [`TernaryAttention`].
+pub type TernaryAttentionConfig = AttentionConfig;
+
+impl AttentionConfig {
+    /// Defaults: as many key and value heads as query heads, a `head_dim` of `hidden / heads`, a context of 2048, no window, the
+    /// rotary embedding of Llama (theta 10000, halves), causal, exact scores.
     #[must_use]
     pub fn new(hidden: usize, heads: usize) -> Self {
         Self {
@@ -54,7 +65,9 @@ impl TernaryAttentionConfig {
             head_dim: hidden.checked_div(heads).unwrap_or(0),
             context: 2048,
             window: None,
-            rope: RopeSpec::new(10_000.0, RopePairing::Halves),
+            rope: Some(RopeSpec::new(10_000.0, RopePairing::Halves)),
+            causal: true,
+            scores: AttentionScores::Exact,
         }
     }
 
@@ -82,10 +95,22 @@ impl TernaryAttentionConfig {
         Self { window: Some(window), ..self }
     }
 
-    /// Sets the rotary embedding of queries and keys.
+    /// Sets the rotary embedding of queries and keys; `None` for models whose positions come from elsewhere.
     #[must_use]
-    pub fn with_rope(self, rope: RopeSpec) -> Self {
-        Self { rope, ..self }
+    pub fn with_rope(self, rope: impl Into<Option<RopeSpec>>) -> Self {
+        Self { rope: rope.into(), ..self }
+    }
+
+    /// Every token attends to all tokens, as with [`Attention::bidirectional`].
+    #[must_use]
+    pub fn bidirectional(self) -> Self {
+        Self { causal: false, ..self }
+    }
+
+    /// Sets the scores of queries and keys.
+    #[must_use]
+    pub fn with_scores(self, scores: AttentionScores) -> Self {
+        Self { scores, ..self }
     }
 
     /// Checks that the sizes are consistent.
@@ -94,64 +119,38 @@ impl TernaryAttentionConfig {
     ///
     /// [`NnError::Spec`], which names the field, the rule and the value.
     pub fn validate(&self) -> Result<(), CandleError> {
-        let fail = |field, rule, got: String| Err(NnError::Spec { field, rule, got }.into());
-        for (field, n) in [
-            ("hidden", self.hidden),
-            ("heads", self.heads),
-            ("kv_heads", self.kv_heads),
-            ("head_dim", self.head_dim),
-        ] {
-            if !(1..=1 << 20).contains(&n) {
-                return fail(field, "must be 1 to 1048576", n.to_string());
-            }
-        }
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return fail("kv_heads", "must divide heads", format!("{} of {}", self.kv_heads, self.heads));
-        }
-        if self.window == Some(0) {
-            return fail("window", "must be at least 1", "0".to_owned());
-        }
-        // The rest is checked by `RotaryEmbedding::new`.
-        Ok(())
+        check_sizes(&[("hidden", self.hidden)])?;
+        // Beyond that, `RotaryEmbedding::new` checks the constants of the embedding.
+        check_spec(&self.spec())?;
+        if self.causal { Ok(()) } else { check_no_window(self.window) }
+    }
+
+    /// The attention between the projections. YaRN's factor is part of its scale.
+    fn spec(&self) -> AttentionSpec {
+        let Self { heads, kv_heads, head_dim, window, .. } = *self;
+        let factor = self.rope.as_ref().map_or(1.0, RopeSpec::attention_factor);
+        AttentionSpec { heads, kv_heads, head_dim, scale: factor * factor / (head_dim as f32).sqrt(), window }
     }
 }
 
-/// The projections of a [`TernaryAttention`]; a [`BitLinear`](crate::BitLinear) converts into a [`TernaryLinear`].
-#[derive(Clone, Debug)]
-pub struct TernaryAttentionWeights {
-    /// `heads * head_dim x hidden`.
-    pub q_proj: TernaryLinear,
-    /// `kv_heads * head_dim x hidden`.
-    pub k_proj: TernaryLinear,
-    /// `kv_heads * head_dim x hidden`.
-    pub v_proj: TernaryLinear,
-    /// `hidden x heads * head_dim`.
-    pub o_proj: TernaryLinear,
-}
-
-impl TernaryAttentionWeights {
-    fn map(self, change: impl Fn(TernaryLinear) -> TernaryLinear) -> Self {
-        let Self { q_proj, k_proj, v_proj, o_proj } = self;
-        let [q_proj, k_proj, v_proj, o_proj] = [q_proj, k_proj, v_proj, o_proj].map(change);
-        Self { q_proj, k_proj, v_proj, o_proj }
-    }
-}
-
-/// Causal self-attention with ternary projections and rotary positions, as in Llama, Mistral and Qwen2.
+/// Self-attention with its projections, as in Llama, Mistral and Qwen2: queries, keys and values are projections of the input, and the
+/// result is a projection of what [`Attention`] makes of them.
 ///
-/// `x` is `[batch, tokens, hidden]` and so is the result, in the dtype of `x`. Only the projections are ternary: scores
-/// and probabilities are f32, as in every model that has ternary weights.
+/// `x` is `[batch, tokens, hidden]` and so is the result, in the dtype of `x`. Projections are [`TernaryLinear`] by default
+/// ([`TernaryAttention`]); with [`LatentBitLinear`](crate::LatentBitLinear) ternary weights are trained, and `candle_nn::Linear` is the dense layer. Scores and
+/// probabilities are f32 with any of them, unless the configuration says [`AttentionScores::Popcount`].
 ///
 /// [`forward`](Module::forward) takes whole sequences from position 0 and is differentiable;
-/// [`forward_with_cache`](Self::forward_with_cache) continues from a [`KvCache`] and is not.
+/// [`forward_with_cache`](Self::forward_with_cache) continues from a [`KvCache`] and is not; [`forward_with`](Self::forward_with) takes
+/// a mask too.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{Module, VarBuilder};
-/// use trike_candle::{ActivationPrecision, KvPrecision, Ternarize, TernaryAttention, TernaryAttentionConfig};
+/// use trike_candle::{ActivationPrecision, AttentionConfig, KvPrecision, Ternarize, TernaryAttention};
 /// use trike_trit::Granularity;
 ///
-/// let config = TernaryAttentionConfig::new(16, 4).with_kv_heads(2).with_context(32);
+/// let config = AttentionConfig::new(16, 4).with_kv_heads(2).with_context(32);
 /// # let varmap = candle_nn::VarMap::new();
 /// # let vb = VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu);
 /// # for (name, rows) in [("q_proj", 16), ("k_proj", 8), ("v_proj", 8), ("o_proj", 16)] {
@@ -170,34 +169,164 @@ impl TernaryAttentionWeights {
 /// assert!(difference < 1e-5);
 /// # Ok::<(), trike_candle::CandleError>(())
 /// ```
+///
+/// Training, and then the packed layer with the same weights:
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::{Module, VarBuilder, VarMap};
+/// use trike_candle::{AttentionConfig, AttentionWeights, LatentBitLinear, MultiHeadAttention, TernaryAttention};
+///
+/// let variables = VarMap::new();
+/// let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+/// let layer = |name| LatentBitLinear::load(16, 16, vb.pp(name));
+/// let (q_proj, k_proj, v_proj, o_proj) = (layer("q_proj")?, layer("k_proj")?, layer("v_proj")?, layer("o_proj")?);
+/// let weights = AttentionWeights { q_proj, k_proj, v_proj, o_proj };
+/// let latent = MultiHeadAttention::new(AttentionConfig::new(16, 4), weights)?;
+///
+/// let x = Tensor::randn(0f32, 1.0, (1, 3, 16), &Device::Cpu)?;
+/// let y = latent.forward(&x)?;
+/// let gradients = y.sqr()?.sum_all()?.backward()?;
+/// assert!(variables.all_vars().iter().all(|var| gradients.get(var).is_some()));
+/// let packed: TernaryAttention = latent.map(|layer| Ok(layer.to_bit_linear()?.into()))?;
+/// let difference = (y - packed.forward(&x)?)?.abs()?.max_all()?.to_scalar::<f32>()?;
+/// assert!(difference < 0.1);
+/// # Ok::<(), trike_candle::CandleError>(())
+/// ```
 #[derive(Clone, Debug)]
-pub struct TernaryAttention {
-    config: TernaryAttentionConfig,
-    weights: TernaryAttentionWeights,
-    rotary: RotaryEmbedding,
-    cpu: Cpu,
+pub struct MultiHeadAttention<L = TernaryLinear> {
+    config: AttentionConfig,
+    weights: AttentionWeights<L>,
+    rotary: Option<RotaryEmbedding>,
+    attention: Attention,
 }
 
-impl TernaryAttention {
+/// [`MultiHeadAttention`] with ternary projections.
+pub type TernaryAttention = MultiHeadAttention<TernaryLinear>;
+
+impl<L: Projection> MultiHeadAttention<L> {
     /// A layer from its projections.
     ///
     /// # Errors
     ///
     /// [`NnError::Spec`] for inconsistent sizes, [`NnError::WeightShape`] for a projection of the wrong shape.
-    pub fn new(
-        config: TernaryAttentionConfig,
-        weights: TernaryAttentionWeights,
-    ) -> Result<Self, CandleError> {
+    pub fn new(config: AttentionConfig, weights: AttentionWeights<L>) -> Result<Self, CandleError> {
         config.validate()?;
-        let rotary = RotaryEmbedding::new(&config.rope, config.head_dim, config.context)?;
+        let attention = Attention::new(config.spec())?.with_scores(config.scores);
+        let attention = if config.causal { attention } else { attention.bidirectional()? };
+        let rotary = config.rope.as_ref();
+        let rotary =
+            rotary.map(|rope| RotaryEmbedding::new(rope, config.head_dim, config.context)).transpose()?;
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        check_layer("q_proj", &weights.q_proj, q, config.hidden)?;
-        check_layer("k_proj", &weights.k_proj, kv, config.hidden)?;
-        check_layer("v_proj", &weights.v_proj, kv, config.hidden)?;
-        check_layer("o_proj", &weights.o_proj, config.hidden, q)?;
-        Ok(Self { config, weights, rotary, cpu: shared_cpu()? })
+        for (name, layer, rows, cols) in [
+            ("q_proj", &weights.q_proj, q, config.hidden),
+            ("k_proj", &weights.k_proj, kv, config.hidden),
+            ("v_proj", &weights.v_proj, kv, config.hidden),
+            ("o_proj", &weights.o_proj, config.hidden, q),
+        ] {
+            check_shape(name, [layer.out_features(), layer.in_features()], [rows, cols])?;
+        }
+        Ok(Self { config, weights, rotary, attention })
     }
 
+    /// The same attention with other projections made of these, for instance packed ones of layers that were trained.
+    ///
+    /// # Errors
+    ///
+    /// Those of `change`, and as [`new`](Self::new).
+    pub fn map<M: Projection>(
+        self,
+        change: impl Fn(L) -> Result<M, CandleError>,
+    ) -> Result<MultiHeadAttention<M>, CandleError> {
+        let cpu = self.attention.cpu().clone();
+        Ok(MultiHeadAttention::new(self.config, self.weights.map(change)?)?.with_cpu(cpu))
+    }
+
+    /// Uses another executor, in the projections too.
+    #[must_use]
+    pub fn with_cpu(self, cpu: Cpu) -> Self {
+        let AttentionWeights { q_proj, k_proj, v_proj, o_proj } = self.weights;
+        let [q_proj, k_proj, v_proj, o_proj] =
+            [q_proj, k_proj, v_proj, o_proj].map(|layer| layer.with_executor(&cpu));
+        Self {
+            config: self.config,
+            weights: AttentionWeights { q_proj, k_proj, v_proj, o_proj },
+            rotary: self.rotary.map(|rotary| rotary.with_cpu(cpu.clone())),
+            attention: self.attention.with_cpu(cpu),
+        }
+    }
+
+    /// The sizes.
+    pub fn config(&self) -> &AttentionConfig {
+        &self.config
+    }
+
+    /// The projections.
+    pub fn weights(&self) -> &AttentionWeights<L> {
+        &self.weights
+    }
+
+    /// An empty cache for `batch` sequences of up to `capacity` positions, made for the scores of the configuration. With a window of `w`, a
+    /// capacity of `w + n - 1` is enough for any length in steps of at most `n` tokens.
+    ///
+    /// # Errors
+    ///
+    /// As [`KvCache::new`].
+    pub fn new_cache(
+        &self,
+        batch: usize,
+        capacity: usize,
+        precision: KvPrecision,
+    ) -> Result<KvCache, CandleError> {
+        let cache = KvCache::new(batch, self.config.kv_heads, self.config.head_dim, capacity, precision)?;
+        cache.with_scores(self.config.scores)
+    }
+
+    /// Computes attention for the next tokens of every sequence, at the positions after those in `cache`, and appends them to
+    /// the cache.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::ContextFull`] or [`NnError::StepTooLong`] when the cache is too small, [`NnError::Shape`] for a shape
+    /// mismatch, [`NnError::EmptyStep`] without a token, [`NnError::Spec`] for an unsupported device or dtype, or an input (or
+    /// a weight) that is tracked for gradients, which do not flow through a cache: detach it. On an error the cache is unchanged.
+    pub fn forward_with_cache(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor, CandleError> {
+        self.forward_with(x, Some(cache), None)
+    }
+
+    /// Computes attention for the next tokens of every sequence, which come after the positions in the cache, if there is one, and attend
+    /// to the positions that the mask leaves them, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward_with_cache`](Self::forward_with_cache) and [`Attention::forward`].
+    pub fn forward_with(
+        &self,
+        x: &Tensor,
+        cache: Option<&mut KvCache>,
+        mask: Option<AttentionMask<'_>>,
+    ) -> Result<Tensor, CandleError> {
+        check_len("axes of the input of attention", 3, x.rank())?;
+        check_width("input of attention", x, self.config.hidden)?;
+        let (batch, tokens, _) = x.dims3()?;
+        if let Some(cache) = &cache {
+            cache.check_room(self.attention.spec(), batch, tokens)?;
+        } else if batch == 0 || tokens == 0 {
+            return Err(NnError::EmptyStep.into());
+        }
+        let first_position = cache.as_ref().map_or(0, |cache| cache.len());
+        let turned = |x: Tensor| match &self.rotary {
+            Some(rotary) => rotary.forward(&x, first_position),
+            None => Ok(x),
+        };
+        let AttentionWeights { q_proj, k_proj, v_proj, o_proj } = &self.weights;
+        let (q, k) = (turned(q_proj.forward(x)?)?, turned(k_proj.forward(x)?)?);
+        let out = self.attention.forward(&q, &k, &v_proj.forward(x)?, cache, mask)?;
+        Ok(o_proj.forward(&out)?)
+    }
+}
+
+impl TernaryAttention {
     /// Loads `q_proj`, `k_proj`, `v_proj` and `o_proj` under the prefix of `vb`, biases included; `how` applies to dense
     /// weights.
     ///
@@ -206,7 +335,7 @@ impl TernaryAttention {
     /// As [`TernaryLinear::load`] and [`new`](Self::new), and [`NnError::Spec`] when there is a `q_norm`, `k_norm` or
     /// `attn_sub_norm`, which this module does not compute.
     pub fn load(
-        config: &TernaryAttentionConfig,
+        config: &AttentionConfig,
         vb: VarBuilder<'_>,
         how: impl Into<TernarizeOptions>,
     ) -> Result<Self, CandleError> {
@@ -215,7 +344,7 @@ impl TernaryAttention {
         refuse_extra(&vb, &["q_norm", "k_norm", "attn_sub_norm"])?;
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let layer = |name, cols, rows| TernaryLinear::load(cols, rows, vb.pp(name), how);
-        let weights = TernaryAttentionWeights {
+        let weights = AttentionWeights {
             q_proj: layer("q_proj", config.hidden, q)?,
             k_proj: layer("k_proj", config.hidden, kv)?,
             v_proj: layer("v_proj", config.hidden, kv)?,
@@ -228,93 +357,15 @@ impl TernaryAttention {
     #[must_use]
     pub fn with_activations(self, activations: impl Into<ActivationPolicy>) -> Self {
         let activations = activations.into();
-        Self { weights: self.weights.map(|layer| layer.with_activations(activations)), ..self }
-    }
-
-    /// Uses another executor, in the projections too.
-    #[must_use]
-    pub fn with_cpu(self, cpu: Cpu) -> Self {
-        let weights = self.weights.map(|layer| layer.with_cpu(cpu.clone()));
-        Self { weights, rotary: self.rotary.with_cpu(cpu.clone()), cpu, ..self }
-    }
-
-    /// The sizes.
-    pub fn config(&self) -> &TernaryAttentionConfig {
-        &self.config
-    }
-
-    /// An empty cache for `batch` sequences of up to `capacity` positions. With a window of `w`, a capacity of
-    /// `w + n - 1` is enough for any length in steps of at most `n` tokens.
-    ///
-    /// # Errors
-    ///
-    /// As [`KvCache::new`].
-    pub fn new_cache(
-        &self,
-        batch: usize,
-        capacity: usize,
-        precision: KvPrecision,
-    ) -> Result<KvCache, CandleError> {
-        KvCache::new(batch, self.config.kv_heads, self.config.head_dim, capacity, precision)
-    }
-
-    /// Computes attention for the next tokens of every sequence, at the positions after those in `cache`, and appends them to
-    /// the cache.
-    ///
-    /// # Errors
-    ///
-    /// [`NnError::ContextFull`] or [`NnError::StepTooLong`] when the cache is too small, [`NnError::Shape`] for a shape
-    /// mismatch, [`NnError::EmptyStep`] without a token, [`NnError::Spec`] for an unsupported device or dtype, or an input (or
-    /// a bias) that is tracked for gradients, which do not flow through a cache: detach it. On an error the cache is unchanged.
-    pub fn forward_with_cache(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor, CandleError> {
-        let (batch, tokens) = self.check_input(x)?;
-        let problem = self.spec();
-        cache.check_room(&problem, batch, tokens)?;
-        let [q, k, v] = self.project(x, cache.len())?;
-        if q.track_op() || k.track_op() || v.track_op() {
-            let rule = "must not be tracked for gradients: detach it, or use `forward`";
-            return Err(NnError::Spec {
-                field: "an input with a cache",
-                rule,
-                got: "a tracked tensor".to_owned(),
-            }
-            .into());
-        }
-        let values =
-            |x: &Tensor| -> Result<Vec<f32>, CandleError> { Ok(to_f32(x)?.flatten_all()?.to_vec1()?) };
-        let (q_values, k, v) = (values(&q)?, values(&k)?, values(&v)?);
-        let out = cache.step(&self.cpu, &problem, (&q_values, &k, &v), tokens)?;
-        let out = Tensor::from_vec(out, q.shape(), q.device())?.to_dtype(x.dtype())?;
-        Ok(self.weights.o_proj.forward(&out)?)
-    }
-
-    fn spec(&self) -> AttentionSpec {
-        let TernaryAttentionConfig { heads, kv_heads, head_dim, window, .. } = self.config;
-        let factor = self.config.rope.attention_factor();
-        AttentionSpec { heads, kv_heads, head_dim, scale: factor * factor / (head_dim as f32).sqrt(), window }
-    }
-
-    /// Sequences and tokens of an input.
-    fn check_input(&self, x: &Tensor) -> Result<(usize, usize), CandleError> {
-        check_len("axes of the input of attention", 3, x.rank())?;
-        check_width("input of attention", x, self.config.hidden)?;
-        Ok((x.dim(0)?, x.dim(1)?))
-    }
-
-    /// Queries, keys and values, the first two after RoPE.
-    fn project(&self, x: &Tensor, first_position: usize) -> Result<[Tensor; 3], CandleError> {
-        let TernaryAttentionWeights { q_proj, k_proj, v_proj, .. } = &self.weights;
-        let q = self.rotary.forward(&q_proj.forward(x)?, first_position)?;
-        let k = self.rotary.forward(&k_proj.forward(x)?, first_position)?;
-        Ok([q, k, v_proj.forward(x)?])
+        let AttentionWeights { q_proj, k_proj, v_proj, o_proj } = self.weights;
+        let [q_proj, k_proj, v_proj, o_proj] =
+            [q_proj, k_proj, v_proj, o_proj].map(|layer| layer.with_activations(activations));
+        Self { weights: AttentionWeights { q_proj, k_proj, v_proj, o_proj }, ..self }
     }
 }
 
-impl Module for TernaryAttention {
+impl<L: Projection> Module for MultiHeadAttention<L> {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        self.check_input(x)?;
-        let [q, k, v] = self.project(x, 0)?;
-        let out = attention(&self.cpu, &self.spec(), &q, &k, &v)?;
-        self.weights.o_proj.forward(&out)
+        Ok(self.forward_with(x, None, None)?)
     }
 }

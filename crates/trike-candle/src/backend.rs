@@ -9,7 +9,6 @@ use trike_trit::{GroupSize, Hadamard};
 use trike_core::Tensor as Weight;
 use trike_nn::{Backend, CacheSpec, NnError, StepInputs, check};
 
-use crate::kv::unsupported;
 use crate::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, CandleError, GatedActivation, KvPrecision,
     RopePairing, RopeSpec,
@@ -54,6 +53,12 @@ pub struct CandleCache {
     k: Tensor,
     v: Tensor,
     spec: CacheSpec,
+}
+
+/// The error for a cache in a precision that the reference does not store.
+fn unsupported(precision: KvPrecision) -> NnError {
+    let rule = "must be f32 or f16 with Candle";
+    NnError::Spec { field: "precision of a KV cache", rule, got: precision.name().to_owned() }
 }
 
 impl Backend for CandleBackend {

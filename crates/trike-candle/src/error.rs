@@ -25,6 +25,9 @@ pub enum CandleError {
     /// An invalid shape, size, weight, cache or kernel input.
     #[error(transparent)]
     Nn(NnError),
+    /// An error of products of trits.
+    #[error(transparent)]
+    Popcount(#[from] trike_popcount::PopcountError),
 }
 
 impl From<NnError> for CandleError {
@@ -43,7 +46,7 @@ impl From<CandleError> for NnError {
     fn from(error: CandleError) -> Self {
         match error {
             CandleError::Nn(error) => error,
-            candle @ CandleError::Candle(_) => Self::Backend(Box::new(candle)),
+            other @ (CandleError::Candle(_) | CandleError::Popcount(_)) => Self::Backend(Box::new(other)),
         }
     }
 }
@@ -56,6 +59,7 @@ impl From<CandleError> for candle_core::Error {
             CandleError::Candle(error) => error,
             // Not `wrap`, which would add a backtrace to the message.
             CandleError::Nn(error) => Self::Wrapped(Box::new(error)),
+            CandleError::Popcount(error) => Self::Wrapped(Box::new(error)),
         }
     }
 }
@@ -100,6 +104,13 @@ mod tests {
         assert!(through.to_string().starts_with("candle: "));
         assert!(matches!(CandleError::from(through), CandleError::Candle(candle_core::Error::Msg(_))));
         assert!(matches!(candle_core::Error::from(candle()), candle_core::Error::Msg(_)));
+
+        let popcount = || CandleError::from(trike_popcount::PopcountError::MultiplePlanes { planes: 2 });
+        let text = popcount().to_string();
+        let through = NnError::from(popcount());
+        assert_eq!(through.to_string(), text);
+        assert!(matches!(CandleError::from(through), CandleError::Popcount(_)));
+        assert_eq!(candle_core::Error::from(popcount()).to_string(), text);
 
         // Another backend's error stays what it is.
         let foreign: Box<dyn Error + Send + Sync> = "foreign".into();

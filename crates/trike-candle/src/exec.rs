@@ -59,6 +59,17 @@ pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Resu
     if expected == got { Ok(()) } else { Err(NnError::Shape { what, expected, got }.into()) }
 }
 
+/// Checks that all values are finite; `field` names one of them.
+pub(crate) fn check_finite(field: &'static str, values: &[f32]) -> Result<(), CandleError> {
+    match values.iter().position(|v| !v.is_finite()) {
+        None => Ok(()),
+        Some(index) => {
+            let got = format!("{} at index {index}", values[index]);
+            Err(NnError::Spec { field, rule: "must be finite", got }.into())
+        }
+    }
+}
+
 /// The elements of an argument of a custom operation, made contiguous by [`to_f32`].
 pub(crate) fn floats<'a>(
     op: &'static str,
@@ -67,6 +78,18 @@ pub(crate) fn floats<'a>(
 ) -> candle_core::Result<&'a [f32]> {
     let (start, end) = layout.contiguous_offsets().ok_or(candle_core::Error::RequiresContiguous { op })?;
     Ok(&storage.as_slice::<f32>()?[start..end])
+}
+
+/// Checks that no tensor is tracked for gradients.
+pub(crate) fn check_untracked(
+    field: &'static str,
+    rule: &'static str,
+    tensors: &[&Tensor],
+) -> Result<(), CandleError> {
+    if tensors.iter().any(|x| x.track_op()) {
+        return Err(NnError::Spec { field, rule, got: "a tracked tensor".to_owned() }.into());
+    }
+    Ok(())
 }
 
 #[cfg(test)]

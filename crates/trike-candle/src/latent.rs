@@ -5,8 +5,8 @@ use candle_nn::{Module, VarBuilder};
 use trike_core::{DenseData, DenseTensor, absmean_trits};
 use trike_trit::{Encoding, Granularity};
 
-use crate::exec::{check_device, check_len, check_width, floats, to_f32};
-use crate::{BitLinear, CandleError, NnError};
+use crate::exec::{check_device, check_finite, check_len, check_width, floats, to_f32};
+use crate::{BitLinear, CandleError};
 
 /// Lower bound of the largest magnitude of a token in the scale of its activations.
 const SMALLEST: f32 = 1e-5;
@@ -48,7 +48,7 @@ impl LatentBitLinear {
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`] for another device or dtype, [`NnError::Shape`] for a bias of another shape,
+    /// [`NnError::Spec`](crate::NnError::Spec) for another device or dtype, [`NnError::Shape`](crate::NnError::Shape) for a bias of another shape,
     /// [`CandleError::Candle`] if the weight does not have two axes.
     pub fn new(weight: Tensor, bias: Option<Tensor>) -> Result<Self, CandleError> {
         let (rows, _) = weight.dims2()?;
@@ -163,15 +163,5 @@ impl CustomOp1 for Rounded {
 
     fn bwd(&self, _arg: &Tensor, _res: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
         Ok(Some(grad.clone()))
-    }
-}
-
-fn check_finite(field: &'static str, values: &[f32]) -> Result<(), CandleError> {
-    match values.iter().position(|v| !v.is_finite()) {
-        None => Ok(()),
-        Some(index) => {
-            let got = format!("{} at index {index}", values[index]);
-            Err(NnError::Spec { field, rule: "must be finite", got }.into())
-        }
     }
 }

@@ -24,8 +24,10 @@
 //! * linear layers: [`TernaryLinear`] with [`LinearKind`], [`BitLinear`], [`convert_linear`];
 //!   [`LatentBitLinear`], which is trained
 //! * weights: [`quantize_tensor`] with [`Ternarize`] and [`QuantizationStats`]; [`TernarizeOptions`]
-//! * attention: [`TernaryAttention`] with [`TernaryAttentionConfig`] and [`TernaryAttentionWeights`], [`KvCache`],
-//!   [`attention()`](attention())
+//! * attention with its projections: [`MultiHeadAttention`] with [`AttentionConfig`] and [`AttentionWeights`] of any [`Projection`];
+//!   [`TernaryAttention`] with [`TernaryAttentionConfig`] and [`TernaryAttentionWeights`]
+//! * attention alone: [`Attention`] and [`attention()`](attention()), with [`KvCache`], [`KvPrecision`], [`KeySelector`], [`PromptKeys`],
+//!   [`AttentionMask`], [`BlockBitmap`], [`AttentionScores`]
 //! * the rest of a block: [`RmsNorm`] and [`rms_norm()`], [`RotaryEmbedding`], [`SwiGlu`] and [`gated()`]
 //! * threads: [`shared_cpu`]; every module has `with_cpu` for another executor
 //! * whole decoders for comparisons: [`CandleBackend`], the reference that implements [`trike_nn::Backend`]
@@ -45,24 +47,31 @@
 #[doc = include_str!("../../../docs/src/candle.md")]
 pub struct Handbook;
 
+mod attend;
 mod attention;
 mod backend;
 mod bitlinear;
+mod dense;
 mod error;
 mod exec;
 mod kv;
 mod latent;
 mod linear;
+mod mask;
 mod mlp;
 mod norm;
 #[cfg(feature = "gpu")]
 mod on_device;
 mod packed;
+mod popcount;
+mod projections;
 mod quantize;
 mod rotary;
 mod scores;
+mod trits;
 
-pub use attention::{TernaryAttention, TernaryAttentionConfig, TernaryAttentionWeights};
+pub use attend::{Attention, attention};
+pub use attention::{AttentionConfig, MultiHeadAttention, TernaryAttention, TernaryAttentionConfig};
 pub use backend::{CandleBackend, CandleCache, CandleMatrix, CandleRope};
 pub use bitlinear::BitLinear;
 pub use error::CandleError;
@@ -70,14 +79,16 @@ pub use exec::shared_cpu;
 pub use kv::KvCache;
 pub use latent::LatentBitLinear;
 pub use linear::{LinearKind, TernaryLinear, convert_linear};
+pub use mask::AttentionMask;
 pub use mlp::{SwiGlu, gated};
 pub use norm::{RmsNorm, rms_norm};
+pub use projections::{AttentionWeights, Projection, TernaryAttentionWeights};
 pub use quantize::{QuantizationStats, Ternarize, TernarizeOptions, quantize_tensor};
 pub use rotary::RotaryEmbedding;
-pub use scores::attention;
 pub use trike_core::{
-    ActivationPolicy, ActivationPrecision, AttentionSpec, GatedActivation, KvPrecision, Layout, RopePairing,
-    RopeScaling, RopeSpec,
+    ActivationPolicy, ActivationPrecision, AttentionSpec, BlockBitmap, GatedActivation, KeySelector,
+    KvPrecision, Layout, PromptKeys, RopePairing, RopeScaling, RopeSpec,
 };
 pub use trike_cpu::Cpu;
 pub use trike_nn::NnError;
+pub use trits::AttentionScores;

@@ -139,18 +139,18 @@ impl Module for SwiGlu {
 }
 
 /// Checks the shape of a projection.
-pub(crate) fn check_layer(
-    name: &str,
-    layer: &TernaryLinear,
-    rows: usize,
-    cols: usize,
-) -> Result<(), CandleError> {
-    let (got_rows, got_cols) = (layer.out_features(), layer.in_features());
-    if (got_rows, got_cols) == (rows, cols) {
+fn check_layer(name: &str, layer: &TernaryLinear, rows: usize, cols: usize) -> Result<(), CandleError> {
+    check_shape(name, [layer.out_features(), layer.in_features()], [rows, cols])
+}
+
+/// Checks the rows and columns of a projection.
+pub(crate) fn check_shape(name: &str, got: [usize; 2], expected: [usize; 2]) -> Result<(), CandleError> {
+    let ([got_rows, got_cols], [expected_rows, expected_cols]) = (got, expected);
+    if got == expected {
         return Ok(());
     }
     let name = name.to_owned();
-    Err(NnError::WeightShape { name, expected_rows: rows, expected_cols: cols, got_rows, got_cols }.into())
+    Err(NnError::WeightShape { name, expected_rows, expected_cols, got_rows, got_cols }.into())
 }
 
 /// Returns an error for checkpoints with norms that the module does not implement.

@@ -1,64 +1,29 @@
-//! Causal attention of whole sequences, with its gradient.
+//! Causal attention of whole sequences by the kernels, with its gradient.
 
-use candle_core::{CpuStorage, CustomOp3, D, Device, Layout, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp3, D, Layout, Shape, Tensor};
+use trike_core::BlockBitmap;
 use trike_cpu::{Cpu, CpuOps, KvData, KvView};
 
-use crate::exec::{check_len, check_width, floats, to_f32};
-use crate::{AttentionSpec, CandleError, NnError};
+use crate::exec::floats;
+use crate::mask::{AttentionMask, Visible};
+use crate::{AttentionSpec, CandleError};
 
-/// Causal attention `softmax(scale q k^T) v` for each head, limited to the last `window` positions (the token's own included) if
-/// the spec has a window.
-///
-/// `q` is `[batch, tokens, heads * head_dim]`, `k` and `v` are `[batch, tokens, kv_heads * head_dim]`, on the CPU in
-/// f32, f16 or bf16; the result has the shape and dtype of `q`. Gradients flow to all three; the backward pass materializes
-/// the `tokens x tokens` scores of every head.
-///
-/// ```
-/// use candle_core::{Device, Tensor};
-/// use trike_candle::{AttentionSpec, attention, shared_cpu};
-///
-/// let spec = AttentionSpec { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: None };
-/// let q = Tensor::zeros((1, 2, 1), candle_core::DType::F32, &Device::Cpu)?;
-/// let v = Tensor::new(&[[[2f32], [4.0]]], &Device::Cpu)?;
-/// // With all scores zero, each token averages the values that it attends to.
-/// let y = attention(&shared_cpu()?, &spec, &q, &q, &v)?;
-/// assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, [2.0, 3.0]);
-/// # Ok::<(), trike_candle::CandleError>(())
-/// ```
-///
-/// # Errors
-///
-/// [`NnError::Shape`] when shapes do not match, [`NnError::EmptyStep`] without a token, [`NnError::Spec`] for an unsupported
-/// device or dtype, [`NnError::Cpu`] if `kv_heads` does not divide `heads` or the window is zero.
-pub fn attention(
+/// Causal attention of `q`, `[batch, tokens, heads * head_dim]`, to `k` and `v`, `[batch, tokens, kv_heads * head_dim]`, all in f32 and
+/// checked. Differentiable; the backward pass materializes the `tokens x tokens` scores of every head.
+pub(crate) fn attend(
     cpu: &Cpu,
-    spec: &AttentionSpec,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    problem: &AttentionSpec,
+    blocks: Option<&BlockBitmap>,
+    [q, k, v]: [&Tensor; 3],
 ) -> Result<Tensor, CandleError> {
-    let problem = *spec;
-    let width = |heads: usize| heads.saturating_mul(spec.head_dim);
-    check_width("width of queries", q, width(spec.heads))?;
-    check_width("width of keys", k, width(spec.kv_heads))?;
-    check_width("width of values", v, width(spec.kv_heads))?;
-    check_len("axes of queries", 3, q.rank())?;
-    let (batch, tokens, _) = q.dims3()?;
-    for x in [k, v] {
-        check_len("axes of keys and values", 3, x.rank())?;
-        check_len("sequences of keys and values", batch, x.dim(0)?)?;
-        check_len("tokens of keys and values", tokens, x.dim(1)?)?;
-    }
-    if batch == 0 || tokens == 0 {
-        return Err(NnError::EmptyStep.into());
-    }
-    let op = AttentionOp { cpu: cpu.clone(), problem };
-    Ok(to_f32(q)?.apply_op3(&to_f32(k)?, &to_f32(v)?, op)?.to_dtype(q.dtype())?)
+    let op = AttentionOp { cpu: cpu.clone(), problem: *problem, blocks: blocks.cloned() };
+    Ok(q.apply_op3(k, v, op)?)
 }
 
 struct AttentionOp {
     cpu: Cpu,
     problem: AttentionSpec,
+    blocks: Option<BlockBitmap>,
 }
 
 impl AttentionOp {
@@ -78,13 +43,14 @@ impl AttentionOp {
         x.transpose(1, 2)?.contiguous()?.reshape((batch, tokens, heads * d))
     }
 
-    /// Attention mask: 0 if a token attends to another, else minus infinity.
-    fn mask(&self, tokens: usize) -> candle_core::Result<Tensor> {
-        let row = |i: usize| {
-            let span = self.problem.span(i);
-            (0..tokens).map(move |j| if span.contains(&j) { 0.0 } else { f32::NEG_INFINITY })
-        };
-        Tensor::from_vec((0..tokens).flat_map(row).collect::<Vec<f32>>(), (1, tokens, tokens), &Device::Cpu)
+    /// The scores of all pairs with minus infinity where a token does not attend to another.
+    fn masked(&self, scores: &Tensor, batch: usize, tokens: usize) -> Result<Tensor, CandleError> {
+        let mask = self.blocks.as_ref().map(AttentionMask::Blocks);
+        let visible = Visible::new(&self.problem, true, batch, 0..tokens, mask)?;
+        let heads = self.problem.heads;
+        let scores = scores.reshape((batch, heads, tokens, tokens))?;
+        let scores = scores.broadcast_add(&visible.tensor(0..tokens)?)?;
+        Ok(scores.reshape((batch * heads, tokens, tokens))?)
     }
 }
 
@@ -118,9 +84,12 @@ impl CustomOp3 for AttentionOp {
             }
             let view = KvView { k: KvData::F32(&heads_k), v: KvData::F32(&heads_v), capacity: tokens };
             let span = i * tokens * width..(i + 1) * tokens * width;
-            self.cpu
-                .attention(&self.problem, &q[span.clone()], 0, view, &mut out[span])
-                .map_err(CandleError::from)?;
+            let (q, out) = (&q[span.clone()], &mut out[span]);
+            match &self.blocks {
+                Some(blocks) => self.cpu.attention_masked(&self.problem, q, 0, view, blocks, out),
+                None => self.cpu.attention(&self.problem, q, 0, view, out),
+            }
+            .map_err(CandleError::from)?;
         }
         Ok((CpuStorage::F32(out), l1.shape().clone()))
     }
@@ -140,7 +109,7 @@ impl CustomOp3 for AttentionOp {
         let scale = f64::from(scale);
         let (q, g) = (self.split(q, heads)?, self.split(grad, heads)?);
         let (k, v) = (self.split(k, kv_heads)?, self.split(v, kv_heads)?);
-        let scores = (q.matmul(&k.t()?)? * scale)?.broadcast_add(&self.mask(tokens)?)?;
+        let scores = self.masked(&(q.matmul(&k.t()?)? * scale)?, batch, tokens)?;
         let p = candle_nn::ops::softmax(&scores, D::Minus1)?;
         let grad_p = g.matmul(&v.t()?)?;
         let along = (&grad_p * &p)?.sum_keepdim(D::Minus1)?;

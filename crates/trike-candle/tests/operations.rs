@@ -4,8 +4,8 @@ use trike_candle::CandleBackend;
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cpu::Cpu;
 use trike_nn::{
-    ActivationPrecision, AttentionSpec, Backend, CacheSpec, CpuBackend, GatedActivation, KeySelector,
-    KvPrecision, NnError, PromptKeys, RopePairing, RopeSpec, StepInputs, Tensor,
+    ActivationPrecision, AttentionSpec, Backend, CacheSpec, CpuBackend, Eviction, GatedActivation,
+    KeySelector, KvPrecision, NnError, PromptKeys, RopePairing, RopeSpec, StepInputs, Tensor,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
@@ -157,6 +157,7 @@ fn attention_of_two_sequences_at_once() {
             precision,
             keys,
             prompt_keys: PromptKeys::All,
+            eviction: Eviction::Never,
         };
         let mut caches = [backend.new_cache(&cache).expect("one"), backend.new_cache(&cache).expect("one")];
         let mut rng = Rng::new(5);
@@ -200,6 +201,7 @@ fn the_reference_refuses_an_int8_cache() {
         precision,
         keys,
         prompt_keys: PromptKeys::All,
+        eviction: Eviction::Never,
     };
     let refused = candle().new_cache(&cache(KvPrecision::Int8)).expect_err("no int8");
     assert_eq!(refused.to_string(), "precision of a KV cache must be f32 or f16 with Candle, got int8");

@@ -12,7 +12,7 @@
 //!   [`Int8Tiles`] with [`Int8Shape`]
 //! * ternarization of dense weights, with definitions that several crates share: [`exact_trits`], [`absmean_trits`], [`absmean`]
 //! * precisions: [`ActivationPrecision`], [`ActivationPolicy`], [`KvPrecision`]; of products in training: [`ProductPrecision`]
-//! * operations: [`GatedActivation`], [`AttentionSpec`], [`KeySelector`] with [`SelectedKeys`], [`PromptKeys`] with [`BlockBitmap`], [`RopeSpec`] with [`RopePairing`] and
+//! * operations: [`GatedActivation`], [`AttentionSpec`], [`KeySelector`] with [`SelectedKeys`], [`PromptKeys`] with [`BlockBitmap`], [`Eviction`], [`RopeSpec`] with [`RopePairing`] and
 //!   [`RopeScaling`], [`TritScore`]
 //! * costs: [`Cost`], [`LinearProblem`]
 //! * device names: [`DeviceSpec`], [`Runtime`], [`UnknownDevice`]
@@ -28,6 +28,7 @@ mod cost;
 mod dense;
 mod device;
 mod error;
+mod eviction;
 mod int8;
 mod keys;
 mod layout;
@@ -47,6 +48,7 @@ pub use cost::{Cost, LinearProblem};
 pub use dense::{DenseData, DenseTensor, MAX_DIMS, elements};
 pub use device::{DeviceSpec, Runtime, UnknownDevice};
 pub use error::{SpecError, TensorError};
+pub use eviction::Eviction;
 pub use int8::Int8Tensor;
 pub use keys::{KeySelector, SelectedKeys};
 pub use layout::Layout;

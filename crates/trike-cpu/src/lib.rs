@@ -14,7 +14,7 @@
 //!   [`DenseMatrix`] with [`DenseData`]
 //! * activations: [`ActivationPrecision`]
 //! * positions: [`RopeTable`], [`RopePairing`]
-//! * attention: [`AttentionSpec`], [`KvView`], [`KvData`], [`quantize_head`], [`quantize_head_int4`]; to selected keys: [`KeySelection`] of a [`KeySelector`],
+//! * attention: [`AttentionSpec`], [`KvView`], [`KvData`], [`KvBuffer`], [`quantize_head`], [`quantize_head_int4`]; to selected keys: [`KeySelection`] of a [`KeySelector`],
 //!   [`KeyIndex`], [`KeyScratch`]; to blocks of keys: [`BlockBitmap`], chosen for [`PromptKeys`]
 //! * gated MLP: [`GatedActivation`]
 //! * backward passes: [`grad`], [`transpose`]
@@ -50,7 +50,9 @@ mod ternary;
 mod transpose;
 mod vectorized;
 
-pub use attention::{KeyIndex, KeyScratch, KeySelection, KvData, KvView, quantize_head, quantize_head_int4};
+pub use attention::{
+    KeyIndex, KeyScratch, KeySelection, KvBuffer, KvData, KvView, quantize_head, quantize_head_int4,
+};
 pub use error::CpuError;
 pub use matmul::{MatrixRef, Store, matmul, matmul_rounded};
 pub use matrix::{DenseMatrix, EditOutcome, Int8Matrix, MAX_COLS, Matrix, TernaryMatrix, choose_layout};

@@ -197,6 +197,34 @@ pub trait CpuOps {
         keys: PromptKeys,
     ) -> Result<Option<BlockBitmap>, CpuError>;
 
+    /// The attention that each position gets from all queries, summed over these and over the heads that share its key: `[kv_heads][positions]`,
+    /// from position 0 to that of the last query. Every query head of every token gives 1 in all.
+    ///
+    /// With keys of f32 in f32, else with queries and keys in 16-bit integers, as in [`attention`](Self::attention) of prompts.
+    ///
+    /// # Errors
+    ///
+    /// As [`attention`](Self::attention).
+    ///
+    /// ```
+    /// use trike_cpu::{AttentionSpec, Cpu, CpuOps, KvData, KvView};
+    ///
+    /// let problem = AttentionSpec { heads: 2, kv_heads: 1, head_dim: 1, scale: 1.0, window: None };
+    /// let (k, v) = ([0.0, 0.0, 40.0, 0.0], [1.0; 4]);
+    /// let kv = KvView { k: KvData::F32(&k), v: KvData::F32(&v), capacity: 4 };
+    /// // One head looks for the third key, the other for none of them.
+    /// let received = Cpu::new(1)?.attention_received(&problem, &[1.0, 0.0], 3, kv)?;
+    /// assert_eq!(received, [0.25, 0.25, 1.25, 0.25]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    fn attention_received(
+        &self,
+        problem: &AttentionSpec,
+        q: &[f32],
+        first_position: usize,
+        kv: KvView<'_>,
+    ) -> Result<Vec<f32>, CpuError>;
+
     /// [`attention`](Self::attention) of the query of one token at `position` to the positions that a selector selects for each key/value
     /// head; to all of them if it selects from no fewer.
     ///
@@ -404,6 +432,16 @@ impl CpuOps for Cpu {
         keys: PromptKeys,
     ) -> Result<Option<BlockBitmap>, CpuError> {
         attention::choose_blocks(self, problem, q, first_position, kv, keys)
+    }
+
+    fn attention_received(
+        &self,
+        problem: &AttentionSpec,
+        q: &[f32],
+        first_position: usize,
+        kv: KvView<'_>,
+    ) -> Result<Vec<f32>, CpuError> {
+        attention::attention_received(self, problem, q, first_position, kv)
     }
 
     fn attention_selected(

@@ -1,4 +1,4 @@
-//! Attention to blocks of keys, and the choice of these blocks: on every instruction set, over every cache, against oracles in f64.
+//! Attention to blocks of keys, the choice of these blocks, and the attention that each position gets: on every instruction set, over every cache, against oracles in f64.
 
 mod common;
 
@@ -307,6 +307,49 @@ fn the_blocks_with_the_most_attention_of_a_sample_are_kept() {
                 assert_eq!(set(&other), set(&want), "{case:?}, {}", describe(&cpu));
             }
         }
+    }
+}
+
+#[test]
+fn positions_get_the_attention_that_the_queries_give() {
+    let mut rng = Rng::new(76);
+    for case in CASES {
+        let problem = problem(&mut rng, case);
+        let (heads, kv_heads) = (problem.spec.heads, problem.spec.kv_heads);
+        let end = problem.first + problem.tokens;
+        for cache in &problem.caches {
+            let mut want = vec![0.0f64; kv_heads * end];
+            for row in 0..problem.tokens * heads {
+                let kv_head = row % heads * kv_heads / heads;
+                for (position, weight) in problem.weights(&cache[0], row, |_| true) {
+                    want[kv_head * end + position] += weight;
+                }
+            }
+            let want: Vec<f32> = want.into_iter().map(|sum| sum as f32).collect();
+            for cpu in cpus() {
+                let kv = problem.view(cache);
+                let got =
+                    cpu.attention_received(&problem.spec, &problem.q, problem.first, kv).expect("valid");
+                assert!(got.iter().all(|v| v.is_finite()), "{case:?}, {}", describe(&cpu));
+                assert_close(&got, &want, BOUND);
+                // What nobody sees gets nothing.
+                assert!(got.iter().zip(&want).all(|(got, want)| *want > 0.0 || *got == 0.0), "{case:?}");
+            }
+        }
+        let none = Cpu::new(1).unwrap().attention_received(
+            &problem.spec,
+            &[],
+            problem.first,
+            problem.view(&problem.caches[0]),
+        );
+        assert!(none.expect("no queries").is_empty());
+        let odd = Cpu::new(1).unwrap().attention_received(
+            &problem.spec,
+            &problem.q[1..],
+            problem.first,
+            problem.view(&problem.caches[0]),
+        );
+        assert!(odd.is_err());
     }
 }
 

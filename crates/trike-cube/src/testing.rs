@@ -45,7 +45,6 @@ fn open(planes: Planes) -> Result<Device, CubeError> {
     loop {
         let spec = DeviceSpec::Numbered(Runtime::Wgpu, index);
         let device = Device::open_with(spec, DeviceOptions::default().with_planes(planes))?;
-        // Without a Vulkan driver wgpu falls back to OpenGL in silence; that one has no halves.
         if device.is_software() && device.name().contains("llvmpipe") && device.capabilities().f16 {
             return Ok(device);
         }

@@ -1,7 +1,7 @@
 //! What each precision of keys and values costs, against f32: perplexity ratio, Kullback-Leibler divergence and equal best tokens.
 //!
-//! `cargo run -p trike-llm --example kv -- MODEL TEXT TOKENIZER [WINDOWS]` reads up to WINDOWS (50) windows of the model's context, with
-//! f32 activations. (`trike perplexity --base` has the same precision of keys and values for both models.)
+//! `cargo run -p trike-llm --example kv -- MODEL TEXT TOKENIZER|- [WINDOWS]` reads up to WINDOWS (50) windows of the model's context, with
+//! f32 activations; `-` is the model's own tokenizer. (`trike perplexity --kv --base` compares one precision with the model's default.)
 #![expect(clippy::print_stdout, reason = "the example prints its result")]
 
 use std::error::Error;
@@ -31,11 +31,11 @@ fn mean(values: &[f64]) -> (f64, f64) {
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [model, text, tokenizer, rest @ ..] = &args[..] else {
-        return Err("arguments: MODEL TEXT TOKENIZER [WINDOWS]".into());
+        return Err("arguments: MODEL TEXT TOKENIZER|- [WINDOWS]".into());
     };
     let windows = rest.first().map_or(Ok(50), |n| n.parse())?;
     let file = ModelFile::open(model)?;
-    let tokenizer = file.tokenizer(Some(tokenizer.as_ref()))?;
+    let tokenizer = file.tokenizer((tokenizer != "-").then(|| tokenizer.as_ref()))?;
     let options = LoadOptions::default().with_tokenizer(tokenizer).with_activations(ActivationPrecision::F32);
     let model = LanguageModel::load_with(&file, &options, &mut |_, _| ())?;
     let spec = &model.config().spec;

@@ -20,6 +20,8 @@ pub enum Synthetic {
     Large,
     /// 30 layers, 2560 / 6912, 20 query and 5 key heads: BitNet-b1.58-2B-4T.
     B2,
+    /// 32 layers, 4096 / 14336, 32 query and 8 key heads: Llama-3-8B.
+    B8,
 }
 
 impl Synthetic {
@@ -29,6 +31,7 @@ impl Synthetic {
             Self::M125 => (12, 768, 2048, 12, 12),
             Self::Large => (24, 1536, 4096, 16, 16),
             Self::B2 => (30, 2560, 6912, 20, 5),
+            Self::B8 => (32, 4096, 14_336, 32, 8),
         };
         DecoderSpec {
             hidden,
@@ -50,12 +53,13 @@ impl Synthetic {
         }
     }
 
-    /// `125m`, `large` or `2b`.
+    /// `125m`, `large`, `2b` or `8b`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::M125 => "125m",
             Self::Large => "large",
             Self::B2 => "2b",
+            Self::B8 => "8b",
         }
     }
 }

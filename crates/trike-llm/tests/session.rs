@@ -3,10 +3,10 @@
 use std::ops::ControlFlow;
 
 use trike_llm::{
-    FinishReason, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, Pooling, Session,
-    constraint::Grammar, sampler::SamplerConfig,
+    FinishReason, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, Pooling,
+    ScoreOptions, Session, Split, compare_ids, constraint::Grammar, sampler::SamplerConfig,
 };
-use trike_nn::{ActivationPrecision, KeySelector, KvPrecision};
+use trike_nn::{ActivationPrecision, Eviction, KeySelector, KvLimit, KvPrecision, KvSpec};
 use trike_testkit::{assert_all_near, assert_near};
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
@@ -204,7 +204,8 @@ fn logits_after_a_prompt_are_those_of_a_fresh_start() {
     let rows = |session: &mut Session, ids: &[u32], prompt: usize, keys: KeySelector| {
         let mut rows = Vec::new();
         let on_row = |i: usize, row: &[f32]| rows.push((i, row.to_vec()));
-        model.logits_in(session, ids, prompt, KvPrecision::F32, keys, on_row).expect("logits");
+        let kv = KvSpec::new(KvPrecision::F32, ids.len()).with_keys(keys);
+        model.logits_in(session, ids, prompt, &kv, on_row).expect("logits");
         rows
     };
     let fresh = rows(&mut Session::default(), all, end, KeySelector::All);
@@ -235,6 +236,55 @@ fn logits_after_a_prompt_are_those_of_a_fresh_start() {
     // Nothing to pass on, and too much.
     assert!(rows(&mut session, all, 200, signs).is_empty());
     let long = vec![1; 513];
-    let error = model.logits_in(&mut session, &long, 500, KvPrecision::F32, signs, |_, _| ());
+    let kv = KvSpec::new(KvPrecision::F32, 513).with_keys(signs);
+    let error = model.logits_in(&mut session, &long, 500, &kv, |_, _| ());
     assert!(matches!(error, Err(LlmError::PromptTooLong { tokens: 513, context: 512 })), "{error:?}");
+}
+
+/// A limit that the text does not reach changes nothing; beyond it the text goes on, to the end of the context, and what was evicted is
+/// counted. A session whose positions were evicted is read again.
+#[test]
+fn a_limited_cache_forgets_and_goes_on() {
+    let model = model();
+    let prompt = ids(&model, &"Once upon a time there was a dog. ".repeat(12));
+    let options = GenerateOptions::default().with_kv(KvPrecision::F32);
+    let generate = |session: &mut Session, prompt: &[u32], options: &GenerateOptions| {
+        model
+            .generate_in(session, prompt.to_vec(), &[], options, |_| ControlFlow::Continue(()))
+            .expect("a text")
+    };
+    let limit = |positions| KvLimit { positions, eviction: Eviction::Unattended };
+    let few = options.clone().with_max_tokens(20);
+    let fresh = generate(&mut Session::default(), &prompt, &few);
+    let wide = generate(&mut Session::default(), &prompt, &few.clone().with_kv_limit(limit(400)));
+    assert_eq!((&wide.ids, wide.evicted), (&fresh.ids, 0));
+    // 64 positions, and 16 fewer at each eviction.
+    let narrow = few.with_kv_limit(limit(64));
+    let mut session = Session::default();
+    let forgot = generate(&mut session, &prompt, &narrow);
+    let read = prompt.len() + 19;
+    assert_eq!(forgot.evicted, (read - 64).div_ceil(16) * 16);
+    assert_eq!(session.ids().len(), read);
+    let again = generate(&mut session, &prompt, &narrow);
+    assert_eq!((again.reused, &again.ids), (0, &forgot.ids));
+    // To the end of the model's context, which is 512.
+    let whole = generate(&mut Session::default(), &prompt, &options.with_kv_limit(limit(64)));
+    assert_eq!((whole.finish, whole.prompt_ids.len() + whole.ids.len()), (FinishReason::Context, 513));
+}
+
+/// A bounded cache costs nothing up to the bound, and the comparison shows what it costs beyond.
+#[test]
+fn a_comparison_shows_what_eviction_costs() {
+    let model = model();
+    let text = "Once upon a time there was a little girl who liked to play with her dog. ".repeat(12);
+    let text: Vec<u32> = ids(&model, &text)[..200].to_vec();
+    let compare = |positions| {
+        let limit = KvLimit { positions, eviction: Eviction::Oldest };
+        let options = ScoreOptions::new(Split::Window).with_kv(KvPrecision::F32).with_kv_limit(limit);
+        compare_ids(&model, &model, std::slice::from_ref(&text), &options, &mut |_, _| ()).expect("a score")
+    };
+    assert_eq!(compare(200).kl, 0.0);
+    let close = compare(160);
+    let far = compare(64);
+    assert!(0.0 < close.kl && close.kl < far.kl, "{} and {}", close.kl, far.kl);
 }

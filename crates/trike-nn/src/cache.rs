@@ -1,6 +1,6 @@
 //! Shape and capacity of KV caches.
 
-use crate::{DecoderSpec, KeySelector, KvPrecision, NnError, PromptKeys};
+use crate::{DecoderSpec, Eviction, KeySelector, KvPrecision, NnError, PromptKeys};
 
 /// Shape of the cache of one layer of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct CacheSpec {
     pub keys: KeySelector,
     /// Selection of the keys that steps of several tokens attend to.
     pub prompt_keys: PromptKeys,
+    /// What happens when the cache is full.
+    pub eviction: Eviction,
 }
 
 /// Configuration of a sequence's KV cache.
@@ -33,12 +35,45 @@ pub struct KvSpec {
     pub keys: KeySelector,
     /// Selection of the keys that steps of several tokens attend to; all by default. On the host only.
     pub prompt_keys: PromptKeys,
+    /// The positions that a full cache forgets; none by default. On the host only, and not with a window. A step of a full cache has
+    /// at most a quarter as many tokens as the cache has positions.
+    pub eviction: Eviction,
+}
+
+/// A bound on the memory of long sequences: a cache with fewer positions than the sequence, which evicts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLimit {
+    /// Maximum capacity of a cache in positions, at least [`Eviction::LEAST_CAPACITY`].
+    pub positions: usize,
+    /// The positions that a full cache forgets.
+    pub eviction: Eviction,
 }
 
 impl KvSpec {
+    /// This cache, or one that evicts if it would have more positions than `limit` allows.
+    ///
+    /// ```
+    /// use trike_nn::{Eviction, KvLimit, KvPrecision, KvSpec};
+    ///
+    /// let limit = KvLimit { positions: 1024, eviction: Eviction::Unattended };
+    /// let [short, long] = [500, 8000].map(|positions| KvSpec::new(KvPrecision::F16, positions).limited(limit));
+    /// assert_eq!((short.capacity, short.eviction), (500, Eviction::Never));
+    /// assert_eq!((long.capacity, long.eviction), (1024, Eviction::Unattended));
+    /// ```
+    #[must_use]
+    pub fn limited(self, limit: impl Into<Option<KvLimit>>) -> Self {
+        match limit.into() {
+            Some(KvLimit { positions, eviction }) if self.capacity > positions => {
+                self.with_capacity(positions).with_eviction(eviction)
+            }
+            _ => self,
+        }
+    }
+
     /// A cache of `capacity` positions that ends when it is full.
     pub fn new(precision: KvPrecision, capacity: usize) -> Self {
-        Self { precision, capacity, window: None, keys: KeySelector::All, prompt_keys: PromptKeys::All }
+        let (keys, prompt_keys) = (KeySelector::All, PromptKeys::All);
+        Self { precision, capacity, window: None, keys, prompt_keys, eviction: Eviction::Never }
     }
 
     /// A rolling cache with a window of `window` positions, for steps of up to `step` tokens.
@@ -57,6 +92,18 @@ impl KvSpec {
     #[must_use]
     pub fn with_prompt_keys(self, prompt_keys: PromptKeys) -> Self {
         Self { prompt_keys, ..self }
+    }
+
+    /// Sets [`eviction`](Self::eviction).
+    #[must_use]
+    pub fn with_eviction(self, eviction: Eviction) -> Self {
+        Self { eviction, ..self }
+    }
+
+    /// Sets [`capacity`](Self::capacity).
+    #[must_use]
+    pub fn with_capacity(self, capacity: usize) -> Self {
+        Self { capacity, ..self }
     }
 
     /// Bytes of the codes of the keys, in all layers of a decoder.
@@ -87,6 +134,7 @@ impl KvSpec {
             precision: self.precision,
             keys: self.keys.of_layer(layer),
             prompt_keys: self.prompt_keys.of_layer(layer),
+            eviction: self.eviction,
         }
     }
 
@@ -94,6 +142,14 @@ impl KvSpec {
         let fail = |field, rule, got: usize| Err(NnError::Spec { field, rule, got: got.to_string() });
         if !(1..=1 << 24).contains(&self.capacity) {
             return fail("capacity", "must be 1 to 16777216", self.capacity);
+        }
+        if self.eviction != Eviction::Never {
+            if self.capacity < Eviction::LEAST_CAPACITY {
+                return fail("capacity", "must be at least 64 for a cache that evicts", self.capacity);
+            }
+            if let Some(window) = self.window {
+                return fail("window", "must not be set for a cache that evicts", window);
+            }
         }
         match self.window {
             Some(0) => fail("window", "must be at least 1", 0),

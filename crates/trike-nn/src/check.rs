@@ -164,7 +164,7 @@ pub fn select_rows(count: usize, rows: &[usize]) -> Result<(), NnError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{KeySelector, KvPrecision, PromptKeys};
+    use crate::{Eviction, KeySelector, KvPrecision, PromptKeys};
 
     #[test]
     fn every_operation_refuses_by_name() {
@@ -173,7 +173,9 @@ mod tests {
         let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 8, scale: 1.0, window: None };
         let (precision, keys) = (KvPrecision::F32, KeySelector::All);
         let prompt_keys = PromptKeys::All;
-        let cache = CacheSpec { kv_heads: 2, head_dim: 8, capacity: 9, precision, keys, prompt_keys };
+        let eviction = Eviction::Never;
+        let cache =
+            CacheSpec { kv_heads: 2, head_dim: 8, capacity: 9, precision, keys, prompt_keys, eviction };
         let fits = [(3, 32), (3, 16), (3, 16)];
         let attend = |shapes, caches: &[CacheSpec]| attention(&spec, shapes, &inputs, caches.iter());
         for good in [

@@ -11,7 +11,7 @@
 //! the rest of the batch.
 //!
 //! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`],
-//!   [`KeySelector`], [`PromptKeys`], [`Logits`]
+//!   [`KeySelector`], [`PromptKeys`], [`Eviction`], [`Logits`]
 //! * memory: [`MemoryPlan`], [`DeviceUse`]; of layers on several devices: [`LayerWeights`], [`DeviceMemory`], [`StagePlan`]
 //! * a model on several ranks: [`RankBackend`], [`Division`], [`StepNotice`], [`Decoder::follow`]; its types [`RankTensor`],
 //!   [`RankMatrix`], [`RankInputs`]
@@ -48,7 +48,7 @@ mod weights;
 
 pub use backend::{Backend, Input, MatrixEdit, Norm, RunStep, StepCaches, TokenStep};
 pub use block::{BlockContext, DecoderBlock, Hook, HookPoint};
-pub use cache::{CacheSpec, KvSpec};
+pub use cache::{CacheSpec, KvLimit, KvSpec};
 pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};
 pub use decoder::{Decoder, Logits, Step};
 #[cfg(feature = "gpu")]
@@ -61,7 +61,7 @@ pub use spec::{Biases, DecoderSpec};
 pub use split::{DeviceMemory, LayerWeights, StagePlan};
 pub use step::{Largest, Segment, StepInputs, StepLogits, StepNotice};
 pub use trike_core::{
-    ActivationPolicy, ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation,
+    ActivationPolicy, ActivationPrecision, AttentionSpec, DenseData, DenseTensor, Eviction, GatedActivation,
     Int8Tensor, KeySelector, KvPrecision, Layout, PromptKeys, RopePairing, RopeScaling, RopeSpec,
     SelectedKeys, SpecError, Tensor,
 };

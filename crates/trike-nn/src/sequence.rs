@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::{Backend, DecoderSpec, KvSpec, NnError};
+use crate::{Backend, DecoderSpec, Eviction, KvSpec, NnError};
 
 /// One sequence of a [`Decoder`](crate::Decoder): cached keys and values of every layer.
 ///
@@ -16,6 +16,12 @@ pub struct Sequence<B: Backend> {
     pub(crate) caches: Vec<B::Cache>,
     spec: KvSpec,
     len: usize,
+    /// Positions in the caches: fewer than `len` after an eviction.
+    used: usize,
+    /// Tokens since the last eviction, or all.
+    recent: usize,
+    /// The first position whose slot has not been overwritten by a later one, whether that is still there or not.
+    oldest: usize,
     id: u64,
 }
 
@@ -29,12 +35,17 @@ fn next_id() -> u64 {
 type Group<B> = Arc<Mutex<<B as Backend>::Recorded>>;
 
 /// Checks that a backend can have caches of a spec.
-fn check<B: Backend>(backend: &B, spec: &KvSpec) -> Result<(), NnError> {
+fn check<B: Backend>(backend: &B, decoder: &DecoderSpec, spec: &KvSpec) -> Result<(), NnError> {
     spec.validate()?;
-    let keys = match (spec.keys.is_all(), spec.prompt_keys.is_all()) {
-        (true, true) => return Ok(()),
-        (false, _) => spec.keys.name(),
-        (true, false) => "a sample of the prompt",
+    if let (Some(window), true) = (decoder.window, spec.eviction != Eviction::Never) {
+        let rule = "of the model must not be set for a cache that evicts";
+        return Err(NnError::Spec { field: "window", rule, got: window.to_string() });
+    }
+    let keys = match (spec.keys.is_all(), spec.prompt_keys.is_all(), spec.eviction) {
+        (true, true, Eviction::Never) => return Ok(()),
+        (false, ..) => spec.keys.name(),
+        (true, false, _) => "a sample of the prompt",
+        (true, true, _) => "eviction",
     };
     if backend.can_select_keys() {
         Ok(())
@@ -45,10 +56,12 @@ fn check<B: Backend>(backend: &B, spec: &KvSpec) -> Result<(), NnError> {
 
 impl<B: Backend> Sequence<B> {
     pub(crate) fn new(backend: &B, decoder: &DecoderSpec, spec: KvSpec) -> Result<Self, NnError> {
-        check(backend, &spec)?;
+        check(backend, decoder, &spec)?;
         let cache = |layer| backend.stage(backend.stage_of(layer)).new_cache(&spec.cache(decoder, layer));
         let caches = (0..decoder.layers).map(cache).collect::<Result<_, _>>()?;
-        Ok(Self { recorded: B::Recorded::default(), group: None, caches, spec, len: 0, id: next_id() })
+        let recorded = B::Recorded::default();
+        let (len, used, recent, oldest) = (0, 0, 0, 0);
+        Ok(Self { recorded, group: None, caches, spec, len, used, recent, oldest, id: next_id() })
     }
 
     /// `count` sequences whose caches are made together.
@@ -58,7 +71,7 @@ impl<B: Backend> Sequence<B> {
         spec: KvSpec,
         count: usize,
     ) -> Result<Vec<Self>, NnError> {
-        check(backend, &spec)?;
+        check(backend, decoder, &spec)?;
         let group = Group::<B>::default();
         let empty = || Self {
             recorded: B::Recorded::default(),
@@ -66,6 +79,9 @@ impl<B: Backend> Sequence<B> {
             caches: Vec::new(),
             spec,
             len: 0,
+            used: 0,
+            recent: 0,
+            oldest: 0,
             id: next_id(),
         };
         let mut sequences: Vec<Self> = (0..count).map(|_| empty()).collect();
@@ -96,6 +112,11 @@ impl<B: Backend> Sequence<B> {
         self.len
     }
 
+    /// Positions that were evicted.
+    pub fn evicted(&self) -> usize {
+        self.len - self.used
+    }
+
     /// A number that no other sequence of this process has.
     pub(crate) fn id(&self) -> u64 {
         self.id
@@ -115,7 +136,11 @@ impl<B: Backend> Sequence<B> {
     pub fn max_step(&self) -> usize {
         match self.spec.window {
             Some(window) => self.spec.capacity - window + 1,
-            None => self.spec.capacity - self.len,
+            None if self.spec.eviction == Eviction::Never => self.spec.capacity - self.len,
+            // All the room that there is, or that an eviction makes.
+            None => {
+                (self.spec.capacity - self.used).max(self.spec.capacity - Eviction::kept(self.spec.capacity))
+            }
         }
     }
 
@@ -124,14 +149,19 @@ impl<B: Backend> Sequence<B> {
     /// # Errors
     ///
     /// [`NnError::Truncate`] when `len` is past the end, or when a rolling cache has already overwritten positions that
-    /// the next token would attend to.
+    /// the next token would attend to, or when positions were evicted since.
     pub fn truncate(&mut self, len: usize) -> Result<(), NnError> {
-        let oldest = self.len.saturating_sub(self.spec.capacity);
-        let first_seen = self.spec.window.map_or(0, |w| (len + 1).saturating_sub(w));
-        if len > self.len || oldest > first_seen {
-            return Err(NnError::Truncate { requested: len, oldest });
+        if self.spec.eviction != Eviction::Never {
+            let gone = self.len.checked_sub(len).filter(|gone| *gone <= self.recent);
+            let gone = gone.ok_or(NnError::Truncate { requested: len, oldest: self.len - self.recent })?;
+            (self.len, self.used, self.recent) = (len, self.used - gone, self.recent - gone);
+            return Ok(());
         }
-        self.len = len;
+        let first_seen = self.spec.window.map_or(0, |w| len.saturating_add(1).saturating_sub(w));
+        if len > self.len || self.oldest > first_seen {
+            return Err(NnError::Truncate { requested: len, oldest: self.oldest });
+        }
+        (self.len, self.used) = (len, len);
         Ok(())
     }
 
@@ -139,8 +169,12 @@ impl<B: Backend> Sequence<B> {
     ///
     /// # Errors
     ///
-    /// As [`Backend::save_cache`].
+    /// As [`Backend::save_cache`]; [`NnError::Spec`] when positions were evicted.
     pub fn save(&self, backend: &B) -> Result<Vec<Vec<u8>>, NnError> {
+        if self.used < self.len && self.spec.eviction != Eviction::Never {
+            let (rule, got) = ("must not have evicted any to be saved", (self.len - self.used).to_string());
+            return Err(NnError::Spec { field: "positions of a sequence", rule, got });
+        }
         let stage = |layer| backend.stage(backend.stage_of(layer));
         let of_layers = self.caches.iter().enumerate();
         of_layers.map(|(layer, cache)| stage(layer).save_cache(cache, self.len)).collect()
@@ -166,7 +200,7 @@ impl<B: Backend> Sequence<B> {
         for (layer, (cache, saved)) in self.caches.iter_mut().zip(layers).enumerate() {
             backend.stage(backend.stage_of(layer)).restore_cache(cache, len, saved)?;
         }
-        self.len = len;
+        (self.len, self.used, self.recent) = (len, len, len);
         Ok(())
     }
 
@@ -176,11 +210,13 @@ impl<B: Backend> Sequence<B> {
             return Err(NnError::EmptyStep);
         }
         match self.spec.window {
-            None if tokens > self.max_step() => Err(NnError::ContextFull {
-                requested: self.len.saturating_add(tokens),
-                capacity: self.spec.capacity,
-            }),
-            Some(_) if tokens > self.max_step() => {
+            None if self.spec.eviction == Eviction::Never && tokens > self.max_step() => {
+                Err(NnError::ContextFull {
+                    requested: self.len.saturating_add(tokens),
+                    capacity: self.spec.capacity,
+                })
+            }
+            _ if tokens > self.max_step() => {
                 Err(NnError::StepTooLong { requested: tokens, limit: self.max_step() })
             }
             // Positions are u32 in the rotary embedding.
@@ -193,6 +229,42 @@ impl<B: Backend> Sequence<B> {
     }
 
     pub(crate) fn advance(&mut self, tokens: usize) {
+        if let Some(kept) = self.spec.eviction.before(self.used, tokens, self.spec.capacity) {
+            (self.used, self.recent) = (kept, 0);
+        }
         self.len += tokens;
+        self.used += tokens;
+        self.recent += tokens;
+        self.oldest = self.oldest.max(self.len.saturating_sub(self.spec.capacity));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_cpu::{ActivationPrecision, Cpu};
+
+    use super::*;
+    use crate::{CpuBackend, KvPrecision};
+
+    /// Positions that later ones have overwritten stay lost when the later ones are removed.
+    #[test]
+    fn a_rolling_sequence_is_not_truncated_twice_into_what_is_lost() {
+        let backend = CpuBackend::new(Cpu::new(1).unwrap(), ActivationPrecision::F32);
+        let spec = KvSpec::rolling(KvPrecision::F32, 4, 5);
+        let mut sequence = Sequence::new(&backend, &DecoderSpec::llama(8, 1, 1, 10), spec).unwrap();
+        (0..4).for_each(|_| sequence.advance(5));
+        // A capacity of 8: positions 12 to 19 are there, and the token at 15 attends to 12 and later ones.
+        let refused = |sequence: &mut Sequence<CpuBackend>, len| {
+            let error = sequence.truncate(len).unwrap_err();
+            assert!(matches!(error, NnError::Truncate { requested, oldest: 12 } if requested == len));
+        };
+        refused(&mut sequence, 14);
+        refused(&mut sequence, usize::MAX);
+        sequence.truncate(15).unwrap();
+        refused(&mut sequence, 12);
+        sequence.advance(1);
+        refused(&mut sequence, 14);
+        sequence.truncate(16).unwrap();
+        assert_eq!(sequence.len(), 16);
     }
 }

@@ -130,9 +130,11 @@ from trike.transformers import TrikeConfig
 # The peak of this process; that of `getrusage` begins with the parent's.
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
 started = peak()
-wanted = TrikeConfig(planes=2) if sys.argv[2] == "convert" else None
-model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], quantization_config=wanted)
+# A `quantization_config` of None would take the place of the saved one.
+wanted = {"quantization_config": TrikeConfig(planes=2)} if sys.argv[2] == "convert" else {}
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], **wanted)
 loaded = peak()
+assert (type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear) == (sys.argv[2] == "dense")
 model.generate(torch.tensor([[1, 5, 9]]), max_new_tokens=4, do_sample=False)
 print(json.dumps([started, loaded, peak()]))
 """

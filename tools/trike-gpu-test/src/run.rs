@@ -116,8 +116,7 @@ fn device(
     tally
 }
 
-/// Checks that a software device is the Vulkan driver: with a broken driver list wgpu silently falls back to OpenGL,
-/// under a similar name.
+/// Checks that a software device is Mesa's Vulkan driver, which has the types of all cases.
 fn fallback(capabilities: &Capabilities) -> Option<String> {
     let Capabilities { name, f16, max_bindings, .. } = capabilities;
     let vulkan = name.starts_with("llvmpipe") && *f16 && *max_bindings >= 24;

@@ -6,7 +6,7 @@ use clap::Args;
 use trike::Split;
 
 use super::{
-    CpuArgs, JsonArg, KeyArgs, ModelArg, PrecisionArgs, TokenizerArg,
+    CpuArgs, EvictArgs, JsonArg, KeyArgs, ModelArg, PrecisionArgs, TokenizerArg,
     names::{SPLITS, one_of},
 };
 
@@ -53,6 +53,8 @@ pub(crate) struct EvalArgs {
     // Only texts, and the questions about needles, are run token by token.
     #[command(flatten)]
     pub(crate) keys: KeyArgs,
+    #[command(flatten)]
+    pub(crate) evict: EvictArgs,
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]

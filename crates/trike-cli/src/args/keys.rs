@@ -1,11 +1,11 @@
 //! Selection of keys.
 
 use clap::Args;
-use trike::{KeySelector, PromptKeys};
+use trike::{Eviction, KeySelector, PromptKeys};
 
 use super::{
     KeysChoice,
-    names::{KEYS, one_of, positive, prompt_keys},
+    names::{EVICTIONS, KEYS, kv_limit, one_of, positive, prompt_keys},
 };
 
 /// Selection of the keys that tokens attend to.
@@ -23,6 +23,19 @@ pub(crate) struct KeyArgs {
     /// tokens attends to most, and always the first block and its own. The first two layers attend to all. CPU only
     #[arg(long, value_name = "SHARE", default_value = "1", value_parser = prompt_keys)]
     pub(crate) prompt_keys: PromptKeys,
+}
+
+/// Eviction of keys and values.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct EvictArgs {
+    /// Maximum number of positions in the KV cache, 64 or more: a full cache forgets a quarter of them, all but the first and the last
+    /// ones, and they have no part in attention any more. CPU only [default: the whole text]
+    #[arg(long, value_name = "POSITIONS", value_parser = kv_limit)]
+    pub(crate) kv_limit: Option<usize>,
+    /// With `--kv-limit`: the positions that a full cache forgets, the oldest or, for each head, those with the least attention of the
+    /// last 32 tokens (attention)
+    #[arg(long, default_value = "oldest", requires = "kv_limit", value_parser = one_of(EVICTIONS))]
+    pub(crate) evict: Eviction,
 }
 
 /// Default number of keys selected by their codes.

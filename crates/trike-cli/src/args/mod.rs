@@ -19,7 +19,7 @@ use trike::{
 
 pub(crate) use edit::EditArgs;
 pub(crate) use eval::EvalArgs;
-pub(crate) use keys::{KeyArgs, TOP_K};
+pub(crate) use keys::{EvictArgs, KeyArgs, TOP_K};
 #[cfg(feature = "hub")]
 pub(crate) use models::PullArgs;
 pub(crate) use models::{ListArgs, ModelArg, RmArgs, ShowArgs};
@@ -257,6 +257,8 @@ pub(crate) struct PerplexityArgs {
     pub(crate) base: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) keys: KeyArgs,
+    #[command(flatten)]
+    pub(crate) evict: EvictArgs,
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]

@@ -5,7 +5,7 @@ use clap::{
     value_parser,
 };
 use trike::{
-    ActivationPolicy, ActivationPrecision, EmbeddingStorage, Encoding, HeadPrecision, KvPrecision,
+    ActivationPolicy, ActivationPrecision, EmbeddingStorage, Encoding, Eviction, HeadPrecision, KvPrecision,
     PromptKeys, ScaleStorage, Split, Target,
     core::Layout,
     cpu::MAX_THREADS,
@@ -44,6 +44,8 @@ pub(super) const KV: Names<KvPrecision> = &[
     (KvPrecision::Int8Int4.name(), KvPrecision::Int8Int4),
 ];
 pub(super) const KEYS: Names<KeysChoice> = &[("all", KeysChoice::All), ("signs", KeysChoice::Signs)];
+pub(super) const EVICTIONS: Names<Eviction> =
+    &[(Eviction::Oldest.name(), Eviction::Oldest), (Eviction::Unattended.name(), Eviction::Unattended)];
 pub(super) const LAYOUTS: Names<LayoutChoice> = &[
     ("auto", LayoutChoice(None)),
     (Layout::TwoBit.name(), LayoutChoice(Some(Layout::TwoBit))),
@@ -95,6 +97,7 @@ pub(super) const SIZES: Names<Synthetic> = &[
     (Synthetic::M125.name(), Synthetic::M125),
     (Synthetic::Large.name(), Synthetic::Large),
     (Synthetic::B2.name(), Synthetic::B2),
+    (Synthetic::B8.name(), Synthetic::B8),
 ];
 
 pub(super) const POOLINGS: Names<Pooling> = &[("mean", Pooling::Mean), ("last", Pooling::Last)];
@@ -154,6 +157,13 @@ pub(super) fn threads() -> impl TypedValueParser<Value = usize> {
 pub(super) fn positive(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|&number| number > 0);
     number.ok_or_else(|| "expected a whole number, 1 or more".to_owned())
+}
+
+/// Parses the number of positions of a cache that evicts.
+pub(super) fn kv_limit(text: &str) -> Result<usize, String> {
+    let least = Eviction::LEAST_CAPACITY;
+    let number = text.parse().ok().filter(|&number| number >= least);
+    number.ok_or_else(|| format!("expected a whole number, {least} or more"))
 }
 
 /// Parses the share of the keys that prompts attend to.

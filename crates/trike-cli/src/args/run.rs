@@ -8,7 +8,7 @@ use trike::llm::Pooling;
 #[cfg(feature = "mpi")]
 use super::names::PARALLEL;
 use super::{
-    CpuArgs, DeviceArg, JsonArg, KeyArgs, ModelArg, PrecisionArgs, TokenizerArg,
+    CpuArgs, DeviceArg, EvictArgs, JsonArg, KeyArgs, ModelArg, PrecisionArgs, TokenizerArg,
     names::{POOLINGS, Seed, Tokens, one_of, seed, tokens},
 };
 
@@ -39,7 +39,7 @@ pub(crate) struct RunArgs {
     #[arg(short, long, env = "TRIKE_CONTEXT", hide_env_values = true)]
     pub(crate) context: Option<usize>,
     /// Rolling attention window in tokens: each token attends to this many, and the text may outgrow the context
-    #[arg(long, env = "TRIKE_WINDOW", hide_env_values = true)]
+    #[arg(long, env = "TRIKE_WINDOW", hide_env_values = true, conflicts_with = "kv_limit")]
     pub(crate) window: Option<usize>,
     /// Stop string, not part of the output; may be repeated
     #[arg(long, allow_hyphen_values = true)]
@@ -50,7 +50,7 @@ pub(crate) struct RunArgs {
     #[arg(long, requires = "json", value_name = "COUNT")]
     pub(crate) logprobs: Option<usize>,
     /// File that keeps the text's keys and values: a prompt that starts like the text of the last run is not read again; CPU only
-    #[arg(long, value_name = "FILE", conflicts_with = "window")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["window", "kv_limit"])]
     pub(crate) prompt_cache: Option<PathBuf>,
     /// Divide the model between the ranks of `mpirun -n N trike run`: a part of every matrix for each (tensor), or some of the layers
     /// (pipeline); CPU only
@@ -59,6 +59,8 @@ pub(crate) struct RunArgs {
     pub(crate) parallel: Option<trike::llm::Parallel>,
     #[command(flatten)]
     pub(crate) keys: KeyArgs,
+    #[command(flatten)]
+    pub(crate) evict: EvictArgs,
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]
@@ -118,6 +120,8 @@ pub(crate) struct ChatArgs {
     pub(crate) form: FormArgs,
     #[command(flatten)]
     pub(crate) keys: KeyArgs,
+    #[command(flatten)]
+    pub(crate) evict: EvictArgs,
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]

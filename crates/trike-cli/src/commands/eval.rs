@@ -60,12 +60,17 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
         ));
     }
     let keys = args.keys.selector(true)?;
-    if !args.keys.prompt_keys.is_all() && args.text.is_empty() {
+    let has_texts = !args.text.is_empty() || args.needle.is_some();
+    if !args.keys.prompt_keys.is_all() && !has_texts {
         return Err(super::conflict(
-            "--prompt-keys: needs --text, since needles and the answers of tasks are read with attention to all keys",
+            "--prompt-keys: needs --text or --needle, since the answers of tasks are read with attention to all keys",
         ));
     }
-    if !keys.is_all() && args.text.is_empty() && args.needle.is_none() {
+    let limit = args.evict.limit(true)?;
+    if limit.is_some() && !has_texts {
+        return Err(super::conflict("--kv-limit: needs --text or --needle, since tasks are shorter"));
+    }
+    if !keys.is_all() && !has_texts {
         return Err(super::conflict(
             "--keys signs: needs --text or --needle, since the answers of tasks are read like prompts",
         ));
@@ -113,7 +118,8 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
             .with_limit(args.limit)
             .with_kv(args.precision.kv)
             .with_keys(keys)
-            .with_prompt_keys(args.keys.prompt_keys);
+            .with_prompt_keys(args.keys.prompt_keys)
+            .with_kv_limit(limit);
         let (figures, against) = measure(&*model, base, file, text, &options, quiet)?;
         let (file, split) = (file.display().to_string(), args::split_name(split));
         Ok(TextOutcome { file, split, figures, against })

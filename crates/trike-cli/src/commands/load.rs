@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use trike::{
-    Cpu, Device, DeviceChoice, HeadPrecision, Isa, KeySelector, KvPrecision, KvSpec, LoadOptions, Model,
-    ModelFile, PromptKeys, llm::fitting_context,
+    Cpu, Device, DeviceChoice, HeadPrecision, Isa, KeySelector, KvLimit, KvPrecision, KvSpec, LoadOptions,
+    Model, ModelFile, PromptKeys, llm::fitting_context,
 };
 
 use super::{conflict, tuned};
 use crate::{
-    args::{ActivationChoice, CpuArgs, KeyArgs, KeysChoice, PrecisionArgs, TOP_K},
+    args::{ActivationChoice, CpuArgs, EvictArgs, KeyArgs, KeysChoice, PrecisionArgs, TOP_K},
     output,
     progress::Progress,
 };
@@ -64,6 +64,16 @@ impl KeyArgs {
                 Err(conflict("--keys signs: only the CPU selects keys, leave out --device"))
             }
             (choice, top_k) => Ok(choice.selector(top_k.unwrap_or(TOP_K))?),
+        }
+    }
+}
+
+impl EvictArgs {
+    /// The bound of a command that computes on the CPU or not.
+    pub(super) fn limit(&self, on_host: bool) -> anyhow::Result<Option<KvLimit>> {
+        match self.kv_limit {
+            Some(_) if !on_host => Err(conflict("--kv-limit: only the CPU evicts, leave out --device")),
+            limit => Ok(limit.map(|positions| KvLimit { positions, eviction: self.evict })),
         }
     }
 }

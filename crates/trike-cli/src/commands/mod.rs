@@ -47,7 +47,7 @@ pub(crate) use inspect::MemoryOutcome;
 pub(crate) use logits::LogitsOutcome;
 pub(crate) use models::{KnownOutcome, ListOutcome, LocalModel, Removed, RmOutcome, ShowOutcome};
 pub(crate) use needle::NeedleOutcome;
-pub(crate) use perplexity::PerplexityOutcome;
+pub(crate) use perplexity::{LimitOutcome, PerplexityOutcome};
 pub(crate) use quantize::QuantizeOutcome;
 pub(crate) use run::RunOutcome;
 pub(crate) use train::TrainOutcome;

@@ -5,7 +5,10 @@ use std::path::Path;
 use serde::Serialize;
 use trike::{Model, NeedleOptions, NeedleScore};
 
-use super::perplexity::in_file;
+use super::{
+    load::prompt_share,
+    perplexity::{LimitOutcome, in_file},
+};
 use crate::{args::EvalArgs, progress::Progress};
 
 /// Needles in a text. The field names are part of the schema of `trike eval --json`.
@@ -23,6 +26,12 @@ pub(crate) struct NeedleOutcome {
     /// Number of keys selected by their codes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) keys_top_k: Option<usize>,
+    /// Share of the keys that the haystack attends to, unless it is all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_keys: Option<f64>,
+    /// Bound on the positions of the cache of the setting.
+    #[serde(flatten)]
+    pub(crate) limit: Option<LimitOutcome>,
     #[serde(flatten)]
     pub(crate) score: NeedleScore,
 }
@@ -42,7 +51,9 @@ pub(super) fn find(
         .with_context(args.context)
         .with_seed(args.seed)
         .with_kv(args.precision.kv)
-        .with_keys(keys);
+        .with_keys(keys)
+        .with_prompt_keys(args.keys.prompt_keys)
+        .with_kv_limit(args.evict.limit(true)?);
     let progress = Progress::start(format!("finding needles in {}", file.display()), quiet);
     let score = model
         .find_needles(text, &options, &mut |done, total| progress.set(done, total))
@@ -54,6 +65,8 @@ pub(super) fn find(
         kv: args.precision.kv.unwrap_or(model.default_kv()).name(),
         keys: keys.name(),
         keys_top_k: keys.top_k(),
+        prompt_keys: prompt_share(args.keys.prompt_keys),
+        limit: LimitOutcome::of(options.kv_limit),
         score,
     })
 }

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use serde::Serialize;
-use trike::{ActivationPrecision, Comparison, LlmError, Model, ModelFile, Score, ScoreOptions, Split};
+use trike::{
+    ActivationPrecision, Comparison, KvLimit, LlmError, Model, ModelFile, Score, ScoreOptions, Split,
+};
 
 use super::{
     load::{load, open, prompt_share},
@@ -32,11 +34,29 @@ pub(crate) struct PerplexityOutcome {
     /// Share of the keys that prompts attend to, unless it is all of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) prompt_keys: Option<f64>,
+    /// Bound on the positions of the cache.
+    #[serde(flatten)]
+    pub(crate) limit: Option<LimitOutcome>,
     #[serde(flatten)]
     pub(crate) figures: Figures,
     /// Comparison with the base model.
     #[serde(flatten)]
     pub(crate) against: Option<Against>,
+}
+
+/// A bound on the positions of the KV cache.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct LimitOutcome {
+    /// Most positions.
+    pub(crate) kv_limit: usize,
+    /// The positions that a full cache forgets.
+    pub(crate) evict: &'static str,
+}
+
+impl LimitOutcome {
+    pub(crate) fn of(limit: Option<KvLimit>) -> Option<Self> {
+        limit.map(|limit| Self { kv_limit: limit.positions, evict: limit.eviction.name() })
+    }
 }
 
 /// A [`Score`], serialized under the names of the schema.
@@ -133,7 +153,8 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
         .with_limit(args.limit)
         .with_kv(args.precision.kv)
         .with_keys(keys)
-        .with_prompt_keys(args.keys.prompt_keys);
+        .with_prompt_keys(args.keys.prompt_keys)
+        .with_kv_limit(args.evict.limit(on_host)?);
     let base = args.base.as_deref().zip(base.as_deref());
     let (figures, against) = measure(&*model, base, &args.file, &text, &options, quiet)?;
     Ok(PerplexityOutcome {
@@ -145,6 +166,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
         keys: keys.name(),
         keys_top_k: keys.top_k(),
         prompt_keys: prompt_share(args.keys.prompt_keys),
+        limit: LimitOutcome::of(options.kv_limit),
         figures,
         against,
     })

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io, ops::ControlFlow, time::Instant};
 
 use serde::Serialize;
 use trike::{
-    FinishReason, GenerateOptions, KeySelector, KvSpec, LoadOptions, Model, ModelFile, Tokenizer,
+    FinishReason, GenerateOptions, KeySelector, KvLimit, KvSpec, LoadOptions, Model, ModelFile, Tokenizer,
     llm::{Session, TokenLogprobs},
     text::constraint::Constraint,
 };
@@ -40,6 +40,9 @@ pub(crate) struct RunOutcome {
     prompt_seconds: f64,
     /// Tokens of the prompt that `--prompt-cache` had.
     reused_tokens: usize,
+    /// Positions that the KV cache no longer has, with --kv-limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evicted_positions: Option<usize>,
     prompt_tokens_per_second: f64,
     decode_seconds: f64,
     decode_tokens_per_second: f64,
@@ -84,8 +87,12 @@ impl RunOutcome {
             0 => String::new(),
             n => format!(" ({n} from the prompt cache)"),
         };
+        let evicted = match self.evicted_positions {
+            None | Some(0) => String::new(),
+            Some(n) => format!("; {n} positions evicted from the KV cache"),
+        };
         format!(
-            "prompt {} tokens{reused}, {:.1} tok/s; decode {} tokens, {:.1} tok/s; ended by {}; load {:.2} s, first token after {:.2} s; {}; activations {}{seed}",
+            "prompt {} tokens{reused}, {:.1} tok/s; decode {} tokens, {:.1} tok/s; ended by {}; load {:.2} s, first token after {:.2} s; {}; activations {}{evicted}{seed}",
             self.prompt_ids.len(),
             self.prompt_tokens_per_second,
             self.ids.len(),
@@ -115,7 +122,8 @@ pub(crate) fn run(
     // Open the device first, so that a missing one is reported before anything is read.
     let device = open(&args.device.device, quiet)?;
     let keys = args.keys.selector(device.is_cpu())?;
-    let mut text = Text::prepare(args, file, prompt, keys)?;
+    let limit = args.evict.limit(device.is_cpu())?;
+    let mut text = Text::prepare(args, file, prompt, keys, limit)?;
     if args.window.is_none() && args.context.is_none() && device.is_cpu() {
         let fitting = context(&text.file, &text.wanted, text.sequence, text.prompt_ids.len(), quiet)?;
         if fitting < text.sequence.capacity {
@@ -170,6 +178,7 @@ impl Text {
         file: ModelFile,
         prompt: &str,
         keys: KeySelector,
+        limit: Option<KvLimit>,
     ) -> anyhow::Result<Self> {
         let grammar = text::grammar(&args.form)?;
         let options = GenerateOptions::default()
@@ -182,7 +191,8 @@ impl Text {
             .with_grammar(grammar)
             .with_logprobs(args.logprobs)
             .with_keys(keys)
-            .with_prompt_keys(args.keys.prompt_keys);
+            .with_prompt_keys(args.keys.prompt_keys)
+            .with_kv_limit(limit);
         let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
         if let Some(grammar) = &options.grammar {
             // Report a wrong grammar before anything is loaded.
@@ -245,6 +255,7 @@ impl Text {
             finish: generation.finish.name(),
             seed: (sampler.temperature > 0.0).then_some(sampler.seed),
             reused_tokens: generation.reused,
+            evicted_positions: options.kv_limit.map(|_| generation.evicted),
             logprobs: options
                 .logprobs
                 .map(|_| generation.logprobs.iter().map(|token| named(token, &tokenizer)).collect()),

@@ -14,8 +14,8 @@ use trike::{
 
 use crate::{
     commands::{
-        BenchOutcome, Diagnosis, EmbedOutcome, EvalOutcome, LogitsOutcome, Measured, MemoryOutcome,
-        PerplexityOutcome, QuantizeOutcome, RunOutcome, TrainOutcome,
+        BenchOutcome, Diagnosis, EmbedOutcome, EvalOutcome, LimitOutcome, LogitsOutcome, Measured,
+        MemoryOutcome, PerplexityOutcome, QuantizeOutcome, RunOutcome, TrainOutcome,
     },
     output::Show,
 };
@@ -159,6 +159,15 @@ fn selected(keys: &str, top_k: Option<usize>, prompt_keys: Option<f64>) -> Strin
         let _ = write!(text, ", prompts attend to {:.1} % of the keys", 100.0 * share);
     }
     text
+}
+
+/// The bound on the positions of a cache, after what is selected; empty for none.
+fn limited(limit: Option<LimitOutcome>) -> String {
+    let Some(LimitOutcome { kv_limit, evict }) = limit else { return String::new() };
+    match evict {
+        "oldest" => format!(", at most {kv_limit} positions, the oldest evicted"),
+        by => format!(", at most {kv_limit} positions, evicted by {by}"),
+    }
 }
 
 impl Show for MemoryOutcome {
@@ -391,7 +400,15 @@ impl Show for PerplexityOutcome {
             ("bytes", f.bytes.to_string()),
             ("sequences", format!("{} ({})", f.sequences, self.split)),
             ("activations", self.activations.clone()),
-            ("KV cache", format!("{}{}", self.kv, selected(self.keys, self.keys_top_k, self.prompt_keys))),
+            (
+                "KV cache",
+                format!(
+                    "{}{}{}",
+                    self.kv,
+                    selected(self.keys, self.keys_top_k, self.prompt_keys),
+                    limited(self.limit)
+                ),
+            ),
         ];
         if let Some(against) = &self.against {
             pairs.extend([

@@ -3,7 +3,7 @@
 use comfy_table::presets;
 use trike::llm::{NeedleAnswers, NeedleFigures};
 
-use super::{facts, plain, selected, table};
+use super::{facts, limited, plain, selected, table};
 use crate::commands::NeedleOutcome;
 
 /// The table of all depths, and what it was measured on.
@@ -32,9 +32,9 @@ pub(super) fn text(needle: &NeedleOutcome) -> String {
         ("exact", format!("KV cache {}, all keys", needle.exact_kv)),
     ];
     if score.all.setting.is_some() {
-        let keys = selected(needle.keys, needle.keys_top_k, None);
+        let keys = selected(needle.keys, needle.keys_top_k, needle.prompt_keys);
         let keys = if keys.is_empty() { ", all keys".to_owned() } else { keys };
-        pairs.push(("setting", format!("KV cache {}{keys}", needle.kv)));
+        pairs.push(("setting", format!("KV cache {}{keys}{}", needle.kv, limited(needle.limit))));
     }
     plain(rows) + &facts(pairs)
 }

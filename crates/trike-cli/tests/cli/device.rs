@@ -247,6 +247,8 @@ fn only_the_processor_selects_keys() {
     let error =
         trike.fails(2, &["run", "-m", &tiny(), "-p", "Once", "--prompt-keys", "0.5", "--device", device]);
     assert!(error.contains("--prompt-keys: only the CPU selects keys"), "{error}");
+    let error = trike.fails(2, &["run", "-m", &tiny(), "-p", "Once", "--kv-limit", "64", "--device", device]);
+    assert!(error.contains("--kv-limit: only the CPU evicts"), "{error}");
 }
 
 #[test]

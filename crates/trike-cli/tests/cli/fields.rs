@@ -81,6 +81,7 @@ fn json_has_the_fields_of_the_reference() {
         &[
             json(&["run", &model, "Once", "-n", "2"]),
             json(&["run", &model, "Once", "-n", "2", "--logprobs", "1", "--temperature", "0"]),
+            json(&["run", &model, "Once", "-n", "2", "--kv-limit", "64"]),
         ],
     );
     // Without `mpirun`, one rank.
@@ -109,6 +110,7 @@ fn json_has_the_fields_of_the_reference() {
         &[
             json(&["perplexity", &model, "-f", &story, "--limit", "1"]),
             json(&["perplexity", &model, "-f", &story, "--limit", "1", "--base", &dense]),
+            json(&["perplexity", &model, "-f", &story, "--limit", "1", "--kv-limit", "64"]),
         ],
     );
     check(
@@ -134,6 +136,10 @@ fn json_has_the_fields_of_the_reference() {
                 "signs",
                 "--keys-top-k",
                 "8",
+                "--prompt-keys",
+                "0.5",
+                "--kv-limit",
+                "128",
             ]),
         ],
     );

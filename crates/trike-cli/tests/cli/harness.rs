@@ -82,8 +82,8 @@ impl Trike {
             .env("XDG_CACHE_HOME", self.path("cache"))
             .env("TRIKE_HISTORY", self.path("history"))
             .env_remove("TRANSFORMERS_OFFLINE");
-        // Where there is no desktop, the libraries of one complain on stderr when devices are listed.
-        command.env("XDG_RUNTIME_DIR", self.dir.path());
+        // Where there is no display, a layer of Mesa's Vulkan complains on stderr when devices are listed.
+        command.env("NODEVICE_SELECT", "1");
         command.args(args).current_dir(self.dir.path()).stdin(Stdio::null());
         command
     }

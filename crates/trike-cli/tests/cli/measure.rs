@@ -248,6 +248,41 @@ fn prompts_attend_to_a_share_of_the_keys() {
     assert!(said.contains("--prompt-keys: needs --text"), "{said}");
 }
 
+/// A cache that forgets: what it costs, and what the command says of it.
+#[test]
+fn a_limited_cache_is_measured_and_counted() {
+    let trike = Trike::new();
+    let once = "Once upon a time there was a little girl who liked to play. ";
+    let text = trike.write("text.txt", once.repeat(60));
+    let args =
+        ["perplexity", "-m", &tiny(), "-f", &text, "--limit", "1", "--split", "window", "--base", &tiny()];
+    let of = |more: &[&str]| trike.json(&[&args[..], &["--activations", "f32", "--json"], more].concat());
+    let [oldest, attention] =
+        [&["--kv-limit", "128"][..], &["--kv-limit", "128", "--evict", "attention"]].map(of);
+    for (outcome, name) in [(&attention, "attention"), (&oldest, "oldest")] {
+        assert_eq!((&outcome["kv_limit"], &outcome["evict"]), (&128.into(), &name.into()));
+        assert!(outcome["kl"].as_f64().is_some_and(|kl| kl > 0.0), "{outcome}");
+    }
+    assert_ne!(attention["kl"], oldest["kl"]);
+    let wide = of(&["--kv-limit", "600"]);
+    near(&wide["perplexity"], wide["base"]["perplexity"].as_f64().expect("a number"), 1e-6);
+    let shown = trike.stdout(&[&args[..], &["--kv-limit", "64"]].concat());
+    assert!(shown.contains("f16, at most 64 positions, the oldest evicted"), "{shown}");
+    let run = ["run", "-m", &tiny(), "-p", &once.repeat(8), "-n", "4", "--kv-limit", "64"];
+    let said = trike.json(&[&run[..], &["--json"]].concat());
+    let tokens = said["prompt_ids"].as_array().expect("ids").len() + 3;
+    assert_eq!(said["evicted_positions"], ((tokens - 64).div_ceil(16) * 16) as u64);
+    for (wrong, expected) in [
+        (&["--kv-limit", "63"][..], "expected a whole number, 64 or more"),
+        (&["--evict", "attention"], "--kv-limit"),
+        (&["--kv-limit", "64", "--window", "32"], "cannot be used with"),
+        (&["--kv-limit", "64", "--prompt-cache", "x"], "cannot be used with"),
+    ] {
+        let said = trike.fails(2, &[&["run", "-m", &tiny(), "-p", "Once"], wrong].concat());
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
 #[test]
 fn bench_decodes_many_sequences_at_once() {
     let trike = Trike::new();

@@ -42,6 +42,11 @@ fn needles_are_looked_for_with_and_without_the_setting() {
     let change = few["all"]["setting"]["change"].as_f64().expect("a number");
     assert_near!(change, gain(&few["all"]["setting"]) - gain(&few["all"]["exact"]), abs = 1e-9);
     assert_ne!(of(&["--seed", "1"])["all"], plain["all"], "other haystacks");
+    // A cache that forgets most of the haystack, on the same prompts.
+    let forgets = of(&["--kv-limit", "64"]);
+    assert_eq!((&forgets["kv_limit"], &forgets["evict"]), (&64.into(), &"oldest".into()));
+    assert_eq!(forgets["all"]["exact"]["gain"], plain["all"]["exact"]["gain"]);
+    assert_ne!(forgets["all"]["setting"]["gain"], plain["all"]["exact"]["gain"]);
 }
 
 #[test]

@@ -11,6 +11,7 @@
     reason = "the indices are rows, heads and vectors, and each walks several arrays"
 )]
 
+mod buffer;
 mod cached;
 mod decode;
 mod int4;
@@ -30,11 +31,12 @@ use trike_host::{Cpu, Isa, Pool};
 
 use cached::Cached;
 
+pub use buffer::KvBuffer;
 pub use int4::quantize_head_int4;
 pub use int8::quantize_head;
 pub use keys::{KeyIndex, KeyScratch, KeySelection};
 pub(crate) use keys::{attention_selected, select_keys};
-pub(crate) use prefill::choose_blocks;
+pub(crate) use prefill::{attention_received, choose_blocks};
 
 /// Maximum query rows of a group of heads for which memory bandwidth is the bottleneck, not arithmetic.
 const FEW_ROWS: usize = 8;

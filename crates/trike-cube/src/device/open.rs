@@ -1,5 +1,7 @@
 //! Device discovery.
 
+use std::sync::{Mutex, PoisonError};
+
 use cubecl::Device as CubeDevice;
 use cubecl::device::{WgpuBackend, WgpuDevice, WgpuDeviceKind};
 
@@ -75,7 +77,8 @@ pub(super) fn find(spec: DeviceSpec) -> Result<Found> {
             }
             let devices = on_machine(runtime);
             let available = devices.len();
-            let again = devices.last().filter(|_| index == available).and_then(second_client);
+            let wanted = runtime == Runtime::Wgpu && index == available;
+            let again = devices.last().filter(|_| wanted).and_then(second_client);
             let device = devices.into_iter().nth(index).or(again);
             let device = device.ok_or_else(|| CubeError::NoDevice { spec: spec.to_string(), available })?;
             let software = is_software(&device);
@@ -98,16 +101,52 @@ fn on_machine(runtime: Runtime) -> Vec<CubeDevice> {
         Runtime::Hip => numbered(CubeDevice::rocm),
         Runtime::Metal => graphics(WgpuBackend::Metal),
         Runtime::Vulkan => graphics(WgpuBackend::Vulkan),
-        Runtime::Wgpu => graphics(WgpuBackend::Auto),
+        Runtime::Wgpu => preferred(),
         Runtime::Cpu => CubeDevice::cpu().into_iter().collect(),
     }
+}
+
+/// The devices of the first graphics API with a GPU, or of the first with a software driver.
+///
+/// Not CubeCL's automatic choice, which takes OpenGL where Vulkan has no device: it lacks the types that the kernels need.
+fn preferred() -> Vec<CubeDevice> {
+    let apis: &[WgpuBackend] = if cfg!(target_os = "macos") {
+        &[WgpuBackend::Metal]
+    } else if cfg!(windows) {
+        &[WgpuBackend::Vulkan, WgpuBackend::Dx12]
+    } else {
+        &[WgpuBackend::Vulkan]
+    };
+    let mut software = Vec::new();
+    for found in apis.iter().map(|&api| graphics(api)) {
+        if found.iter().any(|device| !is_software(device)) {
+            return found;
+        }
+        if software.is_empty() {
+            software = found;
+        }
+    }
+    software
 }
 
 fn numbered<E>(named: impl Fn(usize) -> std::result::Result<CubeDevice, E>) -> Vec<CubeDevice> {
     (0..).map_while(|index| named(index).ok()).collect()
 }
 
+/// The devices of a graphics API. Each is asked once per process: a query starts the drivers, and Mesa's layer that chooses among
+/// devices writes on stderr at each where there is no display.
 fn graphics(backend: WgpuBackend) -> Vec<CubeDevice> {
+    static FOUND: Mutex<Vec<(WgpuBackend, Vec<CubeDevice>)>> = Mutex::new(Vec::new());
+    let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, devices)) = found.iter().find(|(asked, _)| *asked == backend) {
+        return devices.clone();
+    }
+    let devices = ask(backend);
+    found.push((backend, devices.clone()));
+    devices
+}
+
+fn ask(backend: WgpuBackend) -> Vec<CubeDevice> {
     // One query per kind: devices are numbered separately for each kind.
     let kinds = [
         WgpuDeviceKind::DiscreteGpu(0),
@@ -128,18 +167,18 @@ fn graphics(backend: WgpuBackend) -> Vec<CubeDevice> {
         .collect()
 }
 
-/// The software driver of `wgpu` with a queue and memory of its own: CubeCL has a client for each ID, and one that names the
-/// graphics API differs from one that leaves it open.
+/// The software driver of `wgpu` with a queue and memory of its own: CubeCL has a client for each ID, and one that leaves the
+/// graphics API open differs from one that names it.
 ///
 /// Machines without a GPU have one software driver, and tests of several devices need two. It has the number after the last one
 /// and is not listed.
 fn second_client(last: &CubeDevice) -> Option<CubeDevice> {
     match last {
         CubeDevice::Wgpu(device)
-            if device.kind == WgpuDeviceKind::Cpu && device.backend == WgpuBackend::Auto =>
+            if device.kind == WgpuDeviceKind::Cpu && device.backend == WgpuBackend::Vulkan =>
         {
-            let pinned = CubeDevice::Wgpu(WgpuDevice::new(WgpuDeviceKind::Cpu).on(WgpuBackend::Vulkan));
-            CubeDevice::enumerate(pinned.to_id()).first().copied().map(CubeDevice::from_id)
+            let open = CubeDevice::Wgpu(WgpuDevice::new(WgpuDeviceKind::Cpu).on(WgpuBackend::Auto));
+            CubeDevice::enumerate(open.to_id()).first().copied().map(CubeDevice::from_id)
         }
         _ => None,
     }

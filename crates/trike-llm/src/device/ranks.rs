@@ -9,8 +9,8 @@ use std::{fmt, ops::Range};
 use trike_comm::{Communicator, agree, rank_places};
 use trike_cpu::{Cpu, MemoryLimit, free_memory};
 use trike_nn::{
-    ActivationPolicy, ActivationPrecision, CpuBackend, DeviceMemory, Division, KeySelector, KvPrecision,
-    KvSpec, MemoryPlan, NnError, PromptKeys, RankBackend, StagePlan,
+    ActivationPolicy, ActivationPrecision, CpuBackend, DeviceMemory, Division, Eviction, KeySelector,
+    KvPrecision, KvSpec, MemoryPlan, NnError, PromptKeys, RankBackend, StagePlan,
 };
 
 use super::{host, plan};
@@ -197,15 +197,17 @@ fn described(file: &ModelFile, options: &LoadOptions) -> String {
 
 /// The KV cache of rank 0, on all ranks.
 fn shared_sequence<C: Communicator + ?Sized>(comm: &C, own: KvSpec) -> Result<KvSpec, LlmError> {
-    let KvSpec { precision, capacity, window, keys, prompt_keys } = own;
+    let KvSpec { precision, capacity, window, keys, prompt_keys, eviction } = own;
     let top_k = keys.top_k().unwrap_or(0);
     let (window, share) = (window.unwrap_or(0), prompt_keys.thousandths());
-    let text = format!("{} {capacity} {window} {top_k} {share}", precision.name());
+    let (precision, eviction) = (precision.name(), eviction.name());
+    let text = format!("{precision} {capacity} {window} {top_k} {share} {eviction}");
     let first = (comm.rank() == 0).then_some(text.as_bytes());
     let message = comm.broadcast(0, first, 100).map_err(NnError::from)?;
     let wrong = || NnError::Notice { got: message.len() };
     let text = std::str::from_utf8(&message).map_err(|_| wrong())?;
-    let [precision, capacity, window, top_k, share] = text.split(' ').collect::<Vec<_>>()[..] else {
+    let [precision, capacity, window, top_k, share, eviction] = text.split(' ').collect::<Vec<_>>()[..]
+    else {
         return Err(wrong().into());
     };
     let precision = KvPrecision::named(precision).ok_or_else(wrong)?;
@@ -214,7 +216,8 @@ fn shared_sequence<C: Communicator + ?Sized>(comm: &C, own: KvSpec) -> Result<Kv
     let keys = KeySelector::signs(number(top_k)?).unwrap_or_default();
     let share = share.parse::<u16>().map_err(|_| wrong())?;
     let prompt_keys = PromptKeys::of_thousandths(share).ok_or_else(wrong)?;
-    Ok(KvSpec { precision, capacity: number(capacity)?, window, keys, prompt_keys })
+    let eviction = Eviction::named(eviction).ok_or_else(wrong)?;
+    Ok(KvSpec { precision, capacity: number(capacity)?, window, keys, prompt_keys, eviction })
 }
 
 /// The machine of a rank.

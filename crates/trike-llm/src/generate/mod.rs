@@ -5,7 +5,7 @@ mod session;
 
 use std::{ops::ControlFlow, time::Instant};
 
-use trike_nn::{Backend, KeySelector, KvPrecision, KvSpec, Logits, PromptKeys, Sequence, Step, StepLogits};
+use trike_nn::{Backend, Eviction, KvPrecision, KvSpec, Logits, Sequence, Step, StepLogits};
 use trike_text::constraint::Constraint;
 
 use crate::{LanguageModel, LlmError, sampler::Sampler, stream::TextStream, tokenizer::TokenizerError};
@@ -93,7 +93,9 @@ impl<B: Backend + 'static> LanguageModel<B> {
             options.grammar.as_ref().map(|grammar| Constraint::new(grammar, tokenizer, ends)).transpose()?;
         let mut stream =
             TextStream::after(tokenizer, &prompt_ids)?.with_stops(options.stop.iter().cloned())?;
-        let spec = options.cache(prompt_ids.len(), self.decoder().spec().context, self.default_kv())?;
+        let context = self.decoder().spec().context;
+        let longest = options.context.unwrap_or(context);
+        let spec = options.cache(prompt_ids.len(), context, self.default_kv())?;
         let mut sequence = session.take(self.decoder(), &spec, &prompt_ids)?;
         let reused = sequence.len();
 
@@ -146,7 +148,8 @@ impl<B: Backend + 'static> LanguageModel<B> {
             if options.max_tokens.is_some_and(|max| generated + 1 >= max) {
                 break FinishReason::MaxTokens;
             }
-            if sequence.max_step() == 0 {
+            // A cache that evicts is never full.
+            if sequence.max_step() == 0 || sequence.window().is_none() && sequence.len() >= longest {
                 break FinishReason::Context;
             }
             best = self.step(&mut sequence, &[id], enough)?;
@@ -158,25 +161,24 @@ impl<B: Backend + 'static> LanguageModel<B> {
             // The generation has ended, so `Break` has no effect.
             let _ = on_text(&rest);
         }
+        let evicted = sequence.evicted();
         session.keep(self.decoder(), sequence, &history);
         let ids = history.split_off(prompt_ids.len());
-        Ok(Generation { text, prompt_ids, ids, finish, reused, logprobs, prefill, decode })
+        Ok(Generation { text, prompt_ids, ids, finish, reused, evicted, logprobs, prefill, decode })
     }
 
-    /// Reads the first `prompt` of `ids` like a prompt and runs the others one by one, as in a generation, each with attention to the keys
-    /// that `keys` selects; passes the logits of the latter to `on_row`, with their positions and in order. What `session` has of the
+    /// Reads the first `prompt` of `ids` like a prompt and runs the others one by one, as in a generation, with caches of `kv`; passes the logits of the latter to `on_row`, with their positions and in order. What `session` has of the
     /// prompt is not read again; afterwards the session has all of `ids`.
     ///
     /// # Errors
     ///
-    /// As [`logits_selected`](Self::logits_selected); after an error the session is empty.
+    /// As [`logits_with`](Self::logits_with); after an error the session is empty.
     pub fn logits_in(
         &self,
         session: &mut Session,
         ids: &[u32],
         prompt: usize,
-        kv: KvPrecision,
-        keys: KeySelector,
+        kv: &KvSpec,
         mut on_row: impl FnMut(usize, &[f32]),
     ) -> Result<(), LlmError> {
         let context = self.decoder().spec().context;
@@ -187,10 +189,9 @@ impl<B: Backend + 'static> LanguageModel<B> {
             return Ok(());
         }
         let prompt = prompt.min(ids.len());
-        let spec = KvSpec::new(kv, ids.len()).with_keys(keys);
         // No more than the prompt is kept: the keys and values of other tokens may be those of another selection.
         let kept = &ids[..ids.len().min(prompt + 1)];
-        let mut sequence = session.take(self.decoder(), &spec, kept)?;
+        let mut sequence = session.take(self.decoder(), kv, kept)?;
         let reused = sequence.len();
         self.prefill(&mut sequence, &ids[reused..prompt], Some(1))?;
         for token in prompt..ids.len() {
@@ -206,6 +207,14 @@ impl<B: Backend + 'static> LanguageModel<B> {
     }
 }
 
+/// Maximum tokens of the next step of a prompt.
+fn step_of<B: Backend>(sequence: &Sequence<B>) -> usize {
+    match sequence.spec().eviction {
+        Eviction::Never => STEP,
+        _ => STEP.min(sequence.max_step()),
+    }
+}
+
 impl<B: Backend> LanguageModel<B> {
     /// Runs `ids` through the model in steps and returns the logits of the last token.
     fn prefill(
@@ -215,8 +224,11 @@ impl<B: Backend> LanguageModel<B> {
         enough: Option<usize>,
     ) -> Result<StepLogits, LlmError> {
         let mut best = StepLogits::All(Vec::new());
-        for ids in ids.chunks(STEP) {
+        let mut rest = ids;
+        while !rest.is_empty() {
+            let (ids, later) = rest.split_at(step_of(sequence).min(rest.len()));
             best = self.step(sequence, ids, enough)?;
+            rest = later;
         }
         Ok(best)
     }
@@ -284,34 +296,34 @@ impl<B: Backend> LanguageModel<B> {
         kv: KvPrecision,
         on_row: impl FnMut(usize, &[f32]),
     ) -> Result<(), LlmError> {
-        self.logits_selected(ids, kv, KeySelector::All, PromptKeys::All, on_row)
+        self.logits_with(ids, &KvSpec::new(kv, ids.len().max(1)), on_row)
     }
 
-    /// [`logits`](Self::logits) of tokens that are run one by one, each with attention to the keys that `keys` selects; with [`KeySelector::All`],
-    /// many tokens are run at once, with attention to the keys that `prompt_keys` selects.
+    /// [`logits`](Self::logits) with a cache of `kv`. If it selects keys, the tokens are run one by one, as in a generation, else many at
+    /// once.
     ///
     /// # Errors
     ///
-    /// As [`logits`](Self::logits), and [`NnError::NoKeySelection`](trike_nn::NnError::NoKeySelection) on a device.
-    pub fn logits_selected(
+    /// As [`logits`](Self::logits), and [`NnError`](trike_nn::NnError) for a cache that is too small or that the backend does not have.
+    pub fn logits_with(
         &self,
         ids: &[u32],
-        kv: KvPrecision,
-        keys: KeySelector,
-        prompt_keys: PromptKeys,
+        kv: &KvSpec,
         mut on_row: impl FnMut(usize, &[f32]),
     ) -> Result<(), LlmError> {
         let context = self.decoder().spec().context;
         if ids.len() > context {
             return Err(LlmError::PromptTooLong { tokens: ids.len(), context });
         }
-        let cache = KvSpec::new(kv, ids.len().max(1)).with_keys(keys).with_prompt_keys(prompt_keys);
-        let mut sequence = self.decoder().sequence(cache)?;
+        let mut sequence = self.decoder().sequence(*kv)?;
         let mut token = 0;
         // The logits of a step are one allocation, which small devices limit to 128 MiB.
-        let most = if keys.is_all() { STEP } else { 1 };
+        let most = if kv.keys.is_all() { STEP } else { 1 };
         let rows = ((128 << 20) / (4 * self.decoder().spec().vocab)).clamp(1, most);
-        for ids in ids.chunks(rows) {
+        let mut rest = ids;
+        while !rest.is_empty() {
+            let (ids, later) = rest.split_at(step_of(&sequence).min(rows).min(rest.len()));
+            rest = later;
             let mut step = [Step { sequence: &mut sequence, ids }];
             let all = self.decoder().forward(&mut step, Logits::All)?.pop().unwrap_or_default();
             for row in all.chunks_exact(self.decoder().spec().vocab) {

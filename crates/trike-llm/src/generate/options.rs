@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use trike_core::{Bounds, OptionError};
-use trike_nn::{KeySelector, KvPrecision, KvSpec, PromptKeys};
+use trike_nn::{KeySelector, KvLimit, KvPrecision, KvSpec, PromptKeys};
 use trike_text::{constraint::Grammar, sampler::SamplerConfig};
 
 use super::STEP;
@@ -44,6 +44,8 @@ pub struct GenerateOptions {
     pub keys: KeySelector,
     /// Selection of the keys that prompts attend to; all by default.
     pub prompt_keys: PromptKeys,
+    /// Bound on the positions of the KV cache, beyond which it evicts; none by default. Not with a window.
+    pub kv_limit: Option<KvLimit>,
 }
 
 impl GenerateOptions {
@@ -107,6 +109,12 @@ impl GenerateOptions {
         Self { prompt_keys, ..self }
     }
 
+    /// Sets [`kv_limit`](Self::kv_limit).
+    #[must_use]
+    pub fn with_kv_limit(self, kv_limit: impl Into<Option<KvLimit>>) -> Self {
+        Self { kv_limit: kv_limit.into(), ..self }
+    }
+
     /// The KV cache for a prompt of `prompt` tokens and its continuation, in a model with this context and default precision.
     ///
     /// # Errors
@@ -130,7 +138,7 @@ impl GenerateOptions {
                 KvSpec::new(precision, wanted.min(context))
             }
         };
-        Ok(cache.with_keys(self.keys).with_prompt_keys(self.prompt_keys))
+        Ok(cache.with_keys(self.keys).with_prompt_keys(self.prompt_keys).limited(self.kv_limit))
     }
 }
 
@@ -175,6 +183,8 @@ pub struct Generation {
     pub finish: FinishReason,
     /// Tokens of the prompt that a [`Session`](crate::Session) already had.
     pub reused: usize,
+    /// Positions that the KV cache no longer has, with [`GenerateOptions::kv_limit`].
+    pub evicted: usize,
     /// The log-probabilities of the new tokens, with [`GenerateOptions::logprobs`].
     pub logprobs: Vec<TokenLogprobs>,
     /// Time to the logits of the prompt's last token.

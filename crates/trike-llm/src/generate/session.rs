@@ -93,14 +93,18 @@ impl Session {
         }) else {
             return Ok(decoder.sequence(*spec)?);
         };
-        kept.truncate(common)?;
-        let (own, keys) = (kept.spec(), (spec.keys, spec.prompt_keys));
-        if own.capacity == spec.capacity && (own.keys, own.prompt_keys) == keys {
+        if kept.truncate(common).is_err() {
+            // Positions were evicted since.
+            return Ok(decoder.sequence(*spec)?);
+        }
+        if kept.spec() == spec {
             return Ok(*kept);
         }
         // A cache of another size, or with other codes: its content is copied where the backend can.
         let mut sequence = decoder.sequence(*spec)?;
-        if let Ok(layers) = kept.save(decoder.backend()) {
+        if common <= sequence.max_step()
+            && let Ok(layers) = kept.save(decoder.backend())
+        {
             let layers: Vec<&[u8]> = layers.iter().map(Vec::as_slice).collect();
             sequence.restore(decoder.backend(), common, &layers)?;
         }

@@ -3,9 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use trike_core::Layout;
-use trike_nn::{
-    ActivationPrecision, Backend, DeviceUse, KeySelector, KvPrecision, KvSpec, MemoryPlan, PromptKeys, Tuning,
-};
+use trike_nn::{ActivationPrecision, Backend, DeviceUse, KvPrecision, KvSpec, MemoryPlan, Tuning};
 
 use super::{Model, OnText};
 use crate::{
@@ -72,15 +70,13 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         self.decoder().backend().cache_precision(wanted)
     }
 
-    fn logits_selected(
+    fn logits_with(
         &self,
         ids: &[u32],
-        kv: KvPrecision,
-        keys: KeySelector,
-        prompt_keys: PromptKeys,
+        kv: &KvSpec,
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError> {
-        LanguageModel::logits_selected(self, ids, kv, keys, prompt_keys, on_row)
+        LanguageModel::logits_with(self, ids, kv, on_row)
     }
 
     fn logits_in(
@@ -88,11 +84,10 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         session: &mut Session,
         ids: &[u32],
         prompt: usize,
-        kv: KvPrecision,
-        keys: KeySelector,
+        kv: &KvSpec,
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError> {
-        LanguageModel::logits_in(self, session, ids, prompt, kv, keys, on_row)
+        LanguageModel::logits_in(self, session, ids, prompt, kv, on_row)
     }
 
     fn generate_in(

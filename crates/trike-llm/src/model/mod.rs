@@ -8,9 +8,7 @@ mod tasks;
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use trike_core::Layout;
-use trike_nn::{
-    ActivationPrecision, DeviceUse, KeySelector, KvPrecision, KvSpec, MemoryPlan, PromptKeys, Tuning,
-};
+use trike_nn::{ActivationPrecision, DeviceUse, KvPrecision, KvSpec, MemoryPlan, Tuning};
 
 use crate::{
     GenerateOptions, Generation, LlmError, ModelConfig, Pooling, Session,
@@ -112,38 +110,34 @@ pub trait Model {
         kv: KvPrecision,
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError> {
-        self.logits_selected(ids, kv, KeySelector::All, PromptKeys::All, on_row)
+        self.logits_with(ids, &KvSpec::new(kv, ids.len().max(1)), on_row)
     }
 
-    /// [`logits`](Self::logits) of tokens that are run one by one, each with attention to the keys that `keys` selects; with [`KeySelector::All`],
-    /// many tokens are run at once, with attention to the keys that `prompt_keys` selects.
+    /// [`logits`](Self::logits) with a cache of `kv`. If it selects keys, the tokens are run one by one, as in a generation, else many at
+    /// once.
     ///
     /// # Errors
     ///
-    /// As [`logits`](Self::logits), and [`NnError::NoKeySelection`](trike_nn::NnError::NoKeySelection) on a device.
-    fn logits_selected(
+    /// As [`logits`](Self::logits), and [`NnError`](trike_nn::NnError) for a cache that is too small or that the backend does not have.
+    fn logits_with(
         &self,
         ids: &[u32],
-        kv: KvPrecision,
-        keys: KeySelector,
-        prompt_keys: PromptKeys,
+        kv: &KvSpec,
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError>;
 
-    /// Reads the first `prompt` of `ids` like a prompt and runs the others one by one, as in a generation, each with attention to the keys
-    /// that `keys` selects; passes the logits of the latter to `on_row`, with their positions and in order. What `session` has of the
+    /// Reads the first `prompt` of `ids` like a prompt and runs the others one by one, as in a generation, with caches of `kv`; passes the logits of the latter to `on_row`, with their positions and in order. What `session` has of the
     /// prompt is not read again; afterwards the session has all of `ids`.
     ///
     /// # Errors
     ///
-    /// As [`logits_selected`](Self::logits_selected); after an error the session is empty.
+    /// As [`logits_with`](Self::logits_with); after an error the session is empty.
     fn logits_in(
         &self,
         session: &mut Session,
         ids: &[u32],
         prompt: usize,
-        kv: KvPrecision,
-        keys: KeySelector,
+        kv: &KvSpec,
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError>;
 

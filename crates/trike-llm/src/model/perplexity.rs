@@ -1,6 +1,6 @@
 //! Perplexity of a text, and KL divergence from another model.
 
-use trike_nn::{KeySelector, KvPrecision, PromptKeys};
+use trike_nn::{KeySelector, KvLimit, KvPrecision, KvSpec, PromptKeys};
 
 use super::Model;
 use crate::{LlmError, tokenizer::Tokenizer};
@@ -51,20 +51,23 @@ pub struct ScoreOptions {
     pub split: Split,
     /// Maximum number of sequences; all when `None`.
     pub limit: Option<usize>,
-    /// Precision of cached keys and values; each model's default when `None`.
+    /// Precision of cached keys and values; the model's default when `None`. A base model has its own default, or f32 if that is asked for.
     pub kv: Option<KvPrecision>,
     /// Selection of the keys that each token attends to. If not all, the tokens of the measured model are run one by one, as
     /// in a generation; a base model always attends to all keys.
     pub keys: KeySelector,
     /// Selection of the keys that steps of several tokens attend to; a base model always attends to all keys.
     pub prompt_keys: PromptKeys,
+    /// Bound on the positions of the KV cache, beyond which it evicts; a base model's never does.
+    pub kv_limit: Option<KvLimit>,
 }
 
 impl ScoreOptions {
     /// All sequences of a split, with each model's default precision of keys and values.
     #[must_use]
     pub fn new(split: Split) -> Self {
-        Self { split, limit: None, kv: None, keys: KeySelector::All, prompt_keys: PromptKeys::All }
+        let (keys, prompt_keys) = (KeySelector::All, PromptKeys::All);
+        Self { split, limit: None, kv: None, keys, prompt_keys, kv_limit: None }
     }
 
     /// Sets [`limit`](Self::limit).
@@ -89,6 +92,18 @@ impl ScoreOptions {
     #[must_use]
     pub fn with_prompt_keys(self, prompt_keys: PromptKeys) -> Self {
         Self { prompt_keys, ..self }
+    }
+
+    /// Sets [`kv_limit`](Self::kv_limit).
+    #[must_use]
+    pub fn with_kv_limit(self, kv_limit: impl Into<Option<KvLimit>>) -> Self {
+        Self { kv_limit: kv_limit.into(), ..self }
+    }
+
+    /// The cache of the measured model for this many tokens.
+    fn cache(&self, precision: KvPrecision, tokens: usize) -> KvSpec {
+        let cache = KvSpec::new(precision, tokens.max(1));
+        cache.with_keys(self.keys).with_prompt_keys(self.prompt_keys).limited(self.kv_limit)
     }
 }
 
@@ -270,7 +285,7 @@ pub(crate) fn score<M: Model + ?Sized>(
     for (done, ids) in all.iter().enumerate().filter(|(_, ids)| ids.len() > 1) {
         let from = options.split.unscored(ids.len());
         let inputs = &ids[..ids.len() - 1];
-        model.logits_selected(inputs, kv, options.keys, options.prompt_keys, &mut |i, row| {
+        model.logits_with(inputs, &options.cache(kv, inputs.len()), &mut |i, row| {
             if i >= from {
                 sums.add(log_sum_exp(row) - f64::from(row[ids[i + 1] as usize]));
             }
@@ -312,7 +327,8 @@ pub fn compare_ids<M: Model + ?Sized>(
         return Err(LlmError::VocabularyMismatch { ours: vocab, base: base_vocab });
     }
     let kv = options.kv.unwrap_or(model.default_kv());
-    let base_kv = options.kv.unwrap_or(base.default_kv());
+    // Exact, as far as the base model is.
+    let base_kv = options.kv.filter(|kv| *kv == KvPrecision::F32).unwrap_or(base.default_kv());
     let split = options.split;
     let tokenizer = model.tokenizer()?;
     let (mut sums, mut base_sums) = (Sums::default(), Sums::default());
@@ -325,7 +341,7 @@ pub fn compare_ids<M: Model + ?Sized>(
         base.logits(inputs, base_kv, &mut |_, row| reference.extend_from_slice(row))?;
         kl.start();
         gap.start();
-        model.logits_selected(inputs, kv, options.keys, options.prompt_keys, &mut |i, row| {
+        model.logits_with(inputs, &options.cache(kv, inputs.len()), &mut |i, row| {
             if i < from {
                 return;
             }

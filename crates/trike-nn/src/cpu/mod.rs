@@ -1,6 +1,7 @@
 //! The backend on the host kernels.
 
 mod cache;
+mod eviction;
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -199,7 +200,7 @@ impl Decoder<CpuBackend> {
                     *value = (state >> 8) as f32 / (1 << 23) as f32 - 1.0;
                 }
                 let (k, v) = values.split_at(values.len() / 2);
-                cache.store(position, k, v);
+                cache.store(position, k, v)?;
             }
         }
         sequence.advance(positions);
@@ -467,14 +468,16 @@ impl Backend for CpuBackend {
             rest = tail;
         }
         let attend = |(segment, cache, out): (&Segment, &mut &mut CpuCache, &mut [f32])| {
+            let position = cache.admit(&self.cpu, spec, segment.first_position, segment.rows.len())?;
             for (i, row) in segment.rows.clone().enumerate() {
                 let span = row * k.width..(row + 1) * k.width;
-                cache.store(segment.first_position + i, &k.values()[span.clone()], &v.values()[span]);
+                cache.store(position + i, &k.values()[span.clone()], &v.values()[span])?;
             }
             let q = &q.values()[segment.rows.start * q.width..segment.rows.end * q.width];
             let pop = |all: &Mutex<Vec<_>>| all.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let mut scratch = pop(&self.scratch).unwrap_or_default();
-            let attended = cache.attend(&self.cpu, spec, q, segment, &mut scratch, out);
+            let attended =
+                cache.attend(&self.cpu, &spec.within(segment.window), q, position, &mut scratch, out);
             self.scratch.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
             attended
         };

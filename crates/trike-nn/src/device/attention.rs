@@ -7,7 +7,7 @@ use trike_cube::ops::RopeTable;
 use trike_cube::{Buffer, Strategy};
 
 use super::{CubeBackend, CubeInputs, CubeRope, CubeTensor};
-use crate::{AttentionSpec, CacheSpec, KeySelector, NnError, PromptKeys, StepInputs, check};
+use crate::{AttentionSpec, CacheSpec, Eviction, KeySelector, NnError, PromptKeys, StepInputs, check};
 
 impl CubeBackend {
     /// Stores keys and values, then attends; with `rope`, queries and keys are rotated before, in the launch of the store.
@@ -131,5 +131,6 @@ fn spec_of(cache: &KvCache) -> CacheSpec {
         precision: shape.precision,
         keys: KeySelector::All,
         prompt_keys: PromptKeys::All,
+        eviction: Eviction::Never,
     }
 }

@@ -1,14 +1,14 @@
 //! The step that rank 0 runs, for the others.
 
-use crate::{KeySelector, KvPrecision, KvSpec, NnError, PromptKeys, StepNotice};
+use crate::{Eviction, KeySelector, KvPrecision, KvSpec, NnError, PromptKeys, StepNotice};
 
 /// The first byte of a notice, and the message that ends a run.
 const STEP: u8 = 1;
 pub(super) const END: &[u8] = &[0];
 /// Bytes of a notice before the ids.
-const HEAD: usize = 1 + 8 + 1 + 8 + 8 + 8 + 1 + 1 + 8 + 2;
+const HEAD: usize = 1 + 8 + 1 + 8 + 8 + 8 + 1 + 1 + 8 + 2 + 1;
 
-/// The message: one byte each for kind, precision, rows and result, eight for a number, four for an id.
+/// The message: one byte each for kind, precision, rows, result and eviction, eight for a number, four for an id.
 pub(super) fn message(step: &StepNotice<'_>) -> Vec<u8> {
     let precision = KvPrecision::ALL.iter().position(|one| *one == step.spec.precision).unwrap_or(0);
     // No window is 0, which is none of a rolling cache.
@@ -26,6 +26,7 @@ pub(super) fn message(step: &StepNotice<'_>) -> Vec<u8> {
     let top_k = step.spec.keys.top_k().unwrap_or(0);
     message.extend((top_k as u64).to_le_bytes());
     message.extend(step.spec.prompt_keys.thousandths().to_le_bytes());
+    message.push(Eviction::ALL.iter().position(|one| *one == step.spec.eviction).unwrap_or(0) as u8);
     for id in &*step.ids {
         message.extend(id.to_le_bytes());
     }
@@ -61,10 +62,11 @@ pub(super) fn read(message: &[u8]) -> Result<Option<StepNotice<'static>>, NnErro
     let keys = KeySelector::signs(size(36)?).unwrap_or_default();
     let thousandths = u16::from_le_bytes([head[44], head[45]]);
     let prompt_keys = PromptKeys::of_thousandths(thousandths).ok_or_else(wrong)?;
+    let eviction = *Eviction::ALL.get(usize::from(head[46])).ok_or_else(wrong)?;
     Ok(Some(StepNotice {
         sequences: 1,
         sequence: number(1),
-        spec: KvSpec { precision, capacity: size(10)?, window, keys, prompt_keys },
+        spec: KvSpec { precision, capacity: size(10)?, window, keys, prompt_keys, eviction },
         position: size(26)?,
         ids: ids.iter().map(|id| u32::from_le_bytes(*id)).collect(),
         all_rows: flag(34)?,
@@ -79,13 +81,14 @@ mod tests {
     #[test]
     fn a_notice_is_read_back_and_nothing_else() {
         let (signs, quarter) = (KeySelector::signs(300).unwrap(), PromptKeys::sampled(0.25).unwrap());
-        for (window, all_rows, states, keys, prompt_keys) in
-            [(None, false, false, KeySelector::All, PromptKeys::All), (Some(7), true, true, signs, quarter)]
-        {
+        let plain = (None, false, false, KeySelector::All, PromptKeys::All, Eviction::Never);
+        let other = (Some(7), true, true, signs, quarter, Eviction::Unattended);
+        for (window, all_rows, states, keys, prompt_keys, eviction) in [plain, other] {
+            let precision = KvPrecision::Int8Int4;
             let notice = StepNotice {
                 sequences: 1,
                 sequence: u64::MAX - 3,
-                spec: KvSpec { precision: KvPrecision::Int8Int4, capacity: 512, window, keys, prompt_keys },
+                spec: KvSpec { precision, capacity: 512, window, keys, prompt_keys, eviction },
                 position: 1 << 33,
                 ids: vec![3, u32::MAX].into(),
                 all_rows,
@@ -98,7 +101,7 @@ mod tests {
                 let is_whole = len == message.len() - 4;
                 assert_eq!(read(&message[..len]).is_ok(), is_whole, "{len}");
             }
-            for at in [0, 9, 34, 35, 45] {
+            for at in [0, 9, 34, 35, 45, 46] {
                 let mut other = message.clone();
                 other[at] = 9;
                 assert!(read(&other).is_err(), "{at}");

@@ -8,6 +8,14 @@ Modules: `trike.vsa` (hypervectors), `trike.llama` (the interface of llama-cpp-p
 tritter-accel), `trike.torch` (layers; needs PyTorch) and `trike.transformers` (a quantizer; needs transformers).
 """
 
+import os as _os
+
+# A layer of Mesa's Vulkan looks for a display when devices are listed, and says on stderr that there is none. It only matters to
+# those who choose a device through it.
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "MESA_VK_DEVICE_SELECT")
+if not any(_name in _os.environ for _name in _DISPLAYS):
+    _os.environ.setdefault("NODEVICE_SELECT", "1")
+
 from trike import compat, vsa
 from trike._jobs import ConvertReport, Inspection, QuantizeReport, TrainReport, convert, inspect, quantize, train
 from trike._models import Model

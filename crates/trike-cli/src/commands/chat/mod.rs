@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use anyhow::Context;
 use serde::Serialize;
 use trike::{
-    FinishReason, GenerateOptions, Generation, KvSpec, Model, ModelFile, SamplerConfig, Tokenizer,
+    FinishReason, GenerateOptions, Generation, Model, ModelFile, SamplerConfig, Tokenizer,
     llm::Session,
     text::{
         chat::{ChatTemplate, Conversation, Message, RenderOptions},
@@ -79,6 +79,7 @@ impl From<RunArgs> for ChatArgs {
             stop: args.stop,
             form: args.form,
             keys: args.keys,
+            evict: args.evict,
             precision: args.precision,
             cpu: args.cpu,
             device: args.device,
@@ -152,7 +153,8 @@ impl Chat {
             .with_kv(args.precision.kv)
             .with_grammar(grammar)
             .with_keys(keys)
-            .with_prompt_keys(args.keys.prompt_keys);
+            .with_prompt_keys(args.keys.prompt_keys)
+            .with_kv_limit(args.evict.limit(device.is_cpu())?);
         let wanted = args.precision.options(&file, &args.cpu.cpu()?).with_tokenizer(tokenizer);
         let whole = GenerateOptions::default()
             .with_kv(args.precision.kv)
@@ -160,11 +162,13 @@ impl Chat {
             .with_keys(keys)
             .with_prompt_keys(args.keys.prompt_keys);
         let whole = whole.cache(0, file.config().spec.context, file.default_kv())?;
-        let capacity = match device.is_cpu() && args.context.is_none() {
+        // A cache that evicts need not hold the context.
+        let fits = args.context.is_some() || options.kv_limit.is_some();
+        let capacity = match device.is_cpu() && !fits {
             true => context(&file, &wanted, whole, 0, quiet)?,
             false => whole.capacity,
         };
-        let sequence = KvSpec { capacity, ..whole };
+        let sequence = whole.with_capacity(capacity).limited(options.kv_limit);
         let model = load(device, &file, &wanted.with_sequence(sequence), quiet)?;
         Ok(Self {
             model,

@@ -38,7 +38,7 @@ const MOST: usize = 1024;
 /// assert_eq!(KeyIndex::new(2, 128, 1000)?.bytes(), 2 * 1000 * 17);
 /// # Ok::<(), trike_cpu::CpuError>(())
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct KeyIndex {
     pub(super) projection: Projection,
     pub(super) kv_heads: usize,

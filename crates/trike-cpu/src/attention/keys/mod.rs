@@ -31,7 +31,7 @@ pub use index::KeyIndex;
 const BLOCK: usize = 16_384;
 
 /// Memory of a selection, which the next one uses again.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct KeyScratch {
     /// `[kv_heads][positions]`
     scores: Vec<i16>,

@@ -108,15 +108,21 @@ fn attend_block<S: Lanes, const V: usize>(
 }
 
 /// The shares of attention of sampled rows.
-pub(super) fn sample(job: &Job<'_>, isa: Isa, k: &[f32], samples: Vec<Sample<'_>>) {
+pub(super) fn sample<'o>(
+    job: &Job<'_>,
+    isa: Isa,
+    k: &[f32],
+    mut samples: Vec<Sample<'o>>,
+) -> Vec<Sample<'o>> {
     let mut blocks = Blocks::new(job.problem.head_dim);
-    for mut sample in samples {
+    for sample in &mut samples {
         with_float_kernels!(isa, s => match vectors(sample.rows.len()) {
-            1 => sample_rows::<_, 1>(job, s, k, &mut sample, &mut blocks),
-            2 => sample_rows::<_, 2>(job, s, k, &mut sample, &mut blocks),
-            _ => sample_rows::<_, 3>(job, s, k, &mut sample, &mut blocks),
+            1 => sample_rows::<_, 1>(job, s, k, sample, &mut blocks),
+            2 => sample_rows::<_, 2>(job, s, k, sample, &mut blocks),
+            _ => sample_rows::<_, 3>(job, s, k, sample, &mut blocks),
         });
     }
+    samples
 }
 
 fn sample_rows<S: Lanes, const V: usize>(
@@ -128,13 +134,17 @@ fn sample_rows<S: Lanes, const V: usize>(
 ) {
     let panel = panel::<S, V>(job, s, sample.rows.len(), |row| sample.rows[row]);
     let mut scores = [row_of::<V>(0.0); KEYS];
-    let mut tallies = Vec::new();
+    let (mut tallies, mut exponentials) = (Vec::new(), Vec::new());
     for (start, positions) in sample.blocks(job) {
         blocks.fill_keys(job.runs(Ring::plain(k), sample.kv_head, &positions), start, &positions);
-        let (scale, panel, scores) = (job.problem.scale, &panel, &mut scores);
-        tallies.extend(s.run(TallyBlock { s, scale, blocks, start, panel, scores }));
+        let (scale, panel) = (job.problem.scale, &panel);
+        let tally = s.run(TallyBlock { s, scale, blocks, start, panel, scores: &mut scores });
+        if let (Some(tally), true) = (&tally, sample.is_by_position()) {
+            exponentials.extend_from_slice(&scores[tally.part.clone()]);
+        }
+        tallies.extend(tally);
     }
-    sample.finish(&tallies);
+    sample.finish(&tallies, &exponentials);
 }
 
 /// Counts the scores of a block.
@@ -171,7 +181,7 @@ impl<S: Lanes, const V: usize> Loop for TallyBlock<'_, S, V> {
         if masked {
             mask(&panel.seen, start + part.start, scores);
         }
-        Some(tally(start, scores))
+        Some(tally(start, part, scores))
     }
 }
 

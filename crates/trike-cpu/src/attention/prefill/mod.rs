@@ -26,7 +26,7 @@ use trike_host::Pool;
 
 pub(super) use floats::run as floats;
 pub(super) use ints::{Stored, query_factor, round_query, run as ints};
-pub(crate) use sampled::choose as choose_blocks;
+pub(crate) use sampled::{choose as choose_blocks, received as attention_received};
 
 /// Positions per block. Blocks start at multiples of it, so the sums of a row do not depend on the other rows.
 const KEYS: usize = 64;

@@ -9,7 +9,7 @@ use std::ops::Range;
 use trike_core::{AttentionSpec, BlockBitmap, PromptKeys};
 use trike_host::Cpu;
 
-use super::shares::Sample;
+use super::shares::{Sample, Shares};
 use super::{KEYS, ROWS, floats, ints};
 use crate::CpuError;
 use crate::attention::{Job, KvData, KvView, Ring, validate};
@@ -62,7 +62,7 @@ pub(crate) fn choose(
         items.extend(rows.chunks(ROWS).zip(shares.chunks_mut(ROWS * width)).map(|(rows, shares)| Sample {
             kv_head,
             rows: rows.to_vec(),
-            shares,
+            shares: Shares::Blocks(shares),
         }));
     }
     score(&job, cpu, kv.k, items);
@@ -97,22 +97,56 @@ fn best(sums: &[f32], visible: Range<usize>, keys: PromptKeys) -> Vec<usize> {
     between
 }
 
-/// Computes the shares of all samples.
-fn score(job: &Job<'_>, cpu: &Cpu, k: KvData<'_>, items: Vec<Sample<'_>>) {
+/// [`CpuOps::attention_received`](crate::CpuOps::attention_received).
+pub(crate) fn received(
+    cpu: &Cpu,
+    problem: &AttentionSpec,
+    q: &[f32],
+    first_position: usize,
+    kv: KvView<'_>,
+) -> Result<Vec<f32>, CpuError> {
+    let tokens = validate(problem, q, first_position, &kv, q)?;
+    let end = if tokens == 0 { 0 } else { first_position + tokens };
+    let mut room = Vec::new();
+    let q = kv.k.queries(cpu, q, problem.head_dim, &mut room)?;
+    let job = Job { problem, q, tokens, first_position, capacity: kv.capacity, mask: None };
+    let share = job.share();
+    let mut items = Vec::new();
+    for kv_head in 0..problem.kv_heads {
+        let heads = kv_head * share..(kv_head + 1) * share;
+        let rows: Vec<_> =
+            (0..tokens).flat_map(|token| heads.clone().map(move |head| (token, head))).collect();
+        items.extend(rows.chunks(ROWS).map(|rows| {
+            let shares = Shares::Positions(vec![0.0; end]);
+            Sample { kv_head, rows: rows.to_vec(), shares }
+        }));
+    }
+    let mut received = vec![0.0f32; problem.kv_heads * end];
+    for Sample { kv_head, shares, .. } in score(&job, cpu, kv.k, items) {
+        let Shares::Positions(shares) = shares else { continue };
+        let received = &mut received[kv_head * end..(kv_head + 1) * end];
+        received.iter_mut().zip(shares).for_each(|(sum, share)| *sum += share);
+    }
+    Ok(received)
+}
+
+/// Computes the shares of all samples, which keep their order.
+fn score<'o>(job: &Job<'_>, cpu: &Cpu, k: KvData<'_>, items: Vec<Sample<'o>>) -> Vec<Sample<'o>> {
     let (pool, isa) = (cpu.pool(), cpu.isa());
     let pairs = items.iter().map(|item| item.rows.len() * job.span(item.rows[item.rows.len() - 1].0).len());
     let parts = job.parts(pool, pairs.fold(0, usize::saturating_add));
     let shares = crate::attention::share_out(items, |item| item.rows.len(), parts);
-    match k {
-        KvData::F32(k) => pool.run(shares, |items| floats::sample(job, isa, k, items)),
-        KvData::F16(k) => pool.run(shares, |items| ints::sample(job, isa, Ring::plain(k), items)),
+    let shares = match k {
+        KvData::F32(k) => pool.map(shares, |items| floats::sample(job, isa, k, items)),
+        KvData::F16(k) => pool.map(shares, |items| ints::sample(job, isa, Ring::plain(k), items)),
         KvData::Int8 { codes, scales } => {
             let ring = Ring { elements: codes, scales };
-            pool.run(shares, |items| ints::sample(job, isa, ring, items));
+            pool.map(shares, |items| ints::sample(job, isa, ring, items))
         }
         KvData::Int4 { codes, scales } => {
             let ring = Ring { elements: codes, scales };
-            pool.run(shares, |items| ints::sample(job, isa, ring, items));
+            pool.map(shares, |items| ints::sample(job, isa, ring, items))
         }
-    }
+    };
+    shares.into_iter().flatten().collect()
 }

@@ -1,4 +1,4 @@
-//! The attention that sampled rows give to blocks of keys, counted block by block.
+//! The attention that sampled rows give to blocks of keys or to each of them, counted block by block.
 
 use std::ops::Range;
 
@@ -11,8 +11,15 @@ pub(super) struct Sample<'o> {
     pub(super) kv_head: usize,
     /// A token and a query head each.
     pub(super) rows: Vec<(usize, usize)>,
-    /// `[rows][key blocks]`
-    pub(super) shares: &'o mut [f32],
+    pub(super) shares: Shares<'o>,
+}
+
+/// What is wanted.
+pub(super) enum Shares<'o> {
+    /// What each row gives to each key block, `[rows][key blocks]`.
+    Blocks(&'o mut [f32]),
+    /// What each position gets from all rows together, from position 0 on.
+    Positions(Vec<f32>),
 }
 
 impl Sample<'_> {
@@ -23,17 +30,42 @@ impl Sample<'_> {
         starts.map(move |start| (start, first.start.max(start)..last.end.min(start + KEYS)))
     }
 
-    /// Writes the shares of all rows from what was counted block by block.
-    pub(super) fn finish<const V: usize>(&mut self, tallies: &[Tally<V>]) {
-        let width = self.shares.len() / self.rows.len();
-        for (row, shares) in self.shares.chunks_exact_mut(width).enumerate() {
-            let of = |row: &Row<V>, at: usize| row[at / 16].0[at % 16];
+    /// Whether the scores of every position are needed to [`finish`](Self::finish).
+    pub(super) fn is_by_position(&self) -> bool {
+        matches!(self.shares, Shares::Positions(_))
+    }
+
+    /// Writes the shares from what was counted block by block, and from the exponentials of all blocks where they are needed.
+    pub(super) fn finish<const V: usize>(&mut self, tallies: &[Tally<V>], exponentials: &[Row<V>]) {
+        let of = |row: &Row<V>, at: usize| row[at / 16].0[at % 16];
+        let (rows, mut factors) = (self.rows.len(), vec![row_of::<V>(0.0); tallies.len()]);
+        for row in 0..rows {
             let top = tallies.iter().fold(f32::NEG_INFINITY, |top, tally| top.max(of(&tally.largest, row)));
-            let weight = |tally: &Tally<V>| of(&tally.total, row) * exp(of(&tally.largest, row) - top);
+            let factor = |tally: &Tally<V>| exp(of(&tally.largest, row) - top);
+            let weight = |tally: &Tally<V>| of(&tally.total, row) * factor(tally);
             // A block with a score that is not a number stands out alone.
             let total: f32 = tallies.iter().map(weight).filter(|weight| !weight.is_nan()).sum();
-            for tally in tallies {
-                shares[tally.start / KEYS] = weight(tally) / total;
+            match &mut self.shares {
+                Shares::Blocks(shares) => {
+                    let first = row * (shares.len() / rows);
+                    for tally in tallies {
+                        shares[first + tally.start / KEYS] = weight(tally) / total;
+                    }
+                }
+                Shares::Positions(_) => {
+                    let factors = factors.iter_mut().zip(tallies);
+                    factors.for_each(|(to, tally)| to[row / 16].0[row % 16] = factor(tally) / total);
+                }
+            }
+        }
+        let Shares::Positions(shares) = &mut self.shares else { return };
+        let mut exponentials = exponentials.iter();
+        for (tally, factors) in tallies.iter().zip(&factors) {
+            for position in tally.part.clone().map(|at| tally.start + at) {
+                let Some(row) = exponentials.next() else { return };
+                // Whole groups are scored, also past the last position.
+                let Some(share) = shares.get_mut(position) else { continue };
+                *share += (0..rows).map(|at| of(row, at) * of(factors, at)).sum::<f32>();
             }
         }
     }
@@ -42,17 +74,19 @@ impl Sample<'_> {
 /// The largest score of each row in a block, and the sum of the exponentials of the scores minus it.
 pub(super) struct Tally<const V: usize> {
     start: usize,
+    /// The part of the block that was scored.
+    pub(super) part: Range<usize>,
     largest: Row<V>,
     total: Row<V>,
 }
 
-/// Counts the scores of a block.
+/// Counts the scores of a part of a block, and replaces them by the exponentials.
 #[inline(always)]
-pub(super) fn tally<const V: usize>(start: usize, scores: &[Row<V>]) -> Tally<V> {
+pub(super) fn tally<const V: usize>(start: usize, part: Range<usize>, scores: &mut [Row<V>]) -> Tally<V> {
     let (mut largest, mut total) = (row_of::<V>(f32::NEG_INFINITY), row_of::<V>(0.0));
     for v in 0..V {
         let mut top = [f32::NEG_INFINITY; 16];
-        for scores in scores {
+        for scores in scores.iter() {
             for l in 0..16 {
                 let score = scores[v].0[l];
                 top[l] = if score > top[l] { score } else { top[l] };
@@ -63,12 +97,13 @@ pub(super) fn tally<const V: usize>(start: usize, scores: &[Row<V>]) -> Tally<V>
         for l in 0..16 {
             from[l] = if top[l] == f32::NEG_INFINITY { 0.0 } else { top[l] };
         }
-        for scores in scores {
+        for scores in scores.iter_mut() {
             for l in 0..16 {
-                total[v].0[l] += exp(scores[v].0[l] - from[l]);
+                scores[v].0[l] = exp(scores[v].0[l] - from[l]);
+                total[v].0[l] += scores[v].0[l];
             }
         }
         largest[v].0 = top;
     }
-    Tally { start, largest, total }
+    Tally { start, part, largest, total }
 }

@@ -3,7 +3,7 @@
 mod figures;
 mod haystack;
 
-use trike_nn::{KeySelector, KvPrecision};
+use trike_nn::{KeySelector, KvLimit, KvPrecision, KvSpec, PromptKeys};
 
 use super::{
     Model,
@@ -36,11 +36,23 @@ pub struct NeedleOptions {
     pub kv: Option<KvPrecision>,
     /// The measured selection of the keys that the tokens of question and answer attend to; all by default.
     pub keys: KeySelector,
+    /// The measured selection of the keys that the other tokens attend to; all by default.
+    pub prompt_keys: PromptKeys,
+    /// The measured bound on the positions of the KV cache, beyond which it evicts; none by default.
+    pub kv_limit: Option<KvLimit>,
 }
 
 impl Default for NeedleOptions {
     fn default() -> Self {
-        Self { haystacks: 16, context: None, seed: 0, kv: None, keys: KeySelector::All }
+        Self {
+            haystacks: 16,
+            context: None,
+            seed: 0,
+            kv: None,
+            keys: KeySelector::All,
+            prompt_keys: PromptKeys::All,
+            kv_limit: None,
+        }
     }
 }
 
@@ -79,6 +91,18 @@ impl NeedleOptions {
     pub fn with_keys(self, keys: KeySelector) -> Self {
         Self { keys, ..self }
     }
+
+    /// Sets [`prompt_keys`](Self::prompt_keys).
+    #[must_use]
+    pub fn with_prompt_keys(self, prompt_keys: PromptKeys) -> Self {
+        Self { prompt_keys, ..self }
+    }
+
+    /// Sets [`kv_limit`](Self::kv_limit).
+    #[must_use]
+    pub fn with_kv_limit(self, kv_limit: impl Into<Option<KvLimit>>) -> Self {
+        Self { kv_limit: kv_limit.into(), ..self }
+    }
 }
 
 /// Exact attention, or the setting that is compared with it.
@@ -101,13 +125,21 @@ pub(crate) fn find<M: Model + ?Sized>(
     let all = haystacks(model.tokenizer()?, text, model.config().spec.context, options)?;
     let exact_kv = model.default_kv();
     let kv = options.kv.unwrap_or(exact_kv);
-    let is_exact = kv == exact_kv && options.keys.is_all();
-    // With the same precision, the setting continues the prompt that exact attention has read.
+    let same_prompt = kv == exact_kv && options.prompt_keys.is_all() && options.kv_limit.is_none();
+    let is_exact = same_prompt && options.keys.is_all();
+    // Where prompts are read alike, the setting continues the one that exact attention has read.
     let mut sessions = [Session::default(), Session::default()];
-    let own = usize::from(kv != exact_kv);
-    let mut run: Box<Run<'_>> = Box::new(|side, ids, prompt, on_row| match side {
-        Side::Exact => model.logits_in(&mut sessions[0], ids, prompt, exact_kv, KeySelector::All, on_row),
-        Side::Setting => model.logits_in(&mut sessions[own], ids, prompt, kv, options.keys, on_row),
+    let own = usize::from(!same_prompt);
+    let mut run: Box<Run<'_>> = Box::new(|side, ids, prompt, on_row| {
+        let spec = |kv| KvSpec::new(kv, ids.len());
+        match side {
+            Side::Exact => model.logits_in(&mut sessions[0], ids, prompt, &spec(exact_kv), on_row),
+            Side::Setting => {
+                let spec = spec(kv).with_keys(options.keys).with_prompt_keys(options.prompt_keys);
+                let spec = spec.limited(options.kv_limit);
+                model.logits_in(&mut sessions[own], ids, prompt, &spec, on_row)
+            }
+        }
     });
     measure(&all, !is_exact, &mut *run, progress)
 }

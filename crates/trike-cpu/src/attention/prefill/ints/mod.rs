@@ -160,20 +160,21 @@ pub(in crate::attention) fn round_query(x: f32, factor: f32) -> i32 {
 }
 
 /// The shares of attention of sampled rows.
-pub(super) fn sample<K: Cached<Element: Stored>>(
+pub(super) fn sample<'o, K: Cached<Element: Stored>>(
     job: &Job<'_>,
     isa: Isa,
     k: Ring<'_, K>,
-    samples: Vec<Sample<'_>>,
-) {
+    mut samples: Vec<Sample<'o>>,
+) -> Vec<Sample<'o>> {
     let mut blocks = Blocks::new(job.problem.head_dim);
-    for mut sample in samples {
+    for sample in &mut samples {
         with_kernels!(isa, s => match vectors(sample.rows.len()) {
-            1 => sample_rows::<_, K, 1>(job, s, k, &mut sample, &mut blocks),
-            2 => sample_rows::<_, K, 2>(job, s, k, &mut sample, &mut blocks),
-            _ => sample_rows::<_, K, 3>(job, s, k, &mut sample, &mut blocks),
+            1 => sample_rows::<_, K, 1>(job, s, k, sample, &mut blocks),
+            2 => sample_rows::<_, K, 2>(job, s, k, sample, &mut blocks),
+            _ => sample_rows::<_, K, 3>(job, s, k, sample, &mut blocks),
         });
     }
+    samples
 }
 
 fn sample_rows<S: Paired, K: Cached<Element: Stored>, const V: usize>(
@@ -187,7 +188,7 @@ fn sample_rows<S: Paired, K: Cached<Element: Stored>, const V: usize>(
     let (columns, scale) = (blocks.columns(), job.problem.scale);
     let panel = s.run(Quantize { panel, columns, longest: longest::<K::Element>(columns), scale });
     let mut scores = [row_of::<V>(0.0); KEYS];
-    let mut tallies = Vec::new();
+    let (mut tallies, mut exponentials) = (Vec::new(), Vec::new());
     let nothing = Run::<K> { stored: [&[], &[]], scales: [&[], &[]] };
     for (start, positions) in sample.blocks(job) {
         let keys = Run {
@@ -196,10 +197,13 @@ fn sample_rows<S: Paired, K: Cached<Element: Stored>, const V: usize>(
         };
         let (head_dim, first) = (job.problem.head_dim, positions.start - start);
         s.run(blocks::Fill { s, blocks, keys, values: nothing, head_dim, first });
-        let (panel, scores) = (&panel, &mut scores);
-        tallies.extend(s.run(TallyBlock { s, blocks, start, panel, scores }));
+        let tally = s.run(TallyBlock { s, blocks, start, panel: &panel, scores: &mut scores });
+        if let (Some(tally), true) = (&tally, sample.is_by_position()) {
+            exponentials.extend_from_slice(&scores[tally.part.clone()]);
+        }
+        tallies.extend(tally);
     }
-    sample.finish(&tallies);
+    sample.finish(&tallies, &exponentials);
 }
 
 /// Counts the scores of a block.
@@ -223,7 +227,7 @@ impl<S: Simd, const V: usize> Loop for TallyBlock<'_, S, V> {
         if masked {
             mask(&panel.panel.seen, start + part.start, scores);
         }
-        Some(tally(start, scores))
+        Some(tally(start, part, scores))
     }
 }
 
