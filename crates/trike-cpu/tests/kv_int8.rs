@@ -141,13 +141,14 @@ fn the_largest_codes_and_negative_scales_are_exact() {
     }
 }
 
-/// Decoding adds integers, and rounds every operation on floats on its own.
+/// From position 256 on decoding adds integers, and rounds every operation on floats on its own.
 #[test]
 fn decoding_gives_the_same_bits_on_every_instruction_set() {
     let mut rng = Rng::new(22);
+    let mut compared = 0;
     for case in CASES {
         let (problem, (_, share, _, tokens, first, _)) = (spec(case), case);
-        if tokens > 1 && tokens * share > 8 {
+        if tokens > 1 && tokens * share > 8 || first + tokens <= 256 {
             continue;
         }
         let capacity = first + tokens;
@@ -163,7 +164,9 @@ fn decoding_gives_the_same_bits_on_every_instruction_set() {
         for (out, cpu) in &outs {
             assert_eq!(out, &outs[0].0, "{cpu}, {case:?}");
         }
+        compared += 1;
     }
+    assert!(compared > 2, "{compared}");
 }
 
 #[test]

@@ -41,8 +41,8 @@ pub(crate) use prefill::{attention_received, choose_blocks};
 /// Maximum query rows of a group of heads for which memory bandwidth is the bottleneck, not arithmetic.
 const FEW_ROWS: usize = 8;
 
-/// Rows of a prompt at positions below this are attended to in f32 from every cache: over short contexts attention takes little of
-/// the time, and rounding them to 16 bits would buy little.
+/// Queries at positions below this are attended to in f32 from every cache: over short contexts attention takes little of the time, and
+/// rounding them to integers would buy little.
 const EXACT: usize = 256;
 
 /// Keys or values, `[kv_heads][capacity][head_dim]`.
@@ -278,13 +278,13 @@ impl Job<'_> {
         V: decode::Products<Element: prefill::Stored>,
     {
         let end = self.first_position + self.tokens;
-        if self.few() {
+        if self.few() && (end > EXACT || !K::Element::CODES) {
             decode::run(self, isa, pool, k, v, out);
         } else if self.first_position >= EXACT {
             prefill::ints(self, isa, pool, k, v, out);
         } else if end <= EXACT {
             let (k, v) = (self.widened(k), self.widened(v));
-            prefill::floats(&Job { capacity: end, ..*self }, isa, pool, &k, &v, out);
+            Job { capacity: end, ..*self }.floats(isa, pool, &k, &v, out);
         } else {
             let tokens = EXACT - self.first_position;
             let at = tokens * self.problem.heads * self.problem.head_dim;

@@ -25,17 +25,23 @@ impl<'a> Ahead<'a> {
         Self { run: &rows[at * row..], next, row }
     }
 
+    /// A place, and the offset from there of the bytes that are [`AHEAD`] of row `at`, for prefetching them line by line.
+    #[inline(always)]
+    pub(super) fn place(self, at: usize) -> (&'a u8, usize) {
+        let from = at * self.row;
+        let left = self.run.len() - from;
+        match self.next.first() {
+            Some(next) if left <= AHEAD => (next, AHEAD - left),
+            _ => (&self.run[from], AHEAD),
+        }
+    }
+
     /// Prefetches as many bytes as the rows `at..at + rows` of the block have, [`AHEAD`] of them. One decision for all of them keeps
     /// the loop short: those at the very end of the run are prefetched too early or not at all.
     #[inline(always)]
     pub(super) fn fetch<S: Simd>(self, s: S, at: usize, rows: usize) {
-        let (from, len) = (at * self.row, rows * self.row);
-        let left = self.run.len() - from;
-        let (place, offset) = match self.next.first() {
-            Some(next) if left <= AHEAD => (next, AHEAD - left),
-            _ => (&self.run[from], AHEAD),
-        };
-        for line in (0..len).step_by(LINE) {
+        let (place, offset) = self.place(at);
+        for line in (0..rows * self.row).step_by(LINE) {
             s.prefetch(place, offset + line);
         }
     }

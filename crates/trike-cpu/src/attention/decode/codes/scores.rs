@@ -36,6 +36,8 @@ struct Step<'a> {
     /// The last row, which stands for those after it.
     last: usize,
     scales: FloatLine,
+    /// Where the bytes to prefetch are: a line for each sixteen bytes of four rows.
+    ahead: (&'a u8, usize),
 }
 
 impl<S: CodeLanes, E: Codes> Loop for ScoreCodes<'_, S, E> {
@@ -55,20 +57,20 @@ impl<S: CodeLanes, E: Codes> ScoreCodes<'_, S, E> {
         let (rows, width): (&[u8], _) = (cast_slice(rows), queries.width);
         for (n, scales) in scales.chunks(ROWS).enumerate() {
             let at = n * ROWS;
-            let ahead = Ahead::new(rows, at, next, width);
-            ahead.fetch(s, 0, scales.len());
-            let mut step =
-                Step { bytes: &rows[at * width..], width, last: scales.len() - 1, scales: Line([0.0; ROWS]) };
+            let ahead = Ahead::new(rows, at, next, width).place(0);
+            let (bytes, last) = (&rows[at * width..], scales.len() - 1);
+            let mut step = Step { bytes, width, last, scales: Line([0.0; ROWS]), ahead };
             step.scales.0[..scales.len()].copy_from_slice(scales);
             let mut head = 0;
             while head < share {
                 let heads = heads_at_once::<S>(share - head);
+                let fetch = head == 0;
                 let scores = &mut scores[head * CHUNK + first + at..];
                 match heads {
-                    4 => score::<S, E, PARTS, HALVES, 4>(s, queries, query + head, &step, scores),
-                    3 => score::<S, E, PARTS, HALVES, 3>(s, queries, query + head, &step, scores),
-                    2 => score::<S, E, PARTS, HALVES, 2>(s, queries, query + head, &step, scores),
-                    _ => score::<S, E, PARTS, HALVES, 1>(s, queries, query + head, &step, scores),
+                    4 => score::<S, E, PARTS, HALVES, 4>(s, queries, query + head, &step, fetch, scores),
+                    3 => score::<S, E, PARTS, HALVES, 3>(s, queries, query + head, &step, fetch, scores),
+                    2 => score::<S, E, PARTS, HALVES, 2>(s, queries, query + head, &step, fetch, scores),
+                    _ => score::<S, E, PARTS, HALVES, 1>(s, queries, query + head, &step, fetch, scores),
                 }
                 head += heads;
             }
@@ -89,6 +91,7 @@ fn score<S: CodeLanes, E: Codes, const PARTS: usize, const HALVES: usize, const 
     queries: &Queries,
     query: usize,
     step: &Step<'_>,
+    fetch: bool,
     scores: &mut [f32],
 ) {
     let mut q = [queries.of::<PARTS, HALVES>(query); H];
@@ -97,10 +100,10 @@ fn score<S: CodeLanes, E: Codes, const PARTS: usize, const HALVES: usize, const 
     }
     let mut sums = [[s.splat_int(0); 4]; H];
     if S::PAIR_SUMS >= 16 {
-        tile::<S, E, PARTS, HALVES, H, 4>(s, q, step, 0, &mut sums);
+        tile::<S, E, PARTS, HALVES, H, 4>(s, q, step, 0, fetch, &mut sums);
     } else {
         for group in 0..4 {
-            tile::<S, E, PARTS, HALVES, H, 1>(s, q, step, group, &mut sums);
+            tile::<S, E, PARTS, HALVES, H, 1>(s, q, step, group, fetch, &mut sums);
         }
     }
     for h in 0..H {
@@ -127,6 +130,7 @@ fn tile<S: CodeLanes, E: Codes, const PARTS: usize, const HALVES: usize, const H
     q: [Query<'_, PARTS, HALVES>; H],
     step: &Step<'_>,
     group: usize,
+    fetch: bool,
     sums: &mut [[S::Ints; 4]; H],
 ) {
     let whole = step.width / 16;
@@ -144,7 +148,14 @@ fn tile<S: CodeLanes, E: Codes, const PARTS: usize, const HALVES: usize, const H
     for h in 0..H {
         whole_q[h] = Query { high: &q[h].high[..whole], low: &q[h].low[..whole] };
     }
+    let (place, offset) = step.ahead;
     for i in 0..whole {
+        // Spread over the step: all at once they would fill the buffers that loads wait for.
+        if fetch {
+            for g in 0..G {
+                s.prefetch(place, offset + 64 * (4 * i + group + g));
+            }
+        }
         for g in 0..G {
             bytes[g] = s.load_rows([&chunks[g][0][i], &chunks[g][1][i], &chunks[g][2][i], &chunks[g][3][i]]);
         }

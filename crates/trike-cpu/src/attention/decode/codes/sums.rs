@@ -171,7 +171,6 @@ fn add<S: CodeLanes, E: Codes, const HALVES: usize, const H: usize>(
     let whole = block.width / 16;
     let mut unit = 0;
     while unit < whole {
-        let fetch = fetch && unit == 0;
         let left = whole - unit;
         let sums = Sums { all: &mut *sums, unit };
         if S::PAIR_SUMS >= 16 && HALVES == 1 && left >= 4 {
@@ -221,10 +220,13 @@ fn tile<S: CodeLanes, E: Codes, const HALVES: usize, const H: usize, const U: us
     sums: Sums<'_>,
 ) {
     let mut acc = [[[s.splat_int(0); HALVES]; U]; H];
-    let width = block.width;
+    let (width, (place, offset)) = (block.width, block.ahead.place(0));
     for j in 0..block.rows.div_ceil(4).min(BLOCK / 4) {
+        // As many lines as are read here, spread over all tiles: all at once they would fill the buffers that loads wait for.
         if fetch {
-            block.ahead.fetch(s, 4 * j, (block.rows - 4 * j).min(4));
+            for u in 0..U {
+                s.prefetch(place, offset + column * BLOCK + 64 * (U * j + u));
+            }
         }
         let mut rows: [&[[u8; 16]]; 4] = [&[]; 4];
         for r in 0..4 {
