@@ -71,7 +71,8 @@ fn prepare(args: &RunArgs, quiet: bool) -> anyhow::Result<Text> {
     }
     let prompt = text::prompt(args)?.ok_or_else(text::no_prompt)?;
     let keys = args.keys.selector(true)?;
-    Text::prepare(args, ModelFile::open(args.model.path(quiet)?)?, &prompt, keys)
+    let limit = args.evict.limit(true)?;
+    Text::prepare(args, ModelFile::open(args.model.path(quiet)?)?, &prompt, keys, limit)
 }
 
 /// The model on another rank.
