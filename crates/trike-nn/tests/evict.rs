@@ -1,40 +1,18 @@
 //! Caches that evict, against caches that hold everything.
 
-use trike_core::{DenseData, DenseTensor};
+mod common;
+
+use common::Random;
 use trike_cpu::Cpu;
 use trike_nn::{
-    ActivationPrecision, CpuBackend, Decoder, DecoderSpec, DecoderWeights, Eviction, KeySelector,
-    KvPrecision, KvSpec, Logits, NnError, Sequence, Step, Tensor, WeightName,
+    ActivationPrecision, CpuBackend, Decoder, DecoderSpec, Eviction, KeySelector, KvPrecision, KvSpec,
+    Logits, NnError, Sequence, Step,
 };
 use trike_testkit::Rng;
 
 const VOCAB: usize = 40;
 const CAPACITY: usize = 64;
 const EVICTIONS: [Eviction; 2] = [Eviction::Oldest, Eviction::Unattended];
-
-/// Random matrices, and norms of one.
-struct Random<'a>(&'a DecoderSpec, Rng);
-
-impl DecoderWeights for Random<'_> {
-    fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
-        let spec = self.0;
-        let (rows, cols) = match name {
-            WeightName::Embedding | WeightName::Head => (spec.vocab, spec.hidden),
-            WeightName::Query(_) => (spec.query_width(), spec.hidden),
-            WeightName::Key(_) | WeightName::Value(_) => (spec.kv_width(), spec.hidden),
-            WeightName::Output(_) => (spec.hidden, spec.query_width()),
-            WeightName::Down(_) => (spec.hidden, spec.intermediate),
-            _ => (spec.intermediate, spec.hidden),
-        };
-        let size = 1.5 / (cols as f32).sqrt();
-        let values = self.1.normals(rows * cols).iter().map(|v| v * size).collect();
-        Ok(DenseTensor::new(vec![rows, cols], DenseData::F32(values))?.into())
-    }
-
-    fn vector(&mut self, _: WeightName) -> Result<Vec<f32>, NnError> {
-        Ok(vec![1.0; self.0.hidden])
-    }
-}
 
 fn spec(layers: usize) -> DecoderSpec {
     DecoderSpec { intermediate: 40, kv_heads: 2, context: 500, ..DecoderSpec::llama(32, layers, 4, VOCAB) }
@@ -43,7 +21,7 @@ fn spec(layers: usize) -> DecoderSpec {
 fn decoder(layers: usize, threads: usize) -> Decoder<CpuBackend> {
     let backend = CpuBackend::new(Cpu::new(threads).expect("a few threads"), ActivationPrecision::F32);
     let spec = spec(layers);
-    Decoder::new(backend, spec.clone(), &mut Random(&spec, Rng::new(8))).expect("a model")
+    Decoder::new(backend, spec.clone(), &mut Random::new(&spec, 8)).expect("a model")
 }
 
 fn ids(n: usize, seed: u64) -> Vec<u32> {
@@ -146,8 +124,7 @@ fn limits_are_errors() {
     assert!(refused(KvSpec { window: Some(10), ..kv }));
     let windowed = DecoderSpec { window: Some(100), ..spec(1) };
     let backend = CpuBackend::new(Cpu::new(1).expect("one thread"), ActivationPrecision::F32);
-    let rolling =
-        Decoder::new(backend, windowed.clone(), &mut Random(&windowed, Rng::new(8))).expect("a model");
+    let rolling = Decoder::new(backend, windowed.clone(), &mut Random::new(&windowed, 8)).expect("a model");
     assert!(matches!(rolling.sequence(kv), Err(NnError::Spec { field: "window", .. })));
 
     let mut sequence = decoder.sequence(kv).expect("a sequence");

@@ -1,38 +1,16 @@
 //! Decoding with selected keys on the host.
 
-use trike_core::{DenseData, DenseTensor};
+mod common;
+
+use common::Random;
 use trike_cpu::Cpu;
 use trike_nn::{
-    ActivationPrecision, CpuBackend, Decoder, DecoderSpec, DecoderWeights, KeySelector, KvPrecision, KvSpec,
-    Logits, NnError, PromptKeys, Sequence, Step, Tensor, WeightName,
+    ActivationPrecision, CpuBackend, Decoder, DecoderSpec, KeySelector, KvPrecision, KvSpec, Logits,
+    PromptKeys, Sequence, Step,
 };
 use trike_testkit::Rng;
 
 const VOCAB: usize = 50;
-
-/// Random matrices, and norms of one.
-struct Random<'a>(&'a DecoderSpec, Rng);
-
-impl DecoderWeights for Random<'_> {
-    fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
-        let spec = self.0;
-        let (rows, cols) = match name {
-            WeightName::Embedding => (spec.vocab, spec.hidden),
-            WeightName::Query(_) => (spec.query_width(), spec.hidden),
-            WeightName::Key(_) | WeightName::Value(_) => (spec.kv_width(), spec.hidden),
-            WeightName::Output(_) => (spec.hidden, spec.query_width()),
-            WeightName::Down(_) => (spec.hidden, spec.intermediate),
-            _ => (spec.intermediate, spec.hidden),
-        };
-        let size = 1.5 / (cols as f32).sqrt();
-        let values = self.1.normals(rows * cols).iter().map(|v| v * size).collect();
-        Ok(DenseTensor::new(vec![rows, cols], DenseData::F32(values))?.into())
-    }
-
-    fn vector(&mut self, _: WeightName) -> Result<Vec<f32>, NnError> {
-        Ok(vec![1.0; self.0.hidden])
-    }
-}
 
 /// Layers that attend to all keys and two that select them.
 fn decoder(threads: usize) -> Decoder<CpuBackend> {
@@ -45,7 +23,7 @@ fn decoder(threads: usize) -> Decoder<CpuBackend> {
         ..DecoderSpec::llama(32, layers, 4, VOCAB)
     };
     let backend = CpuBackend::new(Cpu::new(threads).expect("a few threads"), ActivationPrecision::F32);
-    Decoder::new(backend, spec.clone(), &mut Random(&spec, Rng::new(5))).expect("a model")
+    Decoder::new(backend, spec.clone(), &mut Random::new(&spec, 5)).expect("a model")
 }
 
 fn ids(n: usize, seed: u64) -> Vec<u32> {
