@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cubecl::prelude::BufferArg;
 use half::f16;
-use trike_core::KvPrecision;
+use trike_core::{KeySelector, KvPrecision};
 
+use super::keys::KeyIndex;
 use crate::device::{AnyBuffer, Buffer, Device};
 use crate::error::{CubeError, Result, check_len, check_range};
 
@@ -139,6 +140,7 @@ pub struct KvCache {
     pub(crate) k: KvBuffer,
     pub(crate) v: KvBuffer,
     shape: CacheShape,
+    pub(super) index: Option<KeyIndex>,
 }
 
 impl KvCache {
@@ -160,12 +162,28 @@ impl KvCache {
         if device.capabilities().ptx {
             device.counters()?;
         }
-        Ok(Self { k, v, shape })
+        Ok(Self { k, v, shape, index: None })
+    }
+
+    /// This cache with sign codes of its keys: [`Device::attention`] of a single token then attends to the positions that the selector selects, as soon as
+    /// more than four times as many are visible at all positions of one [`horizon`](super::horizon). With a window that leaves out positions it attends to
+    /// all others.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Range`] for heads of fewer than 64 or more than 256 elements, [`CubeError::NotMultiple`] for an odd number, and as
+    /// [`KvCache::empty`].
+    pub fn with_keys(self, device: &Device, selector: KeySelector) -> Result<Self> {
+        let index = match selector.is_all() {
+            true => None,
+            false => Some(KeyIndex::new(device, self.shape, selector)?),
+        };
+        Ok(Self { index, ..self })
     }
 
     /// A cache in `len` elements of this one's memory.
     pub(super) fn part(&self, start: usize, len: usize) -> Result<Self> {
-        Ok(Self { k: self.k.view(start, len)?, v: self.v.view(start, len)?, ..*self })
+        Ok(Self { k: self.k.view(start, len)?, v: self.v.view(start, len)?, shape: self.shape, index: None })
     }
 
     /// Its shape.
@@ -181,7 +199,8 @@ impl KvCache {
 
     /// Returns true if a tensor shares memory with the cache.
     pub(crate) fn overlaps(&self, other: &Buffer<f32>) -> bool {
-        self.k.overlaps(other) || self.v.overlaps(other)
+        let of_index = self.index.as_ref().is_some_and(|index| index.overlaps(other));
+        of_index || self.k.overlaps(other) || self.v.overlaps(other)
     }
 
     /// The keys and the values in f32, in memory order: `[kv_head][slot][head_dim]`.

@@ -25,6 +25,8 @@ pub(super) struct Form {
     pub(super) each: usize,
     /// True if positions are split across cubes, so that partial sums are written for [`combine`](super::combine).
     pub(super) split: bool,
+    /// True if only [`Chosen`] positions are attended to.
+    pub(super) chosen: bool,
     /// True for PTX: units of a plane wait for each other instead of the cube, and weights are powers of two.
     pub(super) ptx: bool,
 }
@@ -146,13 +148,30 @@ pub(super) fn token_of(table: &[u32], #[comptime] form: Form) -> TokenOfCube {
     }
 }
 
+/// Positions of one token that were selected, as an argument of kernels: `[KV head][count]`, in rising order.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Chosen {
+    positions: Box<[u32]>,
+    count: u32,
+}
+
+/// The number of positions that a token attends to, and that of the first one.
+#[cube]
+fn visible(chosen: &ComptimeOption<Chosen>, position: u32, window: u32) -> (u32, u32) {
+    let end = position + 1;
+    #[comptime]
+    match chosen {
+        ComptimeOption::Some(chosen) => (chosen.count, 0u32.runtime()),
+        ComptimeOption::None => (min(window, end), end - min(window, end)),
+    }
+}
+
 /// Where a part of the positions is in the cache.
 #[derive(CubeType, Clone, Copy)]
 struct Part {
     /// First vector of the cache.
     place: usize,
-    /// First slot of the KV head.
-    base: usize,
+    kv_head: usize,
     /// Slot of the first position, counted from there.
     first: u32,
     /// Number of positions.
@@ -160,17 +179,36 @@ struct Part {
     capacity: u32,
 }
 
+/// The slot of a position, which counts from the first slot of the ring or is one of those chosen.
+#[cube]
+fn slot_of(chosen: &ComptimeOption<Chosen>, past: u32, part: &Part) -> u32 {
+    #[comptime]
+    match chosen {
+        ComptimeOption::Some(chosen) => {
+            chosen.positions[part.kv_head * chosen.count as usize + past as usize]
+        }
+        ComptimeOption::None => select(past >= part.capacity, past - part.capacity, past),
+    }
+}
+
 /// Finds the positions of the unit's group in a turn, as numbers of vectors. Those past the last repeat it.
 #[cube]
-fn locate(at: &mut Array<usize>, part: &Part, turn: u32, group: u32, #[comptime] form: Form) {
+fn locate(
+    at: &mut Array<usize>,
+    chosen: &ComptimeOption<Chosen>,
+    part: &Part,
+    turn: u32,
+    group: u32,
+    #[comptime] form: Form,
+) {
     #[unroll]
     for j in 0..form.each {
         let offset = turn * comptime!((form.each * form.groups()) as u32)
             + comptime!((j * form.groups()) as u32)
             + group;
         let past = part.first + min(offset, part.count - 1);
-        let slot = select(past >= part.capacity, past - part.capacity, past);
-        at[j] = part.place + (part.base + slot as usize) * comptime!(form.vectors());
+        let slot = part.kv_head * part.capacity as usize + slot_of(chosen, past, part) as usize;
+        at[j] = part.place + slot * comptime!(form.vectors());
     }
 }
 
@@ -236,6 +274,7 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     capacity: u32,
     window: u32,
     scale: f32,
+    chosen: &ComptimeOption<Chosen>,
     #[comptime] form: Form,
 ) {
     let unit = UNIT_POS as usize;
@@ -247,18 +286,12 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     let of = heads_of(kv_heads, form);
     let (kv_head, first_head, query_heads) = (of.kv, of.first, of.of_row);
 
-    let end = position + 1;
-    let start = end - min(window, end);
+    let (seen, start) = visible(chosen, position, window);
     let groups = comptime!(form.groups() as u32);
-    let per = (end - start).div_ceil(CUBE_COUNT_X).div_ceil(groups) * groups;
-    let from = min(start + CUBE_POS_X * per, end);
-    let part = Part {
-        place,
-        base: kv_head * capacity as usize,
-        first: from % capacity,
-        count: min(per, end - from),
-        capacity,
-    };
+    let per = seen.div_ceil(CUBE_COUNT_X).div_ceil(groups) * groups;
+    let before = min(CUBE_POS_X * per, seen);
+    let part =
+        Part { place, kv_head, first: (start + before) % capacity, count: min(per, seen - before), capacity };
 
     let mut scratch = Shared::<[Vector<f32, M>]>::new_slice(comptime!(form.scratch()));
     let mut added = Shared::<[Vector<f32, M>]>::new_slice(comptime!(form.groups() * form.lanes()));
@@ -268,7 +301,7 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     let mut keys = Array::<Vector<S, W>>::new(comptime!(form.each * form.columns()));
     let mut values = Array::<Vector<S, W>>::new(comptime!(form.each * form.columns()));
     if part.count > 0 {
-        locate(&mut at, &part, 0u32, group as u32, form);
+        locate(&mut at, chosen, &part, 0u32, group as u32, form);
         take::<S, W>(k, &mut keys, &at, lane, form);
         take::<S, W>(v, &mut values, &at, lane, form);
     }
@@ -316,7 +349,7 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
             scratch[(group * each + j) * comptime!(form.stride()) + lane] = dots;
         }
         if turn + 1 < turns {
-            locate(&mut at, &part, turn + 1, group as u32, form);
+            locate(&mut at, chosen, &part, turn + 1, group as u32, form);
             take::<S, W>(k, &mut keys, &at, lane, form);
         }
         sync_group(form);
@@ -507,11 +540,14 @@ pub(super) fn decode<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     capacity: u32,
     window: u32,
     scale: f32,
+    chosen: ComptimeOption<Chosen>,
     #[comptime] form: Form,
 ) {
     let row = first_row as usize + CUBE_POS_Z as usize;
     let position = positions[row];
-    attend::<E, S, N, W, M>(q, k, v, out, row, position, 0usize, kv_heads, capacity, window, scale, form);
+    attend::<E, S, N, W, M>(
+        q, k, v, out, row, position, 0usize, kv_heads, capacity, window, scale, &chosen, form,
+    );
 }
 
 /// Attention of the tokens of a [table](super::Tokens), whose caches are in one allocation.
@@ -541,6 +577,7 @@ pub(super) fn decode_several<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
         capacity,
         window,
         scale,
+        &ComptimeOption::new_None(),
         form,
     );
 }

@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 
-use super::decode::{Form, LOWEST, attend, heads_of, power, token_of};
+use super::decode::{Chosen, Form, LOWEST, attend, heads_of, power, token_of};
 
 /// Units of a plane.
 const LANES: usize = 32;
@@ -25,11 +25,14 @@ pub(super) fn decode_joined<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     capacity: u32,
     window: u32,
     scale: f32,
+    chosen: ComptimeOption<Chosen>,
     #[comptime] form: Form,
 ) {
     let row = first_row as usize + CUBE_POS_Z as usize;
     let position = positions[row];
-    attend::<E, S, N, W, M>(q, k, v, parts, row, position, 0usize, kv_heads, capacity, window, scale, form);
+    attend::<E, S, N, W, M>(
+        q, k, v, parts, row, position, 0usize, kv_heads, capacity, window, scale, &chosen, form,
+    );
     join(parts, arrived, out, row, kv_heads, form);
 }
 
@@ -62,6 +65,7 @@ pub(super) fn decode_several_joined<E: Float, S: Numeric, N: Size, W: Size, M: S
         capacity,
         window,
         scale,
+        &ComptimeOption::new_None(),
         form,
     );
     join(parts, arrived, out, token.row, kv_heads, form);

@@ -9,6 +9,7 @@ mod cache;
 mod combine;
 mod decode;
 mod joined;
+mod keys;
 mod mask;
 mod mma;
 mod plan;
@@ -22,7 +23,7 @@ mod walk;
 use std::f32::consts::LOG2_E;
 
 use cubecl::client::Client;
-use cubecl::prelude::{BufferArg, CubeCount, CubeDim, Float, Numeric};
+use cubecl::prelude::{BufferArg, ComptimeOptionArgs, CubeCount, CubeDim, Float, Numeric};
 use half::f16;
 pub use trike_core::{AttentionSpec, KvPrecision};
 
@@ -52,6 +53,8 @@ impl Device {
     /// [`AttentionBlueprint::Decode`], and those of [`Plan::plan`] and of the launch.
     ///
     /// A recorded launch reads the positions at replay; they must have the same [`horizon`].
+    ///
+    /// A single token attends to some of the positions only, if the cache is one of [`KvCache::with_keys`].
     pub fn attention(
         &self,
         spec: &AttentionSpec,
@@ -118,8 +121,28 @@ impl Device {
             batch.keep_within(cache, MAX_POSITION);
         }
         let of_rows = batch.tokens.table();
-        let call = Call { problem, q, of_rows, cache, first_row: 0, scale: spec.scale, mask: None };
+        let call =
+            Call { problem, q, of_rows, cache, first_row: 0, scale: spec.scale, mask: None, chosen: None };
         self.attend(&call, strategy, out)
+    }
+
+    /// The positions that [`Device::attention`] of a single token attends to, in rising order, for each KV head; `None` for all
+    /// visible ones. `q` is as there, and the cache is one of [`KvCache::with_keys`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::attention`] and [`Device::read`].
+    pub fn selected_positions(
+        &self,
+        spec: &AttentionSpec,
+        q: &Buffer<f32>,
+        segment: &Segment<'_>,
+    ) -> Result<Option<Vec<Vec<u32>>>> {
+        let call = Call::of_segment(spec, q, segment)?;
+        call.problem.validate()?;
+        let Some((positions, selected)) = self.select_keys(&call)? else { return Ok(None) };
+        let positions = self.read(&positions)?;
+        Ok(Some(positions.chunks(selected.total()).map(<[u32]>::to_vec).collect()))
     }
 
     fn attend(
@@ -128,7 +151,7 @@ impl Device {
         strategy: &Strategy<AttentionBlueprint>,
         out: &Buffer<f32>,
     ) -> Result<()> {
-        let Call { problem, q, cache, scale, .. } = call;
+        let Call { q, cache, scale, .. } = call;
         check_len("output of attention", q.len(), out.len())?;
         if !scale.is_finite() {
             return Err(CubeError::NonFinite { what: "scale of attention", index: 0, value: *scale });
@@ -136,6 +159,13 @@ impl Device {
         if out.overlaps(q) || cache.overlaps(out) {
             return Err(CubeError::Overlap { what: "output of attention and an input" });
         }
+        let chosen = self.select_keys(call)?;
+        let call = &match &chosen {
+            // The selected positions are planned like a context of their own: keys carry their rotation, so none is lost.
+            Some((positions, selected)) => call.of_chosen(positions, selected.total()),
+            None => *call,
+        };
+        let problem = &call.problem;
         let (shape, several) = (problem.cache, problem.sequences > 1);
         let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
         let one = problem.tokens == 1;
@@ -146,6 +176,7 @@ impl Device {
         match blueprint {
             AttentionBlueprint::Decode { units, heads, splits } => {
                 let form = problem.decode_form(units, heads, splits, self.capabilities());
+                let form = decode::Form { chosen: call.chosen.is_some(), ..form };
                 let launch = Launch::new("attention/decode", &(form, shape.precision, several), settings);
                 if splits == 1 {
                     return self.launch(&launch, &[out], |client, cubes, units| {
@@ -242,6 +273,7 @@ struct Output<'a> {
 }
 
 /// Checked arguments of a call.
+#[derive(Clone, Copy)]
 struct Call<'a> {
     problem: AttentionProblem,
     q: &'a Buffer<f32>,
@@ -252,6 +284,8 @@ struct Call<'a> {
     first_row: usize,
     scale: f32,
     mask: Option<&'a BlockMask>,
+    /// The positions to attend to.
+    chosen: Option<&'a Buffer<u32>>,
 }
 
 impl<'a> Call<'a> {
@@ -267,7 +301,36 @@ impl<'a> Call<'a> {
         )?;
         check_len("queries of attention", count, q.len())?;
         let of_rows = positions.buffer();
-        Ok(Self { problem, q, of_rows, cache, first_row: rows.start, scale: spec.scale, mask: None })
+        Ok(Self {
+            problem,
+            q,
+            of_rows,
+            cache,
+            first_row: rows.start,
+            scale: spec.scale,
+            mask: None,
+            chosen: None,
+        })
+    }
+
+    /// The call for `count` chosen positions of each KV head.
+    fn of_chosen<'b>(&self, positions: &'b Buffer<u32>, count: usize) -> Call<'b>
+    where
+        'a: 'b,
+    {
+        let problem = AttentionProblem { first_position: count - 1, window: None, ..self.problem };
+        Call { problem, chosen: Some(positions), ..*self }
+    }
+
+    fn chosen_arg(&self) -> ComptimeOptionArgs<decode::Chosen> {
+        match self.chosen {
+            // Fewer positions than the cache has elements.
+            Some(chosen) => ComptimeOptionArgs::Some(decode::ChosenLaunch::new(
+                chosen.arg(),
+                self.problem.first_position as u32 + 1,
+            )),
+            None => ComptimeOptionArgs::None,
+        }
     }
 
     /// The window; `u32::MAX` for no window.
@@ -325,8 +388,24 @@ impl<'a> Call<'a> {
                 // last are clamped, rows are within `of_rows`.
                 unsafe {
                     decode::decode::launch_unchecked::<E, S>(
-                        client, cubes, units, n, words, m, q, k, v, of_rows, out, first, heads, capacity,
-                        window, scale, form,
+                        client,
+                        cubes,
+                        units,
+                        n,
+                        words,
+                        m,
+                        q,
+                        k,
+                        v,
+                        of_rows,
+                        out,
+                        first,
+                        heads,
+                        capacity,
+                        window,
+                        scale,
+                        self.chosen_arg(),
+                        form,
                     );
                 }
             }
@@ -344,8 +423,26 @@ impl<'a> Call<'a> {
                 // along y and z than counters.
                 unsafe {
                     joined::decode_joined::launch_unchecked::<E, S>(
-                        client, cubes, units, n, words, m, q, k, v, of_rows, parts, arrived, out, first,
-                        heads, capacity, window, scale, form,
+                        client,
+                        cubes,
+                        units,
+                        n,
+                        words,
+                        m,
+                        q,
+                        k,
+                        v,
+                        of_rows,
+                        parts,
+                        arrived,
+                        out,
+                        first,
+                        heads,
+                        capacity,
+                        window,
+                        scale,
+                        self.chosen_arg(),
+                        form,
                     );
                 }
             }

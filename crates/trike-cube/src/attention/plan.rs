@@ -106,6 +106,7 @@ impl AttentionProblem {
             width: if wide { widest } else { self.cache.lanes() },
             each: 1,
             split: splits > 1,
+            chosen: false,
             ptx: device.ptx,
         };
         form.with_turns_of(CHUNK, device.max_shared_bytes)

@@ -37,7 +37,9 @@ impl KvCache {
     /// Returns true if both have one shape and are in one allocation, so that one launch can process their tokens.
     #[must_use]
     pub fn is_beside(&self, other: &Self) -> bool {
-        self.shape() == other.shape() && self.k.is_beside(&other.k) && self.v.is_beside(&other.v)
+        // Keys are selected for one sequence at a time.
+        let all = self.index.is_none() && other.index.is_none();
+        all && self.shape() == other.shape() && self.k.is_beside(&other.k) && self.v.is_beside(&other.v)
     }
 }
 

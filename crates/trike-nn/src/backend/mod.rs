@@ -149,6 +149,16 @@ pub trait Backend {
         false
     }
 
+    /// Whether steps of several tokens can attend to some blocks of keys only.
+    fn can_select_prompt_keys(&self) -> bool {
+        false
+    }
+
+    /// Whether a full cache can forget positions.
+    fn can_evict(&self) -> bool {
+        false
+    }
+
     // ---- Stages: consecutive layers with memory of their own, on a backend over several devices.
 
     /// Number of stages. The first one has the embedding too, the last one the final norm and the LM head.

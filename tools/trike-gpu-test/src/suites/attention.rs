@@ -106,7 +106,7 @@ pub fn shapes(session: &mut Session) {
 }
 
 /// Extra batch rows before the tokens.
-const BEFORE: usize = 1;
+pub(super) const BEFORE: usize = 1;
 /// Extra batch rows after the tokens.
 const AFTER: usize = 1;
 /// Initial value of outputs.
@@ -116,13 +116,15 @@ pub(super) const POISON: f32 = -12345.0;
 pub(super) struct Case {
     pub(super) problem: AttentionProblem,
     mask: Option<BlockBitmap>,
+    /// The positions of each KV head that are attended to, if not all.
+    pub(super) chosen: Option<Vec<Vec<u32>>>,
     scale: f32,
     /// Allowance of f32 kernels in addition to twice the error of a plain loop.
     slack: f64,
-    q: Vec<f32>,
+    pub(super) q: Vec<f32>,
     /// `[position][kv_head][head_dim]`, from position 0.
-    k: Vec<f32>,
-    v: Vec<f32>,
+    pub(super) k: Vec<f32>,
+    pub(super) v: Vec<f32>,
 }
 
 impl Case {
@@ -135,7 +137,16 @@ impl Case {
         let count = (first_position + tokens) * kv_heads * head_dim;
         let q = rng.normals((BEFORE + tokens + AFTER) * heads * head_dim);
         let (k, v) = (rng.normals(count), rng.normals(count));
-        Self { problem, mask: None, scale: 2.0 / (head_dim as f32).sqrt(), slack: 1e-6, q, k, v }
+        Self {
+            problem,
+            mask: None,
+            chosen: None,
+            scale: 2.0 / (head_dim as f32).sqrt(),
+            slack: 1e-6,
+            q,
+            k,
+            v,
+        }
     }
 
     /// The positions of the tokens.
@@ -209,9 +220,11 @@ impl Case {
     /// Whether the mask, if any, has the block of a key.
     fn attends(&self, kv_head: usize, query: usize, key: usize) -> bool {
         let block = |position: usize| position / BlockBitmap::BLOCK;
-        self.mask.as_ref().is_none_or(|mask| {
-            mask.contains(if mask.heads() == 1 { 0 } else { kv_head }, block(query), block(key))
-        })
+        let is_chosen = |of: &Vec<Vec<u32>>| of[kv_head].binary_search(&(key as u32)).is_ok();
+        self.chosen.as_ref().is_none_or(is_chosen)
+            && self.mask.as_ref().is_none_or(|mask| {
+                mask.contains(if mask.heads() == 1 { 0 } else { kv_head }, block(query), block(key))
+            })
     }
 
     /// The expected outputs, exact and by f32 loops, with scaled queries and weights rounded to f16 if `halves`.
