@@ -15,6 +15,7 @@ use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValu
 mod batches;
 mod edits;
 mod graphs;
+mod keys;
 mod split;
 
 /// The software Vulkan driver; `None` after a line that the test runner counts.
