@@ -59,7 +59,7 @@ const DECODE_UNITS: u32 = 128;
 /// Maximum query heads per cube of the decode kernel: their sums stay in registers.
 const MOST_HEADS: usize = 4;
 /// Multiprocessors assumed for a device that does not say how many it has.
-const PROCESSORS: usize = 32;
+pub(super) const PROCESSORS: usize = 32;
 /// Cubes of the decode kernel that fit on a multiprocessor: 168 registers per unit with four heads of 128.
 const RESIDENT: usize = 3;
 /// Maximum rows for which the decode kernel, which reads the keys once per row, is preferred.

@@ -272,8 +272,9 @@ pub(super) fn code_step<E: Float>(
     }
 }
 
-/// Unit `i` of KV head `y` scores positions `2 i` and `2 i + 1`, each in 16 bits: the floor of the sum of the query's integers, with
-/// the signs of the code, times the length, over 128, and the bias; 0 for positions before `first` and for the `last` ones.
+/// The units of KV head `y` take turns to score positions `2 i` and `2 i + 1`, each in 16 bits: the floor of the sum of the query's
+/// integers, with the signs of the code, times the length, over 128, and the bias; 0 for positions before `first` and for the `last`
+/// ones.
 ///
 /// The sum over the signs is twice the sum over the set bits, minus the sum of all integers.
 #[cube(launch_unchecked)]
@@ -290,48 +291,49 @@ pub(super) fn score<N: Size>(
     last: u32,
     #[comptime] form: Form,
 ) {
-    let pair = CUBE_POS_X * CUBE_DIM + UNIT_POS;
-    if pair < pairs {
-        let head = CUBE_POS_Y as usize;
-        let words = comptime!(form.words());
-        let lanes = comptime!(form.lanes());
-        let mut planes = Array::<u32>::new(comptime!(PLANES * form.words()));
-        let from = head * comptime!(form.query_words());
-        #[unroll]
-        for i in 0..comptime!(PLANES * form.words()) {
-            planes[i] = query[from + i];
-        }
-        let sum = i32::reinterpret(query[from + comptime!(PLANES * form.words())]);
-        let end = positions[row as usize] + 1 - last;
+    let head = CUBE_POS_Y as usize;
+    let words = comptime!(form.words());
+    let loads = comptime!(form.words() / form.lanes());
+    let mut planes = Array::<u32>::new(comptime!(PLANES * form.words()));
+    let from = head * comptime!(form.query_words());
+    #[unroll]
+    for i in 0..comptime!(PLANES * form.words()) {
+        planes[i] = query[from + i];
+    }
+    let sum = i32::reinterpret(query[from + comptime!(PLANES * form.words())]);
+    let end = positions[row as usize] + 1 - last;
+    let mut pair = CUBE_POS_X * CUBE_DIM + UNIT_POS;
+    while pair < pairs {
         let mut both = 0u32;
         #[unroll]
         for n in 0..2u32 {
             let position = 2 * pair + n;
-            if position >= first && position < end {
-                let key = head * capacity as usize + position as usize;
-                let mut set = 0i32;
+            // Those past the last are read and not used, so that no load waits for a comparison.
+            let key = head * capacity as usize + clamp_max(position, capacity - 1) as usize;
+            let mut set = 0i32;
+            #[unroll]
+            for i in 0..loads {
+                let code = codes[key * loads + i];
                 #[unroll]
-                for i in 0..comptime!(form.words() / form.lanes()) {
-                    let code = codes[key * comptime!(form.words() / form.lanes()) + i];
+                for lane in 0..form.lanes() {
+                    let word = code.extract(lane);
                     #[unroll]
-                    for lane in 0..lanes {
-                        let word = code.extract(lane);
-                        #[unroll]
-                        for plane in 0..PLANES {
-                            let ones =
-                                (word & planes[comptime!(plane * words + i * lanes + lane)]).count_ones();
-                            // The last plane is that of the sign.
-                            let weight =
-                                comptime!(if plane == PLANES - 1 { -(1i32 << plane) } else { 1i32 << plane });
-                            set += i32::cast_from(ones) * weight;
-                        }
+                    for plane in 0..PLANES {
+                        let ones =
+                            (word & planes[comptime!(plane * words + i * form.lanes() + lane)]).count_ones();
+                        // The last plane is that of the sign.
+                        let weight =
+                            comptime!(if plane == PLANES - 1 { -(1i32 << plane) } else { 1i32 << plane });
+                        set += i32::cast_from(ones) * weight;
                     }
                 }
-                let product = (2 * set - sum) * i32::cast_from(lengths[key]);
-                let biased = (product >> comptime!(SHIFT as i32)) + comptime!(form.bias() as i32);
-                both |= u32::cast_from(biased) << comptime!(16 * n);
             }
+            let product = (2 * set - sum) * i32::cast_from(lengths[key]);
+            let biased = u32::cast_from((product >> comptime!(SHIFT as i32)) + comptime!(form.bias() as i32));
+            let used = position >= first && position < end;
+            both |= select(used, biased & 0xFFFF, 0u32) << comptime!(16 * n);
         }
         scores[head * pairs as usize + pair as usize] = both;
+        pair += CUBE_COUNT_X * CUBE_DIM;
     }
 }

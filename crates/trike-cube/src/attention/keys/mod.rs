@@ -15,6 +15,7 @@ use trike_core::{KeySelector, SelectedKeys};
 
 use self::kernel::{ADDED, CODED, Form};
 use super::cache::{CacheShape, KvBuffer};
+use super::plan::PROCESSORS;
 use super::{Call, horizon};
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_range};
@@ -204,20 +205,22 @@ impl Device {
     ) -> Result<Buffer<u32>> {
         /// Units per cube.
         const UNITS: u32 = 128;
+        /// Cubes of a multiprocessor: the query is loaded once for all positions of a unit.
+        const RESIDENT: usize = 8;
         let shape = call.problem.cache;
         let form = Form::new(shape.head_dim);
         let scores = self.empty(shape.kv_heads * pairs)?;
-        let settings = Settings {
-            cubes: [pairs.div_ceil(UNITS as usize), shape.kv_heads, 1]
-                .map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
-            ..Settings::linear(1, UNITS, 5)
-        };
+        let processors = self.capabilities().multiprocessors.map_or(PROCESSORS, |n| n as usize);
+        let most = (RESIDENT * processors).div_ceil(shape.kv_heads);
+        let cubes = [pairs.div_ceil(UNITS as usize).min(most), shape.kv_heads, 1];
+        let cubes = cubes.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        let settings = Settings { cubes, ..Settings::linear(1, UNITS, 5) };
         let launch = Launch::new("attention/keys/scores", &form, settings);
         let [row, capacity, pairs, first, last] =
             [call.first_row, shape.capacity, pairs, selected.first, selected.last].map(|n| n as u32);
         self.launch(&launch, &[&scores], |client, cubes, units| {
             let (codes, lengths) = (index.codes.vectors(form.lanes()), index.lengths.arg());
-            // SAFETY: positions that are scored are before that of the row, which is in the cache, and so in the codes; `scores` has
+            // SAFETY: positions that are read are clamped to the cache, and so to the codes; `scores` has
             // `pairs` words for each head, and `query` a row for each.
             unsafe {
                 kernel::score::launch_unchecked(
