@@ -177,7 +177,12 @@ impl Counted {
                 let seen = Attention { positions: selected, ..attention };
                 let (_, settings) = asked(&seen).plan(&Strategy::Inferred, device.capabilities())?;
                 choose(device, attention.heads)?;
-                Ok(settings)
+                let processors = device.capabilities().multiprocessors.unwrap_or(1);
+                // Eight cubes of scores on each multiprocessor.
+                let kv_heads = attention.heads.kv_heads as u32;
+                let scores =
+                    Settings { cubes: [(8 * processors).div_ceil(kv_heads), kv_heads, 1], ..settings };
+                Ok(if matches!(self, Self::KeyScores(_)) { scores } else { settings })
             }
         }
     }

@@ -304,6 +304,13 @@ pub(crate) const TIGHT: &[Tight] = &[
     },
     Tight {
         kernel: "attention::joined::decode_joined::DecodeJoined",
+        form: "chosen: true",
+        occupancy: 0.17,
+        spilled: 16,
+        reason: "as the decode kernel, and the places of the next keys, which are looked up",
+    },
+    Tight {
+        kernel: "attention::joined::decode_joined::DecodeJoined",
         form: "",
         occupancy: 0.18,
         spilled: 16,
