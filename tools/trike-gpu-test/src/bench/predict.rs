@@ -33,6 +33,8 @@ const LATENCY: f64 = 700e-9;
 const CACHE: f64 = 5.5e12;
 /// Population counts of lanes per second: 16 per multiprocessor and clock.
 const POPULATION_COUNTS: f64 = PROCESSORS * 16.0 * 1.755e9;
+/// Bytes per second from the last cache to a multiprocessor when the others read nothing: 64 per clock.
+const ALONE: f64 = 64.0 * 1.755e9;
 /// Number of multiprocessors.
 const PROCESSORS: f64 = 132.0;
 /// Time between the end of a kernel and full throughput of the next one, in seconds.
@@ -259,7 +261,7 @@ fn selected(positions: usize, heads: Heads) -> Prediction {
     let scores =
         largest(&[(bytes / COPY, Bound::Memory), (scores, Bound::Instructions), (ones, Bound::Instructions)]);
     // One cube for a head reads two bytes for each position three times.
-    let choose = LAUNCH + 6.0 * positions as f64 / (CACHE / PROCESSORS);
+    let choose = LAUNCH + 6.0 * positions as f64 / ALONE;
     Prediction { seconds: LAUNCH + scores.seconds + choose + attend.seconds, bound: scores.bound }
 }
 

@@ -305,7 +305,7 @@ pub(crate) const TIGHT: &[Tight] = &[
     Tight {
         kernel: "attention::joined::decode_joined::DecodeJoined",
         form: "chosen: true",
-        occupancy: 0.17,
+        occupancy: 0.16,
         spilled: 16,
         reason: "as the decode kernel, and the places of the next keys, which are looked up",
     },
