@@ -2,14 +2,16 @@
 
 mod common;
 
+use std::ops::ControlFlow;
+
 use common::Random;
 use trike_cpu::Cpu;
 use trike_nn::{
     ActivationPrecision, Backend, BlockContext, CacheSpec, CpuBackend, CpuCache, Decoder, DecoderBlock,
-    DecoderSpec, DecoderWeights, Eviction, KeySelector, KvPrecision, KvPrecisions, KvSpec, Logits, NnError,
-    PromptKeys, Step, StepInputs, WeightName,
+    DecoderSpec, DecoderWeights, Eviction, HookPoint, KeySelector, KvPrecision, KvPrecisions, KvSpec, Logits,
+    NnError, PromptKeys, Step, StepInputs, WeightName,
 };
-use trike_testkit::Rng;
+use trike_testkit::{Rng, assert_near};
 
 const VOCAB: usize = 50;
 const LAYERS: usize = 3;
@@ -117,6 +119,80 @@ fn layers_have_the_caches_of_their_precisions() {
                 assert_eq!(bytes as u64, of_head * 2 * 90, "the bytes of a plan");
             }
         }
+    }
+}
+
+/// The residual stream of the tokens after the attention of each layer.
+fn streams(ids: &[u32], caches: &[CacheSpec]) -> Vec<Vec<f32>> {
+    let (spec, backend) = (spec(LAYERS), backend());
+    let mut weights = Random::new(&spec, SEED);
+    let table = backend.load_matrix(weights.matrix(WeightName::Embedding).unwrap()).unwrap();
+    let rope = backend.load_rope(&spec.rope, spec.head_dim, spec.context).unwrap();
+    let context = BlockContext { backend: &backend, spec: &spec, rope: &rope };
+    let mut inputs = StepInputs::default();
+    inputs.push(ids, 0, None).unwrap();
+    let mut x = backend.embed(&table, &inputs).unwrap();
+    let mut seen = Vec::new();
+    for (layer, cache) in caches.iter().enumerate() {
+        let block = DecoderBlock::load(&backend, &spec, layer, &mut weights).unwrap();
+        let mut cache = backend.new_cache(cache).unwrap();
+        let _ = block
+            .forward_hooked(context, &mut x, &inputs, &mut [&mut cache], &mut |point, _, stream| {
+                if point == HookPoint::Mlp {
+                    seen.push(backend.to_host(stream)?);
+                }
+                Ok(ControlFlow::Continue(()))
+            })
+            .unwrap();
+    }
+    seen
+}
+
+/// With a text in one step and in several.
+#[test]
+fn errors_are_those_of_one_layer() {
+    let decoder = decoder(LAYERS);
+    let (ids, all) = (ids(50), KvPrecision::ALL);
+    let errors = decoder.cache_errors(&ids, KvPrecision::F16, &all, 50).unwrap();
+    let of = |layers: [KvPrecision; LAYERS]| {
+        streams(
+            &ids,
+            &layers.map(|precision| CacheSpec {
+                kv_heads: 2,
+                head_dim: 8,
+                capacity: 50,
+                precision,
+                keys: KeySelector::All,
+                prompt_keys: PromptKeys::All,
+                eviction: Eviction::Never,
+            }),
+        )
+    };
+    let exact = of([KvPrecision::F16; LAYERS]);
+    let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+    for (layer, errors) in errors.iter().enumerate() {
+        assert_eq!(errors[1], 0.0, "f16 against f16");
+        for (precision, error) in all.into_iter().zip(errors) {
+            let mut layers = [KvPrecision::F16; LAYERS];
+            layers[layer] = precision;
+            let rows = of(layers)[layer].clone();
+            let rows = rows.chunks_exact(32).zip(exact[layer].chunks_exact(32));
+            let relative = rows.map(|(got, want)| {
+                square(&mut got.iter().zip(want).map(|(got, want)| got - want))
+                    / square(&mut want.iter().copied())
+            });
+            assert_near!(*error, relative.sum::<f64>() / 50.0, abs = 1e-12);
+        }
+        // More bytes, less of an error, by far.
+        let [f32, _, int8, int4, int8_int4] = errors[..] else { panic!("five precisions") };
+        assert!(f32 < int8 && int8 < int8_int4 && int8_int4 < int4, "{errors:?}");
+    }
+    let stepped = decoder.cache_errors(&ids, KvPrecision::F16, &all, 7).unwrap();
+    for (whole, stepped) in errors.iter().flatten().zip(stepped.iter().flatten()) {
+        assert_near!(*whole, *stepped, abs = 1e-6);
+    }
+    for (ids, step) in [(&[][..], 7), (&ids, 0), (&[VOCAB as u32], 1)] {
+        decoder.cache_errors(ids, KvPrecision::F16, &all, step).expect_err("nothing to run");
     }
 }
 

@@ -1,6 +1,7 @@
 //! The backend on the host kernels.
 
 mod cache;
+mod errors;
 mod eviction;
 
 use std::ops::Range;
