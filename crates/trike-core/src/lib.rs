@@ -11,7 +11,7 @@
 //! * tiled matrices, the order of weights for host kernels in memory and in files: [`Tiles`], [`TritTiles`] with [`TritShape`],
 //!   [`Int8Tiles`] with [`Int8Shape`]
 //! * ternarization of dense weights, with definitions that several crates share: [`exact_trits`], [`absmean_trits`], [`absmean`]
-//! * precisions: [`ActivationPrecision`], [`ActivationPolicy`], [`KvPrecision`]; of products in training: [`ProductPrecision`]
+//! * precisions: [`ActivationPrecision`], [`ActivationPolicy`], [`KvPrecision`], layer by layer [`KvPrecisions`] with [`InvalidKvPrecisions`]; of products in training: [`ProductPrecision`]
 //! * operations: [`GatedActivation`], [`AttentionSpec`], [`KeySelector`] with [`SelectedKeys`], [`PromptKeys`] with [`BlockBitmap`], [`Eviction`], [`RopeSpec`] with [`RopePairing`] and
 //!   [`RopeScaling`], [`TritScore`]
 //! * costs: [`Cost`], [`LinearProblem`]
@@ -31,6 +31,7 @@ mod error;
 mod eviction;
 mod int8;
 mod keys;
+mod kv;
 mod layout;
 mod operation;
 mod option;
@@ -51,6 +52,7 @@ pub use error::{SpecError, TensorError};
 pub use eviction::Eviction;
 pub use int8::Int8Tensor;
 pub use keys::{KeySelector, SelectedKeys};
+pub use kv::{InvalidKvPrecisions, KvPrecisions};
 pub use layout::Layout;
 pub use operation::{GatedActivation, TritScore};
 pub use option::{Bounds, Number, OptionError};

@@ -6,7 +6,8 @@ use serde::Serialize;
 use trike_core::{Bounds, Cost, OptionError};
 use trike_cpu::{Cpu, Isa, probe};
 use trike_nn::{
-    Backend, CpuBackend, Decoder, DecoderSpec, KeySelector, KvPrecision, KvSpec, PromptKeys, Sequence, Step,
+    Backend, CpuBackend, Decoder, DecoderSpec, KeySelector, KvPrecision, KvPrecisions, KvSpec, PromptKeys,
+    Sequence, Step,
 };
 
 use crate::{LlmError, generate::STEP};
@@ -41,7 +42,7 @@ pub struct BenchOptions {
     /// Repetitions, after an uncounted warm-up.
     pub repetitions: usize,
     /// Precision of cached keys and values.
-    pub kv: KvPrecision,
+    pub kv: KvPrecisions,
     /// Selection of the keys that generated tokens attend to.
     pub keys: KeySelector,
     /// Selection of the keys that prompts attend to.
@@ -58,7 +59,7 @@ impl Default for BenchOptions {
             threads: vec![0],
             isa: None,
             repetitions: 5,
-            kv: KvPrecision::F16,
+            kv: KvPrecision::F16.into(),
             keys: KeySelector::All,
             prompt_keys: PromptKeys::All,
         }
@@ -110,8 +111,8 @@ impl BenchOptions {
 
     /// Sets [`kv`](Self::kv).
     #[must_use]
-    pub fn with_kv(self, kv: KvPrecision) -> Self {
-        Self { kv, ..self }
+    pub fn with_kv(self, kv: impl Into<KvPrecisions>) -> Self {
+        Self { kv: kv.into(), ..self }
     }
 
     /// Sets [`keys`](Self::keys).

@@ -131,6 +131,14 @@ pub enum LlmError {
         /// The content.
         got: String,
     },
+    /// Precisions of the KV cache cannot be chosen on this backend.
+    #[error(
+        "choosing the precision of keys and values: not supported by {backend}, only by the CPU in one process"
+    )]
+    KvChoice {
+        /// The backend.
+        backend: String,
+    },
     /// A task file without a question.
     #[error("{}: no questions: expected one JSON object per line", path.display())]
     NoQuestions {

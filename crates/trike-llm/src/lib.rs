@@ -34,6 +34,7 @@ mod convert;
 mod device;
 mod error;
 mod file;
+mod fingerprint;
 mod generate;
 mod hub;
 mod inspect;
@@ -67,9 +68,9 @@ pub use hub::{CachedModel, HubCache, HubModel, ModelId, hub_shards};
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
 pub use model::{
-    Comparison, Haystack, Model, NeedleAnswers, NeedleDepth, NeedleFigures, NeedleOptions, NeedleScore,
-    NeedleSetting, OnText, Question, STORY_MARK, Score, ScoreOptions, Split, TaskScore, compare_ids,
-    divergence, haystacks, read_questions, sequences,
+    ChooseKv, ChosenKv, Comparison, Haystack, Model, NeedleAnswers, NeedleDepth, NeedleFigures,
+    NeedleOptions, NeedleScore, NeedleSetting, OnText, Question, STORY_MARK, Score, ScoreOptions, Split,
+    TaskScore, compare_ids, divergence, haystacks, read_questions, sequences,
 };
 pub use source::WeightSource;
 pub use synthetic::{Synthetic, SyntheticModel};

@@ -14,7 +14,7 @@ use trike_comm::{CommError, Communicator, Threads, Traffic};
 use trike_llm::{
     GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, Parallel, RankModel, RankPlans,
 };
-use trike_nn::{ActivationPrecision, KvPrecision, KvSpec, NnError};
+use trike_nn::{ActivationPrecision, KvPrecision, KvPrecisions, KvSpec, NnError};
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 
@@ -69,6 +69,10 @@ fn logits(model: &dyn Model, ids: &[u32]) -> Result<Vec<u32>, LlmError> {
     model.logits(ids, kv, &mut |_, row| all.extend(bits(row)))?;
     model.logits(&ids[..1], kv, &mut |_, row| all.extend(bits(row)))?;
     all.extend(bits(&model.embed(ids, trike_llm::Pooling::Mean)?));
+    // The last layer has a precision of its own, which another rank may have.
+    let layers = model.config().spec.layers;
+    let mixed = KvPrecisions::from(KvPrecision::Int4).with_layer(layers - 1, KvPrecision::Int8)?;
+    model.logits_with(ids, &KvSpec::new(mixed, ids.len()), &mut |_, row| all.extend(bits(row)))?;
     Ok(all)
 }
 

@@ -1,6 +1,8 @@
 //! Shape and capacity of KV caches.
 
-use crate::{DecoderSpec, Eviction, KeySelector, KvPrecision, NnError, PromptKeys};
+use std::ops::Range;
+
+use crate::{DecoderSpec, Eviction, KeySelector, KvPrecision, KvPrecisions, NnError, PromptKeys};
 
 /// Shape of the cache of one layer of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +26,8 @@ pub struct CacheSpec {
 /// Configuration of a sequence's KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvSpec {
-    /// Type of the elements.
-    pub precision: KvPrecision,
+    /// Type of the elements in each layer. On the host only, unless it is the same in all layers.
+    pub precision: KvPrecisions,
     /// Capacity in positions. Without a window it is the maximum length of the sequence.
     pub capacity: usize,
     /// Rolling window: a query attends to this many positions, its own included, and older ones are overwritten, so the
@@ -71,13 +73,13 @@ impl KvSpec {
     }
 
     /// A cache of `capacity` positions that ends when it is full.
-    pub fn new(precision: KvPrecision, capacity: usize) -> Self {
-        let (keys, prompt_keys) = (KeySelector::All, PromptKeys::All);
+    pub fn new(precision: impl Into<KvPrecisions>, capacity: usize) -> Self {
+        let (precision, keys, prompt_keys) = (precision.into(), KeySelector::All, PromptKeys::All);
         Self { precision, capacity, window: None, keys, prompt_keys, eviction: Eviction::Never }
     }
 
     /// A rolling cache with a window of `window` positions, for steps of up to `step` tokens.
-    pub fn rolling(precision: KvPrecision, window: usize, step: usize) -> Self {
+    pub fn rolling(precision: impl Into<KvPrecisions>, window: usize, step: usize) -> Self {
         let capacity = window.saturating_add(step.saturating_sub(1));
         Self { window: Some(window), ..Self::new(precision, capacity) }
     }
@@ -119,10 +121,25 @@ impl KvSpec {
     /// ```
     #[must_use]
     pub fn index_bytes(&self, decoder: &DecoderSpec) -> u64 {
+        self.index_bytes_of(decoder, 0..decoder.layers)
+    }
+
+    fn index_bytes_of(&self, decoder: &DecoderSpec, layers: Range<usize>) -> u64 {
         let of_heads: usize =
-            (0..decoder.layers).map(|layer| self.keys.of_layer(layer).bytes_per_head(decoder.head_dim)).sum();
+            layers.map(|layer| self.keys.of_layer(layer).bytes_per_head(decoder.head_dim)).sum();
+        self.of_positions(decoder, of_heads as u64)
+    }
+
+    /// Bytes of the caches of some layers: keys and values, and the codes of the keys.
+    pub(crate) fn cache_bytes(&self, decoder: &DecoderSpec, layers: Range<usize>) -> u64 {
+        let of_heads = self.precision.bytes_per_position(layers.clone(), decoder.head_dim);
+        self.of_positions(decoder, of_heads).saturating_add(self.index_bytes_of(decoder, layers))
+    }
+
+    /// Bytes of all heads and positions, from those of one.
+    fn of_positions(&self, decoder: &DecoderSpec, bytes: u64) -> u64 {
         let sizes = [decoder.kv_heads, self.capacity];
-        sizes.iter().fold(of_heads as u64, |bytes, &size| bytes.saturating_mul(size as u64))
+        sizes.iter().fold(bytes, |bytes, &size| bytes.saturating_mul(size as u64))
     }
 
     /// The caches of a layer.
@@ -131,7 +148,7 @@ impl KvSpec {
             kv_heads: decoder.kv_heads,
             head_dim: decoder.head_dim,
             capacity: self.capacity,
-            precision: self.precision,
+            precision: self.precision.of_layer(layer),
             keys: self.keys.of_layer(layer),
             prompt_keys: self.prompt_keys.of_layer(layer),
             eviction: self.eviction,

@@ -203,6 +203,21 @@ impl<B: Backend> Decoder<B> {
         &mut self.backend
     }
 
+    /// The blocks in their order.
+    pub(crate) fn blocks(&self) -> &[DecoderBlock<B>] {
+        &self.blocks
+    }
+
+    /// The embedding.
+    pub(crate) fn embedding(&self) -> &B::Matrix {
+        &self.embedding
+    }
+
+    /// The rotary embedding of the first stage.
+    pub(crate) fn rope(&self) -> &B::Rope {
+        &self.ropes[0]
+    }
+
     /// The stage with the final norm and the LM head.
     fn last_stage(&self) -> &B {
         self.backend.stage(self.backend.stages() - 1)

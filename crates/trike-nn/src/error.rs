@@ -51,6 +51,14 @@ pub enum NnError {
         /// The backend.
         backend: String,
     },
+    /// Caches of several precisions on a backend whose layers have the same.
+    #[error("KV caches in {precision}: not supported by {backend}, only by the CPU")]
+    MixedCaches {
+        /// The precisions.
+        precision: crate::KvPrecisions,
+        /// The backend.
+        backend: String,
+    },
     /// A step without tokens.
     #[error("a step needs at least one token per sequence")]
     EmptyStep,

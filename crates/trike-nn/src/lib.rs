@@ -10,7 +10,7 @@
 //! attention distinguishes which rows belong to which sequence, so there is no padding and the output is independent of
 //! the rest of the batch.
 //!
-//! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`],
+//! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`], [`KvPrecisions`],
 //!   [`KeySelector`], [`PromptKeys`], [`Eviction`], [`Logits`]
 //! * memory: [`MemoryPlan`], [`DeviceUse`]; of layers on several devices: [`LayerWeights`], [`DeviceMemory`], [`StagePlan`]
 //! * a model on several ranks: [`RankBackend`], [`Division`], [`StepNotice`], [`Decoder::follow`]; its types [`RankTensor`],
@@ -62,8 +62,8 @@ pub use split::{DeviceMemory, LayerWeights, StagePlan};
 pub use step::{Largest, Segment, StepInputs, StepLogits, StepNotice};
 pub use trike_core::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, DenseData, DenseTensor, Eviction, GatedActivation,
-    Int8Tensor, KeySelector, KvPrecision, Layout, PromptKeys, RopePairing, RopeScaling, RopeSpec,
-    SelectedKeys, SpecError, Tensor,
+    Int8Tensor, KeySelector, KvPrecision, KvPrecisions, Layout, PromptKeys, RopePairing, RopeScaling,
+    RopeSpec, SelectedKeys, SpecError, Tensor,
 };
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;

@@ -1,6 +1,6 @@
 //! Memory requirements of a model, computed before it is loaded.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use crate::{DecoderSpec, KvSpec};
 
@@ -29,7 +29,18 @@ impl MemoryPlan {
     /// The plan for a model with `weights` bytes of weights and one sequence, run in steps of up to `step` tokens with logits
     /// for the last token only.
     pub fn new(spec: &DecoderSpec, weights: u64, kv: &KvSpec, step: usize) -> Self {
-        Self { weights, cache: cache_bytes(spec, kv), scratch: scratch_bytes(spec, step) }
+        Self::of_layers(spec, 0..spec.layers, weights, kv, step)
+    }
+
+    /// As [`new`](Self::new) for some layers of a model, which have `weights` bytes of weights.
+    pub fn of_layers(
+        spec: &DecoderSpec,
+        layers: Range<usize>,
+        weights: u64,
+        kv: &KvSpec,
+        step: usize,
+    ) -> Self {
+        Self { weights, cache: kv.cache_bytes(spec, layers), scratch: scratch_bytes(spec, step) }
     }
 
     /// Sum of all parts.
@@ -109,12 +120,6 @@ impl DeviceUse {
     }
 }
 
-fn cache_bytes(spec: &DecoderSpec, kv: &KvSpec) -> u64 {
-    let head = kv.precision.bytes_per_position(spec.head_dim) as u64;
-    let sizes = [spec.layers, spec.kv_heads, kv.capacity];
-    sizes.iter().fold(head, |n, &d| n.saturating_mul(d as u64)).saturating_add(kv.index_bytes(spec))
-}
-
 /// Peak of a block: the residual stream, and either queries, keys, values and the attention output, or gate, up and their
 /// product, each with a copy in codes of up to four bytes per value; then the logits of one token.
 fn scratch_bytes(spec: &DecoderSpec, step: usize) -> u64 {
@@ -129,7 +134,7 @@ fn scratch_bytes(spec: &DecoderSpec, step: usize) -> u64 {
 mod tests {
     use super::*;
     use crate::spec::tests::small;
-    use crate::{KeySelector, KvPrecision};
+    use crate::{KeySelector, KvPrecision, KvPrecisions};
 
     #[test]
     fn a_plan_counts_what_a_sequence_holds() {
@@ -152,6 +157,12 @@ mod tests {
         let [exact, signs] = [KeySelector::All, KeySelector::signs(3).unwrap()]
             .map(|keys| MemoryPlan::new(&spec, 7, &KvSpec::new(KvPrecision::F16, 10).with_keys(keys), 4));
         assert_eq!(signs.cache, exact.cache + 3 * 2 * 10 * 9);
+        // Each layer in its own precision, and the parts of a model as those that they are of it.
+        let kv = KvSpec::new("int4,int8:1".parse::<KvPrecisions>().unwrap(), 10)
+            .with_keys(KeySelector::signs(3).unwrap());
+        let parts = [0..2, 2..5].map(|layers| MemoryPlan::of_layers(&spec, layers, 7, &kv, 4).cache);
+        assert_eq!(parts, [2 * 10 * 2 * (8 + 12), 3 * 2 * 10 * (2 * 8 + 9)]);
+        assert_eq!(MemoryPlan::new(&spec, 7, &kv, 4).cache, parts[0] + parts[1]);
         // Twice the tokens, the same logits.
         assert_eq!(f32.scratch - 4 * 97, 2 * (f16.scratch - 4 * 97));
         assert_eq!(f32.total(), f32.weights + f32.cache + f32.scratch);

@@ -37,6 +37,10 @@ type Group<B> = Arc<Mutex<<B as Backend>::Recorded>>;
 /// Checks that a backend can have caches of a spec.
 fn check<B: Backend>(backend: &B, decoder: &DecoderSpec, spec: &KvSpec) -> Result<(), NnError> {
     spec.validate()?;
+    spec.precision.check(decoder.layers)?;
+    if !spec.precision.is_uniform() && !backend.can_mix_caches() {
+        return Err(NnError::MixedCaches { precision: spec.precision, backend: backend.name() });
+    }
     if let (Some(window), true) = (decoder.window, spec.eviction != Eviction::Never) {
         let rule = "of the model must not be set for a cache that evicts";
         return Err(NnError::Spec { field: "window", rule, got: window.to_string() });

@@ -185,8 +185,7 @@ impl LayerWeights {
         let ends = ends.into_iter().filter(|(holds, _)| *holds).fold(0, |all, (_, bytes)| sum(all, &bytes));
         let weights = self.layers[layers.clone()].iter().fold(ends, sum);
         let DeviceMemory { name, available, kv } = &devices[at];
-        let of_layers = DecoderSpec { layers: layers.len(), ..spec.clone() };
-        let plan = MemoryPlan::new(&of_layers, weights, kv, step);
+        let plan = MemoryPlan::of_layers(spec, layers.clone(), weights, kv, step);
         StagePlan { device: name.clone(), layers, plan, available: *available }
     }
 }
@@ -334,7 +333,7 @@ mod tests {
         let weights = LayerWeights { embedding: 0, layers: vec![0; 2], head: 0 };
         let spec = small();
         let mut devices = devices(&[None, None]);
-        devices[1].kv.precision = KvPrecision::F16;
+        devices[1].kv.precision = KvPrecision::F16.into();
         let stages = weights.split_as(&spec, STEP, &devices, &[1, 1]).expect("unknown");
         assert_eq!(stages[0].plan.cache, 2 * stages[1].plan.cache);
     }

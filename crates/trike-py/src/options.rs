@@ -2,8 +2,8 @@
 
 use pyo3::{exceptions::PyValueError, prelude::*};
 use trike::{
-    ActivationPolicy, ActivationPrecision, Cpu, GenerateOptions, HeadPrecision, KvPrecision, LoadOptions,
-    Split,
+    ActivationPolicy, ActivationPrecision, Cpu, GenerateOptions, HeadPrecision, KvPrecision, KvPrecisions,
+    LoadOptions, Split,
     llm::{GenerationConfig, Pooling, SamplingOptions},
     text::constraint::Grammar,
 };
@@ -22,12 +22,12 @@ fn activations(name: &str) -> PyResult<Option<ActivationPolicy>> {
 }
 
 /// Precision of cached keys and values.
-pub(crate) fn kv(name: Option<&str>) -> PyResult<Option<KvPrecision>> {
-    let Some(name) = name else { return Ok(None) };
-    match KvPrecision::named(name) {
-        None => Err(errors::unknown("kv", name, &KvPrecision::ALL.map(KvPrecision::name))),
-        known => Ok(known),
-    }
+pub(crate) fn kv(text: Option<&str>) -> PyResult<Option<KvPrecisions>> {
+    let Some(text) = text else { return Ok(None) };
+    let accepted =
+        || KvPrecision::ALL.iter().map(|one| one.name()).chain(["one for each layer as in int4,int8:0-1+5"]);
+    let wrong = |_| errors::unknown("kv", text, &accepted().collect::<Vec<_>>());
+    text.parse().map(Some).map_err(wrong)
 }
 
 /// Options of loading.

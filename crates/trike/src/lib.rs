@@ -54,7 +54,7 @@
 //!   [`devices()`], [`memory_plan()`], [`MemoryPlan`]
 //! * measurement, as methods of [`Model`]: [`ScoreOptions`], [`Split`], [`Score`], [`Comparison`], [`NeedleOptions`], [`NeedleScore`],
 //!   [`llm::bench`]
-//! * precision: [`ActivationPolicy`], [`ActivationPrecision`], [`KvPrecision`], [`KvSpec`], [`KvLimit`] with [`Eviction`], [`KeySelector`], [`PromptKeys`]; backends: [`Cpu`], [`Isa`], [`CpuBackend`],
+//! * precision: [`ActivationPolicy`], [`ActivationPrecision`], [`KvPrecision`], [`KvPrecisions`], [`KvSpec`], [`KvLimit`] with [`Eviction`], [`KeySelector`], [`PromptKeys`]; backends: [`Cpu`], [`Isa`], [`CpuBackend`],
 //!   [`Backend`]
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
 //! * errors: [`LlmError`], [`CalibrateError`]
@@ -106,7 +106,7 @@ pub use trike_llm::{
 pub use trike_nn::CubeBackend;
 pub use trike_nn::{
     ActivationPolicy, ActivationPrecision, Backend, CpuBackend, Eviction, KeySelector, KvLimit, KvPrecision,
-    KvSpec, MemoryPlan, PromptKeys,
+    KvPrecisions, KvSpec, MemoryPlan, PromptKeys,
 };
 pub use trike_text::{sampler::SamplerConfig, tokenizer::Tokenizer};
 pub use trike_trit::{Encoding, Trit, TritTensor};

@@ -13,7 +13,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, builder::FalseyValueParser};
 use trike::{
-    ActivationPolicy, DeviceChoice, EmbeddingStorage, Encoding, HeadPrecision, Isa, KvPrecision,
+    ActivationPolicy, DeviceChoice, EmbeddingStorage, Encoding, HeadPrecision, Isa, KvPrecisions,
     ScaleStorage, Split, Target, core::Layout, llm::Synthetic, trit::Granularity,
 };
 
@@ -24,7 +24,7 @@ pub(crate) use keys::{EvictArgs, KeyArgs, TOP_K};
 pub(crate) use models::PullArgs;
 pub(crate) use models::{ListArgs, ModelArg, RmArgs, ShowArgs};
 use names::{
-    ACTIVATIONS, EMBEDDINGS, ENCODINGS, GROUPS, HEADS, KEYS, KV, LAYOUTS, SCALES, SIZES, SPLITS, TARGETS,
+    ACTIVATIONS, EMBEDDINGS, ENCODINGS, GROUPS, HEADS, KEYS, LAYOUTS, SCALES, SIZES, SPLITS, TARGETS, kl, kv,
     one_of, threads,
 };
 pub(crate) use names::{activations_name, split_name};
@@ -146,9 +146,15 @@ pub(crate) struct PrecisionArgs {
     /// [default: auto; stored for `logits`]
     #[arg(long, env = "TRIKE_HEAD", hide_env_values = true, value_parser = one_of(HEADS))]
     pub(crate) head: Option<HeadPrecision>,
-    /// Precision of the KV cache; int8, int4 and int8-int4 (int8 keys, int4 values) on the CPU only [default: f32 for models with f32 weights and for `logits`, else f16]
-    #[arg(long, env = "TRIKE_KV", hide_env_values = true, value_parser = one_of(KV))]
-    pub(crate) kv: Option<KvPrecision>,
+    /// Precision of the KV cache: f32, f16, int8, int8-int4 (int8 keys, int4 values) or int4; of single layers (int4,int8:0-1+5: int8
+    /// in layers 0, 1 and 5, int4 in the others); or auto: the smallest cache within --kv-kl, on a text that the model samples itself,
+    /// stored in the user's cache for the next time. All but f32 and f16 in all layers on the CPU only [default: f32 for models with f32
+    /// weights and for `logits`, else f16]
+    #[arg(long, env = "TRIKE_KV", hide_env_values = true, value_name = "PRECISION", value_parser = kv)]
+    pub(crate) kv: Option<KvChoice>,
+    /// With `--kv auto`: bound on the KL divergence from the default precision, in nats per token [default: 0.002]
+    #[arg(long, value_name = "NATS", value_parser = kl)]
+    pub(crate) kv_kl: Option<f64>,
     /// In-memory layout of ternary weights; auto chooses the fastest per matrix. A matrix that does not support the layout stays
     /// two-bit
     #[arg(
@@ -164,6 +170,14 @@ pub(crate) struct PrecisionArgs {
 /// An activation policy, or `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ActivationChoice(pub(crate) Option<ActivationPolicy>);
+
+/// Precisions of the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KvChoice {
+    /// Chosen for the model.
+    Auto,
+    Given(KvPrecisions),
+}
 
 /// A layout of ternary weights, or `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,6 +206,13 @@ pub(crate) struct InspectArgs {
     /// With --memory, selection of keys as for `trike run`: count the memory of their codes
     #[arg(long, requires = "memory", conflicts_with = "device", value_parser = one_of(KEYS))]
     pub(crate) keys: Option<KeysChoice>,
+    /// With --memory, precision of the KV cache as for `trike run`; auto is the one that a command has chosen before [default: f32 for
+    /// models with f32 weights, else f16]
+    #[arg(long, requires = "memory", conflicts_with = "device", value_name = "PRECISION", value_parser = kv)]
+    pub(crate) kv: Option<KvChoice>,
+    /// With `--kv auto`: bound on the KL divergence of that choice [default: 0.002]
+    #[arg(long, requires = "kv", value_name = "NATS", value_parser = kl)]
+    pub(crate) kv_kl: Option<f64>,
     #[command(flatten)]
     pub(crate) json: JsonArg,
 }
@@ -367,15 +388,19 @@ pub(crate) struct BenchArgs {
         value_parser = one_of(ACTIVATIONS)
     )]
     pub(crate) activations: ActivationChoice,
-    /// Precision of the KV cache; a GPU without it uses f16, or f32
+    /// Precision of the KV cache, as for `trike run`; a GPU without it uses f16, or f32
     #[arg(
         long,
         default_value = "f16",
         env = "TRIKE_KV",
         hide_env_values = true,
-        value_parser = one_of(KV)
+        value_name = "PRECISION",
+        value_parser = kv
     )]
-    pub(crate) kv: KvPrecision,
+    pub(crate) kv: KvChoice,
+    /// With `--kv auto`: bound on the KL divergence from the default precision, in nats per token [default: 0.002]
+    #[arg(long, conflicts_with = "synthetic", value_name = "NATS", value_parser = kl)]
+    pub(crate) kv_kl: Option<f64>,
     #[command(flatten)]
     pub(crate) keys: KeyArgs,
     /// In-memory layout of ternary weights; auto chooses the fastest per matrix. A matrix that does not support the layout stays
@@ -434,7 +459,7 @@ mod tests {
         assert_eq!(bench.encoding, Encoding::RowCompressed);
         assert_eq!(bench.threads, [1, 2]);
         let error = parse(&["trike", "run", "-p", "", "--kv", "f8"]).unwrap_err();
-        assert!(error.to_string().contains("[possible values: f32, f16, int8, int4, int8-int4]"), "{error}");
+        assert!(error.to_string().contains("`f8`: expected f32, f16, int8, int8-int4 or int4"), "{error}");
         assert!(parse(&["trike", "doctor", "--threads", "5000"]).is_err());
         assert!(parse(&["trike", "bench", "--encoding", "csr"]).is_err(), "nothing to encode");
     }

@@ -5,15 +5,15 @@ use clap::{
     value_parser,
 };
 use trike::{
-    ActivationPolicy, ActivationPrecision, EmbeddingStorage, Encoding, Eviction, HeadPrecision, KvPrecision,
-    PromptKeys, ScaleStorage, Split, Target,
-    core::Layout,
+    ActivationPolicy, ActivationPrecision, EmbeddingStorage, Encoding, Eviction, HeadPrecision, PromptKeys,
+    ScaleStorage, Split, Target,
+    core::{InvalidKvPrecisions, Layout},
     cpu::MAX_THREADS,
     llm::{Pooling, Synthetic},
     trit::{Granularity, GroupSize},
 };
 
-use super::{ActivationChoice, HeadStorage, KeysChoice, LayoutChoice};
+use super::{ActivationChoice, HeadStorage, KeysChoice, KvChoice, LayoutChoice};
 
 /// The names of an option's values.
 pub(super) type Names<T> = &'static [(&'static str, T)];
@@ -36,13 +36,6 @@ const fn fixed(precision: ActivationPrecision) -> ActivationChoice {
 
 pub(super) const HEADS: Names<HeadPrecision> =
     &[("auto", HeadPrecision::Auto), ("stored", HeadPrecision::AsStored), ("int8", HeadPrecision::Int8)];
-pub(super) const KV: Names<KvPrecision> = &[
-    (KvPrecision::F32.name(), KvPrecision::F32),
-    (KvPrecision::F16.name(), KvPrecision::F16),
-    (KvPrecision::Int8.name(), KvPrecision::Int8),
-    (KvPrecision::Int4.name(), KvPrecision::Int4),
-    (KvPrecision::Int8Int4.name(), KvPrecision::Int8Int4),
-];
 pub(super) const KEYS: Names<KeysChoice> = &[("all", KeysChoice::All), ("signs", KeysChoice::Signs)];
 pub(super) const EVICTIONS: Names<Eviction> =
     &[(Eviction::Oldest.name(), Eviction::Oldest), (Eviction::Unattended.name(), Eviction::Unattended)];
@@ -157,6 +150,25 @@ pub(super) fn threads() -> impl TypedValueParser<Value = usize> {
 pub(super) fn positive(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|&number| number > 0);
     number.ok_or_else(|| "expected a whole number, 1 or more".to_owned())
+}
+
+/// Parses precisions of the KV cache.
+pub(super) fn kv(text: &str) -> Result<KvChoice, String> {
+    match text {
+        "auto" => Ok(KvChoice::Auto),
+        _ => {
+            text.parse().map(KvChoice::Given).map_err(|error: InvalidKvPrecisions| match text.contains(',') {
+                true => error.to_string(),
+                false => format!("{error}, or auto"),
+            })
+        }
+    }
+}
+
+/// Parses a bound on the KL divergence.
+pub(super) fn kl(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| "expected a number, 0 or more".to_owned())
 }
 
 /// Parses the number of positions of a cache that evicts.

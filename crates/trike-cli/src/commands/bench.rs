@@ -4,20 +4,22 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use trike::{
-    Cpu, Device, Isa, KeySelector, KvSpec, LoadOptions, Model, ModelFile,
+    Cpu, Device, Isa, KeySelector, KvPrecision, KvSpec, LlmError, LoadOptions, Model, ModelFile,
     llm::{
         Synthetic,
         bench::{BenchOptions, BenchReport},
     },
+    nn::NnError,
 };
 
 use super::{
     DeviceOutcome, conflict,
+    kv::{ChosenOutcome, Kv, KvRequest},
     load::{layouts, load, open, prompt_share},
     tuned::{self, TunedRow},
 };
 use crate::{
-    args::{self, BenchArgs, PrecisionArgs},
+    args::{self, BenchArgs, KvChoice, PrecisionArgs},
     output,
     progress::Progress,
 };
@@ -36,7 +38,10 @@ pub(crate) struct BenchOutcome {
     /// Activation precision of ternary layers.
     pub(crate) activations: String,
     /// KV cache precision.
-    pub(crate) kv: &'static str,
+    pub(crate) kv: String,
+    /// How `--kv auto` chose it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kv_chosen: Option<ChosenOutcome>,
     /// Selection of keys.
     pub(crate) keys: &'static str,
     /// Number of keys selected by their codes.
@@ -83,14 +88,19 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         return Err(conflict("--tune: the CPU has no kernels to choose from; choose a GPU with --device"));
     }
     let keys = args.keys.selector(on_host)?;
-    let (measured, mut model) = match args.synthetic {
+    let request = KvRequest { choice: Some(args.kv), bound: args.kv_kl }.checked(on_host)?;
+    let (measured, mut model, chosen) = match args.synthetic {
         Some(size) => synthetic(args, device, size, keys, quiet)?,
-        None => stored(args, device, keys, quiet)?,
+        None => stored(args, request, device, keys, quiet)?,
     };
-    let kv = model.cache_precision(args.kv);
-    if kv != args.kv && !quiet {
-        let (wanted, used) = (args.kv.name(), kv.name());
-        output::note(&format!("--kv {wanted}: not supported by {}, using {used}", model.backend()));
+    let wanted = chosen.precision.unwrap_or(KvPrecision::F16.into());
+    // Layers of several precisions are refused above for a device, and the CPU has all.
+    let kv = match wanted.is_uniform() {
+        true => model.cache_precision(wanted.base()).into(),
+        false => wanted,
+    };
+    if kv != wanted && !quiet {
+        output::note(&format!("--kv {wanted}: not supported by {}, using {kv}", model.backend()));
     }
     let options = options(args, model.config().spec.context)
         .with_kv(kv)
@@ -104,7 +114,8 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         isa: on_host.then(|| isa(args).name()),
         backend: model.backend(),
         activations: args::activations_name(&model.activations()),
-        kv: kv.name(),
+        kv: kv.to_string(),
+        kv_chosen: chosen.chosen,
         keys: keys.name(),
         keys_top_k: keys.top_k(),
         prompt_keys: prompt_share(args.keys.prompt_keys),
@@ -133,11 +144,10 @@ fn options(args: &BenchArgs, context: usize) -> BenchOptions {
         .with_threads(args.threads.clone())
         .with_isa(args.isa)
         .with_repetitions(args.repetitions)
-        .with_kv(args.kv)
 }
 
-/// The description of a model, and the model.
-type Subject = (BenchModel, Box<dyn Model>);
+/// The description of a model, the model, and the precisions of its KV cache.
+type Subject = (BenchModel, Box<dyn Model>, Kv);
 
 /// A model of random trits.
 fn synthetic(
@@ -147,12 +157,16 @@ fn synthetic(
     keys: KeySelector,
     quiet: bool,
 ) -> anyhow::Result<Subject> {
+    let KvChoice::Given(kv) = args.kv else {
+        return Err(conflict("--kv auto: a synthetic model has no text to choose by; give a precision"));
+    };
+    kv.check(size.spec().layers).map_err(NnError::from).map_err(LlmError::from)?;
     let load = LoadOptions::default()
         .with_cpu(cpu(args)?)
         .with_activations(args.activations.0.unwrap_or_default())
         .with_layout(args.layout.0)
         .with_sequence(
-            KvSpec::new(args.kv, options(args, size.spec().context).positions())
+            KvSpec::new(kv, options(args, size.spec().context).positions())
                 .with_keys(keys)
                 .with_prompt_keys(args.keys.prompt_keys),
         );
@@ -168,24 +182,35 @@ fn synthetic(
         stored_bytes: Some(made.stored_bytes),
         load_seconds: Some(made.load_seconds),
     };
-    Ok((measured, made.model))
+    Ok((measured, made.model, Kv { precision: Some(kv), chosen: None }))
 }
 
 /// A model from a file.
-fn stored(args: &BenchArgs, device: Device, keys: KeySelector, quiet: bool) -> anyhow::Result<Subject> {
+fn stored(
+    args: &BenchArgs,
+    request: KvRequest,
+    device: Device,
+    keys: KeySelector,
+    quiet: bool,
+) -> anyhow::Result<Subject> {
     let file = ModelFile::open(args.model.path(quiet)?)?;
     let context = file.config().spec.context;
     let precision = PrecisionArgs {
         activations: Some(args.activations),
         head: None,
         kv: Some(args.kv),
+        kv_kl: args.kv_kl,
         layout: args.layout,
     };
-    let longest = KvSpec::new(args.kv, options(args, context).positions().min(context))
+    let wanted = precision.options(&file, &cpu(args)?);
+    let known = request.known(&file, &wanted)?;
+    let kv = known.precision.unwrap_or(file.default_kv().into());
+    let longest = KvSpec::new(kv, options(args, context).positions().min(context))
         .with_keys(keys)
         .with_prompt_keys(args.keys.prompt_keys);
-    let wanted = precision.options(&file, &cpu(args)?).with_sequence(longest);
+    let wanted = wanted.with_sequence(longest);
     let model = load(device, &file, &wanted, quiet)?;
+    let kv = request.choose(known, &file, &wanted, &*model, quiet)?;
     let measured = BenchModel {
         name: file.path().display().to_string(),
         resident_bytes: model.weight_bytes(),
@@ -194,5 +219,5 @@ fn stored(args: &BenchArgs, device: Device, keys: KeySelector, quiet: bool) -> a
         stored_bytes: None,
         load_seconds: None,
     };
-    Ok((measured, model))
+    Ok((measured, model, kv))
 }

@@ -8,6 +8,7 @@ use trike::{
 };
 
 use super::{
+    kv::ChosenOutcome,
     load::load,
     needle::{NeedleOutcome, find},
     perplexity::{Against, Figures, measure},
@@ -24,6 +25,9 @@ pub(crate) struct EvalOutcome {
     pub(crate) model: String,
     /// Activation precisions of ternary layers; the base's are f32.
     pub(crate) activations: String,
+    /// How `--kv auto` chose the precision of the KV cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kv_chosen: Option<ChosenOutcome>,
     pub(crate) tasks: Vec<TaskOutcome>,
     /// The mean over the tasks, if there are several.
     pub(crate) mean: Option<TaskScore>,
@@ -75,6 +79,7 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
             "--keys signs: needs --text or --needle, since the answers of tasks are read like prompts",
         ));
     }
+    let request = args.precision.kv_request(true)?;
     let path = args.model.path(quiet)?;
     let mut tasks = Vec::with_capacity(args.tasks.len());
     for file in &args.tasks {
@@ -91,7 +96,10 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
     // Only sequences as long as the questions and texts take memory.
     let wanted = |file: &ModelFile| args.precision.options(file, &cpu).with_sequence(None);
-    let model = load(Device::cpu(), &file, &wanted(&file).with_tokenizer(tokenizer), quiet)?;
+    let own = wanted(&file).with_tokenizer(tokenizer);
+    let known = request.known(&file, &own)?;
+    let model = load(Device::cpu(), &file, &own, quiet)?;
+    let kv = request.choose(known, &file, &own, &*model, quiet)?;
     let base = match &args.base {
         Some(base) => {
             let file = ModelFile::open(super::hub::resolve(base, quiet)?)?;
@@ -104,8 +112,7 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     let outcome = |(file, questions): (&std::path::PathBuf, Vec<_>)| {
         let name = file.display().to_string();
         let progress = Progress::start(format!("evaluating {name}"), quiet);
-        let kv = args.precision.kv;
-        let score = model.answer(&questions, kv, &mut |done, total| progress.set(done, total));
+        let score = model.answer(&questions, kv.precision, &mut |done, total| progress.set(done, total));
         Ok(TaskOutcome { score: score.with_context(|| name.clone())?, file: name })
     };
     let tasks = tasks.into_iter().map(outcome).collect::<anyhow::Result<Vec<_>>>()?;
@@ -116,7 +123,7 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
         let split = args.split.unwrap_or_else(|| Split::of(text));
         let options = ScoreOptions::new(split)
             .with_limit(args.limit)
-            .with_kv(args.precision.kv)
+            .with_kv(kv.precision)
             .with_keys(keys)
             .with_prompt_keys(args.keys.prompt_keys)
             .with_kv_limit(limit);
@@ -126,9 +133,10 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     };
     let texts = texts.iter().map(score).collect::<anyhow::Result<_>>()?;
     let needle = match &needles {
-        Some((file, text)) => Some(find(&*model, file, text, args, quiet)?),
+        Some((file, text)) => Some(find(&*model, file, text, args, kv.precision, quiet)?),
         None => None,
     };
     let activations = args::activations_name(&model.activations());
-    Ok(EvalOutcome { model: path.display().to_string(), activations, tasks, mean, texts, needle })
+    let (model, kv_chosen) = (path.display().to_string(), kv.chosen);
+    Ok(EvalOutcome { model, activations, kv_chosen, tasks, mean, texts, needle })
 }

@@ -1,10 +1,17 @@
 //! `trike inspect`.
 
 use serde::Serialize;
-use trike::{Inspection, KvSpec, LoadOptions, ModelFile, memory_plan, nn::StagePlan};
+use trike::{
+    HeadPrecision, Inspection, KvSpec, LoadOptions, ModelFile, memory_plan,
+    nn::{NnError, StagePlan},
+};
 
+use super::{
+    conflict,
+    kv::{ChosenOutcome, KvRequest},
+};
 use crate::{
-    args::{InspectArgs, KeysChoice, TOP_K},
+    args::{InspectArgs, KeysChoice, KvChoice, TOP_K},
     progress::Progress,
 };
 
@@ -29,7 +36,10 @@ pub(crate) struct MemoryOutcome {
     /// Capacity of the cache, in tokens.
     pub(crate) positions: usize,
     /// KV cache precision.
-    pub(crate) kv: &'static str,
+    pub(crate) kv: String,
+    /// How `--kv auto` chose it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kv_chosen: Option<ChosenOutcome>,
     /// Activations of one prefill step.
     pub(crate) scratch: u64,
     pub(crate) total: u64,
@@ -73,8 +83,19 @@ pub(crate) fn memory(args: &InspectArgs, quiet: bool) -> anyhow::Result<MemoryOu
     let file = ModelFile::open(super::hub::resolve(&args.model, quiet)?)?;
     let spec = &file.config().spec;
     let keys = args.keys.unwrap_or(KeysChoice::All).selector(TOP_K)?;
-    let kv = KvSpec::new(file.default_kv(), spec.context).with_keys(keys);
-    let options = LoadOptions::default().with_sequence(kv);
+    let request = KvRequest { choice: args.kv, bound: args.kv_kl }.checked(true)?;
+    // As a command without options of precision.
+    let options = LoadOptions::default().with_head(HeadPrecision::Auto);
+    let known = request.known(&file, &options)?;
+    if args.kv == Some(KvChoice::Auto) && known.precision.is_none() {
+        return Err(conflict(
+            "--kv auto: not chosen for this model yet; `trike run --kv auto` chooses, with the same --kv-kl",
+        ));
+    }
+    let precision = known.precision.unwrap_or(file.default_kv().into());
+    precision.check(spec.layers).map_err(NnError::from).map_err(trike::LlmError::from)?;
+    let kv = KvSpec::new(precision, spec.context).with_keys(keys);
+    let options = options.with_sequence(kv);
     let plan = memory_plan(&file, &options, &kv)?;
     let devices = match &args.device {
         Some(choice) => super::load::open(choice, quiet)?.plan(&file, &options)?,
@@ -86,7 +107,8 @@ pub(crate) fn memory(args: &InspectArgs, quiet: bool) -> anyhow::Result<MemoryOu
         cache: plan.cache,
         index: args.keys.map(|_| kv.index_bytes(spec)),
         positions: kv.capacity,
-        kv: kv.precision.name(),
+        kv: kv.precision.to_string(),
+        kv_chosen: known.chosen,
         scratch: plan.scratch,
         total: plan.total(),
         devices: devices.into_iter().map(DeviceLayers::from).collect(),

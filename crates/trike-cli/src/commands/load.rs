@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use trike::{
-    Cpu, Device, DeviceChoice, HeadPrecision, Isa, KeySelector, KvLimit, KvPrecision, KvSpec, LoadOptions,
-    Model, ModelFile, PromptKeys, llm::fitting_context,
+    Cpu, Device, DeviceChoice, HeadPrecision, Isa, KeySelector, KvLimit, KvSpec, LoadOptions, Model,
+    ModelFile, PromptKeys, llm::fitting_context,
 };
 
 use super::{conflict, tuned};
 use crate::{
-    args::{ActivationChoice, CpuArgs, EvictArgs, KeyArgs, KeysChoice, PrecisionArgs, TOP_K},
+    args::{ActivationChoice, CpuArgs, EvictArgs, KeyArgs, KeysChoice, KvChoice, PrecisionArgs, TOP_K},
     output,
     progress::Progress,
 };
@@ -32,23 +32,22 @@ impl CpuArgs {
 }
 
 impl PrecisionArgs {
-    /// The KV cache precision of a model.
-    pub(super) fn kv_of(&self, file: &ModelFile) -> KvPrecision {
-        self.kv.unwrap_or(file.default_kv())
-    }
-
-    /// Load options of a model, for full-context sequences.
+    /// Load options of a model, for full-context sequences in the given precision, or else the default.
     pub(super) fn options(&self, file: &ModelFile, cpu: &Cpu) -> LoadOptions {
         let options = LoadOptions::default();
         let options = match self.activations {
             Some(ActivationChoice(Some(policy))) => options.with_activations(policy),
             Some(ActivationChoice(None)) | None => options,
         };
+        let kv = match self.kv {
+            Some(KvChoice::Given(kv)) => kv,
+            Some(KvChoice::Auto) | None => file.default_kv().into(),
+        };
         options
             .with_cpu(cpu.clone())
             .with_head(self.head.unwrap_or(HeadPrecision::Auto))
             .with_layout(self.layout.0)
-            .with_sequence(KvSpec::new(self.kv_of(file), file.config().spec.context))
+            .with_sequence(KvSpec::new(kv, file.config().spec.context))
     }
 }
 

@@ -4,9 +4,12 @@ use anyhow::Context;
 use serde::Serialize;
 use trike::{ActivationPrecision, HeadPrecision, KvPrecision, KvSpec, ModelFile};
 
-use super::load::{load, open};
+use super::{
+    conflict,
+    load::{load, open},
+};
 use crate::{
-    args::{self, ActivationChoice, LogitsArgs, PrecisionArgs},
+    args::{self, ActivationChoice, KvChoice, LogitsArgs, PrecisionArgs},
     npy::NpyWriter,
     progress::Progress,
 };
@@ -21,7 +24,7 @@ pub(crate) struct LogitsOutcome {
     /// Activation precisions of ternary layers.
     pub(crate) activations: String,
     /// KV cache precision.
-    pub(crate) kv: &'static str,
+    pub(crate) kv: String,
 }
 
 /// Writes the logits of all ids.
@@ -29,19 +32,25 @@ pub(crate) fn logits(args: &LogitsArgs, quiet: bool) -> anyhow::Result<LogitsOut
     let file = ModelFile::open(args.model.path(quiet)?)?;
     // Default to the stored precision: this command exposes the exact model outputs.
     let head = args.precision.head.unwrap_or(HeadPrecision::AsStored);
-    let kv = args.precision.kv.unwrap_or(KvPrecision::F32);
+    let device = open(&args.device.device, quiet)?;
+    let kv = match args.precision.kv_request(device.is_cpu())?.choice {
+        Some(KvChoice::Auto) => return Err(conflict("--kv auto: `logits` needs a given precision")),
+        Some(KvChoice::Given(kv)) => kv,
+        None => KvPrecision::F32.into(),
+    };
+    let sequence = KvSpec::new(kv, args.ids.len().max(1));
     let f32 = ActivationChoice(Some(ActivationPrecision::F32.into()));
     let activations = Some(args.precision.activations.unwrap_or(f32));
     let wanted = PrecisionArgs { activations, ..args.precision }
         .options(&file, &args.cpu.cpu()?)
         .with_head(head)
-        .with_sequence(KvSpec::new(kv, args.ids.len().max(1)));
-    let model = load(open(&args.device.device, quiet)?, &file, &wanted, quiet)?;
+        .with_sequence(sequence);
+    let model = load(device, &file, &wanted, quiet)?;
     let shape = [args.ids.len(), model.config().spec.vocab];
     let progress = Progress::start("computing", quiet);
     let mut writer = NpyWriter::create(&args.output, shape[0], shape[1])?;
     let mut written = Ok(());
-    model.logits(&args.ids, kv, &mut |token, row| {
+    model.logits_with(&args.ids, &sequence, &mut |token, row| {
         if written.is_ok() {
             written = writer.row(row);
         }
@@ -54,6 +63,6 @@ pub(crate) fn logits(args: &LogitsArgs, quiet: bool) -> anyhow::Result<LogitsOut
         output: args.output.display().to_string(),
         shape,
         activations: args::activations_name(&model.activations()),
-        kv: kv.name(),
+        kv: kv.to_string(),
     })
 }

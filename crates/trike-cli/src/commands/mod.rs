@@ -11,6 +11,7 @@ mod embed;
 mod eval;
 mod hub;
 mod inspect;
+mod kv;
 mod load;
 mod logits;
 mod models;

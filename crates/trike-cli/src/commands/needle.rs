@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::Serialize;
-use trike::{Model, NeedleOptions, NeedleScore};
+use trike::{KvPrecisions, Model, NeedleOptions, NeedleScore};
 
 use super::{
     load::prompt_share,
@@ -20,7 +20,7 @@ pub(crate) struct NeedleOutcome {
     /// KV cache precision of exact attention.
     pub(crate) exact_kv: &'static str,
     /// KV cache precision of the setting.
-    pub(crate) kv: &'static str,
+    pub(crate) kv: String,
     /// Selection of keys of the setting.
     pub(crate) keys: &'static str,
     /// Number of keys selected by their codes.
@@ -42,6 +42,7 @@ pub(super) fn find(
     file: &Path,
     text: &str,
     args: &EvalArgs,
+    kv: Option<KvPrecisions>,
     quiet: bool,
 ) -> anyhow::Result<NeedleOutcome> {
     let keys = args.keys.selector(true)?;
@@ -50,7 +51,7 @@ pub(super) fn find(
         .with_haystacks(args.limit.unwrap_or(default.haystacks))
         .with_context(args.context)
         .with_seed(args.seed)
-        .with_kv(args.precision.kv)
+        .with_kv(kv)
         .with_keys(keys)
         .with_prompt_keys(args.keys.prompt_keys)
         .with_kv_limit(args.evict.limit(true)?);
@@ -62,7 +63,7 @@ pub(super) fn find(
         file: file.display().to_string(),
         seed: args.seed,
         exact_kv: model.default_kv().name(),
-        kv: args.precision.kv.unwrap_or(model.default_kv()).name(),
+        kv: kv.unwrap_or(model.default_kv().into()).to_string(),
         keys: keys.name(),
         keys_top_k: keys.top_k(),
         prompt_keys: prompt_share(args.keys.prompt_keys),

@@ -15,7 +15,13 @@ use super::{
     run::{Sink, Text},
     text,
 };
-use crate::{args::RunArgs, commands::RunOutcome, output, progress::Progress, ranks};
+use crate::{
+    args::{KvChoice, RunArgs},
+    commands::RunOutcome,
+    output,
+    progress::Progress,
+    ranks,
+};
 
 /// Continues a prompt on all ranks: rank 0 reads it, and prints the text.
 pub(super) fn run(args: &RunArgs, parallel: Parallel, quiet: bool) -> anyhow::Result<u8> {
@@ -72,7 +78,16 @@ fn prepare(args: &RunArgs, quiet: bool) -> anyhow::Result<Text> {
     let prompt = text::prompt(args)?.ok_or_else(text::no_prompt)?;
     let keys = args.keys.selector(true)?;
     let limit = args.evict.limit(true)?;
-    Text::prepare(args, ModelFile::open(args.model.path(quiet)?)?, &prompt, keys, limit)
+    let request = args.precision.kv_request(true)?;
+    let mut text = Text::prepare(args, ModelFile::open(args.model.path(quiet)?)?, &prompt, keys, limit)?;
+    let kv = request.known(&text.file, &text.wanted)?;
+    if args.precision.kv == Some(KvChoice::Auto) && kv.precision.is_none() {
+        return Err(conflict(
+            "--kv auto: not chosen for this model yet, and ranks cannot; run it once without --parallel, with the same options",
+        ));
+    }
+    text.set_kv(&kv)?;
+    Ok(text)
 }
 
 /// The model on another rank.

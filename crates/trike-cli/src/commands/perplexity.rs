@@ -8,6 +8,7 @@ use trike::{
 };
 
 use super::{
+    kv::ChosenOutcome,
     load::{load, open, prompt_share},
     text::read,
 };
@@ -25,7 +26,10 @@ pub(crate) struct PerplexityOutcome {
     /// Activation precisions of ternary layers.
     pub(crate) activations: String,
     /// KV cache precision.
-    pub(crate) kv: &'static str,
+    pub(crate) kv: String,
+    /// How `--kv auto` chose it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kv_chosen: Option<ChosenOutcome>,
     /// Selection of keys.
     pub(crate) keys: &'static str,
     /// Number of keys selected by their codes.
@@ -135,11 +139,15 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     // On the host, only sequences as long as those of the text take memory.
     let on_host = device.is_cpu();
     let keys = args.keys.selector(on_host)?;
+    let request = args.precision.kv_request(on_host)?;
     let wanted = |file: &ModelFile| {
         let options = args.precision.options(file, &cpu);
         if on_host { options.with_sequence(None) } else { options }
     };
-    let model = load(device, &file, &wanted(&file).with_tokenizer(tokenizer), quiet)?;
+    let own = wanted(&file).with_tokenizer(tokenizer);
+    let known = request.known(&file, &own)?;
+    let model = load(device, &file, &own, quiet)?;
+    let kv = request.choose(known, &file, &own, &*model, quiet)?;
     // The base model scores the token ids of the measured model, so it needs no tokenizer. It is a reference: its activations are
     // not rounded.
     let base = match &base_file {
@@ -151,7 +159,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     };
     let options = ScoreOptions::new(args.split.unwrap_or_else(|| Split::of(&text)))
         .with_limit(args.limit)
-        .with_kv(args.precision.kv)
+        .with_kv(kv.precision)
         .with_keys(keys)
         .with_prompt_keys(args.keys.prompt_keys)
         .with_kv_limit(args.evict.limit(on_host)?);
@@ -162,7 +170,8 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
         file: args.file.display().to_string(),
         split: args::split_name(options.split),
         activations: args::activations_name(&model.activations()),
-        kv: args.precision.kv.unwrap_or(model.default_kv()).name(),
+        kv: kv.precision.unwrap_or(model.default_kv().into()).to_string(),
+        kv_chosen: kv.chosen,
         keys: keys.name(),
         keys_top_k: keys.top_k(),
         prompt_keys: prompt_share(args.keys.prompt_keys),

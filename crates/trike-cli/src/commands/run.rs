@@ -11,6 +11,7 @@ use trike::{
 
 use super::{
     DeviceOutcome,
+    kv::{ChosenOutcome, Kv},
     load::{context, layouts, load, open},
     text,
 };
@@ -52,6 +53,11 @@ pub(crate) struct RunOutcome {
     backend: String,
     /// Activation precisions of ternary layers.
     activations: String,
+    /// KV cache precision.
+    kv: String,
+    /// How `--kv auto` chose it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_chosen: Option<ChosenOutcome>,
     /// Number of ternary matrices by layout.
     layouts: BTreeMap<&'static str, usize>,
     /// `None` on the CPU.
@@ -123,7 +129,10 @@ pub(crate) fn run(
     let device = open(&args.device.device, quiet)?;
     let keys = args.keys.selector(device.is_cpu())?;
     let limit = args.evict.limit(device.is_cpu())?;
+    let request = args.precision.kv_request(device.is_cpu())?;
     let mut text = Text::prepare(args, file, prompt, keys, limit)?;
+    let known = request.known(&text.file, &text.wanted)?;
+    text.set_kv(&known)?;
     if args.window.is_none() && args.context.is_none() && device.is_cpu() {
         let fitting = context(&text.file, &text.wanted, text.sequence, text.prompt_ids.len(), quiet)?;
         if fitting < text.sequence.capacity {
@@ -135,6 +144,7 @@ pub(crate) fn run(
     let options = text.wanted.clone().with_sequence(text.sequence);
     let model = load(device, &text.file, &options, quiet)?;
     let load_seconds = start.elapsed().as_secs_f64();
+    text.set_kv(&request.choose(known, &text.file, &options, &*model, quiet)?)?;
     let mut session = match &args.prompt_cache {
         Some(path) if path.exists() => {
             let session = model.load_session(path)?;
@@ -169,6 +179,7 @@ pub(super) struct Text {
     tokenizer: Tokenizer,
     prompt: String,
     prompt_ids: Vec<u32>,
+    chosen: Option<ChosenOutcome>,
 }
 
 impl Text {
@@ -185,7 +196,6 @@ impl Text {
             .with_max_tokens(args.max_tokens.and_then(|tokens| tokens.0))
             .with_sampler(args.sampling.config(&file)?)
             .with_stop(args.stop.clone())
-            .with_kv(args.precision.kv)
             .with_window(args.window)
             .with_context(args.context)
             .with_grammar(grammar)
@@ -202,7 +212,15 @@ impl Text {
         let prompt = tokenizer.decode(&prompt_ids)?;
         let wanted = args.precision.options(&file, &args.cpu.cpu()?).with_tokenizer(tokenizer.clone());
         let sequence = cache(&file, &options, prompt_ids.len())?;
-        Ok(Self { file, wanted, sequence, options, tokenizer, prompt, prompt_ids })
+        Ok(Self { file, wanted, sequence, options, tokenizer, prompt, prompt_ids, chosen: None })
+    }
+
+    /// Sets the precisions of the KV cache.
+    pub(super) fn set_kv(&mut self, kv: &Kv) -> anyhow::Result<()> {
+        self.options.kv = kv.precision;
+        self.chosen.clone_from(&kv.chosen);
+        self.sequence = cache(&self.file, &self.options, self.prompt_ids.len())?;
+        Ok(())
     }
 
     /// Generates the text with its model, which took `load_seconds` to load.
@@ -214,7 +232,7 @@ impl Text {
         quiet: bool,
         sink: &mut Sink<'_>,
     ) -> anyhow::Result<RunOutcome> {
-        let Self { file, options, tokenizer, prompt, prompt_ids, .. } = self;
+        let Self { file, options, tokenizer, prompt, prompt_ids, chosen, .. } = self;
         // The prompt is printed with the first piece, so a rejected prompt leaves stdout empty.
         let mut reading = Some(Progress::start("reading the prompt", quiet));
         let mut write = |piece: &str| {
@@ -261,6 +279,8 @@ impl Text {
                 .map(|_| generation.logprobs.iter().map(|token| named(token, &tokenizer)).collect()),
             backend: model.backend(),
             activations: args::activations_name(&model.activations()),
+            kv: options.kv.unwrap_or(model.default_kv().into()).to_string(),
+            kv_chosen: chosen,
             layouts: layouts(model),
             device: DeviceOutcome::of(model),
             #[cfg(feature = "mpi")]

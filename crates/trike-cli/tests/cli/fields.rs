@@ -111,6 +111,7 @@ fn json_has_the_fields_of_the_reference() {
             json(&["perplexity", &model, "-f", &story, "--limit", "1"]),
             json(&["perplexity", &model, "-f", &story, "--limit", "1", "--base", &dense]),
             json(&["perplexity", &model, "-f", &story, "--limit", "1", "--kv-limit", "64"]),
+            json(&["perplexity", &model, "-f", &story, "--limit", "1", "--kv", "auto", "-q"]),
         ],
     );
     check(

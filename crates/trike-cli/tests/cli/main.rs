@@ -14,6 +14,7 @@ mod guide;
 mod harness;
 #[cfg(feature = "hub")]
 mod hub_server;
+mod kv;
 mod measure;
 mod messages;
 mod models;

@@ -58,7 +58,11 @@ fn wrong_inputs_are_explained() {
         (vec!["quantize", "-m", "TINY", "--sequences", "0", "-o", &out], 2, &["--sequences", "1 or more"]),
         (vec!["quantize", "-m", "TINY", "--planes", "9", "-o", &out], 2, &["1..=6"]),
         // Names.
-        (run(&["--kv", "foo"]), 2, &["possible values: f32, f16, int8"]),
+        (run(&["--kv", "foo"]), 2, &["`foo`: expected f32, f16, int8, int8-int4 or int4, or auto"]),
+        (run(&["--kv", "int4,int8:x"]), 2, &["`x`: expected a layer or a range of layers"]),
+        (run(&["--kv", "int4,int8:99"]), 1, &["layers of the decoder only, got layer 99"]),
+        (run(&["--kv-kl", "0.01"]), 2, &["--kv-kl: needs --kv auto"]),
+        (run(&["--kv", "auto", "--kv-kl", "nan"]), 2, &["expected a number, 0 or more"]),
         (run(&["--device", "foo"]), 2, &["expected auto, cpu, or one of"]),
         (run(&["--stop", ""]), 2, &["stop", "non-empty"]),
         (vec!["runn", "-m", "TINY"], 2, &["unrecognized subcommand", "'run'"]),

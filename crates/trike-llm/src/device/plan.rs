@@ -160,9 +160,9 @@ pub(super) fn pieces(
         }
     }
     pieces.extend(together.into_values());
-    let one = DecoderSpec { layers: 1, ..spec.clone() };
     // Keys and values have the same size.
-    let cache = MemoryPlan::new(&one, 0, kv, STEP).cache / 2;
+    let of_layer = |layer| MemoryPlan::of_layers(spec, layer..layer + 1, 0, kv, STEP).cache / 2;
+    let cache = layers.clone().map(of_layer).max().unwrap_or(0);
     pieces.push((format!("keys of one layer at {} positions", kv.capacity), cache));
     Ok(pieces)
 }

@@ -1,8 +1,5 @@
 //! A model on several ranks: what they agree on, what each holds, and how it is loaded.
 
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::{fmt, ops::Range};
 
@@ -10,7 +7,7 @@ use trike_comm::{Communicator, agree, rank_places};
 use trike_cpu::{Cpu, MemoryLimit, free_memory};
 use trike_nn::{
     ActivationPolicy, ActivationPrecision, CpuBackend, DeviceMemory, Division, Eviction, KeySelector,
-    KvPrecision, KvSpec, MemoryPlan, NnError, PromptKeys, RankBackend, StagePlan,
+    KvPrecisions, KvSpec, MemoryPlan, NnError, PromptKeys, RankBackend, StagePlan,
 };
 
 use super::{host, plan};
@@ -99,7 +96,7 @@ impl RankPlans {
         same("version", env!("CARGO_PKG_VERSION"))?;
         same("division", parallel.name())?;
         same("options", &described(file, options))?;
-        same("model", &fingerprint(file)?)?;
+        same("model", &file.fingerprint()?)?;
         let sequence = shared_sequence(comm, options.sequence_of(file))?;
         let machines = machines(comm)?;
         let ranks = machines.len();
@@ -118,10 +115,10 @@ impl RankPlans {
         };
         let planned = |(rank, machine): (usize, &Machine)| {
             let part = plan::rank_weights(file, options, &division, rank)?;
-            let mut plan = MemoryPlan::new(&division.cached(rank), part.weights, &sequence, STEP);
+            let (cached, layers) = (division.cached(rank), division.layers(rank));
+            let mut plan = MemoryPlan::of_layers(&cached, layers.clone(), part.weights, &sequence, STEP);
             plan.scratch = plan.scratch.max(part.largest_divided);
             let Machine { host, sharing, available } = machine.clone();
-            let layers = division.layers(rank);
             Ok(RankPlan { host, sharing, layers, plan, mapped: part.mapped, available })
         };
         let ranks = machines.iter().enumerate().map(planned).collect::<Result<Vec<_>, LlmError>>()?;
@@ -200,17 +197,18 @@ fn shared_sequence<C: Communicator + ?Sized>(comm: &C, own: KvSpec) -> Result<Kv
     let KvSpec { precision, capacity, window, keys, prompt_keys, eviction } = own;
     let top_k = keys.top_k().unwrap_or(0);
     let (window, share) = (window.unwrap_or(0), prompt_keys.thousandths());
-    let (precision, eviction) = (precision.name(), eviction.name());
+    let eviction = eviction.name();
     let text = format!("{precision} {capacity} {window} {top_k} {share} {eviction}");
     let first = (comm.rank() == 0).then_some(text.as_bytes());
-    let message = comm.broadcast(0, first, 100).map_err(NnError::from)?;
+    // The precisions of 128 layers are less than 700 bytes.
+    let message = comm.broadcast(0, first, 1 << 10).map_err(NnError::from)?;
     let wrong = || NnError::Notice { got: message.len() };
     let text = std::str::from_utf8(&message).map_err(|_| wrong())?;
     let [precision, capacity, window, top_k, share, eviction] = text.split(' ').collect::<Vec<_>>()[..]
     else {
         return Err(wrong().into());
     };
-    let precision = KvPrecision::named(precision).ok_or_else(wrong)?;
+    let precision: KvPrecisions = precision.parse().map_err(|_| wrong())?;
     let number = |text: &str| text.parse::<usize>().map_err(|_| wrong());
     let window = Some(number(window)?).filter(|&window| window > 0);
     let keys = KeySelector::signs(number(top_k)?).unwrap_or_default();
@@ -265,64 +263,4 @@ fn layers_of(
         Err(NnError::SplitMemory { stages }) => Ok(counts(stages)),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Most bytes of a file that is compared as a whole.
-const WHOLE: u64 = 1 << 30;
-/// Bytes and number of the parts of a larger one.
-const PART: usize = 1 << 16;
-const PARTS: u64 = 1 << 12;
-
-/// A model in words, with a hash of its configuration and weights.
-fn fingerprint(file: &ModelFile) -> Result<String, LlmError> {
-    let spec = &file.config().spec;
-    let mut hash = 0;
-    for path in compared(file.path()) {
-        let failed = |source| LlmError::Io { path: path.clone(), source };
-        if let Some(name) = path.file_name() {
-            hash = mixed(hash, name.as_encoded_bytes());
-        }
-        hash = contents(hash, &path).map_err(failed)?;
-    }
-    let (name, layers, hidden) = (&file.config().architecture, spec.layers, spec.hidden);
-    Ok(format!("{name} with {layers} layers of width {hidden}, contents {hash:016x}"))
-}
-
-/// The files that decide what a model computes.
-fn compared(path: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = path.read_dir() else { return vec![path.to_owned()] };
-    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    files.retain(|file| {
-        file.extension().is_some_and(|end| end == "safetensors")
-            || file.file_name().is_some_and(|name| name == "config.json")
-    });
-    files.sort();
-    files
-}
-
-fn contents(mut hash: u64, path: &Path) -> io::Result<u64> {
-    let mut file = File::open(path)?;
-    let bytes = file.metadata()?.len();
-    hash = mixed(hash, &bytes.to_le_bytes());
-    let mut part = vec![0; PART];
-    let mut at = 0;
-    let step = if bytes <= WHOLE { PART as u64 } else { bytes / PARTS };
-    while at < bytes {
-        file.seek(SeekFrom::Start(at))?;
-        let length = usize::try_from(bytes - at).unwrap_or(PART).min(PART);
-        file.read_exact(&mut part[..length])?;
-        hash = mixed(hash, &part[..length]);
-        at += step;
-    }
-    Ok(hash)
-}
-
-/// Hashes bytes, eight at a time (FxHash). For equal copies, and not against someone who makes different ones look equal.
-fn mixed(hash: u64, bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<8>();
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    let mix = |hash: u64, word: u64| (hash.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
-    let hash = words.iter().fold(hash, |hash, word| mix(hash, u64::from_le_bytes(*word)));
-    mix(mix(hash, u64::from_le_bytes(last)), bytes.len() as u64)
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use trike_core::{Bounds, OptionError};
-use trike_nn::{KeySelector, KvLimit, KvPrecision, KvSpec, PromptKeys};
+use trike_nn::{KeySelector, KvLimit, KvPrecision, KvPrecisions, KvSpec, PromptKeys};
 use trike_text::{constraint::Grammar, sampler::SamplerConfig};
 
 use super::STEP;
@@ -30,7 +30,7 @@ pub struct GenerateOptions {
     /// Stop strings: each ends the text and is not part of it.
     pub stop: Vec<String>,
     /// Precision of cached keys and values; the model's default when `None`.
-    pub kv: Option<KvPrecision>,
+    pub kv: Option<KvPrecisions>,
     /// Rolling window, in tokens: the text may exceed the context length, and each token attends to this many tokens only.
     pub window: Option<usize>,
     /// Maximum number of tokens of prompt and continuation together; the model's context length when `None`. The KV cache has room
@@ -69,7 +69,7 @@ impl GenerateOptions {
 
     /// Sets [`kv`](Self::kv).
     #[must_use]
-    pub fn with_kv(self, kv: impl Into<Option<KvPrecision>>) -> Self {
+    pub fn with_kv(self, kv: impl Into<Option<KvPrecisions>>) -> Self {
         Self { kv: kv.into(), ..self }
     }
 
@@ -121,7 +121,7 @@ impl GenerateOptions {
     ///
     /// [`LlmError::PromptTooLong`], and [`LlmError::Option`] for a window or a context longer than the model's.
     pub fn cache(&self, prompt: usize, context: usize, default: KvPrecision) -> Result<KvSpec, LlmError> {
-        let precision = self.kv.unwrap_or(default);
+        let precision = self.kv.unwrap_or(default.into());
         if let Some(wanted) = self.context {
             OptionError::check("context", Bounds::at_least(1usize).at_most(context), wanted)?;
         }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use trike_nn::{Backend, Decoder, KvSpec, Sequence};
+use trike_nn::{Backend, Decoder, KvPrecisions, KvSpec, Sequence};
 
 use crate::{LanguageModel, LlmError};
 
@@ -144,7 +144,7 @@ impl<B: Backend + 'static> LanguageModel<B> {
         let layers = sequence.save(self.decoder().backend())?;
         let header = Header {
             model: self.identity(),
-            kv: sequence.spec().precision.name().to_owned(),
+            kv: sequence.spec().precision.to_string(),
             ids: session.ids.clone(),
             layers: layers.iter().map(Vec::len).collect(),
         };
@@ -184,8 +184,10 @@ impl<B: Backend + 'static> LanguageModel<B> {
             return Ok(None);
         }
         let spec = self.decoder().spec();
-        let kv = trike_nn::KvPrecision::named(&header.kv)
-            .ok_or_else(|| wrong("a precision of keys and values".to_owned(), header.kv.clone()))?;
+        let kv: KvPrecisions = header
+            .kv
+            .parse()
+            .map_err(|_| wrong("a precision of keys and values".to_owned(), header.kv.clone()))?;
         let total = header.layers.iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes as u64));
         if total != size {
             return Err(wrong(format!("{total} bytes of keys and values"), format!("{size}")));

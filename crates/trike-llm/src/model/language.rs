@@ -1,9 +1,11 @@
 //! [`Model`] for the [`LanguageModel`] of every backend.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{any::Any, collections::BTreeMap, path::Path};
 
 use trike_core::Layout;
-use trike_nn::{ActivationPrecision, Backend, DeviceUse, KvPrecision, KvSpec, MemoryPlan, Tuning};
+use trike_nn::{
+    ActivationPrecision, Backend, CpuBackend, Decoder, DeviceUse, KvPrecision, KvSpec, MemoryPlan, Tuning,
+};
 
 use super::{Model, OnText};
 use crate::{
@@ -68,6 +70,21 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
 
     fn cache_precision(&self, wanted: KvPrecision) -> KvPrecision {
         self.decoder().backend().cache_precision(wanted)
+    }
+
+    fn cache_errors(&self, ids: &[u32], precisions: &[KvPrecision]) -> Result<Vec<Vec<f64>>, LlmError> {
+        let context = self.decoder().spec().context;
+        if ids.len() > context {
+            return Err(LlmError::PromptTooLong { tokens: ids.len(), context });
+        }
+        // The blocks are run one by one, which other ranks do not follow, and devices have two precisions only; the downcast keeps this
+        // out of the `Backend` trait.
+        match (self.decoder() as &dyn Any).downcast_ref::<Decoder<CpuBackend>>() {
+            Some(decoder) => {
+                Ok(decoder.cache_errors(ids, LanguageModel::default_kv(self), precisions, STEP)?)
+            }
+            None => Err(LlmError::KvChoice { backend: Model::backend(self) }),
+        }
     }
 
     fn logits_with(

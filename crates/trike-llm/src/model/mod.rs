@@ -1,5 +1,6 @@
 //! A loaded model on any backend.
 
+mod choose_kv;
 mod language;
 mod needle;
 mod perplexity;
@@ -8,7 +9,7 @@ mod tasks;
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use trike_core::Layout;
-use trike_nn::{ActivationPrecision, DeviceUse, KvPrecision, KvSpec, MemoryPlan, Tuning};
+use trike_nn::{ActivationPrecision, DeviceUse, KvPrecision, KvPrecisions, KvSpec, MemoryPlan, Tuning};
 
 use crate::{
     GenerateOptions, Generation, LlmError, ModelConfig, Pooling, Session,
@@ -16,6 +17,7 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
+pub use choose_kv::{ChooseKv, ChosenKv};
 pub use needle::{
     Haystack, NeedleAnswers, NeedleDepth, NeedleFigures, NeedleOptions, NeedleScore, NeedleSetting, haystacks,
 };
@@ -98,6 +100,40 @@ pub trait Model {
 
     /// `wanted` if the backend can cache keys and values in that precision, else f16, else f32.
     fn cache_precision(&self, wanted: KvPrecision) -> KvPrecision;
+
+    /// For each layer, the error that caching its keys and values in each of `precisions` makes:
+    /// [`Decoder::cache_errors`](trike_nn::Decoder::cache_errors) against the default precision.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::KvChoice`] unless the model runs on the CPU in one process, [`LlmError::PromptTooLong`], and errors of the decoder.
+    fn cache_errors(&self, ids: &[u32], precisions: &[KvPrecision]) -> Result<Vec<Vec<f64>>, LlmError>;
+
+    /// Chooses the precisions of the KV cache layer by layer: the smallest cache that
+    /// [`ChooseKv`] finds whose KL divergence from the default precision stays within a bound, on a text that the model samples itself.
+    /// The choice is the same each time. `progress` is called with the passes done and in total.
+    ///
+    /// ```
+    /// use trike_llm::{ChooseKv, LanguageModel, Model};
+    ///
+    /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+    /// let model = LanguageModel::load(path)?;
+    /// let chosen = model.choose_kv(&ChooseKv::default().with_kl(0.01).with_tokens(64), &mut |_, _| ())?;
+    /// assert!(chosen.kl <= 0.01 && chosen.bytes_per_position <= chosen.default_bytes_per_position);
+    /// # Ok::<(), trike_llm::LlmError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`cache_errors`](Self::cache_errors) and [`generate_ids`](Self::generate_ids), [`LlmError::Option`] for options out of range,
+    /// and [`LlmError::NoTokenizer`].
+    fn choose_kv(
+        &self,
+        options: &ChooseKv,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<ChosenKv, LlmError> {
+        choose_kv::choose(self, options, progress)
+    }
 
     /// Passes the logits of every token of `ids` to `on_row`, in order.
     ///
@@ -307,9 +343,9 @@ pub trait Model {
     fn answer(
         &self,
         questions: &[Question],
-        kv: Option<KvPrecision>,
+        kv: Option<KvPrecisions>,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<TaskScore, LlmError> {
-        tasks::answer(self, questions, kv.unwrap_or(self.default_kv()), progress)
+        tasks::answer(self, questions, kv.unwrap_or(self.default_kv().into()), progress)
     }
 }

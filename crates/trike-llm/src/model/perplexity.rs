@@ -1,6 +1,6 @@
 //! Perplexity of a text, and KL divergence from another model.
 
-use trike_nn::{KeySelector, KvLimit, KvPrecision, KvSpec, PromptKeys};
+use trike_nn::{KeySelector, KvLimit, KvPrecision, KvPrecisions, KvSpec, PromptKeys};
 
 use super::Model;
 use crate::{LlmError, tokenizer::Tokenizer};
@@ -52,7 +52,7 @@ pub struct ScoreOptions {
     /// Maximum number of sequences; all when `None`.
     pub limit: Option<usize>,
     /// Precision of cached keys and values; the model's default when `None`. A base model has its own default, or f32 if that is asked for.
-    pub kv: Option<KvPrecision>,
+    pub kv: Option<KvPrecisions>,
     /// Selection of the keys that each token attends to. If not all, the tokens of the measured model are run one by one, as
     /// in a generation; a base model always attends to all keys.
     pub keys: KeySelector,
@@ -78,7 +78,7 @@ impl ScoreOptions {
 
     /// Sets [`kv`](Self::kv).
     #[must_use]
-    pub fn with_kv(self, kv: impl Into<Option<KvPrecision>>) -> Self {
+    pub fn with_kv(self, kv: impl Into<Option<KvPrecisions>>) -> Self {
         Self { kv: kv.into(), ..self }
     }
 
@@ -101,7 +101,7 @@ impl ScoreOptions {
     }
 
     /// The cache of the measured model for this many tokens.
-    fn cache(&self, precision: KvPrecision, tokens: usize) -> KvSpec {
+    fn cache(&self, precision: KvPrecisions, tokens: usize) -> KvSpec {
         let cache = KvSpec::new(precision, tokens.max(1));
         cache.with_keys(self.keys).with_prompt_keys(self.prompt_keys).limited(self.kv_limit)
     }
@@ -147,7 +147,7 @@ pub struct Comparison {
 /// A mean over tokens with its standard error: the larger of the error for independent tokens and the error for independent
 /// sequences, whose tokens may be correlated.
 #[derive(Default)]
-struct Mean {
+pub(super) struct Mean {
     sum: f64,
     squares: f64,
     tokens: f64,
@@ -156,11 +156,11 @@ struct Mean {
 }
 
 impl Mean {
-    fn start(&mut self) {
+    pub(super) fn start(&mut self) {
         self.sequences.push((0.0, 0.0));
     }
 
-    fn add(&mut self, value: f64) {
+    pub(super) fn add(&mut self, value: f64) {
         self.sum += value;
         self.squares += value * value;
         self.tokens += 1.0;
@@ -170,11 +170,11 @@ impl Mean {
         }
     }
 
-    fn mean(&self) -> f64 {
+    pub(super) fn mean(&self) -> f64 {
         self.sum / self.tokens
     }
 
-    fn error(&self) -> f64 {
+    pub(super) fn error(&self) -> f64 {
         let mean = self.mean();
         let alone = (self.squares / self.tokens - mean * mean).max(0.0) / self.tokens;
         let together: f64 =
@@ -279,7 +279,7 @@ pub(crate) fn score<M: Model + ?Sized>(
     options: &ScoreOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Score, LlmError> {
-    let (tokenizer, kv) = (model.tokenizer()?, options.kv.unwrap_or(model.default_kv()));
+    let (tokenizer, kv) = (model.tokenizer()?, options.kv.unwrap_or(model.default_kv().into()));
     let all = sequences(tokenizer, text, options.split, model.config().spec.context, options.limit)?;
     let mut sums = Sums::default();
     for (done, ids) in all.iter().enumerate().filter(|(_, ids)| ids.len() > 1) {
@@ -326,9 +326,9 @@ pub fn compare_ids<M: Model + ?Sized>(
     if vocab != base_vocab {
         return Err(LlmError::VocabularyMismatch { ours: vocab, base: base_vocab });
     }
-    let kv = options.kv.unwrap_or(model.default_kv());
+    let kv = options.kv.unwrap_or(model.default_kv().into());
     // Exact, as far as the base model is.
-    let base_kv = options.kv.filter(|kv| *kv == KvPrecision::F32).unwrap_or(base.default_kv());
+    let base_kv = if options.kv == KvPrecision::F32.into() { KvPrecision::F32 } else { base.default_kv() };
     let split = options.split;
     let tokenizer = model.tokenizer()?;
     let (mut sums, mut base_sums) = (Sums::default(), Sums::default());
@@ -380,7 +380,12 @@ pub fn compare_ids<M: Model + ?Sized>(
 /// assert!((divergence - (0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln())).abs() < 1e-6);
 /// ```
 pub fn divergence(row: &[f32], base: &[f32]) -> f64 {
-    let (norm, base_norm) = (log_sum_exp(row), log_sum_exp(base));
+    divergence_from(row, base, log_sum_exp(base))
+}
+
+/// [`divergence`] from logits whose `ln` of the sum of exponentials is known.
+pub(super) fn divergence_from(row: &[f32], base: &[f32], base_norm: f64) -> f64 {
+    let norm = log_sum_exp(row);
     row.iter().zip(base).fold(0.0, |sum, (&q, &p)| {
         let log_p = f64::from(p) - base_norm;
         sum + log_p.exp() * (log_p - (f64::from(q) - norm))

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use serde_json::Value;
-use trike_nn::KvPrecision;
+use trike_nn::{KvPrecisions, KvSpec};
 
 use super::{Model, perplexity::log_sum_exp};
 use crate::LlmError;
@@ -174,7 +174,7 @@ fn question(value: &Value) -> Option<Question> {
 pub(crate) fn answer<M: Model + ?Sized>(
     model: &M,
     questions: &[Question],
-    kv: KvPrecision,
+    kv: KvPrecisions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<TaskScore, LlmError> {
     let (mut right, mut normalized, mut answered, mut chance) = (0usize, 0usize, 0usize, 0f64);
@@ -216,7 +216,7 @@ pub(crate) fn answer<M: Model + ?Sized>(
 /// Natural logarithm of the probability of `option` after `context`; `None` when together they exceed the model's context.
 fn log_likelihood<M: Model + ?Sized>(
     model: &M,
-    kv: KvPrecision,
+    kv: KvPrecisions,
     context: &str,
     option: &str,
 ) -> Result<Option<f64>, LlmError> {
@@ -229,7 +229,8 @@ fn log_likelihood<M: Model + ?Sized>(
         return Ok(None);
     }
     let mut sum = 0f64;
-    model.logits(&all[..all.len() - 1], kv, &mut |i, row| {
+    let inputs = &all[..all.len() - 1];
+    model.logits_with(inputs, &KvSpec::new(kv, inputs.len()), &mut |i, row| {
         if i + 1 >= start {
             sum += f64::from(row[all[i + 1] as usize]) - log_sum_exp(row);
         }

@@ -144,6 +144,11 @@ pub trait Backend {
         all.into_iter().find(|&precision| self.can_cache(precision)).unwrap_or(KvPrecision::F32)
     }
 
+    /// Whether the caches of the layers of a sequence can differ in precision.
+    fn can_mix_caches(&self) -> bool {
+        false
+    }
+
     /// Whether caches can have an index that selects the keys of a decode step.
     fn can_select_keys(&self) -> bool {
         false

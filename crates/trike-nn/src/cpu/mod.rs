@@ -1,6 +1,7 @@
 //! The backend on the host kernels.
 
 mod cache;
+mod errors;
 mod eviction;
 
 use std::ops::Range;
@@ -15,7 +16,7 @@ use trike_trit::{Edit, TritTensor};
 
 use crate::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation,
-    KvPrecision, KvSpec, Layout, MatrixEdit, NnError, RopePairing, RopeSpec, Segment, Sequence, StepInputs,
+    KvPrecisions, KvSpec, Layout, MatrixEdit, NnError, RopePairing, RopeSpec, Segment, Sequence, StepInputs,
     Tensor, check,
 };
 
@@ -137,7 +138,7 @@ impl Spare {
 impl Decoder<CpuBackend> {
     /// Multiply-adds and compulsory bytes of a step of `tokens` tokens at `position` with logits for the last token:
     /// the linear layers, and the keys and values that attention reads.
-    pub fn step_cost(&self, tokens: usize, position: usize, kv: KvPrecision) -> Cost {
+    pub fn step_cost(&self, tokens: usize, position: usize, kv: impl Into<KvPrecisions>) -> Cost {
         self.batch_cost(1, tokens, position, &KvSpec::new(kv, position + tokens))
     }
 
@@ -149,10 +150,10 @@ impl Decoder<CpuBackend> {
         let cost = |w: &Matrix, tokens| w.problem(tokens, self.backend().precision_of(w)).cost();
         let linear: Cost = blocks.map(|w| cost(w, sequences * tokens)).sum();
         let spec = self.spec();
-        let head_bytes = kv.precision.bytes_per_position(spec.head_dim) as u64;
         let (kv_heads, query_width) = (spec.kv_heads as u64, spec.query_width() as u64);
         let of_layer = |layer: usize| {
             let (keys, prompt) = (kv.keys.of_layer(layer), kv.prompt_keys.of_layer(layer));
+            let head_bytes = kv.precision.of_layer(layer).bytes_per_position(spec.head_dim) as u64;
             let seen = position + tokens;
             if let Some(selected) = keys.select(seen).filter(|_| tokens == 1) {
                 let (seen, selected) = (seen as u64, selected.total() as u64);
@@ -269,6 +270,10 @@ impl Backend for CpuBackend {
 
     fn activations(&self) -> ActivationPolicy {
         self.activations
+    }
+
+    fn can_mix_caches(&self) -> bool {
+        true
     }
 
     fn can_select_keys(&self) -> bool {

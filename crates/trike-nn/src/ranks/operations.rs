@@ -218,6 +218,10 @@ impl<B: Backend, C: Communicator> Backend for RankBackend<B, C> {
         self.inner.load_rope(spec, head_dim, context)
     }
 
+    fn can_mix_caches(&self) -> bool {
+        self.inner.can_mix_caches()
+    }
+
     fn can_select_keys(&self) -> bool {
         self.inner.can_select_keys()
     }

@@ -180,7 +180,7 @@ impl PyModel {
     #[pyo3(signature = (ids, kv="f32"))]
     fn logits<'py>(&self, py: Python<'py>, ids: Vec<u32>, kv: &str) -> PyResult<Bound<'py, PyArray2<f32>>> {
         self.check_ids(&ids)?;
-        let kv = options::kv(Some(kv))?.unwrap_or(trike::KvPrecision::F32);
+        let kv = options::kv(Some(kv))?.unwrap_or(trike::KvPrecision::F32.into());
         let sides = [ids.len(), self.facts.vocab];
         let rows = self.ask(py, None, move |served, line| {
             let mut rows = Vec::with_capacity(sides[0] * sides[1]);
@@ -188,7 +188,8 @@ impl PyModel {
                 rows.extend_from_slice(row);
                 line.progress("logits", token + 1, sides[0]);
             };
-            served.model.logits(&ids, kv, &mut keep).map_err(errors::run)?;
+            let kv = KvSpec::new(kv, ids.len().max(1));
+            served.model.logits_with(&ids, &kv, &mut keep).map_err(errors::run)?;
             Ok(rows)
         })?;
         array(py, rows, sides)
@@ -251,7 +252,7 @@ impl PyModel {
     ) -> PyResult<Bound<'py, PyDict>> {
         let (kv, context) = (options::kv(kv)?, context.unwrap_or(self.facts.context));
         let plan = self.ask(py, None, move |served, _| {
-            let kv = kv.unwrap_or(served.model.default_kv());
+            let kv = kv.unwrap_or(served.model.default_kv().into());
             Ok(served.model.memory(&KvSpec::new(kv, context)))
         })?;
         let dict = PyDict::new(py);

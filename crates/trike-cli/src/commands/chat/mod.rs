@@ -139,6 +139,7 @@ impl Chat {
         let sampler = args.sampling.chat(&file)?;
         let device = open(&args.device.device, quiet)?;
         let keys = args.keys.selector(device.is_cpu())?;
+        let request = args.precision.kv_request(device.is_cpu())?;
         let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
         let template = template(args, &file, &tokenizer)?;
         let grammar = text::grammar(&args.form)?;
@@ -150,14 +151,14 @@ impl Chat {
             .with_max_tokens(args.max_tokens.and_then(|tokens| tokens.0))
             .with_sampler(sampler)
             .with_stop(args.stop.clone())
-            .with_kv(args.precision.kv)
             .with_grammar(grammar)
             .with_keys(keys)
             .with_prompt_keys(args.keys.prompt_keys)
             .with_kv_limit(args.evict.limit(device.is_cpu())?);
         let wanted = args.precision.options(&file, &args.cpu.cpu()?).with_tokenizer(tokenizer);
+        let known = request.known(&file, &wanted)?;
         let whole = GenerateOptions::default()
-            .with_kv(args.precision.kv)
+            .with_kv(known.precision)
             .with_context(args.context)
             .with_keys(keys)
             .with_prompt_keys(args.keys.prompt_keys);
@@ -169,12 +170,14 @@ impl Chat {
             false => whole.capacity,
         };
         let sequence = whole.with_capacity(capacity).limited(options.kv_limit);
-        let model = load(device, &file, &wanted.with_sequence(sequence), quiet)?;
+        let wanted = wanted.with_sequence(sequence);
+        let model = load(device, &file, &wanted, quiet)?;
+        let kv = request.choose(known, &file, &wanted, &*model, quiet)?;
         Ok(Self {
             model,
             template,
             talk: Conversation::new(args.system.as_deref()),
-            options: options.with_context(capacity),
+            options: options.with_kv(kv.precision).with_context(capacity),
             context: capacity,
             session: Session::default(),
             answers: 0,

@@ -3,7 +3,7 @@
 mod figures;
 mod haystack;
 
-use trike_nn::{KeySelector, KvLimit, KvPrecision, KvSpec, PromptKeys};
+use trike_nn::{KeySelector, KvLimit, KvPrecisions, KvSpec, PromptKeys};
 
 use super::{
     Model,
@@ -33,7 +33,7 @@ pub struct NeedleOptions {
     /// RNG seed of the haystacks; 0 by default.
     pub seed: u64,
     /// The measured precision of cached keys and values; the model's default when `None`.
-    pub kv: Option<KvPrecision>,
+    pub kv: Option<KvPrecisions>,
     /// The measured selection of the keys that the tokens of question and answer attend to; all by default.
     pub keys: KeySelector,
     /// The measured selection of the keys that the other tokens attend to; all by default.
@@ -82,7 +82,7 @@ impl NeedleOptions {
 
     /// Sets [`kv`](Self::kv).
     #[must_use]
-    pub fn with_kv(self, kv: impl Into<Option<KvPrecision>>) -> Self {
+    pub fn with_kv(self, kv: impl Into<Option<KvPrecisions>>) -> Self {
         Self { kv: kv.into(), ..self }
     }
 
@@ -123,7 +123,7 @@ pub(crate) fn find<M: Model + ?Sized>(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<NeedleScore, LlmError> {
     let all = haystacks(model.tokenizer()?, text, model.config().spec.context, options)?;
-    let exact_kv = model.default_kv();
+    let exact_kv = KvPrecisions::from(model.default_kv());
     let kv = options.kv.unwrap_or(exact_kv);
     let same_prompt = kv == exact_kv && options.prompt_keys.is_all() && options.kv_limit.is_none();
     let is_exact = same_prompt && options.keys.is_all();

@@ -1,0 +1,212 @@
+//! Precisions of the KV cache: those that are given, or those that `--kv auto` chooses and stores in the user's cache.
+
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use trike::{
+    KvPrecisions, LoadOptions, Model, ModelFile,
+    llm::{ChooseKv, ChosenKv},
+};
+
+use super::{conflict, shipped};
+use crate::{
+    args::{KvChoice, PrecisionArgs},
+    output,
+    progress::Progress,
+};
+
+/// A choice of `--kv auto`. The field names are part of the schemas of the commands, and of the stored choices.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct ChosenOutcome {
+    /// Bound on the KL divergence.
+    pub(crate) bound: f64,
+    /// KL divergence from the default precision on the model's own text.
+    pub(crate) kl: f64,
+    pub(crate) kl_error: f64,
+    /// Tokens of that text.
+    pub(crate) tokens: usize,
+    /// Bytes of the keys and values of a position.
+    pub(crate) bytes_per_position: u64,
+    pub(crate) default_bytes_per_position: u64,
+}
+
+/// A choice in the user's cache.
+#[derive(Debug, Deserialize, Serialize)]
+struct Stored {
+    /// What it was chosen for.
+    key: String,
+    kv: String,
+    #[serde(flatten)]
+    chosen: ChosenOutcome,
+}
+
+/// The precisions of a command's KV cache.
+#[derive(Clone, Debug)]
+pub(super) struct Kv {
+    /// Those of `--kv`; `None` for the default.
+    pub(super) precision: Option<KvPrecisions>,
+    /// How `--kv auto` chose them.
+    pub(super) chosen: Option<ChosenOutcome>,
+}
+
+/// Most bytes of a stored choice.
+const MAX_STORED: u64 = 1 << 16;
+
+/// What a command was asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KvRequest {
+    pub(super) choice: Option<KvChoice>,
+    /// Bound of `--kv-kl`.
+    pub(super) bound: Option<f64>,
+}
+
+impl PrecisionArgs {
+    /// The request of `--kv` and `--kv-kl`, for a command that computes on the CPU or not.
+    pub(super) fn kv_request(&self, on_host: bool) -> anyhow::Result<KvRequest> {
+        KvRequest { choice: self.kv, bound: self.kv_kl }.checked(on_host)
+    }
+}
+
+impl KvRequest {
+    /// Refuses a bound without a choice, and on a device precisions that differ by layer.
+    pub(super) fn checked(self, on_host: bool) -> anyhow::Result<Self> {
+        match self.choice {
+            Some(KvChoice::Auto) if !on_host => Err(conflict(
+                "--kv auto: only the CPU has other precisions than f32 and f16, leave out --device",
+            )),
+            Some(KvChoice::Given(kv)) if !on_host && !kv.is_uniform() => Err(conflict(&format!(
+                "--kv {kv}: only the CPU has layers of several precisions, leave out --device"
+            ))),
+            Some(KvChoice::Auto) => Ok(self),
+            _ if self.bound.is_some() => Err(conflict("--kv-kl: needs --kv auto")),
+            _ => Ok(self),
+        }
+    }
+
+    /// The precisions, unless they still have to be chosen: then the default, which takes at least as much memory.
+    pub(super) fn known(self, file: &ModelFile, options: &LoadOptions) -> anyhow::Result<Kv> {
+        match self.choice {
+            Some(KvChoice::Given(kv)) => Ok(Kv { precision: Some(kv), chosen: None }),
+            None => Ok(Kv { precision: None, chosen: None }),
+            Some(KvChoice::Auto) => {
+                let stored = stored(&self.key(file, options)?, file.config().spec.layers);
+                let (precision, chosen) = stored.unzip();
+                Ok(Kv { precision, chosen })
+            }
+        }
+    }
+
+    /// The precisions for a loaded model. A new choice is stored, if the cache can be written.
+    pub(super) fn choose(
+        self,
+        known: Kv,
+        file: &ModelFile,
+        options: &LoadOptions,
+        model: &dyn Model,
+        quiet: bool,
+    ) -> anyhow::Result<Kv> {
+        let is_stored = known.chosen.is_some();
+        let kv = match self.choice {
+            Some(KvChoice::Auto) if !is_stored => {
+                let progress = Progress::start("choosing the precision of the KV cache", quiet);
+                let wanted = ChooseKv::default().with_kl(self.kl());
+                let made = model.choose_kv(&wanted, &mut |done, total| progress.set(done, total))?;
+                drop(progress);
+                let chosen = ChosenOutcome::new(self.kl(), &made);
+                let key = self.key(file, options)?;
+                let kv = made.precision.to_string();
+                if let Err(error) = store(&Stored { key, kv, chosen: chosen.clone() })
+                    && !quiet
+                {
+                    output::note(&format!("--kv auto: the choice is not stored: {error}"));
+                }
+                Kv { precision: Some(made.precision), chosen: Some(chosen) }
+            }
+            _ => known,
+        };
+        if let (Some(precision), Some(chosen), false) = (kv.precision, &kv.chosen, quiet) {
+            let from = if is_stored { ", stored before" } else { "" };
+            output::note(&format!("--kv auto: {precision}{from}; {}", chosen.sentence()));
+        }
+        Ok(kv)
+    }
+
+    fn kl(self) -> f64 {
+        self.bound.unwrap_or(ChooseKv::KL)
+    }
+
+    /// What a choice depends on.
+    fn key(self, file: &ModelFile, options: &LoadOptions) -> anyhow::Result<String> {
+        let ChooseKv { tokens, seed, .. } = ChooseKv::default();
+        Ok(format!(
+            "trike {}; {}; activations {:?}, head {:?}; bound {}, {tokens} tokens, seed {seed}",
+            env!("CARGO_PKG_VERSION"),
+            file.fingerprint()?,
+            options.activations,
+            options.head,
+            self.kl(),
+        ))
+    }
+}
+
+impl ChosenOutcome {
+    fn new(bound: f64, chosen: &ChosenKv) -> Self {
+        let ChosenKv { kl, kl_error, tokens, bytes_per_position, default_bytes_per_position, .. } = *chosen;
+        Self { bound, kl, kl_error, tokens, bytes_per_position, default_bytes_per_position }
+    }
+
+    fn sentence(&self) -> String {
+        format!(
+            "{} of {} bytes per position; KL divergence {:.5} +- {:.5} nats on {} tokens of its own text, bound {}",
+            self.bytes_per_position,
+            self.default_bytes_per_position,
+            self.kl,
+            self.kl_error,
+            self.tokens,
+            self.bound
+        )
+    }
+}
+
+/// Where a choice may be, best first.
+fn files(key: &str) -> impl Iterator<Item = PathBuf> {
+    // FNV-1a; the key is in the file, too.
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let name = format!("{:016x}.json", key.bytes().fold(0xcbf2_9ce4_8422_2325, mix));
+    shipped::folders().map(move |folder| folder.join("kv").join(&name))
+}
+
+/// The stored choice. A file that cannot be read, or is of another key, counts as none: the choice is made again.
+fn stored(key: &str, layers: usize) -> Option<(KvPrecisions, ChosenOutcome)> {
+    files(key).find_map(|file| {
+        let mut text = String::new();
+        fs::File::open(file).ok()?.take(MAX_STORED).read_to_string(&mut text).ok()?;
+        let stored: Stored = serde_json::from_str(&text).ok().filter(|stored: &Stored| stored.key == key)?;
+        let precision: KvPrecisions = stored.kv.parse().ok()?;
+        precision.check(layers).ok()?;
+        Some((precision, stored.chosen))
+    })
+}
+
+/// Writes a choice under another name first, so that no command reads half of it.
+fn store(choice: &Stored) -> anyhow::Result<()> {
+    let text = serde_json::to_string(choice)?;
+    let write = |file: &Path| {
+        let temporary = file.with_extension(std::process::id().to_string());
+        fs::create_dir_all(file.parent().unwrap_or(file))?;
+        fs::write(&temporary, &text)?;
+        fs::rename(&temporary, file)
+    };
+    let mut last = anyhow::anyhow!("no folder: set XDG_CACHE_HOME");
+    for file in files(&choice.key) {
+        match write(&file) {
+            Ok(()) => return Ok(()),
+            Err(error) => last = anyhow::anyhow!("cannot write {}: {error}", file.display()),
+        }
+    }
+    Err(last)
+}

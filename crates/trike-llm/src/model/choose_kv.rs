@@ -1,0 +1,296 @@
+//! Choice of the precisions of a KV cache, layer by layer, under a bound on the KL divergence.
+
+use std::ops::ControlFlow;
+
+use trike_core::{Bounds, OptionError};
+use trike_nn::{KvPrecision, KvPrecisions, KvSpec};
+use trike_text::sampler::SamplerConfig;
+
+use super::{
+    Model,
+    perplexity::{Mean, divergence_from, log_sum_exp},
+};
+use crate::{GenerateOptions, LlmError};
+
+/// Tokens whose divergences are taken as one for the standard error, as those of neighbours are alike.
+const TOGETHER: usize = 16;
+
+/// Options of [`Model::choose_kv`]; each `with_` method changes one field.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct ChooseKv {
+    /// Bound on the mean KL divergence from the default precision, in nats per token. The estimate plus two of its standard errors is
+    /// within it.
+    pub kl: f64,
+    /// Tokens of the text, or the model's context if it is shorter.
+    pub tokens: usize,
+    /// RNG seed of the text.
+    pub seed: u64,
+}
+
+impl Default for ChooseKv {
+    fn default() -> Self {
+        Self { kl: Self::KL, tokens: 256, seed: 0 }
+    }
+}
+
+impl ChooseKv {
+    /// The default bound.
+    pub const KL: f64 = 0.002;
+
+    /// Sets [`kl`](Self::kl).
+    #[must_use]
+    pub fn with_kl(self, kl: f64) -> Self {
+        Self { kl, ..self }
+    }
+
+    /// Sets [`tokens`](Self::tokens).
+    #[must_use]
+    pub fn with_tokens(self, tokens: usize) -> Self {
+        Self { tokens, ..self }
+    }
+
+    /// Sets [`seed`](Self::seed).
+    #[must_use]
+    pub fn with_seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
+    }
+}
+
+/// The chosen precisions, and what they cost and save.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ChosenKv {
+    /// The precisions.
+    pub precision: KvPrecisions,
+    /// Mean KL divergence from the default precision on the model's own text, in nats per token; 0 for the default precision.
+    pub kl: f64,
+    /// Its standard error.
+    pub kl_error: f64,
+    /// Tokens of the text.
+    pub tokens: usize,
+    /// Bytes of the keys and values of one position in all layers.
+    pub bytes_per_position: u64,
+    /// The same in the default precision.
+    pub default_bytes_per_position: u64,
+}
+
+/// See [`Model::choose_kv`].
+pub(super) fn choose<M: Model + ?Sized>(
+    model: &M,
+    options: &ChooseKv,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<ChosenKv, LlmError> {
+    OptionError::check("kl", Bounds::at_least(0.0f64), options.kl)?;
+    OptionError::check("tokens", Bounds::at_least(2usize), options.tokens)?;
+    let spec = &model.config().spec;
+    let default = model.default_kv();
+    let bytes = |precision: KvPrecision| precision.bytes_per_position(spec.head_dim);
+    let mut smaller = KvPrecision::ALL.to_vec();
+    smaller.retain(|&precision| bytes(precision) < bytes(default));
+    smaller.sort_by_key(|&precision| std::cmp::Reverse(bytes(precision)));
+    // Before the text, so that a backend that cannot is refused at once.
+    let start = start(model)?;
+    model.cache_errors(&[start], &smaller)?;
+
+    let ids = own_text(model, start, options)?;
+    let errors = model.cache_errors(&ids, &smaller)?;
+    let choices = choices(default, &smaller, &errors, &bytes);
+    let passes = 3 + (choices.len() + 1).ilog2() as usize;
+    progress(2, passes);
+    let reference = Reference::new(model, &ids)?;
+    progress(3, passes);
+    // The choices become smaller, so that their divergences grow, but for noise: the last that is within the bound.
+    let mut best = (KvPrecisions::from(default), 0.0, 0.0);
+    let (mut low, mut high) = (0, choices.len());
+    let mut done = 3;
+    while low < high {
+        let middle = (low + high) / 2;
+        let (kl, error) = reference.divergence(model, &ids, choices[middle])?;
+        match kl + 2.0 * error <= options.kl {
+            true => (best, low) = ((choices[middle], kl, error), middle + 1),
+            false => high = middle,
+        }
+        done += 1;
+        progress(done.min(passes), passes);
+    }
+    progress(passes, passes);
+    let (precision, kl, kl_error) = best;
+    let of_all =
+        |all: KvPrecisions| spec.kv_heads as u64 * all.bytes_per_position(0..spec.layers, spec.head_dim);
+    Ok(ChosenKv {
+        precision,
+        kl,
+        kl_error,
+        tokens: ids.len(),
+        bytes_per_position: of_all(precision),
+        default_bytes_per_position: of_all(default.into()),
+    })
+}
+
+/// The token with which a text of the model begins.
+fn start<M: Model + ?Sized>(model: &M) -> Result<u32, LlmError> {
+    let tokenizer = model.tokenizer()?;
+    // In models without a BOS, the token that ends a text is before the next one.
+    Ok(tokenizer.bos().or_else(|| tokenizer.eos().first().copied()).unwrap_or(0))
+}
+
+/// A text that the model samples. A token that ends a text is one like others: what the model then samples is part of the text.
+fn own_text<M: Model + ?Sized>(model: &M, start: u32, options: &ChooseKv) -> Result<Vec<u32>, LlmError> {
+    let tokens = options.tokens.min(model.config().spec.context);
+    let sampler = SamplerConfig::default().with_temperature(1.0).with_seed(options.seed);
+    let sampling = GenerateOptions::default().with_max_tokens(tokens.saturating_sub(1)).with_sampler(sampler);
+    let text = model.generate_ids(vec![start], &[], &sampling, &mut |_| ControlFlow::Continue(()))?;
+    Ok(text.prompt_ids.into_iter().chain(text.ids).collect())
+}
+
+/// Caches that become smaller, starting with one that is smaller than the default, in the order in which a byte less costs more.
+///
+/// Errors of the layers are small and unrelated, so that their harm adds up, and the best caches are those in which each layer spends a
+/// byte where the error falls by the same amount or more: the layers step from one precision to the next in the order of error per byte.
+fn choices(
+    default: KvPrecision,
+    smaller: &[KvPrecision],
+    errors: &[Vec<f64>],
+    bytes: &dyn Fn(KvPrecision) -> usize,
+) -> Vec<KvPrecisions> {
+    let mut layers = vec![default; errors.len()];
+    if layers.len() > KvPrecisions::MAX_LAYERS {
+        return smaller.iter().map(|&precision| precision.into()).collect();
+    }
+    let mut steps: Vec<Step> = errors
+        .iter()
+        .enumerate()
+        .flat_map(|(layer, errors)| steps(layer, default, smaller, errors, bytes))
+        .collect();
+    // Stable: a layer's own steps have ascending costs already.
+    steps.sort_by(|a, b| a.cost.total_cmp(&b.cost));
+    let mut take = |step: Step| {
+        layers[step.layer] = step.to;
+        // At most as many layers as there can be.
+        KvPrecisions::of_layers(&layers).unwrap_or(default.into())
+    };
+    steps.into_iter().map(&mut take).collect()
+}
+
+/// A layer's step to a smaller precision.
+#[derive(Clone, Copy)]
+struct Step {
+    layer: usize,
+    to: KvPrecision,
+    /// Error per byte less.
+    cost: f64,
+}
+
+/// The steps of a layer on the lower convex hull of its errors over the bytes, so that each costs more than the one before.
+fn steps(
+    layer: usize,
+    default: KvPrecision,
+    smaller: &[KvPrecision],
+    errors: &[f64],
+    bytes: &dyn Fn(KvPrecision) -> usize,
+) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let (mut from, mut error) = (bytes(default), 0.0);
+    let mut rest = smaller.iter().zip(errors).collect::<Vec<_>>();
+    loop {
+        let cost = |(to, of): &(&KvPrecision, &f64)| (**of - error) / (from - bytes(**to)).max(1) as f64;
+        // The last of the cheapest: the largest step.
+        let best =
+            rest.iter().enumerate().min_by(|(i, a), (j, b)| cost(a).total_cmp(&cost(b)).then(j.cmp(i)));
+        let Some((at, next)) = best.map(|(at, next)| (at, *next)) else { return steps };
+        steps.push(Step { layer, to: *next.0, cost: cost(&next) });
+        (from, error) = (bytes(*next.0), *next.1);
+        rest.drain(..=at);
+    }
+}
+
+/// The logits of the default precision.
+struct Reference {
+    rows: Vec<f32>,
+    vocab: usize,
+    /// `ln` of the sum of exponentials of each row.
+    norms: Vec<f64>,
+}
+
+impl Reference {
+    fn new<M: Model + ?Sized>(model: &M, ids: &[u32]) -> Result<Self, LlmError> {
+        let vocab = model.config().spec.vocab;
+        let (mut rows, mut norms) = (Vec::with_capacity(ids.len() * vocab), Vec::with_capacity(ids.len()));
+        model.logits(ids, model.default_kv(), &mut |_, row| {
+            rows.extend_from_slice(row);
+            norms.push(log_sum_exp(row));
+        })?;
+        Ok(Self { rows, vocab, norms })
+    }
+
+    /// The mean divergence of the model with another cache, and its standard error.
+    fn divergence<M: Model + ?Sized>(
+        &self,
+        model: &M,
+        ids: &[u32],
+        precision: KvPrecisions,
+    ) -> Result<(f64, f64), LlmError> {
+        let mut mean = Mean::default();
+        model.logits_with(ids, &KvSpec::new(precision, ids.len()), &mut |token, row| {
+            if token % TOGETHER == 0 {
+                mean.start();
+            }
+            let base = &self.rows[token * self.vocab..(token + 1) * self.vocab];
+            mean.add(divergence_from(row, base, self.norms[token]));
+        })?;
+        Ok((mean.mean(), mean.error()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use KvPrecision::{F16, Int4, Int8, Int8Int4};
+
+    fn of_128(precision: KvPrecision) -> usize {
+        precision.bytes_per_position(128)
+    }
+
+    fn shown(errors: &[Vec<f64>]) -> Vec<String> {
+        choices(F16, &[Int8, Int8Int4, Int4], errors, &of_128).iter().map(ToString::to_string).collect()
+    }
+
+    /// 248, 64 and 64 bytes less, and layers that differ in errors.
+    #[test]
+    fn layers_step_in_the_order_of_error_per_byte() {
+        let errors = [vec![2.48, 3.76, 10.16], vec![0.248, 0.568, 128.0]];
+        assert_eq!(
+            shown(&errors),
+            ["int8,f16:0", "int8-int4,f16:0", "int8-int4,int8:0", "int8-int4", "int8-int4,int4:0", "int4"]
+        );
+    }
+
+    /// A step that costs more per byte than the next one is no choice: both are taken together.
+    #[test]
+    fn precisions_above_the_hull_are_passed_over() {
+        assert_eq!(shown(&[vec![1.0, 5.0, 6.0]]), ["int8", "int4"]);
+        assert_eq!(shown(&[vec![9.0, 8.0, 1.0]]), ["int4"]);
+        // All the same: as small as can be.
+        assert_eq!(shown(&[vec![0.0, 0.0, 0.0]]), ["int4"]);
+    }
+
+    #[test]
+    fn choices_become_smaller() {
+        let mut rng = trike_testkit::Rng::new(1);
+        let mut errors = || -> Vec<f64> { (0..3).map(|_| f64::from(rng.below(100) as u32)).collect() };
+        let errors: Vec<Vec<f64>> = (0..30).map(|_| errors()).collect();
+        let choices = choices(F16, &[Int8, Int8Int4, Int4], &errors, &of_128);
+        let bytes: Vec<u64> = choices.iter().map(|all| all.bytes_per_position(0..30, 128)).collect();
+        assert!(bytes.windows(2).all(|pair| pair[0] > pair[1]), "{bytes:?}");
+        assert_eq!(choices.last(), Some(&Int4.into()));
+        assert!(bytes[0] < 30 * 512);
+    }
+
+    /// More layers than precisions are stored for.
+    #[test]
+    fn many_layers_have_the_same_precision() {
+        let errors = vec![vec![1.0, 2.0, 3.0]; 129];
+        assert_eq!(shown(&errors), ["int8", "int8-int4", "int4"]);
+        assert_eq!(shown(&errors[..128]).len(), 2 * 128);
+    }
+}
