@@ -8,7 +8,7 @@ use cubecl::prelude::BufferArg;
 use half::f16;
 use trike_core::{KeySelector, KvPrecision};
 
-use super::keys::KeyIndex;
+use super::index::KeyIndex;
 use crate::device::{AnyBuffer, Buffer, Device};
 use crate::error::{CubeError, Result, check_len, check_range};
 
@@ -174,9 +174,10 @@ impl KvCache {
     /// [`CubeError::Range`] for heads of fewer than 64 or more than 256 elements, [`CubeError::NotMultiple`] for an odd number, and as
     /// [`KvCache::empty`].
     pub fn with_keys(self, device: &Device, selector: KeySelector) -> Result<Self> {
+        let CacheShape { kv_heads, head_dim, capacity, .. } = self.shape;
         let index = match selector.is_all() {
             true => None,
-            false => Some(KeyIndex::new(device, self.shape, selector)?),
+            false => Some(KeyIndex::new(device, [kv_heads, head_dim, capacity], selector)?),
         };
         Ok(Self { index, ..self })
     }

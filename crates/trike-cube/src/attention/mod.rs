@@ -8,6 +8,7 @@
 mod cache;
 mod combine;
 mod decode;
+mod index;
 mod joined;
 mod keys;
 mod mask;

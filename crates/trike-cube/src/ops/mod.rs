@@ -5,8 +5,6 @@
 mod elementwise;
 mod gated;
 mod lookup;
-pub(crate) mod math;
-pub(crate) mod reduce;
 mod rope;
 mod rotate;
 pub(crate) mod rows;

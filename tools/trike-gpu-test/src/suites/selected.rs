@@ -168,7 +168,7 @@ fn attend(
     let want = host.cpu.select_keys(&case.spec(), case.queries(), position, kv, selection).expect("valid");
     let want: Option<Vec<Vec<u32>>> =
         want.map(|of| of.iter().map(|head| head.iter().map(|&p| p as u32).collect()).collect());
-    oracle.exact("selected", &[got.clone()], &[want])?;
+    oracle.exact("selected", std::slice::from_ref(&got), &[want])?;
     oracle.exact("is a selection", &[got.is_some()], &[true])?;
     case.chosen = got;
     let row = heads * head_dim;

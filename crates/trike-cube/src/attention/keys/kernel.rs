@@ -2,8 +2,9 @@
 
 use cubecl::prelude::*;
 
-use crate::ops::math::{magnitude, nearest};
-use crate::ops::reduce::{max_words, sum_floats, sum_ints};
+use super::super::index::words_of;
+use crate::math::{magnitude, nearest};
+use crate::reduce::{max_words, sum_floats, sum_ints};
 
 /// Bits of a query's integers, in two's complement.
 pub(super) const PLANES: usize = 4;
@@ -39,7 +40,7 @@ impl Form {
 
     /// Words of a code.
     pub(super) fn words(self) -> usize {
-        self.head_dim.div_ceil(32)
+        words_of(self.head_dim)
     }
 
     /// Words of a code per load.
@@ -54,7 +55,7 @@ impl Form {
 
     /// What is added to a score so that it is above zero.
     pub(super) fn bias(self) -> u32 {
-        ((LARGEST * self.head_dim) as u32 * LONGEST >> SHIFT) + 2
+        (((LARGEST * self.head_dim) as u32 * LONGEST) >> SHIFT) + 2
     }
 
     /// Bytes of shared memory: two numbers per unit.

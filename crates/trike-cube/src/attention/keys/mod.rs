@@ -7,33 +7,19 @@
 mod kernel;
 mod select;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use half::f16;
-use trike_core::{KeySelector, SelectedKeys};
+use trike_core::SelectedKeys;
 
 use self::kernel::{ADDED, CODED, Form};
-use super::cache::{CacheShape, KvBuffer};
+use super::cache::KvBuffer;
+use super::index::KeyIndex;
 use super::plan::PROCESSORS;
 use super::{Call, horizon};
 use crate::device::{Buffer, Device, Launch};
-use crate::error::{CubeError, Result, check_range};
+use crate::error::{CubeError, Result};
 use crate::plan::Settings;
-
-/// Sign codes of the keys of a cache.
-#[derive(Clone, Debug)]
-pub(super) struct KeyIndex {
-    selector: KeySelector,
-    /// `[kv head][slot][words]`
-    codes: Buffer<u32>,
-    /// `[kv head][slot]`
-    lengths: Buffer<u32>,
-    /// `[kv head][channels + 1]`
-    centers: Buffer<f32>,
-    /// The [`horizon`] of the first step whose keys were all coded, or 0. Clones share it.
-    coded: Arc<AtomicUsize>,
-}
 
 /// Runs an expression with the element type of keys.
 macro_rules! with_elements {
@@ -51,37 +37,11 @@ macro_rules! with_elements {
     };
 }
 
-/// Least elements of a head that a word of a code has room for.
-const LEAST: usize = 64;
-/// Most elements of a head: one unit each, of which every device has so many.
-const MOST: usize = 256;
 /// Most elements of a head of which each score has a count of its own: the counts fit the shared memory of every device. Of larger
 /// heads two neighbouring scores are taken as equal.
 const COUNTED: usize = 128;
 /// Maximum units of a cube that selects.
 const UNITS: u32 = 1024;
-
-impl KeyIndex {
-    pub(super) fn new(device: &Device, shape: CacheShape, selector: KeySelector) -> Result<Self> {
-        check_range("head_dim of keys that are selected", LEAST, MOST, shape.head_dim)?;
-        if !shape.head_dim.is_multiple_of(2) {
-            let (what, got) = ("head_dim of keys that are selected", shape.head_dim);
-            return Err(CubeError::NotMultiple { what, unit: 2, got });
-        }
-        let slots = shape.elements()? / shape.head_dim;
-        let form = Form::new(shape.head_dim);
-        let codes = device.empty(slots * form.words())?;
-        let lengths = device.empty(slots)?;
-        let centers = device.empty(shape.kv_heads * (shape.head_dim + 1))?;
-        device.confirm("allocating codes of keys", &[&codes, &lengths, &centers])?;
-        Ok(Self { selector, codes, lengths, centers, coded: Arc::new(AtomicUsize::new(0)) })
-    }
-
-    /// Whether a tensor shares memory with the codes.
-    pub(super) fn overlaps(&self, other: &Buffer<f32>) -> bool {
-        self.codes.overlaps(other) || self.lengths.overlaps(other) || self.centers.overlaps(other)
-    }
-}
 
 impl Device {
     /// Codes the keys of a call that need it, and selects those of its token; `None` if it attends to all of them.
@@ -254,9 +214,9 @@ impl Device {
     ) -> Result<Buffer<u32>> {
         let shape = call.problem.cache;
         let device = self.capabilities();
-        let most = device.max_units.min(device.max_unit_sides[0]).min(UNITS).max(1);
+        let most = device.max_units.min(device.max_unit_sides[0]).clamp(1, UNITS);
         let shift = u32::from(shape.head_dim > COUNTED);
-        let counts = (2 * Form::new(shape.head_dim).bias() as usize >> shift) + 1;
+        let counts = ((2 * Form::new(shape.head_dim).bias() as usize) >> shift) + 1;
         let form = |log: u32| select::Form { units: 1 << log, counts, shift };
         let fits = |form: &select::Form| form.shared_bytes() <= device.max_shared_bytes;
         let form = (0..=most.ilog2()).rev().map(form).find(fits).unwrap_or(form(0));
