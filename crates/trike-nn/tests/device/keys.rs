@@ -10,12 +10,12 @@ fn spec() -> DecoderSpec {
     DecoderSpec { kv_heads: 2, context: 600, ..DecoderSpec::llama(256, layers, 4, 113) }
 }
 
-/// The logits of single tokens behind a prompt, three times: parts of the text are written anew, one of them from before the first
-/// selection. Without those at which the host has a new mean and a recording goes on with the old one for a last time.
+/// The logits of single tokens behind a prompt, again and again: parts of the text are written anew, from before the first selection
+/// to where a recording goes on, and to where none does. Without those at which the host has a new mean and a recording goes on with the old one for a last time.
 fn logits_of<B: Backend>(decoder: &Decoder<B>, kv: KvSpec) -> Vec<Vec<f32>> {
     let mut sequence = decoder.sequence(kv).expect("a sequence");
     let mut out = Vec::new();
-    for (len, prompt, tokens) in [(0, 70, 70), (20, 60, 60), (135, 3, 5)] {
+    for (len, prompt, tokens) in [(0, 70, 70), (20, 60, 60), (135, 3, 5), (20, 150, 30), (100, 90, 20)] {
         sequence.truncate(len).expect("it is that long");
         let seed = len as u64;
         let mut steps = [Step { sequence: &mut sequence, ids: &ids(prompt, seed) }];
@@ -97,5 +97,22 @@ fn sequences_of_a_batch_select_their_own_keys() {
             .collect();
         let both = decoder.forward(&mut steps, Logits::Last).expect("logits");
         assert_eq!(both, [alone[0][i].clone(), alone[1][i].clone()], "step {i}");
+    }
+    // Recordings that they share are those of one at a time.
+    for (sequence, ids) in sequences.iter_mut().zip(&texts) {
+        sequence.truncate(80).expect("it is that long");
+        let last =
+            decoder.forward(&mut [Step { sequence, ids: &ids[80..81] }], Logits::Last).expect("logits");
+        assert!(alone.iter().any(|alone| alone[0] == last[0]));
+    }
+    for i in 1..10 {
+        for ((sequence, ids), alone) in sequences.iter_mut().zip(&texts).zip(&alone) {
+            let mut steps = [Step { sequence, ids: std::slice::from_ref(&ids[80 + i]) }];
+            assert_eq!(
+                decoder.forward(&mut steps, Logits::Last).expect("logits"),
+                [alone[i].clone()],
+                "step {i}"
+            );
+        }
     }
 }

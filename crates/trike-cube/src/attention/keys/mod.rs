@@ -19,7 +19,7 @@ use super::plan::PROCESSORS;
 use super::{Call, horizon};
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result};
-use crate::plan::Settings;
+use crate::plan::{Plan, Settings};
 
 /// Runs an expression with the element type of keys.
 macro_rules! with_elements {
@@ -47,35 +47,40 @@ impl Device {
     /// Codes the keys of a call that need it, and selects those of its token; `None` if it attends to all of them.
     pub(super) fn select_keys(&self, call: &Call<'_>) -> Result<Option<(Buffer<u32>, SelectedKeys)>> {
         let (problem, Some(index)) = (&call.problem, &call.cache.index) else { return Ok(None) };
+        // The launches below need its bounds.
+        problem.validate()?;
         let position = problem.first_position;
         let end = position + problem.tokens;
         let all = horizon(end - 1, None, problem.cache.capacity);
-        let coded = index.coded.load(Ordering::Relaxed);
-        // More than half of a horizon is visible at its positions. A step before them follows a truncation.
-        if 2 * position < coded {
-            index.coded.store(0, Ordering::Relaxed);
-        }
         let coded = index.coded.load(Ordering::Relaxed);
         if problem.window.is_some_and(|window| window < end) {
             index.coded.store(0, Ordering::Relaxed);
             return Ok(None);
         }
-        if problem.tokens > 1 || problem.sequences > 1 {
-            if coded > 0 {
-                self.code_keys(call, index, position, end)?;
+        let is_step = problem.tokens == 1 && problem.sequences == 1 && call.mask.is_none();
+        let selected = index.selector.select(all / 2).filter(|_| is_step);
+        // More than half of a horizon is visible at its positions: a call before them follows a truncation.
+        let is_behind = 2 * position < coded;
+        match selected {
+            Some(_) if coded == all => {}
+            // A prompt behind a selection: a recorded step may be the next, so its keys are coded now.
+            None if !is_step && coded > 0 && !is_behind => self.code_keys(call, index, position, end)?,
+            None if is_step || coded == 0 => {
+                if is_behind {
+                    index.coded.store(0, Ordering::Relaxed);
+                }
             }
-            return Ok(None);
-        }
-        let Some(selected) = index.selector.select(all / 2) else { return Ok(None) };
-        if coded != all {
-            // A new mean, of the same keys as on the host, whenever their number has doubled.
-            if self.is_capturing() {
-                return Err(CubeError::Capture { what: "codes of all keys" });
+            _ => {
+                if self.is_capturing() {
+                    return Err(CubeError::Capture { what: "codes of all keys" });
+                }
+                // A new mean, of the same keys as on the host, whenever their number has doubled.
+                self.center_keys(call, index, 1 << end.ilog2())?;
+                self.code_keys(call, index, 0, end)?;
+                index.coded.store(all, Ordering::Relaxed);
             }
-            self.center_keys(call, index, 1 << end.ilog2())?;
-            self.code_keys(call, index, 0, end)?;
-            index.coded.store(all, Ordering::Relaxed);
         }
+        let Some(selected) = selected else { return Ok(None) };
         let query = self.code_step(call, index)?;
         let pairs = all.div_ceil(2);
         let scores = self.score_keys(call, index, &query, pairs, selected)?;
