@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{DecoderSpec, KvSpec};
+use crate::{DecoderSpec, KeySelector, KvPrecision, KvSpec};
 
 /// Memory that a model needs while it runs, in bytes.
 ///
@@ -30,6 +30,21 @@ impl MemoryPlan {
     /// for the last token only.
     pub fn new(spec: &DecoderSpec, weights: u64, kv: &KvSpec, step: usize) -> Self {
         Self { weights, cache: cache_bytes(spec, kv), scratch: scratch_bytes(spec, step) }
+    }
+
+    /// The plan on a device, whose kernels for prompts read a copy of an int8 cache: at most one layer's keys and values in f16.
+    /// A device without f16 needs twice that.
+    #[must_use]
+    pub fn on_device(self, spec: &DecoderSpec, kv: &KvSpec) -> Self {
+        let copy = match kv.precision {
+            KvPrecision::Int8 => {
+                let one = DecoderSpec { layers: 1, ..spec.clone() };
+                let halves = KvSpec { precision: KvPrecision::F16, keys: KeySelector::All, ..*kv };
+                cache_bytes(&one, &halves)
+            }
+            KvPrecision::F32 | KvPrecision::F16 | KvPrecision::Int4 | KvPrecision::Int8Int4 => 0,
+        };
+        Self { scratch: self.scratch.saturating_add(copy), ..self }
     }
 
     /// Sum of all parts.
@@ -129,7 +144,6 @@ fn scratch_bytes(spec: &DecoderSpec, step: usize) -> u64 {
 mod tests {
     use super::*;
     use crate::spec::tests::small;
-    use crate::{KeySelector, KvPrecision};
 
     #[test]
     fn a_plan_counts_what_a_sequence_holds() {
@@ -142,6 +156,10 @@ mod tests {
         let int8 = MemoryPlan::new(&spec, 7, &KvSpec::new(KvPrecision::Int8, 10), 4);
         // The same, with a byte per element and four for each scale.
         assert_eq!(int8.cache, 2 * 2 * 2 * (8 + 4) * 10);
+        // A copy of one of its layers in f16, for prompts on a device.
+        let on_device = int8.on_device(&spec, &KvSpec::new(KvPrecision::Int8, 10));
+        assert_eq!((on_device.cache, on_device.scratch), (int8.cache, int8.scratch + f16.cache / 2));
+        assert_eq!(f16.on_device(&spec, &KvSpec::new(KvPrecision::F16, 10)), f16);
         // Half of a byte per element of both, and of the values only.
         let [int4, int8_int4] = [KvPrecision::Int4, KvPrecision::Int8Int4]
             .map(|precision| MemoryPlan::new(&spec, 7, &KvSpec::new(precision, 10), 4).cache);

@@ -186,7 +186,7 @@ impl LayerWeights {
         let weights = self.layers[layers.clone()].iter().fold(ends, sum);
         let DeviceMemory { name, available, kv } = &devices[at];
         let of_layers = DecoderSpec { layers: layers.len(), ..spec.clone() };
-        let plan = MemoryPlan::new(&of_layers, weights, kv, step);
+        let plan = MemoryPlan::new(&of_layers, weights, kv, step).on_device(spec, kv);
         StagePlan { device: name.clone(), layers, plan, available: *available }
     }
 }

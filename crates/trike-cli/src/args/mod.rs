@@ -146,7 +146,7 @@ pub(crate) struct PrecisionArgs {
     /// [default: auto; stored for `logits`]
     #[arg(long, env = "TRIKE_HEAD", hide_env_values = true, value_parser = one_of(HEADS))]
     pub(crate) head: Option<HeadPrecision>,
-    /// Precision of the KV cache; int8, int4 and int8-int4 (int8 keys, int4 values) on the CPU only [default: f32 for models with f32 weights and for `logits`, else f16]
+    /// Precision of the KV cache; int4 and int8-int4 (int8 keys, int4 values) on the CPU only [default: f32 for models with f32 weights and for `logits`, else f16]
     #[arg(long, env = "TRIKE_KV", hide_env_values = true, value_parser = one_of(KV))]
     pub(crate) kv: Option<KvPrecision>,
     /// In-memory layout of ternary weights; auto chooses the fastest per matrix. A matrix that does not support the layout stays
@@ -367,7 +367,7 @@ pub(crate) struct BenchArgs {
         value_parser = one_of(ACTIVATIONS)
     )]
     pub(crate) activations: ActivationChoice,
-    /// Precision of the KV cache; a GPU without it uses f16, or f32
+    /// Precision of the KV cache; a GPU without it uses the next larger one that it has
     #[arg(
         long,
         default_value = "f16",

@@ -63,7 +63,9 @@ impl CacheShape {
         let per_position = self.precision.bytes_per_position(self.head_dim);
         match self.precision {
             // Whole slots, whose two scales have eight bytes and whose codes have one byte each.
-            KvPrecision::Int8 => self.head_dim * alignment.div_ceil(8.min(1 << self.head_dim.trailing_zeros())),
+            KvPrecision::Int8 => {
+                self.head_dim * alignment.div_ceil(8.min(1 << self.head_dim.trailing_zeros()))
+            }
             _ => alignment.div_ceil((per_position / (2 * self.head_dim)).max(1)),
         }
     }

@@ -73,7 +73,8 @@ pub(super) fn element_at<E: Numeric>(
         ComptimeOption::Some(scales) => {
             let word = u32::reinterpret(k[slot * comptime!(head_dim / OF_WORD) + d / OF_WORD]);
             let byte = (word >> (8 * (d % OF_WORD) as u32)) & 0xFF;
-            f32::cast_from(i32::cast_from(byte) - comptime!(OFFSET as i32)) * scales.pairs[slot].extract(0usize)
+            f32::cast_from(i32::cast_from(byte) - comptime!(OFFSET as i32))
+                * scales.pairs[slot].extract(0usize)
         }
         ComptimeOption::None => f32::cast_from(k[slot * head_dim + d]),
     }

@@ -403,8 +403,8 @@ impl<'a> Call<'a> {
                 // SAFETY: as below; rows and places of the table were checked by `Batch::first`.
                 unsafe {
                     decode::decode_several::launch_unchecked::<E, S>(
-                        client, cubes, units, n, words, m, q, k, v, scales, of_rows, out, heads, capacity, window,
-                        scale, form,
+                        client, cubes, units, n, words, m, q, k, v, scales, of_rows, out, heads, capacity,
+                        window, scale, form,
                     );
                 }
             }
@@ -439,8 +439,8 @@ impl<'a> Call<'a> {
                 // SAFETY: as for `decode_several` and `decode_joined`.
                 unsafe {
                     joined::decode_several_joined::launch_unchecked::<E, S>(
-                        client, cubes, units, n, words, m, q, k, v, scales, of_rows, parts, arrived, out, heads,
-                        capacity, window, scale, form,
+                        client, cubes, units, n, words, m, q, k, v, scales, of_rows, parts, arrived, out,
+                        heads, capacity, window, scale, form,
                     );
                 }
             }

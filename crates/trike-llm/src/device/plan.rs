@@ -163,7 +163,11 @@ pub(super) fn pieces(
     let one = DecoderSpec { layers: 1, ..spec.clone() };
     // Keys and values have the same size.
     let cache = MemoryPlan::new(&one, 0, kv, STEP).cache / 2;
-    pieces.push((format!("keys of one layer at {} positions", kv.capacity), cache));
+    let (capacity, copy) = (kv.capacity, MemoryPlan::default().on_device(&one, kv).scratch / 2);
+    pieces.push((format!("keys of one layer at {capacity} positions"), cache));
+    if copy > 0 {
+        pieces.push((format!("keys of one layer at {capacity} positions, copied for prompts"), copy));
+    }
     Ok(pieces)
 }
 

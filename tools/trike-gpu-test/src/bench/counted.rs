@@ -182,7 +182,8 @@ impl Counted {
             Self::Selected(attention) | Self::KeyScores(attention) => {
                 let selected = keys().select(attention.positions).map_or(0, SelectedKeys::total);
                 let seen = Attention { positions: selected, ..attention };
-                let (_, settings) = asked(&seen, KvPrecision::F16).plan(&Strategy::Inferred, device.capabilities())?;
+                let (_, settings) =
+                    asked(&seen, KvPrecision::F16).plan(&Strategy::Inferred, device.capabilities())?;
                 choose(device, attention.heads)?;
                 Ok(settings)
             }

@@ -236,7 +236,11 @@ impl Operation {
 
     /// Ceilings of the operation.
     fn limits(&self) -> &'static [Limit] {
-        if matches!(self, Self::MaskedAttention { .. } | Self::Int8Attention { .. }) { HALVES } else { &[Limit::Memory] }
+        if matches!(self, Self::MaskedAttention { .. } | Self::Int8Attention { .. }) {
+            HALVES
+        } else {
+            &[Limit::Memory]
+        }
     }
 
     /// The contender.

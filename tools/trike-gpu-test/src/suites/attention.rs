@@ -89,7 +89,8 @@ pub(super) fn in_codes(row: Row) -> Option<Row> {
 
 /// The codes of a head in int8, and their scale.
 pub(super) fn codes_of(values: &[f32]) -> (Vec<f32>, f32) {
-    let largest = values.iter().fold(0f32, |most, x| if x.is_finite() { most.max(x.abs()) } else { f32::NAN });
+    let largest =
+        values.iter().fold(0f32, |most, x| if x.is_finite() { most.max(x.abs()) } else { f32::NAN });
     let scale = if values.iter().all(|x| x.is_finite()) { largest / 127.0 } else { f32::NAN };
     let code = |x: &f32| if scale > 0.0 { (x / scale).round_ties_even().clamp(-127.0, 127.0) } else { 0.0 };
     (values.iter().map(code).collect(), scale)
@@ -102,7 +103,11 @@ fn faults(oracle: &Oracle, device: &Device, row: Row, strategy: &Strategy<Attent
     for (kv_head, of_keys, fault) in [(0, true, f32::NAN), (1, false, f32::NEG_INFINITY)] {
         let mut case = Case::new(5, row);
         let at = (33 * 2 + kv_head) * of_head + 1;
-        if of_keys { case.k[at] = fault } else { case.v[at] = fault }
+        if of_keys {
+            case.k[at] = fault
+        } else {
+            case.v[at] = fault
+        }
         let cache = case.fill(device)?;
         let positions: Vec<u32> = case.positions().map(|p| p as u32).collect();
         let positions = Positions::upload(device, &positions)?;
@@ -339,8 +344,7 @@ impl Case {
                 let most = scores.iter().copied().fold(f64::MIN, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
                 let total: f64 = weights.iter().sum();
-                let column =
-                    |c: usize| weights.iter().zip(&exact_values).map(|(w, v)| w * v[c]).sum::<f64>();
+                let column = |c: usize| weights.iter().zip(&exact_values).map(|(w, v)| w * v[c]).sum::<f64>();
                 exact.extend((0..d).map(|c| column(c) / total));
                 let scaled: Vec<f32> = q.iter().map(|q| stored(q * self.scale)).collect();
                 let dot = |k: &Vec<f32>| scaled.iter().zip(k).map(|(q, k)| q * k).sum::<f32>();

@@ -78,7 +78,11 @@ pub fn masks(session: &mut Session) {
         let name = "masks of Quarter, 4/2 heads of 64, steep";
         session.each(name, &steep.problem, |oracle, strategy| steep.check(oracle, device, strategy));
     }
-    for row in [(4, 2, 64, 300, 90, 200, None, F16), (2, 2, 32, 257, 0, 257, None, F32), (2, 2, 32, 257, 0, 257, None, Int8)] {
+    for row in [
+        (4, 2, 64, 300, 90, 200, None, F16),
+        (2, 2, 32, 257, 0, 257, None, F32),
+        (2, 2, 32, 257, 0, 257, None, Int8),
+    ] {
         let case = Case::new(3, row);
         let shown = format!("masks of all blocks change nothing, {:?}", row.7);
         if let Ok(mask) = bitmap(3, &case, true, Set::All) {
