@@ -6,6 +6,7 @@
 //! [`KvCache::several`], are a [`Batch`]: one launch of each instead of one per sequence.
 
 mod cache;
+pub(crate) mod codes;
 mod combine;
 mod decode;
 mod index;
@@ -19,7 +20,9 @@ mod prompt;
 mod ptx;
 mod several;
 mod store;
+mod store_codes;
 mod walk;
+mod widen;
 
 use std::f32::consts::LOG2_E;
 
@@ -167,13 +170,25 @@ impl Device {
             None => *call,
         };
         let problem = &call.problem;
-        let (shape, several) = (problem.cache, problem.sequences > 1);
+        let several = problem.sequences > 1;
         let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
         let one = problem.tokens == 1;
         if self.is_capturing() && !(one && matches!(blueprint, AttentionBlueprint::Decode { .. })) {
             // Their position is a launch argument, and so is the start of a window.
             return Err(CubeError::Capture { what: "attention of prompts" });
         }
+        let wide;
+        let of_wide;
+        let call = match &cache.k {
+            KvBuffer::Int8(codes) if !matches!(blueprint, AttentionBlueprint::Decode { .. }) => {
+                wide = self.widen(call, codes)?;
+                of_wide = call.over(&wide);
+                &of_wide
+            }
+            _ => call,
+        };
+        let Call { problem, cache, .. } = call;
+        let shape = problem.cache;
         match blueprint {
             AttentionBlueprint::Decode { units, heads, splits } => {
                 let form = problem.decode_form(units, heads, splits, self.capabilities());
@@ -201,8 +216,10 @@ impl Device {
                 let form = problem.prefill_form();
                 let launch = Launch::new("attention/prefill", &(form, shape.precision), settings);
                 self.launch(&launch, &[out], |client, cubes, units| match cache.k {
-                    KvBuffer::F32(_) => call.prefill::<f32>(client, cubes, units, form, out),
                     KvBuffer::F16(_) => call.prefill::<f16>(client, cubes, units, form, out),
+                    KvBuffer::F32(_) | KvBuffer::Int8(_) => {
+                        call.prefill::<f32>(client, cubes, units, form, out);
+                    }
                 })
             }
             AttentionBlueprint::Mma { planes } => {
@@ -334,6 +351,14 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// The same over a copy of the visible positions.
+    fn over<'b>(&self, wide: &'b KvCache) -> Call<'b>
+    where
+        'a: 'b,
+    {
+        Call { problem: AttentionProblem { cache: wide.shape(), ..self.problem }, cache: wide, ..*self }
+    }
+
     /// The window; `u32::MAX` for no window.
     fn window(&self) -> u32 {
         self.problem.window.and_then(|n| u32::try_from(n).ok()).unwrap_or(u32::MAX)
@@ -348,10 +373,11 @@ impl<'a> Call<'a> {
                 self.decode_as::<f16, u32>(client, cubes, units, n / 2, form, out);
             }
             KvBuffer::F16(_) => self.decode_as::<f16, f16>(client, cubes, units, n, form, out),
+            KvBuffer::Int8(_) => self.decode_as::<f32, u32>(client, cubes, units, form.parts, form, out),
         }
     }
 
-    /// `words` numbers of type `S` are a vector of the form's width.
+    /// `words` numbers of type `S` are a load of the form's width.
     fn decode_as<E: Float, S: Numeric>(
         &self,
         client: &Client,
@@ -361,7 +387,7 @@ impl<'a> Call<'a> {
         form: decode::Form,
         out: Output<'_>,
     ) {
-        let n = form.width;
+        let (width, n) = (form.width, form.floats());
         let m = form.heads.next_power_of_two();
         let (shape, window) = (self.problem.cache, self.window());
         let [first, heads, capacity] = [self.first_row, shape.kv_heads, shape.capacity].map(|n| n as u32);
@@ -370,17 +396,16 @@ impl<'a> Call<'a> {
         // For PTX weights are powers of two.
         let scale = if form.ptx { self.scale * LOG2_E } else { self.scale };
         let several = self.problem.sequences > 1;
-        let (k, v) = match several {
-            true => (self.cache.k.all().vectors(n), self.cache.v.all().vectors(n)),
-            false => (self.cache.k.vectors(n), self.cache.v.vectors(n)),
-        };
+        let all = if several { &self.cache.all() } else { self.cache };
+        let (k, v) = (all.k.vectors(width), all.v.vectors(width));
+        let scales = all.scales_arg();
         match (several, joined) {
             (true, None) => {
                 // SAFETY: as below; rows and places of the table were checked by `Batch::first`.
                 unsafe {
                     decode::decode_several::launch_unchecked::<E, S>(
-                        client, cubes, units, n, words, m, q, k, v, of_rows, out, heads, capacity, window,
-                        scale, form,
+                        client, cubes, units, n, words, m, q, k, v, scales, of_rows, out, heads, capacity,
+                        window, scale, form,
                     );
                 }
             }
@@ -398,6 +423,7 @@ impl<'a> Call<'a> {
                         q,
                         k,
                         v,
+                        scales,
                         of_rows,
                         out,
                         first,
@@ -414,8 +440,8 @@ impl<'a> Call<'a> {
                 // SAFETY: as for `decode_several` and `decode_joined`.
                 unsafe {
                     joined::decode_several_joined::launch_unchecked::<E, S>(
-                        client, cubes, units, n, words, m, q, k, v, of_rows, parts, arrived, out, heads,
-                        capacity, window, scale, form,
+                        client, cubes, units, n, words, m, q, k, v, scales, of_rows, parts, arrived, out,
+                        heads, capacity, window, scale, form,
                     );
                 }
             }
@@ -433,6 +459,7 @@ impl<'a> Call<'a> {
                         q,
                         k,
                         v,
+                        scales,
                         of_rows,
                         parts,
                         arrived,

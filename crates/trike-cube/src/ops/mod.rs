@@ -7,8 +7,10 @@ mod gated;
 mod lookup;
 mod rope;
 mod rotate;
+mod rotate_codes;
 pub(crate) mod rows;
 mod top;
+mod turns;
 
 pub use elementwise::{Elementwise, ElementwiseBlueprint, ElementwiseProblem};
 pub use lookup::{Indices, LookupBlueprint, LookupProblem};

@@ -57,7 +57,9 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
     }
 
     fn memory(&self, kv: &KvSpec) -> MemoryPlan {
-        MemoryPlan::new(self.decoder().spec(), self.weight_bytes() as u64, kv, STEP)
+        let spec = self.decoder().spec();
+        let plan = MemoryPlan::new(spec, self.weight_bytes() as u64, kv, STEP);
+        if self.device_use().is_some() { plan.on_device(spec, kv) } else { plan }
     }
 
     fn default_kv(&self) -> KvPrecision {

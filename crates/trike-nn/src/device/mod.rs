@@ -178,10 +178,10 @@ impl Backend for CubeBackend {
 
     fn can_cache(&self, precision: KvPrecision) -> bool {
         match precision {
-            KvPrecision::F32 => true,
+            KvPrecision::F32 | KvPrecision::Int8 => true,
             // In a pipeline, layers on a device without f16 are cached in f32.
             KvPrecision::F16 => self.devices().any(|device| device.capabilities().f16),
-            KvPrecision::Int8 | KvPrecision::Int4 | KvPrecision::Int8Int4 => false,
+            KvPrecision::Int4 | KvPrecision::Int8Int4 => false,
         }
     }
 

@@ -40,7 +40,7 @@ fn steps_select_the_keys_of_the_host() {
     let Some(device) = software() else { return };
     let spec = spec();
     let keys = KeySelector::signs(8).expect("some");
-    for precision in [KvPrecision::F32, KvPrecision::F16] {
+    for precision in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {
         let kv = KvSpec::new(precision, 600);
         let on_host = cpu(&spec, Kind::F32, ActivationPrecision::F32);
         let exact = logits_of(&on_host, kv);

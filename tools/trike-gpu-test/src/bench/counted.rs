@@ -35,6 +35,8 @@ pub(crate) enum Counted {
     Selected(Attention),
     /// The scores of these codes.
     KeyScores(Attention),
+    /// Attention of one token over a cache in int8.
+    Int8(Attention),
 }
 
 /// The head of the 2b model, with its real vocabulary.
@@ -77,6 +79,7 @@ impl Counted {
         for (heads, batch) in [(Heads::B2, 1), (Heads::B7, 8)] {
             all.push(Self::Attention(Attention { heads, tokens: 2048, positions: 2048, batch }));
         }
+        all.push(Self::Int8(Attention { heads: Heads::B2, tokens: 1, positions: 4096, batch: 1 }));
         all.push(Self::Masked(Attention { heads: Heads::B2, tokens: 4096, positions: 4096, batch: 1 }));
         let long = Attention { heads: Heads::B8, tokens: 1, positions: 131_072, batch: 1 };
         all.extend([Self::Selected(long), Self::KeyScores(long)]);
@@ -96,6 +99,9 @@ impl Counted {
             | Self::KeyScores(Attention { heads, positions, .. }) => {
                 Operation::SelectedAttention { positions: *positions, heads: *heads }.to_string()
             }
+            Self::Int8(Attention { heads, positions, .. }) => {
+                Operation::Int8Attention { positions: *positions, heads: *heads }.to_string()
+            }
         }
     }
 
@@ -104,7 +110,7 @@ impl Counted {
         match self {
             Self::Product(_, weights) => weights.name(),
             Self::Head(_) => "trike int8".to_owned(),
-            Self::Attention(_) | Self::Masked(_) | Self::Selected(_) => TRIKE.to_owned(),
+            Self::Attention(_) | Self::Masked(_) | Self::Selected(_) | Self::Int8(_) => TRIKE.to_owned(),
             Self::KeyScores(_) => "trike scores of codes".to_owned(),
         }
     }
@@ -117,7 +123,7 @@ impl Counted {
             }
             Self::Product(..) => &["decode::decode::Decode", "mma::mma::Mma", "base3::base3::Base3"],
             Self::KeyScores(_) => &["attention::keys::kernel::score::Score"],
-            Self::Attention(_) | Self::Masked(_) | Self::Selected(_) => {
+            Self::Attention(_) | Self::Masked(_) | Self::Selected(_) | Self::Int8(_) => {
                 &["attention::joined::decode_joined::DecodeJoined", "attention::mma::mma::Mma"]
             }
         }
@@ -128,7 +134,7 @@ impl Counted {
         match self {
             Self::Product(..) | Self::Head(_) => &[0],
             Self::KeyScores(_) => &[0, 1],
-            Self::Attention(_) | Self::Masked(_) | Self::Selected(_) => &[1, 2],
+            Self::Attention(_) | Self::Masked(_) | Self::Selected(_) | Self::Int8(_) => &[1, 2],
         }
     }
 
@@ -138,7 +144,7 @@ impl Counted {
             Self::Product(_, Weights::F16) | Self::Head(_) => &[2],
             Self::Product(..) => &[3],
             Self::KeyScores(_) => &[2],
-            Self::Attention(_) | Self::Masked(_) | Self::Selected(_) => &[0],
+            Self::Attention(_) | Self::Masked(_) | Self::Selected(_) | Self::Int8(_) => &[0],
         }
     }
 
@@ -151,7 +157,7 @@ impl Counted {
             Self::Product(_, Weights::Base3) => 5.0,
             Self::Product(_, Weights::ThreePlanes) => 4.0 / 3.0,
             Self::Product(..) => 4.0,
-            Self::Head(_) => 1.0,
+            Self::Head(_) | Self::Int8(_) => 1.0,
         }
     }
 
@@ -170,12 +176,14 @@ impl Counted {
                 dense(device, shape, 1, HEAD_GROUP, &small)
             }
             Self::Product(product, weights) => ternary(device, product, weights),
-            Self::Attention(attention) => attend(device, &attention, false),
-            Self::Masked(attention) => attend(device, &attention, true),
+            Self::Attention(attention) => attend(device, &attention, KvPrecision::F16, false),
+            Self::Masked(attention) => attend(device, &attention, KvPrecision::F16, true),
+            Self::Int8(attention) => attend(device, &attention, KvPrecision::Int8, false),
             Self::Selected(attention) | Self::KeyScores(attention) => {
                 let selected = keys().select(attention.positions).map_or(0, SelectedKeys::total);
                 let seen = Attention { positions: selected, ..attention };
-                let (_, settings) = asked(&seen).plan(&Strategy::Inferred, device.capabilities())?;
+                let (_, settings) =
+                    asked(&seen, KvPrecision::F16).plan(&Strategy::Inferred, device.capabilities())?;
                 choose(device, attention.heads)?;
                 let processors = device.capabilities().multiprocessors.unwrap_or(1);
                 // Eight cubes of scores on each multiprocessor.
@@ -230,11 +238,11 @@ fn dense(
     Ok(settings)
 }
 
-/// Attention of the catalogue over an f16 cache, without a mask.
-fn asked(case: &Attention) -> AttentionProblem {
+/// Attention of the catalogue without a mask.
+fn asked(case: &Attention, precision: KvPrecision) -> AttentionProblem {
     let Heads { heads, kv_heads, head_dim, .. } = case.heads;
     let &Attention { tokens, positions: capacity, .. } = case;
-    let cache = CacheShape { kv_heads, head_dim, capacity, precision: KvPrecision::F16 };
+    let cache = CacheShape { kv_heads, head_dim, capacity, precision };
     let first_position = capacity - tokens;
     AttentionProblem { heads, window: None, tokens, sequences: 1, first_position, cache, mask: None }
 }
@@ -252,13 +260,13 @@ fn choose(device: &Device, of: Heads) -> Result<()> {
     Ok(device.attention(&of.spec(), &q, &segment, &out, &Strategy::Inferred)?)
 }
 
-fn attend(device: &Device, case: &Attention, masked: bool) -> Result<Settings> {
+fn attend(device: &Device, case: &Attention, precision: KvPrecision, masked: bool) -> Result<Settings> {
     let Heads { heads, kv_heads, head_dim, .. } = case.heads;
     // The form depends on whether there is a mask, not on its bits.
     let bitmap = |positions| BlockBitmap::diagonal(1, positions);
     let range = case.positions - case.tokens..case.positions;
     let mask = if masked { Some(bitmap(range.clone())?.work(kv_heads, &range, None)) } else { None };
-    let problem = AttentionProblem { mask, ..asked(case) };
+    let problem = AttentionProblem { mask, ..asked(case, precision) };
     let cache = problem.cache;
     let (blueprint, settings) = problem.plan(&Strategy::Inferred, device.capabilities())?;
     // Two parts, if any, are as good as many.

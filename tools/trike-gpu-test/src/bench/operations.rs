@@ -56,6 +56,13 @@ pub enum Operation {
         /// The heads.
         heads: Heads,
     },
+    /// Attention of one token over a cache in int8.
+    Int8Attention {
+        /// Positions, the token's own included.
+        positions: usize,
+        /// The heads.
+        heads: Heads,
+    },
     /// `silu(gate) * up` in f32, then int8 codes, in two launches.
     GateThenQuantize {
         /// Rows.
@@ -109,6 +116,9 @@ pub(super) const OPERATIONS: &[Operation] = &[
     Operation::MaskedAttention { tokens: 4096, heads: Heads::B8 },
     Operation::SelectedAttention { positions: 32_768, heads: Heads::B8 },
     Operation::SelectedAttention { positions: 131_072, heads: Heads::B8 },
+    Operation::Int8Attention { positions: 4096, heads: Heads::B2 },
+    Operation::Int8Attention { positions: 4096, heads: Heads::B8 },
+    Operation::Int8Attention { positions: 32_768, heads: Heads::B8 },
     Operation::GateThenQuantize { tokens: 1, width: 6912 },
     Operation::GateAndQuantize { tokens: 1, width: 6912 },
     Operation::GateThenQuantize { tokens: 2048, width: 6912 },
@@ -127,6 +137,7 @@ pub(super) const TINY: &[Operation] = &[
     Operation::Rotary { tokens: 2, heads: Heads::TINY },
     Operation::MaskedAttention { tokens: 200, heads: Heads::TINY },
     Operation::SelectedAttention { positions: 10_400, heads: Heads::TINY },
+    Operation::Int8Attention { positions: 200, heads: Heads::TINY },
     Operation::GateThenQuantize { tokens: 2, width: 128 },
     Operation::GateAndQuantize { tokens: 2, width: 128 },
     Operation::Top { vocab: 500, k: 4 },
@@ -149,6 +160,9 @@ impl fmt::Display for Operation {
             Self::SelectedAttention { positions, heads } => {
                 let all = Attention { heads, tokens: 1, positions, batch: 1 };
                 write!(f, "{all}, {TOP_K} by sign codes")
+            }
+            Self::Int8Attention { positions, heads } => {
+                write!(f, "{}, int8", Attention { heads, tokens: 1, positions, batch: 1 })
             }
             Self::GateThenQuantize { tokens, width } => write!(f, "swiglu, then codes {width} m={tokens}"),
             Self::GateAndQuantize { tokens, width } => write!(f, "swiglu and codes {width} m={tokens}"),
@@ -193,6 +207,14 @@ impl Operation {
                 let bytes = kv_heads * (kept + coded) + 8 * heads * head_dim;
                 Cost { macs: (2 * selected * heads * head_dim) as u64, bytes: bytes as u64 }
             }
+            Self::Int8Attention { positions, heads } => {
+                let Heads { heads: all, kv_heads, head_dim, .. } = heads;
+                let cache =
+                    CacheShape { kv_heads, head_dim, capacity: positions, precision: KvPrecision::Int8 };
+                let (window, tokens, sequences, mask) = (None, 1, 1, None);
+                let first_position = positions - 1;
+                AttentionProblem { heads: all, window, tokens, sequences, first_position, cache, mask }.cost()
+            }
             Self::GateThenQuantize { tokens, width } => {
                 let operation = Elementwise::Gated(GatedActivation::SiLu);
                 let gate = ElementwiseProblem { operation, len: tokens * width }.cost();
@@ -214,7 +236,11 @@ impl Operation {
 
     /// Ceilings of the operation.
     fn limits(&self) -> &'static [Limit] {
-        if matches!(self, Self::MaskedAttention { .. }) { HALVES } else { &[Limit::Memory] }
+        if matches!(self, Self::MaskedAttention { .. } | Self::Int8Attention { .. }) {
+            HALVES
+        } else {
+            &[Limit::Memory]
+        }
     }
 
     /// The contender.
@@ -314,6 +340,23 @@ impl Operation {
                 // All keys are coded by the first call.
                 attend(0)?;
                 launches(device, 1, attend)
+            }
+            Self::Int8Attention { positions: capacity, heads: of } => {
+                let Heads { heads, kv_heads, head_dim, .. } = of;
+                let shape = CacheShape { kv_heads, head_dim, capacity, precision: KvPrecision::Int8 };
+                let cache = KvCache::empty(device, shape)?;
+                let at: Vec<u32> = (0..capacity as u32).collect();
+                let all = Positions::upload(device, &at)?;
+                let k = device.upload(&rng.normals(capacity * kv_heads * head_dim))?;
+                let v = device.upload(&rng.normals(capacity * kv_heads * head_dim))?;
+                device.store(&k, &v, &Segment { rows: 0..capacity, positions: &all, cache: &cache })?;
+                let last = Positions::upload(device, &at[capacity - 1..])?;
+                let q = device.upload(&rng.normals(heads * head_dim))?;
+                let out = device.empty(heads * head_dim)?;
+                launches(device, 1, move |_| {
+                    let segment = Segment { rows: 0..1, positions: &last, cache: &cache };
+                    device.attention(&of.spec(), &q, &segment, &out, &Strategy::Inferred)
+                })
             }
             Self::GateThenQuantize { tokens, width } => {
                 let [gate, up] = gates(device, tokens * width, &mut rng)?;

@@ -223,6 +223,17 @@ fn planned(product: &Product, weights: Weights) -> Option<(LinearBlueprint, Sett
     TernaryProblem { x: activations(product), w, add: false }.plan(&Strategy::Inferred, &device).ok()
 }
 
+/// One token of attention, of which the kernel for four query heads per key head is counted, at 4096 positions.
+const DECODE: Attention = Attention { heads: Heads::B2, tokens: 1, positions: 4096, batch: 1 };
+
+/// Attention of single tokens over `elements` of keys and values, which take `seconds` at the bandwidth of a copy.
+fn decode(row: Option<&Row>, seconds: f64, elements: f64) -> Prediction {
+    let sustained = row.map_or(1.0, share);
+    let issue = row.map_or(0.0, |row| elements * row.per_weight() / ISSUE);
+    let all = largest(&[(seconds / sustained, Bound::Memory), (issue, Bound::Instructions)]);
+    Prediction { seconds: all.seconds + LAUNCH, ..all }
+}
+
 /// Predicts attention.
 pub fn attention(case: &Attention) -> Prediction {
     let cost = case.cost();
@@ -233,12 +244,8 @@ pub fn attention(case: &Attention) -> Prediction {
     };
     // One launch per prompt; two for single tokens of all sequences, whose positions are split.
     if case.tokens == 1 {
-        let row = counts(Heads::B2, 1, 4096, 1);
-        let sustained = row.map_or(1.0, share);
         // Keys and values of two bytes, counted where four query heads share them.
-        let issue = row.map_or(0.0, |row| cost.bytes as f64 / 2.0 * row.per_weight() / ISSUE);
-        let all = largest(&[(bytes / sustained, Bound::Memory), (issue, Bound::Instructions)]);
-        Prediction { seconds: all.seconds + LAUNCH, ..all }
+        decode(row(Counted::Attention(DECODE)), bytes, cost.bytes as f64 / 2.0)
     } else {
         let macs = cost.operations() as f64 / 2.0;
         let time = counts(Heads::B2, 2048, 2048, 1).map(|row| busy(row, macs, F16, EXPOSED_IN_ATTENTION));
@@ -276,6 +283,10 @@ pub fn operation(operation: &Operation) -> Prediction {
     }
     if let Operation::SelectedAttention { positions, heads } = *operation {
         return selected(positions, heads);
+    }
+    if let Operation::Int8Attention { positions, heads: Heads { kv_heads, head_dim, .. } } = *operation {
+        let elements = (2 * positions * kv_heads * head_dim) as f64;
+        return decode(row(Counted::Int8(DECODE)), operation.cost().bytes as f64 / COPY, elements);
     }
     let memory = operation.cost().bytes as f64 / (COPY * SIMPLE);
     let launches = match operation {

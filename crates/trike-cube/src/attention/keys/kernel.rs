@@ -2,6 +2,7 @@
 
 use cubecl::prelude::*;
 
+use super::super::codes::{Scales, element_at};
 use super::super::index::words_of;
 use crate::math::{magnitude, nearest};
 use crate::reduce::{max_words, sum_floats, sum_ints};
@@ -82,17 +83,29 @@ fn transform(element: f32, shared: &mut Shared<[f32]>, #[comptime] form: Form) -
 
 /// The unit's element of a key; zero past the last one.
 #[cube]
-fn element_of<E: Float>(k: &[E], key: usize, #[comptime] form: Form) -> f32 {
+fn element_of<E: Numeric>(
+    k: &[E],
+    scales: &ComptimeOption<Scales>,
+    key: usize,
+    #[comptime] form: Form,
+) -> f32 {
     let mut element = 0.0f32;
     if (UNIT_POS as usize) < form.head_dim {
-        element = f32::cast_from(k[key * form.head_dim + UNIT_POS as usize]);
+        element = element_at::<E>(k, scales, key, UNIT_POS as usize, form.head_dim);
     }
     element
 }
 
 /// Cube `(part, KV head)` adds up the elements of a part of the keys before `end`, and their squares: `[head][part][channels + 1]`.
 #[cube(launch_unchecked)]
-pub(super) fn add_keys<E: Float>(k: &[E], sums: &mut [f32], end: u32, capacity: u32, #[comptime] form: Form) {
+pub(super) fn add_keys<E: Numeric>(
+    k: &[E],
+    scales: ComptimeOption<Scales>,
+    sums: &mut [f32],
+    end: u32,
+    capacity: u32,
+    #[comptime] form: Form,
+) {
     let mut floats = Shared::<[f32]>::new_slice(form.units);
     let head = CUBE_POS_Y as usize;
     let first = CUBE_POS_X as usize * ADDED;
@@ -100,7 +113,7 @@ pub(super) fn add_keys<E: Float>(k: &[E], sums: &mut [f32], end: u32, capacity: 
     let mut sum = 0.0f32;
     let mut squares = 0.0f32;
     for slot in first..last {
-        let x = element_of::<E>(k, head * capacity as usize + slot, form);
+        let x = element_of::<E>(k, &scales, head * capacity as usize + slot, form);
         sum += x;
         squares += x * x;
     }
@@ -152,8 +165,9 @@ pub(super) fn center(sums: &[f32], centers: &mut [f32], parts: u32, count: u32, 
 /// Codes one key: bit `c % 32` of word `c / 32` is set if channel `c` is larger than that of the mean; the length is that of the
 /// centred key.
 #[cube]
-fn code_key<E: Float>(
+fn code_key<E: Numeric>(
     k: &[E],
+    scales: &ComptimeOption<Scales>,
     centers: &[f32],
     codes: &mut [u32],
     lengths: &mut [u32],
@@ -163,7 +177,7 @@ fn code_key<E: Float>(
     bits: &mut Shared<[u32]>,
     #[comptime] form: Form,
 ) {
-    let x = transform(element_of::<E>(k, key, form), floats, form);
+    let x = transform(element_of::<E>(k, scales, key, form), floats, form);
     let at = head * comptime!(form.head_dim + 1);
     let mean = centers[at + clamp_max(UNIT_POS as usize, comptime!(form.head_dim - 1))];
     let used = (UNIT_POS as usize) < form.head_dim;
@@ -199,8 +213,9 @@ fn word_of(bits: &mut Shared<[u32]>, word: usize, plane: u32, #[comptime] form: 
 
 /// Cube `(part, KV head)` codes some of the keys at positions `first..end`.
 #[cube(launch_unchecked)]
-pub(super) fn code_keys<E: Float>(
+pub(super) fn code_keys<E: Numeric>(
     k: &[E],
+    scales: ComptimeOption<Scales>,
     centers: &[f32],
     codes: &mut [u32],
     lengths: &mut [u32],
@@ -216,7 +231,7 @@ pub(super) fn code_keys<E: Float>(
     let to = min(from + CODED, end as usize);
     for slot in from..to {
         let key = head * capacity as usize + slot;
-        code_key::<E>(k, centers, codes, lengths, head, key, &mut floats, &mut bits, form);
+        code_key::<E>(k, &scales, centers, codes, lengths, head, key, &mut floats, &mut bits, form);
     }
 }
 
@@ -224,9 +239,10 @@ pub(super) fn code_keys<E: Float>(
 /// from -7 to 7 in bit planes and their sum: `[head][PLANES x words + 1]`. A query that has no largest magnitude, or zero, becomes
 /// zeros.
 #[cube(launch_unchecked)]
-pub(super) fn code_step<E: Float>(
+pub(super) fn code_step<E: Numeric>(
     q: &[f32],
     k: &[E],
+    scales: ComptimeOption<Scales>,
     centers: &[f32],
     positions: &[u32],
     codes: &mut [u32],
@@ -242,7 +258,7 @@ pub(super) fn code_step<E: Float>(
     let mut ints = Shared::<[i32]>::new_slice(form.units);
     let head = CUBE_POS_X as usize;
     let key = head * capacity as usize + positions[row as usize] as usize;
-    code_key::<E>(k, centers, codes, lengths, head, key, &mut floats, &mut bits, form);
+    code_key::<E>(k, &scales, centers, codes, lengths, head, key, &mut floats, &mut bits, form);
 
     let used = (UNIT_POS as usize) < form.head_dim;
     let mut sum = 0.0f32;

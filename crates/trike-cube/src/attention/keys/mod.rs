@@ -33,6 +33,10 @@ macro_rules! with_elements {
                 type $E = f16;
                 $run
             }
+            KvBuffer::Int8(_) => {
+                type $E = u32;
+                $run
+            }
         }
     };
 }
@@ -92,14 +96,14 @@ impl Device {
         let form = Form::new(shape.head_dim);
         let parts = end.div_ceil(ADDED);
         let sums = self.empty::<f32>(shape.kv_heads * parts * (shape.head_dim + 1))?;
-        let settings = settings_of(form, [parts, shape.kv_heads], 2);
+        let settings = settings_of(form, [parts, shape.kv_heads], 3);
         let launch = Launch::new("attention/keys/sums", &(form, shape.precision), settings);
         let [end, capacity, parts] = [end, shape.capacity, parts].map(|n| n as u32);
         self.launch(&launch, &[&sums], |client, cubes, units| {
-            let (keys, sums) = (call.cache.k.vectors(1), sums.arg());
+            let (keys, scales, sums) = (call.cache.k.numbers(), call.cache.scales_arg(), sums.arg());
             // SAFETY: slots before `end` are in the cache, and `sums` has a row for every cube.
             with_elements!(&call.cache.k, E => unsafe {
-                kernel::add_keys::launch_unchecked::<E>(client, cubes, units, keys, sums, end, capacity, form);
+                kernel::add_keys::launch_unchecked::<E>(client, cubes, units, keys, scales, sums, end, capacity, form);
             });
         })?;
         let launch = Launch::new("attention/keys/center", &form, settings_of(form, [shape.kv_heads, 1], 2));
@@ -123,16 +127,17 @@ impl Device {
     fn code_keys(&self, call: &Call<'_>, index: &KeyIndex, first: usize, end: usize) -> Result<()> {
         let shape = call.problem.cache;
         let form = Form::new(shape.head_dim);
-        let settings = settings_of(form, [(end - first).div_ceil(CODED), shape.kv_heads], 4);
+        let settings = settings_of(form, [(end - first).div_ceil(CODED), shape.kv_heads], 5);
         let launch = Launch::new("attention/keys/codes", &(form, shape.precision), settings);
         let [first, end, capacity] = [first, end, shape.capacity].map(|n| n as u32);
         self.launch(&launch, &[&index.codes, &index.lengths], |client, cubes, units| {
-            let (keys, centers) = (call.cache.k.vectors(1), index.centers.arg());
+            let (keys, centers) = (call.cache.k.numbers(), index.centers.arg());
+            let scales = call.cache.scales_arg();
             let (codes, lengths) = (index.codes.arg(), index.lengths.arg());
             // SAFETY: slots before `end` are in the cache and in the index, which have the same shape.
             with_elements!(&call.cache.k, E => unsafe {
                 kernel::code_keys::launch_unchecked::<E>(
-                    client, cubes, units, keys, centers, codes, lengths, first, end, capacity, form,
+                    client, cubes, units, keys, scales, centers, codes, lengths, first, end, capacity, form,
                 );
             });
         })
@@ -142,18 +147,20 @@ impl Device {
         let shape = call.problem.cache;
         let form = Form::new(shape.head_dim);
         let query = self.empty(shape.kv_heads * form.query_words())?;
-        let settings = settings_of(form, [shape.kv_heads, 1], 7);
+        let keys_are_codes = call.cache.k.scales().is_some();
+        let settings = settings_of(form, [shape.kv_heads, 1], 7 + usize::from(keys_are_codes));
         let share = call.problem.heads / shape.kv_heads;
         let launch = Launch::new("attention/keys/step", &(form, shape.precision, share), settings);
         self.launch(&launch, &[&index.codes, &index.lengths, &query], |client, cubes, units| {
-            let (q, keys, centers) = (call.q.arg(), call.cache.k.vectors(1), index.centers.arg());
+            let (q, keys, centers) = (call.q.arg(), call.cache.k.numbers(), index.centers.arg());
+            let scales = call.cache.scales_arg();
             let (codes, lengths, query) = (index.codes.arg(), index.lengths.arg(), query.arg());
             let (positions, row, capacity) = (call.of_rows.arg(), call.first_row as u32, shape.capacity as u32);
             // SAFETY: the row is within `q` and `positions`, and its position in the cache and in the index, which have the same shape
             // (`Call::of_segment`); `query` has a row for every head.
             with_elements!(&call.cache.k, E => unsafe {
                 kernel::code_step::launch_unchecked::<E>(
-                    client, cubes, units, q, keys, centers, positions, codes, lengths, query, row, capacity, share, form,
+                    client, cubes, units, q, keys, scales, centers, positions, codes, lengths, query, row, capacity, share, form,
                 );
             });
         })?;
