@@ -1,8 +1,7 @@
 //! Attention to keys that sign codes select: the host's selection, and exact attention to what was selected.
 
-use half::f16;
 use trike_core::KeySelector;
-use trike_cpu::{Cpu, CpuOps, KeyIndex, KeyScratch, KeySelection, KvData, KvView};
+use trike_cpu::{Cpu, CpuOps, KeyIndex, KeyScratch, KeySelection, KvBuffer, KvView};
 use trike_cube::attention::{CacheShape, KvCache, KvPrecision, Positions, Segment};
 use trike_cube::{Buffer, CubeError, Device, Strategy};
 use trike_testkit::Rng;
@@ -10,7 +9,7 @@ use trike_testkit::Rng;
 use super::attention::{BEFORE, Case, POISON, of};
 use crate::session::{Oracle, Session, Verdict};
 
-use KvPrecision::{F16, F32};
+use KvPrecision::{F16, F32, Int8};
 
 /// Query heads, KV heads, head dimension, capacity, keys before the first step, keys that the codes select, precision.
 type Row = (usize, usize, usize, usize, usize, usize, KvPrecision);
@@ -23,6 +22,8 @@ const CASES: &[Row] = &[
     (8, 2, 96, 1100, 1024, 64, F16),
     (1, 1, 256, 530, 512, 5, F32),
     (2, 1, 66, 300, 256, 9, F16),
+    (4, 2, 64, 600, 512, 16, Int8),
+    (2, 1, 128, 300, 256, 16, Int8),
 ];
 
 /// Selection and attention, step by step.
@@ -160,9 +161,11 @@ fn attend(
     if !oracle.compares() {
         return Ok(());
     }
-    let halves: Vec<f16> = host.keys.iter().copied().map(f16::from_f32).collect();
-    let data = if precision == F16 { KvData::F16(&halves) } else { KvData::F32(&host.keys) };
-    let kv = KvView { k: data, v: data, capacity };
+    let mut rounded = KvBuffer::new(precision, kv_heads * capacity, head_dim).expect("a small cache");
+    for (slot, key) in host.keys.chunks(head_dim).enumerate() {
+        rounded.write(slot, key).expect("a slot");
+    }
+    let kv = KvView { k: rounded.view(), v: rounded.view(), capacity };
     let selection =
         KeySelection { selector: signs(top_k), index: &mut host.index, scratch: &mut host.scratch };
     let want = host.cpu.select_keys(&case.spec(), case.queries(), position, kv, selection).expect("valid");
