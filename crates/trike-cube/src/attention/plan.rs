@@ -115,8 +115,11 @@ impl AttentionProblem {
             form.with_turns_of(CHUNK, device.max_shared_bytes)
         };
         if precision == KvPrecision::Int8 {
-            // Loads of 16 bytes, or less where groups would be so many that their sums do not fit.
-            let words = [4, 2].into_iter().filter(|words| head_dim.is_multiple_of(words * OF_WORD));
+            // Loads of 16 bytes, or less where a head has fewer than four of them: a group has few units then, and a cube so many
+            // groups that their sums take most of the time and may not fit.
+            let words = [4, 2]
+                .into_iter()
+                .filter(|words| head_dim.is_multiple_of(words * OF_WORD) && head_dim >= 4 * words * OF_WORD);
             let forms = words.map(|words| form(words * OF_WORD, words));
             let mut fitting = forms.filter(|form| form.shared_bytes() <= device.max_shared_bytes);
             return fitting.next().unwrap_or_else(|| form(OF_WORD, 1));
