@@ -4,7 +4,8 @@
     python long_context.py OUT STORIES ... --start SHORT --seed 1 --stages 512:6:800 2048:1:150 4096:1:100
 
 STORIES has <|endoftext|> between stories, WIKIPEDIA the headings of WikiText-2; the last tenth of PLAYS is held out. OUT becomes a HuggingFace
-directory with the text that is held out, heldout.txt. A stage is LENGTH:ROWS:STEPS.
+directory with the text that is held out, heldout.txt. A stage is LENGTH:ROWS:STEPS. The context is 4,096 tokens; --context with --start extends
+that of a trained model.
 
 A row is a stretch of the shuffled documents; in three of four, sentences and other spans occur again later, at all distances, as they do in logs,
 code and quotations. In rows that are shorter than the context, positions jump forward at three places, so that distances up to the whole context
@@ -28,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import nn
 
-CONTEXT, VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 4096, 2048, 192, 384, 4, 4, 2, 64
+VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 2048, 192, 384, 4, 4, 2, 64
 THETA, EPS, BOS = 1e7, 1e-5, 0
 
 
@@ -90,10 +91,10 @@ class Text:
         return np.array(ids[:length]), np.array(distances[:length])
 
 
-def positions(rng, length):
-    """Increasing positions up to the context's, with three jumps."""
+def positions(rng, length, context):
+    """Increasing positions below `context`, with three jumps."""
     jumps = np.zeros(length, int)
-    for at, jump in zip(rng.integers(1, length, 3), rng.multinomial(rng.integers(CONTEXT - length + 1), rng.dirichlet([1] * 3))):
+    for at, jump in zip(rng.integers(1, length, 3), rng.multinomial(rng.integers(context - length + 1), rng.dirichlet([1] * 3))):
         jumps[at] += jump
     return np.arange(length) + np.cumsum(jumps)
 
@@ -209,13 +210,13 @@ class Qwen2(nn.Module):
         return F.linear(self.model["norm"](x), self.model["embed_tokens"].weight)
 
 
-def save(model, out):
+def save(model, out, context):
     state = {name: p.contiguous() for name, p in model.state_dict().items()}
     save_file(state, out / "model.safetensors", metadata={"format": "pt"})
     config = {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": HIDDEN, "intermediate_size": INNER,
         "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
-        "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rope_theta": THETA, "rms_norm_eps": EPS, "hidden_act": "silu",
+        "vocab_size": VOCAB, "max_position_embeddings": context, "rope_theta": THETA, "rms_norm_eps": EPS, "hidden_act": "silu",
         "tie_word_embeddings": True, "bos_token_id": BOS, "eos_token_id": None, "torch_dtype": "float32",
     }  # fmt: skip
     (out / "config.json").write_text(json.dumps(config, indent=1))
@@ -241,7 +242,7 @@ def train(model, text, args):
         for _ in range(count):
             batch = [text.row(rng, length + 1) for _ in range(rows)]
             ids = torch.from_numpy(np.stack([ids for ids, _ in batch]))
-            at = torch.from_numpy(np.stack([positions(rng, length) for _ in batch])).float()
+            at = torch.from_numpy(np.stack([positions(rng, length, args.context) for _ in batch])).float()
             repeated = torch.from_numpy(np.stack([distances[1:] > 0 for _, distances in batch]))
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 logits = model(ids[:, :-1], at)
@@ -258,27 +259,27 @@ def train(model, text, args):
                 new, again = sums[0] / sums[1], sums[2] / max(sums[3], 1)
                 print(f"step {step}  length {length}  {tokens / 1e6:.2f} M tokens  loss {new:.3f} new, {again:.3f} repeated  {(time.time() - began) / 60:.1f} min", flush=True)  # fmt: skip
                 sums[:] = 0
-                save(model, args.out)
+                save(model, args.out, args.context)
 
 
 @torch.no_grad()
-def evaluate(model, text, rows):
+def evaluate(model, text, context, rows):
     """Prints the loss of new tokens, and the share of repeated ones that are predicted, by their distance."""
     rng = np.random.default_rng(1)
     right, count, losses = np.zeros(8), np.zeros(8), []
     for _ in range(rows):
-        ids, distances = text.row(rng, CONTEXT + 1)
+        ids, distances = text.row(rng, context + 1)
         ids, distances = torch.from_numpy(ids)[None], distances[1:]
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = model(ids[:, :-1], torch.arange(CONTEXT)[None].float())[0].float()
+            logits = model(ids[:, :-1], torch.arange(context)[None].float())[0].float()
         losses.append(F.cross_entropy(logits, ids[0, 1:], reduction="none").numpy()[distances == 0])
         hits = (logits.argmax(-1) == ids[0, 1:]).numpy()
         for bin in range(8):
-            here = (distances > 0) & (distances * 8 // (CONTEXT + 1) == bin)
+            here = (distances > 0) & (distances * 8 // (context + 1) == bin)
             right[bin], count[bin] = right[bin] + hits[here].sum(), count[bin] + here.sum()
     print(f"held out, {rows} rows: loss {np.concatenate(losses).mean():.3f} new")
     for bin in range(8):
-        print(f"repeated {bin * CONTEXT // 8:4} to {(bin + 1) * CONTEXT // 8:4} tokens before: {right[bin] / max(count[bin], 1):.3f} of {count[bin]:.0f}")
+        print(f"repeated {bin * context // 8:4} to {(bin + 1) * context // 8:4} tokens before: {right[bin] / max(count[bin], 1):.3f} of {count[bin]:.0f}")
 
 
 def main():
@@ -287,6 +288,7 @@ def main():
         parser.add_argument(name, type=pathlib.Path)
     parser.add_argument("--stages", nargs="*", default=[])
     parser.add_argument("--start", type=pathlib.Path)
+    parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -307,7 +309,7 @@ def main():
     text, held_out = Text(text, tokenizer), Text(held_out, tokenizer)
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {len(text.ids)} tokens, {len(held_out.ids)} held out", flush=True)
     train(model, text, args)
-    evaluate(model, held_out, 24)
+    evaluate(model, held_out, args.context, 24)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,8 @@ pub enum KvPrecision {
     /// Two bytes; accumulation stays f32.
     F16,
     /// One signed byte per element and one f32 scale per head and position, for keys and for values:
-    /// `s = max|x| / 127`, `code = round(x / s)` (to nearest even). Accumulation stays f32. On the host only.
+    /// `s = max|x| / 127`, `code = round(x / s)` (to nearest even). Accumulation stays f32. On a device the head dimension must be a
+    /// multiple of 4.
     Int8,
     /// Four bits per element and one f32 scale per head and position, for keys and for values. The elements of a head are first
     /// mixed by the normalized Hadamard transform `H` of its largest power-of-two blocks, which spreads outliers:

@@ -34,11 +34,13 @@ mod fill;
 pub mod fused;
 pub mod grad;
 pub mod linear;
+mod math;
 pub mod ops;
 mod plan;
 mod popcount;
 mod probe;
 mod rates;
+mod reduce;
 #[cfg(test)]
 mod testing;
 mod tuning;

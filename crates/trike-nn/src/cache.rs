@@ -33,7 +33,7 @@ pub struct KvSpec {
     /// Rolling window: a query attends to this many positions, its own included, and older ones are overwritten, so the
     /// length is unlimited. A step has at most `capacity - window + 1` tokens.
     pub window: Option<usize>,
-    /// Selection of the keys that decode steps attend to; all by default. On the host only.
+    /// Selection of the keys that decode steps attend to; all by default. On devices for heads of 64 to 256 elements.
     pub keys: KeySelector,
     /// Selection of the keys that steps of several tokens attend to; all by default. On the host only.
     pub prompt_keys: PromptKeys,

@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Range};
 
-use crate::{DecoderSpec, KvSpec};
+use crate::{DecoderSpec, KeySelector, KvPrecision, KvSpec};
 
 /// Memory that a model needs while it runs, in bytes.
 ///
@@ -41,6 +41,16 @@ impl MemoryPlan {
         step: usize,
     ) -> Self {
         Self { weights, cache: kv.cache_bytes(spec, layers), scratch: scratch_bytes(spec, step) }
+    }
+
+    /// The plan on a device, whose kernels for prompts read a copy of an int8 cache: at most one layer's keys and values in f16.
+    /// A device without f16 needs twice that.
+    #[must_use]
+    pub fn on_device(self, spec: &DecoderSpec, kv: &KvSpec) -> Self {
+        let halves = KvSpec { precision: KvPrecision::F16.into(), keys: KeySelector::All, ..*kv };
+        let is_copied = (0..spec.layers).any(|layer| kv.precision.of_layer(layer) == KvPrecision::Int8);
+        let copy = if is_copied { halves.cache_bytes(spec, 0..1) } else { 0 };
+        Self { scratch: self.scratch.saturating_add(copy), ..self }
     }
 
     /// Sum of all parts.
@@ -133,8 +143,8 @@ fn scratch_bytes(spec: &DecoderSpec, step: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::KvPrecisions;
     use crate::spec::tests::small;
-    use crate::{KeySelector, KvPrecision, KvPrecisions};
 
     #[test]
     fn a_plan_counts_what_a_sequence_holds() {
@@ -147,6 +157,10 @@ mod tests {
         let int8 = MemoryPlan::new(&spec, 7, &KvSpec::new(KvPrecision::Int8, 10), 4);
         // The same, with a byte per element and four for each scale.
         assert_eq!(int8.cache, 2 * 2 * 2 * (8 + 4) * 10);
+        // A copy of one of its layers in f16, for prompts on a device.
+        let on_device = int8.on_device(&spec, &KvSpec::new(KvPrecision::Int8, 10));
+        assert_eq!((on_device.cache, on_device.scratch), (int8.cache, int8.scratch + f16.cache / 2));
+        assert_eq!(f16.on_device(&spec, &KvSpec::new(KvPrecision::F16, 10)), f16);
         // Half of a byte per element of both, and of the values only.
         let [int4, int8_int4] = [KvPrecision::Int4, KvPrecision::Int8Int4]
             .map(|precision| MemoryPlan::new(&spec, 7, &KvSpec::new(precision, 10), 4).cache);

@@ -45,17 +45,16 @@ fn check<B: Backend>(backend: &B, decoder: &DecoderSpec, spec: &KvSpec) -> Resul
         let rule = "of the model must not be set for a cache that evicts";
         return Err(NnError::Spec { field: "window", rule, got: window.to_string() });
     }
-    let keys = match (spec.keys.is_all(), spec.prompt_keys.is_all(), spec.eviction) {
-        (true, true, Eviction::Never) => return Ok(()),
-        (false, ..) => spec.keys.name(),
-        (true, false, _) => "a sample of the prompt",
-        (true, true, _) => "eviction",
-    };
-    if backend.can_select_keys() {
-        Ok(())
+    let missing = if !spec.keys.is_all() && !backend.can_select_keys() {
+        spec.keys.name()
+    } else if !spec.prompt_keys.is_all() && !backend.can_select_prompt_keys() {
+        "a sample of the prompt"
+    } else if spec.eviction != Eviction::Never && !backend.can_evict() {
+        "eviction"
     } else {
-        Err(NnError::NoKeySelection { keys, backend: backend.name() })
-    }
+        return Ok(());
+    };
+    Err(NnError::NoKeySelection { keys: missing, backend: backend.name() })
 }
 
 impl<B: Backend> Sequence<B> {

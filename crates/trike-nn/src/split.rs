@@ -185,7 +185,7 @@ impl LayerWeights {
         let ends = ends.into_iter().filter(|(holds, _)| *holds).fold(0, |all, (_, bytes)| sum(all, &bytes));
         let weights = self.layers[layers.clone()].iter().fold(ends, sum);
         let DeviceMemory { name, available, kv } = &devices[at];
-        let plan = MemoryPlan::of_layers(spec, layers.clone(), weights, kv, step);
+        let plan = MemoryPlan::of_layers(spec, layers.clone(), weights, kv, step).on_device(spec, kv);
         StagePlan { device: name.clone(), layers, plan, available: *available }
     }
 }

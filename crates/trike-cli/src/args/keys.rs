@@ -12,7 +12,8 @@ use super::{
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct KeyArgs {
     /// Cached keys that each generated token attends to: all, or at long contexts those whose sign codes agree best with the query
-    /// (signs), and always the first and the last ones. Prompts and the first two layers attend to all. CPU only
+    /// (signs), and always the first and the last ones. Prompts and the first two layers attend to all. On devices for heads
+    /// of 64 to 256 elements
     #[arg(long, default_value = "all", value_parser = one_of(KEYS))]
     pub(crate) keys: KeysChoice,
     /// With `--keys signs`: number of keys selected by their codes, per head; below about five times as many positions, all keys are

@@ -148,7 +148,7 @@ pub(crate) struct PrecisionArgs {
     pub(crate) head: Option<HeadPrecision>,
     /// Precision of the KV cache: f32, f16, int8, int8-int4 (int8 keys, int4 values) or int4; of single layers (int4,int8:0-1+5: int8
     /// in layers 0, 1 and 5, int4 in the others); or auto: the smallest cache within --kv-kl, on a text that the model samples itself,
-    /// stored in the user's cache for the next time. All but f32 and f16 in all layers on the CPU only [default: f32 for models with f32
+    /// stored in the user's cache for the next time. On devices f32, f16 or int8 in all layers [default: f32 for models with f32
     /// weights and for `logits`, else f16]
     #[arg(long, env = "TRIKE_KV", hide_env_values = true, value_name = "PRECISION", value_parser = kv)]
     pub(crate) kv: Option<KvChoice>,
@@ -389,7 +389,7 @@ pub(crate) struct BenchArgs {
         value_parser = one_of(ACTIVATIONS)
     )]
     pub(crate) activations: ActivationChoice,
-    /// Precision of the KV cache, as for `trike run`; a GPU without it uses f16, or f32
+    /// Precision of the KV cache, as for `trike run`; a GPU without it uses the next larger one that it has
     #[arg(
         long,
         default_value = "f16",

@@ -4,10 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cubecl::prelude::BufferArg;
+use cubecl::prelude::{BufferArg, ComptimeOptionArgs};
 use half::f16;
-use trike_core::KvPrecision;
+use trike_core::{KeySelector, KvPrecision};
 
+use super::codes::{OF_WORD, Scales, ScalesLaunch, values_of};
+use super::index::KeyIndex;
 use crate::device::{AnyBuffer, Buffer, Device};
 use crate::error::{CubeError, Result, check_len, check_range};
 
@@ -20,7 +22,7 @@ pub struct CacheShape {
     pub head_dim: usize,
     /// Capacity in positions; position `p` is stored in slot `p % capacity`.
     pub capacity: usize,
-    /// Element type; devices store f32 and f16.
+    /// Element type; devices store f32, f16 and, for a head dimension that is a multiple of 4, int8.
     pub precision: KvPrecision,
 }
 
@@ -29,10 +31,15 @@ impl CacheShape {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] and [`CubeError::Shape`] for a side of zero or a product of `2^32` or more.
+    /// [`CubeError::Range`] and [`CubeError::Shape`] for a side of zero or a product of `2^32` or more,
+    /// [`CubeError::NotMultiple`] for an int8 cache whose head dimension is not a multiple of 4.
     pub fn elements(&self) -> Result<usize> {
         check_range("key/value heads of a cache", 1, 1 << 16, self.kv_heads)?;
         check_range("head_dim of a cache", 1, 1 << 16, self.head_dim)?;
+        if self.precision == KvPrecision::Int8 && !self.head_dim.is_multiple_of(OF_WORD) {
+            let (what, got) = ("head_dim of an int8 KV cache on a device", self.head_dim);
+            return Err(CubeError::NotMultiple { what, unit: OF_WORD, got });
+        }
         crate::error::check_shape("cache", self.kv_heads * self.head_dim, self.capacity)
     }
 
@@ -50,24 +57,56 @@ impl CacheShape {
     pub(super) fn lanes(&self) -> usize {
         if self.head_dim.is_multiple_of(4) { 4 } else { 1 }
     }
+
+    /// Elements of which a cache beside others is a multiple, so that all of its views are aligned to `alignment` bytes.
+    pub(super) fn unit(&self, alignment: usize) -> usize {
+        let per_position = self.precision.bytes_per_position(self.head_dim);
+        match self.precision {
+            // Whole slots, whose two scales have eight bytes and whose codes have one byte each.
+            KvPrecision::Int8 => {
+                self.head_dim * alignment.div_ceil(8.min(1 << self.head_dim.trailing_zeros()))
+            }
+            _ => alignment.div_ceil((per_position / (2 * self.head_dim)).max(1)),
+        }
+    }
 }
 
-/// Keys or values, `[kv_head][slot][head_dim]`.
+/// Keys or values, `[kv_head][slot][head_dim]`. Lengths and places are in elements.
 #[derive(Clone, Debug)]
 pub(crate) enum KvBuffer {
     F32(Buffer<f32>),
     F16(Buffer<f16>),
+    Int8(Codes),
+}
+
+/// Keys or values in int8.
+#[derive(Clone, Debug)]
+pub(crate) struct Codes {
+    /// Four codes in a word.
+    words: Buffer<u32>,
+    /// `[kv_head][slot]`, the scale of the key and that of the value: one buffer for both.
+    pub(crate) scales: Buffer<f32>,
+    head_dim: usize,
 }
 
 impl KvBuffer {
-    fn empty(device: &Device, precision: KvPrecision, len: usize) -> Result<Self> {
+    /// Keys and values of `len` elements each.
+    fn both(device: &Device, shape: CacheShape, len: usize) -> Result<[Self; 2]> {
         let missing =
             |feature| Err(CubeError::Feature { kernel: "cache", feature, device: device.name().to_owned() });
-        match precision {
-            KvPrecision::F32 => Ok(Self::F32(device.empty(len)?)),
-            KvPrecision::F16 if device.capabilities().f16 => Ok(Self::F16(device.empty(len)?)),
+        match shape.precision {
+            KvPrecision::F32 => Ok([Self::F32(device.empty(len)?), Self::F32(device.empty(len)?)]),
+            KvPrecision::F16 if device.capabilities().f16 => {
+                Ok([Self::F16(device.empty(len)?), Self::F16(device.empty(len)?)])
+            }
             KvPrecision::F16 => missing("f16"),
-            KvPrecision::Int8 => missing("an int8 KV cache"),
+            KvPrecision::Int8 => {
+                let head_dim = shape.head_dim;
+                let scales = device.empty(2 * (len / head_dim))?;
+                let words = || device.empty(len / OF_WORD);
+                let k = Codes { words: words()?, scales: Buffer::clone(&scales), head_dim };
+                Ok([Self::Int8(k), Self::Int8(Codes { words: words()?, scales, head_dim })])
+            }
             KvPrecision::Int4 => missing("an int4 KV cache"),
             KvPrecision::Int8Int4 => missing("an int8-int4 KV cache"),
         }
@@ -77,6 +116,24 @@ impl KvBuffer {
         match self {
             Self::F32(buffer) => buffer.vectors(lanes),
             Self::F16(buffer) => buffer.vectors(lanes),
+            Self::Int8(codes) => codes.words.vectors(lanes / OF_WORD),
+        }
+    }
+
+    /// Elements, or words of codes.
+    pub(super) fn numbers(&self) -> BufferArg {
+        match self {
+            Self::F32(buffer) => buffer.arg(),
+            Self::F16(buffer) => buffer.arg(),
+            Self::Int8(codes) => codes.words.arg(),
+        }
+    }
+
+    /// The scales of an int8 cache.
+    pub(crate) fn scales(&self) -> Option<&Buffer<f32>> {
+        match self {
+            Self::F32(_) | Self::F16(_) => None,
+            Self::Int8(codes) => Some(&codes.scales),
         }
     }
 
@@ -84,6 +141,11 @@ impl KvBuffer {
         Ok(match self {
             Self::F32(buffer) => Self::F32(buffer.view(start, len)?),
             Self::F16(buffer) => Self::F16(buffer.view(start, len)?),
+            Self::Int8(Codes { words, scales, head_dim }) => Self::Int8(Codes {
+                words: words.view(start / OF_WORD, len / OF_WORD)?,
+                scales: scales.view(2 * (start / head_dim), 2 * (len / head_dim))?,
+                head_dim: *head_dim,
+            }),
         })
     }
 
@@ -92,6 +154,9 @@ impl KvBuffer {
         match self {
             Self::F32(buffer) => Self::F32(buffer.all()),
             Self::F16(buffer) => Self::F16(buffer.all()),
+            Self::Int8(Codes { words, scales, head_dim }) => {
+                Self::Int8(Codes { words: words.all(), scales: scales.all(), head_dim: *head_dim })
+            }
         }
     }
 
@@ -99,6 +164,7 @@ impl KvBuffer {
         match self {
             Self::F32(buffer) => buffer.len(),
             Self::F16(buffer) => buffer.len(),
+            Self::Int8(codes) => codes.words.len() * OF_WORD,
         }
     }
 
@@ -107,6 +173,7 @@ impl KvBuffer {
         match self {
             Self::F32(buffer) => buffer.start(),
             Self::F16(buffer) => buffer.start(),
+            Self::Int8(codes) => codes.words.start() * OF_WORD,
         }
     }
 
@@ -114,14 +181,19 @@ impl KvBuffer {
         match (self, other) {
             (Self::F32(one), Self::F32(other)) => one.is_beside(other),
             (Self::F16(one), Self::F16(other)) => one.is_beside(other),
+            (Self::Int8(one), Self::Int8(other)) => {
+                one.words.is_beside(&other.words) && one.scales.is_beside(&other.scales)
+            }
             _ => false,
         }
     }
 
+    /// Elements or codes.
     pub(super) fn memory(&self) -> &dyn AnyBuffer {
         match self {
             Self::F32(buffer) => buffer,
             Self::F16(buffer) => buffer,
+            Self::Int8(codes) => &codes.words,
         }
     }
 
@@ -129,6 +201,19 @@ impl KvBuffer {
         match self {
             Self::F32(buffer) => buffer.overlaps(other),
             Self::F16(buffer) => buffer.overlaps(other),
+            Self::Int8(codes) => codes.words.overlaps(other) || codes.scales.overlaps(other),
+        }
+    }
+
+    /// The numbers in f32; `which` of the two scales of a slot is that of these.
+    fn read(&self, device: &Device, which: usize) -> Result<Vec<f32>> {
+        match self {
+            Self::F32(buffer) => device.read(buffer),
+            Self::F16(buffer) => Ok(device.read(buffer)?.iter().map(|v| v.to_f32()).collect()),
+            Self::Int8(Codes { words, scales, head_dim }) => {
+                let (words, scales) = device.read_both(words, scales)?;
+                Ok(values_of(&words, scales.into_iter().skip(which).step_by(2), *head_dim))
+            }
         }
     }
 }
@@ -139,6 +224,7 @@ pub struct KvCache {
     pub(crate) k: KvBuffer,
     pub(crate) v: KvBuffer,
     shape: CacheShape,
+    pub(super) index: Option<KeyIndex>,
 }
 
 impl KvCache {
@@ -147,25 +233,61 @@ impl KvCache {
     /// # Errors
     ///
     /// As [`CacheShape::elements`] and [`Device::empty`]; [`CubeError::Feature`] for f16 on a device without
-    /// it, and for int8.
+    /// it, and for int4.
     pub fn empty(device: &Device, shape: CacheShape) -> Result<Self> {
         Self::of_elements(device, shape, shape.elements()?)
     }
 
-    /// As [`KvCache::empty`], with another number of elements.
+    /// As [`KvCache::empty`], with another number of elements: of whole slots.
     pub(super) fn of_elements(device: &Device, shape: CacheShape, len: usize) -> Result<Self> {
-        let buffer = || KvBuffer::empty(device, shape.precision, len);
-        let (k, v) = (buffer()?, buffer()?);
-        device.confirm("allocating keys and values", &[k.memory(), v.memory()])?;
+        let [k, v] = KvBuffer::both(device, shape, len)?;
+        let cache = Self { k, v, shape, index: None };
+        device.confirm("allocating keys and values", &cache.written())?;
         if device.capabilities().ptx {
             device.counters()?;
         }
-        Ok(Self { k, v, shape })
+        Ok(cache)
+    }
+
+    /// As [`KvCache::empty`], without a wait for the allocations: for the time of a call.
+    pub(super) fn unconfirmed(device: &Device, shape: CacheShape) -> Result<Self> {
+        let [k, v] = KvBuffer::both(device, shape, shape.elements()?)?;
+        Ok(Self { k, v, shape, index: None })
+    }
+
+    /// This cache with sign codes of its keys: [`Device::attention`] of a single token then attends to the positions that the selector selects, as soon as
+    /// more than four times as many are visible at all positions of one [`horizon`](super::horizon). With a window that leaves out positions it attends to
+    /// all others.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Range`] for heads of fewer than 64 or more than 256 elements, [`CubeError::NotMultiple`] for an odd number, and as
+    /// [`KvCache::empty`].
+    pub fn with_keys(self, device: &Device, selector: KeySelector) -> Result<Self> {
+        let CacheShape { kv_heads, head_dim, capacity, .. } = self.shape;
+        let index = match selector.is_all() {
+            true => None,
+            false => Some(KeyIndex::new(device, [kv_heads, head_dim, capacity], selector)?),
+        };
+        Ok(Self { index, ..self })
     }
 
     /// A cache in `len` elements of this one's memory.
     pub(super) fn part(&self, start: usize, len: usize) -> Result<Self> {
-        Ok(Self { k: self.k.view(start, len)?, v: self.v.view(start, len)?, ..*self })
+        Ok(Self { k: self.k.view(start, len)?, v: self.v.view(start, len)?, shape: self.shape, index: None })
+    }
+
+    /// The whole allocation of a part, with the shape of one.
+    pub(super) fn all(&self) -> Self {
+        Self { k: self.k.all(), v: self.v.all(), shape: self.shape, index: None }
+    }
+
+    /// The scales as an argument of kernels.
+    pub(super) fn scales_arg(&self) -> ComptimeOptionArgs<Scales> {
+        match self.k.scales() {
+            Some(scales) => ComptimeOptionArgs::Some(ScalesLaunch::new(scales.vectors(2))),
+            None => ComptimeOptionArgs::None,
+        }
     }
 
     /// Its shape.
@@ -174,14 +296,16 @@ impl KvCache {
         self.shape
     }
 
-    /// Keys and values, as buffers that a launch writes.
-    pub(crate) fn written(&self) -> [&dyn AnyBuffer; 2] {
-        [self.k.memory(), self.v.memory()]
+    /// Keys, values and scales, as buffers that a launch writes.
+    pub(crate) fn written(&self) -> Vec<&dyn AnyBuffer> {
+        let scales = self.k.scales().map(|scales| scales as &dyn AnyBuffer);
+        [self.k.memory(), self.v.memory()].into_iter().chain(scales).collect()
     }
 
     /// Returns true if a tensor shares memory with the cache.
     pub(crate) fn overlaps(&self, other: &Buffer<f32>) -> bool {
-        self.k.overlaps(other) || self.v.overlaps(other)
+        let of_index = self.index.as_ref().is_some_and(|index| index.overlaps(other));
+        of_index || self.k.overlaps(other) || self.v.overlaps(other)
     }
 
     /// The keys and the values in f32, in memory order: `[kv_head][slot][head_dim]`.
@@ -190,13 +314,7 @@ impl KvCache {
     ///
     /// As [`Device::read`].
     pub fn read(&self, device: &Device) -> Result<(Vec<f32>, Vec<f32>)> {
-        let read = |buffer: &KvBuffer| -> Result<Vec<f32>> {
-            match buffer {
-                KvBuffer::F32(buffer) => device.read(buffer),
-                KvBuffer::F16(buffer) => Ok(device.read(buffer)?.iter().map(|v| v.to_f32()).collect()),
-            }
-        };
-        Ok((read(&self.k)?, read(&self.v)?))
+        Ok((self.k.read(device, 0)?, self.v.read(device, 1)?))
     }
 }
 
@@ -344,4 +462,26 @@ fn check_values(values: &[u32], below: usize) -> Result<()> {
     check_range("positions", 1, u32::MAX as usize, values.len())?;
     let last = values.iter().copied().max().unwrap_or(0);
     check_range("position", 0, below - 1, last as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn caches_beside_each_other_are_aligned() {
+        for head_dim in [4, 8, 12, 20, 64, 80, 128] {
+            for alignment in [1, 32, 256] {
+                let shape = CacheShape { kv_heads: 3, head_dim, capacity: 7, precision: KvPrecision::Int8 };
+                let unit = shape.unit(alignment);
+                let stride = shape.elements().expect("small").next_multiple_of(unit);
+                let slots = stride / head_dim;
+                // Whole slots; a byte for each code, and eight for the scales of a slot.
+                assert_eq!(slots * head_dim, stride, "{head_dim} {alignment}");
+                assert!(stride.is_multiple_of(alignment) && (8 * slots).is_multiple_of(alignment));
+                let halves = CacheShape { precision: KvPrecision::F16, ..shape }.unit(alignment);
+                assert!((2 * halves).is_multiple_of(alignment), "{alignment}");
+            }
+        }
+    }
 }

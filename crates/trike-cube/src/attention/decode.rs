@@ -3,6 +3,7 @@
 
 use cubecl::prelude::*;
 
+use super::codes::{Scales, code_at, scales_of};
 use super::ptx;
 
 /// Score of masked positions: finite, so that the difference of two is not NaN.
@@ -21,10 +22,16 @@ pub(super) struct Form {
     pub(super) units: usize,
     /// Elements per vector load.
     pub(super) width: usize,
+    /// Vectors of f32 that these elements become.
+    pub(super) parts: usize,
+    /// True for an int8 cache: a load has `parts` words of four codes.
+    pub(super) codes: bool,
     /// Positions of a group per turn, a power of two of at most [`Form::lanes`].
     pub(super) each: usize,
     /// True if positions are split across cubes, so that partial sums are written for [`combine`](super::combine).
     pub(super) split: bool,
+    /// True if only [`Chosen`] positions are attended to.
+    pub(super) chosen: bool,
     /// True for PTX: units of a plane wait for each other instead of the cube, and weights are powers of two.
     pub(super) ptx: bool,
 }
@@ -42,7 +49,12 @@ impl Form {
         forms.into_iter().find(|form| form.shared_bytes() <= bytes).unwrap_or(Self { each: 1, ..self })
     }
 
-    /// Vectors per head.
+    /// Elements per vector of f32.
+    pub(super) fn floats(self) -> usize {
+        self.width / self.parts
+    }
+
+    /// Vector loads per head.
     fn vectors(self) -> usize {
         self.head_dim / self.width
     }
@@ -146,13 +158,30 @@ pub(super) fn token_of(table: &[u32], #[comptime] form: Form) -> TokenOfCube {
     }
 }
 
+/// Positions of one token that were selected, as an argument of kernels: `[KV head][count]`, in rising order.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Chosen {
+    positions: Box<[u32]>,
+    count: u32,
+}
+
+/// The number of positions that a token attends to, and that of the first one.
+#[cube]
+fn visible(chosen: &ComptimeOption<Chosen>, position: u32, window: u32) -> (u32, u32) {
+    let end = position + 1;
+    #[comptime]
+    match chosen {
+        ComptimeOption::Some(chosen) => (chosen.count, 0u32.runtime()),
+        ComptimeOption::None => (min(window, end), end - min(window, end)),
+    }
+}
+
 /// Where a part of the positions is in the cache.
 #[derive(CubeType, Clone, Copy)]
 struct Part {
     /// First vector of the cache.
     place: usize,
-    /// First slot of the KV head.
-    base: usize,
+    kv_head: usize,
     /// Slot of the first position, counted from there.
     first: u32,
     /// Number of positions.
@@ -160,17 +189,36 @@ struct Part {
     capacity: u32,
 }
 
+/// The slot of a position, which counts from the first slot of the ring or is one of those chosen.
+#[cube]
+fn slot_of(chosen: &ComptimeOption<Chosen>, past: u32, part: &Part) -> u32 {
+    #[comptime]
+    match chosen {
+        ComptimeOption::Some(chosen) => {
+            chosen.positions[part.kv_head * chosen.count as usize + past as usize]
+        }
+        ComptimeOption::None => select(past >= part.capacity, past - part.capacity, past),
+    }
+}
+
 /// Finds the positions of the unit's group in a turn, as numbers of vectors. Those past the last repeat it.
 #[cube]
-fn locate(at: &mut Array<usize>, part: &Part, turn: u32, group: u32, #[comptime] form: Form) {
+fn locate(
+    at: &mut Array<usize>,
+    chosen: &ComptimeOption<Chosen>,
+    part: &Part,
+    turn: u32,
+    group: u32,
+    #[comptime] form: Form,
+) {
     #[unroll]
     for j in 0..form.each {
         let offset = turn * comptime!((form.each * form.groups()) as u32)
             + comptime!((j * form.groups()) as u32)
             + group;
         let past = part.first + min(offset, part.count - 1);
-        let slot = select(past >= part.capacity, past - part.capacity, past);
-        at[j] = part.place + (part.base + slot as usize) * comptime!(form.vectors());
+        let slot = part.kv_head * part.capacity as usize + slot_of(chosen, past, part) as usize;
+        at[j] = part.place + slot * comptime!(form.vectors());
     }
 }
 
@@ -202,10 +250,40 @@ fn take<S: Numeric, W: Size>(
     }
 }
 
-/// A loaded vector in f32.
+/// Loads the scales of the located positions, if the cache has any.
 #[cube]
-fn floats_of<E: Float, S: Numeric, N: Size, W: Size>(taken: Vector<S, W>) -> Vector<f32, N> {
-    Vector::<f32, N>::cast_from(Vector::<E, N>::reinterpret(taken))
+fn take_scales(
+    from: &ComptimeOption<Scales>,
+    taken: &mut Array<Vector<f32, Const<2>>>,
+    at: &Array<usize>,
+    #[comptime] form: Form,
+) {
+    if comptime!(form.codes) {
+        #[unroll]
+        for j in 0..form.each {
+            taken[j] = scales_of(from, at[j] / comptime!(form.vectors()));
+        }
+    }
+}
+
+/// Part `p` of a loaded vector in f32: its codes, without their scale, in an int8 cache.
+#[cube]
+fn floats_of<E: Float, S: Numeric, N: Size, W: Size>(
+    taken: Vector<S, W>,
+    #[comptime] p: usize,
+    #[comptime] form: Form,
+) -> Vector<f32, N> {
+    let mut floats = Vector::<f32, N>::new(0.0f32);
+    if comptime!(form.codes) {
+        let word = u32::reinterpret(taken.extract(p));
+        #[unroll]
+        for n in 0..form.floats() {
+            floats.insert(n, code_at(word, comptime!(n as u32), form.ptx));
+        }
+    } else {
+        floats = Vector::<f32, N>::cast_from(Vector::<E, N>::reinterpret(taken));
+    }
+    floats
 }
 
 /// Cube `(part, KV head and block of its query heads, row)` computes attention of `heads` query heads over its part of the
@@ -218,7 +296,9 @@ fn floats_of<E: Float, S: Numeric, N: Size, W: Size>(taken: Vector<S, W>) -> Vec
 /// multiplied, and the next values from when these are summed.
 ///
 /// Vectors of `N` elements of type `E` are loaded as `W` numbers of type `S`: words where two f16 fit, because a compiler that
-/// sees f16 separates them into registers of their own as soon as they arrive, and so waits for them.
+/// sees f16 separates them into registers of their own as soon as they arrive, and so waits for them. Of an int8 cache `W` words are
+/// as many vectors of four elements. A key's scale multiplies its scores, a value's scale its weights, so that sums are those of
+/// codes; the scales of the next turn are on their way from the end of this one.
 ///
 /// The loops depend only on the row's position, so every unit reaches every barrier. The kernel, not the host, computes the
 /// extent of a part, because the arguments of a recorded launch are fixed: the grid is sized for
@@ -228,6 +308,7 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     q: &[Vector<f32, N>],
     k: &[Vector<S, W>],
     v: &[Vector<S, W>],
+    scales: &ComptimeOption<Scales>,
     out: &mut [f32],
     row: usize,
     position: u32,
@@ -236,29 +317,26 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     capacity: u32,
     window: u32,
     scale: f32,
+    chosen: &ComptimeOption<Chosen>,
     #[comptime] form: Form,
 ) {
     let unit = UNIT_POS as usize;
     let (lane, group) = (unit % comptime!(form.lanes()), unit / comptime!(form.lanes()));
     let vectors = comptime!(form.vectors());
     let columns = comptime!(form.columns());
+    let parts = form.parts;
+    let floats = comptime!(form.floats());
     let each = form.each;
     let heads = form.heads;
     let of = heads_of(kv_heads, form);
     let (kv_head, first_head, query_heads) = (of.kv, of.first, of.of_row);
 
-    let end = position + 1;
-    let start = end - min(window, end);
+    let (seen, start) = visible(chosen, position, window);
     let groups = comptime!(form.groups() as u32);
-    let per = (end - start).div_ceil(CUBE_COUNT_X).div_ceil(groups) * groups;
-    let from = min(start + CUBE_POS_X * per, end);
-    let part = Part {
-        place,
-        base: kv_head * capacity as usize,
-        first: from % capacity,
-        count: min(per, end - from),
-        capacity,
-    };
+    let per = seen.div_ceil(CUBE_COUNT_X).div_ceil(groups) * groups;
+    let before = min(CUBE_POS_X * per, seen);
+    let part =
+        Part { place, kv_head, first: (start + before) % capacity, count: min(per, seen - before), capacity };
 
     let mut scratch = Shared::<[Vector<f32, M>]>::new_slice(comptime!(form.scratch()));
     let mut added = Shared::<[Vector<f32, M>]>::new_slice(comptime!(form.groups() * form.lanes()));
@@ -267,14 +345,17 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     let mut at = Array::<usize>::new(each);
     let mut keys = Array::<Vector<S, W>>::new(comptime!(form.each * form.columns()));
     let mut values = Array::<Vector<S, W>>::new(comptime!(form.each * form.columns()));
+    let mut pairs = Array::<Vector<f32, Const<2>>>::new(each);
     if part.count > 0 {
-        locate(&mut at, &part, 0u32, group as u32, form);
+        locate(&mut at, chosen, &part, 0u32, group as u32, form);
         take::<S, W>(k, &mut keys, &at, lane, form);
         take::<S, W>(v, &mut values, &at, lane, form);
+        take_scales(scales, &mut pairs, &at, form);
     }
 
-    let mut queries = Array::<Vector<f32, N>>::new(comptime!(form.heads * form.columns()));
-    let mut sums = Array::<Vector<f32, N>>::new(comptime!(form.heads * form.columns()));
+    // Each column is `parts` vectors.
+    let mut queries = Array::<Vector<f32, N>>::new(comptime!(form.heads * form.columns() * form.parts));
+    let mut sums = Array::<Vector<f32, N>>::new(comptime!(form.heads * form.columns() * form.parts));
     let mut totals = Array::<f32>::new(heads);
     let mut largest = Array::<f32>::new(heads);
     #[unroll]
@@ -283,11 +364,15 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
         let head = kv_head * form.share + clamp_max(first_head + h, comptime!(form.share - 1));
         #[unroll]
         for i in 0..columns {
-            let query = q[(row * query_heads + head) * vectors + column_of(lane, i, form)];
+            let from = ((row * query_heads + head) * vectors + column_of(lane, i, form)) * parts;
             // Columns past the last add nothing.
             let used = lane + comptime!(i * form.lanes()) < vectors;
-            queries[comptime!(h * columns + i)] = query * Vector::new(select(used, scale, 0.0f32));
-            sums[comptime!(h * columns + i)] = Vector::new(0.0f32);
+            #[unroll]
+            for p in 0..parts {
+                let at = comptime!((h * columns + i) * parts + p);
+                queries[at] = q[from + p] * Vector::new(select(used, scale, 0.0f32));
+                sums[at] = Vector::new(0.0f32);
+            }
         }
         totals[h] = 0.0;
         largest[h] = LOWEST;
@@ -304,11 +389,14 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
                 let mut dot = 0.0f32;
                 #[unroll]
                 for i in 0..columns {
-                    let key = floats_of::<E, S, N, W>(keys[comptime!(j * columns + i)]);
-                    let query = queries[comptime!(h * columns + i)];
                     #[unroll]
-                    for n in 0..form.width {
-                        dot += key.extract(n) * query.extract(n);
+                    for p in 0..parts {
+                        let key = floats_of::<E, S, N, W>(keys[comptime!(j * columns + i)], p, form);
+                        let query = queries[comptime!((h * columns + i) * parts + p)];
+                        #[unroll]
+                        for n in 0..floats {
+                            dot += key.extract(n) * query.extract(n);
+                        }
                     }
                 }
                 dots.insert(h, dot);
@@ -316,7 +404,7 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
             scratch[(group * each + j) * comptime!(form.stride()) + lane] = dots;
         }
         if turn + 1 < turns {
-            locate(&mut at, &part, turn + 1, group as u32, form);
+            locate(&mut at, chosen, &part, turn + 1, group as u32, form);
             take::<S, W>(k, &mut keys, &at, lane, form);
         }
         sync_group(form);
@@ -341,7 +429,11 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
                 + group as u32;
             #[unroll]
             for h in 0..heads {
-                scores[comptime!(j * heads + h)] = select(offset < part.count, score.extract(h), LOWEST);
+                let mut of_head = score.extract(h);
+                if comptime!(form.codes) {
+                    of_head *= pairs[j].extract(0usize);
+                }
+                scores[comptime!(j * heads + h)] = select(offset < part.count, of_head, LOWEST);
             }
         }
         #[unroll]
@@ -358,30 +450,37 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
             let mut total = totals[h] * kept;
             #[unroll]
             for j in 0..each {
-                let weight = power(scores[comptime!(j * heads + h)] - reference, form.ptx);
-                scores[comptime!(j * heads + h)] = weight;
+                let mut weight = power(scores[comptime!(j * heads + h)] - reference, form.ptx);
                 total += weight;
+                if comptime!(form.codes) {
+                    weight *= pairs[j].extract(1usize);
+                }
+                scores[comptime!(j * heads + h)] = weight;
             }
             totals[h] = total;
             #[unroll]
-            for i in 0..columns {
-                sums[comptime!(h * columns + i)] *= Vector::new(kept);
+            for i in 0..comptime!(columns * parts) {
+                sums[comptime!(h * columns * parts + i)] *= Vector::new(kept);
             }
         }
         #[unroll]
         for j in 0..each {
             #[unroll]
             for i in 0..columns {
-                let value = floats_of::<E, S, N, W>(values[comptime!(j * columns + i)]);
                 #[unroll]
-                for h in 0..heads {
-                    let weight = scores[comptime!(j * heads + h)];
-                    sums[comptime!(h * columns + i)] += value * Vector::new(weight);
+                for p in 0..parts {
+                    let value = floats_of::<E, S, N, W>(values[comptime!(j * columns + i)], p, form);
+                    #[unroll]
+                    for h in 0..heads {
+                        let weight = scores[comptime!(j * heads + h)];
+                        sums[comptime!((h * columns + i) * parts + p)] += value * Vector::new(weight);
+                    }
                 }
             }
         }
         if turn + 1 < turns {
             take::<S, W>(v, &mut values, &at, lane, form);
+            take_scales(scales, &mut pairs, &at, form);
         }
     }
 
@@ -405,8 +504,8 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
         largest[h] = most;
         totals[h] *= kept;
         #[unroll]
-        for i in 0..columns {
-            sums[comptime!(h * columns + i)] *= Vector::new(kept);
+        for i in 0..comptime!(columns * parts) {
+            sums[comptime!(h * columns * parts + i)] *= Vector::new(kept);
         }
     }
     let size = comptime!(form.head_dim + 1);
@@ -422,7 +521,8 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
                     let mut all = Vector::<f32, M>::new(0.0f32);
                     #[unroll]
                     for h in 0..heads {
-                        all.insert(h, sums[comptime!(h * columns + i)].extract(n));
+                        let sum = sums[comptime!((h * columns + i) * parts + n / floats)];
+                        all.insert(h, sum.extract(comptime!(n % floats)));
                     }
                     // Columns past the last hold what the last does.
                     scratch[place + n * vectors + column_of(lane, i, form)] = all;
@@ -447,9 +547,11 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
                     let all = scratch[place + n * vectors + column_of(lane, i, form)];
                     #[unroll]
                     for h in 0..heads {
-                        let mut sum = sums[comptime!(h * columns + i)];
-                        sum.insert(n, sum.extract(n) + all.extract(h));
-                        sums[comptime!(h * columns + i)] = sum;
+                        let at = comptime!((h * columns + i) * parts + n / floats);
+                        let mut sum = sums[at];
+                        let element = comptime!(n % floats);
+                        sum.insert(element, sum.extract(element) + all.extract(h));
+                        sums[at] = sum;
                     }
                 }
             }
@@ -475,7 +577,8 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
                     if column < vectors {
                         #[unroll]
                         for n in 0..form.width {
-                            let sum = sums[comptime!(h * columns + i)].extract(n);
+                            let sum = sums[comptime!((h * columns + i) * parts + n / floats)];
+                            let sum = sum.extract(comptime!(n % floats));
                             let d = column * form.width + n;
                             if comptime!(form.split) {
                                 out[part * comptime!(form.head_dim + 2) + d] = sum;
@@ -500,6 +603,7 @@ pub(super) fn decode<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     q: &[Vector<f32, N>],
     k: &[Vector<S, W>],
     v: &[Vector<S, W>],
+    scales: ComptimeOption<Scales>,
     positions: &[u32],
     out: &mut [f32],
     first_row: u32,
@@ -507,11 +611,14 @@ pub(super) fn decode<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     capacity: u32,
     window: u32,
     scale: f32,
+    chosen: ComptimeOption<Chosen>,
     #[comptime] form: Form,
 ) {
     let row = first_row as usize + CUBE_POS_Z as usize;
     let position = positions[row];
-    attend::<E, S, N, W, M>(q, k, v, out, row, position, 0usize, kv_heads, capacity, window, scale, form);
+    attend::<E, S, N, W, M>(
+        q, k, v, &scales, out, row, position, 0usize, kv_heads, capacity, window, scale, &chosen, form,
+    );
 }
 
 /// Attention of the tokens of a [table](super::Tokens), whose caches are in one allocation.
@@ -520,6 +627,7 @@ pub(super) fn decode_several<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     q: &[Vector<f32, N>],
     k: &[Vector<S, W>],
     v: &[Vector<S, W>],
+    scales: ComptimeOption<Scales>,
     table: &[u32],
     out: &mut [f32],
     kv_heads: u32,
@@ -533,6 +641,7 @@ pub(super) fn decode_several<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
         q,
         k,
         v,
+        &scales,
         out,
         token.row,
         token.position,
@@ -541,6 +650,7 @@ pub(super) fn decode_several<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
         capacity,
         window,
         scale,
+        &ComptimeOption::new_None(),
         form,
     );
 }

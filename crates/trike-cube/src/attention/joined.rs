@@ -3,7 +3,8 @@
 
 use cubecl::prelude::*;
 
-use super::decode::{Form, LOWEST, attend, heads_of, power, token_of};
+use super::codes::Scales;
+use super::decode::{Chosen, Form, LOWEST, attend, heads_of, power, token_of};
 
 /// Units of a plane.
 const LANES: usize = 32;
@@ -16,6 +17,7 @@ pub(super) fn decode_joined<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     q: &[Vector<f32, N>],
     k: &[Vector<S, W>],
     v: &[Vector<S, W>],
+    scales: ComptimeOption<Scales>,
     positions: &[u32],
     parts: &mut [f32],
     arrived: &mut [Atomic<u32>],
@@ -25,11 +27,14 @@ pub(super) fn decode_joined<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     capacity: u32,
     window: u32,
     scale: f32,
+    chosen: ComptimeOption<Chosen>,
     #[comptime] form: Form,
 ) {
     let row = first_row as usize + CUBE_POS_Z as usize;
     let position = positions[row];
-    attend::<E, S, N, W, M>(q, k, v, parts, row, position, 0usize, kv_heads, capacity, window, scale, form);
+    attend::<E, S, N, W, M>(
+        q, k, v, &scales, parts, row, position, 0usize, kv_heads, capacity, window, scale, &chosen, form,
+    );
     join(parts, arrived, out, row, kv_heads, form);
 }
 
@@ -39,6 +44,7 @@ pub(super) fn decode_several_joined<E: Float, S: Numeric, N: Size, W: Size, M: S
     q: &[Vector<f32, N>],
     k: &[Vector<S, W>],
     v: &[Vector<S, W>],
+    scales: ComptimeOption<Scales>,
     table: &[u32],
     parts: &mut [f32],
     arrived: &mut [Atomic<u32>],
@@ -54,6 +60,7 @@ pub(super) fn decode_several_joined<E: Float, S: Numeric, N: Size, W: Size, M: S
         q,
         k,
         v,
+        &scales,
         parts,
         token.row,
         token.position,
@@ -62,6 +69,7 @@ pub(super) fn decode_several_joined<E: Float, S: Numeric, N: Size, W: Size, M: S
         capacity,
         window,
         scale,
+        &ComptimeOption::new_None(),
         form,
     );
     join(parts, arrived, out, token.row, kv_heads, form);

@@ -6,9 +6,12 @@
 //! [`KvCache::several`], are a [`Batch`]: one launch of each instead of one per sequence.
 
 mod cache;
+pub(crate) mod codes;
 mod combine;
 mod decode;
+mod index;
 mod joined;
+mod keys;
 mod mask;
 mod mma;
 mod plan;
@@ -17,12 +20,14 @@ mod prompt;
 mod ptx;
 mod several;
 mod store;
+mod store_codes;
 mod walk;
+mod widen;
 
 use std::f32::consts::LOG2_E;
 
 use cubecl::client::Client;
-use cubecl::prelude::{BufferArg, CubeCount, CubeDim, Float, Numeric};
+use cubecl::prelude::{BufferArg, ComptimeOptionArgs, CubeCount, CubeDim, Float, Numeric};
 use half::f16;
 pub use trike_core::{AttentionSpec, KvPrecision};
 
@@ -52,6 +57,8 @@ impl Device {
     /// [`AttentionBlueprint::Decode`], and those of [`Plan::plan`] and of the launch.
     ///
     /// A recorded launch reads the positions at replay; they must have the same [`horizon`].
+    ///
+    /// A single token attends to some of the positions only, if the cache is one of [`KvCache::with_keys`].
     pub fn attention(
         &self,
         spec: &AttentionSpec,
@@ -118,8 +125,28 @@ impl Device {
             batch.keep_within(cache, MAX_POSITION);
         }
         let of_rows = batch.tokens.table();
-        let call = Call { problem, q, of_rows, cache, first_row: 0, scale: spec.scale, mask: None };
+        let call =
+            Call { problem, q, of_rows, cache, first_row: 0, scale: spec.scale, mask: None, chosen: None };
         self.attend(&call, strategy, out)
+    }
+
+    /// The positions that [`Device::attention`] of a single token attends to, in rising order, for each KV head; `None` for all
+    /// visible ones. `q` is as there, and the cache is one of [`KvCache::with_keys`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::attention`] and [`Device::read`].
+    pub fn selected_positions(
+        &self,
+        spec: &AttentionSpec,
+        q: &Buffer<f32>,
+        segment: &Segment<'_>,
+    ) -> Result<Option<Vec<Vec<u32>>>> {
+        let call = Call::of_segment(spec, q, segment)?;
+        call.problem.validate()?;
+        let Some((positions, selected)) = self.select_keys(&call)? else { return Ok(None) };
+        let positions = self.read(&positions)?;
+        Ok(Some(positions.chunks(selected.total()).map(<[u32]>::to_vec).collect()))
     }
 
     fn attend(
@@ -128,7 +155,7 @@ impl Device {
         strategy: &Strategy<AttentionBlueprint>,
         out: &Buffer<f32>,
     ) -> Result<()> {
-        let Call { problem, q, cache, scale, .. } = call;
+        let Call { q, cache, scale, .. } = call;
         check_len("output of attention", q.len(), out.len())?;
         if !scale.is_finite() {
             return Err(CubeError::NonFinite { what: "scale of attention", index: 0, value: *scale });
@@ -136,16 +163,36 @@ impl Device {
         if out.overlaps(q) || cache.overlaps(out) {
             return Err(CubeError::Overlap { what: "output of attention and an input" });
         }
-        let (shape, several) = (problem.cache, problem.sequences > 1);
+        let chosen = self.select_keys(call)?;
+        let call = &match &chosen {
+            // The selected positions are planned like a context of their own: keys carry their rotation, so none is lost.
+            Some((positions, selected)) => call.of_chosen(positions, selected.total()),
+            None => *call,
+        };
+        let problem = &call.problem;
+        let several = problem.sequences > 1;
         let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
         let one = problem.tokens == 1;
         if self.is_capturing() && !(one && matches!(blueprint, AttentionBlueprint::Decode { .. })) {
             // Their position is a launch argument, and so is the start of a window.
             return Err(CubeError::Capture { what: "attention of prompts" });
         }
+        let wide;
+        let of_wide;
+        let call = match &cache.k {
+            KvBuffer::Int8(codes) if !matches!(blueprint, AttentionBlueprint::Decode { .. }) => {
+                wide = self.widen(call, codes)?;
+                of_wide = call.over(&wide);
+                &of_wide
+            }
+            _ => call,
+        };
+        let Call { problem, cache, .. } = call;
+        let shape = problem.cache;
         match blueprint {
             AttentionBlueprint::Decode { units, heads, splits } => {
                 let form = problem.decode_form(units, heads, splits, self.capabilities());
+                let form = decode::Form { chosen: call.chosen.is_some(), ..form };
                 let launch = Launch::new("attention/decode", &(form, shape.precision, several), settings);
                 if splits == 1 {
                     return self.launch(&launch, &[out], |client, cubes, units| {
@@ -169,8 +216,10 @@ impl Device {
                 let form = problem.prefill_form();
                 let launch = Launch::new("attention/prefill", &(form, shape.precision), settings);
                 self.launch(&launch, &[out], |client, cubes, units| match cache.k {
-                    KvBuffer::F32(_) => call.prefill::<f32>(client, cubes, units, form, out),
                     KvBuffer::F16(_) => call.prefill::<f16>(client, cubes, units, form, out),
+                    KvBuffer::F32(_) | KvBuffer::Int8(_) => {
+                        call.prefill::<f32>(client, cubes, units, form, out);
+                    }
                 })
             }
             AttentionBlueprint::Mma { planes } => {
@@ -242,6 +291,7 @@ struct Output<'a> {
 }
 
 /// Checked arguments of a call.
+#[derive(Clone, Copy)]
 struct Call<'a> {
     problem: AttentionProblem,
     q: &'a Buffer<f32>,
@@ -252,6 +302,8 @@ struct Call<'a> {
     first_row: usize,
     scale: f32,
     mask: Option<&'a BlockMask>,
+    /// The positions to attend to.
+    chosen: Option<&'a Buffer<u32>>,
 }
 
 impl<'a> Call<'a> {
@@ -267,7 +319,44 @@ impl<'a> Call<'a> {
         )?;
         check_len("queries of attention", count, q.len())?;
         let of_rows = positions.buffer();
-        Ok(Self { problem, q, of_rows, cache, first_row: rows.start, scale: spec.scale, mask: None })
+        Ok(Self {
+            problem,
+            q,
+            of_rows,
+            cache,
+            first_row: rows.start,
+            scale: spec.scale,
+            mask: None,
+            chosen: None,
+        })
+    }
+
+    /// The call for `count` chosen positions of each KV head.
+    fn of_chosen<'b>(&self, positions: &'b Buffer<u32>, count: usize) -> Call<'b>
+    where
+        'a: 'b,
+    {
+        let problem = AttentionProblem { first_position: count - 1, window: None, ..self.problem };
+        Call { problem, chosen: Some(positions), ..*self }
+    }
+
+    fn chosen_arg(&self) -> ComptimeOptionArgs<decode::Chosen> {
+        match self.chosen {
+            // Fewer positions than the cache has elements.
+            Some(chosen) => ComptimeOptionArgs::Some(decode::ChosenLaunch::new(
+                chosen.arg(),
+                self.problem.first_position as u32 + 1,
+            )),
+            None => ComptimeOptionArgs::None,
+        }
+    }
+
+    /// The same over a copy of the visible positions.
+    fn over<'b>(&self, wide: &'b KvCache) -> Call<'b>
+    where
+        'a: 'b,
+    {
+        Call { problem: AttentionProblem { cache: wide.shape(), ..self.problem }, cache: wide, ..*self }
     }
 
     /// The window; `u32::MAX` for no window.
@@ -284,10 +373,11 @@ impl<'a> Call<'a> {
                 self.decode_as::<f16, u32>(client, cubes, units, n / 2, form, out);
             }
             KvBuffer::F16(_) => self.decode_as::<f16, f16>(client, cubes, units, n, form, out),
+            KvBuffer::Int8(_) => self.decode_as::<f32, u32>(client, cubes, units, form.parts, form, out),
         }
     }
 
-    /// `words` numbers of type `S` are a vector of the form's width.
+    /// `words` numbers of type `S` are a load of the form's width.
     fn decode_as<E: Float, S: Numeric>(
         &self,
         client: &Client,
@@ -297,7 +387,7 @@ impl<'a> Call<'a> {
         form: decode::Form,
         out: Output<'_>,
     ) {
-        let n = form.width;
+        let (width, n) = (form.width, form.floats());
         let m = form.heads.next_power_of_two();
         let (shape, window) = (self.problem.cache, self.window());
         let [first, heads, capacity] = [self.first_row, shape.kv_heads, shape.capacity].map(|n| n as u32);
@@ -306,17 +396,16 @@ impl<'a> Call<'a> {
         // For PTX weights are powers of two.
         let scale = if form.ptx { self.scale * LOG2_E } else { self.scale };
         let several = self.problem.sequences > 1;
-        let (k, v) = match several {
-            true => (self.cache.k.all().vectors(n), self.cache.v.all().vectors(n)),
-            false => (self.cache.k.vectors(n), self.cache.v.vectors(n)),
-        };
+        let all = if several { &self.cache.all() } else { self.cache };
+        let (k, v) = (all.k.vectors(width), all.v.vectors(width));
+        let scales = all.scales_arg();
         match (several, joined) {
             (true, None) => {
                 // SAFETY: as below; rows and places of the table were checked by `Batch::first`.
                 unsafe {
                     decode::decode_several::launch_unchecked::<E, S>(
-                        client, cubes, units, n, words, m, q, k, v, of_rows, out, heads, capacity, window,
-                        scale, form,
+                        client, cubes, units, n, words, m, q, k, v, scales, of_rows, out, heads, capacity,
+                        window, scale, form,
                     );
                 }
             }
@@ -325,8 +414,25 @@ impl<'a> Call<'a> {
                 // last are clamped, rows are within `of_rows`.
                 unsafe {
                     decode::decode::launch_unchecked::<E, S>(
-                        client, cubes, units, n, words, m, q, k, v, of_rows, out, first, heads, capacity,
-                        window, scale, form,
+                        client,
+                        cubes,
+                        units,
+                        n,
+                        words,
+                        m,
+                        q,
+                        k,
+                        v,
+                        scales,
+                        of_rows,
+                        out,
+                        first,
+                        heads,
+                        capacity,
+                        window,
+                        scale,
+                        self.chosen_arg(),
+                        form,
                     );
                 }
             }
@@ -334,8 +440,8 @@ impl<'a> Call<'a> {
                 // SAFETY: as for `decode_several` and `decode_joined`.
                 unsafe {
                     joined::decode_several_joined::launch_unchecked::<E, S>(
-                        client, cubes, units, n, words, m, q, k, v, of_rows, parts, arrived, out, heads,
-                        capacity, window, scale, form,
+                        client, cubes, units, n, words, m, q, k, v, scales, of_rows, parts, arrived, out,
+                        heads, capacity, window, scale, form,
                     );
                 }
             }
@@ -344,8 +450,27 @@ impl<'a> Call<'a> {
                 // along y and z than counters.
                 unsafe {
                     joined::decode_joined::launch_unchecked::<E, S>(
-                        client, cubes, units, n, words, m, q, k, v, of_rows, parts, arrived, out, first,
-                        heads, capacity, window, scale, form,
+                        client,
+                        cubes,
+                        units,
+                        n,
+                        words,
+                        m,
+                        q,
+                        k,
+                        v,
+                        scales,
+                        of_rows,
+                        parts,
+                        arrived,
+                        out,
+                        first,
+                        heads,
+                        capacity,
+                        window,
+                        scale,
+                        self.chosen_arg(),
+                        form,
                     );
                 }
             }

@@ -3,6 +3,7 @@
 use trike_core::KvPrecision;
 
 use super::cache::{CacheShape, MAX_POSITION};
+use super::codes::OF_WORD;
 use super::mask::MaskedWork;
 use super::{decode, mma, prefill};
 use crate::capabilities::Capabilities;
@@ -59,9 +60,11 @@ const DECODE_UNITS: u32 = 128;
 /// Maximum query heads per cube of the decode kernel: their sums stay in registers.
 const MOST_HEADS: usize = 4;
 /// Multiprocessors assumed for a device that does not say how many it has.
-const PROCESSORS: usize = 32;
+pub(super) const PROCESSORS: usize = 32;
 /// Cubes of the decode kernel that fit on a multiprocessor: 168 registers per unit with four heads of 128.
 const RESIDENT: usize = 3;
+/// The same over an int8 cache: 243 registers, because a unit has twice as many columns.
+const RESIDENT_OF_CODES: usize = 2;
 /// Maximum rows for which the decode kernel, which reads the keys once per row, is preferred.
 const FEW_ROWS: usize = 16;
 
@@ -95,20 +98,41 @@ impl AttentionProblem {
         device: &Capabilities,
     ) -> decode::Form {
         let CacheShape { head_dim, precision, .. } = self.cache;
+        let form = |width, parts| {
+            let form = decode::Form {
+                head_dim,
+                share: self.share(),
+                heads,
+                units: units as usize,
+                width,
+                parts,
+                codes: precision == KvPrecision::Int8,
+                each: 1,
+                split: splits > 1,
+                chosen: false,
+                ptx: device.ptx,
+            };
+            form.with_turns_of(CHUNK, device.max_shared_bytes)
+        };
+        if precision == KvPrecision::Int8 {
+            // Loads of 16 bytes, or less where groups would be so many that their sums do not fit.
+            let words = [4, 2].into_iter().filter(|words| head_dim.is_multiple_of(words * OF_WORD));
+            let forms = words.map(|words| form(words * OF_WORD, words));
+            let mut fitting = forms.filter(|form| form.shared_bytes() <= device.max_shared_bytes);
+            return fitting.next().unwrap_or_else(|| form(OF_WORD, 1));
+        }
         // Loads of 16 bytes, where the device has such vectors.
         let widest = if precision == KvPrecision::F32 { 4 } else { 8 };
         let wide = head_dim.is_multiple_of(widest) && widest <= device.max_vector;
-        let form = decode::Form {
-            head_dim,
-            share: self.share(),
-            heads,
-            units: units as usize,
-            width: if wide { widest } else { self.cache.lanes() },
-            each: 1,
-            split: splits > 1,
-            ptx: device.ptx,
-        };
-        form.with_turns_of(CHUNK, device.max_shared_bytes)
+        form(if wide { widest } else { self.cache.lanes() }, 1)
+    }
+
+    /// The shape of the temporary cache in which the kernels for prompts read an int8 cache: the visible positions, in f16, or in
+    /// f32 where the device has no f16.
+    pub(super) fn wide_shape(&self, device: &Capabilities) -> CacheShape {
+        let capacity = self.seen(0) + self.tokens - 1;
+        let precision = if device.f16 { KvPrecision::F16 } else { KvPrecision::F32 };
+        CacheShape { capacity, precision, ..self.cache }
     }
 
     pub(super) fn prefill_form(&self) -> prefill::Form {
@@ -179,7 +203,9 @@ impl Plan for AttentionProblem {
         let chunks = self.horizon().div_ceil(CHUNK);
         let cubes = self.rows() * self.cache.kv_heads * self.share().div_ceil(heads);
         let processors = device.multiprocessors.map_or(PROCESSORS, |n| n as usize);
-        let splits = (RESIDENT * processors).div_ceil(cubes).clamp(1, chunks);
+        let is_codes = self.cache.precision == KvPrecision::Int8;
+        let resident = if is_codes { RESIDENT_OF_CODES } else { RESIDENT };
+        let splits = (resident * processors).div_ceil(cubes).clamp(1, chunks);
         let decode = AttentionBlueprint::Decode { units, heads, splits };
         let mut all = vec![decode];
         if splits > 1 {
@@ -215,7 +241,7 @@ impl Plan for AttentionProblem {
         let missing = match precision {
             KvPrecision::F32 => None,
             KvPrecision::F16 => (!device.f16).then_some("f16"),
-            KvPrecision::Int8 => Some("an int8 KV cache"),
+            KvPrecision::Int8 => None,
             KvPrecision::Int4 => Some("an int4 KV cache"),
             KvPrecision::Int8Int4 => Some("an int8-int4 KV cache"),
         };
@@ -244,7 +270,8 @@ impl Plan for AttentionProblem {
                     self.parts(splits)?;
                 }
                 let cubes = sides(splits, kv_heads * self.share().div_ceil(heads), self.rows());
-                Ok(Settings { cubes, ..Settings::linear(1, units, 5) }.shared(form.shared_bytes()))
+                let buffers = 5 + usize::from(form.codes);
+                Ok(Settings { cubes, ..Settings::linear(1, units, buffers) }.shared(form.shared_bytes()))
             }
             AttentionBlueprint::Prefill | AttentionBlueprint::Mma { .. } if self.sequences > 1 => {
                 Err(CubeError::Range {
@@ -280,7 +307,8 @@ impl Plan for AttentionProblem {
                 if device.planes != Some((mma::LANES as u32, mma::LANES as u32)) {
                     return missing("planes of 32 units");
                 }
-                if precision != KvPrecision::F16 {
+                // An int8 cache is widened to f16 first.
+                if precision == KvPrecision::F32 {
                     return missing("matrix instructions on an f32 cache");
                 }
                 if !head_dim.is_multiple_of(32) {
@@ -391,6 +419,34 @@ mod tests {
     }
 
     #[test]
+    fn every_candidate_over_an_int8_cache_fits_the_smallest_device() {
+        let device = Capabilities::smallest();
+        for head_dim in [4, 8, 12, 16, 32, 64, 80, 96, 128, 256] {
+            for (heads, tokens) in [(6, 1), (16, 3), (8, 20)] {
+                let precision = KvPrecision::Int8;
+                let cache = CacheShape { head_dim, capacity: 1 << 14, precision, ..problem().cache };
+                let problem = AttentionProblem { heads, cache, tokens, first_position: 5000, ..problem() };
+                for blueprint in problem.candidates(&device) {
+                    let settings = problem.settings(&blueprint, &device).expect("its own candidate");
+                    settings
+                        .check("attention", &device)
+                        .unwrap_or_else(|e| panic!("{head_dim} {blueprint:?}: {e}"));
+                    let is_decode = matches!(blueprint, AttentionBlueprint::Decode { .. });
+                    assert_eq!(settings.bindings, if is_decode { 6 } else { 4 }, "{blueprint:?}");
+                }
+                // What the tokens see, and no more.
+                let wide = problem.wide_shape(&device);
+                assert_eq!((wide.capacity, wide.precision), (5000 + tokens, KvPrecision::F32));
+            }
+        }
+        for head_dim in [1, 2, 6, 130] {
+            let odd = CacheShape { head_dim, precision: KvPrecision::Int8, ..problem().cache };
+            let refused = AttentionProblem { cache: odd, ..problem() }.validate().expect_err("refused");
+            assert!(matches!(refused, CubeError::NotMultiple { unit: 4, got, .. } if got == head_dim));
+        }
+    }
+
+    #[test]
     fn plans_are_the_same_within_a_horizon() {
         // Position, window, capacity, horizon.
         let table = [
@@ -442,6 +498,10 @@ mod tests {
         let expected = Cost { macs: 2 * pairs * 6 * 64, bytes: 2 * 4 * 36 * 128 + 20 * 8 * 6 * 64 };
         assert_eq!(masked(false), expected);
         assert_eq!(masked(true), problem().cost());
+        // Keys and values of 64 bytes with a scale of four each.
+        let codes = CacheShape { precision: KvPrecision::Int8, ..problem().cache };
+        let codes = AttentionProblem { cache: codes, tokens: 1, first_position: 9, ..problem() };
+        assert_eq!(codes.cost().bytes, 2 * 10 * 2 * (64 + 4) + 8 * 6 * 64);
     }
 
     #[test]

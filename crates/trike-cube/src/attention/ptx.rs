@@ -31,3 +31,13 @@ pub(super) fn end_of_copies() {
 pub(super) fn wait_for_copies() {
     gpu_asm!("cp.async.wait_group 0;");
 }
+
+/// The byte `i` of a word, below the upper three bytes of another one.
+#[cube]
+pub(super) fn byte_above(word: u32, above: u32, #[comptime] i: u32) -> u32 {
+    let bytes: u32;
+    let selected = comptime!(0x7650 + i).runtime();
+    gpu_asm!("prmt.b32 {}, {}, {}, {};", out(_) bytes, in(_) word, in(_) above, in(_) selected, options(pure, nomem));
+    // A value, as in `exp2`.
+    bytes | 0u32.runtime()
+}

@@ -18,7 +18,7 @@ impl KvCache {
         let len = shape.elements()?;
         let bytes = shape.precision.bytes_per_position(shape.head_dim) / (2 * shape.head_dim);
         // Views start at multiples of the alignment.
-        let stride = len.next_multiple_of((device.capabilities().alignment as usize).div_ceil(bytes.max(1)));
+        let stride = len.next_multiple_of(shape.unit(device.capabilities().alignment as usize));
         let largest = usize::try_from(device.capabilities().max_buffer_bytes).unwrap_or(usize::MAX);
         let most = (largest / bytes.max(1)).min(u32::MAX as usize) / stride;
         let mut caches = Vec::with_capacity(count);
@@ -37,7 +37,9 @@ impl KvCache {
     /// Returns true if both have one shape and are in one allocation, so that one launch can process their tokens.
     #[must_use]
     pub fn is_beside(&self, other: &Self) -> bool {
-        self.shape() == other.shape() && self.k.is_beside(&other.k) && self.v.is_beside(&other.v)
+        // Keys are selected for one sequence at a time.
+        let all = self.index.is_none() && other.index.is_none();
+        all && self.shape() == other.shape() && self.k.is_beside(&other.k) && self.v.is_beside(&other.v)
     }
 }
 

@@ -6,6 +6,7 @@ use half::f16;
 
 use super::cache::{CacheShape, KvBuffer, KvCache, MAX_POSITION, Segment};
 use super::several::Batch;
+use super::store_codes;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::Result;
 use crate::plan::{Settings, spread};
@@ -98,10 +99,16 @@ impl Device {
     pub fn store(&self, k: &Buffer<f32>, v: &Buffer<f32>, segment: &Segment<'_>) -> Result<()> {
         segment.check_new(k, v, self.is_capturing())?;
         let Segment { rows, cache, .. } = segment;
-        let launch = launch_of_store("store", cache.shape(), rows.len());
-        self.launch(&launch, &[cache.k.memory(), cache.v.memory()], |client, cubes, units| match cache.k {
+        let launch = match cache.k {
+            KvBuffer::F32(_) | KvBuffer::F16(_) => launch_of_store("store", cache.shape(), rows.len()),
+            KvBuffer::Int8(_) => store_codes::launch_of("store_codes", cache.shape(), rows.len()),
+        };
+        self.launch(&launch, &cache.written(), |client, cubes, units| match &cache.k {
             KvBuffer::F32(_) => store::<f32>(client, cubes, units, (k, v), segment),
             KvBuffer::F16(_) => store::<f16>(client, cubes, units, (k, v), segment),
+            KvBuffer::Int8(codes) => {
+                store_codes::store(client, cubes, units, (k, v), segment, &codes.scales);
+            }
         })
     }
 
@@ -115,10 +122,18 @@ impl Device {
         if self.is_capturing() {
             batch.keep_within(cache, MAX_POSITION);
         }
-        let launch = launch_of_store("store_tokens", cache.shape(), batch.len());
-        self.launch(&launch, &[cache.k.memory(), cache.v.memory()], |client, cubes, units| match cache.k {
+        let launch = match cache.k {
+            KvBuffer::F32(_) | KvBuffer::F16(_) => {
+                launch_of_store("store_tokens", cache.shape(), batch.len())
+            }
+            KvBuffer::Int8(_) => store_codes::launch_of("store_codes_tokens", cache.shape(), batch.len()),
+        };
+        self.launch(&launch, &cache.written(), |client, cubes, units| match &cache.k {
             KvBuffer::F32(_) => store_several::<f32>(client, cubes, units, (k, v), batch, cache),
             KvBuffer::F16(_) => store_several::<f16>(client, cubes, units, (k, v), batch, cache),
+            KvBuffer::Int8(codes) => {
+                store_codes::store_several(client, cubes, units, (k, v), batch, cache, &codes.scales);
+            }
         })
     }
 }

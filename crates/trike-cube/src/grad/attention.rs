@@ -6,7 +6,7 @@ use trike_core::AttentionSpec;
 use super::check_apart;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use crate::ops::math::exp;
+use crate::math::exp;
 use crate::plan::Settings;
 
 /// Rows per cube; a row is one token and one query head of a key/value head, or one key.

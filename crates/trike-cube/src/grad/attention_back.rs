@@ -12,7 +12,7 @@ use super::attention::{
 use super::check_apart;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{Result, check_len, check_shape};
-use crate::ops::math::exp;
+use crate::math::exp;
 
 /// Writes two numbers of each query: the logarithm of the sum of its exponentials, and the sum of its weights times the gradients
 /// of the weights. The iteration space is that of the forward kernel; unit `(r, g)` sums over lines `g, g + 8, ..`.

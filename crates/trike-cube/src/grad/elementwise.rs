@@ -6,7 +6,7 @@ use trike_core::GatedActivation;
 use super::{check_apart, each, rows_of};
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{Result, check_len};
-use crate::ops::math::exp;
+use crate::math::exp;
 
 /// Rows that one unit adds up.
 pub(super) const SLAB: usize = 256;

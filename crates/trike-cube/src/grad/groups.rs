@@ -5,8 +5,8 @@ use cubecl::prelude::*;
 use super::{SUM_UNITS, check_apart, each, per_cube};
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{Result, check_len, check_range, check_shape};
-use crate::ops::math::magnitude;
-use crate::ops::reduce::sum_floats;
+use crate::math::magnitude;
+use crate::reduce::sum_floats;
 
 /// Elements that a cube adds up, if a group has more than that; and the most cubes of a group.
 const EACH: usize = 2048;

@@ -8,8 +8,8 @@ use super::groups::{Finish, Groups, Term};
 use super::{SUM_UNITS, check_apart, per_cube};
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use crate::ops::math::{exp, magnitude};
-use crate::ops::reduce::{max_words, sum_floats};
+use crate::math::{exp, magnitude};
+use crate::reduce::{max_words, sum_floats};
 
 /// The target of a row without one.
 const NONE: u32 = u32::MAX;

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use super::{SUM_UNITS, check_apart, per_cube, rows_of};
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len};
-use crate::ops::reduce::sum_floats;
+use crate::reduce::sum_floats;
 
 /// The reciprocal root-mean-square of a row; all units call it.
 #[cube]

@@ -5,8 +5,8 @@ use cubecl::prelude::*;
 use super::{SUM_UNITS, check_apart, each, per_cube, rows_of};
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range};
-use crate::ops::math::{magnitude, nearest};
-use crate::ops::reduce::max_words;
+use crate::math::{magnitude, nearest};
+use crate::reduce::max_words;
 
 /// Bits of f32 infinity.
 const INFINITE: u32 = 0x7F80_0000;

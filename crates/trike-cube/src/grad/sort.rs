@@ -9,7 +9,7 @@ use super::groups::Groups;
 use super::{SUM_UNITS, check_apart, each, per_cube};
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{Result, check_range, check_shape};
-use crate::ops::math::magnitude;
+use crate::math::magnitude;
 
 /// Longest group that is sorted in shared memory.
 const LOCAL: usize = 2048;

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 use trike_core::GatedActivation;
 
-use super::math::exp;
+use crate::math::exp;
 
 /// Activation of the gate; NaN is propagated.
 #[cube]

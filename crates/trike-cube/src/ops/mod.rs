@@ -5,12 +5,12 @@
 mod elementwise;
 mod gated;
 mod lookup;
-pub(crate) mod math;
-pub(crate) mod reduce;
 mod rope;
 mod rotate;
+mod rotate_codes;
 pub(crate) mod rows;
 mod top;
+mod turns;
 
 pub use elementwise::{Elementwise, ElementwiseBlueprint, ElementwiseProblem};
 pub use lookup::{Indices, LookupBlueprint, LookupProblem};

@@ -6,6 +6,7 @@ use half::f16;
 use trike_core::RopePairing;
 
 use super::rope::RopeTable;
+use super::rotate_codes;
 use crate::attention::{Batch, KvBuffer, KvCache, Segment};
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_range};
@@ -15,17 +16,8 @@ use crate::plan::{Settings, spread};
 const UNITS: u32 = 128;
 
 mod kernel {
+    use super::super::turns::{places, turn_query};
     use super::*;
-
-    /// Places of the two elements of a pair in a head: pairs past the rotated ones are neighbours.
-    #[cube]
-    fn places(pair: usize, rotated: usize, #[comptime] pairing: RopePairing) -> (usize, usize) {
-        let pairs = rotated / 2;
-        let neighbours = comptime!(pairing == RopePairing::Adjacent) || pair >= pairs;
-        let low = select(neighbours, 2 * pair, pair);
-        let high = select(neighbours, 2 * pair + 1, pair + pairs);
-        (low, high)
-    }
 
     /// Pair `i` of a row, counted over its query and key heads: of a query, which is rotated in place, or of a key and of its
     /// value, which are stored in the cache that begins with element `place`, the key rotated.
@@ -51,15 +43,10 @@ mod kernel {
         let (dim, half) = (head_dim as usize, head_dim as usize / 2);
         let (pair, head) = (i % half, i / half);
         let (low, high) = places(pair, rotated, pairing);
-        let turns_at = position as usize * rotated + pair;
+        let turns_at = position as usize * rotated;
         if head < heads {
-            if pair < rotated / 2 {
-                let at = (row * heads + head) * dim;
-                let (a, b) = (q[at + low], q[at + high]);
-                let (cos, sin) = (turns[turns_at], turns[turns_at + rotated / 2]);
-                q[at + low] = a * cos - b * sin;
-                q[at + high] = a * sin + b * cos;
-            }
+            let from = (row * heads + head) * dim;
+            turn_query(q, turns, from, pair, turns_at, rotated, pairing);
         } else {
             let head = head - heads;
             let from = (row * kv_heads + head) * dim;
@@ -68,7 +55,7 @@ mod kernel {
             let mut first = a;
             let mut second = b;
             if pair < rotated / 2 {
-                let (cos, sin) = (turns[turns_at], turns[turns_at + rotated / 2]);
+                let (cos, sin) = (turns[turns_at + pair], turns[turns_at + pair + rotated / 2]);
                 first = a * cos - b * sin;
                 second = a * sin + b * cos;
             }
@@ -200,15 +187,26 @@ impl Device {
         if self.is_capturing() {
             positions.keep_below(table.positions());
         }
-        let (count, launch) = launch_of("rotate_and_store", cache, heads, rows.len(), table);
-        let written = cache.written();
-        self.launch(&launch, &[q, written[0], written[1]], |client, cubes, units| {
-            let sizes = [count, rows.start, heads];
+        let (count, launch) = match cache.k {
+            KvBuffer::F32(_) | KvBuffer::F16(_) => {
+                launch_of("rotate_and_store", cache, heads, rows.len(), table)
+            }
+            KvBuffer::Int8(_) => {
+                (0, rotate_codes::launch_of("rotate_and_store_codes", cache, heads, rows.len(), table))
+            }
+        };
+        let mut written = cache.written();
+        written.push(q);
+        self.launch(&launch, &written, |client, cubes, units| {
             // Each was checked against a length that fits 32 bits.
-            let sizes = sizes.map(|n| n as u32);
-            match cache.k {
+            let sizes = [count, rows.start, heads].map(|n| n as u32);
+            match &cache.k {
                 KvBuffer::F32(_) => launch_as::<f32>(client, cubes, units, [q, k, v], segment, table, sizes),
                 KvBuffer::F16(_) => launch_as::<f16>(client, cubes, units, [q, k, v], segment, table, sizes),
+                KvBuffer::Int8(codes) => {
+                    let with = (sizes[2], &codes.scales);
+                    rotate_codes::launch(client, cubes, units, [q, k, v], segment, table, with);
+                }
             }
         })
     }
@@ -236,17 +234,30 @@ impl Device {
         if self.is_capturing() {
             batch.keep_within(cache, table.positions());
         }
-        let (count, launch) = launch_of("rotate_and_store_tokens", cache, heads, batch.len(), table);
-        let written = cache.written();
-        self.launch(&launch, &[q, written[0], written[1]], |client, cubes, units| {
+        let (count, launch) = match cache.k {
+            KvBuffer::F32(_) | KvBuffer::F16(_) => {
+                launch_of("rotate_and_store_tokens", cache, heads, batch.len(), table)
+            }
+            KvBuffer::Int8(_) => {
+                let kernel = "rotate_and_store_codes_tokens";
+                (0, rotate_codes::launch_of(kernel, cache, heads, batch.len(), table))
+            }
+        };
+        let mut written = cache.written();
+        written.push(q);
+        self.launch(&launch, &written, |client, cubes, units| {
             // Each was checked against a length that fits 32 bits.
             let sizes = [count, heads].map(|n| n as u32);
-            match cache.k {
+            match &cache.k {
                 KvBuffer::F32(_) => {
                     launch_several::<f32>(client, cubes, units, [q, k, v], batch, table, sizes);
                 }
                 KvBuffer::F16(_) => {
                     launch_several::<f16>(client, cubes, units, [q, k, v], batch, table, sizes);
+                }
+                KvBuffer::Int8(codes) => {
+                    let with = (sizes[1], &codes.scales);
+                    rotate_codes::launch_several(client, cubes, units, [q, k, v], batch, table, with);
                 }
             }
         })

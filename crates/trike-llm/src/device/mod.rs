@@ -297,7 +297,7 @@ pub fn open(path: impl AsRef<Path>, device: &DeviceChoice) -> Result<Box<dyn Mod
     device.open()?.load(&file, &options, &mut |_, _| ())
 }
 
-/// `kv` in a precision that the backend supports: f16 or f32 instead of int8, f32 if it has no f16.
+/// `kv` in a precision that the backend supports: int8 instead of int4, f32 if it has no f16.
 #[cfg(feature = "gpu")]
 fn supported(backend: &impl Backend, kv: KvSpec) -> KvSpec {
     KvSpec { precision: backend.cache_precision(kv.precision.base()).into(), ..kv }

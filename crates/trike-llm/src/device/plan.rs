@@ -163,7 +163,11 @@ pub(super) fn pieces(
     // Keys and values have the same size.
     let of_layer = |layer| MemoryPlan::of_layers(spec, layer..layer + 1, 0, kv, STEP).cache / 2;
     let cache = layers.clone().map(of_layer).max().unwrap_or(0);
-    pieces.push((format!("keys of one layer at {} positions", kv.capacity), cache));
+    let (capacity, copy) = (kv.capacity, MemoryPlan::default().on_device(spec, kv).scratch / 2);
+    pieces.push((format!("keys of one layer at {capacity} positions"), cache));
+    if copy > 0 {
+        pieces.push((format!("keys of one layer at {capacity} positions, copied for prompts"), copy));
+    }
     Ok(pieces)
 }
 

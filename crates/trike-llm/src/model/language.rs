@@ -57,7 +57,9 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
     }
 
     fn memory(&self, kv: &KvSpec) -> MemoryPlan {
-        MemoryPlan::new(self.decoder().spec(), self.weight_bytes() as u64, kv, STEP)
+        let spec = self.decoder().spec();
+        let plan = MemoryPlan::new(spec, self.weight_bytes() as u64, kv, STEP);
+        if self.device_use().is_some() { plan.on_device(spec, kv) } else { plan }
     }
 
     fn default_kv(&self) -> KvPrecision {
@@ -77,7 +79,7 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         if ids.len() > context {
             return Err(LlmError::PromptTooLong { tokens: ids.len(), context });
         }
-        // The blocks are run one by one, which other ranks do not follow, and devices have two precisions only; the downcast keeps this
+        // The blocks are run one by one, which other ranks do not follow, and the layers of a device do not differ; the downcast keeps this
         // out of the `Backend` trait.
         match (self.decoder() as &dyn Any).downcast_ref::<Decoder<CpuBackend>>() {
             Some(decoder) => {

@@ -100,7 +100,7 @@ pub trait Model {
     /// Whether the backend can cache keys and values in this precision.
     fn can_cache(&self, kv: KvPrecision) -> bool;
 
-    /// `wanted` if the backend can cache keys and values in that precision, else f16, else f32.
+    /// `wanted` if the backend can cache keys and values in that precision, else int8 instead of int4, else f16, else f32.
     fn cache_precision(&self, wanted: KvPrecision) -> KvPrecision;
 
     /// For each layer, the error that caching its keys and values in each of `precisions` makes:

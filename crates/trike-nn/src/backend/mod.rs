@@ -138,9 +138,13 @@ pub trait Backend {
         true
     }
 
-    /// `wanted` if KV caches can store it, else f16, else f32, which every backend stores.
+    /// `wanted` if KV caches can store it, else int8 instead of int4, else f16, else f32, which every backend stores.
     fn cache_precision(&self, wanted: KvPrecision) -> KvPrecision {
-        let all = [wanted, KvPrecision::F16, KvPrecision::F32];
+        let larger = match wanted {
+            KvPrecision::Int4 | KvPrecision::Int8Int4 => KvPrecision::Int8,
+            KvPrecision::F32 | KvPrecision::F16 | KvPrecision::Int8 => wanted,
+        };
+        let all = [wanted, larger, KvPrecision::F16, KvPrecision::F32];
         all.into_iter().find(|&precision| self.can_cache(precision)).unwrap_or(KvPrecision::F32)
     }
 
@@ -151,6 +155,16 @@ pub trait Backend {
 
     /// Whether caches can have an index that selects the keys of a decode step.
     fn can_select_keys(&self) -> bool {
+        false
+    }
+
+    /// Whether steps of several tokens can attend to some blocks of keys only.
+    fn can_select_prompt_keys(&self) -> bool {
+        false
+    }
+
+    /// Whether a full cache can forget positions.
+    fn can_evict(&self) -> bool {
         false
     }
 

@@ -280,6 +280,14 @@ impl Backend for CpuBackend {
         true
     }
 
+    fn can_select_prompt_keys(&self) -> bool {
+        true
+    }
+
+    fn can_evict(&self) -> bool {
+        true
+    }
+
     fn load_matrix(&self, weight: Tensor) -> Result<Matrix, NnError> {
         Ok(match weight {
             Tensor::Ternary(w) => Matrix::Ternary(self.cpu.pack(&w, self.layout_of(&w))?),

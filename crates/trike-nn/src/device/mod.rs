@@ -178,10 +178,10 @@ impl Backend for CubeBackend {
 
     fn can_cache(&self, precision: KvPrecision) -> bool {
         match precision {
-            KvPrecision::F32 => true,
+            KvPrecision::F32 | KvPrecision::Int8 => true,
             // In a pipeline, layers on a device without f16 are cached in f32.
             KvPrecision::F16 => self.devices().any(|device| device.capabilities().f16),
-            KvPrecision::Int8 | KvPrecision::Int4 | KvPrecision::Int8Int4 => false,
+            KvPrecision::Int4 | KvPrecision::Int8Int4 => false,
         }
     }
 
@@ -226,11 +226,20 @@ impl Backend for CubeBackend {
     }
 
     fn new_cache(&self, spec: &CacheSpec) -> Result<KvCache, NnError> {
-        Ok(KvCache::empty(&self.device, self.cache_shape(spec))?)
+        let cache = KvCache::empty(&self.device, self.cache_shape(spec))?;
+        Ok(cache.with_keys(&self.device, spec.keys)?)
+    }
+
+    fn can_select_keys(&self) -> bool {
+        true
     }
 
     fn new_caches(&self, spec: &CacheSpec, count: usize) -> Result<Vec<KvCache>, NnError> {
-        Ok(KvCache::several(&self.device, self.cache_shape(spec), count)?)
+        let caches = KvCache::several(&self.device, self.cache_shape(spec), count)?;
+        Ok(caches
+            .into_iter()
+            .map(|cache| cache.with_keys(&self.device, spec.keys))
+            .collect::<Result<_, _>>()?)
     }
 
     fn upload(&self, values: &[f32], width: usize) -> Result<CubeTensor, NnError> {

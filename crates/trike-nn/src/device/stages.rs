@@ -76,7 +76,7 @@ impl CubeBackend {
 
     /// The KV cache of a layer on this device. A stage stores f32 on a device without f16, because the other stages may have it.
     pub(super) fn cache_shape(&self, spec: &CacheSpec) -> CacheShape {
-        // A sequence with selected keys was refused.
+        // `new_cache` adds the index; a sequence with the others was refused.
         let CacheSpec { kv_heads, head_dim, capacity, precision, keys: _, prompt_keys: _, eviction: _ } =
             *spec;
         let is_stage = self.index > 0 || !self.later.is_empty();

@@ -226,6 +226,14 @@ impl<B: Backend, C: Communicator> Backend for RankBackend<B, C> {
         self.inner.can_select_keys()
     }
 
+    fn can_select_prompt_keys(&self) -> bool {
+        self.inner.can_select_prompt_keys()
+    }
+
+    fn can_evict(&self) -> bool {
+        self.inner.can_evict()
+    }
+
     fn new_cache(&self, spec: &CacheSpec) -> Result<Self::Cache, NnError> {
         let kv_heads = self.division.kv_heads(self.comm.rank()).len();
         self.is_here().then(|| self.inner.new_cache(&CacheSpec { kv_heads, ..*spec })).transpose()

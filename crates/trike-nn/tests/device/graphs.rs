@@ -68,7 +68,7 @@ fn every_architecture_is_recorded_and_equal_to_the_bit() {
 fn a_step_behind_the_horizon_is_recorded_anew() {
     let Some(device) = software() else { return };
     let spec = DecoderSpec { context: 300, layers: 1, ..base() };
-    for precision in [KvPrecision::F32, KvPrecision::F16] {
+    for precision in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {
         let decoders = both(&device, &spec, Kind::Trits, ActivationPrecision::Int8PerToken);
         let mut sequences = decoders.each_ref().map(|decoder| {
             let mut sequence = decoder.sequence(KvSpec::new(precision, 300)).expect("a sequence");

@@ -15,6 +15,7 @@ use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValu
 mod batches;
 mod edits;
 mod graphs;
+mod keys;
 mod split;
 
 /// The software Vulkan driver; `None` after a line that the test runner counts.
@@ -282,6 +283,51 @@ fn int8_activations_and_half_caches_agree_with_the_host() {
         // An activation on the edge of a step may round the other way, which moves a logit by a step.
         assert_close(&got, &want, 2e-2);
     }
+}
+
+/// A key on the edge of a step may round the other way, which moves a logit by a step.
+#[test]
+fn int8_caches_agree_with_the_host() {
+    let Some(device) = software() else { return };
+    for (name, spec, kind) in architectures() {
+        let (kv, ids) = (KvSpec::new(KvPrecision::Int8, 40), ids(30, 8));
+        let on_cpu = cpu(&spec, kind, ActivationPrecision::F32);
+        let want = logits(&on_cpu, &ids, kv, 30);
+        let decoder = gpu(&device, &spec, kind, ActivationPrecision::F32);
+        for step in [30, 4, 1] {
+            let got = logits(&decoder, &ids, kv, step);
+            assert!(got.iter().all(|v| v.is_finite()), "{name}");
+            assert_close(&got, &want, 2e-2);
+        }
+        // Half of the bytes of f16, and a scale for each key and value.
+        let bytes = |precision| {
+            let before = decoder.backend().device_use().expect("a device").in_use;
+            let sequence = decoder.sequence(KvSpec::new(precision, 640)).expect("a sequence");
+            let bytes = decoder.backend().device_use().expect("a device").in_use - before;
+            drop(sequence);
+            bytes
+        };
+        let slots = (2 * spec.layers * spec.kv_heads * 640) as u64;
+        assert_eq!(2 * (bytes(KvPrecision::Int8) - 4 * slots), bytes(KvPrecision::F16), "{name}");
+    }
+}
+
+#[test]
+fn caches_that_a_device_has_not_are_refused() {
+    let Some(device) = software() else { return };
+    let decoder = gpu(&device, &base(), Kind::Trits, ActivationPrecision::F32);
+    for precision in [KvPrecision::Int4, KvPrecision::Int8Int4] {
+        assert!(!decoder.backend().can_cache(precision));
+        assert_eq!(decoder.backend().cache_precision(precision), KvPrecision::Int8);
+        let refused = decoder.sequence(KvSpec::new(precision, 8)).err().expect("refused").to_string();
+        assert!(refused.contains(&format!("{} KV cache", precision.name())), "{refused}");
+    }
+    // Heads of six elements are no whole words.
+    let spec = DecoderSpec { head_dim: 6, ..base() };
+    let decoder = gpu(&device, &spec, Kind::Trits, ActivationPrecision::F32);
+    let refused = decoder.sequence(KvSpec::new(KvPrecision::Int8, 8)).err().expect("refused").to_string();
+    assert!(refused.contains("head_dim of an int8 KV cache on a device"), "{refused}");
+    decoder.sequence(KvSpec::new(KvPrecision::F32, 8)).expect("a sequence");
 }
 
 /// A model without most of its zeros and one with 1.6 bits per weight run in layouts of their own, with the logits of the host

@@ -74,6 +74,7 @@ fn every_architecture_on_two_devices_is_that_on_one_to_the_bit() {
         for (activations, precision, steps) in [
             (ActivationPrecision::F32, KvPrecision::F32, &[11, 1][..]),
             (ActivationPrecision::Int8PerToken, KvPrecision::F16, &[30]),
+            (ActivationPrecision::F32, KvPrecision::Int8, &[11, 1]),
         ] {
             let kv = KvSpec::new(precision, 40);
             let one = gpu(&first, &spec, kind, activations);

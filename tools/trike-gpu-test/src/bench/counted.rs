@@ -5,6 +5,7 @@
 
 use anyhow::{Result, bail};
 use trike_bench::{Attention, Heads, Product, Shape, Zeros};
+use trike_core::{KeySelector, SelectedKeys};
 use trike_cube::attention::{
     AttentionBlueprint, AttentionProblem, BlockBitmap, BlockMask, CacheShape, KvCache, KvPrecision,
     Positions, Segment,
@@ -17,7 +18,7 @@ use trike_trit::{Granularity, GroupSize};
 
 use super::catalogue::{Case, TRIKE, Weights};
 use super::operands::{Copies, activations};
-use super::operations::Operation;
+use super::operations::{Operation, keys};
 
 /// A problem whose kernel is counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,6 +31,12 @@ pub(crate) enum Counted {
     Attention(Attention),
     /// Attention of a prompt over a quarter of the key blocks.
     Masked(Attention),
+    /// Attention of a token to positions that sign codes choose, which are fewer than all of them.
+    Selected(Attention),
+    /// The scores of these codes.
+    KeyScores(Attention),
+    /// Attention of one token over a cache in int8.
+    Int8(Attention),
 }
 
 /// The head of the 2b model, with its real vocabulary.
@@ -72,7 +79,10 @@ impl Counted {
         for (heads, batch) in [(Heads::B2, 1), (Heads::B7, 8)] {
             all.push(Self::Attention(Attention { heads, tokens: 2048, positions: 2048, batch }));
         }
+        all.push(Self::Int8(Attention { heads: Heads::B2, tokens: 1, positions: 4096, batch: 1 }));
         all.push(Self::Masked(Attention { heads: Heads::B2, tokens: 4096, positions: 4096, batch: 1 }));
+        let long = Attention { heads: Heads::B8, tokens: 1, positions: 131_072, batch: 1 };
+        all.extend([Self::Selected(long), Self::KeyScores(long)]);
         all
     }
 
@@ -85,6 +95,13 @@ impl Counted {
             Self::Masked(Attention { heads, tokens, .. }) => {
                 Operation::MaskedAttention { tokens: *tokens, heads: *heads }.to_string()
             }
+            Self::Selected(Attention { heads, positions, .. })
+            | Self::KeyScores(Attention { heads, positions, .. }) => {
+                Operation::SelectedAttention { positions: *positions, heads: *heads }.to_string()
+            }
+            Self::Int8(Attention { heads, positions, .. }) => {
+                Operation::Int8Attention { positions: *positions, heads: *heads }.to_string()
+            }
         }
     }
 
@@ -93,7 +110,8 @@ impl Counted {
         match self {
             Self::Product(_, weights) => weights.name(),
             Self::Head(_) => "trike int8".to_owned(),
-            Self::Attention(_) | Self::Masked(_) => TRIKE.to_owned(),
+            Self::Attention(_) | Self::Masked(_) | Self::Selected(_) | Self::Int8(_) => TRIKE.to_owned(),
+            Self::KeyScores(_) => "trike scores of codes".to_owned(),
         }
     }
 
@@ -104,7 +122,8 @@ impl Counted {
                 &["dense::dense_decode::DenseDecode", "dense_mma::dense_mma::DenseMma"]
             }
             Self::Product(..) => &["decode::decode::Decode", "mma::mma::Mma", "base3::base3::Base3"],
-            Self::Attention(_) | Self::Masked(_) => {
+            Self::KeyScores(_) => &["attention::keys::kernel::score::Score"],
+            Self::Attention(_) | Self::Masked(_) | Self::Selected(_) | Self::Int8(_) => {
                 &["attention::joined::decode_joined::DecodeJoined", "attention::mma::mma::Mma"]
             }
         }
@@ -114,7 +133,8 @@ impl Counted {
     pub(crate) fn streamed(&self) -> &'static [u32] {
         match self {
             Self::Product(..) | Self::Head(_) => &[0],
-            Self::Attention(_) | Self::Masked(_) => &[1, 2],
+            Self::KeyScores(_) => &[0, 1],
+            Self::Attention(_) | Self::Masked(_) | Self::Selected(_) | Self::Int8(_) => &[1, 2],
         }
     }
 
@@ -123,18 +143,21 @@ impl Counted {
         match self {
             Self::Product(_, Weights::F16) | Self::Head(_) => &[2],
             Self::Product(..) => &[3],
-            Self::Attention(_) | Self::Masked(_) => &[0],
+            Self::KeyScores(_) => &[2],
+            Self::Attention(_) | Self::Masked(_) | Self::Selected(_) | Self::Int8(_) => &[0],
         }
     }
 
     /// Weights, or elements of keys and values, for each byte of them.
     pub(crate) fn per_byte(&self) -> f64 {
         match self {
-            Self::Product(_, Weights::F16) | Self::Attention(_) | Self::Masked(_) => 0.5,
+            Self::Product(_, Weights::F16) | Self::Attention(_) | Self::Masked(_) | Self::Selected(_) => 0.5,
+            // Signs of 128 channels in 20 bytes.
+            Self::KeyScores(_) => 6.4,
             Self::Product(_, Weights::Base3) => 5.0,
             Self::Product(_, Weights::ThreePlanes) => 4.0 / 3.0,
             Self::Product(..) => 4.0,
-            Self::Head(_) => 1.0,
+            Self::Head(_) | Self::Int8(_) => 1.0,
         }
     }
 
@@ -153,8 +176,22 @@ impl Counted {
                 dense(device, shape, 1, HEAD_GROUP, &small)
             }
             Self::Product(product, weights) => ternary(device, product, weights),
-            Self::Attention(attention) => attend(device, &attention, false),
-            Self::Masked(attention) => attend(device, &attention, true),
+            Self::Attention(attention) => attend(device, &attention, KvPrecision::F16, false),
+            Self::Masked(attention) => attend(device, &attention, KvPrecision::F16, true),
+            Self::Int8(attention) => attend(device, &attention, KvPrecision::Int8, false),
+            Self::Selected(attention) | Self::KeyScores(attention) => {
+                let selected = keys().select(attention.positions).map_or(0, SelectedKeys::total);
+                let seen = Attention { positions: selected, ..attention };
+                let (_, settings) =
+                    asked(&seen, KvPrecision::F16).plan(&Strategy::Inferred, device.capabilities())?;
+                choose(device, attention.heads)?;
+                let processors = device.capabilities().multiprocessors.unwrap_or(1);
+                // Eight cubes of scores on each multiprocessor.
+                let kv_heads = attention.heads.kv_heads as u32;
+                let scores =
+                    Settings { cubes: [(8 * processors).div_ceil(kv_heads), kv_heads, 1], ..settings };
+                Ok(if matches!(self, Self::KeyScores(_)) { scores } else { settings })
+            }
         }
     }
 }
@@ -201,23 +238,36 @@ fn dense(
     Ok(settings)
 }
 
-fn attend(device: &Device, case: &Attention, masked: bool) -> Result<Settings> {
+/// Attention of the catalogue without a mask.
+fn asked(case: &Attention, precision: KvPrecision) -> AttentionProblem {
     let Heads { heads, kv_heads, head_dim, .. } = case.heads;
-    let cache = CacheShape { kv_heads, head_dim, capacity: case.positions, precision: KvPrecision::F16 };
-    let first_position = case.positions - case.tokens;
+    let &Attention { tokens, positions: capacity, .. } = case;
+    let cache = CacheShape { kv_heads, head_dim, capacity, precision };
+    let first_position = capacity - tokens;
+    AttentionProblem { heads, window: None, tokens, sequences: 1, first_position, cache, mask: None }
+}
+
+/// Launches all kernels of a selection among few positions.
+fn choose(device: &Device, of: Heads) -> Result<()> {
+    let Heads { heads, kv_heads, head_dim, .. } = of;
+    let shape = CacheShape { kv_heads, head_dim, capacity: 2048, precision: KvPrecision::F16 };
+    // As many as make more than one part.
+    let cache = KvCache::empty(device, shape)?.with_keys(device, KeySelector::signs(128)?)?;
+    let positions = Positions::upload(device, &[2000])?;
+    let q = device.upload(&vec![0.0f32; heads * head_dim])?;
+    let out: Buffer<f32> = device.empty(heads * head_dim)?;
+    let segment = Segment { rows: 0..1, positions: &positions, cache: &cache };
+    Ok(device.attention(&of.spec(), &q, &segment, &out, &Strategy::Inferred)?)
+}
+
+fn attend(device: &Device, case: &Attention, precision: KvPrecision, masked: bool) -> Result<Settings> {
+    let Heads { heads, kv_heads, head_dim, .. } = case.heads;
     // The form depends on whether there is a mask, not on its bits.
     let bitmap = |positions| BlockBitmap::diagonal(1, positions);
-    let range = first_position..case.positions;
+    let range = case.positions - case.tokens..case.positions;
     let mask = if masked { Some(bitmap(range.clone())?.work(kv_heads, &range, None)) } else { None };
-    let problem = AttentionProblem {
-        heads,
-        window: None,
-        tokens: case.tokens,
-        sequences: 1,
-        first_position,
-        cache,
-        mask,
-    };
+    let problem = AttentionProblem { mask, ..asked(case, precision) };
+    let cache = problem.cache;
     let (blueprint, settings) = problem.plan(&Strategy::Inferred, device.capabilities())?;
     // Two parts, if any, are as good as many.
     let blueprint = match blueprint {
@@ -258,7 +308,9 @@ mod tests {
             let name = (counted.problem(), counted.kernel());
             let is_extra = matches!(
                 counted,
-                Counted::Head(_) | Counted::Product(_, Weights::TwoBit(Granularity::Group(GroupSize::G64)))
+                Counted::Head(_)
+                    | Counted::KeyScores(_)
+                    | Counted::Product(_, Weights::TwoBit(Granularity::Group(GroupSize::G64)))
             );
             assert!(is_extra || names.contains(&name), "{name:?}");
             assert!(seen.insert(name.clone()), "{name:?} twice");

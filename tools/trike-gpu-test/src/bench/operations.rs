@@ -3,6 +3,7 @@
 use anyhow::Result;
 use std::fmt;
 use trike_bench::{Attention, Heads, Limit};
+use trike_core::{KeySelector, SelectedKeys};
 use trike_cube::attention::{
     AttentionProblem, BlockBitmap, BlockMask, CacheShape, KvCache, KvPrecision, Positions, Segment,
 };
@@ -45,6 +46,20 @@ pub enum Operation {
     MaskedAttention {
         /// Tokens.
         tokens: usize,
+        /// The heads.
+        heads: Heads,
+    },
+    /// Attention of a token to [`TOP_K`] of the positions before it, chosen by sign codes, and to the first and the last ones.
+    SelectedAttention {
+        /// Positions.
+        positions: usize,
+        /// The heads.
+        heads: Heads,
+    },
+    /// Attention of one token over a cache in int8.
+    Int8Attention {
+        /// Positions, the token's own included.
+        positions: usize,
         /// The heads.
         heads: Heads,
     },
@@ -99,6 +114,11 @@ pub(super) const OPERATIONS: &[Operation] = &[
     Operation::Rotary { tokens: 2048, heads: Heads::B2 },
     Operation::MaskedAttention { tokens: 4096, heads: Heads::B2 },
     Operation::MaskedAttention { tokens: 4096, heads: Heads::B8 },
+    Operation::SelectedAttention { positions: 32_768, heads: Heads::B8 },
+    Operation::SelectedAttention { positions: 131_072, heads: Heads::B8 },
+    Operation::Int8Attention { positions: 4096, heads: Heads::B2 },
+    Operation::Int8Attention { positions: 4096, heads: Heads::B8 },
+    Operation::Int8Attention { positions: 32_768, heads: Heads::B8 },
     Operation::GateThenQuantize { tokens: 1, width: 6912 },
     Operation::GateAndQuantize { tokens: 1, width: 6912 },
     Operation::GateThenQuantize { tokens: 2048, width: 6912 },
@@ -116,6 +136,8 @@ pub(super) const TINY: &[Operation] = &[
     Operation::NormAndQuantize { tokens: 2, width: 128 },
     Operation::Rotary { tokens: 2, heads: Heads::TINY },
     Operation::MaskedAttention { tokens: 200, heads: Heads::TINY },
+    Operation::SelectedAttention { positions: 10_400, heads: Heads::TINY },
+    Operation::Int8Attention { positions: 200, heads: Heads::TINY },
     Operation::GateThenQuantize { tokens: 2, width: 128 },
     Operation::GateAndQuantize { tokens: 2, width: 128 },
     Operation::Top { vocab: 500, k: 4 },
@@ -134,6 +156,13 @@ impl fmt::Display for Operation {
             Self::MaskedAttention { tokens, heads } => {
                 let whole = Attention { heads, tokens, positions: tokens, batch: 1 };
                 write!(f, "{whole}, a quarter of the blocks")
+            }
+            Self::SelectedAttention { positions, heads } => {
+                let all = Attention { heads, tokens: 1, positions, batch: 1 };
+                write!(f, "{all}, {TOP_K} by sign codes")
+            }
+            Self::Int8Attention { positions, heads } => {
+                write!(f, "{}, int8", Attention { heads, tokens: 1, positions, batch: 1 })
             }
             Self::GateThenQuantize { tokens, width } => write!(f, "swiglu, then codes {width} m={tokens}"),
             Self::GateAndQuantize { tokens, width } => write!(f, "swiglu and codes {width} m={tokens}"),
@@ -169,6 +198,23 @@ impl Operation {
                 let (window, sequences, first_position) = (None, 1, 0);
                 AttentionProblem { heads: all, window, tokens, sequences, first_position, cache, mask }.cost()
             }
+            Self::SelectedAttention { positions, heads } => {
+                let Heads { heads, kv_heads, head_dim, .. } = heads;
+                let selected = keys().select(positions).map_or(positions, SelectedKeys::total);
+                let kept = selected * KvPrecision::F16.bytes_per_position(head_dim);
+                // Codes and lengths in words.
+                let coded = positions * 4 * (head_dim.div_ceil(32) + 1);
+                let bytes = kv_heads * (kept + coded) + 8 * heads * head_dim;
+                Cost { macs: (2 * selected * heads * head_dim) as u64, bytes: bytes as u64 }
+            }
+            Self::Int8Attention { positions, heads } => {
+                let Heads { heads: all, kv_heads, head_dim, .. } = heads;
+                let cache =
+                    CacheShape { kv_heads, head_dim, capacity: positions, precision: KvPrecision::Int8 };
+                let (window, tokens, sequences, mask) = (None, 1, 1, None);
+                let first_position = positions - 1;
+                AttentionProblem { heads: all, window, tokens, sequences, first_position, cache, mask }.cost()
+            }
             Self::GateThenQuantize { tokens, width } => {
                 let operation = Elementwise::Gated(GatedActivation::SiLu);
                 let gate = ElementwiseProblem { operation, len: tokens * width }.cost();
@@ -190,7 +236,11 @@ impl Operation {
 
     /// Ceilings of the operation.
     fn limits(&self) -> &'static [Limit] {
-        if matches!(self, Self::MaskedAttention { .. }) { HALVES } else { &[Limit::Memory] }
+        if matches!(self, Self::MaskedAttention { .. } | Self::Int8Attention { .. }) {
+            HALVES
+        } else {
+            &[Limit::Memory]
+        }
     }
 
     /// The contender.
@@ -264,6 +314,50 @@ impl Operation {
                     device.attention_masked(&of.spec(), &q, &segment, &mask, &out, &Strategy::Inferred)
                 })
             }
+            Self::SelectedAttention { positions, heads: of } => {
+                // Stored again and again: what the keys are makes no difference to the time.
+                const STORED: usize = 4096;
+                let Heads { heads, kv_heads, head_dim, .. } = of;
+                let halves = device.capabilities().f16;
+                let precision = if halves { KvPrecision::F16 } else { KvPrecision::F32 };
+                let shape = CacheShape { kv_heads, head_dim, capacity: positions, precision };
+                let cache = KvCache::empty(device, shape)?.with_keys(device, keys())?;
+                let k = device.upload(&rng.normals(STORED * kv_heads * head_dim))?;
+                let v = device.upload(&rng.normals(STORED * kv_heads * head_dim))?;
+                for first in (0..positions).step_by(STORED) {
+                    let at: Vec<u32> = (first as u32..).take(STORED).collect();
+                    let rows = 0..STORED.min(positions - first);
+                    let at = Positions::upload(device, &at)?;
+                    device.store(&k, &v, &Segment { rows, positions: &at, cache: &cache })?;
+                }
+                let last = Positions::upload(device, &[positions as u32 - 1])?;
+                let q = device.upload(&rng.normals(heads * head_dim))?;
+                let out = device.empty(heads * head_dim)?;
+                let attend = move |_| {
+                    let segment = Segment { rows: 0..1, positions: &last, cache: &cache };
+                    device.attention(&of.spec(), &q, &segment, &out, &Strategy::Inferred)
+                };
+                // All keys are coded by the first call.
+                attend(0)?;
+                launches(device, 1, attend)
+            }
+            Self::Int8Attention { positions: capacity, heads: of } => {
+                let Heads { heads, kv_heads, head_dim, .. } = of;
+                let shape = CacheShape { kv_heads, head_dim, capacity, precision: KvPrecision::Int8 };
+                let cache = KvCache::empty(device, shape)?;
+                let at: Vec<u32> = (0..capacity as u32).collect();
+                let all = Positions::upload(device, &at)?;
+                let k = device.upload(&rng.normals(capacity * kv_heads * head_dim))?;
+                let v = device.upload(&rng.normals(capacity * kv_heads * head_dim))?;
+                device.store(&k, &v, &Segment { rows: 0..capacity, positions: &all, cache: &cache })?;
+                let last = Positions::upload(device, &at[capacity - 1..])?;
+                let q = device.upload(&rng.normals(heads * head_dim))?;
+                let out = device.empty(heads * head_dim)?;
+                launches(device, 1, move |_| {
+                    let segment = Segment { rows: 0..1, positions: &last, cache: &cache };
+                    device.attention(&of.spec(), &q, &segment, &out, &Strategy::Inferred)
+                })
+            }
             Self::GateThenQuantize { tokens, width } => {
                 let [gate, up] = gates(device, tokens * width, &mut rng)?;
                 let between: Buffer<f32> = device.empty(tokens * width)?;
@@ -300,6 +394,13 @@ impl Operation {
             }
         }
     }
+}
+
+/// Keys that are chosen by their codes, as by default.
+pub(super) const TOP_K: usize = 1024;
+
+pub(super) fn keys() -> KeySelector {
+    KeySelector::signs(TOP_K).unwrap_or_default()
 }
 
 fn rotary(tokens: usize, heads: Heads) -> RopeProblem {

@@ -6,6 +6,7 @@
 //! constant each, so that a wrong prediction can be traced to it.
 
 use trike_bench::{Align, Attention, Heads, ModelRun, Product, Shape, Table, Zeros};
+use trike_core::SelectedKeys;
 use trike_cube::linear::{LinearBlueprint, TernaryForm, TernaryLayout, TernaryProblem};
 use trike_cube::{Capabilities, Plan, Settings, Strategy};
 use trike_trit::{Granularity, GroupSize};
@@ -13,7 +14,7 @@ use trike_trit::{Granularity, GroupSize};
 use super::catalogue::{Catalogue, TRIKE, Weights};
 use super::counted::Counted;
 use super::operands::activations;
-use super::operations::Operation;
+use super::operations::{Operation, keys};
 use crate::counts::{Row, table};
 
 /// Copy bandwidth, in bytes per second.
@@ -30,6 +31,10 @@ const ISSUE: f64 = 132.0 * 4.0 * 32.0 * 1.755e9;
 const LATENCY: f64 = 700e-9;
 /// Bandwidth of the last-level cache, in bytes per second.
 const CACHE: f64 = 5.5e12;
+/// Population counts of lanes per second: 16 per multiprocessor and clock.
+const POPULATION_COUNTS: f64 = PROCESSORS * 16.0 * 1.755e9;
+/// Bytes per second from the last cache to a multiprocessor when the others read nothing: 64 per clock.
+const ALONE: f64 = 64.0 * 1.755e9;
 /// Number of multiprocessors.
 const PROCESSORS: f64 = 132.0;
 /// Time between the end of a kernel and full throughput of the next one, in seconds.
@@ -218,6 +223,17 @@ fn planned(product: &Product, weights: Weights) -> Option<(LinearBlueprint, Sett
     TernaryProblem { x: activations(product), w, add: false }.plan(&Strategy::Inferred, &device).ok()
 }
 
+/// One token of attention, of which the kernel for four query heads per key head is counted, at 4096 positions.
+const DECODE: Attention = Attention { heads: Heads::B2, tokens: 1, positions: 4096, batch: 1 };
+
+/// Attention of single tokens over `elements` of keys and values, which take `seconds` at the bandwidth of a copy.
+fn decode(row: Option<&Row>, seconds: f64, elements: f64) -> Prediction {
+    let sustained = row.map_or(1.0, share);
+    let issue = row.map_or(0.0, |row| elements * row.per_weight() / ISSUE);
+    let all = largest(&[(seconds / sustained, Bound::Memory), (issue, Bound::Instructions)]);
+    Prediction { seconds: all.seconds + LAUNCH, ..all }
+}
+
 /// Predicts attention.
 pub fn attention(case: &Attention) -> Prediction {
     let cost = case.cost();
@@ -228,12 +244,8 @@ pub fn attention(case: &Attention) -> Prediction {
     };
     // One launch per prompt; two for single tokens of all sequences, whose positions are split.
     if case.tokens == 1 {
-        let row = counts(Heads::B2, 1, 4096, 1);
-        let sustained = row.map_or(1.0, share);
         // Keys and values of two bytes, counted where four query heads share them.
-        let issue = row.map_or(0.0, |row| cost.bytes as f64 / 2.0 * row.per_weight() / ISSUE);
-        let all = largest(&[(bytes / sustained, Bound::Memory), (issue, Bound::Instructions)]);
-        Prediction { seconds: all.seconds + LAUNCH, ..all }
+        decode(row(Counted::Attention(DECODE)), bytes, cost.bytes as f64 / 2.0)
     } else {
         let macs = cost.operations() as f64 / 2.0;
         let time = counts(Heads::B2, 2048, 2048, 1).map(|row| busy(row, macs, F16, EXPOSED_IN_ATTENTION));
@@ -241,6 +253,23 @@ pub fn attention(case: &Attention) -> Prediction {
         let all = largest(&[(bytes, Bound::Memory), time]);
         Prediction { seconds: all.seconds + (batch - 1.0) * LAUNCH, ..all }
     }
+}
+
+/// Predicts attention of a token to selected keys: codes of the key and the query, scores, selection, attention to what was selected.
+fn selected(positions: usize, heads: Heads) -> Prediction {
+    let kept = keys().select(positions).map_or(positions, SelectedKeys::total);
+    let attend = attention(&Attention { heads, tokens: 1, positions: kept, batch: 1 });
+    let channels = (positions * heads.kv_heads * heads.head_dim) as f64;
+    let all = Attention { heads: Heads::B8, tokens: 1, positions: 131_072, batch: 1 };
+    let scores = row(Counted::KeyScores(all)).map_or(0.0, |row| channels * row.per_weight() / ISSUE);
+    // A population count for each word and plane.
+    let ones = channels / 32.0 * 4.0 / POPULATION_COUNTS;
+    let bytes = channels * 20.0 / 128.0;
+    let scores =
+        largest(&[(bytes / COPY, Bound::Memory), (scores, Bound::Instructions), (ones, Bound::Instructions)]);
+    // One cube for a head reads two bytes for each position three times.
+    let choose = LAUNCH + 6.0 * positions as f64 / ALONE;
+    Prediction { seconds: LAUNCH + scores.seconds + choose + attend.seconds, bound: scores.bound }
 }
 
 /// Predicts an operation without weights: its share of attention, or memory traffic, and the launches of what is not fused.
@@ -251,6 +280,13 @@ pub fn operation(operation: &Operation) -> Prediction {
         let share = operation.cost().macs as f64 / whole.cost().macs as f64;
         let all = attention(&whole);
         return Prediction { seconds: share * all.seconds, ..all };
+    }
+    if let Operation::SelectedAttention { positions, heads } = *operation {
+        return selected(positions, heads);
+    }
+    if let Operation::Int8Attention { positions, heads: Heads { kv_heads, head_dim, .. } } = *operation {
+        let elements = (2 * positions * kv_heads * head_dim) as f64;
+        return decode(row(Counted::Int8(DECODE)), operation.cost().bytes as f64 / COPY, elements);
     }
     let memory = operation.cost().bytes as f64 / (COPY * SIMPLE);
     let launches = match operation {

@@ -91,6 +91,16 @@ pub(crate) const UNSUPPORTED: &[Unsupported] = &[
         feature: "nine storage buffers",
     },
     Unsupported {
+        kernel: "ops::rotate_codes::kernel::rotate_and_store_codes::RotateAndStoreCodes",
+        targets: &["wgsl-minimal"],
+        feature: "eight storage buffers",
+    },
+    Unsupported {
+        kernel: "ops::rotate_codes::kernel::rotate_and_store_codes_several::RotateAndStoreCodesSeveral",
+        targets: &["wgsl-minimal"],
+        feature: "eight storage buffers",
+    },
+    Unsupported {
         kernel: "grad::attention_back::keys_values::KeysValues",
         targets: &["wgsl-minimal"],
         feature: "eight storage buffers",
@@ -172,6 +182,11 @@ pub(crate) const EXPECTED: &[Expected] = &[
         kernel: "attention::joined::decode_joined::DecodeJoined",
         form: "",
         instructions: &["ex2.approx.ftz.f32", "membar.gl", "atom.global"],
+    },
+    Expected {
+        kernel: "attention::joined::decode_joined::DecodeJoined",
+        form: "codes: true",
+        instructions: &["prmt.b32"],
     },
     // `dp4a` is used in the forms for three or more rows of codes.
     Expected {
@@ -297,6 +312,13 @@ pub(crate) const TIGHT: &[Tight] = &[
     },
     Tight {
         kernel: "attention::decode::decode_several::DecodeSeveral",
+        form: "codes: true",
+        occupancy: 0.12,
+        spilled: 0,
+        reason: "as the decode kernel, with twice as many columns per unit, so that a unit loads 16 bytes",
+    },
+    Tight {
+        kernel: "attention::decode::decode_several::DecodeSeveral",
         form: "",
         occupancy: 0.16,
         spilled: 0,
@@ -304,10 +326,31 @@ pub(crate) const TIGHT: &[Tight] = &[
     },
     Tight {
         kernel: "attention::joined::decode_joined::DecodeJoined",
+        form: "chosen: true",
+        occupancy: 0.16,
+        spilled: 16,
+        reason: "as the decode kernel, and the places of the next keys, which are looked up",
+    },
+    Tight {
+        kernel: "attention::joined::decode_joined::DecodeJoined",
+        form: "codes: true",
+        occupancy: 0.12,
+        spilled: 0,
+        reason: "as the decode kernel, with twice as many columns per unit, so that a unit loads 16 bytes",
+    },
+    Tight {
+        kernel: "attention::joined::decode_joined::DecodeJoined",
         form: "",
         occupancy: 0.18,
         spilled: 16,
         reason: "as the decode kernel",
+    },
+    Tight {
+        kernel: "attention::joined::decode_several_joined::DecodeSeveralJoined",
+        form: "codes: true",
+        occupancy: 0.12,
+        spilled: 0,
+        reason: "as the decode kernel, with twice as many columns per unit, so that a unit loads 16 bytes",
     },
     Tight {
         kernel: "attention::joined::decode_several_joined::DecodeSeveralJoined",

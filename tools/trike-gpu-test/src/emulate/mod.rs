@@ -67,10 +67,12 @@ const CASES: &[(Suite, &str)] = &[
     (attention, "Mma { planes: 4 }"),
     (attention, "Mma { planes: 2 }"),
     (attention, "F16, Decode"),
+    (attention, "Int8, Decode"),
     (masks, "Mma { planes: 8 }"),
     (masks, "Mma { planes: 4 }"),
     (masks, "Mma { planes: 2 }"),
     (several, "F16, Decode"),
+    (several, "Int8, Decode"),
     (matrices, "Mma { tokens: "),
     (probe, "mma"),
 ];

@@ -316,6 +316,14 @@ void emu_pack(int, unsigned &word, float high, float low) {
     memcpy(&word, halves, 4);
 }
 
+// PTX ISA, "prmt" without a mode: nibble n of the selector names the byte of {b, a} that is byte n of the result. Its highest bit,
+// which would replicate a sign, is not used.
+void emu_permute(int, unsigned &result, unsigned a, unsigned b, unsigned selector) {
+    unsigned long long bytes = (unsigned long long)b << 32 | a;
+    result = 0;
+    for (int n = 0; n < 4; n++) result |= (unsigned)(bytes >> 8 * (selector >> 4 * n & 7) & 0xFF) << 8 * n;
+}
+
 unsigned emu_shuffle(int line, unsigned value, int kind, unsigned argument) {
     warp &mine = warps[emu_current->index / 32];
     int lane = emu_current->index % 32, from = lane;

@@ -38,6 +38,7 @@ void emu_load_matrices(int line, unsigned &d0, unsigned &d1, unsigned &d2, unsig
 void emu_load_transposed(int line, unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3, unsigned row);
 void emu_exp2(int line, float &power, float x);
 void emu_pack(int line, unsigned &word, float high, float low);
+void emu_permute(int line, unsigned &result, unsigned a, unsigned b, unsigned selector);
 // Copies 16 bytes to shared memory (`cp.async`); commits a group; waits for all but `pending` groups.
 unsigned emu_shared_place(const void *pointer);
 void emu_copy_async(int line, unsigned to, const void *from);

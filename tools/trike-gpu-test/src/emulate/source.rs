@@ -19,7 +19,7 @@ pub(super) struct Source {
 }
 
 /// Prefixes of PTX instructions, and the functions that emulate them: matrix instructions and their loads, asynchronous copies,
-/// powers of two, packing and atomics.
+/// powers of two, packing, bytes of words and atomics.
 const INSTRUCTIONS: &[(&str, &str)] = &[
     ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "emu_mma_s8"),
     ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "emu_mma_f16"),
@@ -28,6 +28,7 @@ const INSTRUCTIONS: &[(&str, &str)] = &[
     ("ldmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16", "emu_load_transposed"),
     ("ex2.approx.ftz.f32", "emu_exp2"),
     ("cvt.rn.f16x2.f32", "emu_pack"),
+    ("prmt.b32", "emu_permute"),
     ("cp.async.cg.shared::cta.global [%0], [%1], 16, 16;", "emu_copy_async"),
     ("cp.async.commit_group;", "emu_commit_group"),
     (WAIT_GROUP, "emu_wait_group"),

@@ -10,12 +10,12 @@ use trike_cube::attention::{
 use trike_cube::{CubeError, Device, Plan, Strategy};
 use trike_testkit::Rng;
 
-use crate::session::{Oracle, Session, Verdict};
+use crate::session::{Oracle, Session, Verdict, poisoned};
 
 /// Query heads, key heads, head dimension, slots, position of the first token, tokens, window, precision.
 pub(super) type Row = (usize, usize, usize, usize, usize, usize, Option<usize>, KvPrecision);
 
-use KvPrecision::{F16, F32};
+use KvPrecision::{F16, F32, Int8};
 
 /// One token, few, many; full and partial windows; rings that wrap; all head dimensions used by models.
 const CASES: &[Row] = &[
@@ -53,10 +53,13 @@ const STEEP: &[Row] = &[(4, 2, 64, 300, 0, 280, None, F16), (4, 2, 64, 300, 290,
 /// Attention, and the stores into the cache.
 pub fn attention(session: &mut Session) {
     let device = session.device();
-    let rows = CASES.iter().map(|row| (row, false)).chain(STEEP.iter().map(|row| (row, true)));
-    for (seed, (row, steep)) in rows.enumerate() {
-        let mut case = Case::new(seed as u64, *row);
-        let &(heads, kv_heads, head_dim, capacity, first, tokens, window, precision) = row;
+    let given = CASES.iter().map(|row| (*row, false)).chain(STEEP.iter().map(|row| (*row, true)));
+    let given: Vec<(Row, bool)> = given.collect();
+    // All of them in int8, too.
+    let codes = given.iter().filter_map(|&(row, steep)| Some((in_codes(row)?, steep)));
+    for (seed, (row, steep)) in given.iter().copied().chain(codes).enumerate() {
+        let mut case = Case::new(seed as u64, row);
+        let (heads, kv_heads, head_dim, capacity, first, tokens, window, precision) = row;
         let mut name = format!(
             "{heads}/{kv_heads} heads of {head_dim}, {tokens} at {first} in {capacity}, window {window:?}, {precision:?}"
         );
@@ -66,7 +69,82 @@ pub fn attention(session: &mut Session) {
         }
         session.each(name, &case.problem, |oracle, strategy| case.check(oracle, device, strategy));
     }
+    for (head_dim, tokens) in [(128, 1), (32, 40)] {
+        let row = (4, 2, head_dim, 120, 70, tokens, None, Int8);
+        let name = format!("what is not finite, heads of {head_dim}, {tokens} tokens, Int8");
+        let problem = Case::new(5, row).problem;
+        session.each(name, &problem, |oracle, strategy| faults(oracle, device, row, strategy));
+    }
+    session.case("attention/codes of an int8 cache are the nearest, and ties are even", |oracle| {
+        ties(oracle, device)
+    });
     refusals(session);
+}
+
+/// A case in int8, if its heads can be.
+pub(super) fn in_codes(row: Row) -> Option<Row> {
+    let (heads, kv_heads, head_dim, capacity, first, tokens, window, _) = row;
+    head_dim.is_multiple_of(4).then_some((heads, kv_heads, head_dim, capacity, first, tokens, window, Int8))
+}
+
+/// The codes of a head in int8, and their scale.
+pub(super) fn codes_of(values: &[f32]) -> (Vec<f32>, f32) {
+    let largest =
+        values.iter().fold(0f32, |most, x| if x.is_finite() { most.max(x.abs()) } else { f32::NAN });
+    let scale = if values.iter().all(|x| x.is_finite()) { largest / 127.0 } else { f32::NAN };
+    let code = |x: &f32| if scale > 0.0 { (x / scale).round_ties_even().clamp(-127.0, 127.0) } else { 0.0 };
+    (values.iter().map(code).collect(), scale)
+}
+
+/// A key and a value that are not finite make the outputs of the heads that see them NaN, and no others.
+fn faults(oracle: &Oracle, device: &Device, row: Row, strategy: &Strategy<AttentionBlueprint>) -> Verdict {
+    let of_head = row.2;
+    // Key head 0 in the first case, key head 1 in the second.
+    for (kv_head, of_keys, fault) in [(0, true, f32::NAN), (1, false, f32::NEG_INFINITY)] {
+        let mut case = Case::new(5, row);
+        let at = (33 * 2 + kv_head) * of_head + 1;
+        if of_keys {
+            case.k[at] = fault
+        } else {
+            case.v[at] = fault
+        }
+        let cache = case.fill(device)?;
+        let positions: Vec<u32> = case.positions().map(|p| p as u32).collect();
+        let positions = Positions::upload(device, &positions)?;
+        let (q, out) = (device.upload(case.queries())?, poisoned(device, case.queries().len())?);
+        let segment = of(0..case.problem.tokens, &positions, &cache);
+        device.attention(&case.spec(), &q, &segment, &out, strategy)?;
+        let got = device.read(&out)?;
+        let is_nan = got.chunks(of_head).map(|head| head.iter().all(|x| x.is_nan()));
+        let is_finite = got.chunks(of_head).map(|head| head.iter().all(|x| x.is_finite()));
+        let found: Vec<(bool, bool)> = is_nan.zip(is_finite).collect();
+        let heads = (0..got.len() / of_head).map(|head| head % 4 / 2 == kv_head);
+        oracle.exact("NaN and finite heads", &found, &heads.map(|of| (of, !of)).collect::<Vec<_>>())?;
+    }
+    Ok(())
+}
+
+/// Quotients halfway between two codes; zeros; numbers of very different sizes.
+fn ties(oracle: &Oracle, device: &Device) -> Verdict {
+    let shape = CacheShape { kv_heads: 1, head_dim: 12, capacity: 4, precision: Int8 };
+    let cache = KvCache::empty(device, shape)?;
+    let ties = [127.0, 0.5, 1.5, -2.5, -127.0, 0.49, -0.51, 125.5, 126.5, -0.0, 63.5, 62.5];
+    let mut rng = Rng::new(2);
+    let rows = [ties.to_vec(), vec![0.0; 12], ties.map(|x| x * 2f32.powi(90)).to_vec(), rng.normals(12)];
+    let other: Vec<f32> = ties.iter().map(|x| -x * 2f32.powi(-60)).collect();
+    let values = [rng.normals(12), other, ties.to_vec(), vec![-0.0; 12]];
+    let positions = Positions::upload(device, &[0, 1, 2, 3])?;
+    let (k, v) = (device.upload(&rows.concat())?, device.upload(&values.concat())?);
+    device.store(&k, &v, &of(0..4, &positions, &cache))?;
+    let (k, v) = cache.read(device)?;
+    for (what, got, given) in [("keys", k, rows), ("values", v, values)] {
+        let want = given.iter().flat_map(|row| {
+            let (codes, scale) = codes_of(row);
+            codes.into_iter().map(move |code| code * scale)
+        });
+        oracle.exact(what, &got, &want.collect::<Vec<_>>())?;
+    }
+    Ok(())
 }
 
 /// Attention with the blueprints inferred for model shapes, on small caches.
@@ -74,7 +152,7 @@ pub fn shapes(session: &mut Session) {
     let device = session.device();
     for (heads, kv_heads, head_dim) in [(20, 5, 128), (32, 8, 128), (32, 32, 64), (12, 4, 96), (32, 8, 80)] {
         for (first_position, tokens) in [(0, 1), (500, 1), (4000, 1), (100, 4), (0, 2048)] {
-            for precision in [F32, F16] {
+            for precision in [F32, F16, Int8] {
                 let cache = CacheShape { kv_heads, head_dim, capacity: 8192, precision };
                 let large = AttentionProblem {
                     heads,
@@ -106,7 +184,7 @@ pub fn shapes(session: &mut Session) {
 }
 
 /// Extra batch rows before the tokens.
-const BEFORE: usize = 1;
+pub(super) const BEFORE: usize = 1;
 /// Extra batch rows after the tokens.
 const AFTER: usize = 1;
 /// Initial value of outputs.
@@ -116,13 +194,15 @@ pub(super) const POISON: f32 = -12345.0;
 pub(super) struct Case {
     pub(super) problem: AttentionProblem,
     mask: Option<BlockBitmap>,
+    /// The positions of each KV head that are attended to, if not all.
+    pub(super) chosen: Option<Vec<Vec<u32>>>,
     scale: f32,
     /// Allowance of f32 kernels in addition to twice the error of a plain loop.
     slack: f64,
-    q: Vec<f32>,
+    pub(super) q: Vec<f32>,
     /// `[position][kv_head][head_dim]`, from position 0.
-    k: Vec<f32>,
-    v: Vec<f32>,
+    pub(super) k: Vec<f32>,
+    pub(super) v: Vec<f32>,
 }
 
 impl Case {
@@ -135,7 +215,16 @@ impl Case {
         let count = (first_position + tokens) * kv_heads * head_dim;
         let q = rng.normals((BEFORE + tokens + AFTER) * heads * head_dim);
         let (k, v) = (rng.normals(count), rng.normals(count));
-        Self { problem, mask: None, scale: 2.0 / (head_dim as f32).sqrt(), slack: 1e-6, q, k, v }
+        Self {
+            problem,
+            mask: None,
+            chosen: None,
+            scale: 2.0 / (head_dim as f32).sqrt(),
+            slack: 1e-6,
+            q,
+            k,
+            v,
+        }
     }
 
     /// The positions of the tokens.
@@ -176,9 +265,24 @@ impl Case {
         }
     }
 
-    /// A value rounded to the precision of the cache.
-    fn kept(&self, x: f32) -> f32 {
-        if self.problem.cache.precision == F16 { f16::from_f32(x).to_f32() } else { x }
+    /// A key or value of a head as the cache has it: exactly what is stored, and that in f32, or in f16 if `halves`.
+    fn kept(&self, head: &[f32], halves: bool) -> (Vec<f64>, Vec<f32>) {
+        let half = |x: f32| f16::from_f32(x).to_f32();
+        let widened = |exact: Vec<f64>, plain: Vec<f32>| {
+            (exact, if halves { plain.into_iter().map(half).collect() } else { plain })
+        };
+        match self.problem.cache.precision {
+            Int8 => {
+                let (codes, scale) = codes_of(head);
+                let exact = codes.iter().map(|code| f64::from(*code) * f64::from(scale)).collect();
+                widened(exact, codes.iter().map(|code| code * scale).collect())
+            }
+            precision => {
+                let plain: Vec<f32> =
+                    head.iter().map(|&x| if precision == F16 { half(x) } else { x }).collect();
+                widened(plain.iter().map(|&x| f64::from(x)).collect(), plain)
+            }
+        }
     }
 
     /// Stores everything up to the last token, a few positions at a time, in batches with extra rows.
@@ -209,13 +313,16 @@ impl Case {
     /// Whether the mask, if any, has the block of a key.
     fn attends(&self, kv_head: usize, query: usize, key: usize) -> bool {
         let block = |position: usize| position / BlockBitmap::BLOCK;
-        self.mask.as_ref().is_none_or(|mask| {
-            mask.contains(if mask.heads() == 1 { 0 } else { kv_head }, block(query), block(key))
-        })
+        let is_chosen = |of: &Vec<Vec<u32>>| of[kv_head].binary_search(&(key as u32)).is_ok();
+        self.chosen.as_ref().is_none_or(is_chosen)
+            && self.mask.as_ref().is_none_or(|mask| {
+                mask.contains(if mask.heads() == 1 { 0 } else { kv_head }, block(query), block(key))
+            })
     }
 
-    /// The expected outputs, exact and by f32 loops, with scaled queries and weights rounded to f16 if `halves`.
-    fn expected(&self, halves: bool) -> (Vec<f64>, Vec<f32>) {
+    /// The expected outputs, exact and by f32 loops, with scaled queries and weights rounded to f16 if `halves`, and keys and
+    /// values of an int8 cache if `widened`.
+    fn expected(&self, halves: bool, widened: bool) -> (Vec<f64>, Vec<f32>) {
         let stored = |x: f32| if halves { f16::from_f32(x).to_f32() } else { x };
         let AttentionProblem { heads, window, tokens, first_position, cache, .. } = self.problem;
         let (d, width) = (cache.head_dim, cache.kv_heads * cache.head_dim);
@@ -228,19 +335,16 @@ impl Case {
                 let seen: Vec<usize> =
                     (start..=position).filter(|&p| self.attends(kv / d, position, p)).collect();
                 let q = &self.q[((BEFORE + token) * heads + head) * d..][..d];
-                let row = |of: &[f32], p: usize| -> Vec<f32> {
-                    of[p * width + kv..][..d].iter().map(|&x| self.kept(x)).collect()
+                let rows = |of: &[f32]| -> (Vec<Vec<f64>>, Vec<Vec<f32>>) {
+                    seen.iter().map(|&p| self.kept(&of[p * width + kv..][..d], widened)).unzip()
                 };
-                let keys: Vec<Vec<f32>> = seen.iter().map(|&p| row(&self.k, p)).collect();
-                let values: Vec<Vec<f32>> = seen.iter().map(|&p| row(&self.v, p)).collect();
-                let dot =
-                    |k: &Vec<f32>| q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum::<f64>();
-                let scores: Vec<f64> = keys.iter().map(|k| dot(k) * f64::from(self.scale)).collect();
+                let ((exact_keys, keys), (exact_values, values)) = (rows(&self.k), rows(&self.v));
+                let dot = |k: &Vec<f64>| q.iter().zip(k).map(|(&q, &k)| f64::from(q) * k).sum::<f64>();
+                let scores: Vec<f64> = exact_keys.iter().map(|k| dot(k) * f64::from(self.scale)).collect();
                 let most = scores.iter().copied().fold(f64::MIN, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
                 let total: f64 = weights.iter().sum();
-                let column =
-                    |c: usize| weights.iter().zip(&values).map(|(w, v)| w * f64::from(v[c])).sum::<f64>();
+                let column = |c: usize| weights.iter().zip(&exact_values).map(|(w, v)| w * v[c]).sum::<f64>();
                 exact.extend((0..d).map(|c| column(c) / total));
                 let scaled: Vec<f32> = q.iter().map(|q| stored(q * self.scale)).collect();
                 let dot = |k: &Vec<f32>| scaled.iter().zip(k).map(|(q, k)| q * k).sum::<f32>();
@@ -292,8 +396,8 @@ impl Case {
                 for head in 0..shape.kv_heads {
                     let got = &got[(head * shape.capacity + p % shape.capacity) * shape.head_dim..]
                         [..shape.head_dim];
-                    let want = given[p * width + head * shape.head_dim..][..shape.head_dim].iter();
-                    oracle.exact(what, got, &want.map(|&x| self.kept(x)).collect::<Vec<_>>())?;
+                    let want = &given[p * width + head * shape.head_dim..][..shape.head_dim];
+                    oracle.exact(what, got, &self.kept(want, false).1)?;
                 }
             }
         }
@@ -315,7 +419,10 @@ impl Case {
     ) -> Verdict {
         let (blueprint, _) = self.problem.plan(strategy, device.capabilities())?;
         let halves = matches!(blueprint, AttentionBlueprint::Mma { .. });
-        let (exact, plain) = self.expected(halves);
+        // The kernels for prompts read a copy of an int8 cache in f16, where there is f16.
+        let is_copied = self.problem.cache.precision == Int8 && device.capabilities().f16;
+        let widened = is_copied && !matches!(blueprint, AttentionBlueprint::Decode { .. });
+        let (exact, plain) = self.expected(halves, widened);
         let slack = if halves { 2e-4 } else { self.slack };
         let row = self.problem.heads * self.problem.cache.head_dim;
         oracle.twice_plain("attended", of_tokens, &exact, &plain, row, slack)
@@ -393,6 +500,18 @@ fn refusals(session: &mut Session) {
         let capacity = CacheShape { capacity: 2, ..shape };
         let refused = device.store(&kv, &kv, &of(0..3, &fits, &KvCache::empty(device, capacity)?));
         oracle.refused("tokens", refused, |e| matches!(e, CubeError::Range { maximum: 2, got: 3, .. }))?;
+        for head_dim in [6, 9] {
+            let odd = KvCache::empty(device, CacheShape { head_dim, precision: Int8, ..shape });
+            oracle.refused(
+                "head_dim in int8",
+                odd,
+                |e| matches!(e, CubeError::NotMultiple { unit: 4, got, .. } if *got == head_dim),
+            )?;
+        }
+        for precision in [KvPrecision::Int4, KvPrecision::Int8Int4] {
+            let refused = KvCache::empty(device, CacheShape { precision, ..shape });
+            oracle.refused("int4", refused, |e| matches!(e, CubeError::Feature { .. }))?;
+        }
         oracle.refused("positions", at(&[]), |e| matches!(e, CubeError::Range { .. }))?;
         oracle
             .refused("positions", at(&[1 << 30]), |e| matches!(e, CubeError::Range { got: 0x4000_0000, .. }))

@@ -12,6 +12,8 @@ use trike_trit::{Coupling, Encoding, Granularity, ScaleValues, Scales, TritTenso
 
 use crate::session::{Oracle, Session, Verdict, poisoned};
 
+use KvPrecision::{F32, Int8};
+
 /// A small attention: two key heads of 64, shared by four query heads.
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
@@ -24,15 +26,17 @@ const POSITIONS: usize = 1024;
 /// A decode step as in a model, at positions around the recorded one; error cases.
 pub fn graphs(session: &mut Session) {
     let device = session.device();
-    for (window, recorded, others) in [
+    for (window, recorded, others, precision) in [
         // All in one split; two splits, the second of which is filled; four splits, three of which are filled.
-        (None, 5, &[6, 63, 0][..]),
-        (None, 64, &[65, 127, 100, 66]),
-        (None, 200, &[128, 129, 255, 199]),
-        (Some(70), 100, &[128, 299, 1000, 71]),
+        (None, 5, &[6, 63, 0][..], F32),
+        (None, 64, &[65, 127, 100, 66], F32),
+        (None, 200, &[128, 129, 255, 199], F32),
+        (Some(70), 100, &[128, 299, 1000, 71], F32),
+        (None, 200, &[128, 129, 255, 199], Int8),
+        (Some(70), 100, &[128, 299, 1000, 71], Int8),
     ] {
-        let name = format!("graphs/a step recorded at {recorded}, window {window:?}");
-        session.case(name, |oracle| step(oracle, device, window, recorded, others));
+        let name = format!("graphs/a step recorded at {recorded}, window {window:?}, {precision:?}");
+        session.case(name, |oracle| step(oracle, device, (window, precision), recorded, others));
     }
     session.case("graphs refuse what is no launch", |oracle| {
         if !oracle.compares() {
@@ -42,7 +46,7 @@ pub fn graphs(session: &mut Session) {
         device.capture(|| device.fill(&out, 1))?;
         let read = device.capture(|| device.fill(&out, 1).and_then(|()| device.read(&out)));
         oracle.refused("a copy", read, |e| matches!(e, CubeError::Capture { .. }))?;
-        let model = Model::new(device, None)?;
+        let model = Model::new(device, None, F32)?;
         let (q, attended) = (poisoned(device, HIDDEN)?, poisoned(device, HIDDEN)?);
         let segment = Segment { rows: 0..1, positions: &model.position, cache: &model.cache };
         let spec =
@@ -81,7 +85,7 @@ struct Model {
 }
 
 impl Model {
-    fn new(device: &Device, window: Option<usize>) -> Result<Self, CubeError> {
+    fn new(device: &Device, window: Option<usize>, precision: KvPrecision) -> Result<Self, CubeError> {
         let mut rng = Rng::new(11);
         // Query, key and value in one matrix.
         let (rows, cols) = (HIDDEN + 2 * KV_HEADS * DIM, HIDDEN);
@@ -89,8 +93,7 @@ impl Model {
         let scales = Scales::new(Granularity::Tensor, ScaleValues::exact(&[0.125]), None);
         let tensor =
             TritTensor::from_planes(rows, cols, &[&trits[..]], Encoding::TwoBit, Coupling::Free, scales)?;
-        let shape =
-            CacheShape { kv_heads: KV_HEADS, head_dim: DIM, capacity: CAPACITY, precision: KvPrecision::F32 };
+        let shape = CacheShape { kv_heads: KV_HEADS, head_dim: DIM, capacity: CAPACITY, precision };
         let cache = KvCache::empty(device, shape)?;
         // Cache contents of the earlier positions.
         let keys = rng.normals(KV_HEADS * DIM * CAPACITY);
@@ -149,8 +152,14 @@ impl Model {
     }
 }
 
-fn step(oracle: &Oracle, device: &Device, window: Option<usize>, recorded: u32, others: &[u32]) -> Verdict {
-    let mut model = Model::new(device, window)?;
+fn step(
+    oracle: &Oracle,
+    device: &Device,
+    (window, precision): (Option<usize>, KvPrecision),
+    recorded: u32,
+    others: &[u32],
+) -> Verdict {
+    let mut model = Model::new(device, window, precision)?;
     model.write(device, 3, recorded)?;
     if !oracle.compares() {
         model.launch(device)?;

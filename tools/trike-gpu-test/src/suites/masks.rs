@@ -10,7 +10,7 @@ use trike_testkit::Rng;
 use super::attention::{Case, POISON, Row, of};
 use crate::session::{Oracle, Session, Verdict, poisoned};
 
-use KvPrecision::{F16, F32};
+use KvPrecision::{F16, F32, Int8};
 
 /// Share of the key blocks before the query block that are set, in quarters.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,6 +37,9 @@ const CASES: &[(Row, bool, Set)] = &[
     ((2, 1, 80, 130, 127, 1, None, F32), false, Set::Quarter),
     ((3, 3, 8, 90, 500, 31, Some(40), F32), true, Set::Quarter),
     ((12, 2, 32, 40, 31, 9, Some(17), F16), true, Set::Diagonal),
+    ((4, 4, 128, 330, 131, 190, None, Int8), true, Set::Quarter),
+    ((3, 1, 64, 220, 401, 90, Some(130), Int8), false, Set::Quarter),
+    ((3, 3, 8, 90, 500, 31, Some(40), Int8), true, Set::Quarter),
 ];
 
 fn bitmap(seed: u64, case: &Case, own: bool, set: Set) -> trike_cube::Result<BlockBitmap> {
@@ -75,7 +78,11 @@ pub fn masks(session: &mut Session) {
         let name = "masks of Quarter, 4/2 heads of 64, steep";
         session.each(name, &steep.problem, |oracle, strategy| steep.check(oracle, device, strategy));
     }
-    for row in [(4, 2, 64, 300, 90, 200, None, F16), (2, 2, 32, 257, 0, 257, None, F32)] {
+    for row in [
+        (4, 2, 64, 300, 90, 200, None, F16),
+        (2, 2, 32, 257, 0, 257, None, F32),
+        (2, 2, 32, 257, 0, 257, None, Int8),
+    ] {
         let case = Case::new(3, row);
         let shown = format!("masks of all blocks change nothing, {:?}", row.7);
         if let Ok(mask) = bitmap(3, &case, true, Set::All) {

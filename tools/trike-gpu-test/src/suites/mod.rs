@@ -15,6 +15,7 @@ pub mod probe;
 pub mod rotations;
 pub mod rows;
 pub mod sampling;
+pub mod selected;
 pub mod several;
 pub mod training;
 pub mod vsa;
@@ -31,6 +32,7 @@ pub fn all(session: &mut Session) {
     sampling::sampling(session);
     attention::attention(session);
     masks::masks(session);
+    selected::selected(session);
     several::several(session);
     rotations::rotations(session);
     graphs::graphs(session);

@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 use super::super::gated::activate;
-use super::super::math::{magnitude, nearest, nearest_wide};
-use super::super::reduce::{max_words, sum_floats, sum_ints};
+use crate::math::{magnitude, nearest, nearest_wide};
+use crate::reduce::{max_words, sum_floats, sum_ints};
 use trike_core::GatedActivation;
 
 /// Compile-time parameters of the row kernels.

@@ -91,14 +91,14 @@ pub(crate) fn count(listing: &str, arguments: Arguments) -> Result<Counts> {
 }
 
 /// The loop with the most products of the kind that the kernel is made for: matrix instructions before dot products before
-/// single multiply-adds.
+/// single multiply-adds before population counts.
 fn main_loop(code: &[Instruction]) -> Option<(Loop, Pipe)> {
     let products = |body: &[usize], pipe: Pipe| -> usize {
         let of_pipe = body.iter().map(|&at| &code[at]).filter(|i| Pipe::of(i) == pipe);
         of_pipe.map(macs).sum()
     };
     let loops = flow::loops(code);
-    [Pipe::Tensor, Pipe::Dot, Pipe::Fma].into_iter().find_map(|pipe| {
+    [Pipe::Tensor, Pipe::Dot, Pipe::Fma, Pipe::Special].into_iter().find_map(|pipe| {
         let most = loops.iter().max_by_key(|l| products(&l.body, pipe))?;
         (products(&most.body, pipe) > 0).then(|| (most.clone(), pipe))
     })
@@ -117,6 +117,8 @@ fn macs(instruction: &Instruction) -> usize {
         "IDP" => 32 * 2,
         "FFMA2" | "HFMA2" => 32 * 2,
         "FFMA" => 32,
+        // The signs of 32 channels with one of the four bits of as many integers.
+        "POPC" => 32 * 32 / 4,
         _ => 0,
     }
 }
@@ -158,6 +160,13 @@ mod tests {
         assert_eq!((counts.streamed, counts.in_flight), (1024, 1536));
         let swapped = count(LISTING, Arguments { streamed: &[1], cached: &[0], ..weights }).unwrap();
         assert_eq!((swapped.loaded, swapped.cached, swapped.streamed), (512, 1024, 512));
+    }
+
+    #[test]
+    fn population_counts_are_products_where_there_are_no_others() {
+        let listing = "k:\n/*0000*/ POPC R1, R2 ;\n/*0010*/ MUFU.EX2 R3, R1 ;\n/*0020*/ @P0 BRA `(k) ;\n/*0030*/ EXIT ;";
+        let none = Arguments { base: 0x210, streamed: &[0], cached: &[] };
+        assert_eq!(count(listing, none).unwrap().macs, 256);
     }
 
     #[test]

@@ -1,0 +1,118 @@
+//! Steps that attend to selected keys: recorded, launched and on the host.
+
+use trike_nn::KeySelector;
+
+use super::*;
+
+/// One layer that selects, with heads that have codes.
+fn spec() -> DecoderSpec {
+    let layers = KeySelector::EXACT_LAYERS + 1;
+    DecoderSpec { kv_heads: 2, context: 600, ..DecoderSpec::llama(256, layers, 4, 113) }
+}
+
+/// The logits of single tokens behind a prompt, again and again: parts of the text are written anew, from before the first selection
+/// to where a recording goes on, and to where none does. Without those at which the host has a new mean and a recording goes on with the old one for a last time.
+fn logits_of<B: Backend>(decoder: &Decoder<B>, kv: KvSpec) -> Vec<Vec<f32>> {
+    let mut sequence = decoder.sequence(kv).expect("a sequence");
+    let mut out = Vec::new();
+    for (len, prompt, tokens) in [(0, 70, 70), (20, 60, 60), (135, 3, 5), (20, 150, 30), (100, 90, 20)] {
+        sequence.truncate(len).expect("it is that long");
+        let seed = len as u64;
+        let mut steps = [Step { sequence: &mut sequence, ids: &ids(prompt, seed) }];
+        decoder.forward(&mut steps, Logits::Last).expect("logits");
+        for id in ids(tokens, seed + 1) {
+            let end = sequence.len() + 1;
+            let mut steps = [Step { sequence: &mut sequence, ids: &[id] }];
+            let logits = decoder.forward(&mut steps, Logits::Last).expect("logits");
+            out.extend(logits.into_iter().filter(|_| !end.is_power_of_two()));
+        }
+    }
+    out
+}
+
+fn distance(a: &[Vec<f32>], b: &[Vec<f32>]) -> f64 {
+    let squares = a.iter().flatten().zip(b.iter().flatten()).map(|(a, b)| f64::from(a - b).powi(2));
+    squares.sum::<f64>().sqrt()
+}
+
+#[test]
+fn steps_select_the_keys_of_the_host() {
+    let Some(device) = software() else { return };
+    let spec = spec();
+    let keys = KeySelector::signs(8).expect("some");
+    for precision in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {
+        let kv = KvSpec::new(precision, 600);
+        let on_host = cpu(&spec, Kind::F32, ActivationPrecision::F32);
+        let exact = logits_of(&on_host, kv);
+        let want = logits_of(&on_host, kv.with_keys(keys));
+        let [recorded, launched] = [true, false].map(|on| {
+            let backend = CubeBackend::new(device.clone(), ActivationPrecision::F32).with_graphs(on);
+            let weights = &mut Random::new(&spec, Kind::F32);
+            let decoder = Decoder::new(backend, spec.clone(), weights).expect("it loads");
+            let all = logits_of(&decoder, kv.with_keys(keys));
+            let used = decoder.backend().device_use().expect("a device");
+            assert_eq!(used.replays > 100, on, "{} replays", used.replays);
+            all
+        });
+        assert_eq!(recorded, launched, "{precision:?}");
+        // One key that is not the host's would change all logits behind it.
+        let (lost, other) = (distance(&exact, &want), distance(&recorded, &want));
+        assert!(
+            other < 0.1 * lost,
+            "{precision:?}: {other} from the host, which is {lost} from exact attention"
+        );
+    }
+}
+
+/// Several sequences in a step select one by one.
+#[test]
+fn sequences_of_a_batch_select_their_own_keys() {
+    let Some(device) = software() else { return };
+    let spec = spec();
+    let kv = KvSpec::new(KvPrecision::F32, 200).with_keys(KeySelector::signs(8).expect("some"));
+    let decoder = gpu(&device, &spec, Kind::F32, ActivationPrecision::F32);
+    let texts = [ids(100, 1), ids(90, 2)];
+    let alone = texts.clone().map(|ids| {
+        let mut sequence = decoder.sequence(kv).expect("a sequence");
+        decoder
+            .forward(&mut [Step { sequence: &mut sequence, ids: &ids[..80] }], Logits::Last)
+            .expect("logits");
+        ids[80..90]
+            .iter()
+            .map(|&id| {
+                let mut steps = [Step { sequence: &mut sequence, ids: &[id] }];
+                decoder.forward(&mut steps, Logits::Last).expect("logits").remove(0)
+            })
+            .collect::<Vec<_>>()
+    });
+    let mut sequences = decoder.sequences(kv, 2).expect("sequences");
+    for (sequence, ids) in sequences.iter_mut().zip(&texts) {
+        decoder.forward(&mut [Step { sequence, ids: &ids[..80] }], Logits::Last).expect("logits");
+    }
+    for i in 0..10 {
+        let mut steps: Vec<_> = sequences
+            .iter_mut()
+            .zip(&texts)
+            .map(|(sequence, ids)| Step { sequence, ids: std::slice::from_ref(&ids[80 + i]) })
+            .collect();
+        let both = decoder.forward(&mut steps, Logits::Last).expect("logits");
+        assert_eq!(both, [alone[0][i].clone(), alone[1][i].clone()], "step {i}");
+    }
+    // Recordings that they share are those of one at a time.
+    for (sequence, ids) in sequences.iter_mut().zip(&texts) {
+        sequence.truncate(80).expect("it is that long");
+        let last =
+            decoder.forward(&mut [Step { sequence, ids: &ids[80..81] }], Logits::Last).expect("logits");
+        assert!(alone.iter().any(|alone| alone[0] == last[0]));
+    }
+    for i in 1..10 {
+        for ((sequence, ids), alone) in sequences.iter_mut().zip(&texts).zip(&alone) {
+            let mut steps = [Step { sequence, ids: std::slice::from_ref(&ids[80 + i]) }];
+            assert_eq!(
+                decoder.forward(&mut steps, Logits::Last).expect("logits"),
+                [alone[i].clone()],
+                "step {i}"
+            );
+        }
+    }
+}
