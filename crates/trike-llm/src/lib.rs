@@ -69,8 +69,8 @@ pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, in
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
 pub use model::{
     ChooseKv, ChosenKv, Comparison, Haystack, Model, NeedleAnswers, NeedleDepth, NeedleFigures,
-    NeedleOptions, NeedleScore, NeedleSetting, OnText, Question, STORY_MARK, Score, ScoreOptions, Split,
-    TaskScore, compare_ids, divergence, haystacks, read_questions, sequences,
+    NeedleOptions, NeedleScore, NeedleSetting, OnText, PositionFigures, Question, STORY_MARK, Score,
+    ScoreOptions, Split, TaskScore, compare_ids, divergence, haystacks, read_questions, sequences,
 };
 pub use source::WeightSource;
 pub use synthetic::{Synthetic, SyntheticModel};

@@ -1,15 +1,18 @@
 //! Precisions of the KV cache, chosen layer by layer under a bound on the KL divergence.
 
+mod common;
+
 use std::ops::ControlFlow;
 
+use common::{SHAPE, Shape, ids, random_llama};
 use trike_candle::CandleBackend;
 use trike_cpu::Cpu;
 use trike_llm::{
     ChooseKv, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, ScoreOptions, Split,
-    divergence, sampler::SamplerConfig,
+    compare_ids, divergence, sampler::SamplerConfig,
 };
 use trike_nn::{ActivationPrecision, KvPrecision, KvPrecisions, KvSpec, NnError};
-use trike_testkit::shared;
+use trike_testkit::{assert_near, shared};
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 
@@ -83,6 +86,57 @@ fn the_bound_holds_on_text_that_the_model_has_not_seen() {
         let held = model.compare(&model, &text, &options, &mut quiet()).expect("figures");
         assert!(held.kl <= ChooseKv::KL, "{name}: {} against {chosen:?}", held.kl);
     }
+}
+
+/// Each range has its tokens and no others, and together they are all.
+#[test]
+fn figures_by_position_are_those_of_their_tokens() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let shape = Shape { layers: 1, vocab: 512, context: 1100, ..SHAPE };
+    random_llama(dir.path(), shape, 4, false);
+    let file = ModelFile::open(dir.path()).expect("a model");
+    let tokenizer = ModelFile::open(TINY).expect("the bundled model").tokenizer(None).expect("its tokenizer");
+    let load = LoadOptions::default().with_tokenizer(tokenizer);
+    let model = LanguageModel::load_with(&file, &load, &mut |_, _| ()).expect("it loads");
+    let all = [ids(1100, 512, 1), ids(300, 512, 2)];
+    let options = ScoreOptions::new(Split::Window).with_kv(KvPrecision::Int4);
+    let compared = compare_ids(&model, &model, &all, &options, &mut quiet()).expect("figures");
+    let ranges: Vec<_> =
+        compared.positions.iter().map(|range| (range.positions.clone(), range.tokens)).collect();
+    assert_eq!(ranges, [(0..256, 512), (256..512, 256 + 43), (512..1024, 512), (1024..2048, 75)]);
+
+    let rows = |ids: &[u32], kv: KvPrecision| {
+        let mut rows = Vec::new();
+        model.logits(ids, kv, |_, row| rows.push(row.to_vec())).expect("logits");
+        rows
+    };
+    let nats = |row: &[f32], id: u32| {
+        let sum: f64 = row.iter().map(|&logit| f64::from(logit).exp()).sum();
+        sum.ln() - f64::from(row[id as usize])
+    };
+    let mut sums = vec![[0.0; 3]; ranges.len()];
+    for ids in &all {
+        let inputs = &ids[..ids.len() - 1];
+        let both = rows(inputs, KvPrecision::Int4).into_iter().zip(rows(inputs, model.default_kv()));
+        for (position, (got, want)) in both.enumerate() {
+            let range = ranges.iter().position(|(range, _)| range.contains(&position)).expect("a range");
+            let next = ids[position + 1];
+            for (sum, add) in
+                sums[range].iter_mut().zip([nats(&got, next), nats(&want, next), divergence(&got, &want)])
+            {
+                *sum += add;
+            }
+        }
+    }
+    for (range, sums) in compared.positions.iter().zip(sums) {
+        let [nats, base, kl] = sums.map(|sum| sum / range.tokens as f64);
+        assert_near!(range.nats, nats, abs = 1e-9);
+        assert_near!(range.base_nats, base, abs = 1e-9);
+        assert_near!(range.kl, kl, abs = 1e-9);
+    }
+    let mean = compared.positions.iter().map(|range| range.kl * range.tokens as f64).sum::<f64>()
+        / compared.score.tokens as f64;
+    assert_near!(compared.kl, mean, abs = 1e-12);
 }
 
 #[test]

@@ -255,7 +255,8 @@ pub(crate) struct ConvertArgs {
 
 /// Measure the perplexity of a text
 ///
-/// Prints perplexity, nats per token and bits per byte; with --base, also the KL divergence from another model.
+/// Prints perplexity, nats per token and bits per byte; with --base, also the KL divergence from another model, and for sequences of
+/// more than 512 tokens both by position.
 #[derive(Args, Debug)]
 pub(crate) struct PerplexityArgs {
     #[command(flatten)]

@@ -75,9 +75,9 @@ impl KvRequest {
     /// Refuses a bound without a choice, and on a device precisions that differ by layer.
     pub(super) fn checked(self, on_host: bool) -> anyhow::Result<Self> {
         match self.choice {
-            Some(KvChoice::Auto) if !on_host => Err(conflict(
-                "--kv auto: only the CPU has other precisions than f32 and f16, leave out --device",
-            )),
+            Some(KvChoice::Auto) if !on_host => {
+                Err(conflict("--kv auto: precisions are chosen on the CPU, leave out --device"))
+            }
             Some(KvChoice::Given(kv)) if !on_host && !kv.is_uniform() => Err(conflict(&format!(
                 "--kv {kv}: only the CPU has layers of several precisions, leave out --device"
             ))),

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::Serialize;
 use trike::{
     ActivationPrecision, Comparison, KvLimit, LlmError, Model, ModelFile, Score, ScoreOptions, Split,
+    llm::PositionFigures,
 };
 
 use super::{
@@ -93,7 +94,40 @@ pub(crate) struct Against {
     pub(crate) ratio_error: f64,
     /// Fraction of tokens with the same most probable token (top-1 agreement).
     pub(crate) top1_agreement: f64,
+    /// The same by position, if there are more than 512.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) positions: Vec<PositionOutcome>,
 }
+
+/// The tokens that are predicted from a range of positions.
+#[derive(Debug, Serialize)]
+pub(crate) struct PositionOutcome {
+    pub(crate) first: usize,
+    pub(crate) last: usize,
+    pub(crate) tokens: usize,
+    pub(crate) perplexity: f64,
+    /// Ratio of the perplexity to the base's.
+    pub(crate) ratio: f64,
+    pub(crate) kl: f64,
+    pub(crate) kl_error: f64,
+}
+
+impl From<&PositionFigures> for PositionOutcome {
+    fn from(figures: &PositionFigures) -> Self {
+        Self {
+            first: figures.positions.start,
+            last: figures.positions.end - 1,
+            tokens: figures.tokens,
+            perplexity: figures.nats.exp(),
+            ratio: (figures.nats - figures.base_nats).exp(),
+            kl: figures.kl,
+            kl_error: figures.kl_error,
+        }
+    }
+}
+
+/// Positions up to which figures by position say no more than those of all.
+const FEW: usize = 512;
 
 /// The base model.
 #[derive(Debug, Serialize)]
@@ -113,6 +147,10 @@ impl Against {
             ratio,
             ratio_error: ratio * all.gap_error,
             top1_agreement: all.top1_agreement,
+            positions: match all.positions.last().is_some_and(|last| last.positions.start >= FEW) {
+                true => all.positions.iter().map(PositionOutcome::from).collect(),
+                false => Vec::new(),
+            },
         }
     }
 }

@@ -419,7 +419,23 @@ impl Show for PerplexityOutcome {
                 ("top-1 agreement", percent(against.top1_agreement)),
             ]);
         }
-        facts(pairs)
+        let mut text = facts(pairs);
+        if let Some(against) = self.against.as_ref().filter(|against| !against.positions.is_empty()) {
+            let header = ["positions", "tokens", "perplexity", "ratio", "KL from base"];
+            let mut rows = table(presets::NOTHING, 1, header);
+            for range in &against.positions {
+                rows.add_row([
+                    format!("{}-{}", range.first, range.last),
+                    range.tokens.to_string(),
+                    format!("{:.4}", range.perplexity),
+                    format!("{:.4}", range.ratio),
+                    format!("{:.6} nats, +- {:.6}", range.kl, range.kl_error),
+                ]);
+            }
+            text += "\n";
+            text += &plain(rows);
+        }
+        text
     }
 }
 

@@ -9,7 +9,7 @@ fn layers_have_their_precisions() {
     let (trike, model) = (Trike::new(), tiny());
     let text = trike.write("story.txt", "Once upon a time there was a little dog. ".repeat(20));
     let mixed = "int4,int8:0-1";
-    let run = trike.json(&["run", "-m", &model, "Once", "-n", "2", "--kv", mixed, "--json"]);
+    let run = trike.json(&["run", &model, "Once", "-n", "2", "--kv", mixed, "--json"]);
     assert_eq!(run["kv"], mixed);
     let of = |kv: &str| {
         let args = ["perplexity", "-m", &model, "-f", &text, "--base", &model, "--kv", kv, "--json"];
@@ -39,7 +39,7 @@ fn layers_have_their_precisions() {
 fn a_choice_is_made_once() {
     let (trike, model) = (Trike::new(), tiny());
     let auto = ["--kv", "auto", "--kv-kl", "0.01"];
-    let words = [&["run", "-m", &model, "Once", "-n", "3"], &auto[..]].concat();
+    let words = [&["run", &model, "Once", "-n", "3", "--temperature", "0"], &auto[..]].concat();
     let run = |more: &[&'static str]| [&words[..], more].concat();
     let memory = [&["inspect", &model, "--memory"], &auto[..]].concat();
     assert!(trike.fails(2, &memory).contains("not chosen for this model yet"));
@@ -57,7 +57,7 @@ fn a_choice_is_made_once() {
     assert!(number("kl") + 2.0 * number("kl_error") <= 0.01);
     assert!(number("bytes_per_position") < number("default_bytes_per_position"));
     // The precision is what the user would have given.
-    let given = ["run", "-m", &model, "Once", "-n", "3", "--kv", kv];
+    let given = ["run", &model, "Once", "-n", "3", "--temperature", "0", "--kv", kv];
     assert_eq!(trike.stdout(&given), text);
     let planned = trike.json(&[&memory[..], &["--json"]].concat());
     assert_eq!((&planned["kv"], &planned["kv_chosen"]), (&outcome["kv"], chosen));
@@ -70,7 +70,7 @@ fn a_choice_is_made_once() {
     let folder = trike.path("cache/trike/kv");
     let count = || fs::read_dir(&folder).expect("a folder").count();
     assert_eq!(count(), 1);
-    trike.stdout(&["run", "-m", &model, "Once", "-n", "1", "--kv", "auto"]);
+    trike.stdout(&["run", &model, "Once", "-n", "1", "--kv", "auto"]);
     trike.stdout(&run(&["--activations", "f32"]));
     assert_eq!(count(), 3);
     // What is damaged is made again.
@@ -84,7 +84,7 @@ fn a_choice_is_made_once() {
 #[test]
 fn where_nothing_can_be_chosen_it_is_said() {
     let (trike, model) = (Trike::new(), tiny());
-    let out = trike.path("l.npy");
+    let out = trike.write("l.npy", "no text");
     for (args, part) in [
         (vec!["logits", "-m", &model, "--ids", "1", "-o", &out, "--kv", "auto"], "a given precision"),
         (vec!["bench", "--synthetic", "125m", "--kv", "auto"], "no text to choose by"),

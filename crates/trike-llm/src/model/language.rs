@@ -79,7 +79,7 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         if ids.len() > context {
             return Err(LlmError::PromptTooLong { tokens: ids.len(), context });
         }
-        // The blocks are run one by one, which other ranks do not follow, and devices have two precisions only; the downcast keeps this
+        // The blocks are run one by one, which other ranks do not follow, and the layers of a device do not differ; the downcast keeps this
         // out of the `Backend` trait.
         match (self.decoder() as &dyn Any).downcast_ref::<Decoder<CpuBackend>>() {
             Some(decoder) => {

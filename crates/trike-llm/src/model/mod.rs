@@ -4,6 +4,7 @@ mod choose_kv;
 mod language;
 mod needle;
 mod perplexity;
+mod positions;
 mod tasks;
 
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
@@ -24,6 +25,7 @@ pub use needle::{
 pub use perplexity::{
     Comparison, STORY_MARK, Score, ScoreOptions, Split, compare_ids, divergence, sequences,
 };
+pub use positions::PositionFigures;
 pub use tasks::{Question, TaskScore, read_questions};
 
 /// Receives pieces of new text; `Break` ends the generation.

@@ -2,7 +2,10 @@
 
 use trike_nn::{KeySelector, KvLimit, KvPrecision, KvPrecisions, KvSpec, PromptKeys};
 
-use super::Model;
+use super::{
+    Model,
+    positions::{PositionFigures, RangeSums, range_of},
+};
 use crate::{LlmError, tokenizer::Tokenizer};
 
 /// What separates the documents of a text, a special token of several tokenizers.
@@ -142,6 +145,8 @@ pub struct Comparison {
     pub gap_error: f64,
     /// Fraction of tokens for which both models rank the same token first.
     pub top1_agreement: f64,
+    /// The same by position, in ascending order; ranges without scored tokens are left out.
+    pub positions: Vec<PositionFigures>,
 }
 
 /// A mean over tokens with its standard error: the larger of the error for independent tokens and the error for independent
@@ -150,7 +155,7 @@ pub struct Comparison {
 pub(super) struct Mean {
     sum: f64,
     squares: f64,
-    tokens: f64,
+    pub(super) tokens: f64,
     /// Tokens and sum of each sequence.
     sequences: Vec<(f64, f64)>,
 }
@@ -334,6 +339,7 @@ pub fn compare_ids<M: Model + ?Sized>(
     let (mut sums, mut base_sums) = (Sums::default(), Sums::default());
     let (mut kl, mut gap) = (Mean::default(), Mean::default());
     let mut agreed = 0;
+    let mut ranges: Vec<RangeSums> = Vec::new();
     for (done, ids) in all.iter().enumerate().filter(|(_, ids)| ids.len() > 1) {
         let inputs = &ids[..ids.len() - 1];
         let from = split.unscored(ids.len());
@@ -341,6 +347,8 @@ pub fn compare_ids<M: Model + ?Sized>(
         base.logits(inputs, base_kv, &mut |_, row| reference.extend_from_slice(row))?;
         kl.start();
         gap.start();
+        ranges.resize_with(ranges.len().max(range_of(inputs.len() - 1) + 1), RangeSums::default);
+        ranges.iter_mut().for_each(RangeSums::start);
         model.logits_with(inputs, &options.cache(kv, inputs.len()), &mut |i, row| {
             if i < from {
                 return;
@@ -352,7 +360,9 @@ pub fn compare_ids<M: Model + ?Sized>(
             sums.add(nats);
             base_sums.add(base_nats);
             gap.add(nats - base_nats);
-            kl.add(divergence(row, base_row));
+            let divergence = divergence_from(row, base_row, base_norm);
+            kl.add(divergence);
+            ranges[range_of(i)].add(nats, base_nats, divergence);
             agreed += usize::from(best(row) == best(base_row));
         })?;
         let bytes = tokenizer.decode_bytes(&ids[from + 1..])?.len();
@@ -365,6 +375,7 @@ pub fn compare_ids<M: Model + ?Sized>(
     let score = sums.score()?;
     Ok(Comparison {
         base: base_sums.score()?,
+        positions: ranges.iter().enumerate().filter_map(|(at, range)| range.figures(at)).collect(),
         top1_agreement: agreed as f64 / score.tokens as f64,
         score,
         kl: kl.mean(),
