@@ -123,8 +123,8 @@ pub(crate) struct Place {
 fn rotated(k: &[f32], turns: &[f32], place: &Place, d: usize, #[comptime] form: Form) -> f32 {
     let mut value = k[place.from + d];
     if comptime!(form.pairing.is_some()) {
+        let pairs = place.rotated / 2;
         if d < place.rotated {
-            let pairs = place.rotated / 2;
             let mut pair = d / 2;
             let mut low = d - d % 2;
             let mut high = low + 1;

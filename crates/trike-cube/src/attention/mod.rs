@@ -15,6 +15,7 @@ mod keys;
 mod mask;
 mod mma;
 mod plan;
+mod positions;
 mod prefill;
 mod prompt;
 mod ptx;
@@ -31,10 +32,12 @@ use cubecl::prelude::{BufferArg, ComptimeOptionArgs, CubeCount, CubeDim, Float, 
 use half::f16;
 pub use trike_core::{AttentionSpec, KvPrecision};
 
-pub use cache::{CacheShape, KvCache, Positions, Segment};
-pub(crate) use cache::{KvBuffer, MAX_POSITION};
+pub(crate) use cache::KvBuffer;
+pub use cache::{CacheShape, KvCache, Segment};
 pub use mask::{BlockBitmap, BlockMask, MaskedWork};
 pub use plan::{AttentionBlueprint, AttentionProblem, horizon};
+pub(crate) use positions::MAX_POSITION;
+pub use positions::Positions;
 pub use several::{Batch, Token, Tokens};
 
 use crate::device::{Buffer, COUNTERS, Device, Launch};

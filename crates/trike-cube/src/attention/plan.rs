@@ -2,9 +2,10 @@
 
 use trike_core::KvPrecision;
 
-use super::cache::{CacheShape, MAX_POSITION};
+use super::cache::CacheShape;
 use super::codes::OF_WORD;
 use super::mask::MaskedWork;
+use super::positions::MAX_POSITION;
 use super::{decode, mma, prefill};
 use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result, check_range, check_shape, unsupported};

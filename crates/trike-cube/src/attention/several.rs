@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::device::{Buffer, Device};
 use crate::error::{CubeError, Result, check_len, check_range};
 
-use super::cache::{CacheShape, KvCache, MAX_POSITION};
+use super::cache::{CacheShape, KvCache};
+use super::positions::MAX_POSITION;
 
 impl KvCache {
     /// Caches of one shape side by side in as few allocations as the device allows, so that tokens of their sequences can be

@@ -4,7 +4,8 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use half::f16;
 
-use super::cache::{CacheShape, KvBuffer, KvCache, MAX_POSITION, Segment};
+use super::cache::{CacheShape, KvBuffer, KvCache, Segment};
+use super::positions::MAX_POSITION;
 use super::several::Batch;
 use super::store_codes;
 use crate::device::{Buffer, Device, Launch};

@@ -75,18 +75,25 @@ impl Device {
         self.launch(&launch, &wide.written(), |client, cubes, units| {
             let (k, v) = (call.cache.k.vectors(4), call.cache.v.vectors(4));
             let (scales, keys, values) = (codes.scales.vectors(2), wide.k.vectors(4), wide.v.vectors(4));
-            // SAFETY: slots are below the capacity, and the copy has room for the positions of every head, which are not more than
-            // the capacity (`AttentionProblem::validate`).
-            unsafe {
-                match wide.k {
-                    KvBuffer::F16(_) => kernel::widen::launch_unchecked::<f16>(
-                        client, cubes, units, k, v, scales, keys, values, count, first, positions, capacity,
-                        words, ptx,
-                    ),
-                    KvBuffer::F32(_) | KvBuffer::Int8(_) => kernel::widen::launch_unchecked::<f32>(
-                        client, cubes, units, k, v, scales, keys, values, count, first, positions, capacity,
-                        words, ptx,
-                    ),
+            match wide.k {
+                KvBuffer::F16(_) => {
+                    // SAFETY: slots are below the capacity, and the copy has room for the positions of every head, which are not
+                    // more than the capacity (`AttentionProblem::validate`).
+                    unsafe {
+                        kernel::widen::launch_unchecked::<f16>(
+                            client, cubes, units, k, v, scales, keys, values, count, first, positions,
+                            capacity, words, ptx,
+                        );
+                    }
+                }
+                KvBuffer::F32(_) | KvBuffer::Int8(_) => {
+                    // SAFETY: as above.
+                    unsafe {
+                        kernel::widen::launch_unchecked::<f32>(
+                            client, cubes, units, k, v, scales, keys, values, count, first, positions,
+                            capacity, words, ptx,
+                        );
+                    }
                 }
             }
         })?;
