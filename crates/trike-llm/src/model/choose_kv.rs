@@ -8,7 +8,8 @@ use trike_text::sampler::SamplerConfig;
 
 use super::{
     Model,
-    perplexity::{Mean, divergence_from, log_sum_exp},
+    mean::Mean,
+    perplexity::{divergence_from, log_sum_exp},
 };
 use crate::{GenerateOptions, LlmError};
 

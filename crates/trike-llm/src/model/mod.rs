@@ -2,6 +2,7 @@
 
 mod choose_kv;
 mod language;
+mod mean;
 mod needle;
 mod perplexity;
 mod positions;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::perplexity::Mean;
+use super::mean::Mean;
 
 /// A [`Comparison`](super::Comparison) of the tokens that are predicted from a range of positions: 0 to 255, 256 to 511, 512 to 1023, and so on.
 #[derive(Clone, Debug, PartialEq)]

@@ -104,9 +104,9 @@ fn faults(oracle: &Oracle, device: &Device, row: Row, strategy: &Strategy<Attent
         let mut case = Case::new(5, row);
         let at = (33 * 2 + kv_head) * of_head + 1;
         if of_keys {
-            case.k[at] = fault
+            case.k[at] = fault;
         } else {
-            case.v[at] = fault
+            case.v[at] = fault;
         }
         let cache = case.fill(device)?;
         let positions: Vec<u32> = case.positions().map(|p| p as u32).collect();
