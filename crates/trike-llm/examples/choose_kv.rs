@@ -5,6 +5,8 @@
 //! divergence there, and its divergence on the first SEQUENCES windows of TEXT, against the model's default precision. TOKENIZER is
 //! `-` for the model's own. Ternary layers compute with f32 activations.
 
+#![expect(clippy::print_stdout, reason = "the example prints its result")]
+
 use std::{env, error::Error, fs, time::Instant};
 
 use trike_llm::{
