@@ -55,13 +55,10 @@ impl KeyArgs {
     /// The selector of a command that computes on the CPU or not.
     pub(super) fn selector(&self, on_host: bool) -> anyhow::Result<KeySelector> {
         if !self.prompt_keys.is_all() && !on_host {
-            return Err(conflict("--prompt-keys: only the CPU selects keys, leave out --device"));
+            return Err(conflict("--prompt-keys: only the CPU selects keys of prompts, leave out --device"));
         }
         match (self.keys, self.keys_top_k) {
             (KeysChoice::All, Some(_)) => Err(conflict("--keys-top-k: needs --keys signs, got --keys all")),
-            (KeysChoice::Signs, _) if !on_host => {
-                Err(conflict("--keys signs: only the CPU selects keys, leave out --device"))
-            }
             (choice, top_k) => Ok(choice.selector(top_k.unwrap_or(TOP_K))?),
         }
     }

@@ -234,18 +234,25 @@ fn an_int4_cache_is_refused_on_a_device() {
 }
 
 #[test]
-fn only_the_processor_selects_keys() {
+fn a_device_selects_keys_of_tokens_and_leaves_the_rest_to_the_processor() {
     let Some(device) = software() else { return };
     let trike = Trike::new();
-    let text = trike.write("text", "Once upon a time.");
-    let model = ["-m", &tiny(), "--keys", "signs", "--device", device];
-    for command in [&["run", "-p", "Once"][..], &["perplexity", "-f", &text], &["bench", "-n", "1"]] {
-        let error = trike.fails(2, &[command, &model].concat());
-        assert!(error.contains("--keys signs: only the CPU selects keys"), "{error}");
-    }
+    let text = trike.write("text", &"Once upon a time, there was a little girl. ".repeat(12));
+    let keys = ["-m", &tiny(), "--keys", "signs", "--keys-top-k", "8", "--device", device];
+    trike.stdout(&[&["run", "-p", "Once", "-n", "100"][..], &keys].concat());
+    trike.stdout(&[&["bench", "-n", "1", "-r", "1"][..], &keys].concat());
+    let compared = |kept: &[&str]| -> f64 {
+        let score = ["perplexity", "-f", &text, "--base", &tiny(), "--kv", "f32", "--json"];
+        let json: serde_json::Value =
+            serde_json::from_str(&trike.stdout(&[&score[..], kept].concat())).expect("JSON");
+        json["kl"].as_f64().unwrap_or_else(|| panic!("no kl: {json}"))
+    };
+    let (selected, host) = (compared(&keys), compared(&keys[..6]));
+    // Selection begins later on a device, which loses less.
+    assert!(selected > 0.0 && selected < 2.0 * host, "{selected}, and {host} on the host");
     let error =
         trike.fails(2, &["run", "-m", &tiny(), "-p", "Once", "--prompt-keys", "0.5", "--device", device]);
-    assert!(error.contains("--prompt-keys: only the CPU selects keys"), "{error}");
+    assert!(error.contains("--prompt-keys: only the CPU selects keys of prompts"), "{error}");
     let error = trike.fails(2, &["run", "-m", &tiny(), "-p", "Once", "--kv-limit", "64", "--device", device]);
     assert!(error.contains("--kv-limit: only the CPU evicts"), "{error}");
 }
