@@ -18,7 +18,7 @@ use crate::{Bounds, KvPrecision, OptionError, SpecError};
 /// // Three layers of int8 and three of int4, one head of 128.
 /// assert_eq!(mixed.bytes_per_position(0..6, 128), 3 * 264 + 3 * 136);
 ///
-/// assert_eq!("int8".parse::<KvPrecisions>()?, KvPrecision::Int8.into());
+/// assert_eq!("int8".parse::<KvPrecisions>()?, KvPrecision::Int8);
 /// assert!("int4,int8".parse::<KvPrecisions>().is_err());
 /// # Ok::<(), trike_core::InvalidKvPrecisions>(())
 /// ```
@@ -80,7 +80,7 @@ impl KvPrecisions {
     /// use trike_core::{KvPrecision::{Int4, Int8}, KvPrecisions};
     ///
     /// assert_eq!(KvPrecisions::of_layers(&[Int8, Int4, Int4])?.to_string(), "int4,int8:0");
-    /// assert_eq!(KvPrecisions::of_layers(&[Int4; 200])?, Int4.into());
+    /// assert_eq!(KvPrecisions::of_layers(&[Int4; 200])?, Int4);
     /// assert!(KvPrecisions::of_layers(&[[Int4; 100], [Int8; 100]].concat()).is_err());
     /// # Ok::<(), trike_core::OptionError>(())
     /// ```

@@ -371,7 +371,8 @@ fn what_ranks_cannot_do_is_refused() {
 fn ranks_send_the_bytes_that_the_division_says() {
     use trike_nn::{Logits, Step};
     const HEADER: u64 = 20;
-    const NOTICE: u64 = 47 + 4;
+    // With the precisions of all layers, and the id of the token.
+    const NOTICE: u64 = 46 + KvPrecisions::BYTES as u64 + 4;
     // Four tensors of four layers from each of two ranks, and a row of the embedding and half of the logits from one of them; or a
     // state and the logits.
     for (parallel, messages) in [(Parallel::Tensor, 2 * 4 * 4 + 2), (Parallel::Pipeline, 2)] {

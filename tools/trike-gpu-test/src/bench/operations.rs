@@ -136,7 +136,7 @@ pub(super) const TINY: &[Operation] = &[
     Operation::NormAndQuantize { tokens: 2, width: 128 },
     Operation::Rotary { tokens: 2, heads: Heads::TINY },
     Operation::MaskedAttention { tokens: 200, heads: Heads::TINY },
-    Operation::SelectedAttention { positions: 10_400, heads: Heads::TINY },
+    Operation::SelectedAttention { positions: 10_400, heads: Heads { head_dim: 64, ..Heads::TINY } },
     Operation::Int8Attention { positions: 200, heads: Heads::TINY },
     Operation::GateThenQuantize { tokens: 2, width: 128 },
     Operation::GateAndQuantize { tokens: 2, width: 128 },
