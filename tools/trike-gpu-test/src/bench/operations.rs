@@ -49,7 +49,7 @@ pub enum Operation {
         /// The heads.
         heads: Heads,
     },
-    /// Attention of a token to [`TOP_K`] of the positions before it, chosen by sign codes, and to the first and the last ones.
+    /// Attention of a token to 1024 of the positions before it, chosen by sign codes, and to the first and the last ones.
     SelectedAttention {
         /// Positions.
         positions: usize,
