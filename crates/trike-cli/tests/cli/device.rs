@@ -237,7 +237,7 @@ fn an_int4_cache_is_refused_on_a_device() {
 fn a_device_selects_keys_of_tokens_and_leaves_the_rest_to_the_processor() {
     let Some(device) = software() else { return };
     let trike = Trike::new();
-    let text = trike.write("text", &"Once upon a time, there was a little girl. ".repeat(12));
+    let text = trike.write("text", "Once upon a time, there was a little girl. ".repeat(12));
     let keys = ["-m", &tiny(), "--keys", "signs", "--keys-top-k", "8", "--device", device];
     trike.stdout(&[&["run", "-p", "Once", "-n", "100"][..], &keys].concat());
     trike.stdout(&[&["bench", "-n", "1", "-r", "1"][..], &keys].concat());
