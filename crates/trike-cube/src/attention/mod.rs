@@ -196,6 +196,8 @@ impl Device {
             AttentionBlueprint::Decode { units, heads, splits } => {
                 let form = problem.decode_form(units, heads, splits, self.capabilities());
                 let form = decode::Form { chosen: call.chosen.is_some(), ..form };
+                let settings =
+                    Settings { bindings: settings.bindings + usize::from(form.chosen), ..settings };
                 let launch = Launch::new("attention/decode", &(form, shape.precision, several), settings);
                 if splits == 1 {
                     return self.launch(&launch, &[out], |client, cubes, units| {

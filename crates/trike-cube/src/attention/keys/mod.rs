@@ -65,24 +65,23 @@ impl Device {
         let selected = index.selector.select(all / 2).filter(|_| is_step);
         // More than half of a horizon is visible at its positions: a call before them follows a truncation.
         let is_behind = 2 * position < coded;
-        match selected {
-            Some(_) if coded == all => {}
+        let all_anew = match selected {
+            Some(_) => coded != all,
+            None => !is_step && coded > 0 && is_behind,
+        };
+        if all_anew {
+            if self.is_capturing() {
+                return Err(CubeError::Capture { what: "codes of all keys" });
+            }
+            // A new mean, of the same keys as on the host, whenever their number has doubled.
+            self.center_keys(call, index, 1 << end.ilog2())?;
+            self.code_keys(call, index, 0, end)?;
+            index.coded.store(all, Ordering::Relaxed);
+        } else if !is_step && coded > 0 {
             // A prompt behind a selection: a recorded step may be the next, so its keys are coded now.
-            None if !is_step && coded > 0 && !is_behind => self.code_keys(call, index, position, end)?,
-            None if is_step || coded == 0 => {
-                if is_behind {
-                    index.coded.store(0, Ordering::Relaxed);
-                }
-            }
-            _ => {
-                if self.is_capturing() {
-                    return Err(CubeError::Capture { what: "codes of all keys" });
-                }
-                // A new mean, of the same keys as on the host, whenever their number has doubled.
-                self.center_keys(call, index, 1 << end.ilog2())?;
-                self.code_keys(call, index, 0, end)?;
-                index.coded.store(all, Ordering::Relaxed);
-            }
+            self.code_keys(call, index, position, end)?;
+        } else if is_behind {
+            index.coded.store(0, Ordering::Relaxed);
         }
         let Some(selected) = selected else { return Ok(None) };
         let query = self.code_step(call, index)?;
