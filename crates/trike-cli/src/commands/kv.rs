@@ -174,9 +174,8 @@ impl ChosenOutcome {
 
 /// Where a choice may be, best first.
 fn files(key: &str) -> impl Iterator<Item = PathBuf> {
-    // FNV-1a; the key is in the file, too.
-    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    let name = format!("{:016x}.json", key.bytes().fold(0xcbf2_9ce4_8422_2325, mix));
+    // The key is in the file, too.
+    let name = format!("{:016x}.json", shipped::fnv(key.bytes()));
     shipped::folders().map(move |folder| folder.join("kv").join(&name))
 }
 

@@ -76,8 +76,12 @@ fn unpack(place: &Path) -> io::Result<()> {
     renamed
 }
 
-/// FNV-1a of the files.
+/// Of the files.
 fn digest() -> u64 {
-    let bytes = TINY.iter().flat_map(|(name, content)| name.bytes().chain(content.iter().copied()));
+    fnv(TINY.iter().flat_map(|(name, content)| name.bytes().chain(content.iter().copied())))
+}
+
+/// FNV-1a, for names in the user's cache.
+pub(super) fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
