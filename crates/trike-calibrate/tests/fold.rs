@@ -1,6 +1,6 @@
 //! Weights that are rewritten compute what the weights of the file do, for every architecture.
 
-#[path = "../../trike-llm/tests/common/mod.rs"]
+#[path = "../../trike-llm/tests/it/common/mod.rs"]
 mod common;
 
 use std::path::Path;

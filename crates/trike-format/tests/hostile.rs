@@ -3,6 +3,7 @@
 //!
 //! The samples are made here, so that no binary lies in the repository.
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use std::{

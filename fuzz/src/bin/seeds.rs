@@ -1,6 +1,6 @@
 //! Writes the first inputs of every target to `corpus/`: small whole files, from which the engine goes on.
 
-#[path = "../../../crates/trike-format/tests/common/mod.rs"]
+#[path = "../../../crates/trike-format/tests/it/common/mod.rs"]
 mod common;
 
 use std::path::Path;

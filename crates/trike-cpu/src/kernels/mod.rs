@@ -2,7 +2,7 @@
 //!
 //! The ternary kernels are written with the vector operations of [`crate::simd`] and are bit-identical on every
 //! instruction set. The kernels for float weights use FMA and all lanes of the machine, so they agree only
-//! within rounding: the error of each is at most twice that of a plain f32 sum (`tests/dense.rs`). Within one
+//! within rounding: the error of each is at most twice that of a plain f32 sum (`tests/it/dense.rs`). Within one
 //! instruction set no result depends on the other tokens and rows of the call.
 
 pub(crate) mod element;

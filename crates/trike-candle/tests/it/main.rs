@@ -1,0 +1,8 @@
+//! Modules and operations for Candle users, against plain Candle.
+//!
+//! One binary for all files: each further one is linked anew.
+
+mod latent;
+mod modules;
+mod on_device;
+mod operations;

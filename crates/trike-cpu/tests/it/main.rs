@@ -1,0 +1,20 @@
+//! Host kernels on every instruction set of this machine, against oracles.
+//!
+//! One binary for all files: each further one is linked anew.
+
+mod blocks;
+mod common;
+mod dense;
+mod edits;
+mod grad;
+mod int8;
+mod keys;
+mod kv_half;
+mod kv_int4;
+mod kv_int8;
+mod linear;
+mod masked;
+mod matmul;
+mod ops;
+mod sparse;
+mod tiles;

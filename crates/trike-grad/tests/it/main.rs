@@ -1,0 +1,7 @@
+//! Gradients on the host and on devices.
+//!
+//! One binary for all files: each further one is linked anew.
+
+mod device;
+mod gradients;
+mod precision;

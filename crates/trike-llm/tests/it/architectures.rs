@@ -1,0 +1,252 @@
+//! Every architecture against implementations that share no code: candle-transformers, and numpy.
+
+use crate::common;
+use std::path::Path;
+
+use crate::common::{ids, numpy, random_checkpoint};
+use candle_core::{DType, Device, Tensor as Candle};
+use candle_nn::{Activation, VarBuilder};
+use candle_transformers::models::{mistral, qwen2, qwen3};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use trike_format::Tensor;
+use trike_llm::{ConvertOptions, HeadPrecision, LanguageModel, LoadOptions, ModelFile, Target, convert};
+use trike_nn::{ActivationPrecision, KvPrecision, RopeScaling};
+use trike_testkit::{assert_close, max_rel};
+use trike_trit::Encoding;
+
+const VOCAB: usize = 113;
+
+/// A small configuration of an architecture; `more` replaces or adds keys.
+fn config(architecture: &str, more: Value) -> Value {
+    common::config(architecture, 3, VOCAB, more)
+}
+
+fn logits(path: &Path, ids: &[u32], activations: Option<ActivationPrecision>) -> Vec<f32> {
+    let file = ModelFile::open(path).expect("a model");
+    let head = HeadPrecision::AsStored;
+    let trained = || file.config().family.trained_activations();
+    let options = LoadOptions::default()
+        .with_cpu(trike_cpu::Cpu::new(1).expect("a thread"))
+        .with_activations(activations.or_else(trained).unwrap_or(ActivationPrecision::F32))
+        .with_head(head);
+    let model = LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads");
+    let mut all = Vec::new();
+    model.logits(ids, KvPrecision::F32, |_, row| all.extend_from_slice(row)).expect("logits");
+    all
+}
+
+fn builder(dir: &Path) -> VarBuilder<'static> {
+    let bytes = std::fs::read(dir.join("model.safetensors")).expect("weights");
+    VarBuilder::from_buffered_safetensors(bytes, DType::F32, &Device::Cpu).expect("a builder")
+}
+
+/// The last logits of every prefix.
+fn of_prefixes(ids: &[u32], mut run: impl FnMut(&Candle) -> candle_core::Result<Candle>) -> Vec<f32> {
+    let mut all = Vec::new();
+    for n in 1..=ids.len() {
+        let input = Candle::new(&ids[..n], &Device::Cpu).and_then(|t| t.unsqueeze(0)).expect("a tensor");
+        let out = run(&input).and_then(|out| out.flatten_all()?.to_vec1::<f32>()).expect("logits");
+        all.extend(out);
+    }
+    all
+}
+
+#[test]
+fn mistral_agrees_with_candle_transformers_beyond_its_window() {
+    let dir = TempDir::new().expect("a directory");
+    let path = dir.path().join("m");
+    random_checkpoint(&path, &config("MistralForCausalLM", json!({"sliding_window": 9})), 1, false);
+    let ids = ids(30, VOCAB, 1);
+    let theirs = mistral::Config {
+        vocab_size: VOCAB,
+        hidden_size: 96,
+        intermediate_size: 160,
+        num_hidden_layers: 3,
+        num_attention_heads: 6,
+        head_dim: Some(16),
+        num_key_value_heads: 2,
+        hidden_act: Activation::Silu,
+        max_position_embeddings: 64,
+        rms_norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        // A window of 9 positions includes the query's own; this one counts those before it.
+        sliding_window: Some(8),
+        use_flash_attn: false,
+    };
+    let mut model = mistral::Model::new(&theirs, builder(&path)).expect("it loads");
+    let want = of_prefixes(&ids, |input| {
+        model.clear_kv_cache();
+        model.forward(input, 0)
+    });
+    let got = logits(&path, &ids, None);
+    assert_close(&got, &want, 1e-3);
+    // The window matters: without it the later tokens differ.
+    let open = dir.path().join("open");
+    random_checkpoint(&open, &config("MistralForCausalLM", json!({})), 1, false);
+    let open = logits(&open, &ids, None);
+    assert_close(&open[..9 * VOCAB], &got[..9 * VOCAB], 1e-6);
+    assert!(max_rel(&open, &got) > 1e-2);
+}
+
+#[test]
+fn qwen2_agrees_with_candle_transformers() {
+    let dir = TempDir::new().expect("a directory");
+    let path = dir.path().join("m");
+    let config = config("Qwen2ForCausalLM", json!({"tie_word_embeddings": true, "rope_theta": 1000000.0}));
+    random_checkpoint(&path, &config, 2, false);
+    let ids = ids(20, VOCAB, 2);
+    let theirs = qwen2::Config {
+        vocab_size: VOCAB,
+        hidden_size: 96,
+        intermediate_size: 160,
+        num_hidden_layers: 3,
+        num_attention_heads: 6,
+        num_key_value_heads: 2,
+        max_position_embeddings: 64,
+        sliding_window: 64,
+        max_window_layers: 3,
+        tie_word_embeddings: true,
+        rope_theta: 1_000_000.0,
+        rms_norm_eps: 1e-5,
+        use_sliding_window: false,
+        hidden_act: Activation::Silu,
+    };
+    let mut model = qwen2::ModelForCausalLM::new(&theirs, builder(&path)).expect("it loads");
+    let want = of_prefixes(&ids, |input| {
+        model.clear_kv_cache();
+        model.forward(input, 0)
+    });
+    assert_close(&logits(&path, &ids, None), &want, 1e-3);
+}
+
+#[test]
+fn qwen3_agrees_with_candle_transformers() {
+    let dir = TempDir::new().expect("a directory");
+    let path = dir.path().join("m");
+    // Heads of 24 in a stream of 96 / 6 = 16 a head.
+    random_checkpoint(&path, &config("Qwen3ForCausalLM", json!({"head_dim": 24})), 3, false);
+    let ids = ids(20, VOCAB, 3);
+    let theirs = qwen3::Config {
+        vocab_size: VOCAB,
+        hidden_size: 96,
+        intermediate_size: 160,
+        num_hidden_layers: 3,
+        num_attention_heads: 6,
+        head_dim: 24,
+        attention_bias: false,
+        num_key_value_heads: 2,
+        max_position_embeddings: 64,
+        sliding_window: None,
+        max_window_layers: 3,
+        tie_word_embeddings: false,
+        rope_theta: 10_000.0,
+        rms_norm_eps: 1e-5,
+        use_sliding_window: false,
+        hidden_act: Activation::Silu,
+    };
+    let mut model = qwen3::ModelForCausalLM::new(&theirs, builder(&path)).expect("it loads");
+    let want = of_prefixes(&ids, |input| {
+        model.clear_kv_cache();
+        model.forward(input, 0)
+    });
+    assert_close(&logits(&path, &ids, None), &want, 1e-3);
+}
+
+/// Every switch of the decoder block, as a numpy script computes it.
+fn cases() -> Vec<(&'static str, Value)> {
+    let linear = json!({"rope_scaling": {"rope_type": "linear", "factor": 4.0}});
+    let llama3 = json!({"rope_scaling": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }});
+    // Positions 16 to 49 are past the original context.
+    let yarn = json!({"max_position_embeddings": 16, "rope_scaling": {
+        "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16,
+    }});
+    vec![
+        ("LlamaForCausalLM", json!({})),
+        ("LlamaForCausalLM", json!({"attention_bias": true, "mlp_bias": true, "tie_word_embeddings": true})),
+        ("LlamaForCausalLM", linear),
+        ("LlamaForCausalLM", llama3),
+        ("Qwen3ForCausalLM", yarn),
+        ("MistralForCausalLM", json!({"sliding_window": 7})),
+        ("Qwen2ForCausalLM", json!({})),
+        ("BitNetForCausalLM", json!({"hidden_act": "relu2", "tie_word_embeddings": true})),
+    ]
+}
+
+#[test]
+fn every_switch_agrees_with_numpy_as_floats_as_trits_and_through_gguf() {
+    for (seed, (architecture, more)) in cases().into_iter().enumerate() {
+        let dir = TempDir::new().expect("a directory");
+        let (dense, packed) = (dir.path().join("dense"), dir.path().join("packed"));
+        // Rows of 256, which GGUF's blocks need.
+        let mut config = config(architecture, more);
+        (config["hidden_size"], config["intermediate_size"]) = (json!(256), json!(512));
+        (config["num_attention_heads"], config["num_key_value_heads"]) = (json!(8), json!(2));
+        config["head_dim"] = json!(32);
+        random_checkpoint(&dense, &config, seed as u64, false);
+        let parsed = random_checkpoint(&packed, &config, seed as u64, true);
+        let ids = ids(50, VOCAB, seed as u64);
+        let Some(want) = numpy(&dense, &ids) else { return };
+        // Ternary layers take the activations that the family was trained with; dense ones are floats always.
+        assert_close(&logits(&packed, &ids, None), &want, 1e-3);
+        let exact = parsed.family.trained_activations().is_none();
+        if exact {
+            assert_close(&logits(&dense, &ids, None), &want, 1e-3);
+        } else {
+            assert!(max_rel(&logits(&packed, &ids, Some(ActivationPrecision::F32)), &want) > 1e-3);
+        }
+        let convert = |from: &Path, name: &str, target| {
+            let out = dir.path().join(name);
+            let options = ConvertOptions::new(target);
+            let input = ModelFile::open(from).expect("a model");
+            convert(&input, &out, &options, &mut |_, _| ()).map(|_| out)
+        };
+        let trits = convert(&packed, "trits.gguf", Target::Tq2_0).expect("it converts");
+        assert_close(&logits(&trits, &ids, None), &want, 1e-3);
+        if exact {
+            let floats = convert(&packed, "floats.gguf", Target::F16).expect("it converts");
+            assert_close(&logits(&floats, &ids, None), &want, 1e-3);
+        }
+        // Llama 3's constants become a list of divisors in GGUF, which no configuration spells.
+        match (convert(&trits, "back", Target::Trike), &parsed.spec.rope.scaling) {
+            (Err(error), RopeScaling::Llama3 { .. }) => {
+                assert!(error.to_string().contains("configuration"), "{error}");
+            }
+            (back, _) => assert_close(&logits(&back.expect("it converts back"), &ids, None), &want, 1e-3),
+        }
+    }
+}
+
+#[test]
+fn a_bitnet_that_is_ternary_when_it_runs_agrees_with_its_packed_form() {
+    let dir = TempDir::new().expect("a directory");
+    let (packed, master) = (dir.path().join("packed"), dir.path().join("master"));
+    let mut config = config("BitNetForCausalLM", json!({"hidden_act": "relu2", "tie_word_embeddings": true}));
+    random_checkpoint(&packed, &config, 21, true);
+    // Weights of which absmean makes the same trits: the packed ones. Their mean is not the scale, so the logits
+    // are those of the trits with another scale.
+    random_checkpoint(&master, &config, 21, false);
+    config["quantization_config"] =
+        json!({"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"});
+    std::fs::write(master.join("config.json"), config.to_string()).expect("a configuration");
+    let file = ModelFile::open(&master).expect("a model");
+    assert!(file.is_ternary());
+    let plain = ModelFile::open(&packed).expect("a model");
+    for name in file.weights() {
+        let (ours, theirs) = (file.load(name).expect("a weight"), plain.load(name).expect("a weight"));
+        if let (Tensor::Ternary(ours), Tensor::Ternary(theirs)) = (&ours, &theirs) {
+            assert_eq!(ours.data(0), theirs.to_encoding(Encoding::TwoBit).expect("2-bit").data(0), "{name}");
+        } else {
+            assert!(ours == theirs, "{name}");
+        }
+    }
+    // What it runs as is what converting it makes.
+    let options = ConvertOptions::new(Target::Trike);
+    let converted = dir.path().join("converted");
+    convert(&file, &converted, &options, &mut |_, _| ()).expect("it converts");
+    let ids = ids(10, VOCAB, 4);
+    assert_close(&logits(&converted, &ids, None), &logits(&master, &ids, None), 1e-6);
+}

@@ -1,0 +1,142 @@
+//! Real models against numbers that other implementations printed.
+
+use crate::common;
+use std::path::Path;
+
+use trike_llm::{
+    GenerateOptions, HeadPrecision, LanguageModel, LoadOptions, Model, ModelFile, Score, ScoreOptions, Split,
+};
+use trike_nn::{ActivationPrecision, KvPrecision};
+use trike_testkit::{assert_all_near, assert_close, assert_near, npz, shared};
+
+fn load(model: &str, tokenizer: Option<&str>, head: HeadPrecision) -> Option<LanguageModel> {
+    open(&shared(model)?, tokenizer, head)
+}
+
+fn open(model: &Path, tokenizer: Option<&str>, head: HeadPrecision) -> Option<LanguageModel> {
+    let file = ModelFile::open(model).expect("a model");
+    let tokenizer = match tokenizer {
+        Some(name) => Some(file.tokenizer(Some(&shared(name)?)).expect("a tokenizer")),
+        None => None,
+    };
+    let options = LoadOptions::default()
+        .with_tokenizer(tokenizer)
+        .with_cpu(trike_cpu::Cpu::new(1).expect("a thread"))
+        .with_activations(ActivationPrecision::F32)
+        .with_head(head);
+    Some(LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads"))
+}
+
+fn logits(model: &LanguageModel, ids: &[u32]) -> Vec<f32> {
+    let mut all = Vec::new();
+    model.logits(ids, KvPrecision::F32, |_, row| all.extend_from_slice(row)).expect("logits");
+    all
+}
+
+fn score(model: &dyn Model, text: &str, split: Split) -> Score {
+    let options = ScoreOptions::new(split).with_kv(KvPrecision::F32);
+    model.score(text, &options, &mut |_, _| ()).expect("a score")
+}
+
+#[test]
+fn stories260k_logits_are_numpys() {
+    let Some(model) = load("data/models/stories260K.bin", None, HeadPrecision::Auto) else { return };
+    let Some(path) = shared("data/golden/golden_stories260K_numpy.npz") else { return };
+    let golden = npz(&path);
+    let (ids, want) = (golden["ids"].to_ids(), golden["logits"].to_f32());
+    assert_all_near!(&logits(&model, &ids), &want, abs = 2e-4);
+}
+
+#[test]
+fn stories260k_tells_the_story_that_llama2c_tells() {
+    for tokenizer in ["data/tokenizers/tok512.bin", "data/tokenizers/tok512.model"] {
+        let Some(model) = load("data/models/stories260K.bin", Some(tokenizer), HeadPrecision::Auto) else {
+            return;
+        };
+        let Some(path) = shared("data/golden/stories260K_greedy_200.txt") else { return };
+        let want = std::fs::read_to_string(path).expect("text");
+        let options = GenerateOptions::default().with_max_tokens(200);
+        let mut streamed = String::new();
+        let told = model.generate_with("", &options, |piece| {
+            streamed.push_str(piece);
+            std::ops::ControlFlow::Continue(())
+        });
+        assert_eq!(streamed, want, "{tokenizer}");
+        assert_eq!(told.expect("a story").text, want);
+    }
+}
+
+#[test]
+fn dense_perplexities_are_numpys() {
+    let models = [
+        ("data/models/stories260K.bin", "data/tokenizers/tok512.bin", 3.548, 4.591),
+        ("data/models/stories3M-q80.bin", "data/tokenizers/tok4096.bin", 3.740, 6.002),
+    ];
+    for (path, tokenizer, sample, eval) in models {
+        let Some(model) = load(path, Some(tokenizer), HeadPrecision::Auto) else { return };
+        for (corpus, want) in [("tinystories_sample", sample), ("tinystories_eval", eval)] {
+            let Some(text) = shared(&format!("data/corpora/{corpus}.txt")) else { return };
+            let text = std::fs::read_to_string(text).expect("text");
+            let got = score(&model, &text, Split::Stories).perplexity;
+            assert_near!(got, want, rel = 1e-3, "{path} on {corpus}");
+        }
+    }
+}
+
+#[test]
+fn the_nll_golden() {
+    let Some(model) =
+        load("data/models/stories260K.bin", Some("data/tokenizers/tok512.bin"), HeadPrecision::Auto)
+    else {
+        return;
+    };
+    let sentence = "One day, a clever fox found a shiny key under the old oak tree.";
+    let got = score(&model, sentence, Split::Lines);
+    let nll = got.nats * got.tokens as f64;
+    assert_near!(nll, 54.404121, rel = 1e-4, "over {} tokens", got.tokens);
+}
+
+/// The model that comes with Trike. Its story is the greedy one by the logits of numpy, too.
+#[test]
+fn the_bundled_model_is_numpys() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = here.join("../../models/tiny");
+    let story = std::fs::read_to_string(here.join("tests/reference/tiny.txt")).expect("the golden story");
+    let exact = open(&path, None, HeadPrecision::AsStored).expect("it has a tokenizer");
+    let prompt = "Once upon a time";
+    let told = exact
+        .generate(prompt, &GenerateOptions::default().with_max_tokens(200).with_kv(KvPrecision::F32))
+        .expect("a story");
+    assert_eq!(format!("{prompt}{}\n", told.text), story);
+
+    let ids = [told.prompt_ids.as_slice(), &told.ids].concat();
+    let Some(want) = common::numpy(&path, &ids) else { return };
+    assert_close(&logits(&exact, &ids), &want, 1e-3);
+    let last_of_prompt = told.prompt_ids.len() - 1;
+    for (row, id) in want.chunks_exact(want.len() / ids.len()).skip(last_of_prompt).zip(&told.ids) {
+        let best = (0..).zip(row).max_by(|a, b| a.1.total_cmp(b.1)).map(|(best, _)| best);
+        assert_eq!(best, Some(*id));
+    }
+}
+
+#[test]
+fn tiny_is_numpys_too() {
+    let Some(exact) = load("models/tiny", None, HeadPrecision::AsStored) else { return };
+    let Some(path) = shared("models/tiny/golden.npz") else { return };
+    let golden = npz(&path);
+    let ids = golden["ids"].to_ids();
+    assert_close(&logits(&exact, &ids), &golden["logits"].to_f32(), 1e-3);
+
+    let text = std::fs::read_to_string(shared("models/tiny/golden.txt").expect("beside it")).expect("text");
+    let prompt = "Once upon a time";
+    let prompt_ids = exact.tokenizer().expect("its own").encode_prompt(prompt).expect("ids");
+    let options = GenerateOptions::default().with_max_tokens(ids.len() - prompt_ids.len());
+    let told = exact.generate(prompt, &options).expect("a story");
+    assert_eq!(format!("{prompt}{}", told.text), text);
+
+    let Some(corpus) = shared("data/corpora/tinystories_eval.txt") else { return };
+    let corpus = std::fs::read_to_string(corpus).expect("text");
+    let got = score(&exact, &corpus, Split::Stories);
+    assert_near!(got.bits_per_byte, 1.212, rel = 2e-3, "{got:?}");
+    assert_eq!(got.tokens, 9124);
+}

@@ -1,0 +1,167 @@
+//! Precisions of the KV cache, chosen layer by layer under a bound on the KL divergence.
+
+use std::ops::ControlFlow;
+
+use crate::common::{SHAPE, Shape, ids, random_llama};
+use trike_candle::CandleBackend;
+use trike_cpu::Cpu;
+use trike_llm::{
+    ChooseKv, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, ScoreOptions, Split,
+    compare_ids, divergence, sampler::SamplerConfig,
+};
+use trike_nn::{ActivationPrecision, KvPrecision, KvPrecisions, KvSpec, NnError};
+use trike_testkit::{assert_near, shared};
+
+const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+
+fn model(threads: usize) -> LanguageModel<trike_nn::CpuBackend> {
+    let file = ModelFile::open(TINY).expect("the bundled model");
+    let options = LoadOptions::default()
+        .with_tokenizer(file.tokenizer(None).expect("its tokenizer"))
+        .with_cpu(Cpu::new(threads).expect("threads"));
+    LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads")
+}
+
+fn quiet() -> impl FnMut(usize, usize) {
+    |done, total| assert!(done <= total)
+}
+
+/// The mean divergence of the model with a cache from its default, on the text that it samples.
+fn own_divergence(model: &dyn Model, options: &ChooseKv, kv: KvPrecisions) -> f64 {
+    let start = model.tokenizer().unwrap().bos().expect("a BOS");
+    let sampler = SamplerConfig::default().with_temperature(1.0).with_seed(options.seed);
+    let sampling = GenerateOptions::default().with_max_tokens(options.tokens - 1).with_sampler(sampler);
+    let text = model.generate_ids(vec![start], &[], &sampling, &mut |_| ControlFlow::Continue(())).unwrap();
+    let ids: Vec<u32> = [start].into_iter().chain(text.ids).collect();
+    let rows = |kv: KvPrecisions| {
+        let mut rows = Vec::new();
+        model.logits_with(&ids, &KvSpec::new(kv, ids.len()), &mut |_, row| rows.push(row.to_vec())).unwrap();
+        rows
+    };
+    let (got, want) = (rows(kv), rows(model.default_kv().into()));
+    got.iter().zip(&want).map(|(got, want)| divergence(got, want)).sum::<f64>() / ids.len() as f64
+}
+
+#[test]
+fn a_choice_keeps_its_bound_and_is_the_same_each_time() {
+    let models = [model(1), model(2)];
+    let default: KvPrecisions = Model::default_kv(&models[0]).into();
+    let mut before = u64::MAX;
+    for kl in [0.0, 0.0002, 0.001, 0.005, 1e9] {
+        let options = ChooseKv::default().with_kl(kl).with_tokens(100).with_seed(3);
+        let [chosen, again] = models.each_ref().map(|model| model.choose_kv(&options, &mut quiet()).unwrap());
+        assert_eq!(chosen, again, "threads");
+        assert!(chosen.kl + 2.0 * chosen.kl_error <= kl, "{chosen:?}");
+        assert_eq!(chosen.kl, own_divergence(&models[0], &options, chosen.precision), "{chosen:?}");
+        assert!(chosen.bytes_per_position <= before.min(chosen.default_bytes_per_position));
+        before = chosen.bytes_per_position;
+        let plan = models[0].memory(&KvSpec::new(chosen.precision, 7)).cache;
+        assert_eq!(plan, 7 * chosen.bytes_per_position);
+        match kl {
+            0.0 => assert_eq!((chosen.precision, chosen.kl), (default, 0.0)),
+            1e9 => assert_eq!(chosen.precision, KvPrecision::Int4),
+            _ => {}
+        }
+    }
+}
+
+/// The bound is on the model's own text; the promise is about other text.
+#[test]
+fn the_bound_holds_on_text_that_the_model_has_not_seen() {
+    let Some(text) = shared("data/corpora/tinystories_eval.txt") else { return };
+    let text = std::fs::read_to_string(text).expect("a text");
+    for (name, tokenizer) in [("stories3M-q80.bin", "tok4096.bin"), ("stories260K.bin", "tok512.bin")] {
+        let Some(path) = shared(&format!("data/models/{name}")) else { return };
+        let Some(tokenizer) = shared(&format!("data/tokenizers/{tokenizer}")) else { return };
+        let file = ModelFile::open(path).expect("a model");
+        let options = LoadOptions::default()
+            .with_activations(ActivationPrecision::F32)
+            .with_tokenizer(file.tokenizer(Some(&tokenizer)).expect("a tokenizer"));
+        let model = LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads");
+        let chosen = model.choose_kv(&ChooseKv::default(), &mut quiet()).expect("a choice");
+        assert!(chosen.bytes_per_position < chosen.default_bytes_per_position, "{chosen:?}");
+        let options = ScoreOptions::new(Split::Stories).with_limit(8).with_kv(chosen.precision);
+        let held = model.compare(&model, &text, &options, &mut quiet()).expect("figures");
+        assert!(held.kl <= ChooseKv::KL, "{name}: {} against {chosen:?}", held.kl);
+    }
+}
+
+/// Each range has its tokens and no others, and together they are all.
+#[test]
+fn figures_by_position_are_those_of_their_tokens() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let shape = Shape { layers: 1, vocab: 512, context: 1100, ..SHAPE };
+    random_llama(dir.path(), shape, 4, false);
+    let file = ModelFile::open(dir.path()).expect("a model");
+    let tokenizer = ModelFile::open(TINY).expect("the bundled model").tokenizer(None).expect("its tokenizer");
+    let load = LoadOptions::default().with_tokenizer(tokenizer);
+    let model = LanguageModel::load_with(&file, &load, &mut |_, _| ()).expect("it loads");
+    let all = [ids(1100, 512, 1), ids(300, 512, 2)];
+    let options = ScoreOptions::new(Split::Window).with_kv(KvPrecision::Int4);
+    let compared = compare_ids(&model, &model, &all, &options, &mut quiet()).expect("figures");
+    let ranges: Vec<_> =
+        compared.positions.iter().map(|range| (range.positions.clone(), range.tokens)).collect();
+    assert_eq!(ranges, [(0..256, 512), (256..512, 256 + 43), (512..1024, 512), (1024..2048, 75)]);
+
+    let rows = |ids: &[u32], kv: KvPrecision| {
+        let mut rows = Vec::new();
+        model.logits(ids, kv, |_, row| rows.push(row.to_vec())).expect("logits");
+        rows
+    };
+    let nats = |row: &[f32], id: u32| {
+        let sum: f64 = row.iter().map(|&logit| f64::from(logit).exp()).sum();
+        sum.ln() - f64::from(row[id as usize])
+    };
+    let mut sums = vec![[0.0; 3]; ranges.len()];
+    for ids in &all {
+        let inputs = &ids[..ids.len() - 1];
+        let both = rows(inputs, KvPrecision::Int4).into_iter().zip(rows(inputs, model.default_kv()));
+        for (position, (got, want)) in both.enumerate() {
+            let range = ranges.iter().position(|(range, _)| range.contains(&position)).expect("a range");
+            let next = ids[position + 1];
+            for (sum, add) in
+                sums[range].iter_mut().zip([nats(&got, next), nats(&want, next), divergence(&got, &want)])
+            {
+                *sum += add;
+            }
+        }
+    }
+    for (range, sums) in compared.positions.iter().zip(sums) {
+        let [nats, base, kl] = sums.map(|sum| sum / range.tokens as f64);
+        assert_near!(range.nats, nats, abs = 1e-9);
+        assert_near!(range.base_nats, base, abs = 1e-9);
+        assert_near!(range.kl, kl, abs = 1e-9);
+    }
+    let mean = compared.positions.iter().map(|range| range.kl * range.tokens as f64).sum::<f64>()
+        / compared.score.tokens as f64;
+    assert_near!(compared.kl, mean, abs = 1e-12);
+}
+
+#[test]
+fn options_and_backends_are_refused() {
+    let model = model(1);
+    let refused = |options: ChooseKv| model.choose_kv(&options, &mut quiet()).map(|_| ()).unwrap_err();
+    let options = ChooseKv::default();
+    for (options, field) in [
+        (options.with_kl(-0.1), "kl"),
+        (options.with_kl(f64::NAN), "kl"),
+        (options.with_kl(f64::INFINITY), "kl"),
+        (options.with_tokens(1), "tokens"),
+    ] {
+        let error = refused(options);
+        assert!(matches!(&error, LlmError::Option(option) if option.field() == field), "{error}");
+    }
+    // As many tokens as the context has.
+    let long = model.choose_kv(&options.with_tokens(usize::MAX), &mut quiet()).expect("a choice");
+    assert_eq!(long.tokens, model.decoder().spec().context);
+
+    let file = ModelFile::open(TINY).expect("the bundled model");
+    let load = LoadOptions::default().with_tokenizer(file.tokenizer(None).expect("its tokenizer"));
+    let backend = CandleBackend::new(ActivationPrecision::F32);
+    let other = LanguageModel::load_on(backend, &file, &load, &mut |_, _| ()).expect("it loads");
+    let error = other.choose_kv(&options, &mut quiet()).unwrap_err();
+    assert!(matches!(&error, LlmError::KvChoice { backend } if backend.contains("andle")), "{error}");
+    let mixed: KvPrecisions = "f16,f32:0".parse().expect("two precisions");
+    let error = Model::logits_with(&other, &[1], &KvSpec::new(mixed, 1), &mut |_, _| ()).unwrap_err();
+    assert!(matches!(error, LlmError::Nn(NnError::MixedCaches { .. })), "{error}");
+}

@@ -1,0 +1,17 @@
+//! Models: loading, text, sessions, ranks, against independent implementations.
+//!
+//! One binary for all files: each further one is linked anew.
+
+mod architectures;
+mod backends;
+mod common;
+mod convert;
+mod device;
+mod edits;
+mod gguf_text;
+mod golden;
+mod kv;
+mod model;
+mod ranks;
+mod round_trip;
+mod session;

@@ -1,0 +1,9 @@
+//! Decoders on the host and on devices.
+//!
+//! One binary for all files: each further one is linked anew.
+
+mod common;
+mod device;
+mod evict;
+mod keys;
+mod mixed;
