@@ -3,8 +3,9 @@
 //! NVIDIA's compilers are installed from PyPI into `target/gpu-venv`: machine code can be checked without a GPU,
 //! driver or toolkit.
 
+use crate::cargo::Call;
 use crate::llvm;
-use crate::toolchain::FEATURES;
+use crate::steps::Share;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader};
@@ -52,21 +53,11 @@ pub(crate) struct Options {
     accept_counts: bool,
 }
 
-/// Parts of the kernels' forms and of the cases without a GPU, of which the step of `ci` takes one.
-const PARTS: u64 = 8;
-
-/// The step of `ci`: every kernel is generated for every target, and every case runs on every GPU found. Of the forms of kernels, and
-/// of the cases that are emulated or run on a software device, which take most of the time, it takes a part, another one for each
-/// commit.
-pub(crate) fn step(ws: &Workspace) -> Result<String> {
-    // Outside of a repository the part is always the same.
-    let commit = cmd!(ws.sh, "git rev-parse HEAD").quiet().ignore_stderr().read().unwrap_or_default();
-    let number = commit.get(..8).and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or(0);
-    let share = format!("{}/{PARTS}", number % PARTS);
-    println!(
-        "part {share}; all of it: cargo xtask gpu-test; the same part: cargo xtask gpu-test --share {share}"
-    );
-    all(ws, &Options { share: Some(share), ..Options::default() })
+/// The step of `ci`: of the kernels' forms, and of the cases that are emulated or run on a software device, it takes a share. Every
+/// kernel is generated for every target, and every case runs on every GPU found, in each share.
+pub(crate) fn step(ws: &Workspace, share: Share) -> Result<String> {
+    let share = (share != Share::WHOLE).then(|| share.to_string());
+    all(ws, &Options { share, ..Options::default() })
 }
 
 /// The subcommand.
@@ -173,16 +164,18 @@ fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: boo
     Ok(totals)
 }
 
+/// The test binary with these runtimes in addition to wgpu, together with the tests of its crate, so that nothing is compiled twice.
+pub(crate) fn call(runtimes: &[&str]) -> Call {
+    let call = Call::workspace("build").and(["--bin", "trike-gpu-test"]).with_dev_features();
+    runtimes.iter().fold(call, |call, runtime| call.and(["--features", &format!("trike-cube/{runtime}")]))
+}
+
 /// Builds the test binary with these runtimes in addition to wgpu.
 fn build(ws: &Workspace, runtimes: &[String]) -> Result<PathBuf> {
-    let [flag, features] = FEATURES;
-    let beside: Vec<&String> = runtimes.iter().filter(|runtime| *runtime != "wgpu").collect();
-    let features: String =
-        beside.iter().fold(features.to_owned(), |all, runtime| format!("{all},trike-cube/{runtime}"));
-    let _stubs = if beside.is_empty() { None } else { Some(llvm::stubbed(ws)?) };
-    // Built together with the workspace's tests, including those of this crate, so that nothing is compiled twice.
-    let what = ["--workspace", flag, &features, "--bin", "trike-gpu-test", "--test", "software"];
-    cmd!(ws.sh, "cargo build --quiet --locked {what...}").run()?;
+    let others: Vec<&str> =
+        runtimes.iter().map(String::as_str).filter(|runtime| *runtime != "wgpu").collect();
+    let _stubs = if others.is_empty() { None } else { Some(llvm::stubbed(ws)?) };
+    call(&others).run(ws)?;
     let target = ws.metadata.target_directory.as_std_path();
     Ok(target.join("debug").join(format!("trike-gpu-test{}", std::env::consts::EXE_SUFFIX)))
 }

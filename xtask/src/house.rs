@@ -261,7 +261,7 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "xtask",
         purpose: "all checks of the repository: `cargo xtask ci`",
         uses: "",
-        registry: "anyhow cargo_metadata clap xshell",
+        registry: "anyhow cargo_metadata clap serde_json xshell",
         unsafe_in: &[],
     },
 ];

@@ -10,6 +10,7 @@
 
 mod bench_report;
 mod book;
+mod cargo;
 mod coverage;
 mod deny;
 mod deps;
@@ -36,20 +37,26 @@ mod test;
 mod tidy;
 mod tokens;
 mod toolchain;
+mod units;
 mod wheel;
 mod workspace;
 
 use anyhow::Result;
 use clap::Parser;
 use std::process::ExitCode;
+use steps::Share;
 use workspace::Workspace;
 
 /// All checks of the repository as one command.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Command {
-    /// Run every check, cheapest first, and stop at the first failure.
-    Ci,
+    /// Run the checks of a commit and one of the nightly ones, and stop at the first failure.
+    Ci {
+        /// Run all checks, those of the night too.
+        #[arg(long)]
+        all: bool,
+    },
     /// Check formatting with rustfmt.
     Fmt,
     /// Check file lengths, module docs, forbidden words, float tolerances in tests, white space, and links of the book.
@@ -68,8 +75,14 @@ enum Command {
     Package,
     /// Run Clippy over all targets, with warnings denied.
     Clippy,
+    /// Run Clippy and build the API docs with all features.
+    AllFeatures,
     /// Check each published crate alone, without default features and with them.
-    Features,
+    Features {
+        /// Check a part of the crates, such as 0/8. Default: all of them.
+        #[arg(long, default_value_t = Share::WHOLE)]
+        share: Share,
+    },
     /// Link the command with CUDA and ROCm, without LLVM, and start it.
     Link,
     /// Run ranks of MPI, and compare their sums.
@@ -87,6 +100,8 @@ enum Command {
     },
     /// Run the commands of the README.
     Readme,
+    /// Print how many units cargo compiles for each step, from its unit graph (outside of `ci`; compiles nothing).
+    Units,
     /// Measure the line coverage of the tests (outside of `ci`; needs cargo-llvm-cov).
     Coverage,
     /// Compile the GPU kernels for every target without a GPU, and run them on every device found.
@@ -121,26 +136,28 @@ fn main() -> ExitCode {
 }
 
 fn run(ws: &Workspace, command: &Command) -> Result<ExitCode> {
+    let one = |name| steps::run_one(ws, name, Share::WHOLE);
     let done = match command {
-        Command::Ci => steps::run_all(ws),
-        Command::Fmt => steps::run_one(ws, "fmt"),
-        Command::Tidy => steps::run_one(ws, "tidy"),
+        Command::Ci { all } => steps::run_all(ws, *all),
+        Command::Fmt => one("fmt"),
+        Command::Tidy => one("tidy"),
         Command::Layering { update } => {
             if *update {
                 pages::update(ws)?;
             }
-            steps::run_one(ws, "layering")
+            one("layering")
         }
-        Command::Deny => steps::run_one(ws, "deny"),
-        Command::Deps => steps::run_one(ws, "deps"),
-        Command::Package => steps::run_one(ws, "package"),
-        Command::Clippy => steps::run_one(ws, "clippy"),
-        Command::Features => steps::run_one(ws, "features"),
-        Command::Link => steps::run_one(ws, "link"),
-        Command::Ranks => steps::run_one(ws, "ranks"),
+        Command::Deny => one("deny"),
+        Command::Deps => one("deps"),
+        Command::Package => one("package"),
+        Command::Clippy => one("clippy"),
+        Command::AllFeatures => one("all-features"),
+        Command::Features { share } => steps::run_one(ws, "features", *share),
+        Command::Link => one("link"),
+        Command::Ranks => one("ranks"),
         // Without the frame of a step, so that the totals are the last line.
-        Command::Test => test::run(ws).map(drop),
-        Command::Doc => steps::run_one(ws, "doc"),
+        Command::Test => test::run(ws),
+        Command::Doc => one("doc"),
         // Without the frame of a step, as for `test`.
         Command::GpuTest(options) => gpu_test::run(ws, options),
         Command::GpuBundle => gpu_bundle::run(ws),
@@ -148,7 +165,8 @@ fn run(ws: &Workspace, command: &Command) -> Result<ExitCode> {
         Command::RustVersion => rust_version::run(ws),
         // Without the frame of a step, so that the path is the last line.
         Command::Wheel { dev } => wheel::run(ws, *dev),
-        Command::Readme => steps::run_one(ws, "readme"),
+        Command::Readme => one("readme"),
+        Command::Units => units::run(ws),
         Command::Coverage => coverage::run(ws),
         // A void run has a status of its own.
         Command::BenchReport { options } => return bench_report::run(ws, options),

@@ -6,8 +6,15 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, ensure};
 use xshell::cmd;
 
-use crate::toolchain::FEATURES;
+use crate::cargo::Call;
 use crate::workspace::Workspace;
+
+/// The example `mpi` and the command, with MPI.
+pub(crate) fn call() -> Call {
+    let call =
+        Call::workspace("build").and(["--features", "trike-cli/mpi", "--example", "mpi", "--bin", "trike"]);
+    call.with_dev_features()
+}
 
 /// Runs the example `mpi` of `trike-comm` and the command as one, two and four ranks: all must have the same sum and train the same
 /// weights to the bit, pipelines and divided matrices those of one process, and write the text of one process.
@@ -15,6 +22,7 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
     // A container's only user is root, and a small machine has fewer cores than ranks.
     let _root = ws.sh.push_env("OMPI_ALLOW_RUN_AS_ROOT", "1");
     let _confirm = ws.sh.push_env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    call().run(ws)?;
     let sum = sums(ws)?;
     texts(ws)?;
     weights(ws)?;
@@ -24,7 +32,6 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
 }
 
 fn sums(ws: &Workspace) -> Result<String> {
-    cmd!(ws.sh, "cargo build --quiet --locked -p trike-comm --features mpi --example mpi").run()?;
     let program = ws.metadata.target_directory.as_std_path().join("debug/examples/mpi");
     let mut first = None;
     for ranks in ["1", "2", "4"] {
@@ -40,9 +47,6 @@ fn sums(ws: &Workspace) -> Result<String> {
 
 /// Compares the text of `trike run --parallel` with that of one process.
 fn texts(ws: &Workspace) -> Result<()> {
-    // With the features of the tests, so that less is compiled again.
-    let features = format!("{},trike-cli/mpi", FEATURES[1]);
-    cmd!(ws.sh, "cargo build --quiet --locked --workspace --bin trike --features {features}").run()?;
     let command = ws.metadata.target_directory.as_std_path().join("debug/trike");
     // Sampled: an equal text takes equal logits, and not only equal largest ones.
     let text =

@@ -1,5 +1,6 @@
 //! Checks the two commands of the README: one generates text, one runs the tests.
 
+use crate::cargo::Call;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, ensure};
 use std::process::{Command, Stdio};
@@ -7,6 +8,11 @@ use std::process::{Command, Stdio};
 const HEADING: &str = "## Two commands";
 /// The second command, which the `test` step runs.
 const TEST_COMMAND: &str = "cargo xtask test";
+
+/// What the README's first command compiles.
+pub(crate) fn call() -> Call {
+    Call::package("build", "trike-cli").and(["--release", "--bin", "trike"])
+}
 
 /// Runs the README's first command as written and checks that it prints text and a speed.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {

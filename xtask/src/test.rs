@@ -1,23 +1,55 @@
 //! All tests and doc tests of the workspace, with the totals of all test binaries as the last line.
 
-use crate::{tally::Tally, toolchain::FEATURES, workspace::Workspace};
+use crate::cargo::Call;
+use crate::{tally::Tally, workspace::Workspace};
 use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use xshell::cmd;
 
-/// Unit, integration and example tests, but no benches.
-const TESTS: &[&str] = &["--lib", "--bins", "--tests", "--examples"];
+/// Skips that `ci` accepts, with the reason. Any other skip is a failure there: `.ci/run` installs what tests need.
+const ACCEPTED: &[(&str, &str)] = &[
+    ("NCCL is installed", "the test is about a machine without it"),
+    ("no shared data", "its licences keep the data out of the repository"),
+    ("permissions do not bind this user", "in a container everybody is root"),
+    ("there is a GPU", "the test is about a machine without one"),
+];
 
-/// Runs `cargo test` for targets and for docs, and echoes the output. The Python module has its tests in Python: `wheel`.
+/// Unit, integration and example tests, but no benches; then doc tests.
 ///
-/// Continues after failures. Returns the line of totals, which is also the last line printed.
-pub(crate) fn run(ws: &Workspace) -> Result<String> {
+/// The Python module has its tests in Python: `wheel`.
+pub(crate) fn calls() -> [Call; 2] {
+    let tests = || Call::workspace("test").and(["--no-fail-fast"]).passing_on(["--show-output"]);
+    [tests().and(["--lib", "--bins", "--tests", "--examples"]), tests().and(["--doc"])]
+}
+
+/// The step of `ci`: also fails on skips for a reason that is not on the list.
+pub(crate) fn step(ws: &Workspace) -> Result<String> {
+    let tally = all(ws)?;
+    let other =
+        tally.reasons().filter(|(reason, _)| !ACCEPTED.iter().any(|(accepted, _)| accepted == reason));
+    let other: Vec<String> = other.map(|(reason, count)| format!("{count} for `{reason}`")).collect();
+    ensure!(
+        other.is_empty(),
+        "tests were skipped: {}; install what they need (`.ci/run` does), or accept the reason in xtask/src/test.rs",
+        other.join(", ")
+    );
+    Ok(tally.to_string())
+}
+
+/// The subcommand; its last line is the totals.
+pub(crate) fn run(ws: &Workspace) -> Result<()> {
+    all(ws).map(drop)
+}
+
+/// Runs `cargo test` for targets and for docs, and echoes the output. Continues after failures.
+fn all(ws: &Workspace) -> Result<Tally> {
     let mut tally = Tally::default();
-    let targets = cargo_test(ws, TESTS, &mut tally)?;
-    let docs = cargo_test(ws, &["--doc"], &mut tally)?;
+    let mut is_green = true;
+    for call in calls() {
+        is_green &= cargo_test(ws, &call, &mut tally)?;
+    }
     println!();
-    // Once more at the end: between the outputs of two thousand passed tests they are not found.
+    // Once more at the end, so that they are visible.
     for line in tally.failures() {
         println!("{line}");
     }
@@ -30,17 +62,13 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
         "{} tests are ignored; skip at run time with a reason instead",
         tally.ignored
     );
-    ensure!(tally.is_green() && targets && docs, "tests failed: {tally}");
-    Ok(tally.to_string())
+    ensure!(tally.is_green() && is_green, "tests failed: {tally}");
+    Ok(tally)
 }
 
 /// Returns whether cargo succeeded; the output of the test binaries is added to `tally` and echoed to stdout.
-fn cargo_test(ws: &Workspace, what: &[&str], tally: &mut Tally) -> Result<bool> {
-    let tests = cmd!(
-        ws.sh,
-        "cargo test --locked --workspace --exclude trike-py {FEATURES...} --no-fail-fast {what...} -- --show-output"
-    );
-    let mut child = Command::from(tests)
+fn cargo_test(ws: &Workspace, call: &Call, tally: &mut Tally) -> Result<bool> {
+    let mut child = Command::from(call.command(ws))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

@@ -1,13 +1,10 @@
-//! Steps that run a single cargo command: format, clippy, features, API docs.
+//! Steps that are little more than calls of cargo: format, Clippy, features, link, API docs.
 
+use crate::cargo::Call;
+use crate::steps::Share;
 use crate::{llvm, workspace::Workspace};
 use anyhow::{Result, ensure};
 use xshell::cmd;
-
-/// Features of the steps that run the workspace: the runtime with a software driver, also for Candle modules, and
-/// downloads. One feature set for all steps, so that nothing is compiled twice; `features` and `readme` cover the
-/// default features.
-pub(crate) const FEATURES: [&str; 2] = ["--features", "trike-cli/wgpu,trike-cli/hub,trike-candle/wgpu"];
 
 /// Checks formatting with rustfmt.
 pub(crate) fn fmt(ws: &Workspace) -> Result<String> {
@@ -15,49 +12,82 @@ pub(crate) fn fmt(ws: &Workspace) -> Result<String> {
     Ok(String::new())
 }
 
-/// Runs Clippy over libraries, binaries, tests, benches and examples with all features and warnings denied.
-///
-/// With all features, so that CubeCL is checked once; `features` and `test` cover builds without the optional ones.
+/// Clippy over libraries, binaries, tests, benches and examples, with warnings denied.
+pub(crate) fn clippy_call() -> Call {
+    Call::workspace("clippy").and(["--all-targets"]).passing_on(DENIED)
+}
+
+const DENIED: [&str; 2] = ["-D", "warnings"];
+
+/// Runs Clippy with the features of the tests.
 pub(crate) fn clippy(ws: &Workspace) -> Result<String> {
-    let _docs = llvm::none(ws);
-    cmd!(ws.sh, "cargo clippy --locked --workspace --all-features --all-targets -- -D warnings")
-        .quiet()
-        .run()?;
+    clippy_call().run(ws)?;
     Ok(String::new())
 }
 
-/// Checks each published crate alone, so that no crate relies on a feature that another one enables.
+/// Clippy and API docs with all features, which `clippy` and `doc` leave out: every runtime of CubeCL, MPI, Python, the rivals of
+/// benchmarks.
+pub(crate) fn all_features_calls() -> [Call; 2] {
+    [
+        Call::all_features("clippy").and(["--all-targets"]).passing_on(DENIED),
+        Call::all_features("doc").and(["--no-deps"]),
+    ]
+}
+
+/// Checks the code and the API docs of all features.
+pub(crate) fn all_features(ws: &Workspace) -> Result<String> {
+    let _without = llvm::none(ws);
+    let [clippy, doc] = all_features_calls();
+    clippy.run(ws)?;
+    let _flags = ws.sh.push_env("RUSTDOCFLAGS", DOC_FLAGS);
+    doc.run(ws)?;
+    Ok("Clippy and docs".to_owned())
+}
+
+/// Clippy for each published crate alone: with its default features, and without them if it has any.
 ///
-/// Clippy instead of `cargo check`: it reports dead code that exists only without a feature, and shares compiled
-/// dependencies with the `clippy` step, which a different profile or `RUSTFLAGS` would not. All features are checked
-/// by that step in one command: one crate at a time would compile CubeCL with every runtime for each crate, which
+/// Clippy instead of `cargo check`: it reports dead code that exists only without a feature. All features are checked
+/// by `all-features` in one command: one crate at a time would compile CubeCL with every runtime for each crate, which
 /// costs more minutes than the extra check is worth.
-pub(crate) fn features(ws: &Workspace) -> Result<String> {
-    let _docs = llvm::none(ws);
+pub(crate) fn features_calls(ws: &Workspace) -> Vec<Call> {
     // Unpublished packages are only used in this workspace, where `clippy` and `test` check them.
-    let crates: Vec<_> =
-        ws.crates().into_iter().filter(|c| c.publish.as_ref().is_none_or(|to| !to.is_empty())).collect();
-    for package in &crates {
-        let name = package.name.as_str();
-        let has_default = package.features.get("default").is_some_and(|list| !list.is_empty());
-        let ways = if has_default { &[&["--no-default-features"][..], &[]][..] } else { &[&[][..]] };
-        for flags in ways {
-            println!("-- {name} {}", if flags.is_empty() { "(default features)" } else { flags[0] });
-            let flags = *flags;
-            cmd!(ws.sh, "cargo clippy --quiet --locked -p {name} {flags...} -- -D warnings").quiet().run()?;
-        }
+    let published = ws.crates().into_iter().filter(|c| c.publish.as_ref().is_none_or(|to| !to.is_empty()));
+    published
+        .flat_map(|package| {
+            let has_default = package.features.get("default").is_some_and(|list| !list.is_empty());
+            let ways = if has_default { &[&["--no-default-features"][..], &[]][..] } else { &[&[][..]] };
+            let alone = |flags: &&[&'static str]| {
+                Call::package("clippy", &package.name).and(flags.iter().copied()).passing_on(DENIED)
+            };
+            ways.iter().map(alone).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+/// Checks each published crate alone, so that no crate relies on a feature that another one enables.
+pub(crate) fn features(ws: &Workspace, share: Share) -> Result<String> {
+    let _without = llvm::none(ws);
+    let calls = share.select(features_calls(ws));
+    for call in &calls {
+        println!("-- {}", call.selection()[1..].join(" "));
+        call.clone().and(["--quiet"]).run(ws)?;
     }
-    Ok(format!("{} crates alone", crates.len()))
+    Ok(format!("{} selections", calls.len()))
+}
+
+/// The command with the features `cuda` and `hip`.
+///
+/// With the profile and features of the tests, so that only the parts specific to the two runtimes are compiled.
+pub(crate) fn link_call() -> Call {
+    Call::workspace("build")
+        .and(["--features", "trike-cli/cuda,trike-cli/hip", "--bin", "trike"])
+        .with_dev_features()
 }
 
 /// Links the command with the features `cuda` and `hip`, without LLVM, and starts it; no such device is needed.
-///
-/// Uses the profile and features of the tests, so that only the parts specific to the two runtimes are compiled.
 pub(crate) fn link(ws: &Workspace) -> Result<String> {
     let _stubs = llvm::stubbed(ws)?;
-    let [flag, features] = FEATURES;
-    let features = format!("{features},trike-cli/cuda,trike-cli/hip");
-    cmd!(ws.sh, "cargo build --quiet --locked --workspace {flag} {features} --bin trike").run()?;
+    link_call().run(ws)?;
     let command = ws.metadata.target_directory.as_std_path().join("debug/trike");
     for device in ["cuda:99", "hip:99"] {
         // The runtime searches for devices and loads its driver if there is one; a build without the runtime would
@@ -73,10 +103,21 @@ pub(crate) fn link(ws: &Workspace) -> Result<String> {
     Ok("cuda and hip".to_owned())
 }
 
-/// Builds the API docs of all crates with all features, with missing docs and broken links denied.
+const DOC_FLAGS: &str = "-D warnings -D missing_docs";
+
+/// The API docs with the features of the tests: of all libraries, and of the programs whose names no library has.
+///
+/// With an example, because cargo then unites the features of dev-dependencies too, as Clippy has them; otherwise CubeCL and what
+/// uses it would be checked once more.
+pub(crate) fn doc_call() -> Call {
+    let programs = ["bench-calibration", "bench-quantize", "bench-report", "bench-training", "xtask"];
+    let call = Call::workspace("doc").and(["--no-deps", "--lib", "--example", "story"]);
+    programs.into_iter().fold(call, |call, program| call.and(["--bin", program]))
+}
+
+/// Builds the API docs of all crates, with missing docs and broken links denied.
 pub(crate) fn doc(ws: &Workspace) -> Result<String> {
-    let _flags = ws.sh.push_env("RUSTDOCFLAGS", "-D warnings -D missing_docs");
-    let _docs = llvm::none(ws);
-    cmd!(ws.sh, "cargo doc --locked --workspace --all-features --no-deps").quiet().run()?;
+    let _flags = ws.sh.push_env("RUSTDOCFLAGS", DOC_FLAGS);
+    doc_call().run(ws)?;
     Ok(String::new())
 }

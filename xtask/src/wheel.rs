@@ -4,6 +4,7 @@
 //! whole package at link time, once more beside the command, took longer than all its tests.
 //! Tools come from PyPI into folders under `target`.
 
+use crate::cargo::Call;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
@@ -34,6 +35,11 @@ pub(crate) fn run(ws: &Workspace, dev: bool) -> Result<()> {
     println!("{note}");
     println!("{}", wheel.display());
     Ok(())
+}
+
+/// What maturin has cargo compile in the step of `ci`.
+pub(crate) fn call() -> Call {
+    Call::package("build", "trike-py").and(["--lib"])
 }
 
 /// The step of `ci`.
