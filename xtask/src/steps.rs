@@ -291,8 +291,15 @@ mod tests {
         let ws = Workspace::load().unwrap();
         let page = ws.sh.read_file("docs/src/contributing.md").unwrap();
         let table = page.lines().skip_while(|line| !line.starts_with("| step |")).skip(2);
-        let rows = table.map_while(|line| line.strip_prefix("| `")?.split('`').next());
-        assert_eq!(rows.collect::<Vec<_>>(), STEPS.iter().map(|step| step.name).collect::<Vec<_>>());
+        let rows = table.map_while(|line| {
+            let mut cells = line.strip_prefix("| `")?.split(" | ");
+            Some((cells.next()?.trim_end_matches('`'), cells.next()?))
+        });
+        let listed = STEPS.iter().map(|step| {
+            let by_eighths = matches!(step.when, When::Nightly { shares: 8 });
+            (step.name, if by_eighths { "nightly, by eighths" } else { step.when.name() })
+        });
+        assert_eq!(rows.collect::<Vec<_>>(), listed.collect::<Vec<_>>());
     }
 
     /// In as many days as there are nightly steps and shares, every share of every step has had its turn.

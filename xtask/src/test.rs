@@ -14,12 +14,12 @@ const ACCEPTED: &[(&str, &str)] = &[
     ("there is a GPU", "the test is about a machine without one"),
 ];
 
-/// Unit, integration and example tests, but no benches; then doc tests.
+/// All targets with tests, then doc tests. Other examples and programs are compiled by Clippy alone.
 ///
 /// The Python module has its tests in Python: `wheel`.
 pub(crate) fn calls() -> [Call; 2] {
     let tests = || Call::workspace("test").and(["--no-fail-fast"]).passing_on(["--show-output"]);
-    [tests().and(["--lib", "--bins", "--tests", "--examples"]), tests().and(["--doc"])]
+    [tests().and(["--tests"]), tests().and(["--doc"])]
 }
 
 /// The step of `ci`: also fails on skips for a reason that is not on the list.

@@ -4,7 +4,7 @@
 //! inputs. Nothing here depends on a crate under test: an oracle that shares code with the tested crate proves
 //! nothing.
 //!
-//! * data: [`shared`], [`python`], [`npz`], [`NpyArray`]
+//! * data: [`shared`], [`python`], [`skip`] where they are missing, [`npz`], [`NpyArray`]
 //! * inputs: [`Rng`]
 //! * comparison, with the tolerances of `approx`: [`assert_near!`], [`is_near`] and [`Tolerance`]; [`assert_all_near!`], [`assert_close`]
 //!   and [`max_rel`] for vectors
@@ -20,4 +20,4 @@ pub use compare::{Real, Tolerance, assert_close, is_near, max_rel};
 pub use compare::{check_all_near, check_near};
 pub use npz::{NpyArray, NpyData, npz};
 pub use rng::Rng;
-pub use shared::{python, shared};
+pub use shared::{python, shared, skip};

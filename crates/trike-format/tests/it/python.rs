@@ -1,23 +1,20 @@
 //! Scripts that share no code with the product, run by the interpreter `TRIKE_PYTHON`, or `python3`.
 //!
-//! Where it lacks a package the test prints `skipped: no python gguf package`; with `CI=true` that is a failure.
+//! Where it lacks a package the test prints `skipped: no python gguf package`; `cargo xtask ci` accepts no such skip.
 
 use std::{path::Path, process::Command};
+
+use trike_testkit::skip;
 
 fn python() -> Command {
     Command::new(std::env::var_os("TRIKE_PYTHON").unwrap_or_else(|| "python3".into()))
 }
 
-#[expect(clippy::print_stdout, reason = "the test runner counts these lines")]
 pub(crate) fn has_package(package: &str) -> bool {
     let import = format!("import {package}");
     let found = python().args(["-c", &import]).output().is_ok_and(|o| o.status.success());
     if !found {
-        assert!(
-            std::env::var("CI").as_deref() != Ok("true"),
-            "no python {package} package, and CI=true makes that a failure: pip install {package}"
-        );
-        println!("skipped: no python {package} package");
+        skip(&format!("no python {package} package"));
     }
     found
 }
