@@ -101,7 +101,11 @@ enum Command {
     /// Run the commands of the README.
     Readme,
     /// Print how many units cargo compiles for each step, from its unit graph (outside of `ci`; compiles nothing).
-    Units,
+    Units {
+        /// Also print which units a step compiles again, with other features than an earlier one.
+        #[arg(long)]
+        again: bool,
+    },
     /// Measure the line coverage of the tests (outside of `ci`; needs cargo-llvm-cov).
     Coverage,
     /// Compile the GPU kernels for every target without a GPU, and run them on every device found.
@@ -166,7 +170,7 @@ fn run(ws: &Workspace, command: &Command) -> Result<ExitCode> {
         // Without the frame of a step, so that the path is the last line.
         Command::Wheel { dev } => wheel::run(ws, *dev),
         Command::Readme => one("readme"),
-        Command::Units => units::run(ws),
+        Command::Units { again } => units::run(ws, *again),
         Command::Coverage => coverage::run(ws),
         // A void run has a status of its own.
         Command::BenchReport { options } => return bench_report::run(ws, options),

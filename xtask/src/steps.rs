@@ -26,9 +26,9 @@ pub(crate) struct Step {
 /// When a step runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum When {
-    /// For every commit.
+    /// In every run of `ci`.
     Commit,
-    /// Every night, in `ci --all`. For a commit one of these steps runs, another one each day, cut into so many shares.
+    /// In `ci --all`. Without `--all` one of these steps runs, chosen by the date, and only one of its shares.
     Nightly { shares: u64 },
 }
 
@@ -41,7 +41,7 @@ impl When {
     }
 }
 
-/// A share of a step's cases: every `of`-th one, beginning with `index`.
+/// One of `of` shares of a step's cases: those whose number modulo `of` is `index`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Share {
     pub(crate) index: u64,
@@ -197,7 +197,8 @@ fn today() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs() / (24 * 60 * 60))
 }
 
-/// The step of the night that commits of this day run, and its share. Every step has its turn, and then every share of it.
+/// The nightly step of a day, and its share. The day after has the next step; the next share of a step follows when all steps have had
+/// their turn.
 fn of_the_day(day: u64) -> (&'static Step, Share) {
     let nightly =
         || STEPS.iter().filter_map(|step| Some((step, step.when)).filter(|(_, when)| *when != When::Commit));
@@ -302,7 +303,7 @@ mod tests {
         assert_eq!(rows.collect::<Vec<_>>(), listed.collect::<Vec<_>>());
     }
 
-    /// In as many days as there are nightly steps and shares, every share of every step has had its turn.
+    /// After 7 steps x 8 days every share of every step has run.
     #[test]
     fn every_share_of_every_nightly_step_has_its_day() {
         let nightly: Vec<(&Step, u64)> = STEPS
