@@ -281,7 +281,7 @@ fn range(minimum: usize, maximum: usize) -> String {
 }
 
 /// Returns [`CubeError::Unsupported`].
-pub(crate) fn unsupported<T>(
+pub fn unsupported<T>(
     operation: &'static str,
     property: impl Into<String>,
     remedy: &'static str,
@@ -290,7 +290,7 @@ pub(crate) fn unsupported<T>(
 }
 
 /// Checks that a number is inside a range.
-pub(crate) fn check_range(what: &'static str, minimum: usize, maximum: usize, got: usize) -> Result<()> {
+pub fn check_range(what: &'static str, minimum: usize, maximum: usize, got: usize) -> Result<()> {
     if (minimum..=maximum).contains(&got) {
         Ok(())
     } else {
@@ -303,36 +303,4 @@ pub(crate) fn check_shape(what: &'static str, rows: usize, cols: usize) -> Resul
     rows.checked_mul(cols)
         .filter(|&count| count > 0 && u32::try_from(count).is_ok())
         .ok_or(CubeError::Shape { what, rows, cols })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn messages_name_the_field_the_value_the_limit_and_the_remedy() {
-        let message = |error: CubeError| error.to_string();
-        let refused = check_range("head_dim", 32, 128, 160).expect_err("over the limit");
-        assert_eq!(message(refused), "head_dim: expected 32 to 128, got 160");
-        let refused = check_range("window", 1, usize::MAX, 0).expect_err("below the limit");
-        assert_eq!(message(refused), "window: expected at least 1, got 0");
-        let refused = check_range("splits", 1, 1, 2).expect_err("over the limit");
-        assert_eq!(message(refused), "splits: expected 1, got 2");
-        let (expected, got) = ("64".to_owned(), "65".to_owned());
-        let differ = CubeError::PartsDiffer { part: 1, property: "columns", expected, got };
-        assert_eq!(
-            message(differ),
-            "part 1 of a packed matrix: columns: expected 64 as in part 0, got 65; pack the tensors as separate matrices"
-        );
-        let refused = unsupported::<()>("base-3 layout", "2 tied trit planes", "use the two-bit layout");
-        assert_eq!(
-            message(refused.expect_err("refused")),
-            "base-3 layout: no support for 2 tied trit planes; use the two-bit layout"
-        );
-        let gap = CubeError::NotConsecutive { row: 3, expected: 8, got: 9 };
-        assert_eq!(
-            message(gap),
-            "row 3: position 9 does not follow the position before it, expected 8; split the segment there"
-        );
-    }
 }

@@ -33,6 +33,8 @@ mod error;
 mod fill;
 pub mod fused;
 pub mod grad;
+#[doc(hidden)]
+pub mod internals;
 pub mod linear;
 mod math;
 pub mod ops;
@@ -41,8 +43,6 @@ mod popcount;
 mod probe;
 mod rates;
 mod reduce;
-#[cfg(test)]
-mod testing;
 mod tuning;
 pub mod vsa;
 

@@ -10,7 +10,7 @@ use crate::error::Result;
 
 /// The choices of a device, shared by its clones.
 #[derive(Default)]
-pub(crate) struct Tuning {
+pub struct Tuning {
     choices: Mutex<BTreeMap<String, String>>,
     /// Plans that were made, a `HashMap<K, V>` for each type of problem.
     plans: Mutex<HashMap<TypeId, Box<dyn Any + Send>>>,
@@ -34,14 +34,14 @@ impl Tuning {
     }
 
     /// Adds choices, or replaces those for the same problems. Plans are made anew.
-    pub(crate) fn add(&self, more: impl IntoIterator<Item = (String, String)>) {
+    pub fn add(&self, more: impl IntoIterator<Item = (String, String)>) {
         self.choices.lock().unwrap_or_else(PoisonError::into_inner).extend(more);
         self.plans.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// The plan made before for a problem, or the one that `infer` returns. The matrices of a model have few forms, and to compare
     /// the kernels for one takes the host longer than many launches.
-    pub(crate) fn planned<K, V>(&self, problem: &K, infer: impl FnOnce() -> Result<V>) -> Result<V>
+    pub fn planned<K, V>(&self, problem: &K, infer: impl FnOnce() -> Result<V>) -> Result<V>
     where
         K: Clone + Eq + Hash + Send + 'static,
         V: Copy + Send + 'static,
@@ -63,28 +63,5 @@ impl Tuning {
             all.insert(problem.clone(), plan);
         }
         Ok(plan)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::CubeError;
-
-    #[test]
-    fn a_plan_is_made_once_until_a_choice_is_added() {
-        let tuning = Tuning::default();
-        let plan =
-            |problem: &str, made: u8| tuning.planned(&problem.to_owned(), || Ok(made)).expect("a plan");
-        assert_eq!([plan("a", 1), plan("a", 2), plan("b", 3)], [1, 1, 3]);
-        // Another type of problem is another problem.
-        assert_eq!(tuning.planned(&7u32, || Ok(9u8)).expect("a plan"), 9);
-        tuning.add([("x".to_owned(), "y".to_owned())]);
-        assert_eq!([plan("a", 4), plan("a", 5)], [4, 4]);
-        let refused = tuning.planned(&8u32, || {
-            Err::<u8, _>(CubeError::NoKernel { operation: "test", device: "none".to_owned() })
-        });
-        assert!(refused.is_err());
-        assert_eq!(tuning.planned(&8u32, || Ok(6u8)).expect("a plan"), 6);
     }
 }

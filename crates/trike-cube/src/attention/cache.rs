@@ -58,7 +58,9 @@ impl CacheShape {
     }
 
     /// Elements of which a cache beside others is a multiple, so that all of its views are aligned to `alignment` bytes.
-    pub(super) fn unit(&self, alignment: usize) -> usize {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn unit(&self, alignment: usize) -> usize {
         let per_position = self.precision.bytes_per_position(self.head_dim);
         match self.precision {
             // Whole slots, whose two scales have eight bytes and whose codes have one byte each.
@@ -346,27 +348,5 @@ impl Segment<'_> {
             return Err(CubeError::Overlap { what: "new keys or values and the cache" });
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn caches_beside_each_other_are_aligned() {
-        for head_dim in [4, 8, 12, 20, 64, 80, 128] {
-            for alignment in [1, 32, 256] {
-                let shape = CacheShape { kv_heads: 3, head_dim, capacity: 7, precision: KvPrecision::Int8 };
-                let unit = shape.unit(alignment);
-                let stride = shape.elements().expect("small").next_multiple_of(unit);
-                let slots = stride / head_dim;
-                // Whole slots; a byte for each code, and eight for the scales of a slot.
-                assert_eq!(slots * head_dim, stride, "{head_dim} {alignment}");
-                assert!(stride.is_multiple_of(alignment) && (8 * slots).is_multiple_of(alignment));
-                let halves = CacheShape { precision: KvPrecision::F16, ..shape }.unit(alignment);
-                assert!((2 * halves).is_multiple_of(alignment), "{alignment}");
-            }
-        }
     }
 }

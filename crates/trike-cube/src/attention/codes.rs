@@ -15,12 +15,12 @@ const OFFSET: u8 = 128;
 /// Codes per word.
 pub(super) const OF_WORD: usize = 4;
 /// Units per cube of the kernels that round.
-pub(crate) const UNITS: usize = 128;
+pub const UNITS: usize = 128;
 /// Bits of f32 infinity.
 const INFINITE: u32 = 0x7F80_0000;
 
 /// The codes of words, times the scales of their slots: what a kernel reads, on the host.
-pub(super) fn values_of(words: &[u32], scales: impl Iterator<Item = f32>, head_dim: usize) -> Vec<f32> {
+pub fn values_of(words: &[u32], scales: impl Iterator<Item = f32>, head_dim: usize) -> Vec<f32> {
     let slots = words.chunks_exact(head_dim / OF_WORD).zip(scales);
     slots
         .flat_map(|(words, scale)| {
@@ -82,11 +82,11 @@ pub(super) fn element_at<E: Numeric>(
 
 /// Compile-time parameters of the kernels that round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Form {
+pub struct Form {
     /// Head dimension, a multiple of 4.
-    pub(crate) head_dim: usize,
+    pub head_dim: usize,
     /// Pairs of elements of keys that are rotated; `None` = no rotation.
-    pub(crate) pairing: Option<RopePairing>,
+    pub pairing: Option<RopePairing>,
 }
 
 impl Form {
@@ -95,7 +95,8 @@ impl Form {
     }
 
     /// Units that round a key and its value together.
-    pub(crate) fn lanes(self) -> usize {
+    #[must_use]
+    pub fn lanes(self) -> usize {
         self.words().next_power_of_two().min(32)
     }
 
@@ -223,26 +224,6 @@ pub(crate) fn round_and_store(
         if lane == 0 {
             scales[2 * place.slot] = key_scale;
             scales[2 * place.slot + 1] = value_scale;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_have_the_codes_of_a_head_in_their_order() {
-        let words = [u32::from_le_bytes([0, 127, 128, 129]), u32::from_le_bytes([255, 1, 128, 128])];
-        let values = values_of(&words, [0.5, 2.0].into_iter(), 4);
-        assert_eq!(values, [-64.0, -0.5, 0.0, 0.5, 254.0, -254.0, 0.0, 0.0]);
-    }
-
-    #[test]
-    fn groups_of_units_fill_a_cube() {
-        for head_dim in (4..=1024).step_by(4) {
-            let lanes = Form { head_dim, pairing: None }.lanes();
-            assert!(UNITS.is_multiple_of(lanes) && lanes <= head_dim, "{head_dim}");
         }
     }
 }

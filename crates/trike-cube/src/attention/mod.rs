@@ -15,7 +15,7 @@ mod keys;
 mod mask;
 mod mma;
 mod plan;
-mod positions;
+pub(crate) mod positions;
 mod prefill;
 mod prompt;
 mod ptx;

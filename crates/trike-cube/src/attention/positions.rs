@@ -32,7 +32,7 @@ struct OfClones {
 }
 
 /// Exclusive bound of positions, so that a position plus a length fits 32 bits.
-pub(crate) const MAX_POSITION: usize = 1 << 30;
+pub const MAX_POSITION: usize = 1 << 30;
 
 impl Positions {
     /// Uploads positions.
@@ -69,7 +69,8 @@ impl Positions {
     /// # Errors
     ///
     /// [`CubeError::Overwritten`].
-    pub(crate) fn check_current(&self) -> Result<()> {
+    #[doc(hidden)]
+    pub fn check_current(&self) -> Result<()> {
         match self.writes == self.shared.writes.load(Ordering::Relaxed) {
             true => Ok(()),
             false => Err(CubeError::Overwritten { what: "positions" }),

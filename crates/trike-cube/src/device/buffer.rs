@@ -152,7 +152,9 @@ impl<T: Element> Buffer<T> {
     }
 
     /// The buffer as a kernel argument.
-    pub(crate) fn arg(&self) -> BufferArg {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn arg(&self) -> BufferArg {
         // SAFETY: the handle covers `len` elements: allocated by `Device`, or checked by `view` and `cast`.
         unsafe { BufferArg::from_raw_parts(self.handle_of_launch(), self.len) }
     }
@@ -165,7 +167,8 @@ impl<T: Element> Buffer<T> {
 }
 
 /// A buffer of any element type: an output of a launch.
-pub(crate) trait Memory {
+pub trait Memory {
+    /// The handle for reads and checks.
     fn handle(&self) -> Handle;
 }
 

@@ -4,8 +4,6 @@ mod allocation;
 mod buffer;
 mod capture;
 mod graph;
-#[cfg(test)]
-mod graph_tests;
 mod open;
 mod transfer;
 
@@ -26,7 +24,7 @@ pub use buffer::{Buffer, Element};
 pub use graph::Graph;
 pub use open::{DeviceInfo, devices, is_linked};
 
-use crate::capabilities::{Capabilities, Planes};
+use crate::capabilities::{Capabilities, Graphs, Planes};
 use crate::error::{CubeError, Result, check_len};
 use crate::plan::Settings;
 use crate::tuning::Tuning;
@@ -226,6 +224,14 @@ impl Device {
         &self.capabilities
     }
 
+    /// This device as one that cannot replay.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn without_graphs(self) -> Self {
+        let without = Capabilities { graphs: Graphs::None, ..self.capabilities().clone() };
+        Self { capabilities: Arc::new(without), ..self }
+    }
+
     /// Number of kernels launched through this device and its clones, without those of replays.
     #[must_use]
     pub fn launches(&self) -> u64 {
@@ -418,7 +424,8 @@ impl Device {
     ///
     /// Those of [`Settings::check`], [`CubeError::Launch`], and [`CubeError::Capture`] for a launch that the first run of a
     /// capture did not make.
-    pub(crate) fn launch(
+    #[doc(hidden)]
+    pub fn launch(
         &self,
         launch: &Launch,
         written: &[&dyn AnyBuffer],
@@ -488,7 +495,7 @@ fn numbers<T: Element>(buffer: &Buffer<T>, bytes: &[u8]) -> Result<Vec<T>> {
 
 /// Converts a panic of `call`, which waits for the device thread, to an error. CubeCL catches panics of that thread (driver out
 /// of memory, device lost) and resumes them in the caller. Requires `panic = "unwind"`.
-fn guarded<T>(call: impl FnOnce() -> T) -> std::result::Result<T, String> {
+pub fn guarded<T>(call: impl FnOnce() -> T) -> std::result::Result<T, String> {
     // Unwind safe: the closures call the client and modify nothing else.
     catch_unwind(AssertUnwindSafe(call)).map_err(|payload| {
         let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
@@ -507,21 +514,4 @@ fn first_lines(message: &str) -> String {
         out.push_str(line);
     }
     out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn panics_of_calls_become_their_message() {
-        assert_eq!(guarded(|| 5), Ok(5));
-        assert_eq!(
-            guarded(|| panic!("no memory for {} bytes", 7)),
-            Err::<(), _>("no memory for 7 bytes".to_owned())
-        );
-        assert_eq!(guarded(|| panic!("lost")), Err::<(), _>("lost".to_owned()));
-        let other = guarded(|| std::panic::panic_any(5));
-        assert_eq!(other, Err::<(), _>("a panic without a message".to_owned()));
-    }
 }

@@ -60,16 +60,19 @@ impl Documents {
 
 /// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Form {
-    pub(super) head_dim: usize,
+pub struct Form {
+    /// Head dimension.
+    pub head_dim: usize,
     /// Query heads per key/value head.
-    pub(super) share: usize,
+    pub share: usize,
     /// Lines per tile: keys, or queries where a row is a key.
-    pub(super) lines: usize,
+    pub lines: usize,
 }
 
 impl Form {
-    pub(super) fn new(spec: &AttentionSpec) -> Self {
+    /// The parameters for an attention.
+    #[must_use]
+    pub fn new(spec: &AttentionSpec) -> Self {
         let lines = if spec.head_dim <= 64 { 16 } else { 8 };
         Self { head_dim: spec.head_dim, share: spec.heads / spec.kv_heads, lines }
     }
@@ -97,11 +100,15 @@ impl Form {
 
 /// Arguments of all attention kernels.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub(super) form: Form,
-    pub(super) tokens: u32,
-    pub(super) kv_heads: u32,
-    pub(super) window: u32,
+pub struct Shape {
+    /// What is compiled in.
+    pub form: Form,
+    /// Tokens of all documents.
+    pub tokens: u32,
+    /// Key/value heads.
+    pub kv_heads: u32,
+    /// Tokens that one sees, with its own.
+    pub window: u32,
 }
 
 /// Checks the lengths of queries, keys and values.
@@ -133,13 +140,7 @@ pub(super) fn check(
 }
 
 /// Settings for `rows` rows per key/value head and `tiles` tiles in shared memory.
-pub(super) fn settings(
-    shape: &Shape,
-    rows: usize,
-    tiles: usize,
-    exchanges: usize,
-    bindings: usize,
-) -> Settings {
+pub fn settings(shape: &Shape, rows: usize, tiles: usize, exchanges: usize, bindings: usize) -> Settings {
     let side = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     Settings {
         cubes: [side(rows.div_ceil(ROWS)), shape.kv_heads, 1],

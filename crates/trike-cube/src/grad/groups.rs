@@ -41,7 +41,9 @@ impl Groups {
         self.rows * self.per_row()
     }
 
-    pub(super) fn validate(&self, elements: usize) -> Result<()> {
+    /// Checks that the groups are whole and have so many elements.
+    #[doc(hidden)]
+    pub fn validate(&self, elements: usize) -> Result<()> {
         check_range("elements of a group", 1, self.cols.max(1), self.len)?;
         check_len("elements of all groups", check_shape("groups", self.rows, self.cols)?, elements)
     }

@@ -36,7 +36,7 @@
 //! [`sum_rows`]: crate::Device::sum_rows
 //! [`ternarize`]: crate::Device::ternarize
 
-mod attention;
+pub(crate) mod attention;
 mod attention_back;
 mod elementwise;
 mod groups;
@@ -45,10 +45,9 @@ mod norm;
 mod optimizer;
 mod product;
 mod round;
+pub(crate) mod settings;
 mod sort;
 mod table;
-#[cfg(test)]
-mod tests;
 
 pub use attention::Documents;
 pub use groups::Groups;
@@ -58,25 +57,8 @@ pub use product::Factor;
 pub use table::Lookups;
 
 use crate::device::Buffer;
-use crate::error::{CubeError, Result, check_range};
-use crate::plan::{Settings, spread};
-
-/// Units per cube of kernels in which each unit has its own output.
-const UNITS: u32 = 128;
-/// Units per cube of kernels in which a cube sums.
-const SUM_UNITS: usize = 64;
-
-/// Settings of a kernel with a unit per element.
-fn each(len: usize, bindings: usize) -> Result<Settings> {
-    // Indices of units in the last line of cubes exceed the length and must not wrap around.
-    check_range("elements of an operation", 1, (u32::MAX - (1 << 24)) as usize, len)?;
-    Ok(Settings { cubes: spread(len.div_ceil(UNITS as usize)), ..Settings::linear(1, UNITS, bindings) })
-}
-
-/// Settings of a kernel with a cube per sum; `words` of shared memory.
-fn per_cube(cubes: usize, bindings: usize, words: usize) -> Settings {
-    Settings { cubes: spread(cubes), ..Settings::linear(1, SUM_UNITS as u32, bindings) }.shared(4 * words)
-}
+use crate::error::{CubeError, Result};
+use settings::{SUM_UNITS, each, per_cube};
 
 /// The number of rows of `cols` elements.
 fn rows_of(what: &'static str, len: usize, cols: usize) -> Result<usize> {

@@ -58,6 +58,13 @@ impl Lookups {
         &self.ids
     }
 
+    /// The three lists, in the order of the diagram.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn lists(&self) -> [&Buffer<u32>; 3] {
+        [&self.distinct, &self.starts, &self.order]
+    }
+
     /// Bytes on the device.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -131,23 +138,5 @@ impl Device {
                 );
             }
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_are_listed_by_their_rows() {
-        for device in crate::testing::devices() {
-            let found = Lookups::upload(&device, &[7, 2, 7, 0, 2, 7], 8).expect("rows");
-            let read = |buffer| device.read(buffer).expect("a device");
-            assert_eq!(read(&found.distinct), [0, 2, 7]);
-            assert_eq!(read(&found.starts), [0, 1, 3, 6]);
-            assert_eq!(read(&found.order), [3, 1, 4, 0, 2, 5]);
-            assert!(matches!(Lookups::upload(&device, &[8], 8), Err(crate::CubeError::Range { got: 8, .. })));
-            assert!(Lookups::upload(&device, &[], 8).is_err());
-        }
     }
 }

@@ -3,21 +3,19 @@
 mod activations;
 mod blueprint;
 mod choose;
-mod dense;
+pub(crate) mod dense;
 mod dense_plan;
-mod edit;
+pub(crate) mod edit;
 pub(crate) mod kernels;
 mod launch;
 mod mma_plan;
 mod plan;
-mod quantize;
+pub(crate) mod quantize;
 mod shape;
 mod sparse;
-mod sparse_matrix;
-mod ternary;
-#[cfg(test)]
-mod tests;
-mod tune;
+pub(crate) mod sparse_matrix;
+pub(crate) mod ternary;
+pub(crate) mod tune;
 
 pub(crate) use launch::{check_outputs, dims_of, written};
 

@@ -100,7 +100,9 @@ impl WmmaShape {
     }
 
     /// Bytes of shared memory: the blocks of weights and codes, and two accumulator matrices per plane.
-    pub(in crate::linear) fn shared_bytes(self) -> usize {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn shared_bytes(self) -> usize {
         self.stages() * self.element.bytes() * 128 * (self.rows() + self.code_rows()) + 2 * 4 * self.slot()
     }
 }

@@ -5,11 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::{Buffer, Device};
-use crate::attention::Positions;
-use crate::capabilities::{Capabilities, Graphs};
-use crate::error::{CubeError, Result};
-use crate::plan::Strategy;
+use trike_cube::attention::Positions;
+use trike_cube::{Buffer, CubeError, Device, Graphs, Result, Strategy};
+
 use crate::testing::devices;
 
 const LEN: usize = 200;
@@ -246,9 +244,9 @@ fn clones_of_positions_notice_that_they_were_overwritten() {
 
 #[test]
 fn a_device_without_graphs_says_so() {
-    for mut device in devices() {
-        let without = Capabilities { graphs: Graphs::None, ..device.capabilities().clone() };
-        device.capabilities = Arc::new(without);
+    for device in devices() {
+        let device = device.without_graphs();
+        assert_eq!(device.capabilities().graphs, Graphs::None);
         let refused = device.capture(|| Ok::<_, CubeError>(())).expect_err("no graphs");
         assert!(matches!(refused, CubeError::Feature { feature: "graphs", .. }), "{refused}");
     }

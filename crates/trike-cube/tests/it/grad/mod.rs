@@ -1,9 +1,11 @@
 //! What the host decides: launches fit the smallest device, and what does not fit is refused.
 
-use trike_core::AttentionSpec;
+mod table;
 
-use super::*;
-use crate::capabilities::Capabilities;
+use trike_cube::Capabilities;
+use trike_cube::attention::AttentionSpec;
+use trike_cube::grad::Groups;
+use trike_cube::internals::grad::{SUM_UNITS, attention, each, per_cube};
 
 #[test]
 fn launches_fit_the_smallest_device() {

@@ -1,0 +1,47 @@
+//! Not part of the interface, and may change in any release: what the tests in `tests/it` check of the inside.
+//!
+//! The tests are a crate of their own, because a library with unit tests is compiled twice, and this one takes long.
+
+pub use crate::device::guarded;
+pub use crate::error::{check_range, unsupported};
+pub use crate::plan::spread;
+pub use crate::probe::MAX_ROUNDS;
+pub use crate::tuning::Tuning;
+
+/// Of [`attention`](crate::attention).
+pub mod attention {
+    pub use crate::attention::codes::{Form, UNITS, values_of};
+    pub use crate::attention::positions::MAX_POSITION;
+}
+
+/// Of [`grad`](crate::grad).
+pub mod grad {
+    pub use crate::grad::settings::{SUM_UNITS, each, per_cube};
+
+    /// Of attention over documents.
+    pub mod attention {
+        pub use crate::grad::attention::{Form, Shape, settings};
+    }
+}
+
+/// Of [`linear`](crate::linear).
+pub mod linear {
+    pub use crate::linear::edit::changes;
+    pub use crate::linear::quantize::{Codes, quantize};
+    pub use crate::linear::tune::{MAGIC, VERSION};
+
+    /// Of dense matrices.
+    pub mod dense {
+        pub use crate::linear::dense::{halves, pack};
+    }
+
+    /// Of sparse matrices.
+    pub mod sparse {
+        pub use crate::linear::sparse_matrix::{form_of, list, map};
+    }
+
+    /// Of ternary matrices.
+    pub mod ternary {
+        pub use crate::linear::ternary::{Packed, form_of, pack, without_zeros};
+    }
+}

@@ -1,0 +1,5 @@
+//! Attention and its caches.
+
+mod cache;
+mod codes;
+mod plan;

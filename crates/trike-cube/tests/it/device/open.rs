@@ -1,0 +1,34 @@
+//! Which devices there are.
+
+use trike_cube::{CubeError, Device, DeviceSpec, Runtime, devices, is_linked};
+
+#[test]
+fn what_is_not_there_is_refused_by_name() {
+    for runtime in Runtime::ALL {
+        let spec = DeviceSpec::Numbered(runtime, 4242);
+        let refused = Device::open(spec).expect_err("no machine has so many");
+        let expected = if is_linked(runtime) {
+            matches!(refused, CubeError::NoDevice { .. })
+        } else {
+            matches!(refused, CubeError::NotLinked { .. })
+        };
+        assert!(expected && refused.to_string().contains(runtime.name()), "{refused}");
+    }
+}
+
+/// In a build with SPIR-V no software driver is opened, in one without there is no need.
+#[test]
+fn software_drivers_are_not_given_spirv() {
+    for info in devices() {
+        if let Ok(capabilities) = info.capabilities {
+            assert!(!(capabilities.software && cfg!(feature = "vulkan")), "{}", info.spec);
+        }
+    }
+}
+
+#[test]
+fn auto_is_never_software() {
+    if let Ok(device) = Device::open(DeviceSpec::Auto) {
+        assert!(!device.is_software(), "{device:?}");
+    }
+}

@@ -1,0 +1,54 @@
+//! The devices on which the tests run kernels.
+
+use std::sync::OnceLock;
+
+use trike_cube::{CubeError, Device, DeviceOptions, DeviceSpec, Planes, Runtime};
+use trike_testkit::skip;
+
+/// The software Vulkan driver, twice: with the kernels that exchange values inside of planes, and with those that do not.
+/// None after one `skipped:` line, which the test runner counts, where there is no such driver.
+pub(crate) fn devices() -> Vec<Device> {
+    [Planes::Forced, Planes::Off].into_iter().filter_map(device).collect()
+}
+
+/// One of [`devices`].
+pub(crate) fn device(planes: Planes) -> Option<Device> {
+    static OPEN: [OnceLock<Option<Device>>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
+    let device = OPEN[planes as usize].get_or_init(|| open(planes).ok()).clone();
+    if device.is_none() {
+        skip(if cfg!(feature = "wgpu") { "no Vulkan driver" } else { "built without the feature wgpu" });
+    }
+    device
+}
+
+/// The software driver twice, each with a queue and memory of its own. Memory is counted for the caller alone.
+pub(crate) fn pair() -> Option<[Device; 2]> {
+    let DeviceSpec::Numbered(runtime, index) = device(Planes::Off)?.spec() else { return None };
+    let open = |index| {
+        let options = DeviceOptions::default().with_planes(Planes::Off);
+        Device::open_with(DeviceSpec::Numbered(runtime, index), options)
+            .expect("the software driver, or its next number")
+    };
+    Some([open(index), open(index + 1)])
+}
+
+/// Software devices come last, so the last one of all; a real device is left to `cargo xtask gpu-test`.
+fn open(planes: Planes) -> Result<Device, CubeError> {
+    let mut index = 0;
+    loop {
+        let spec = DeviceSpec::Numbered(Runtime::Wgpu, index);
+        let device = Device::open_with(spec, DeviceOptions::default().with_planes(planes))?;
+        if device.is_software() && device.name().contains("llvmpipe") && device.capabilities().f16 {
+            return Ok(device);
+        }
+        index += 1;
+    }
+}
+
+#[test]
+fn the_driver_is_the_one_that_is_meant() {
+    for device in devices() {
+        assert!(device.name().contains("llvmpipe"), "{device:?}");
+        assert!(device.is_software());
+    }
+}
