@@ -41,15 +41,15 @@ impl<'a, 'p, K: RunPermuting> Prefill<'a, 'p, K> {
     ) -> Self {
         Self { kernels, m, x, units, piece }
     }
+}
 
-    /// Columns per panel: whole units, or parts of long ones that start at a stored sum of activations, split evenly
-    /// so that the last panel is not much smaller.
-    fn block(&self) -> usize {
-        let step = if self.units.cols == LONG { SEGMENT } else { self.units.cols };
-        let whole = least_common_multiple(step, self.m.shape().period());
-        let panels = self.units.end().div_ceil(BLOCK.max(whole));
-        self.units.end().div_ceil(panels).next_multiple_of(whole)
-    }
+/// Columns per panel: whole units, or parts of long ones that start at a stored sum of activations, split evenly so that
+/// the last panel is not much smaller.
+fn columns_per_panel(m: &TernaryMatrix, units: Units) -> usize {
+    let step = if units.cols == LONG { SEGMENT } else { units.cols };
+    let whole = least_common_multiple(step, m.shape().period());
+    let panels = units.end().div_ceil(BLOCK.max(whole));
+    units.end().div_ceil(panels).next_multiple_of(whole)
 }
 
 fn least_common_multiple(a: usize, b: usize) -> usize {
@@ -65,32 +65,9 @@ impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
 
     #[inline(always)]
     fn run(self) {
-        let block = self.block();
         let Self { kernels: k, m, x, units, piece } = self;
-        let room = block / 4;
-        let fold = |run: Range<usize>| Fold {
-            weight: 3i32.pow((m.planes() - run.end) as u32),
-            largest: 3u8.pow(run.len() as u32) - 1,
-        };
-        let folds: Vec<Fold> = m.folds().map(fold).collect();
-        // Values that do not depend on the rows of the weights.
-        let mut blocks = Vec::new();
-        let mut start = 0;
-        while start < units.end() {
-            let end = (start + block).min(m.shape().padded_cols());
-            blocks.push((start, end, Part::between(units, start, end.min(units.end()))));
-            start = end;
-        }
-        let parts = || blocks.iter().flat_map(|(_, _, parts)| parts);
-        let bias = bias(m.planes());
-        let negated =
-            per_part(x, parts(), |row, part| bias.wrapping_mul(x.negated(row, part.start, part.end)));
-        let factors = match x.grouped() {
-            true => per_part(x, parts(), |row, part| x.group_factor(row, part.unit)),
-            false => Vec::new(),
-        };
+        let Plan { room, folds, blocks, negated, factors, mut panel } = Plan::new(m, x, units, K::TILES);
         let mut scratch = Scratch::default();
-        let mut panel = vec![Line([0; 64]); folds.len() * K::TILES * room];
         let mut tile = piece.tiles.start;
         while tile < piece.tiles.end {
             let tiles = K::TILES.min(piece.tiles.end - tile);
@@ -142,7 +119,7 @@ impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
                         short,
                         next,
                     };
-                    if tiles == 2 {
+                    if const { K::TILES == 2 } && tiles == 2 {
                         job.rows::<K, 2>(k, &mut scratch);
                     } else {
                         job.rows::<K, 1>(k, &mut scratch);
@@ -160,6 +137,62 @@ impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
             tile += tiles;
         }
     }
+}
+
+/// What does not depend on the rows of the weights, and the memory of the panel.
+struct Plan {
+    /// Steps of a tile in the panel.
+    room: usize,
+    folds: Vec<Fold>,
+    /// The columns of each panel, and the parts of units in it.
+    blocks: Vec<(usize, usize, Vec<Part>)>,
+    /// See [`Block::negated`] and [`Block::factors`].
+    negated: Vec<i32>,
+    factors: Vec<f32>,
+    panel: Vec<CodeLine>,
+}
+
+impl Plan {
+    /// Not inlined, because it would be compiled again for every instruction set.
+    #[inline(never)]
+    fn new(m: &TernaryMatrix, x: &Activations, units: Units, tiles: usize) -> Self {
+        let block = columns_per_panel(m, units);
+        let room = block / 4;
+        let fold = |run: Range<usize>| Fold {
+            scale: 3i32.pow(run.len() as u32),
+            largest: 3u8.pow(run.len() as u32) - 1,
+        };
+        let folds: Vec<Fold> = m.folds().map(fold).collect();
+        let mut blocks = Vec::new();
+        let mut start = 0;
+        while start < units.end() {
+            let end = (start + block).min(m.shape().padded_cols());
+            blocks.push((start, end, Part::between(units, start, end.min(units.end()))));
+            start = end;
+        }
+        let parts = || blocks.iter().flat_map(|(_, _, parts)| parts);
+        // The sums of earlier folds are multiplied by the scales of all later ones, and so is this.
+        let scale = folds.iter().skip(1).fold(1, |all, fold| inverse(fold.scale).wrapping_mul(all));
+        let bias = bias(m.planes()).wrapping_mul(scale);
+        let negated =
+            per_part(x, parts(), |row, part| bias.wrapping_mul(x.negated(row, part.start, part.end)));
+        let factors = match x.grouped() {
+            true => per_part(x, parts(), |row, part| x.group_factor(row, part.unit)),
+            false => Vec::new(),
+        };
+        let panel = vec![Line([0; 64]); folds.len() * tiles * room];
+        Self { room, folds, blocks, negated, factors, panel }
+    }
+}
+
+/// The inverse of an odd number modulo `2^32`.
+fn inverse(odd: i32) -> i32 {
+    // Each step doubles the number of correct low bits, of which an odd number is its own inverse in three.
+    let mut inverse = odd;
+    for _ in 0..4 {
+        inverse = inverse.wrapping_mul(2i32.wrapping_sub(odd.wrapping_mul(inverse)));
+    }
+    inverse
 }
 
 /// Per-thread buffers, other than the panel.
@@ -186,7 +219,8 @@ impl Scratch {
 struct Block<'a> {
     x: &'a Activations,
     folds: &'a [Fold],
-    /// Minus the bias of the codes of all planes times the sums of the activations; see [`per_part`].
+    /// Minus the bias of the codes of all planes times the sums of the activations, such that it is this after the
+    /// multiplications of [`Block::one`]; see [`per_part`].
     negated: &'a [i32],
     /// The factors of the groups, in the same order; empty without group factors.
     factors: &'a [f32],
@@ -208,8 +242,8 @@ struct Block<'a> {
 
 /// A run of folded planes.
 struct Fold {
-    /// Weight of its integers.
-    weight: i32,
+    /// What the sums of the folds before it are multiplied by.
+    scale: i32,
     /// Maximum code.
     largest: u8,
 }
@@ -391,19 +425,16 @@ impl Block<'_> {
                     ints[n][t] = s.splat_int(negated[t]);
                 }
             }
-            if let [fold] = self.folds {
-                ints = products::<S, N, T>(s, self.panels(0, &inside), &x[steps], fold.largest, ahead, ints);
-            } else {
-                for (run, fold) in self.folds.iter().enumerate() {
-                    let zeros = [[s.splat_int(0); T]; N];
-                    let panels = self.panels(run, &inside);
-                    let dots = products::<S, N, T>(s, panels, &x[steps.clone()], fold.largest, ahead, zeros);
+            for (run, fold) in self.folds.iter().enumerate() {
+                if run > 0 {
                     for n in 0..N {
                         for t in 0..T {
-                            ints[n][t] = s.scale_add(dots[n][t], fold.weight, ints[n][t]);
+                            ints[n][t] = s.scale_add(ints[n][t], fold.scale, s.splat_int(0));
                         }
                     }
                 }
+                let panels = self.panels(run, &inside);
+                ints = products::<S, N, T>(s, panels, &x[steps.clone()], fold.largest, ahead, ints);
             }
             // A long unit spans several panels: partial sums are stored.
             if !part.first {

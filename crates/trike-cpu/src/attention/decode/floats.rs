@@ -54,10 +54,8 @@ macro_rules! products {
 products!(f32, f16);
 
 /// Number of heads whose running sums fit the registers.
-#[inline(always)]
-fn heads_at_once<S: Lanes>(left: usize) -> usize {
-    let most = if S::LANES == 16 { 4 } else { 2 };
-    if left >= most { most } else { 1 }
+const fn heads_at_once<S: Lanes>() -> usize {
+    if S::LANES == 16 { 4 } else { 2 }
 }
 
 /// `scores[h][first + j] = q[h] . rows[j]`
@@ -84,12 +82,16 @@ impl<S: Lanes, E: Element + bytemuck::Pod> Loop for ScoreRows<'_, S, E> {
             let first = first + n * BLOCK;
             let mut head = 0;
             while head < share {
-                let heads = heads_at_once::<S>(share - head);
+                let heads = if share - head >= heads_at_once::<S>() { heads_at_once::<S>() } else { 1 };
                 let (q, scores) = (&q[head * d..][..heads * d], &mut scores[head * CHUNK + first..]);
                 let ahead = (head == 0).then_some(ahead);
                 match heads {
-                    4 => score_rows_of::<S, E, 4>(s, q, block, ahead, scores),
-                    2 => score_rows_of::<S, E, 2>(s, q, block, ahead, scores),
+                    4 if const { heads_at_once::<S>() == 4 } => {
+                        score_rows_of::<S, E, 4>(s, q, block, ahead, scores)
+                    }
+                    2 if const { heads_at_once::<S>() == 2 } => {
+                        score_rows_of::<S, E, 2>(s, q, block, ahead, scores)
+                    }
                     _ => score_rows_of::<S, E, 1>(s, q, block, ahead, scores),
                 }
                 head += heads;
@@ -242,12 +244,16 @@ impl<S: Lanes, E: Element + bytemuck::Pod> Loop for AddRows<'_, S, E> {
             let first = first + n * BLOCK;
             let mut head = 0;
             while head < share {
-                let heads = heads_at_once::<S>(share - head);
+                let heads = if share - head >= heads_at_once::<S>() { heads_at_once::<S>() } else { 1 };
                 let (weights, sums) = (&weights[head * CHUNK + first..], &mut sums[head * d..][..heads * d]);
                 let ahead = (head == 0).then_some(ahead);
                 match heads {
-                    4 => add_rows_of::<S, E, 4>(s, weights, block, ahead, sums),
-                    2 => add_rows_of::<S, E, 2>(s, weights, block, ahead, sums),
+                    4 if const { heads_at_once::<S>() == 4 } => {
+                        add_rows_of::<S, E, 4>(s, weights, block, ahead, sums)
+                    }
+                    2 if const { heads_at_once::<S>() == 2 } => {
+                        add_rows_of::<S, E, 2>(s, weights, block, ahead, sums)
+                    }
                     _ => add_rows_of::<S, E, 1>(s, weights, block, ahead, sums),
                 }
                 head += heads;
@@ -271,7 +277,7 @@ fn add_rows_of<S: Lanes, E: Element, const H: usize>(
     while column < d {
         let ahead = if column == 0 { ahead } else { None };
         if d - column >= wide {
-            if S::LANES == 16 {
+            if const { S::LANES == 16 } {
                 add_columns::<S, E, H, 4>(s, weights, rows, ahead, sums, column);
             } else {
                 add_columns::<S, E, H, 2>(s, weights, rows, ahead, sums, column);
