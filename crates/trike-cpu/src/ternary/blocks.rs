@@ -44,7 +44,7 @@ pub(super) fn piece<K: Kernels>(
         _ if !x.in_place() => kernels.run(ManyTokens { kernels, job, piece }),
         1 => kernels.run(FewTokens::<K, 1> { kernels, job, piece }),
         2 => kernels.run(FewTokens::<K, 2> { kernels, job, piece }),
-        3 => kernels.run(FewTokens::<K, 3> { kernels, job, piece }),
+        3 if const { K::THREE_ROWS } => kernels.run(FewTokens::<K, 3> { kernels, job, piece }),
         _ => kernels.run(FewTokens::<K, 4> { kernels, job, piece }),
     }
 }
@@ -96,7 +96,9 @@ impl<K: Kernels, const T: usize> Loop for FewTokens<'_, '_, K, T> {
         // A set of one plane needs no buffer for exact sums.
         let direct = skips && m.planes() == 1;
         let Few { mut scales, mut means, negated, mut exact } = Few::<T>::new(&job, direct);
-        let columns = Columns { codes: std::array::from_fn(|t| x.row(t).as_chunks().0), negated: &negated };
+        // The last row stands for those after it, whose outputs nobody reads.
+        let row = |t: usize| x.row(t.min(x.rows() - 1)).as_chunks().0;
+        let columns = Columns { codes: std::array::from_fn(row), negated: &negated };
         let mut outputs = [[Line([0.0; ROWS]); T]; WRITTEN];
         let mut start = piece.tiles.start;
         while start < piece.tiles.end {
@@ -150,7 +152,7 @@ impl<K: Kernels, const T: usize> Loop for FewTokens<'_, '_, K, T> {
                     k.store_floats(sums[t], &mut outputs[t]);
                 }
                 if m.means(k, tile, &mut means) {
-                    add_means(k, x, units, &means, outputs);
+                    add_means(k, x, units, &means, &mut outputs[..x.rows()]);
                 }
             }
             start = tiles.end;
@@ -174,7 +176,8 @@ impl<const T: usize> Few<T> {
     /// Not inlined, because it would be compiled again for every instruction set.
     #[inline(never)]
     fn new(job: &Job<'_>, direct: bool) -> Self {
-        let negated = |block| std::array::from_fn(|t| job.negated(t, block));
+        let last = job.x.rows() - 1;
+        let negated = |block| std::array::from_fn(|t: usize| job.negated(t.min(last), block));
         Self {
             scales: job.m.scale_room(),
             means: job.m.mean_room(),

@@ -30,7 +30,7 @@ pub(super) fn piece<K: RunPermuting>(
     match x.rows() {
         1 => rows::<K, 1>(k, job),
         2 => rows::<K, 2>(k, job),
-        3 => rows::<K, 3>(k, job),
+        3 if const { K::THREE_ROWS } => rows::<K, 3>(k, job),
         _ => rows::<K, 4>(k, job),
     }
 }
@@ -92,7 +92,7 @@ struct Base3<'a, 'p, const T: usize> {
     job: Job<'a, 'p>,
 }
 
-impl<S: Kernels, const T: usize> PermuteLoop<S> for Base3<'_, '_, T> {
+impl<S: RunPermuting, const T: usize> PermuteLoop<S> for Base3<'_, '_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -110,6 +110,7 @@ impl<S: Kernels, const T: usize> PermuteLoop<S> for Base3<'_, '_, T> {
             grouped: x.grouped(),
             direct,
             panel: vec![Line([0; 64]); room],
+            exact: vec![[Line([0; ROWS]); T]; if direct { 0 } else { units.count }],
         };
         self.job.tiles::<S, T>(s, bias(m.planes()), sets);
     }
@@ -144,10 +145,10 @@ impl<S: Kernels, const T: usize> PermuteLoop<S> for Sparsely<'_, '_, T> {
 }
 
 impl<'a> Job<'a, '_> {
-    /// The rows of activations.
+    /// The rows of activations; the last one stands for those after it, whose outputs nobody reads.
     #[inline(always)]
     fn rows<const T: usize>(&self) -> [&'a [[i8; 16]]; T] {
-        std::array::from_fn(|t| self.x.row(t))
+        std::array::from_fn(|t| self.x.row(t.min(self.x.rows() - 1)))
     }
 
     /// The outputs of all tiles; `bias` is the offset of the codes of all planes of a set.
@@ -260,9 +261,11 @@ struct Base3Sets<'a, P, const T: usize> {
     direct: bool,
     /// Buffer for the unpacked columns of all folds, if not `direct`.
     panel: Vec<CodeLine>,
+    /// Buffer for the sums of the units, if not `direct`.
+    exact: Vec<[IntLine; T]>,
 }
 
-impl<S: Simd, P: Permutes<S>, const T: usize> Sets<S, T> for Base3Sets<'_, P, T> {
+impl<S: RunPermuting, P: Permutes<S>, const T: usize> Sets<S, T> for Base3Sets<'_, P, T> {
     #[inline(always)]
     fn add(
         &mut self,
@@ -310,26 +313,58 @@ impl<S: Simd, P: Permutes<S>, const T: usize> Sets<S, T> for Base3Sets<'_, P, T>
                 let whole = (0, shape.padded_cols());
                 let lines = m.tile(tile, set, plane);
                 let ahead = m.sets() * m.planes() * size_of_val(lines);
-                Unpack::new(shape, lines, whole, ahead, plane == fold.start, panel).run(s, permutes);
+                s.run_permuting(Unpack::new(shape, lines, whole, ahead, plane == fold.start, panel));
             }
         }
-        for unit in all {
-            let (start, end) = (unit.start, unit.end);
+        for t in 0..T {
+            let (panel, x, exact) = (&self.panel[..], rows[t], self.exact.as_flattened_mut());
+            s.run(PanelSums { s, m, units, panel, x, exact: &mut exact[t..], stride: T });
+        }
+        for (unit, exact) in all.iter().zip(&self.exact) {
             let mut ints = [s.splat_int(0); T];
-            for (fold, panel) in m.folds().zip(self.panel.chunks_exact(steps)) {
-                let largest = 3u8.pow(fold.len() as u32) - 1;
-                let weight = 3i32.pow((m.planes() - fold.end) as u32);
-                for t in 0..T {
-                    let x = fours(rows[t], start, end).as_chunks().0;
-                    let zero = [[s.splat_int(0)]];
-                    let ahead = Ahead { places: [&panel[0]], stride: 0 };
-                    let dots = products::<S, 1, 1>(s, [&panel[start / 4..end / 4]], x, largest, ahead, zero);
-                    ints[t] = s.scale_add(dots[0][0], weight, ints[t]);
-                }
+            for t in 0..T {
+                ints[t] = s.load_ints(&exact[t]);
             }
             sums = add(s, unit, ints, scales, grouped, sums);
         }
         sums
+    }
+}
+
+/// The sums of the units of a set for one row of activations: a loop of its own, which the numbers of rows share.
+struct PanelSums<'a, S> {
+    s: S,
+    m: &'a TernaryMatrix,
+    units: Units,
+    /// The unpacked columns of all folds.
+    panel: &'a [CodeLine],
+    x: &'a [[i8; 16]],
+    /// The sums, this many lines apart.
+    exact: &'a mut [IntLine],
+    stride: usize,
+}
+
+impl<S: Simd> Loop for PanelSums<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { s, m, units, panel, x, exact, stride } = self;
+        let steps = m.shape().padded_cols() / 4;
+        for unit in 0..units.count {
+            let (start, end) = units.range(unit);
+            let mut ints = s.splat_int(0);
+            for (fold, panel) in m.folds().zip(panel.chunks_exact(steps)) {
+                let largest = 3u8.pow(fold.len() as u32) - 1;
+                let weight = 3i32.pow((m.planes() - fold.end) as u32);
+                let x = fours(x, start, end).as_chunks().0;
+                let zero = [[s.splat_int(0)]];
+                let ahead = Ahead { places: [&panel[0]], stride: 0 };
+                let dots = products::<S, 1, 1>(s, [&panel[start / 4..end / 4]], x, largest, ahead, zero);
+                ints = s.scale_add(dots[0][0], weight, ints);
+            }
+            s.store_ints(ints, &mut exact[unit * stride]);
+        }
     }
 }
 
@@ -421,14 +456,15 @@ impl<const T: usize> Unit<T> {
     fn all(units: Units, x: &Activations, bias: i32) -> Vec<Self> {
         let unit = |unit| {
             let (start, end) = units.range(unit);
-            let negated = std::array::from_fn(|t| x.negated(t, start, end));
+            let last = x.rows() - 1;
+            let negated = std::array::from_fn(|t: usize| x.negated(t.min(last), start, end));
             Self {
                 start,
                 end,
                 group: units.group_of(unit),
                 negated: negated.map(|v| bias.wrapping_mul(v)),
                 sum: negated.map(i32::wrapping_neg),
-                factors: std::array::from_fn(|t| x.group_factor(t, start)),
+                factors: std::array::from_fn(|t| x.group_factor(t.min(last), start)),
             }
         };
         (0..units.count).map(unit).collect()

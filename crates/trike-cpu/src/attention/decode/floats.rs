@@ -115,28 +115,27 @@ fn score_rows_of<S: Lanes, E: Element, const H: usize>(
             tails[h] = padded(&q[h * d..][d / 16 * 16..d]);
         }
     }
-    let mut at = 0;
-    let fours = rows.chunks_exact(4 * d);
-    let rest = fours.remainder();
-    for _ in fours {
-        if let Some(ahead) = ahead {
-            ahead.fetch(s, at, 4);
-        }
-        let from = at * d;
-        let four = [&rows[from..], &rows[from + d..], &rows[from + 2 * d..], &rows[from + 3 * d..]];
+    let n = rows.len() / d;
+    for at in (0..n).step_by(4) {
+        let (count, from) = ((n - at).min(4), at * d);
+        let four = if count == 4 {
+            if let Some(ahead) = ahead {
+                ahead.fetch(s, at, 4);
+            }
+            [&rows[from..], &rows[from + d..], &rows[from + 2 * d..], &rows[from + 3 * d..]]
+        } else {
+            // The last row stands for those after it, so that the products are compiled once.
+            let (second, last) = (1.min(count - 1), count - 1);
+            [&rows[from..], &rows[from + second * d..], &rows[from + last * d..], &rows[from + last * d..]]
+        };
         let dots = dots::<S, E, H>(s, q, &tails, four);
         for h in 0..H {
-            scores[h * CHUNK + at..][..4].copy_from_slice(&dots[h]);
+            let scores = &mut scores[h * CHUNK + at..];
+            match scores.first_chunk_mut() {
+                Some(all) if count == 4 => *all = dots[h],
+                _ => scores[..count].copy_from_slice(&dots[h][..count]),
+            }
         }
-        at += 4;
-    }
-    for row in rest.chunks_exact(d) {
-        // Reading the row four times is cheaper than a second loop.
-        let dots = dots::<S, E, H>(s, q, &tails, [row; 4]);
-        for h in 0..H {
-            scores[h * CHUNK + at] = dots[h][0];
-        }
-        at += 1;
     }
 }
 
