@@ -221,22 +221,27 @@ impl<S: Simd, const T: usize> Sets<S, T> for TwoBitSets<'_, T> {
         mut sums: [S::Floats; T],
     ) -> [S::Floats; T] {
         let Self { m, rows, cols, grouped } = *self;
+        let mut rest = units;
         if m.planes() == 1 && cols < LONG {
             let lines = m.tile(tile, set, 0);
-            if const { S::UNROLLED >= 16 } {
-                return match cols {
-                    32 => short_units::<S, T, 2>(s, 1, lines, rows, units, scales, sums),
-                    64 => short_units::<S, T, 4>(s, 1, lines, rows, units, scales, sums),
-                    128 => short_units::<S, T, 8>(s, 1, lines, rows, units, scales, sums),
-                    _ => short_units::<S, T, 16>(s, 1, lines, rows, units, scales, sums),
-                };
-            }
-            return match cols {
-                32 => short_units::<S, T, 2>(s, 1, lines, rows, units, scales, sums),
-                _ => short_units::<S, T, 4>(s, cols / 64, lines, rows, units, scales, sums),
+            // The last unit may have fewer lines.
+            let (whole, last) = units.split_at(units.len().min(lines.len() / (cols / 16)));
+            rest = last;
+            sums = if const { S::UNROLLED >= 16 } {
+                match cols {
+                    32 => short_units::<S, T, 2>(s, 1, lines, rows, whole, scales, sums),
+                    64 => short_units::<S, T, 4>(s, 1, lines, rows, whole, scales, sums),
+                    128 => short_units::<S, T, 8>(s, 1, lines, rows, whole, scales, sums),
+                    _ => short_units::<S, T, 16>(s, 1, lines, rows, whole, scales, sums),
+                }
+            } else {
+                match cols {
+                    32 => short_units::<S, T, 2>(s, 1, lines, rows, whole, scales, sums),
+                    _ => short_units::<S, T, 4>(s, cols / 64, lines, rows, whole, scales, sums),
+                }
             };
         }
-        for unit in units {
+        for unit in rest {
             let (start, end) = (unit.start, unit.end);
             let mut ints = [s.splat_int(0); T];
             for plane in 0..m.planes() {
@@ -503,7 +508,7 @@ fn add_scaled<S: Simd>(
     s.add(sum, s.mul(scale, s.to_floats(exact)))
 }
 
-/// Units of `parts` times `L` lines, one group each. The lines of a part are unrolled, parts are not.
+/// Whole units of `parts` times `L` lines, one group each. The lines of a part are unrolled, parts are not.
 #[inline(always)]
 fn short_units<S: Simd, const T: usize, const L: usize>(
     s: S,
@@ -514,8 +519,6 @@ fn short_units<S: Simd, const T: usize, const L: usize>(
     scales: Groups<'_>,
     mut sums: [S::Floats; T],
 ) -> [S::Floats; T] {
-    let whole = lines.len() / (parts * L);
-    let (lines, rest) = lines.split_at(whole * parts * L);
     let lines = lines.as_chunks::<L>().0;
     let mut columns: [&[[[i8; 16]; L]]; T] = [&[]; T];
     for t in 0..T {
@@ -556,14 +559,6 @@ fn short_units<S: Simd, const T: usize, const L: usize>(
             let exact = s.add_ints(ints[t], s.splat_int(unit.negated[t]));
             sums[t] = s.add(sums[t], s.mul(factors[t], s.to_floats(exact)));
         }
-    }
-    if let (Some(unit), false) = (units.get(whole), rest.is_empty()) {
-        let mut tail: [&[[i8; 4]]; T] = [&[]; T];
-        for t in 0..T {
-            tail[t] = fours(x[t], unit.start, unit.end);
-        }
-        let ints = two_bit::<S, T>(s, rest, tail);
-        sums = add(s, unit, ints, scales, true, sums);
     }
     sums
 }

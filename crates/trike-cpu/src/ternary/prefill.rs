@@ -19,6 +19,9 @@ const BLOCK: usize = 880;
 /// each weight twice costs more than loading the sums of all rows once per unit.
 const SHORT: usize = 256;
 
+/// Maximum sums of a panel: two tiles by twelve rows.
+const MOST_SUMS: usize = 24;
+
 /// Prefetch target after the last tiles.
 static NOTHING: CodeLine = Line([0; 64]);
 
@@ -171,9 +174,7 @@ impl Plan {
             start = end;
         }
         let parts = || blocks.iter().flat_map(|(_, _, parts)| parts);
-        // The sums of earlier folds are multiplied by the scales of all later ones, and so is this.
-        let scale = folds.iter().skip(1).fold(1, |all, fold| inverse(fold.scale).wrapping_mul(all));
-        let bias = bias(m.planes()).wrapping_mul(scale);
+        let bias = bias(m.planes());
         let negated =
             per_part(x, parts(), |row, part| bias.wrapping_mul(x.negated(row, part.start, part.end)));
         let factors = match x.grouped() {
@@ -185,16 +186,6 @@ impl Plan {
     }
 }
 
-/// The inverse of an odd number modulo `2^32`.
-fn inverse(odd: i32) -> i32 {
-    // Each step doubles the number of correct low bits, of which an odd number is its own inverse in three.
-    let mut inverse = odd;
-    for _ in 0..4 {
-        inverse = inverse.wrapping_mul(2i32.wrapping_sub(odd.wrapping_mul(inverse)));
-    }
-    inverse
-}
-
 /// Per-thread buffers, other than the panel.
 #[derive(Default)]
 struct Scratch {
@@ -204,6 +195,8 @@ struct Scratch {
     sums: Vec<FloatLine>,
     /// Partial exact sums of a long unit, in the same order.
     ints: Vec<IntLine>,
+    /// The exact sums of the folds so far, `[tile][row]` of a panel.
+    folded: Vec<IntLine>,
 }
 
 impl Scratch {
@@ -212,6 +205,7 @@ impl Scratch {
         self.sums.clear();
         self.sums.resize(sums, Line([0.0; ROWS]));
         self.ints.resize(sums, Line([0; ROWS]));
+        self.folded.resize(MOST_SUMS, Line([0; ROWS]));
     }
 }
 
@@ -219,8 +213,7 @@ impl Scratch {
 struct Block<'a> {
     x: &'a Activations,
     folds: &'a [Fold],
-    /// Minus the bias of the codes of all planes times the sums of the activations, such that it is this after the
-    /// multiplications of [`Block::one`]; see [`per_part`].
+    /// Minus the bias of the codes of all planes times the sums of the activations; see [`per_part`].
     negated: &'a [i32],
     /// The factors of the groups, in the same order; empty without group factors.
     factors: &'a [f32],
@@ -410,6 +403,9 @@ impl Block<'_> {
         if const { !takes::<S>(N, T) } {
             return;
         }
+        if self.folds.is_empty() {
+            return;
+        }
         let x = self.x.panel::<T>(rows);
         let all = self.x.rows();
         let negated = self.of_parts::<_, T>(self.negated, rows);
@@ -418,23 +414,36 @@ impl Block<'_> {
         for (i, (part, negated)) in self.parts.iter().zip(negated).enumerate() {
             let steps = part.start / 4..part.end / 4;
             let inside = (part.start - self.start) / 4..(part.end - self.start) / 4;
-            // Adding the bias makes these sums of values instead of codes.
-            let mut ints = [[s.splat_int(0); T]; N];
-            for n in 0..N {
-                for t in 0..T {
-                    ints[n][t] = s.splat_int(negated[t]);
-                }
-            }
-            for (run, fold) in self.folds.iter().enumerate() {
+            let mut run = 0;
+            let mut ints = loop {
+                let (fold, panels) = (&self.folds[run], self.panels(run, &inside));
+                let zeros = [[s.splat_int(0); T]; N];
+                let mut dots = products::<S, N, T>(s, panels, &x[steps.clone()], fold.largest, ahead, zeros);
+                let folded = &mut scratch.folded[..N * T];
                 if run > 0 {
                     for n in 0..N {
                         for t in 0..T {
-                            ints[n][t] = s.scale_add(ints[n][t], fold.scale, s.splat_int(0));
+                            let before = s.load_ints(&folded[n * T + t]);
+                            dots[n][t] = s.scale_add(before, fold.scale, dots[n][t]);
                         }
                     }
                 }
-                let panels = self.panels(run, &inside);
-                ints = products::<S, N, T>(s, panels, &x[steps.clone()], fold.largest, ahead, ints);
+                run += 1;
+                if run == self.folds.len() {
+                    break dots;
+                }
+                // In memory, where they are in nobody's way if there is one fold only.
+                for n in 0..N {
+                    for t in 0..T {
+                        s.store_ints(dots[n][t], &mut folded[n * T + t]);
+                    }
+                }
+            };
+            // Adding the bias makes these sums of values instead of codes.
+            for n in 0..N {
+                for t in 0..T {
+                    ints[n][t] = s.add_ints(ints[n][t], s.splat_int(negated[t]));
+                }
             }
             // A long unit spans several panels: partial sums are stored.
             if !part.first {
