@@ -75,7 +75,8 @@ impl<E: Cached> KeyRows<'_, E> {
     /// Calls a function with the place of the first of some keys and their elements in f32, mixed back if the stored ones are mixed,
     /// until it has seen all keys. So the loops over keys are compiled for one type of elements only.
     pub(super) fn for_widened(self, isa: Isa, head_dim: usize, mut see: impl FnMut(usize, &[f32])) {
-        let (mut wide, mut room) = (vec![0.0; TOGETHER * head_dim], Vec::new());
+        let most = TOGETHER.min(self.rows.len() / E::width(head_dim));
+        let (mut wide, mut room) = (vec![0.0; most * head_dim], Vec::new());
         let rotation = mixing(head_dim).filter(|_| E::MIXED);
         for (n, rows) in self.rows.chunks(TOGETHER * E::width(head_dim)).enumerate() {
             let (first, count) = (n * TOGETHER, rows.len() / E::width(head_dim));
