@@ -6,7 +6,7 @@ use trike_core::ActivationPrecision;
 use trike_trit::Hadamard;
 
 use crate::error::CpuError;
-use crate::kernels::{Kernels, with_kernels};
+use crate::kernels::{Kernels, with_float_kernels, with_kernels, with_shared_kernels};
 use crate::line::ROWS;
 use crate::piece::Joined;
 use crate::rotate::Rotate;
@@ -125,11 +125,11 @@ impl Activations {
                     Some(rotation) => {
                         row.clear();
                         row.extend_from_slice(job.x);
-                        with_kernels!(isa, kernels => kernels.run(Rotate { x: &mut row, rotation }));
+                        with_float_kernels!(isa, kernels => kernels.run(Rotate { x: &mut row, rotation }));
                         &row
                     }
                 };
-                with_kernels!(isa, kernels => kernels.run(Run { s: kernels, job, x }));
+                with_shared_kernels!(isa, kernels => kernels.run(Run { s: kernels, job, x }));
             }
             ROTATED.set(row);
         });
@@ -176,7 +176,7 @@ impl Activations {
         }
         pool.for_each_chunk(&mut jobs, 1, rows * blocks * 4, |_, jobs| {
             for job in jobs {
-                with_kernels!(isa, kernels => kernels.run(&mut *job));
+                with_float_kernels!(isa, kernels => kernels.run(&mut *job));
             }
         });
     }

@@ -4,7 +4,7 @@ use trike_core::GatedActivation;
 
 use crate::error::{CpuError, check_len};
 use crate::kernels::Kernels;
-use crate::kernels::with_kernels;
+use crate::kernels::with_float_kernels;
 use crate::math::exp;
 use trike_host::Cpu;
 use trike_host::Loop;
@@ -21,7 +21,7 @@ pub(crate) fn gated(
     check_len("output of gated", gate.len(), out.len())?;
     cpu.pool().for_each_chunk(out, 1, 16 * gate.len(), |first, out| {
         let (gate, up) = (&gate[first..][..out.len()], &up[first..][..out.len()]);
-        with_kernels!(cpu.isa(), kernels => match activation {
+        with_float_kernels!(cpu.isa(), kernels => match activation {
             GatedActivation::SiLu => kernels.run(SiLu { gate, up, out }),
             GatedActivation::SquaredReLu => kernels.run(SquaredReLu { gate, up, out }),
         });
@@ -32,7 +32,7 @@ pub(crate) fn gated(
 /// [`CpuOps::add`](crate::CpuOps::add).
 pub(crate) fn add(cpu: &Cpu, x: &mut [f32], y: &[f32]) -> Result<(), CpuError> {
     check_len("summand of add", x.len(), y.len())?;
-    with_kernels!(cpu.isa(), kernels => kernels.run(Sum { x, y }));
+    with_float_kernels!(cpu.isa(), kernels => kernels.run(Sum { x, y }));
     Ok(())
 }
 

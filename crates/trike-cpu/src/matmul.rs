@@ -10,7 +10,7 @@ use crate::error::{CpuError, check_len, check_rows};
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::pairs;
 use crate::kernels::rounding::{Exact, Rounding, ToBf16, ToF16};
-use crate::kernels::{Kernels, Share, View, with_float_kernels};
+use crate::kernels::{Share, View, with_float_kernels};
 
 /// Rows per thread are a multiple of this: whole tiles on every instruction set.
 const TILE_ROWS: usize = 12;
@@ -194,7 +194,9 @@ fn product<O: Rounding>(
         if let (true, Some(simd)) = (O::TO == ProductPrecision::Bf16, pairs::available(isa)) {
             return pairs::multiply(simd, a, b, rows, out, add);
         }
-        with_float_kernels!(isa, simd => simd.run(Share { simd, rounding: PhantomData::<O>, a, b, rows, out, add }));
+        with_float_kernels!(isa, simd => {
+            Share { simd, rounding: PhantomData::<O>, a, b, rows, out, add }.multiply();
+        });
     });
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use crate::error::{CpuError, check_len, check_rows};
 use crate::kernels::Kernels;
-use crate::kernels::with_kernels;
+use crate::kernels::with_float_kernels;
 use trike_host::Cpu;
 use trike_host::Loop;
 
@@ -19,7 +19,7 @@ pub(crate) fn rms_norm(
     check_len("output of rms_norm", x.len(), out.len())?;
     cpu.pool().for_each_chunk(out, cols, 4 * x.len(), |first, out| {
         for (x, out) in x[first * cols..].chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
-            with_kernels!(cpu.isa(), kernels => kernels.run(RmsNorm { x, weight, eps, out }));
+            with_float_kernels!(cpu.isa(), kernels => kernels.run(RmsNorm { x, weight, eps, out }));
         }
     });
     Ok(())

@@ -2,10 +2,14 @@
 
 use std::ops::Range;
 
+use crate::kernels::Kernels;
 use crate::line::{FloatLine, ROWS};
 use crate::matrix::Matrix;
 use crate::simd::Simd;
-use trike_host::Line;
+use trike_host::{Line, Loop};
+
+/// Tiles that kernels for few rows of activations compute before they write the outputs: few enough for the L1 cache.
+pub(crate) const WRITTEN: usize = 16;
 
 /// A range of tiles of one matrix and their outputs: per token, the rows of those tiles.
 pub(crate) struct Piece<'a> {
@@ -26,21 +30,48 @@ pub(crate) struct Joined<'a> {
 
 impl Piece<'_> {
     /// Writes the outputs of some tiles of [`ROWS`] rows; `sums` holds one line per tile and row of activations.
+    ///
+    /// This is a loop of its own, as kernels of every kind end with it. Those for few rows of activations call it for
+    /// [`WRITTEN`] tiles at a time.
+    pub(crate) fn write<S: Kernels>(
+        &mut self,
+        s: S,
+        x: &Joined<'_>,
+        tiles: Range<usize>,
+        sums: &[FloatLine],
+    ) {
+        s.run(Write { s, piece: self, x, tiles, sums });
+    }
+}
+
+/// [`Piece::write`].
+struct Write<'a, 'p, S> {
+    s: S,
+    piece: &'a mut Piece<'p>,
+    x: &'a Joined<'a>,
+    tiles: Range<usize>,
+    sums: &'a [FloatLine],
+}
+
+impl<S: Simd> Loop for Write<'_, '_, S> {
+    type Output = ();
+
     #[inline(always)]
-    pub(crate) fn write<S: Simd>(&mut self, s: S, x: &Joined<'_>, tiles: Range<usize>, sums: &[FloatLine]) {
+    fn run(self) {
         /// Prefetch distance in tokens: their outputs are far apart, and many of them map to the same cache set.
         const AHEAD: usize = 6;
-        let start = (tiles.start - self.tiles.start) * ROWS;
-        let rows = (tiles.len() * ROWS).min(self.w.rows() - tiles.start * ROWS);
+        let Self { s, piece, x, tiles, sums } = self;
+        let start = (tiles.start - piece.tiles.start) * ROWS;
+        let rows = (tiles.len() * ROWS).min(piece.w.rows() - tiles.start * ROWS);
         let all = sums.len() / tiles.len();
         let highest = x.base.powi(x.slices as i32 - 1);
-        for token in 0..self.out.len() {
-            if let Some(out) = self.out.get(token + AHEAD) {
+        for token in 0..piece.out.len() {
+            if let Some(out) = piece.out.get(token + AHEAD) {
                 s.prefetch(&out[start], 0);
                 s.prefetch(&out[start + rows - 1], 0);
             }
             let mut place = token * x.slices;
-            for out in self.out[token][start..start + rows].chunks_mut(ROWS) {
+            for out in piece.out[token][start..start + rows].chunks_mut(ROWS) {
                 // The most significant digit is last. With more than one digit factors are powers of two, so it does
                 // not matter for rounding that they come first; that way sums of large weights do not overflow.
                 let mut factor = x.factors[token] * highest;

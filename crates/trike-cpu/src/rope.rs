@@ -4,7 +4,7 @@ use trike_core::RopePairing;
 
 use crate::error::{CpuError, check_len, check_range};
 use crate::kernels::Kernels;
-use crate::kernels::with_kernels;
+use crate::kernels::with_float_kernels;
 use trike_host::Cpu;
 use trike_host::Loop;
 
@@ -173,7 +173,7 @@ pub(crate) fn rope(
         let mut scratch = vec![0.0; table.rotated()];
         for (&position, x) in positions[first..].iter().zip(x.chunks_exact_mut(row)) {
             let (cosines, sines) = table.turns(position, &mut scratch);
-            with_kernels!(cpu.isa(), kernels => kernels.run(Turn { x, head_dim, cosines, sines, sign, pairing }));
+            with_float_kernels!(cpu.isa(), kernels => kernels.run(Turn { x, head_dim, cosines, sines, sign, pairing }));
         }
     });
     Ok(())

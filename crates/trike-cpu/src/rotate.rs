@@ -4,7 +4,7 @@ use trike_trit::Hadamard;
 
 use crate::error::{CpuError, check_rows};
 use crate::kernels::Kernels;
-use crate::kernels::with_kernels;
+use crate::kernels::with_float_kernels;
 use trike_host::Cpu;
 use trike_host::Loop;
 
@@ -13,7 +13,7 @@ pub(crate) fn rotate(cpu: &Cpu, x: &mut [f32], rotation: Hadamard) -> Result<(),
     check_rows("numbers to rotate", rotation.block(), x.len())?;
     let work = x.len().saturating_mul(rotation.block().ilog2() as usize);
     cpu.pool().for_each_chunk(x, rotation.block(), work, |_, x| {
-        with_kernels!(cpu.isa(), kernels => kernels.run(Rotate { x, rotation }));
+        with_float_kernels!(cpu.isa(), kernels => kernels.run(Rotate { x, rotation }));
     });
     Ok(())
 }

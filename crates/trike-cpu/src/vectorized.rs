@@ -2,7 +2,7 @@
 
 use trike_host::{Cpu, Loop};
 
-use crate::kernels::{Kernels, with_kernels};
+use crate::kernels::{Kernels, with_shared_kernels};
 
 /// Runs a loop that was compiled for the instruction set of `cpu`. What it calls must be inlined, or it is compiled for the
 /// portable set. `f64::mul_add` and `f32::mul_add` are slow where [`Isa::has_fma`](crate::Isa::has_fma) is false.
@@ -22,5 +22,5 @@ use crate::kernels::{Kernels, with_kernels};
 /// # Ok::<(), trike_cpu::HostError>(())
 /// ```
 pub fn vectorized<L: Loop>(cpu: &Cpu, task: L) -> L::Output {
-    with_kernels!(cpu.isa(), kernels => kernels.run(task))
+    with_shared_kernels!(cpu.isa(), kernels => kernels.run(task))
 }

@@ -4,7 +4,7 @@ use trike_core::GatedActivation;
 use trike_host::{Cpu, Loop};
 
 use crate::error::{CpuError, check_len};
-use crate::kernels::{Kernels, with_kernels};
+use crate::kernels::{Kernels, with_float_kernels};
 use crate::math::exp;
 
 /// Gradients of [`CpuOps::gated`](crate::CpuOps::gated), `y = f(g) u`, element by element: `dg = dy u f'(g)` and `du = dy f(g)`.
@@ -36,7 +36,7 @@ pub fn gated(
     let isa = cpu.isa();
     cpu.pool().run(inputs.zip(outputs).collect(), |(((gate, up), dy), (d_gate, d_up))| {
         let part = Part { gate, up, activation, dy, d_gate, d_up };
-        with_kernels!(isa, kernels => kernels.run(part));
+        with_float_kernels!(isa, kernels => kernels.run(part));
     });
     Ok(())
 }

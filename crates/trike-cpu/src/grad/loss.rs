@@ -4,7 +4,7 @@ use trike_host::{Cpu, Loop};
 
 use super::lanes::largest;
 use crate::error::{CpuError, check_len, check_rows};
-use crate::kernels::{Kernels, with_kernels};
+use crate::kernels::{Kernels, with_float_kernels};
 use crate::math::exp;
 
 /// The Kullback-Leibler divergence `sum p ln(p / q)` in nats, summed over tokens, with `p = softmax(target)` and `q =
@@ -34,8 +34,8 @@ pub fn divergence(cpu: &Cpu, out: &mut [f32], target: &mut [f32], vocab: usize) 
     let tasks = out.chunks_exact_mut(vocab).zip(target.chunks_exact_mut(vocab)).zip(&mut sums).collect();
     let isa = cpu.isa();
     cpu.pool().run(tasks, |((q, p), sum): ((&mut [f32], &mut [f32]), &mut f64)| {
-        with_kernels!(isa, kernels => kernels.run(Softmax(&mut *q)));
-        with_kernels!(isa, kernels => kernels.run(Softmax(&mut *p)));
+        with_float_kernels!(isa, kernels => kernels.run(Softmax(&mut *q)));
+        with_float_kernels!(isa, kernels => kernels.run(Softmax(&mut *p)));
         for (q, p) in q.iter_mut().zip(p) {
             // Smaller terms are negligible, and their logarithm may be infinite.
             if *p > 1e-12 {
@@ -84,7 +84,7 @@ pub fn cross_entropy(
             return;
         };
         let logit = row[target];
-        let (largest, sum) = with_kernels!(isa, kernels => kernels.run(Softmax(&mut *row)));
+        let (largest, sum) = with_float_kernels!(isa, kernels => kernels.run(Softmax(&mut *row)));
         *loss = f64::from(largest) - f64::from(logit) + f64::from(sum).ln();
         row[target] -= 1.0;
         row.iter_mut().for_each(|d| *d *= scale);
@@ -178,7 +178,7 @@ pub fn distill(
         (token, sum)
     });
     cpu.pool().run(tasks.collect(), |(token, sum): (Distill<'_>, &mut [f64; 2])| {
-        *sum = with_kernels!(isa, kernels => kernels.run(token));
+        *sum = with_float_kernels!(isa, kernels => kernels.run(token));
     });
     // In token order, independent of the thread that computed each.
     Ok(sums.iter().fold([0.0; 2], |all, each| [all[0] + each[0], all[1] + each[1]]))

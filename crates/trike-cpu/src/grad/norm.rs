@@ -7,7 +7,7 @@ use trike_host::{Cpu, Loop};
 
 use super::lanes::dot;
 use crate::error::{CpuError, check_len, check_rows};
-use crate::kernels::{Kernels, with_kernels};
+use crate::kernels::{Kernels, with_float_kernels};
 
 /// Gradient of [`CpuOps::rms_norm`](crate::CpuOps::rms_norm) with respect to its input. For each row of `n =
 /// weight.len()` elements, `dx_i = r w_i dy_i - x_i r^3 (sum_j w_j dy_j x_j) / n` with `r = 1 / sqrt(mean(x^2) +
@@ -35,7 +35,7 @@ pub fn rms_norm(
     cpu.pool().for_each_chunk(dx, n, 8 * x.len(), |first, dx| {
         let len = dx.len();
         let (x, dy) = (&x[first * n..][..len], &dy[first * n..][..len]);
-        with_kernels!(isa, kernels => kernels.run(OfInput { x, weight, eps, dy, dx }));
+        with_float_kernels!(isa, kernels => kernels.run(OfInput { x, weight, eps, dy, dx }));
     });
     Ok(())
 }
@@ -81,7 +81,7 @@ pub fn rms_norm_weight(cpu: &Cpu, x: &[f32], eps: f32, dy: &[f32], dw: &mut [f32
     let n = dw.len();
     check_rows("input of rms_norm", n, x.len())?;
     check_len("gradient of rms_norm's output", x.len(), dy.len())?;
-    with_kernels!(cpu.isa(), kernels => kernels.run(OfWeight { x, eps, dy, dw }));
+    with_float_kernels!(cpu.isa(), kernels => kernels.run(OfWeight { x, eps, dy, dw }));
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use trike_host::{Cpu, Loop};
 
 use crate::error::{CpuError, check_len, check_rows};
-use crate::kernels::{Kernels, with_kernels};
+use crate::kernels::{Kernels, with_shared_kernels};
 
 /// Activations as int8 represents them, in f32: `y = a clamp(round(x / a), -128, 127)` with `a = max(max|x|, smallest) / 127`
 /// over `group` consecutive elements of a token, the last group of which may be shorter. Ties are rounded to even.
@@ -37,7 +37,7 @@ pub fn round_int8(
     cpu.pool().for_each_chunk(out, width, 4 * x.len(), |first, out| {
         let rows = out.chunks_exact_mut(width).zip(x[first * width..].chunks_exact(width));
         for (out, x) in rows {
-            with_kernels!(isa, kernels => kernels.run(Round { x, group, smallest, out }));
+            with_shared_kernels!(isa, kernels => kernels.run(Round { x, group, smallest, out }));
         }
     });
     Ok(())

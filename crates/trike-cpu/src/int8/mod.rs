@@ -66,7 +66,7 @@ impl<S: Kernels> Loop for Product<'_, '_, S> {
             let count = most.min(piece.tiles.end - tile);
             let sums = &mut sums[..count * rows];
             let tiles = tile..tile + count;
-            if count == 2 {
+            if const { S::PAIR_SUMS >= 24 } && count == 2 {
                 all_rows::<S, 2>(s, m, x, tile, sums);
             } else {
                 all_rows::<S, 1>(s, m, x, tile, sums);
@@ -89,10 +89,10 @@ fn all_rows<S: Simd, const N: usize>(s: S, m: &Int8Matrix, x: &Pairs, tile: usiz
         let mut row = 0;
         while row < rows {
             let left = rows - row;
-            if S::PAIR_SUMS >= 24 && left >= 6 && left != 8 {
+            if const { S::PAIR_SUMS >= 24 } && left >= 6 && left != 8 {
                 some_rows::<S, N, 6>(s, m, x, tile, block.clone(), row, sums);
                 row += 6;
-            } else if S::PAIR_SUMS >= 24 && left >= 4 {
+            } else if const { S::PAIR_SUMS >= 24 } && left >= 4 {
                 some_rows::<S, N, 4>(s, m, x, tile, block.clone(), row, sums);
                 row += 4;
             } else if left >= 2 {

@@ -3,7 +3,7 @@
 use trike_core::ActivationPrecision;
 
 use crate::activations::{fixed_point, largest};
-use crate::kernels::{Kernels, with_kernels};
+use crate::kernels::{Kernels, with_shared_kernels};
 use crate::line::ROWS;
 use crate::piece::Joined;
 use crate::simd::Simd;
@@ -48,7 +48,7 @@ impl Pairs {
             .collect();
         pool.for_each_chunk(&mut jobs, 1, 4 * x.len(), |_, jobs| {
             for job in jobs {
-                with_kernels!(isa, kernels => kernels.run(Run { s: kernels, job }));
+                with_shared_kernels!(isa, kernels => kernels.run(Run { s: kernels, job }));
             }
         });
         Self { slices, lines, values, factors }

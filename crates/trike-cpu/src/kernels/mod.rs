@@ -78,6 +78,28 @@ macro_rules! with_kernels {
 }
 pub(crate) use with_kernels;
 
+/// Runs an expression with the kernels of an instruction set, for loops without integer products, the only operations in which
+/// AVX-VNNI differs from AVX2: it runs the instance of AVX2.
+macro_rules! with_shared_kernels {
+    ($isa:expr, $kernels:ident => $body:expr) => {
+        match $isa.token() {
+            trike_host::isa::Token::Scalar($kernels) => $body,
+            #[cfg(target_arch = "x86_64")]
+            trike_host::isa::Token::Sse41($kernels) => $body,
+            #[cfg(target_arch = "x86_64")]
+            trike_host::isa::Token::Avx2($kernels) => $body,
+            #[cfg(target_arch = "x86_64")]
+            trike_host::isa::Token::AvxVnni(token) => {
+                let $kernels = token.avx2();
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            trike_host::isa::Token::Avx512($kernels) => $body,
+        }
+    };
+}
+pub(crate) use with_shared_kernels;
+
 /// Runs an expression with the float kernels of an instruction set. AVX-VNNI uses those of AVX2; SSSE3 and SSE4.1 add
 /// nothing over the x86-64 baseline.
 macro_rules! with_float_kernels {

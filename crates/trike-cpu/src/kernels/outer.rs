@@ -114,26 +114,23 @@ pub(crate) struct Share<'a, S, O> {
     pub(crate) add: bool,
 }
 
-impl<S: FloatLanes, O: Rounding> Loop for Share<'_, S, O> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
+impl<S: FloatLanes, O: Rounding> Share<'_, S, O> {
+    /// Computes the rows. Packing and products are loops of their own: what operands are rounded to matters to the packing only.
+    pub(crate) fn multiply(self) {
         // Accumulators, two vectors of `B` and one broadcast: 27 of 32 registers, or 15 of 16.
-        match S::LANES {
-            16 => self.multiply::<12, 32>(),
-            8 => self.multiply::<6, 16>(),
-            _ => self.multiply::<4, 8>(),
+        if const { S::LANES == 16 } {
+            self.by::<12, 32>();
+        } else if const { S::LANES == 8 } {
+            self.by::<6, 16>();
+        } else {
+            self.by::<4, 8>();
         }
     }
-}
 
-impl<S: FloatLanes, O: Rounding> Share<'_, S, O> {
-    #[inline(always)]
-    fn multiply<const R: usize, const N: usize>(self) {
+    fn by<const R: usize, const N: usize>(self) {
         let Self { simd, a, b, rows, out, add, .. } = self;
         let (inner, width) = (a.cols, b.cols);
-        let mut kept = Panels::take(DEPTH.min(inner) * WIDTH.min(width).div_ceil(N));
+        let mut kept = Panels::<N>::take(DEPTH.min(inner) * WIDTH.min(width).div_ceil(N));
         let panels = kept.steps();
         let mut tile = [[0.0; R]; DEPTH];
         for first_col in (0..width).step_by(WIDTH) {
@@ -141,22 +138,83 @@ impl<S: FloatLanes, O: Rounding> Share<'_, S, O> {
             for start in (0..inner).step_by(DEPTH) {
                 let depth = start..(start + DEPTH).min(inner);
                 let add = add || start > 0;
-                for (panel, col) in panels.chunks_exact_mut(depth.len()).zip(cols.clone().step_by(N)) {
-                    pack_columns::<O, N>(b, depth.clone(), col..(col + N).min(width), panel);
-                }
+                let rounding = PhantomData::<O>;
+                simd.run(PackColumns { rounding, b, depth: depth.clone(), cols: cols.clone(), panels });
                 for row in rows.clone().step_by(R) {
                     let count = R.min(rows.end - row);
                     let tile = &mut tile[..depth.len()];
-                    pack_rows::<O, R>(a, row..row + count, depth.clone(), tile);
+                    simd.run(PackRows { rounding, a, rows: row..row + count, depth: depth.clone(), tile });
                     let out = &mut out[(row - rows.start) * width..][..count * width];
-                    for (panel, col) in panels.chunks_exact(depth.len()).zip(cols.clone().step_by(N)) {
-                        let sums = multiply_add(simd, tile, panel);
-                        for (out, sums) in out.chunks_exact_mut(width).zip(&sums) {
-                            let out = &mut out[col..(col + N).min(width)];
-                            write::<S, N>(simd, sums, add, out);
-                        }
-                    }
+                    simd.run(Products { simd, tile, panels, cols: cols.clone(), width, out, add });
                 }
+            }
+        }
+    }
+}
+
+/// Copies columns of `B` to the order in which they are read, one panel after the other.
+struct PackColumns<'a, O, const N: usize> {
+    rounding: PhantomData<O>,
+    b: View<'a>,
+    depth: Range<usize>,
+    cols: Range<usize>,
+    panels: &'a mut [Step<N>],
+}
+
+impl<O: Rounding, const N: usize> Loop for PackColumns<'_, O, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { b, depth, cols, panels, .. } = self;
+        for (panel, col) in panels.chunks_exact_mut(depth.len()).zip(cols.clone().step_by(N)) {
+            pack_columns::<O, N>(b, depth.clone(), col..(col + N).min(cols.end), panel);
+        }
+    }
+}
+
+/// Copies rows of `A` to the order in which they are read.
+struct PackRows<'a, O, const R: usize> {
+    rounding: PhantomData<O>,
+    a: View<'a>,
+    rows: Range<usize>,
+    depth: Range<usize>,
+    tile: &'a mut [[f32; R]],
+}
+
+impl<O: Rounding, const R: usize> Loop for PackRows<'_, O, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        pack_rows::<O, R>(self.a, self.rows, self.depth, self.tile);
+    }
+}
+
+/// The products of a tile with all panels.
+struct Products<'a, S, const R: usize, const N: usize> {
+    simd: S,
+    tile: &'a [[f32; R]],
+    panels: &'a [Step<N>],
+    cols: Range<usize>,
+    /// Columns of `out`.
+    width: usize,
+    /// The rows of the tile.
+    out: &'a mut [f32],
+    add: bool,
+}
+
+impl<S: FloatLanes, const R: usize, const N: usize> Loop for Products<'_, S, R, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { simd, tile, panels, cols, width, out, add } = self;
+        for (panel, col) in panels.chunks_exact(tile.len()).zip(cols.clone().step_by(N)) {
+            let sums = multiply_add(simd, tile, panel);
+            for (out, sums) in out.chunks_exact_mut(width).zip(&sums) {
+                let out = &mut out[col..(col + N).min(cols.end)];
+                write::<S, N>(simd, sums, add, out);
             }
         }
     }

@@ -22,6 +22,8 @@ impl FloatKernels for Scalar {
 }
 
 impl Kernels for Scalar {
+    // Without target features to keep it apart, a loop would be compiled again in each function that runs it.
+    #[inline(never)]
     fn run<L: Loop>(self, task: L) -> L::Output {
         task.run()
     }

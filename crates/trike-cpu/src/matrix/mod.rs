@@ -15,8 +15,8 @@ pub use dense::DenseMatrix;
 pub use edit::EditOutcome;
 pub use int8::Int8Matrix;
 pub(crate) use int8::pack_int8;
-pub(crate) use ternary::Groups;
 pub(crate) use ternary::pack;
+pub(crate) use ternary::{Groups, ScaleRoom};
 pub use ternary::{MAX_COLS, TernaryMatrix};
 pub(crate) use tiles::map_tiles;
 

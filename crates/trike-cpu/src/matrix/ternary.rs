@@ -6,7 +6,7 @@ use half::f16;
 use trike_trit::{Coupling, Granularity, GroupSize, Hadamard, TritTensor};
 
 use crate::error::{CpuError, check_range};
-use crate::kernels::{Kernels, with_kernels};
+use crate::kernels::{Kernels, with_float_kernels};
 use crate::line::{CodeLine, FloatLine, ROWS};
 use crate::matrix::blocks::Blocks;
 use crate::matrix::shares::{Share, for_tiles};
@@ -15,6 +15,7 @@ use crate::rotate::Rotate;
 use crate::simd::Simd;
 use trike_core::{Layout, TileLayout, TritShape};
 use trike_host::Lines;
+use trike_host::Loop;
 use trike_host::isa::Scalar;
 use trike_host::{Cpu, Pool};
 use trike_host::{Isa, Line};
@@ -136,23 +137,51 @@ impl Shared {
         }
     }
 
-    /// The groups from `first`, or the single value of set `set` for all of them.
+    /// The groups from `first`, or the single value of set `set` for all of them, divided by `divisor`.
+    fn read<S: Kernels>(&self, s: S, set: usize, first: usize, divisor: f32, out: &mut [FloatLine]) {
+        s.run(Read { s, shared: self, set, first, divisor, out });
+    }
+}
+
+/// [`Shared::read`]: a loop of its own, which the kernels share.
+struct Read<'a, S> {
+    s: S,
+    shared: &'a Shared,
+    set: usize,
+    first: usize,
+    divisor: f32,
+    out: &'a mut [FloatLine],
+}
+
+impl<S: Simd> Loop for Read<'_, S> {
+    type Output = ();
+
     #[inline(always)]
-    fn read<S: Simd>(&self, s: S, set: usize, first: usize, out: &mut [FloatLine]) {
-        match self {
-            Self::Tensor(v) => out.fill(Line([v[set]; ROWS])),
-            Self::F16(v) => {
+    fn run(self) {
+        let Self { s, shared, set, first, divisor, out } = self;
+        match shared {
+            Shared::Tensor(v) => out.fill(Line([v[set]; ROWS])),
+            Shared::F16(v) => {
                 for (out, values) in out.iter_mut().zip(&v[first..]) {
                     s.store_floats(s.load_halves(values), out);
                 }
             }
-            Self::F32(v) => {
+            Shared::F32(v) => {
                 for (out, values) in out.iter_mut().zip(&v[first..]) {
                     out.0 = *values;
                 }
             }
         }
+        if divisor != 1.0 {
+            out.iter_mut().flat_map(|line| &mut line.0).for_each(|scale| *scale /= divisor);
+        }
     }
+}
+
+/// See [`TernaryMatrix::scale_room`].
+pub(crate) struct ScaleRoom {
+    lines: Vec<FloatLine>,
+    is_constant: bool,
 }
 
 /// The scales of one set of one tile, one vector per group.
@@ -366,37 +395,55 @@ impl TernaryMatrix {
         (tile * self.sets + set) * self.planes + plane
     }
 
-    /// [`TernaryMatrix::scales`], widened into `scratch` only if they cannot be used as stored.
+    /// Room for the scales of a tile, or the scales of all sets if every tile has the same.
+    pub(crate) fn scale_room(&self) -> ScaleRoom {
+        let groups = self.groups();
+        let is_constant = matches!(self.scales, Shared::Tensor(_));
+        let mut lines = vec![Line([0.0; ROWS]); if is_constant { self.sets * groups } else { groups }];
+        if is_constant {
+            for (set, lines) in lines.chunks_exact_mut(groups).enumerate() {
+                self.scales(Scalar::portable(), 0, set, lines);
+            }
+        }
+        ScaleRoom { lines, is_constant }
+    }
+
+    /// [`TernaryMatrix::scales`], read into `room` only if they cannot be used as stored.
     #[inline(always)]
-    pub(crate) fn group_scales<'a, S: Simd>(
+    pub(crate) fn group_scales<'a, S: Kernels>(
         &'a self,
         s: S,
         tile: usize,
         set: usize,
-        scratch: &'a mut [FloatLine],
+        room: &'a mut ScaleRoom,
     ) -> Groups<'a> {
+        if room.is_constant {
+            return Groups::Lines(&room.lines[set * self.groups()..][..self.groups()]);
+        }
         if let (Shared::F16(v), 1) = (&self.scales, self.skipped + self.planes) {
             return Groups::Halves(&v[(tile * self.sets + set) * self.groups()..][..self.groups()]);
         }
-        self.scales(s, tile, set, scratch);
-        Groups::Lines(scratch)
+        self.scales(s, tile, set, &mut room.lines);
+        Groups::Lines(&room.lines)
     }
 
     /// Factor of the integer `sum_p 3^(planes - 1 - p) trit_p` of one set, per group of a tile.
-    #[inline(always)]
-    pub(crate) fn scales<S: Simd>(&self, kernels: S, tile: usize, set: usize, out: &mut [FloatLine]) {
-        self.scales.read(kernels, set, (tile * self.sets + set) * self.groups(), out);
-        if self.skipped + self.planes > 1 {
-            let divisor = 3f32.powi((self.skipped + self.planes) as i32 - 1);
-            out.iter_mut().flat_map(|line| &mut line.0).for_each(|scale| *scale /= divisor);
-        }
+    pub(crate) fn scales<S: Kernels>(&self, kernels: S, tile: usize, set: usize, out: &mut [FloatLine]) {
+        // One for a single plane.
+        let divisor = 3f32.powi((self.skipped + self.planes).max(1) as i32 - 1);
+        self.scales.read(kernels, set, (tile * self.sets + set) * self.groups(), divisor, out);
+    }
+
+    /// Room for the means of a tile; none if the weights have none.
+    pub(crate) fn mean_room(&self) -> Vec<FloatLine> {
+        vec![Line([0.0; ROWS]); if self.means.is_some() { self.groups() } else { 0 }]
     }
 
     /// The means of one tile, one per group; returns `false` if the weights have none.
     #[inline(always)]
-    pub(crate) fn means<S: Simd>(&self, kernels: S, tile: usize, out: &mut [FloatLine]) -> bool {
+    pub(crate) fn means<S: Kernels>(&self, kernels: S, tile: usize, out: &mut [FloatLine]) -> bool {
         let Some(means) = &self.means else { return false };
-        means.read(kernels, 0, tile * self.groups(), out);
+        means.read(kernels, 0, tile * self.groups(), 1.0, out);
         true
     }
 
@@ -416,7 +463,7 @@ impl TernaryMatrix {
         }
         let mut codes = vec![0u8; self.cols];
         for set in 0..self.sets {
-            self.scales.read(simd, set, (tile * self.sets + set) * self.groups(), &mut shared);
+            self.scales.read(simd, set, (tile * self.sets + set) * self.groups(), 1.0, &mut shared);
             for plane in 0..self.planes {
                 let divisor = 3f32.powi((self.skipped + plane) as i32);
                 let index = self.plane_index(tile, set, plane);
@@ -436,7 +483,7 @@ impl TernaryMatrix {
             }
         }
         if let Some(rotation) = self.rotation {
-            with_kernels!(isa, kernels => kernels.run(Rotate { x: out, rotation }));
+            with_float_kernels!(isa, kernels => kernels.run(Rotate { x: out, rotation }));
         }
     }
 

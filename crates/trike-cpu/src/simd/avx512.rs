@@ -48,6 +48,7 @@ impl Simd for Avx512 {
 
     const LINES: usize = 1 << 12;
     const WIDE: bool = true;
+    const UNROLLED: usize = 16;
     /// 2 tiles by 12 tokens: 24 of the 32 registers hold sums.
     const TILES: usize = 2;
     const TOKENS: &'static [usize] = &[12, 8, 4, 2, 1];

@@ -43,6 +43,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const TWO_LINES: bool = true;
     /// Whether the registers suffice for two steps of a panel at a time.
     const TWO_STEPS: bool = true;
+    /// Whether kernels for few rows of activations are compiled for three of them, or those for four take three.
+    const THREE_ROWS: bool = true;
+    /// Lines of a unit of two-bit codes that are unrolled, if it has that many; a multiple of four.
+    const UNROLLED: usize = 4;
     /// Tiles per panel kernel call.
     const TILES: usize;
     /// Token counts supported by the panel kernel, descending to 1.

@@ -52,6 +52,7 @@ impl Simd for Sse41 {
 
     const LINES: usize = 4;
     const TWO_STEPS: bool = false;
+    const THREE_ROWS: bool = false;
     const TILES: usize = 1;
     const TOKENS: &'static [usize] = &[2, 1];
     const PAIR_SUMS: usize = 2;

@@ -4,11 +4,12 @@
 
 use super::{Units, add_means, bias};
 use crate::activations::{Activations, Panel};
+use crate::kernels::Kernels;
 use crate::line::{CodeLine, FloatLine, ROWS};
 use crate::matrix::LONG;
 use crate::matrix::TernaryMatrix;
 use crate::piece::Piece;
-use crate::simd::{Simd, takes};
+use crate::simd::{Simd, takes as is_compiled};
 use trike_core::TileLayout;
 use trike_host::Line;
 use trike_host::Loop;
@@ -28,7 +29,7 @@ pub(super) struct Batch<'a, 'p, K> {
     piece: &'a mut Piece<'p>,
 }
 
-impl<'a, 'p, K: Simd> Batch<'a, 'p, K> {
+impl<'a, 'p, K: Kernels> Batch<'a, 'p, K> {
     pub(super) fn new(
         kernels: K,
         m: &'a TernaryMatrix,
@@ -39,15 +40,16 @@ impl<'a, 'p, K: Simd> Batch<'a, 'p, K> {
         Self { kernels, m, x, units, piece }
     }
 
-    /// Whether the kernel supports a product, and is the best one for it.
-    pub(super) fn takes(m: &TernaryMatrix, x: &Activations, units: Units) -> bool {
-        K::WIDE
-            && K::TILES == 2
-            && m.planes() == 1
-            && m.sparse().is_none()
-            && m.shape().layout() == TileLayout::TwoBit
-            && (units.cols == LONG || x.rows() <= GROUPED_ROWS)
-    }
+    /// Whether the instruction set has enough registers.
+    pub(super) const EXISTS: bool = K::WIDE && K::TILES == 2;
+}
+
+/// Whether the kernel supports a product, and is the best one for it.
+pub(super) fn takes(m: &TernaryMatrix, x: &Activations, units: Units) -> bool {
+    m.planes() == 1
+        && m.sparse().is_none()
+        && m.shape().layout() == TileLayout::TwoBit
+        && (units.cols == LONG || x.rows() <= GROUPED_ROWS)
 }
 
 /// The columns of a unit.
@@ -57,7 +59,7 @@ struct Part {
     group: usize,
 }
 
-impl<K: Simd> Loop for Batch<'_, '_, K> {
+impl<K: Kernels> Loop for Batch<'_, '_, K> {
     type Output = ();
 
     #[inline(always)]
@@ -132,7 +134,7 @@ impl Tiles<'_> {
     #[inline(always)]
     fn some<S: Simd, const N: usize, const T: usize>(&self, s: S, rows: Panel, sums: &mut [FloatLine]) {
         // Panel widths of other instruction sets are not compiled.
-        if const { !takes::<S>(N, T) } {
+        if const { !is_compiled::<S>(N, T) } {
             return;
         }
         let (m, all) = (self.m, self.x.rows());

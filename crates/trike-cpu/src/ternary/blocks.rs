@@ -10,9 +10,9 @@ use super::{Ahead, Units, add_means, bias, products};
 use crate::activations::{Activations, Panel};
 use crate::kernels::Kernels;
 use crate::line::{CodeLine, FloatLine, IntLine, ROWS};
-use crate::matrix::TernaryMatrix;
 use crate::matrix::blocks::{BLOCK, BlockTile, Blocks, ZEROS, numbers};
-use crate::piece::Piece;
+use crate::matrix::{ScaleRoom, TernaryMatrix};
+use crate::piece::{Piece, WRITTEN};
 use crate::simd::{Simd, takes};
 use trike_host::Line;
 use trike_host::Loop;
@@ -44,7 +44,7 @@ pub(super) fn piece<K: Kernels>(
         _ if !x.in_place() => kernels.run(ManyTokens { kernels, job, piece }),
         1 => kernels.run(FewTokens::<K, 1> { kernels, job, piece }),
         2 => kernels.run(FewTokens::<K, 2> { kernels, job, piece }),
-        3 => kernels.run(FewTokens::<K, 3> { kernels, job, piece }),
+        3 if const { K::THREE_ROWS } => kernels.run(FewTokens::<K, 3> { kernels, job, piece }),
         _ => kernels.run(FewTokens::<K, 4> { kernels, job, piece }),
     }
 }
@@ -93,66 +93,96 @@ impl<K: Kernels, const T: usize> Loop for FewTokens<'_, '_, K, T> {
     fn run(self) {
         let Self { kernels: k, job, piece } = self;
         let Job { m, blocks, x, units, skips } = job;
-        let mut groups = vec![Line([0.0; ROWS]); m.groups()];
-        let mut outputs = [Line([0.0; ROWS]); T];
-        let negated: Vec<[i32; T]> =
-            (0..job.count()).map(|block| std::array::from_fn(|t| job.negated(t, block))).collect();
-        let columns = Columns { codes: std::array::from_fn(|t| x.row(t).as_chunks().0), negated: &negated };
         // A set of one plane needs no buffer for exact sums.
         let direct = skips && m.planes() == 1;
-        let mut exact = vec![[Line([0; ROWS]); T]; if direct { 0 } else { units.count }];
-        for tile in piece.tiles.clone() {
-            let mut sums = [k.splat(0.0); T];
-            for set in 0..m.sets() {
-                let scales = m.group_scales(k, tile, set, &mut groups);
-                exact.fill([Line([0; ROWS]); T]);
-                for plane in 0..m.planes() {
-                    for ints in exact.as_flattened_mut() {
-                        k.store_ints(k.scale_add(k.load_ints(ints), 3, k.splat_int(0)), ints);
-                    }
-                    let plane = blocks.tile(m.plane_index(tile, set, plane));
-                    let mut first = 0;
-                    while first < plane.places.len() {
-                        let unit = usize::from(plane.places[first]) / job.per_unit();
-                        let last = if units.count == 1 {
-                            plane.places.len()
-                        } else {
-                            end_of_unit(plane.places, first, (unit + 1) * job.per_unit())
-                        };
-                        let part = BlockTile {
-                            lines: &plane.lines[first..last],
-                            places: &plane.places[first..last],
-                        };
-                        let ints = dots::<K, T>(k, part, columns);
-                        if direct {
-                            let scale = scales.load(k, units.group_of(unit));
-                            for t in 0..T {
-                                sums[t] = add_scaled(k, sums[t], scale, job.factor(t, unit), ints[t]);
-                            }
-                        } else {
-                            for t in 0..T {
-                                let place = &mut exact[unit][t];
-                                k.store_ints(k.add_ints(k.load_ints(place), ints[t]), place);
-                            }
+        let Few { mut scales, mut means, negated, mut exact } = Few::<T>::new(&job, direct);
+        // The last row stands for those after it, whose outputs nobody reads.
+        let row = |t: usize| x.row(t.min(x.rows() - 1)).as_chunks().0;
+        let columns = Columns { codes: std::array::from_fn(row), negated: &negated };
+        let mut outputs = [[Line([0.0; ROWS]); T]; WRITTEN];
+        let mut start = piece.tiles.start;
+        while start < piece.tiles.end {
+            let tiles = start..(start + WRITTEN).min(piece.tiles.end);
+            for (tile, outputs) in tiles.clone().zip(&mut outputs) {
+                let mut sums = [k.splat(0.0); T];
+                for set in 0..m.sets() {
+                    let scales = m.group_scales(k, tile, set, &mut scales);
+                    exact.fill([Line([0; ROWS]); T]);
+                    for plane in 0..m.planes() {
+                        for ints in exact.as_flattened_mut() {
+                            k.store_ints(k.scale_add(k.load_ints(ints), 3, k.splat_int(0)), ints);
                         }
-                        first = last;
+                        let plane = blocks.tile(m.plane_index(tile, set, plane));
+                        let mut first = 0;
+                        while first < plane.places.len() {
+                            let unit = usize::from(plane.places[first]) / job.per_unit();
+                            let last = if units.count == 1 {
+                                plane.places.len()
+                            } else {
+                                end_of_unit(plane.places, first, (unit + 1) * job.per_unit())
+                            };
+                            let part = BlockTile {
+                                lines: &plane.lines[first..last],
+                                places: &plane.places[first..last],
+                            };
+                            let ints = dots::<K, T>(k, part, columns);
+                            if direct {
+                                let scale = scales.load(k, units.group_of(unit));
+                                for t in 0..T {
+                                    sums[t] = add_scaled(k, sums[t], scale, job.factor(t, unit), ints[t]);
+                                }
+                            } else {
+                                for t in 0..T {
+                                    let place = &mut exact[unit][t];
+                                    k.store_ints(k.add_ints(k.load_ints(place), ints[t]), place);
+                                }
+                            }
+                            first = last;
+                        }
+                    }
+                    for (unit, ints) in exact.iter().enumerate() {
+                        let scale = scales.load(k, units.group_of(unit));
+                        for t in 0..T {
+                            let ints = k.load_ints(&ints[t]);
+                            sums[t] = add_scaled(k, sums[t], scale, job.factor(t, unit), ints);
+                        }
                     }
                 }
-                for (unit, ints) in exact.iter().enumerate() {
-                    let scale = scales.load(k, units.group_of(unit));
-                    for t in 0..T {
-                        let ints = k.load_ints(&ints[t]);
-                        sums[t] = add_scaled(k, sums[t], scale, job.factor(t, unit), ints);
-                    }
+                for t in 0..T {
+                    k.store_floats(sums[t], &mut outputs[t]);
+                }
+                if m.means(k, tile, &mut means) {
+                    add_means(k, x, units, &means, &mut outputs[..x.rows()]);
                 }
             }
-            for t in 0..T {
-                k.store_floats(sums[t], &mut outputs[t]);
-            }
-            if m.means(k, tile, &mut groups) {
-                add_means(k, x, units, &groups, &mut outputs);
-            }
-            piece.write(k, &x.joined(), tile..tile + 1, &outputs);
+            start = tiles.end;
+            let outputs = &outputs.as_flattened()[..tiles.len() * T];
+            piece.write(k, &x.joined(), tiles, outputs);
+        }
+    }
+}
+
+/// Room of [`FewTokens`], and what does not depend on the tile.
+struct Few<const T: usize> {
+    scales: ScaleRoom,
+    means: Vec<FloatLine>,
+    /// Negated sums of the activations of each block.
+    negated: Vec<[i32; T]>,
+    /// Exact sums of each unit.
+    exact: Vec<[IntLine; T]>,
+}
+
+impl<const T: usize> Few<T> {
+    /// Not inlined, because it would be compiled again for every instruction set.
+    #[inline(never)]
+    fn new(job: &Job<'_>, direct: bool) -> Self {
+        let last = job.x.rows() - 1;
+        let negated = |block| std::array::from_fn(|t: usize| job.negated(t.min(last), block));
+        Self {
+            scales: job.m.scale_room(),
+            means: job.m.mean_room(),
+            negated: (0..job.count()).map(negated).collect(),
+            exact: vec![[Line([0; ROWS]); T]; if direct { 0 } else { job.units.count }],
         }
     }
 }
@@ -253,13 +283,7 @@ impl<K: Kernels> Loop for ManyTokens<'_, '_, K> {
     fn run(self) {
         let Self { kernels: k, job, piece } = self;
         let (m, rows) = (job.m, job.x.rows());
-        let mut scratch = Scratch {
-            negated: (0..job.count())
-                .flat_map(|block| (0..rows).map(move |row| job.negated(row, block)))
-                .collect(),
-            panel: vec![Line([0; 64]); m.folds().count() * ROOM * STEPS],
-            ..Scratch::default()
-        };
+        let mut scratch = Scratch::new(&job);
         let mut tile = piece.tiles.start;
         while tile < piece.tiles.end {
             // Two tiles share the loads of the activations, unless too few of their blocks coincide.
@@ -270,7 +294,7 @@ impl<K: Kernels> Loop for ManyTokens<'_, '_, K> {
             } else {
                 false
             };
-            let tiles = if both {
+            let tiles = if const { K::TILES == 2 } && both {
                 job.tiles::<K, 2>(k, tile, &mut scratch);
                 2
             } else {
@@ -317,7 +341,19 @@ struct Scratch {
 }
 
 impl Scratch {
+    /// Not inlined, because it would be compiled again for every instruction set.
+    #[inline(never)]
+    fn new(job: &Job<'_>) -> Self {
+        let negated = |block| (0..job.x.rows()).map(move |row| job.negated(row, block));
+        Self {
+            negated: (0..job.count()).flat_map(negated).collect(),
+            panel: vec![Line([0; 64]); job.m.folds().count() * ROOM * STEPS],
+            ..Self::default()
+        }
+    }
+
     /// Marks the blocks of a set that are present in any of some tiles.
+    #[inline(never)]
     fn mark(&mut self, job: &Job<'_>, tiles: Range<usize>, set: usize) {
         self.words.clear();
         self.words.resize(job.count().div_ceil(64), 0);
@@ -344,7 +380,7 @@ impl Scratch {
 impl Job<'_> {
     /// The outputs of `N` tiles, without the means.
     #[inline(always)]
-    fn tiles<S: Simd, const N: usize>(&self, s: S, tile: usize, scratch: &mut Scratch) {
+    fn tiles<S: Kernels, const N: usize>(&self, s: S, tile: usize, scratch: &mut Scratch) {
         let (m, rows) = (self.m, self.x.rows());
         scratch.groups.resize(N * m.groups(), Line([0.0; ROWS]));
         scratch.sums.clear();

@@ -1,23 +1,25 @@
 //! Decode kernels, for one to four rows of activations: one pass over the weights in memory order.
 
-use super::permutes::{PermuteLoop, Permutes};
-use super::{Ahead, TernaryKernels, Units, Unpack, bias, products, sparse};
+use super::permutes::{PermuteLoop, Permutes, RunPermuting};
+use super::{Ahead, Units, Unpack, bias, products, sparse};
 use crate::activations::Activations;
-use crate::line::{CodeLine, IntLine, ROWS, TableLine};
+use crate::kernels::Kernels;
+use crate::line::{CodeLine, FloatLine, IntLine, ROWS, TableLine};
 use crate::matrix::LONG;
 use crate::matrix::sparse::Sparse;
-use crate::matrix::{Groups, TernaryMatrix};
-use crate::piece::Piece;
+use crate::matrix::{Groups, ScaleRoom, TernaryMatrix};
+use crate::piece::{Piece, WRITTEN};
 use crate::simd::Simd;
 use trike_core::TileLayout;
 use trike_host::Line;
 use trike_host::Loop;
+use trike_host::isa::Scalar;
 
 /// Prefetch distance in bytes.
 const AHEAD: usize = 8192;
 
 /// Computes some tiles for all rows of activations.
-pub(super) fn piece<K: TernaryKernels>(
+pub(super) fn piece<K: RunPermuting>(
     k: K,
     m: &TernaryMatrix,
     x: &Activations,
@@ -28,15 +30,20 @@ pub(super) fn piece<K: TernaryKernels>(
     match x.rows() {
         1 => rows::<K, 1>(k, job),
         2 => rows::<K, 2>(k, job),
-        3 => rows::<K, 3>(k, job),
+        3 if const { K::THREE_ROWS } => rows::<K, 3>(k, job),
         _ => rows::<K, 4>(k, job),
     }
 }
 
 /// One loop per layout; the two-bit layout needs no permutes.
-fn rows<K: TernaryKernels, const T: usize>(k: K, job: Job<'_, '_>) {
+fn rows<K: RunPermuting, const T: usize>(k: K, job: Job<'_, '_>) {
     match (job.m.sparse(), job.m.shape().layout()) {
-        (Some(sparse), _) => k.run_permuting(Sparsely::<T> { job, sparse }),
+        (Some(sparse), _) => {
+            // Without permutes nonzeros are added one by one, for which no instruction set has more than another.
+            if let Err(task) = k.try_permuting(Sparsely::<T> { job, sparse }) {
+                Scalar::portable().run_permuting(task);
+            }
+        }
         (None, TileLayout::TwoBit) => k.run(TwoBits::<K, T> { k, job }),
         (None, TileLayout::Base3) => k.run_permuting(Base3::<T> { job }),
     }
@@ -69,7 +76,7 @@ struct TwoBits<'a, 'p, K, const T: usize> {
     job: Job<'a, 'p>,
 }
 
-impl<K: TernaryKernels, const T: usize> Loop for TwoBits<'_, '_, K, T> {
+impl<K: RunPermuting, const T: usize> Loop for TwoBits<'_, '_, K, T> {
     type Output = ();
 
     #[inline(always)]
@@ -85,7 +92,7 @@ struct Base3<'a, 'p, const T: usize> {
     job: Job<'a, 'p>,
 }
 
-impl<S: Simd, const T: usize> PermuteLoop<S> for Base3<'_, '_, T> {
+impl<S: RunPermuting, const T: usize> PermuteLoop<S> for Base3<'_, '_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -103,6 +110,7 @@ impl<S: Simd, const T: usize> PermuteLoop<S> for Base3<'_, '_, T> {
             grouped: x.grouped(),
             direct,
             panel: vec![Line([0; 64]); room],
+            exact: vec![[Line([0; ROWS]); T]; if direct { 0 } else { units.count }],
         };
         self.job.tiles::<S, T>(s, bias(m.planes()), sets);
     }
@@ -114,7 +122,7 @@ struct Sparsely<'a, 'p, const T: usize> {
     sparse: &'a Sparse,
 }
 
-impl<S: Simd, const T: usize> PermuteLoop<S> for Sparsely<'_, '_, T> {
+impl<S: Kernels, const T: usize> PermuteLoop<S> for Sparsely<'_, '_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -137,39 +145,59 @@ impl<S: Simd, const T: usize> PermuteLoop<S> for Sparsely<'_, '_, T> {
 }
 
 impl<'a> Job<'a, '_> {
-    /// The rows of activations.
+    /// The rows of activations; the last one stands for those after it, whose outputs nobody reads.
     #[inline(always)]
     fn rows<const T: usize>(&self) -> [&'a [[i8; 16]]; T] {
-        std::array::from_fn(|t| self.x.row(t))
+        std::array::from_fn(|t| self.x.row(t.min(self.x.rows() - 1)))
     }
 
     /// The outputs of all tiles; `bias` is the offset of the codes of all planes of a set.
     #[inline(always)]
-    fn tiles<S: Simd, const T: usize>(self, s: S, bias: i32, mut sets: impl Sets<S, T>) {
+    fn tiles<S: Kernels, const T: usize>(self, s: S, bias: i32, mut sets: impl Sets<S, T>) {
         let Self { m, x, units, piece } = self;
-        let mut groups = vec![Line([0.0; ROWS]); m.groups()];
-        let mut outputs = [Line([0.0; ROWS]); T];
-        let all = Unit::<T>::all(units, x, bias);
-        for tile in piece.tiles.clone() {
-            let mut sums = [s.splat(0.0); T];
-            for set in 0..m.sets() {
-                let scales = m.group_scales(s, tile, set, &mut groups);
-                sums = sets.add(s, (tile, set), &all, scales, sums);
-            }
-            if m.means(s, tile, &mut groups) {
-                for unit in &all {
-                    let mean = s.load_floats(&groups[unit.group]);
-                    for t in 0..T {
-                        let sum = s.splat_int(unit.sum[t]);
-                        sums[t] = add_scaled(s, sums[t], mean, unit.factors[t], x.grouped(), sum);
+        let Scratch { mut scales, mut means, units } = Scratch::<T>::new(m, x, units, bias);
+        let mut outputs = [[Line([0.0; ROWS]); T]; WRITTEN];
+        let mut first = piece.tiles.start;
+        while first < piece.tiles.end {
+            let tiles = first..(first + WRITTEN).min(piece.tiles.end);
+            for (tile, outputs) in tiles.clone().zip(&mut outputs) {
+                let mut sums = [s.splat(0.0); T];
+                for set in 0..m.sets() {
+                    let scales = m.group_scales(s, tile, set, &mut scales);
+                    sums = sets.add(s, (tile, set), &units, scales, sums);
+                }
+                if m.means(s, tile, &mut means) {
+                    for unit in &units {
+                        let mean = s.load_floats(&means[unit.group]);
+                        for t in 0..T {
+                            let sum = s.splat_int(unit.sum[t]);
+                            sums[t] = add_scaled(s, sums[t], mean, unit.factors[t], x.grouped(), sum);
+                        }
                     }
                 }
+                for t in 0..T {
+                    s.store_floats(sums[t], &mut outputs[t]);
+                }
             }
-            for t in 0..T {
-                s.store_floats(sums[t], &mut outputs[t]);
-            }
-            piece.write(s, &x.joined(), tile..tile + 1, &outputs);
+            first = tiles.end;
+            let outputs = &outputs.as_flattened()[..tiles.len() * T];
+            piece.write(s, &x.joined(), tiles, outputs);
         }
+    }
+}
+
+/// What does not depend on the tile.
+struct Scratch<const T: usize> {
+    scales: ScaleRoom,
+    means: Vec<FloatLine>,
+    units: Vec<Unit<T>>,
+}
+
+impl<const T: usize> Scratch<T> {
+    /// Not inlined, because it would be compiled again for every kernel and instruction set.
+    #[inline(never)]
+    fn new(m: &TernaryMatrix, x: &Activations, units: Units, bias: i32) -> Self {
+        Self { scales: m.scale_room(), means: m.mean_room(), units: Unit::all(units, x, bias) }
     }
 }
 
@@ -193,16 +221,27 @@ impl<S: Simd, const T: usize> Sets<S, T> for TwoBitSets<'_, T> {
         mut sums: [S::Floats; T],
     ) -> [S::Floats; T] {
         let Self { m, rows, cols, grouped } = *self;
+        let mut rest = units;
         if m.planes() == 1 && cols < LONG {
             let lines = m.tile(tile, set, 0);
-            return match cols {
-                32 => short_units::<S, T, 2>(s, lines, rows, units, scales, sums),
-                64 => short_units::<S, T, 4>(s, lines, rows, units, scales, sums),
-                128 => short_units::<S, T, 8>(s, lines, rows, units, scales, sums),
-                _ => short_units::<S, T, 16>(s, lines, rows, units, scales, sums),
+            // The last unit may have fewer lines.
+            let (whole, last) = units.split_at(units.len().min(lines.len() / (cols / 16)));
+            rest = last;
+            sums = if const { S::UNROLLED >= 16 } {
+                match cols {
+                    32 => short_units::<S, T, 2>(s, 1, lines, rows, whole, scales, sums),
+                    64 => short_units::<S, T, 4>(s, 1, lines, rows, whole, scales, sums),
+                    128 => short_units::<S, T, 8>(s, 1, lines, rows, whole, scales, sums),
+                    _ => short_units::<S, T, 16>(s, 1, lines, rows, whole, scales, sums),
+                }
+            } else {
+                match cols {
+                    32 => short_units::<S, T, 2>(s, 1, lines, rows, whole, scales, sums),
+                    _ => short_units::<S, T, 4>(s, cols / 64, lines, rows, whole, scales, sums),
+                }
             };
         }
-        for unit in units {
+        for unit in rest {
             let (start, end) = (unit.start, unit.end);
             let mut ints = [s.splat_int(0); T];
             for plane in 0..m.planes() {
@@ -227,9 +266,11 @@ struct Base3Sets<'a, P, const T: usize> {
     direct: bool,
     /// Buffer for the unpacked columns of all folds, if not `direct`.
     panel: Vec<CodeLine>,
+    /// Buffer for the sums of the units, if not `direct`.
+    exact: Vec<[IntLine; T]>,
 }
 
-impl<S: Simd, P: Permutes<S>, const T: usize> Sets<S, T> for Base3Sets<'_, P, T> {
+impl<S: RunPermuting, P: Permutes<S>, const T: usize> Sets<S, T> for Base3Sets<'_, P, T> {
     #[inline(always)]
     fn add(
         &mut self,
@@ -277,26 +318,58 @@ impl<S: Simd, P: Permutes<S>, const T: usize> Sets<S, T> for Base3Sets<'_, P, T>
                 let whole = (0, shape.padded_cols());
                 let lines = m.tile(tile, set, plane);
                 let ahead = m.sets() * m.planes() * size_of_val(lines);
-                Unpack::new(shape, lines, whole, ahead, plane == fold.start, panel).run(s, permutes);
+                s.run_permuting(Unpack::new(shape, lines, whole, ahead, plane == fold.start, panel));
             }
         }
-        for unit in all {
-            let (start, end) = (unit.start, unit.end);
+        for t in 0..T {
+            let (panel, x, exact) = (&self.panel[..], rows[t], self.exact.as_flattened_mut());
+            s.run(PanelSums { s, m, units, panel, x, exact: &mut exact[t..], stride: T });
+        }
+        for (unit, exact) in all.iter().zip(&self.exact) {
             let mut ints = [s.splat_int(0); T];
-            for (fold, panel) in m.folds().zip(self.panel.chunks_exact(steps)) {
-                let largest = 3u8.pow(fold.len() as u32) - 1;
-                let weight = 3i32.pow((m.planes() - fold.end) as u32);
-                for t in 0..T {
-                    let x = fours(rows[t], start, end).as_chunks().0;
-                    let zero = [[s.splat_int(0)]];
-                    let ahead = Ahead { places: [&panel[0]], stride: 0 };
-                    let dots = products::<S, 1, 1>(s, [&panel[start / 4..end / 4]], x, largest, ahead, zero);
-                    ints[t] = s.scale_add(dots[0][0], weight, ints[t]);
-                }
+            for t in 0..T {
+                ints[t] = s.load_ints(&exact[t]);
             }
             sums = add(s, unit, ints, scales, grouped, sums);
         }
         sums
+    }
+}
+
+/// The sums of the units of a set for one row of activations: a loop of its own, which the numbers of rows share.
+struct PanelSums<'a, S> {
+    s: S,
+    m: &'a TernaryMatrix,
+    units: Units,
+    /// The unpacked columns of all folds.
+    panel: &'a [CodeLine],
+    x: &'a [[i8; 16]],
+    /// The sums, this many lines apart.
+    exact: &'a mut [IntLine],
+    stride: usize,
+}
+
+impl<S: Simd> Loop for PanelSums<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { s, m, units, panel, x, exact, stride } = self;
+        let steps = m.shape().padded_cols() / 4;
+        for unit in 0..units.count {
+            let (start, end) = units.range(unit);
+            let mut ints = s.splat_int(0);
+            for (fold, panel) in m.folds().zip(panel.chunks_exact(steps)) {
+                let largest = 3u8.pow(fold.len() as u32) - 1;
+                let weight = 3i32.pow((m.planes() - fold.end) as u32);
+                let x = fours(x, start, end).as_chunks().0;
+                let zero = [[s.splat_int(0)]];
+                let ahead = Ahead { places: [&panel[0]], stride: 0 };
+                let dots = products::<S, 1, 1>(s, [&panel[start / 4..end / 4]], x, largest, ahead, zero);
+                ints = s.scale_add(dots[0][0], weight, ints);
+            }
+            s.store_ints(ints, &mut exact[unit * stride]);
+        }
     }
 }
 
@@ -388,14 +461,15 @@ impl<const T: usize> Unit<T> {
     fn all(units: Units, x: &Activations, bias: i32) -> Vec<Self> {
         let unit = |unit| {
             let (start, end) = units.range(unit);
-            let negated = std::array::from_fn(|t| x.negated(t, start, end));
+            let last = x.rows() - 1;
+            let negated = std::array::from_fn(|t: usize| x.negated(t.min(last), start, end));
             Self {
                 start,
                 end,
                 group: units.group_of(unit),
                 negated: negated.map(|v| bias.wrapping_mul(v)),
                 sum: negated.map(i32::wrapping_neg),
-                factors: std::array::from_fn(|t| x.group_factor(t, start)),
+                factors: std::array::from_fn(|t| x.group_factor(t.min(last), start)),
             }
         };
         (0..units.count).map(unit).collect()
@@ -434,22 +508,23 @@ fn add_scaled<S: Simd>(
     s.add(sum, s.mul(scale, s.to_floats(exact)))
 }
 
-/// Units of `L` lines, one group each.
+/// Whole units of `parts` times `L` lines, one group each. The lines of a part are unrolled, parts are not.
 #[inline(always)]
 fn short_units<S: Simd, const T: usize, const L: usize>(
     s: S,
+    parts: usize,
     lines: &[CodeLine],
     x: [&[[i8; 16]]; T],
     units: &[Unit<T>],
     scales: Groups<'_>,
     mut sums: [S::Floats; T],
 ) -> [S::Floats; T] {
-    let (whole, rest) = lines.as_chunks::<L>();
+    let lines = lines.as_chunks::<L>().0;
     let mut columns: [&[[[i8; 16]; L]]; T] = [&[]; T];
     for t in 0..T {
-        columns[t] = &x[t].as_chunks().0[..whole.len()];
+        columns[t] = &x[t].as_chunks().0[..lines.len()];
     }
-    for (u, (lines, unit)) in whole.iter().zip(units).enumerate() {
+    for (u, (unit_lines, unit)) in lines.chunks_exact(parts).zip(units).enumerate() {
         // Before the products: a branch after them would separate the loads of activations from their use. Without
         // group factors, multiplying by one changes nothing, and costs less than a branch.
         let scale = scales.load(s, unit.group);
@@ -458,34 +533,32 @@ fn short_units<S: Simd, const T: usize, const L: usize>(
             factors[t] = s.mul(scale, s.splat(unit.factors[t]));
         }
         let mut ints = [s.splat_int(0); T];
-        let mut i = 0;
-        while i < L {
-            let mut parts = [s.no_sums(); T];
-            let end = if L < S::LINES { L } else { i + S::LINES };
-            while i < end {
+        let mut exact = [s.no_sums(); T];
+        for (p, lines) in unit_lines.iter().enumerate() {
+            for i in 0..L {
                 s.prefetch(&lines[i], AHEAD);
                 let fields = s.fields(s.load(&lines[i]));
                 for t in 0..T {
-                    parts[t] = s.line(parts[t], fields, &columns[t][u][i]);
+                    exact[t] = s.line(exact[t], fields, &columns[t][u * parts + p][i]);
                 }
-                i += 1;
             }
+            if const { L >= S::LINES } {
+                // No more lines fit these sums.
+                for t in 0..T {
+                    ints[t] = s.add_ints(ints[t], s.finish(exact[t]));
+                    exact[t] = s.no_sums();
+                }
+            }
+        }
+        if const { L < S::LINES } {
             for t in 0..T {
-                ints[t] = s.add_ints(ints[t], s.finish(parts[t]));
+                ints[t] = s.finish(exact[t]);
             }
         }
         for t in 0..T {
             let exact = s.add_ints(ints[t], s.splat_int(unit.negated[t]));
             sums[t] = s.add(sums[t], s.mul(factors[t], s.to_floats(exact)));
         }
-    }
-    if let (Some(unit), false) = (units.get(whole.len()), rest.is_empty()) {
-        let mut tail: [&[[i8; 4]]; T] = [&[]; T];
-        for t in 0..T {
-            tail[t] = fours(x[t], unit.start, unit.end);
-        }
-        let ints = two_bit::<S, T>(s, rest, tail);
-        sums = add(s, unit, ints, scales, true, sums);
     }
     sums
 }

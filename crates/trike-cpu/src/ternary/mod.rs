@@ -36,7 +36,7 @@ use trike_trit::GroupSize;
 use trike_core::ActivationPrecision;
 
 use crate::activations::Activations;
-use crate::kernels::with_kernels;
+use crate::kernels::{Kernels as _, with_kernels, with_shared_kernels};
 use crate::line::{CodeLine, FloatLine};
 use crate::matrix::LONG;
 use crate::matrix::TernaryMatrix;
@@ -46,7 +46,6 @@ use trike_core::{TileLayout, TritShape};
 use trike_host::Isa;
 
 use permutes::{PermuteLoop, Permutes, RunPermuting};
-use sparse::Columns;
 
 /// Partition of a row of columns into exact sums.
 #[derive(Clone, Copy)]
@@ -97,11 +96,6 @@ pub(crate) fn bias(planes: usize) -> i32 {
     (3i32.pow(planes as u32) - 1) / 2
 }
 
-/// Operations of an instruction set that the ternary kernels use.
-pub(crate) trait TernaryKernels: RunPermuting + Columns {}
-
-impl<K: RunPermuting + Columns> TernaryKernels for K {}
-
 /// Computes some tiles of one matrix for all tokens.
 pub(crate) fn ternary_piece(
     isa: Isa,
@@ -111,10 +105,18 @@ pub(crate) fn ternary_piece(
     piece: &mut Piece<'_>,
 ) {
     let units = Units::new(m, precision);
-    with_kernels!(isa, kernels => piece_with(kernels, m, x, units, piece));
+    match (m.blocks(), m.sparse()) {
+        (None, Some(sparse)) if !x.in_place() => {
+            with_shared_kernels!(isa, kernels => {
+                kernels.run(sparse::ManyTokens::new(kernels, m, sparse, x, units, piece));
+            });
+        }
+        _ => with_kernels!(isa, kernels => piece_with(kernels, m, x, units, piece)),
+    }
 }
 
-fn piece_with<K: TernaryKernels>(
+/// The kernels with products of codes and activations.
+fn piece_with<K: RunPermuting>(
     kernels: K,
     m: &TernaryMatrix,
     x: &Activations,
@@ -125,9 +127,7 @@ fn piece_with<K: TernaryKernels>(
         blocks::piece(kernels, m, blocks, x, units, piece);
     } else if x.in_place() {
         decode::piece(kernels, m, x, units, piece);
-    } else if let Some(sparse) = m.sparse() {
-        kernels.run(sparse::ManyTokens::new(kernels, m, sparse, x, units, piece));
-    } else if batch::Batch::<K>::takes(m, x, units) {
+    } else if const { batch::Batch::<K>::EXISTS } && batch::takes(m, x, units) {
         kernels.run(batch::Batch::new(kernels, m, x, units, piece));
     } else {
         kernels.run(prefill::Prefill::new(kernels, m, x, units, piece));
@@ -238,7 +238,7 @@ fn products<S: Simd, const N: usize, const T: usize>(
     mut ahead: Ahead<'_, N>,
     mut ints: [[S::Ints; T]; N],
 ) -> [[S::Ints; T]; N] {
-    if S::WIDE {
+    if const { S::WIDE } {
         return run_of_products(s, panels, x, ahead, ints);
     }
     let mut start = 0;
@@ -310,7 +310,7 @@ fn run_of_products<S: Simd, const N: usize, const T: usize>(
         parts[n] = &panels[n][..x.len()];
     }
     let mut first = 0;
-    if S::TWO_STEPS {
+    if const { S::TWO_STEPS } {
         // How compilers unroll this loop by themselves changes with the code around it.
         for (i, pair) in x.as_chunks::<2>().0.iter().enumerate() {
             acc = step::<S, N, T>(s, parts, 2 * i, &pair[0], ahead, acc);

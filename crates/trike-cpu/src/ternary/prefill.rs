@@ -19,6 +19,9 @@ const BLOCK: usize = 880;
 /// each weight twice costs more than loading the sums of all rows once per unit.
 const SHORT: usize = 256;
 
+/// Maximum sums of a panel: two tiles by twelve rows.
+const MOST_SUMS: usize = 24;
+
 /// Prefetch target after the last tiles.
 static NOTHING: CodeLine = Line([0; 64]);
 
@@ -41,15 +44,15 @@ impl<'a, 'p, K: RunPermuting> Prefill<'a, 'p, K> {
     ) -> Self {
         Self { kernels, m, x, units, piece }
     }
+}
 
-    /// Columns per panel: whole units, or parts of long ones that start at a stored sum of activations, split evenly
-    /// so that the last panel is not much smaller.
-    fn block(&self) -> usize {
-        let step = if self.units.cols == LONG { SEGMENT } else { self.units.cols };
-        let whole = least_common_multiple(step, self.m.shape().period());
-        let panels = self.units.end().div_ceil(BLOCK.max(whole));
-        self.units.end().div_ceil(panels).next_multiple_of(whole)
-    }
+/// Columns per panel: whole units, or parts of long ones that start at a stored sum of activations, split evenly so that
+/// the last panel is not much smaller.
+fn columns_per_panel(m: &TernaryMatrix, units: Units) -> usize {
+    let step = if units.cols == LONG { SEGMENT } else { units.cols };
+    let whole = least_common_multiple(step, m.shape().period());
+    let panels = units.end().div_ceil(BLOCK.max(whole));
+    units.end().div_ceil(panels).next_multiple_of(whole)
 }
 
 fn least_common_multiple(a: usize, b: usize) -> usize {
@@ -65,32 +68,9 @@ impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
 
     #[inline(always)]
     fn run(self) {
-        let block = self.block();
         let Self { kernels: k, m, x, units, piece } = self;
-        let room = block / 4;
-        let fold = |run: Range<usize>| Fold {
-            weight: 3i32.pow((m.planes() - run.end) as u32),
-            largest: 3u8.pow(run.len() as u32) - 1,
-        };
-        let folds: Vec<Fold> = m.folds().map(fold).collect();
-        // Values that do not depend on the rows of the weights.
-        let mut blocks = Vec::new();
-        let mut start = 0;
-        while start < units.end() {
-            let end = (start + block).min(m.shape().padded_cols());
-            blocks.push((start, end, Part::between(units, start, end.min(units.end()))));
-            start = end;
-        }
-        let parts = || blocks.iter().flat_map(|(_, _, parts)| parts);
-        let bias = bias(m.planes());
-        let negated =
-            per_part(x, parts(), |row, part| bias.wrapping_mul(x.negated(row, part.start, part.end)));
-        let factors = match x.grouped() {
-            true => per_part(x, parts(), |row, part| x.group_factor(row, part.unit)),
-            false => Vec::new(),
-        };
+        let Plan { room, folds, blocks, negated, factors, mut panel } = Plan::new(m, x, units, K::TILES);
         let mut scratch = Scratch::default();
-        let mut panel = vec![Line([0; 64]); folds.len() * K::TILES * room];
         let mut tile = piece.tiles.start;
         while tile < piece.tiles.end {
             let tiles = K::TILES.min(piece.tiles.end - tile);
@@ -142,7 +122,7 @@ impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
                         short,
                         next,
                     };
-                    if tiles == 2 {
+                    if const { K::TILES == 2 } && tiles == 2 {
                         job.rows::<K, 2>(k, &mut scratch);
                     } else {
                         job.rows::<K, 1>(k, &mut scratch);
@@ -162,6 +142,50 @@ impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
     }
 }
 
+/// What does not depend on the rows of the weights, and the memory of the panel.
+struct Plan {
+    /// Steps of a tile in the panel.
+    room: usize,
+    folds: Vec<Fold>,
+    /// The columns of each panel, and the parts of units in it.
+    blocks: Vec<(usize, usize, Vec<Part>)>,
+    /// See [`Block::negated`] and [`Block::factors`].
+    negated: Vec<i32>,
+    factors: Vec<f32>,
+    panel: Vec<CodeLine>,
+}
+
+impl Plan {
+    /// Not inlined, because it would be compiled again for every instruction set.
+    #[inline(never)]
+    fn new(m: &TernaryMatrix, x: &Activations, units: Units, tiles: usize) -> Self {
+        let block = columns_per_panel(m, units);
+        let room = block / 4;
+        let fold = |run: Range<usize>| Fold {
+            scale: 3i32.pow(run.len() as u32),
+            largest: 3u8.pow(run.len() as u32) - 1,
+        };
+        let folds: Vec<Fold> = m.folds().map(fold).collect();
+        let mut blocks = Vec::new();
+        let mut start = 0;
+        while start < units.end() {
+            let end = (start + block).min(m.shape().padded_cols());
+            blocks.push((start, end, Part::between(units, start, end.min(units.end()))));
+            start = end;
+        }
+        let parts = || blocks.iter().flat_map(|(_, _, parts)| parts);
+        let bias = bias(m.planes());
+        let negated =
+            per_part(x, parts(), |row, part| bias.wrapping_mul(x.negated(row, part.start, part.end)));
+        let factors = match x.grouped() {
+            true => per_part(x, parts(), |row, part| x.group_factor(row, part.unit)),
+            false => Vec::new(),
+        };
+        let panel = vec![Line([0; 64]); folds.len() * tiles * room];
+        Self { room, folds, blocks, negated, factors, panel }
+    }
+}
+
 /// Per-thread buffers, other than the panel.
 #[derive(Default)]
 struct Scratch {
@@ -171,6 +195,8 @@ struct Scratch {
     sums: Vec<FloatLine>,
     /// Partial exact sums of a long unit, in the same order.
     ints: Vec<IntLine>,
+    /// The exact sums of the folds so far, `[tile][row]` of a panel.
+    folded: Vec<IntLine>,
 }
 
 impl Scratch {
@@ -179,6 +205,7 @@ impl Scratch {
         self.sums.clear();
         self.sums.resize(sums, Line([0.0; ROWS]));
         self.ints.resize(sums, Line([0; ROWS]));
+        self.folded.resize(MOST_SUMS, Line([0; ROWS]));
     }
 }
 
@@ -208,8 +235,8 @@ struct Block<'a> {
 
 /// A run of folded planes.
 struct Fold {
-    /// Weight of its integers.
-    weight: i32,
+    /// What the sums of the folds before it are multiplied by.
+    scale: i32,
     /// Maximum code.
     largest: u8,
 }
@@ -376,6 +403,9 @@ impl Block<'_> {
         if const { !takes::<S>(N, T) } {
             return;
         }
+        if self.folds.is_empty() {
+            return;
+        }
         let x = self.x.panel::<T>(rows);
         let all = self.x.rows();
         let negated = self.of_parts::<_, T>(self.negated, rows);
@@ -384,25 +414,35 @@ impl Block<'_> {
         for (i, (part, negated)) in self.parts.iter().zip(negated).enumerate() {
             let steps = part.start / 4..part.end / 4;
             let inside = (part.start - self.start) / 4..(part.end - self.start) / 4;
-            // Adding the bias makes these sums of values instead of codes.
-            let mut ints = [[s.splat_int(0); T]; N];
-            for n in 0..N {
-                for t in 0..T {
-                    ints[n][t] = s.splat_int(negated[t]);
-                }
-            }
-            if let [fold] = self.folds {
-                ints = products::<S, N, T>(s, self.panels(0, &inside), &x[steps], fold.largest, ahead, ints);
-            } else {
-                for (run, fold) in self.folds.iter().enumerate() {
-                    let zeros = [[s.splat_int(0); T]; N];
-                    let panels = self.panels(run, &inside);
-                    let dots = products::<S, N, T>(s, panels, &x[steps.clone()], fold.largest, ahead, zeros);
+            let mut run = 0;
+            let mut ints = loop {
+                let (fold, panels) = (&self.folds[run], self.panels(run, &inside));
+                let zeros = [[s.splat_int(0); T]; N];
+                let mut dots = products::<S, N, T>(s, panels, &x[steps.clone()], fold.largest, ahead, zeros);
+                let folded = &mut scratch.folded[..N * T];
+                if run > 0 {
                     for n in 0..N {
                         for t in 0..T {
-                            ints[n][t] = s.scale_add(dots[n][t], fold.weight, ints[n][t]);
+                            let before = s.load_ints(&folded[n * T + t]);
+                            dots[n][t] = s.scale_add(before, fold.scale, dots[n][t]);
                         }
                     }
+                }
+                run += 1;
+                if run == self.folds.len() {
+                    break dots;
+                }
+                // In memory, where they are in nobody's way if there is one fold only.
+                for n in 0..N {
+                    for t in 0..T {
+                        s.store_ints(dots[n][t], &mut folded[n * T + t]);
+                    }
+                }
+            };
+            // Adding the bias makes these sums of values instead of codes.
+            for n in 0..N {
+                for t in 0..T {
+                    ints[n][t] = s.add_ints(ints[n][t], s.splat_int(negated[t]));
                 }
             }
             // A long unit spans several panels: partial sums are stored.

@@ -54,10 +54,8 @@ macro_rules! products {
 products!(f32, f16);
 
 /// Number of heads whose running sums fit the registers.
-#[inline(always)]
-fn heads_at_once<S: Lanes>(left: usize) -> usize {
-    let most = if S::LANES == 16 { 4 } else { 2 };
-    if left >= most { most } else { 1 }
+const fn heads_at_once<S: Lanes>() -> usize {
+    if S::LANES == 16 { 4 } else { 2 }
 }
 
 /// `scores[h][first + j] = q[h] . rows[j]`
@@ -84,12 +82,16 @@ impl<S: Lanes, E: Element + bytemuck::Pod> Loop for ScoreRows<'_, S, E> {
             let first = first + n * BLOCK;
             let mut head = 0;
             while head < share {
-                let heads = heads_at_once::<S>(share - head);
+                let heads = if share - head >= heads_at_once::<S>() { heads_at_once::<S>() } else { 1 };
                 let (q, scores) = (&q[head * d..][..heads * d], &mut scores[head * CHUNK + first..]);
                 let ahead = (head == 0).then_some(ahead);
                 match heads {
-                    4 => score_rows_of::<S, E, 4>(s, q, block, ahead, scores),
-                    2 => score_rows_of::<S, E, 2>(s, q, block, ahead, scores),
+                    4 if const { heads_at_once::<S>() == 4 } => {
+                        score_rows_of::<S, E, 4>(s, q, block, ahead, scores)
+                    }
+                    2 if const { heads_at_once::<S>() == 2 } => {
+                        score_rows_of::<S, E, 2>(s, q, block, ahead, scores)
+                    }
                     _ => score_rows_of::<S, E, 1>(s, q, block, ahead, scores),
                 }
                 head += heads;
@@ -113,28 +115,27 @@ fn score_rows_of<S: Lanes, E: Element, const H: usize>(
             tails[h] = padded(&q[h * d..][d / 16 * 16..d]);
         }
     }
-    let mut at = 0;
-    let fours = rows.chunks_exact(4 * d);
-    let rest = fours.remainder();
-    for _ in fours {
-        if let Some(ahead) = ahead {
-            ahead.fetch(s, at, 4);
-        }
-        let from = at * d;
-        let four = [&rows[from..], &rows[from + d..], &rows[from + 2 * d..], &rows[from + 3 * d..]];
+    let n = rows.len() / d;
+    for at in (0..n).step_by(4) {
+        let (count, from) = ((n - at).min(4), at * d);
+        let four = if count == 4 {
+            if let Some(ahead) = ahead {
+                ahead.fetch(s, at, 4);
+            }
+            [&rows[from..], &rows[from + d..], &rows[from + 2 * d..], &rows[from + 3 * d..]]
+        } else {
+            // The last row stands for those after it, so that the products are compiled once.
+            let (second, last) = (1.min(count - 1), count - 1);
+            [&rows[from..], &rows[from + second * d..], &rows[from + last * d..], &rows[from + last * d..]]
+        };
         let dots = dots::<S, E, H>(s, q, &tails, four);
         for h in 0..H {
-            scores[h * CHUNK + at..][..4].copy_from_slice(&dots[h]);
+            let scores = &mut scores[h * CHUNK + at..];
+            match scores.first_chunk_mut() {
+                Some(all) if count == 4 => *all = dots[h],
+                _ => scores[..count].copy_from_slice(&dots[h][..count]),
+            }
         }
-        at += 4;
-    }
-    for row in rest.chunks_exact(d) {
-        // Reading the row four times is cheaper than a second loop.
-        let dots = dots::<S, E, H>(s, q, &tails, [row; 4]);
-        for h in 0..H {
-            scores[h * CHUNK + at] = dots[h][0];
-        }
-        at += 1;
     }
 }
 
@@ -242,12 +243,16 @@ impl<S: Lanes, E: Element + bytemuck::Pod> Loop for AddRows<'_, S, E> {
             let first = first + n * BLOCK;
             let mut head = 0;
             while head < share {
-                let heads = heads_at_once::<S>(share - head);
+                let heads = if share - head >= heads_at_once::<S>() { heads_at_once::<S>() } else { 1 };
                 let (weights, sums) = (&weights[head * CHUNK + first..], &mut sums[head * d..][..heads * d]);
                 let ahead = (head == 0).then_some(ahead);
                 match heads {
-                    4 => add_rows_of::<S, E, 4>(s, weights, block, ahead, sums),
-                    2 => add_rows_of::<S, E, 2>(s, weights, block, ahead, sums),
+                    4 if const { heads_at_once::<S>() == 4 } => {
+                        add_rows_of::<S, E, 4>(s, weights, block, ahead, sums)
+                    }
+                    2 if const { heads_at_once::<S>() == 2 } => {
+                        add_rows_of::<S, E, 2>(s, weights, block, ahead, sums)
+                    }
                     _ => add_rows_of::<S, E, 1>(s, weights, block, ahead, sums),
                 }
                 head += heads;
@@ -271,7 +276,7 @@ fn add_rows_of<S: Lanes, E: Element, const H: usize>(
     while column < d {
         let ahead = if column == 0 { ahead } else { None };
         if d - column >= wide {
-            if S::LANES == 16 {
+            if const { S::LANES == 16 } {
                 add_columns::<S, E, H, 4>(s, weights, rows, ahead, sums, column);
             } else {
                 add_columns::<S, E, H, 2>(s, weights, rows, ahead, sums, column);

@@ -10,7 +10,7 @@ use bytemuck::cast_slice;
 
 use super::cached::Cached;
 use super::{Job, Ring, share_out};
-use crate::kernels::{Kernels as _, fold, with_kernels};
+use crate::kernels::{Kernels as _, fold, with_float_kernels, with_shared_kernels};
 use crate::math::exp;
 use crate::simd::Simd as _;
 use trike_host::Isa;
@@ -175,14 +175,14 @@ fn attend<K: Products, V: Products>(
     let scales = job.scales(v, cell.kv_head, &cell.positions);
     let values = Reading { rows: values, scales, after: next_keys, head_dim };
     // Needed after the keys, and too few lines for the hardware to fetch them ahead.
-    with_kernels!(isa, s => for scales in keys.scales.into_iter().chain(scales) {
+    with_shared_kernels!(isa, s => for scales in keys.scales.into_iter().chain(scales) {
         scales.chunks(16).for_each(|line| s.prefetch(&line[0], 0));
     });
     let query = cell.token * job.problem.heads + cell.kv_head * job.share();
     K::score(isa, queries, query, keys, scores);
     for (scores, facts) in scores.chunks_exact_mut(CHUNK).zip(cell.facts) {
         let softmax = Softmax { scores: &mut scores[..n], scale: job.problem.scale };
-        *facts = with_kernels!(isa, s => s.run(softmax));
+        *facts = with_float_kernels!(isa, s => s.run(softmax));
     }
     V::add(isa, scores, values, cell.sums, room);
 }

@@ -8,7 +8,7 @@ use super::project::{AddKeys, Center, CodeKeys, KeyRows, KeySums, Projection};
 use crate::attention::cached::Cached;
 use crate::attention::{KvData, Ring};
 use crate::error::{CpuError, check_range};
-use crate::kernels::{Element as _, Kernels as _, with_kernels};
+use crate::kernels::{Element as _, Kernels as _, with_float_kernels};
 
 /// The most elements of a head: scores of so many channels fit 16 bits.
 const MOST: usize = 1024;
@@ -106,6 +106,7 @@ impl KeyIndex {
         if from >= end {
             return;
         }
+        let isa = cpu.isa();
         let task = |(head, (codes, lengths, center)): (usize, (&mut [u64], &mut [u8], &mut Center))| {
             let keys = |slots: &Range<usize>| {
                 let at = |width: usize| {
@@ -117,17 +118,23 @@ impl KeyIndex {
             if is_new {
                 let mut sums = KeySums::new(head_dim);
                 for slots in slots(live..mean_end, capacity) {
-                    let (keys, sums) = (keys(&slots), &mut sums);
-                    with_kernels!(cpu.isa(), s => s.run(AddKeys { keys, sums }));
+                    keys(&slots).for_widened(isa, head_dim, |_, keys| {
+                        let sums = &mut sums;
+                        with_float_kernels!(isa, s => s.run(AddKeys { keys, sums }));
+                    });
                 }
                 *center = sums.center(&projection);
             }
             for slots in slots(from..end, capacity) {
                 let words = projection.words();
-                let (keys, center) = (keys(&slots), &*center);
+                let center = &*center;
                 let codes = &mut codes[slots.start * words..slots.end * words];
-                let lengths = &mut lengths[slots];
-                with_kernels!(cpu.isa(), s => s.run(CodeKeys { projection, keys, center, codes, lengths }));
+                let lengths = &mut lengths[slots.clone()];
+                keys(&slots).for_widened(isa, head_dim, |first, keys| {
+                    let (codes, lengths) = (&mut codes[first * words..], &mut lengths[first..]);
+                    let task = CodeKeys { projection, keys, center, codes, lengths };
+                    with_float_kernels!(isa, s => s.run(task));
+                });
             }
         };
         // A key takes as long as some twenty multiply-adds per channel.

@@ -2,9 +2,9 @@
 
 use crate::attention::cached::Cached;
 use crate::attention::int4::mixing;
-use crate::kernels::{Element as _, fold};
+use crate::kernels::{Element as _, Kernels as _, fold, with_float_kernels};
 use crate::rotate::Rotate;
-use trike_host::Loop;
+use trike_host::{Isa, Loop};
 use trike_trit::Hadamard;
 
 /// Bits of a word.
@@ -68,19 +68,52 @@ pub(super) struct KeyRows<'a, E> {
     pub(super) scales: &'a [f32],
 }
 
+/// Keys that are widened at once: few enough for the L1 cache.
+const TOGETHER: usize = 16;
+
 impl<E: Cached> KeyRows<'_, E> {
-    /// Writes the elements of a row to the start of `x`, mixed back if the stored ones are mixed. `room` is for unpacked codes.
-    #[inline(always)]
-    fn widen(&self, head_dim: usize, row: usize, x: &mut [f32], room: &mut Vec<i8>) {
-        let scale = if E::Element::CODES { self.scales[row] } else { 1.0 };
-        let width = E::width(head_dim);
-        let (x, _) = x.split_at_mut(head_dim);
-        let elements = E::elements(&self.rows[row * width..][..width], head_dim, room);
-        for (x, element) in x.iter_mut().zip(elements) {
-            *x = element.widen() * scale;
+    /// Calls a function with the place of the first of some keys and their elements in f32, mixed back if the stored ones are mixed,
+    /// until it has seen all keys. So the loops over keys are compiled for one type of elements only.
+    pub(super) fn for_widened(self, isa: Isa, head_dim: usize, mut see: impl FnMut(usize, &[f32])) {
+        let most = TOGETHER.min(self.rows.len() / E::width(head_dim));
+        let (mut wide, mut room) = (vec![0.0; most * head_dim], Vec::new());
+        let rotation = mixing(head_dim).filter(|_| E::MIXED);
+        for (n, rows) in self.rows.chunks(TOGETHER * E::width(head_dim)).enumerate() {
+            let (first, count) = (n * TOGETHER, rows.len() / E::width(head_dim));
+            let scales = if E::Element::CODES { &self.scales[first..first + count] } else { &[] };
+            let (x, room) = (&mut wide[..count * head_dim], &mut room);
+            with_float_kernels!(isa, s => s.run(Widen { rows, scales, head_dim, x: &mut *x, room }));
+            if let Some(rotation) = rotation {
+                with_float_kernels!(isa, s => s.run(Rotate { x: &mut *x, rotation }));
+            }
+            see(first, x);
         }
-        if let Some(rotation) = mixing(head_dim).filter(|_| E::MIXED) {
-            Rotate { x, rotation }.run();
+    }
+}
+
+/// Stored keys times their scales.
+struct Widen<'a, E> {
+    rows: &'a [E],
+    /// None if the elements are the values.
+    scales: &'a [f32],
+    head_dim: usize,
+    x: &'a mut [f32],
+    /// For unpacked codes.
+    room: &'a mut Vec<i8>,
+}
+
+impl<E: Cached> Loop for Widen<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { rows, scales, head_dim, x, room } = self;
+        let rows = rows.chunks_exact(E::width(head_dim)).zip(x.chunks_exact_mut(head_dim));
+        for (row, (stored, x)) in rows.enumerate() {
+            let scale = if E::Element::CODES { scales[row] } else { 1.0 };
+            for (x, element) in x.iter_mut().zip(E::elements(stored, head_dim, room)) {
+                *x = element.widen() * scale;
+            }
         }
     }
 }
@@ -124,51 +157,51 @@ impl KeySums {
     }
 }
 
-/// Adds every key of a run.
-pub(super) struct AddKeys<'a, E> {
-    pub(super) keys: KeyRows<'a, E>,
+/// Adds some keys.
+pub(super) struct AddKeys<'a> {
+    pub(super) keys: &'a [f32],
     pub(super) sums: &'a mut KeySums,
 }
 
-impl<E: Cached> Loop for AddKeys<'_, E> {
+impl Loop for AddKeys<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         let d = self.sums.elements.len();
-        let (mut key, zero, mut room) = (vec![0.0; d], vec![0.0; d], Vec::new());
-        for row in 0..self.keys.rows.len() / E::width(d) {
-            self.keys.widen(d, row, &mut key, &mut room);
-            for (sum, &x) in self.sums.elements.iter_mut().zip(&key) {
+        let zero = vec![0.0; d];
+        for key in self.keys.chunks_exact(d) {
+            for (sum, &x) in self.sums.elements.iter_mut().zip(key) {
                 *sum += f64::from(x);
             }
-            self.sums.squares += f64::from(squared_distance(&key, &zero));
+            self.sums.squares += f64::from(squared_distance(key, &zero));
             self.sums.count += 1.0;
         }
     }
 }
 
-/// Codes the keys of a run: bit `c` is set if channel `c` of the key is larger than that of the mean, and the length is that of the
+/// Codes some keys: bit `c` is set if channel `c` of the key is larger than that of the mean, and the length is that of the
 /// centred key. Bits past the last channel are zero.
-pub(super) struct CodeKeys<'a, E> {
+pub(super) struct CodeKeys<'a> {
     pub(super) projection: Projection,
-    pub(super) keys: KeyRows<'a, E>,
+    pub(super) keys: &'a [f32],
     pub(super) center: &'a Center,
     pub(super) codes: &'a mut [u64],
     pub(super) lengths: &'a mut [u8],
 }
 
-impl<E: Cached> Loop for CodeKeys<'_, E> {
+impl Loop for CodeKeys<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         let Self { projection, keys, center, codes, lengths } = self;
-        let (mut x, mut room) = (vec![0.0; projection.channels()], Vec::new());
+        let mut x = vec![0.0; projection.channels()];
         // Every round has the length of the key, which its transform keeps.
         let scale = center.scale / (projection.rounds as f32).sqrt();
-        for (row, (code, length)) in codes.chunks_exact_mut(projection.words()).zip(lengths).enumerate() {
-            keys.widen(projection.head_dim, row, &mut x, &mut room);
+        let keys = keys.chunks_exact(projection.head_dim);
+        for ((code, length), key) in codes.chunks_exact_mut(projection.words()).zip(lengths).zip(keys) {
+            x[..projection.head_dim].copy_from_slice(key);
             projection.apply(&mut x);
             // Saturates.
             *length = (squared_distance(&x, &center.mean).sqrt() * scale).round_ties_even() as u8;

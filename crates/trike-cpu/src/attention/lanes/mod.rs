@@ -1,6 +1,6 @@
 //! Operations that attention needs in addition to the float kernels.
 
-use crate::kernels::{FloatKernels, Kernels};
+use crate::kernels::FloatKernels;
 use trike_host::isa::Scalar;
 
 #[cfg(target_arch = "x86_64")]
@@ -16,10 +16,16 @@ pub(super) trait Lanes: FloatKernels {
     /// Transposes a 16 x 16 block.
     #[inline(always)]
     fn transpose(self, square: &mut [[f32; 16]; 16]) {
-        for i in 1..16 {
-            for j in 0..i {
-                (square[i][j], square[j][i]) = (square[j][i], square[i][j]);
-            }
+        swap_all(square);
+    }
+}
+
+/// [`Lanes::transpose`] element by element, compiled once: no instruction set would make these moves shorter.
+#[inline(never)]
+fn swap_all(square: &mut [[f32; 16]; 16]) {
+    for i in 1..16 {
+        for j in 0..i {
+            (square[i][j], square[j][i]) = (square[j][i], square[i][j]);
         }
     }
 }
@@ -27,52 +33,6 @@ pub(super) trait Lanes: FloatKernels {
 impl Lanes for Scalar {}
 #[cfg(target_arch = "x86_64")]
 impl Lanes for trike_host::isa::Avx2 {}
-
-/// An instruction set and the one whose float kernels it uses, as in [`with_float_kernels`](crate::kernels::with_float_kernels).
-pub(super) trait Paired: Kernels {
-    /// The instruction set of the float kernels.
-    type Lanes: Lanes;
-    /// Its token.
-    fn lanes(self) -> Self::Lanes;
-}
-
-/// Instruction sets with float kernels of their own.
-macro_rules! own_lanes {
-    ($($token:ty),*) => {
-        $(impl Paired for $token {
-            type Lanes = Self;
-
-            #[inline(always)]
-            fn lanes(self) -> Self {
-                self
-            }
-        })*
-    };
-}
-
-own_lanes!(Scalar);
-#[cfg(target_arch = "x86_64")]
-own_lanes!(trike_host::isa::Avx2, trike_host::isa::Avx512);
-
-#[cfg(target_arch = "x86_64")]
-impl Paired for trike_host::isa::Sse41 {
-    type Lanes = Scalar;
-
-    #[inline(always)]
-    fn lanes(self) -> Scalar {
-        Scalar::portable()
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-impl Paired for trike_host::isa::AvxVnni {
-    type Lanes = trike_host::isa::Avx2;
-
-    #[inline(always)]
-    fn lanes(self) -> trike_host::isa::Avx2 {
-        self.avx2()
-    }
-}
 
 #[cfg(test)]
 mod tests {

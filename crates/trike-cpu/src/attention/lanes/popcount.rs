@@ -1,6 +1,6 @@
 //! Loops that count bits, with the population count of each instruction set.
 
-use crate::kernels::{Kernels, with_kernels};
+use crate::kernels::{Kernels, with_shared_kernels};
 use trike_host::{Isa, Loop};
 
 /// Runs a loop that counts bits. The compiler turns `count_ones` of words in a row into VPOPCNTQ where the CPU has it, and into
@@ -12,7 +12,7 @@ pub(in crate::attention) fn count_bits<L: Loop>(isa: Isa, task: L) -> L::Output 
     {
         return token.run(task);
     }
-    with_kernels!(isa, kernels => kernels.run(task))
+    with_shared_kernels!(isa, kernels => kernels.run(task))
 }
 
 #[cfg(target_arch = "x86_64")]

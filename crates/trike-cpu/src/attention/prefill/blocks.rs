@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::{KEYS, SCALARS};
-use crate::attention::lanes::Lanes;
+use crate::kernels::{Kernels as _, with_float_kernels};
+use trike_host::Isa;
 use trike_host::Loop;
 
 /// Keys and values of one block.
@@ -26,9 +27,9 @@ impl Blocks {
 
     /// Copies the keys and values of `positions`, which lie within the block at `start`; the rest of the block becomes
     /// zeros.
-    pub(super) fn fill<S: Lanes>(
+    pub(super) fn fill(
         &mut self,
-        s: S,
+        isa: Isa,
         keys: [&[f32]; 2],
         values: [&[f32]; 2],
         start: usize,
@@ -38,7 +39,8 @@ impl Blocks {
         let within = (positions.start - start) * d..(positions.end - start) * d;
         self.fill_keys(keys, start, positions);
         copy_within(&mut self.wide, &within, values);
-        self.finite = s.run(Pack { wide: &self.wide, values: &mut self.values });
+        let (wide, values) = (self.wide.as_slice(), self.values.as_mut_slice());
+        self.finite = with_float_kernels!(isa, s => s.run(Pack { wide, values }));
     }
 
     /// [`fill`](Self::fill) without the values.

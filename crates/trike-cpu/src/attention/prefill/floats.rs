@@ -4,12 +4,12 @@ use super::blocks::Blocks;
 use super::product::{Keys, Values, product};
 use super::shares::{Sample, Tally, tally};
 use super::{
-    Finish, Item, KEYS, Panel, ROWS, Row, SCALARS, blocks_of, items, mask, panel, panels, row_of, seen_part,
+    Item, KEYS, Panel, ROWS, Row, SCALARS, blocks_of, finish, items, mask, panel, panels, row_of, seen_part,
     vectors,
 };
 use crate::attention::lanes::Lanes;
 use crate::attention::{Job, Ring};
-use crate::kernels::with_float_kernels;
+use crate::kernels::{Kernels as _, with_float_kernels};
 use crate::math::exp;
 use trike_host::Isa;
 use trike_host::Loop;
@@ -19,33 +19,33 @@ pub(in crate::attention) fn run(job: &Job<'_>, isa: Isa, pool: &Pool, k: &[f32],
     pool.run(items(job, pool, out), |items| {
         let mut blocks = Blocks::new(job.problem.head_dim);
         for item in items {
-            with_float_kernels!(isa, s => match vectors(item.out.len()) {
-                1 => attend::<_, 1>(job, s, [k, v], item, &mut blocks),
-                2 => attend::<_, 2>(job, s, [k, v], item, &mut blocks),
-                _ => attend::<_, 3>(job, s, [k, v], item, &mut blocks),
-            });
+            match vectors(item.out.len()) {
+                1 => attend::<1>(job, isa, [k, v], item, &mut blocks),
+                2 => attend::<2>(job, isa, [k, v], item, &mut blocks),
+                _ => attend::<3>(job, isa, [k, v], item, &mut blocks),
+            }
         }
     });
 }
 
 /// Computes one item.
-fn attend<S: Lanes, const V: usize>(
+fn attend<const V: usize>(
     job: &Job<'_>,
-    s: S,
+    isa: Isa,
     [k, v]: [&[f32]; 2],
     mut item: Item<'_>,
     blocks: &mut Blocks,
 ) {
-    let mut panels = panels::<S, V>(job, s, &item);
+    let mut panels = panels::<V>(job, isa, &item);
     let mut scores = [row_of::<V>(0.0); KEYS];
     for (start, positions) in blocks_of(job, &item) {
         let run = |ring| job.runs(Ring::plain(ring), item.kv_head, &positions);
-        blocks.fill(s, run(k), run(v), start, &positions);
-        let (scale, panels, scores) = (job.problem.scale, &mut panels[..], &mut scores);
-        s.run(AttendBlock { s, scale, blocks, start, panels, scores });
+        blocks.fill(isa, run(k), run(v), start, &positions);
+        let (scale, blocks, panels, scores) = (job.problem.scale, &*blocks, &mut panels[..], &mut scores);
+        with_float_kernels!(isa, s => s.run(AttendBlock { s, scale, blocks, start, panels, scores }));
     }
     for (panel, out) in panels.iter().zip(item.out.chunks_mut(16 * V)) {
-        s.run(Finish { s, panel, out });
+        finish(isa, panel, out);
     }
 }
 
@@ -116,29 +116,30 @@ pub(super) fn sample<'o>(
 ) -> Vec<Sample<'o>> {
     let mut blocks = Blocks::new(job.problem.head_dim);
     for sample in &mut samples {
-        with_float_kernels!(isa, s => match vectors(sample.rows.len()) {
-            1 => sample_rows::<_, 1>(job, s, k, sample, &mut blocks),
-            2 => sample_rows::<_, 2>(job, s, k, sample, &mut blocks),
-            _ => sample_rows::<_, 3>(job, s, k, sample, &mut blocks),
-        });
+        match vectors(sample.rows.len()) {
+            1 => sample_rows::<1>(job, isa, k, sample, &mut blocks),
+            2 => sample_rows::<2>(job, isa, k, sample, &mut blocks),
+            _ => sample_rows::<3>(job, isa, k, sample, &mut blocks),
+        }
     }
     samples
 }
 
-fn sample_rows<S: Lanes, const V: usize>(
+fn sample_rows<const V: usize>(
     job: &Job<'_>,
-    s: S,
+    isa: Isa,
     k: &[f32],
     sample: &mut Sample<'_>,
     blocks: &mut Blocks,
 ) {
-    let panel = panel::<S, V>(job, s, sample.rows.len(), |row| sample.rows[row]);
+    let panel = panel::<V>(job, isa, sample.rows.len(), &|row| sample.rows[row]);
     let mut scores = [row_of::<V>(0.0); KEYS];
     let (mut tallies, mut exponentials) = (Vec::new(), Vec::new());
     for (start, positions) in sample.blocks(job) {
         blocks.fill_keys(job.runs(Ring::plain(k), sample.kv_head, &positions), start, &positions);
-        let (scale, panel) = (job.problem.scale, &panel);
-        let tally = s.run(TallyBlock { s, scale, blocks, start, panel, scores: &mut scores });
+        let (scale, blocks, panel, all) = (job.problem.scale, &*blocks, &panel, &mut scores);
+        let tally =
+            with_float_kernels!(isa, s => s.run(TallyBlock { s, scale, blocks, start, panel, scores: all }));
         if let (Some(tally), true) = (&tally, sample.is_by_position()) {
             exponentials.extend_from_slice(&scores[tally.part.clone()]);
         }

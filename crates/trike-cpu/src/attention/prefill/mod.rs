@@ -19,7 +19,9 @@ use std::ops::Range;
 
 use super::lanes::Lanes;
 use super::{Job, share_out};
+use crate::kernels::{Kernels as _, with_float_kernels};
 use crate::line::FloatLine;
+use trike_host::Isa;
 use trike_host::Line;
 use trike_host::Loop;
 use trike_host::Pool;
@@ -100,12 +102,12 @@ struct Panel<const V: usize> {
 }
 
 /// The panels of an item.
-fn panels<S: Lanes, const V: usize>(job: &Job<'_>, s: S, item: &Item<'_>) -> Vec<Panel<V>> {
+fn panels<const V: usize>(job: &Job<'_>, isa: Isa, item: &Item<'_>) -> Vec<Panel<V>> {
     let share = job.share();
     let row_at = |at: usize| (item.tokens.start + at / share, item.kv_head * share + at % share);
     let first = (0..item.out.len()).step_by(16 * V);
     let rows = |first: usize| (item.out.len() - first).min(16 * V);
-    first.map(|first| panel::<S, V>(job, s, rows(first), |row| row_at(first + row))).collect()
+    first.map(|first| panel(job, isa, rows(first), &|row| row_at(first + row))).collect()
 }
 
 /// The positions that an item attends to, block by block: the start of each block and the visible positions in it.
@@ -130,11 +132,11 @@ fn vectors(rows: usize) -> usize {
 }
 
 /// The queries of some rows, each a token and a head, and their visible ranges. The tokens are in order.
-fn panel<S: Lanes, const V: usize>(
+fn panel<const V: usize>(
     job: &Job<'_>,
-    s: S,
+    isa: Isa,
     rows: usize,
-    row_at: impl Fn(usize) -> (usize, usize),
+    row_at: &dyn Fn(usize) -> (usize, usize),
 ) -> Panel<V> {
     let d = job.problem.head_dim;
     let mut from: [&[f32]; ROWS] = [&[]; ROWS];
@@ -147,7 +149,8 @@ fn panel<S: Lanes, const V: usize>(
         from[row] = &job.q[(token * job.problem.heads + head) * d..][..d];
     }
     let mut q = bytemuck::zeroed_vec(d * V);
-    s.run(Gather::<S, V> { s, from: &from, q: q.as_chunks_mut().0 });
+    let (from, to) = (&from, q.as_chunks_mut::<V>().0);
+    with_float_kernels!(isa, s => s.run(Gather { s, from, q: to }));
     // Both ends increase with the token.
     let (low, high) = (seen[0], seen[16 * V - 1]);
     Panel {
@@ -167,6 +170,11 @@ fn copy<S: Lanes>(s: S, from: &[f32; 16], to: &mut [f32; 16]) {
     for part in 0..16 / S::LANES {
         s.store_lanes(to, part * S::LANES, s.load_lanes(from, part * S::LANES));
     }
+}
+
+/// Normalizes and writes the rows of a panel.
+fn finish<const V: usize>(isa: Isa, panel: &Panel<V>, out: &mut [&mut [f32]]) {
+    with_float_kernels!(isa, s => s.run(Finish { s, panel, out }));
 }
 
 /// Transposes rows into lanes.
@@ -232,7 +240,7 @@ fn mask<const V: usize>(seen: &[(usize, usize); ROWS], start: usize, scores: &mu
     }
 }
 
-/// Normalizes and writes the rows of a panel.
+/// [`finish`] in one loop.
 struct Finish<'a, 'o, S, const V: usize> {
     s: S,
     panel: &'a Panel<V>,

@@ -74,21 +74,18 @@ pub(super) fn product<S: Lanes, A: Scalars<Scalar = f32>, const V: usize>(
     out: &mut [Row<V>; SCALARS],
 ) {
     // As many sums as fit the registers: 24 of 32, or 12 of 16.
-    match (S::LANES, V) {
-        (16, 3) => tile::<S, A, V, 8, 3>(s, a, b, keep, out, 0, 0),
-        (16, 2) => tile::<S, A, V, 8, 2>(s, a, b, keep, out, 0, 0),
-        (16, _) => tile::<S, A, V, 8, 1>(s, a, b, keep, out, 0, 0),
-        (lanes, 3) => {
-            for vector in (0..48 / lanes).step_by(3) {
-                tile::<S, A, V, 4, 3>(s, a, b, keep, out, 0, vector);
-                tile::<S, A, V, 4, 3>(s, a, b, keep, out, 4, vector);
-            }
+    // Conditions are constants, so that each instance has one of the tiles.
+    if const { S::LANES == 16 } {
+        tile::<S, A, V, 8, V>(s, a, b, keep, out, 0, 0);
+    } else if const { V == 3 } {
+        for vector in (0..48 / S::LANES).step_by(3) {
+            tile::<S, A, V, 4, 3>(s, a, b, keep, out, 0, vector);
+            tile::<S, A, V, 4, 3>(s, a, b, keep, out, 4, vector);
         }
-        (lanes, _) => {
-            for vector in (0..16 * V / lanes).step_by(2) {
-                tile::<S, A, V, 4, 2>(s, a, b, keep, out, 0, vector);
-                tile::<S, A, V, 4, 2>(s, a, b, keep, out, 4, vector);
-            }
+    } else {
+        for vector in (0..16 * V / S::LANES).step_by(2) {
+            tile::<S, A, V, 4, 2>(s, a, b, keep, out, 0, vector);
+            tile::<S, A, V, 4, 2>(s, a, b, keep, out, 4, vector);
         }
     }
 }

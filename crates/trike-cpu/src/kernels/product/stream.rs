@@ -51,19 +51,20 @@ impl<S: Streaming, E: Element, const T: usize> Loop for Stream<'_, '_, S, E, T> 
     fn run(self) {
         let Self { simd, w, x, out } = self;
         let (rows, quarter) = (w.count(), w.count() / SIDE);
-        for row in 0..quarter {
-            let sums = four_rows(simd, w, [0, 1, 2, 3].map(|q| q * quarter + row), x);
-            for (out, sums) in out.iter_mut().zip(sums) {
-                for (q, sum) in sums.into_iter().enumerate() {
-                    out[q * quarter + row] = sum;
-                }
-            }
-        }
         let left = SIDE * quarter;
-        if left < rows {
-            let sums = four_rows(simd, w, [0, 1, 2, 3].map(|q| (left + q).min(rows - 1)), x);
+        // In one loop with those that are left, so that the products are compiled once.
+        for row in 0..quarter + usize::from(left < rows) {
+            let places = if row < quarter {
+                [0, 1, 2, 3].map(|q| q * quarter + row)
+            } else {
+                // The last row stands for those after it.
+                [0, 1, 2, 3].map(|q| (left + q).min(rows - 1))
+            };
+            let sums = four_rows(simd, w, places, x);
             for (out, sums) in out.iter_mut().zip(sums) {
-                out[left..rows].copy_from_slice(&sums[..rows - left]);
+                for (place, sum) in places.into_iter().zip(sums) {
+                    out[place] = sum;
+                }
             }
         }
     }

@@ -8,7 +8,6 @@
 use std::arch::x86_64::*;
 
 use super::{Bound, PermuteLoop, Permutes, RunPermuting};
-use crate::kernels::Kernels;
 use crate::line::{CodeLine, TableLine};
 use crate::simd::Simd;
 use trike_host::isa::{Avx512, Vbmi};
@@ -23,11 +22,11 @@ macro_rules! op {
 }
 
 impl RunPermuting for Avx512 {
-    fn run_permuting<L: PermuteLoop<Self>>(self, task: L) -> L::Output {
+    fn try_permuting<L: PermuteLoop<Self>>(self, task: L) -> Result<L::Output, L> {
         match self.vbmi() {
             // SAFETY: both tokens are created only on a CPU with every feature below.
-            Some(vbmi) => unsafe { run_vbmi(Bound { s: self, permutes: vbmi, task }) },
-            None => self.run(Bound { s: self, permutes: super::Without, task }),
+            Some(vbmi) => Ok(unsafe { run_vbmi(Bound { s: self, permutes: vbmi, task }) }),
+            None => Err(task),
         }
     }
 }

@@ -93,7 +93,15 @@ impl<S: Simd, P: Permutes<S>, L: PermuteLoop<S>> Loop for Bound<S, P, L> {
 pub(crate) trait RunPermuting: Kernels {
     /// Runs a loop with the byte permutes of the CPU, if available.
     fn run_permuting<L: PermuteLoop<Self>>(self, task: L) -> L::Output {
-        self.run(Bound { s: self, permutes: Without, task })
+        match self.try_permuting(task) {
+            Ok(output) => output,
+            Err(task) => self.run(Bound { s: self, permutes: Without, task }),
+        }
+    }
+
+    /// Runs a loop with the byte permutes of the CPU, or returns it if there are none.
+    fn try_permuting<L: PermuteLoop<Self>>(self, task: L) -> Result<L::Output, L> {
+        Err(task)
     }
 }
 

@@ -45,7 +45,7 @@ impl<S: CodeLanes, E: Codes> Loop for ScoreCodes<'_, S, E> {
 
     #[inline(always)]
     fn run(self) {
-        if E::PARTS == 2 { self.of::<2, 1>() } else { self.of::<4, 2>() }
+        if const { E::PARTS == 2 } { self.of::<2, 1>() } else { self.of::<4, 2>() }
     }
 }
 
@@ -63,12 +63,16 @@ impl<S: CodeLanes, E: Codes> ScoreCodes<'_, S, E> {
             step.scales.0[..scales.len()].copy_from_slice(scales);
             let mut head = 0;
             while head < share {
-                let heads = heads_at_once::<S>(share - head);
+                let heads = (share - head).min(heads_at_once::<S>());
                 let fetch = head == 0;
                 let scores = &mut scores[head * CHUNK + first + at..];
                 match heads {
-                    4 => score::<S, E, PARTS, HALVES, 4>(s, queries, query + head, &step, fetch, scores),
-                    3 => score::<S, E, PARTS, HALVES, 3>(s, queries, query + head, &step, fetch, scores),
+                    4 if const { heads_at_once::<S>() >= 4 } => {
+                        score::<S, E, PARTS, HALVES, 4>(s, queries, query + head, &step, fetch, scores);
+                    }
+                    3 if const { heads_at_once::<S>() >= 3 } => {
+                        score::<S, E, PARTS, HALVES, 3>(s, queries, query + head, &step, fetch, scores);
+                    }
                     2 => score::<S, E, PARTS, HALVES, 2>(s, queries, query + head, &step, fetch, scores),
                     _ => score::<S, E, PARTS, HALVES, 1>(s, queries, query + head, &step, fetch, scores),
                 }
@@ -79,9 +83,8 @@ impl<S: CodeLanes, E: Codes> ScoreCodes<'_, S, E> {
 }
 
 /// Number of heads whose sums fit the registers.
-#[inline(always)]
-fn heads_at_once<S: CodeLanes>(left: usize) -> usize {
-    left.min(if S::PAIR_SUMS >= 4 { 4 } else { 2 })
+const fn heads_at_once<S: CodeLanes>() -> usize {
+    if S::PAIR_SUMS >= 4 { 4 } else { 2 }
 }
 
 /// The scores of `H` heads for the rows of a step.
@@ -99,10 +102,11 @@ fn score<S: CodeLanes, E: Codes, const PARTS: usize, const HALVES: usize, const 
         q[h] = queries.of(query + h);
     }
     let mut sums = [[s.splat_int(0); 4]; H];
-    if S::PAIR_SUMS >= 16 {
+    if const { S::PAIR_SUMS >= 16 } {
         tile::<S, E, PARTS, HALVES, H, 4>(s, q, step, 0, fetch, &mut sums);
     } else {
-        for group in 0..4 {
+        // Below four rows, the other groups would repeat the last one. For the compiler it is a loop that it does not unroll.
+        for group in 0..(step.last + 1).min(4) {
             tile::<S, E, PARTS, HALVES, H, 1>(s, q, step, group, fetch, &mut sums);
         }
     }
@@ -209,7 +213,7 @@ fn add_chunk<
     add_part::<S, E, PARTS, HALVES, H, G>(s, bytes, q, 0, acc);
     add_part::<S, E, PARTS, HALVES, H, G>(s, bytes, q, 1, acc);
     add_low::<S, E, PARTS, HALVES, H, G>(s, bytes, q, 0, acc);
-    if PARTS == 4 {
+    if const { PARTS == 4 } {
         add_part::<S, E, PARTS, HALVES, H, G>(s, bytes, q, 2, acc);
         add_part::<S, E, PARTS, HALVES, H, G>(s, bytes, q, 3, acc);
         add_low::<S, E, PARTS, HALVES, H, G>(s, bytes, q, 1, acc);

@@ -107,7 +107,7 @@ impl<S: CodeLanes, E: Codes> Loop for AddCodes<'_, S, E> {
 
     #[inline(always)]
     fn run(self) {
-        if E::PARTS == 2 { self.of::<1>() } else { self.of::<2>() }
+        if const { E::PARTS == 2 } { self.of::<1>() } else { self.of::<2>() }
     }
 }
 
@@ -128,13 +128,19 @@ impl<S: CodeLanes, E: Codes> AddCodes<'_, S, E> {
             let block = Block { bytes: &rows[at * width..], width, rows: scales.len(), ahead };
             let mut head = 0;
             while head < share {
-                let heads = heads_at_once::<S>(share - head, HALVES);
+                let heads = (share - head).min(heads_at_once::<S>(HALVES));
                 let sums = &mut sums[head * lines..][..heads * lines];
                 let fetch = head == 0;
                 match heads {
-                    4 => add::<S, E, HALVES, 4>(s, &room[head..], &block, fetch, sums),
-                    3 => add::<S, E, HALVES, 3>(s, &room[head..], &block, fetch, sums),
-                    2 => add::<S, E, HALVES, 2>(s, &room[head..], &block, fetch, sums),
+                    4 if const { heads_at_once::<S>(HALVES) >= 4 } => {
+                        add::<S, E, HALVES, 4>(s, &room[head..], &block, fetch, sums);
+                    }
+                    3 if const { heads_at_once::<S>(HALVES) >= 3 } => {
+                        add::<S, E, HALVES, 3>(s, &room[head..], &block, fetch, sums);
+                    }
+                    2 if const { heads_at_once::<S>(HALVES) >= 2 } => {
+                        add::<S, E, HALVES, 2>(s, &room[head..], &block, fetch, sums);
+                    }
                     _ => add::<S, E, HALVES, 1>(s, &room[head..], &block, fetch, sums),
                 }
                 head += heads;
@@ -144,14 +150,12 @@ impl<S: CodeLanes, E: Codes> AddCodes<'_, S, E> {
 }
 
 /// Number of heads whose sums of a unit fit the registers.
-#[inline(always)]
-fn heads_at_once<S: CodeLanes>(left: usize, halves: usize) -> usize {
-    let most = match (S::PAIR_SUMS, halves) {
+const fn heads_at_once<S: CodeLanes>(halves: usize) -> usize {
+    match (S::PAIR_SUMS, halves) {
         (16.., _) | (4.., 1) => 4,
         (4.., _) | (_, 1) => 2,
         _ => 1,
-    };
-    left.min(most)
+    }
 }
 
 /// The sums of `H` heads.
@@ -173,10 +177,10 @@ fn add<S: CodeLanes, E: Codes, const HALVES: usize, const H: usize>(
     while unit < whole {
         let left = whole - unit;
         let sums = Sums { all: &mut *sums, unit };
-        if S::PAIR_SUMS >= 16 && HALVES == 1 && left >= 4 {
+        if const { S::PAIR_SUMS >= 16 && HALVES == 1 } && left >= 4 {
             tile::<S, E, HALVES, H, 4>(s, few, block, 16 * unit, fetch, sums);
             unit += 4;
-        } else if S::PAIR_SUMS >= 16 && left >= 2 {
+        } else if const { S::PAIR_SUMS >= 16 } && left >= 2 {
             tile::<S, E, HALVES, H, 2>(s, few, block, 16 * unit, fetch, sums);
             unit += 2;
         } else {

@@ -7,9 +7,10 @@ use half::f16;
 use super::super::{KEYS, SCALARS};
 use super::{LARGEST, LONGEST, before_rounding, factor_and_step, pair};
 use crate::attention::cached::Cached;
-use crate::kernels::Element;
+use crate::kernels::{Element, Kernels as _, with_shared_kernels};
 use crate::line::FloatLine;
 use crate::simd::Simd;
+use trike_host::Isa;
 use trike_host::Line;
 use trike_host::Loop;
 
@@ -130,33 +131,53 @@ impl Blocks {
         self.wide.len() * 16
     }
 
+    /// Rounds the keys of some positions, the first of them at this place of the block. What is left in the block from before is
+    /// finite, and no row gives it a weight.
+    pub(super) fn fill_keys<K: Cached<Element: Stored>>(
+        &mut self,
+        isa: Isa,
+        keys: Run<'_, K>,
+        head_dim: usize,
+        first: usize,
+    ) {
+        with_shared_kernels!(isa, s => s.run(FillKeys { s, blocks: self, keys, head_dim, first }));
+    }
+
+    /// Rounds the values of some positions, in the same way.
+    pub(super) fn fill_values<V: Cached<Element: Stored>>(
+        &mut self,
+        isa: Isa,
+        values: Run<'_, V>,
+        head_dim: usize,
+        first: usize,
+    ) {
+        with_shared_kernels!(isa, s => s.run(FillValues { s, blocks: self, values, head_dim, first }));
+    }
+
     /// The faults at some places of the block.
     pub(super) fn faults_in(&self, places: &Range<usize>) -> impl Iterator<Item = &Fault> {
         self.faults.iter().filter(|fault| places.contains(&fault.at))
     }
 }
 
-/// Rounds the keys and values of the visible positions of a block. What is left in the block from before is finite, and
-/// no row gives it a weight.
-pub(super) struct Fill<'a, S, K, V> {
-    pub(super) s: S,
-    pub(super) blocks: &'a mut Blocks,
-    pub(super) keys: Run<'a, K>,
-    pub(super) values: Run<'a, V>,
-    pub(super) head_dim: usize,
+/// Rounds the keys of the visible positions of a block.
+struct FillKeys<'a, S, K> {
+    s: S,
+    blocks: &'a mut Blocks,
+    keys: Run<'a, K>,
+    head_dim: usize,
     /// Place of the first position in the block.
-    pub(super) first: usize,
+    first: usize,
 }
 
-impl<S: Simd, K: Cached<Element: Stored>, V: Cached<Element: Stored>> Loop for Fill<'_, S, K, V> {
+impl<S: Simd, K: Cached<Element: Stored>> Loop for FillKeys<'_, S, K> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let Self { s, blocks, keys, values, head_dim: d, first } = self;
+        let Self { s, blocks, keys, head_dim: d, first } = self;
         let columns = blocks.columns();
         let longest = before_rounding(LONGEST, columns);
-        blocks.faults.clear();
         let to = blocks.keys[first * columns / 2..].chunks_exact_mut(columns / 2);
         for (((row, scale), to), own) in keys.rows(d).zip(to).zip(&mut blocks.key_scales[first..]) {
             let row = K::elements(row, d, &mut blocks.room);
@@ -170,6 +191,27 @@ impl<S: Simd, K: Cached<Element: Stored>, V: Cached<Element: Stored>> Loop for F
                 *to = bytemuck::cast(round(s, line, factor));
             }
         }
+    }
+}
+
+/// Rounds the values of the visible positions of a block.
+struct FillValues<'a, S, V> {
+    s: S,
+    blocks: &'a mut Blocks,
+    values: Run<'a, V>,
+    head_dim: usize,
+    /// Place of the first position in the block.
+    first: usize,
+}
+
+impl<S: Simd, V: Cached<Element: Stored>> Loop for FillValues<'_, S, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { s, blocks, values, head_dim: d, first } = self;
+        let columns = blocks.columns();
+        blocks.faults.clear();
         let to = blocks.codes[first * columns..].chunks_exact_mut(columns);
         let places = first..first + values.len(d);
         for (((row, scale), to), at) in values.rows(d).zip(to).zip(places.clone()) {
@@ -188,8 +230,7 @@ impl<S: Simd, K: Cached<Element: Stored>, V: Cached<Element: Stored>> Loop for F
             }
             blocks.value_scales[at] = if is_finite { own } else { 0.0 };
             if !is_finite {
-                let values = row.iter().map(|element| element.widen() * scale).collect();
-                blocks.faults.push(Fault { at, values });
+                blocks.faults.push(fault(at, row, scale));
             }
         }
         // Whole pairs; the other position of a pair at an end keeps what it had.
@@ -203,6 +244,12 @@ impl<S: Simd, K: Cached<Element: Stored>, V: Cached<Element: Stored>> Loop for F
             }
         }
     }
+}
+
+/// A position with values that are not finite.
+#[cold]
+fn fault<E: Stored>(at: usize, row: &[E], scale: f32) -> Fault {
+    Fault { at, values: row.iter().map(|element| element.widen() * scale).collect() }
 }
 
 /// Widens one row; the last line is padded with zeros.

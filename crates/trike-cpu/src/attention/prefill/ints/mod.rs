@@ -20,13 +20,12 @@ use std::ops::Range;
 use super::product::{Keys, Scalars, Values};
 use super::shares::{Sample, Tally, tally};
 use super::{
-    Finish, Item, KEYS, Panel, Row, SCALARS, blocks_of, items, mask, panel, panels, row_of, seen_part,
+    Item, KEYS, Panel, Row, SCALARS, blocks_of, finish, items, mask, panel, panels, row_of, seen_part,
     vectors,
 };
 use crate::attention::cached::Cached;
-use crate::attention::lanes::Paired;
 use crate::attention::{Job, Ring};
-use crate::kernels::with_kernels;
+use crate::kernels::{Kernels as _, with_float_kernels, with_kernels};
 use crate::line::IntLine;
 use crate::simd::Simd;
 use trike_host::Isa;
@@ -90,11 +89,11 @@ pub(in crate::attention) fn run<K, V>(
     pool.run(items(job, pool, out), |items| {
         let mut blocks = Blocks::new(job.problem.head_dim);
         for item in items {
-            with_kernels!(isa, s => match vectors(item.out.len()) {
-                1 => attend::<_, K, V, 1>(job, s, k, v, item, &mut blocks),
-                2 => attend::<_, K, V, 2>(job, s, k, v, item, &mut blocks),
-                _ => attend::<_, K, V, 3>(job, s, k, v, item, &mut blocks),
-            });
+            match vectors(item.out.len()) {
+                1 => attend::<K, V, 1>(job, isa, k, v, item, &mut blocks),
+                2 => attend::<K, V, 2>(job, isa, k, v, item, &mut blocks),
+                _ => attend::<K, V, 3>(job, isa, k, v, item, &mut blocks),
+            }
         }
     });
 }
@@ -110,9 +109,9 @@ struct IntPanel<const V: usize> {
 }
 
 /// Computes one item.
-fn attend<S: Paired, K, V, const L: usize>(
+fn attend<K, V, const L: usize>(
     job: &Job<'_>,
-    s: S,
+    isa: Isa,
     k: Ring<'_, K>,
     v: Ring<'_, V>,
     mut item: Item<'_>,
@@ -123,20 +122,36 @@ fn attend<S: Paired, K, V, const L: usize>(
 {
     // Scores are logarithms of base 2.
     let (columns, scale) = (blocks.columns(), job.problem.scale * std::f32::consts::LOG2_E);
-    let panels = panels::<S::Lanes, L>(job, s.lanes(), &item).into_iter();
     let longest = longest::<K::Element>(columns);
-    let mut panels: Vec<_> = panels.map(|panel| s.run(Quantize { panel, columns, longest, scale })).collect();
+    let mut panels = quantized(isa, panels::<L>(job, isa, &item), columns, longest, scale);
     let mut buffers = Buffers::<L>::new();
     for (start, positions) in blocks_of(job, &item) {
         let (head, first) = (item.kv_head, positions.start - start);
         let keys = Run { stored: job.runs(k, head, &positions), scales: job.scales(k, head, &positions) };
         let values = Run { stored: job.runs(v, head, &positions), scales: job.scales(v, head, &positions) };
-        s.run(blocks::Fill { s, blocks, keys, values, head_dim: job.problem.head_dim, first });
-        s.run(AttendBlock { s, blocks, start, panels: &mut panels, buffers: &mut buffers });
+        blocks.fill_keys(isa, keys, job.problem.head_dim, first);
+        blocks.fill_values(isa, values, job.problem.head_dim, first);
+        let (blocks, panels, buffers) = (&*blocks, &mut panels[..], &mut buffers);
+        with_kernels!(isa, s => s.run(AttendBlock { s, blocks, start, panels, buffers }));
     }
     for (IntPanel { panel, .. }, out) in panels.iter().zip(item.out.chunks_mut(16 * L)) {
-        s.run(Finish { s: s.lanes(), panel, out });
+        finish(isa, panel, out);
     }
+}
+
+/// Rounds the queries of panels.
+fn quantized<const V: usize>(
+    isa: Isa,
+    panels: Vec<Panel<V>>,
+    columns: usize,
+    longest: f32,
+    scale: f32,
+) -> Vec<IntPanel<V>> {
+    let mut rounded = Vec::with_capacity(panels.len());
+    for panel in panels {
+        rounded.push(with_float_kernels!(isa, s => s.run(Quantize { panel, columns, longest, scale })));
+    }
+    rounded
 }
 
 /// Norm of the queries beside keys of this type, before rounding.
@@ -168,36 +183,37 @@ pub(super) fn sample<'o, K: Cached<Element: Stored>>(
 ) -> Vec<Sample<'o>> {
     let mut blocks = Blocks::new(job.problem.head_dim);
     for sample in &mut samples {
-        with_kernels!(isa, s => match vectors(sample.rows.len()) {
-            1 => sample_rows::<_, K, 1>(job, s, k, sample, &mut blocks),
-            2 => sample_rows::<_, K, 2>(job, s, k, sample, &mut blocks),
-            _ => sample_rows::<_, K, 3>(job, s, k, sample, &mut blocks),
-        });
+        match vectors(sample.rows.len()) {
+            1 => sample_rows::<K, 1>(job, isa, k, sample, &mut blocks),
+            2 => sample_rows::<K, 2>(job, isa, k, sample, &mut blocks),
+            _ => sample_rows::<K, 3>(job, isa, k, sample, &mut blocks),
+        }
     }
     samples
 }
 
-fn sample_rows<S: Paired, K: Cached<Element: Stored>, const V: usize>(
+fn sample_rows<K: Cached<Element: Stored>, const V: usize>(
     job: &Job<'_>,
-    s: S,
+    isa: Isa,
     k: Ring<'_, K>,
     sample: &mut Sample<'_>,
     blocks: &mut Blocks,
 ) {
-    let panel = panel::<S::Lanes, V>(job, s.lanes(), sample.rows.len(), |row| sample.rows[row]);
+    let panel = panel::<V>(job, isa, sample.rows.len(), &|row| sample.rows[row]);
     let (columns, scale) = (blocks.columns(), job.problem.scale);
-    let panel = s.run(Quantize { panel, columns, longest: longest::<K::Element>(columns), scale });
+    let longest = longest::<K::Element>(columns);
+    let panel = with_float_kernels!(isa, s => s.run(Quantize { panel, columns, longest, scale }));
     let mut scores = [row_of::<V>(0.0); KEYS];
     let (mut tallies, mut exponentials) = (Vec::new(), Vec::new());
-    let nothing = Run::<K> { stored: [&[], &[]], scales: [&[], &[]] };
     for (start, positions) in sample.blocks(job) {
         let keys = Run {
             stored: job.runs(k, sample.kv_head, &positions),
             scales: job.scales(k, sample.kv_head, &positions),
         };
         let (head_dim, first) = (job.problem.head_dim, positions.start - start);
-        s.run(blocks::Fill { s, blocks, keys, values: nothing, head_dim, first });
-        let tally = s.run(TallyBlock { s, blocks, start, panel: &panel, scores: &mut scores });
+        blocks.fill_keys(isa, keys, head_dim, first);
+        let (blocks, panel, all) = (&*blocks, &panel, &mut scores);
+        let tally = with_kernels!(isa, s => s.run(TallyBlock { s, blocks, start, panel, scores: all }));
         if let (Some(tally), true) = (&tally, sample.is_by_position()) {
             exponentials.extend_from_slice(&scores[tally.part.clone()]);
         }
@@ -405,25 +421,17 @@ fn product<S: Simd, A: Scalars<Scalar = i32>, const V: usize>(
     b: &[Pairs<V>],
     mut sink: impl Sink<V>,
 ) {
-    match (S::PAIR_SUMS, V) {
-        (24, 3) => tile::<S, A, V, 8, 3>(s, a, b, 0, 0, &mut sink),
-        (24, 2) => tile::<S, A, V, 8, 2>(s, a, b, 0, 0, &mut sink),
-        (24, _) => tile::<S, A, V, 8, 1>(s, a, b, 0, 0, &mut sink),
-        (6, 3) => {
-            for i in (0..SCALARS).step_by(2) {
-                tile::<S, A, V, 2, 3>(s, a, b, i, 0, &mut sink);
-            }
+    // As many sums as fit the registers. Conditions are constants, so that each instance has one of the tiles.
+    if const { S::PAIR_SUMS >= 24 } {
+        tile::<S, A, V, 8, V>(s, a, b, 0, 0, &mut sink);
+    } else if const { S::PAIR_SUMS >= 6 } {
+        for i in (0..SCALARS).step_by(2) {
+            tile::<S, A, V, 2, V>(s, a, b, i, 0, &mut sink);
         }
-        (6, 2) => {
-            for i in (0..SCALARS).step_by(2) {
-                tile::<S, A, V, 2, 2>(s, a, b, i, 0, &mut sink);
-            }
-        }
-        _ => {
-            for i in (0..SCALARS).step_by(2) {
-                for v in 0..V {
-                    tile::<S, A, V, 2, 1>(s, a, b, i, v, &mut sink);
-                }
+    } else {
+        for i in (0..SCALARS).step_by(2) {
+            for v in 0..V {
+                tile::<S, A, V, 2, 1>(s, a, b, i, v, &mut sink);
             }
         }
     }
