@@ -5,7 +5,7 @@ mod mixed;
 
 use std::{fs, path::Path};
 
-use trike_format::{Gguf, GgufWriter, StringArray};
+use trike_format::{Gguf, GgufWriter, StringArray, TensorSource};
 use trike_llm::{
     chat::{ChatTemplate, Message, RenderOptions},
     gguf_chat_template, gguf_tokenizer,
@@ -38,6 +38,13 @@ fn the_vocabularies_inside_gguf_files_encode_alike() {
         }
         mixed_texts_come_back(&tokenizer, name);
     }
+    let Some((path, _)) = gguf("llama-spm") else { return };
+    let file = Gguf::open(path).unwrap();
+    assert_eq!(file.str("tokenizer.ggml.model").unwrap(), Some("llama"));
+    assert_eq!(file.strings("tokenizer.ggml.tokens").unwrap().unwrap().len(), 32_000);
+    assert_eq!(file.f32s("tokenizer.ggml.scores").unwrap().unwrap().len(), 32_000);
+    assert_eq!(file.i64s("tokenizer.ggml.token_type").unwrap().unwrap().len(), 32_000);
+    assert!(file.tensors().is_empty());
 }
 
 #[test]
