@@ -14,6 +14,7 @@
 
 mod checkpoint;
 mod compare;
+mod golden;
 mod npz;
 mod rng;
 mod shared;
@@ -24,9 +25,10 @@ pub use checkpoint::{Llama2cCheckpoint, Llama2cShape};
 pub use compare::{Real, Tolerance, assert_close, is_near, max_rel};
 #[doc(hidden)]
 pub use compare::{check_all_near, check_near};
+pub use golden::{Golden, golden};
 pub use npz::{NpyArray, NpyData, npz};
 pub use rng::Rng;
-pub use shared::{Golden, golden, python, shared, tiny};
+pub use shared::{python, shared, tiny};
 pub use story::{STORY_END, stories, story, story_tokens, storyteller};
 pub use vocabulary::{
     byte_level_tokenizer, llama2c_vocabulary, other_llama2c_vocabulary, sentencepiece_vocabulary,
