@@ -214,7 +214,7 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "trike-testkit",
         purpose: "oracles, input tables and tolerances for tests",
         uses: "",
-        registry: "approx zip",
+        registry: "approx serde_json zip",
         unsafe_in: &[],
     },
     Row {

@@ -1,6 +1,11 @@
-//! Location of the shared test data, and skips when it or a tool is missing.
+//! Location of test data: of the repository, and of the shared data with skips when it or a tool is missing.
 
 use std::path::{Path, PathBuf};
+
+/// The directory of the model that comes with Trike.
+pub fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny").canonicalize().expect("the bundled model")
+}
 
 /// Prints `skipped: reason`, which the test runner counts; the test then returns.
 ///

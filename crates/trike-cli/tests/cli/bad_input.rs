@@ -1,6 +1,11 @@
 //! Whatever a user gives: an error that names the file and the remedy, and the right exit code.
 
-use crate::harness::{Trike, shared, text, tiny};
+use trike::format::{GgufWriter, StringArray};
+use trike_testkit::{
+    Llama2cCheckpoint, Llama2cShape, other_llama2c_vocabulary, sentencepiece_vocabulary, tiktoken_vocabulary,
+};
+
+use crate::harness::{Trike, text, tiny};
 
 #[test]
 fn files_that_are_no_models() {
@@ -71,8 +76,7 @@ fn a_model_that_is_cut_off_or_lacks_a_file() {
 
 #[test]
 fn truncated_checkpoints_of_llama2c() {
-    let Some(model) = shared("data/models/stories260K.bin") else { return };
-    let bytes = std::fs::read(model).unwrap();
+    let bytes = trike_testkit::storyteller().to_f32_bytes();
     let trike = Trike::new();
     for len in [27, 28, 30_000, bytes.len() - 1_000] {
         let path = trike.write("cut.bin", &bytes[..len]);
@@ -82,13 +86,12 @@ fn truncated_checkpoints_of_llama2c() {
 
 #[test]
 fn weights_that_are_no_numbers_are_named() {
-    let Some(model) = shared("data/models/stories260K.bin") else { return };
-    let Some(tokenizer) = shared("data/tokenizers/tok512.bin") else { return };
+    let trike = Trike::new();
+    let [model, tokenizer] = trike.storyteller();
     let mut bytes = std::fs::read(model).unwrap();
     // The header, the embedding of 512 x 64, five norms of 64, and then the first query matrix.
     let at = 28 + 4 * (512 * 64 + 5 * 64 + 25);
     bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
-    let trike = Trike::new();
     let (path, out) = (trike.write("nan.bin", bytes), trike.path("out"));
     let words = trike.write("words.txt", "Once upon a time");
     for args in [
@@ -106,12 +109,29 @@ fn weights_that_are_no_numbers_are_named() {
 
 #[test]
 fn a_tokenizer_of_another_model() {
-    let Some(model) = shared("data/models/stories260K.bin") else { return };
     let trike = Trike::new();
-    for name in
-        ["tok4096.bin", "llama2_tokenizer.model", "llama3_tokenizer.model", "ggml-vocab-llama-spm.gguf"]
-    {
-        let Some(tokenizer) = shared(&format!("data/tokenizers/{name}")) else { return };
+    let [model, _] = trike.storyteller();
+    let gguf = trike.path("vocabulary.gguf");
+    let mut writer = GgufWriter::create(&gguf).unwrap();
+    let tokens = ["<unk>", "<s>", "</s>"].map(str::to_owned).into_iter();
+    let tokens: Vec<String> = tokens.chain((0..256).map(|byte| format!("<0x{byte:02X}>"))).collect();
+    let types: Vec<i32> = [2, 3, 3].into_iter().chain([6; 256]).collect();
+    writer.metadata("general.architecture", "llama").unwrap();
+    writer.metadata("tokenizer.ggml.model", "llama").unwrap();
+    writer.metadata("tokenizer.ggml.tokens", tokens.iter().collect::<StringArray>()).unwrap();
+    writer.metadata("tokenizer.ggml.scores", vec![0f32; tokens.len()]).unwrap();
+    writer.metadata("tokenizer.ggml.token_type", types).unwrap();
+    writer.finish().unwrap();
+    for tokenizer in [
+        trike.write("tok4096.bin", other_llama2c_vocabulary(4096)),
+        // As SentencePiece, with one piece more.
+        trike.write(
+            "tokenizer.model",
+            [&sentencepiece_vocabulary()[..], &[10, 4, 10, 2, b'z', b'z']].concat(),
+        ),
+        trike.write("llama3.model", tiktoken_vocabulary()),
+        gguf,
+    ] {
         for model in [&model, &tiny()] {
             let error = trike.fails(1, &["run", "-m", model, "--tokenizer", &tokenizer, "-p", "x"]);
             assert!(error.contains("tokenizer"), "{error}");
@@ -193,7 +213,8 @@ fn texts_that_cannot_be_scored() {
         let error = trike.fails(1, &["perplexity", "-m", &tiny(), "-f", &path]);
         assert!(error.contains(&path) && error.contains(part), "{error}");
     }
-    let Some(other) = shared("data/models/stories3M-q80.bin") else { return };
+    let other = Llama2cCheckpoint::random(Llama2cShape::STORIES_3M, 3).to_int8_bytes(64);
+    let other = trike.write("other.bin", other);
     let words = trike.write("words.txt", "Once upon a time");
     let error = trike.fails(1, &["perplexity", "-m", &tiny(), "-f", &words, "--base", &other]);
     assert!(error.contains("4096") && error.contains("512"), "{error}");

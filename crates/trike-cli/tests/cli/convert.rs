@@ -3,15 +3,15 @@
 use serde_json::Value;
 use trike_testkit::assert_near;
 
-use crate::harness::{Trike, shared, tiny};
+use crate::harness::{Trike, tiny};
 
 const IDS: [u32; 6] = [0, 405, 422, 260, 378, 13];
 
 /// Every way to hold the ternary model, there and back: the logits are those of the original to the last bit.
 #[test]
 fn conversions_there_and_back_keep_every_value() {
-    let Some(checkpoint) = shared("models/tiny") else { return };
     let trike = Trike::new();
+    let checkpoint = trike.dense();
     let exact = ["--head", "stored", "--threads", "1"];
     let (_, original) = trike.logits(&checkpoint, &IDS, &exact);
     let mut ways = vec![("tq1.gguf", vec!["tq1_0"]), ("tq2.gguf", vec!["tq2_0"]), ("q2.gguf", vec!["q2_0"])];
@@ -39,7 +39,7 @@ fn conversions_there_and_back_keep_every_value() {
             "--temperature",
             "0",
             "-n",
-            "8",
+            "10",
             "--json",
         ]);
         assert_eq!(json["text"], ", there was a little girl named Lily", "{name}");
@@ -55,14 +55,12 @@ fn a_packed_checkpoint_has_a_third_of_the_bytes_and_the_shipped_model_stays_as_i
     let pack = |from: &str, to: &str| {
         trike.json(&["convert", from, to, "--to", "trike", "--embeddings", "int8", "--json"])
     };
-    if let Some(checkpoint) = shared("models/tiny") {
-        let out = trike.path("packed");
-        let json = pack(&checkpoint, &out);
-        assert_eq!(json["output_bytes"].as_u64(), Some(bytes(&out)));
-        assert!(bytes(&out) < 1_200_000, "{json}");
-        let change = json["largest_change"].as_f64();
-        assert!(change.is_some_and(|change| change > 0.0 && change < 4e-3), "{json}");
-    }
+    let out = trike.path("packed");
+    let json = pack(&trike.dense(), &out);
+    assert_eq!(json["output_bytes"].as_u64(), Some(bytes(&out)));
+    assert!(bytes(&out) < 700_000, "{json}");
+    let change = json["largest_change"].as_f64();
+    assert!(change.is_some_and(|change| change > 0.0 && change < 4e-3), "{json}");
     assert!(bytes(&tiny()) < 700_000);
     let out = trike.path("tiny");
     assert_eq!(pack(&tiny(), &out)["largest_change"], 0.0);
@@ -81,8 +79,8 @@ fn a_packed_checkpoint_has_a_third_of_the_bytes_and_the_shipped_model_stays_as_i
 
 #[test]
 fn a_conversion_that_would_change_a_value_is_refused_and_leaves_nothing() {
-    let Some(dense) = shared("data/models/stories260K.bin") else { return };
     let trike = Trike::new();
+    let [dense, _] = trike.storyteller();
     for (to, out) in [("trike", "out"), ("tq1_0", "out.gguf"), ("tq2_0", "out.gguf"), ("q2_0", "out.gguf")] {
         let out = trike.path(out);
         let error = trike.fails(1, &["convert", &dense, &out, "--to", to]);
@@ -217,14 +215,17 @@ fn inspect_fails_on_damaged_weights_and_names_tensors_without_a_layer() {
 
 #[test]
 fn inspect_reads_all_formats() {
+    let trike = Trike::new();
+    let [dense, _] = trike.storyteller();
+    let int8 = trike.write("int8.bin", trike_testkit::storyteller().to_int8_bytes(64));
     let cases = [
-        ("data/models/stories260K.bin", "llama2.c checkpoint", "F32"),
-        ("data/models/stories3M-q80.bin", "llama2.c checkpoint", "int8"),
-        ("models/tiny", "HuggingFace directory", "F16"),
+        (dense, "llama2.c checkpoint", "F32"),
+        (int8, "llama2.c checkpoint", "int8"),
+        (trike.dense(), "HuggingFace directory", "F16"),
+        (tiny(), "HuggingFace directory", "base3"),
     ];
     for (path, format, encoding) in cases {
-        let Some(path) = shared(path) else { return };
-        let json = Trike::new().json(&["inspect", &path, "--json"]);
+        let json = trike.json(&["inspect", &path, "--json"]);
         assert_eq!(json["format"], format);
         let tensors = json["tensors"].as_array().unwrap();
         let found =

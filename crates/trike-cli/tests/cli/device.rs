@@ -6,7 +6,7 @@ use trike_testkit::{assert_near, skip};
 
 use serde_json::Value;
 
-use crate::harness::{Trike, shared, tiny};
+use crate::harness::{Trike, tiny};
 
 /// What `trike doctor` lists.
 fn devices() -> &'static [Value] {
@@ -82,17 +82,15 @@ fn auto_takes_the_processor_where_there_is_no_gpu_and_says_so() {
     assert!(notes.contains("running on the CPU"), "{notes}");
 }
 
-/// The text that llama2.c prints, through kernels on a device. One read-back a token: the last one needs none after it, and the
+/// The text of a dense model, through kernels on a device. One read-back a token: the last one needs none after it, and the
 /// prompt's logits are the first's.
 #[test]
-fn the_golden_text_of_stories_comes_from_a_device() {
-    let Some(model) = shared("data/models/stories260K.bin") else { return };
-    let Some(golden) = shared("data/golden/stories260K_greedy_200.txt") else { return };
-    let Some(tokenizer) = shared("data/tokenizers/tok512.bin") else { return };
+fn the_text_of_a_dense_model_comes_from_a_device() {
     let Some(device) = software() else { return };
-    let golden = std::fs::read_to_string(golden).unwrap();
     let trike = Trike::new();
+    let [model, tokenizer] = trike.storyteller();
     let args = ["run", "-m", &model, "--tokenizer", &tokenizer, "-p", "", "--temperature", "0"];
+    let golden = trike.stdout(&[&args[..], &["--max-tokens", "200", "-q"]].concat());
     let json =
         trike.json(&[&args[..], &["--max-tokens", "200", "--device", device, "--json", "-q"]].concat());
     let text = format!("{}{}", json["prompt"].as_str().unwrap(), json["text"].as_str().unwrap());

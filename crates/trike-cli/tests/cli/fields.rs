@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, io::Write, process::Stdio};
 use serde_json::Value;
 
 use crate::{
-    harness::{Trike, shared, tiny, utf8},
+    harness::{Trike, tiny, utf8},
     reference::fields,
 };
 
@@ -171,12 +171,9 @@ fn json_has_the_fields_of_the_reference() {
 
 #[test]
 fn the_json_of_quantize_has_the_fields_of_the_reference() {
-    let Some(model) = shared("data/models/stories260K.bin") else { return };
-    let Some(tokenizer) = shared("data/tokenizers/tok512.bin") else { return };
-    let Some(corpus) = shared("data/corpora/tinystories_calibration.txt") else { return };
     let trike = Trike::new();
-    let corpus: String = std::fs::read_to_string(corpus).unwrap().chars().take(6000).collect();
-    let story = trike.write("story.txt", corpus);
+    let [model, tokenizer] = trike.storyteller();
+    let story = trike.write("story.txt", trike_testkit::stories(1, 7, 250));
     let quantize = |name: &str, more: &[&str]| {
         let out = trike.path(name);
         let args =

@@ -43,6 +43,21 @@ impl Trike {
         to
     }
 
+    /// Writes a dense checkpoint of llama2.c that knows the stories of `trike_testkit`, and its tokenizer.
+    pub(crate) fn storyteller(&self) -> [String; 2] {
+        [
+            self.write("stories260K.bin", trike_testkit::storyteller().to_f32_bytes()),
+            self.write("tok512.bin", trike_testkit::llama2c_vocabulary()),
+        ]
+    }
+
+    /// The bundled model as the dense checkpoint that it was before it was packed.
+    pub(crate) fn dense(&self) -> String {
+        let out = self.path("dense");
+        self.stdout(&["convert", &tiny(), &out, "--to", "f16", "--embeddings", "f16", "-q"]);
+        out
+    }
+
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         self.prepare(Command::new(env!("CARGO_BIN_EXE_trike")), args)
     }
@@ -133,13 +148,6 @@ impl Trike {
         assert_eq!(output.status.code(), Some(1), "trike {args:?}: {stderr}");
         assert!(stderr.starts_with("error: ") && !stderr.contains("panicked"), "trike {args:?}: {stderr}");
         (stdout, stderr)
-    }
-
-    /// A checkpoint as Trike stores it, with an embedding in int8.
-    pub(crate) fn packed(&self, checkpoint: &str) -> String {
-        let out = self.path("packed");
-        self.stdout(&["convert", checkpoint, &out, "--to", "trike", "--embeddings", "int8", "-q"]);
-        out
     }
 
     /// The logits of `ids`, `[ids][vocabulary]`, and their shape.

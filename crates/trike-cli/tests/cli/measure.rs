@@ -56,21 +56,20 @@ fn bits_a_byte_of_the_bundled_model() {
 
 #[test]
 fn bits_a_byte_of_tiny_packed_or_not() {
-    let Some(checkpoint) = shared("models/tiny") else { return };
-    let Some(text) = shared("data/corpora/tinystories_eval.txt") else { return };
+    let golden = trike_testkit::golden();
     let trike = Trike::new();
-    let packed = trike.packed(&checkpoint);
-    let json = trike.json(&["perplexity", "-m", &packed, "-f", &text, "--base", &checkpoint, "--json"]);
+    let (dense, text) = (trike.dense(), trike.write("stories.txt", golden.stories));
+    let json = trike.json(&["perplexity", "-m", &tiny(), "-f", &text, "--base", &dense, "--json"]);
     for figures in [&json, &json["base"]] {
-        near(&figures["bits_per_byte"], 1.212, 2e-3);
-        near(&figures["nats"], 2.624, 1e-3);
-        near(&figures["perplexity"], 13.79, 2e-3);
-        assert_eq!(figures["tokens"], 9124);
-        assert_eq!(figures["sequences"], 40);
+        near(&figures["bits_per_byte"], golden.bits_per_byte(), 2e-3);
+        near(&figures["nats"], golden.nats, 1e-3);
+        near(&figures["perplexity"], golden.nats.exp(), 2e-3);
+        assert_eq!(figures["tokens"], golden.tokens);
+        assert_eq!(figures["sequences"], 4);
     }
     assert!(json["kl"].as_f64().is_some_and(|kl| (0.0..1e-3).contains(&kl)), "{json}");
     assert!(json["top1_agreement"].as_f64().is_some_and(|share| (0.98..=1.0).contains(&share)), "{json}");
-    assert_eq!(json["base"]["model"], checkpoint);
+    assert_eq!(json["base"]["model"], dense);
 }
 
 #[test]
@@ -120,11 +119,14 @@ fn logits_of_stories_are_those_of_numpy() {
 
 #[test]
 fn logits_of_tiny_are_those_of_numpy() {
-    let Some(checkpoint) = shared("models/tiny") else { return };
-    let golden = trike_testkit::npz(format!("{checkpoint}/golden.npz").as_ref());
-    let (shape, got) = Trike::new().logits(&checkpoint, &golden["ids"].to_ids(), &[]);
-    assert_eq!(shape, golden["logits"].shape);
-    trike_testkit::assert_close(&got, &golden["logits"].to_f32(), 1e-3);
+    let golden = trike_testkit::golden();
+    let trike = Trike::new();
+    for model in [tiny(), trike.dense()] {
+        let more = ["--head", "stored", "--activations", "f32"];
+        let (shape, got) = trike.logits(&model, &golden.ids[..golden.rows], &more);
+        assert_eq!(shape, [golden.rows, 512]);
+        trike_testkit::assert_close(&got, &golden.logits, 1e-3);
+    }
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! `trike quantize`.
 
+use std::sync::LazyLock;
+
 use serde_json::Value;
-use trike_testkit::assert_near;
+use trike_testkit::{assert_near, stories};
 
 use crate::harness::{Trike, shared, text, tiny};
 
-/// The trained dense model, its tokenizer, and a short calibration and evaluation text that share no story.
+/// A dense model, its tokenizer, and a short calibration and evaluation text that share no story.
 pub(crate) struct Bench {
     pub(crate) trike: Trike,
     model: String,
@@ -20,7 +22,16 @@ fn untuned(more: &[&str]) -> &'static [&'static str] {
 }
 
 impl Bench {
-    pub(crate) fn new() -> Option<Self> {
+    pub(crate) fn new() -> Self {
+        let trike = Trike::new();
+        let [model, tokenizer] = trike.storyteller();
+        let calibration = trike.write("calibration.txt", stories(1, 16, 300));
+        let eval = trike.write("eval.txt", stories(2, 4, 300));
+        Self { trike, model, tokenizer, calibration, eval }
+    }
+
+    /// The same with a trained model, which loses more and can regain more than one that was made.
+    fn trained() -> Option<Self> {
         let trike = Trike::new();
         let stories = |rel: &str, n: usize| -> Option<String> {
             let all = std::fs::read_to_string(shared(rel)?).unwrap();
@@ -74,7 +85,20 @@ impl Bench {
         let out = self.trike.path(name);
         self.trike.json(&self.args(&out, more))
     }
+
+    /// The tensors of a result.
+    fn weights(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.trike.path(&format!("{name}/model.safetensors"))).unwrap()
+    }
 }
+
+/// Options of a short run, and the tensors that it makes: the same in every test, whatever became of the run in between.
+const SHORT: [&str; 4] = ["--planes", "1", "--sequences", "6"];
+static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let bench = Bench::new();
+    bench.run("whole", &SHORT);
+    bench.weights("whole")
+});
 
 fn ratio(report: &Value) -> f64 {
     report["evaluation"]["ratio"].as_f64().unwrap()
@@ -84,7 +108,7 @@ fn ratio(report: &Value) -> f64 {
 /// perplexities on four stories has a standard error of 0.007. The result runs and is what the report says.
 #[test]
 fn compensation_loses_less_than_rounding_and_planes_lose_less() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Bench::trained() else { return };
     let mut before = f64::INFINITY;
     for planes in ["1", "2", "3"] {
         let nats = |report: &Value| report["evaluation"]["kl"].as_f64().unwrap();
@@ -130,14 +154,12 @@ fn compensation_loses_less_than_rounding_and_planes_lose_less() {
 
 #[test]
 fn every_option_changes_the_model() {
-    let Some(bench) = Bench::new() else { return };
-    let weights = |name: &str| std::fs::read(bench.trike.path(&format!("{name}/model.safetensors"))).unwrap();
-    let base = ["--planes", "1", "--sequences", "6"];
-    bench.run("base", &base);
-    let first = weights("base");
+    let bench = Bench::new();
+    let weights = |name: &str| bench.weights(name);
+    let (base, first) = (SHORT, &*WHOLE);
     // The same again, on one thread, is the same to the last byte.
     bench.run("again", &[&base[..], &["--threads", "1"]].concat());
-    assert!(weights("again") == first, "not the same bytes twice");
+    assert!(weights("again") == *first, "not the same bytes twice");
     for (i, more) in [
         &["--mean"][..],
         &["--salience"],
@@ -186,7 +208,7 @@ fn every_option_changes_the_model() {
         let said = some && stderr.starts_with("tuning gained nothing in ");
         assert!(stderr.is_empty() || said, "{more:?}: {stderr}");
         let report: Value = serde_json::from_str(&stdout).expect("JSON");
-        assert!(weights(&name) != first, "{more:?}");
+        assert!(weights(&name) != *first, "{more:?}");
         let kept = report["layers"].as_array().unwrap().iter().filter(|l| !l["kept"].is_null()).count();
         let expected = match more[0] {
             "--skip" => 1,
@@ -199,10 +221,8 @@ fn every_option_changes_the_model() {
 
 #[test]
 fn an_interrupted_run_goes_on_and_gives_the_same_model() {
-    let Some(bench) = Bench::new() else { return };
-    let args = ["--planes", "1", "--sequences", "6"];
-    bench.run("whole", &args);
-    let weights = |name: &str| std::fs::read(bench.trike.path(&format!("{name}/model.safetensors"))).unwrap();
+    let bench = Bench::new();
+    let args = SHORT;
     let out = bench.trike.path("broken");
     let finished = bench.trike.path("broken.partial/block-0/config.json");
     let mut child =
@@ -217,7 +237,7 @@ fn an_interrupted_run_goes_on_and_gives_the_same_model() {
     let kept = std::fs::metadata(&finished).unwrap().modified().unwrap();
     // Other options start over, and the same ones go on.
     let report = bench.run("broken", &args);
-    assert!(weights("broken") == weights("whole"));
+    assert!(bench.weights("broken") == *WHOLE);
     assert_eq!(report["layers"].as_array().unwrap().len(), 35);
     assert!(kept < std::fs::metadata(&out).unwrap().modified().unwrap());
     // A directory that is not one of ours is not removed.
@@ -230,7 +250,7 @@ fn an_interrupted_run_goes_on_and_gives_the_same_model() {
 
 #[test]
 fn quality_is_measured_without_being_asked_on_text_that_was_held_out() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let (page, report) = bench.unasked("one", &["--planes", "2", "--group", "32"]);
     let e = &report["evaluation"];
     assert_eq!(
@@ -284,8 +304,8 @@ fn quality_is_measured_without_being_asked_on_text_that_was_held_out() {
 
 #[test]
 fn text_that_a_search_used_is_said_to_be_so() {
-    let Some(bench) = Bench::new() else { return };
-    let more = ["--target", "0.4nats", "--sequences", "8", "--planes", "3", "--group", "64"];
+    let bench = Bench::new();
+    let more = ["--target", "0.002nats", "--sequences", "8", "--planes", "3", "--group", "64"];
     let (page, report) = bench.unasked("searched", &more);
     assert_eq!(report["evaluation"]["searched"], true);
     assert!(page.contains("on which the precision of the layers was also chosen"));
@@ -303,7 +323,7 @@ fn text_that_a_search_used_is_said_to_be_so() {
         wished["notes"].as_array().unwrap().iter().any(|note| note.to_string().contains("not reached"));
     assert_eq!(met, !said);
     // A plan for bits leaves text that it did not see, if there is enough.
-    let calibration = shared("data/corpora/tinystories_calibration.txt").unwrap();
+    let calibration = bench.trike.write("long.txt", stories(3, 300, 300));
     let out = bench.trike.path("fresh");
     let mut args =
         bench.bare(&out, &["--target", "3.2bpw", "--sequences", "40", "--planes", "2", "--group", "64"]);
@@ -320,7 +340,7 @@ fn text_that_a_search_used_is_said_to_be_so() {
 
 #[test]
 fn text_in_a_language_that_the_model_does_not_know_is_said_to_be_so() {
-    let Some(mut bench) = Bench::new() else { return };
+    let mut bench = Bench::new();
     let said = |bench: &Bench, name: &str| {
         let report = bench.run(name, &["--planes", "2"]);
         let notes = report["notes"].as_array().unwrap().clone();
@@ -337,12 +357,11 @@ fn text_in_a_language_that_the_model_does_not_know_is_said_to_be_so() {
 #[cfg(unix)]
 #[test]
 fn a_disk_that_is_full_leaves_finished_blocks() {
-    let Some(bench) = Bench::new() else { return };
-    let options = ["--planes", "1", "--sequences", "6"];
-    bench.run("whole", &options);
+    let bench = Bench::new();
+    let options = SHORT;
     let length = |path: &str| std::fs::metadata(bench.trike.path(path)).unwrap().len();
     // Half of the model, in units of 512 bytes.
-    let most = length("whole/model.safetensors") / 1024;
+    let most = WHOLE.len() / 1024;
     let out = bench.trike.path("full");
     let words = bench.args(&out, &options).join("' '");
     let line = format!("trap '' XFSZ; ulimit -f {most}; exec trike '{words}'");
@@ -356,14 +375,13 @@ fn a_disk_that_is_full_leaves_finished_blocks() {
         assert!(length(&format!("full.partial/block-{block}/model.safetensors")) > 0);
     }
     bench.run("full", &options);
-    let weights = |name: &str| std::fs::read(bench.trike.path(&format!("{name}/model.safetensors"))).unwrap();
-    assert!(weights("full") == weights("whole"));
+    assert!(bench.weights("full") == *WHOLE);
 }
 
 #[cfg(unix)]
 #[test]
 fn ctrl_c_says_that_the_same_command_continues_if_it_does() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let out = bench.trike.path("broken");
     let args = bench.args(&out, &["--planes", "1"]);
     let finished = bench.trike.path("broken.partial/block-0/config.json");
@@ -441,7 +459,7 @@ fn a_ternary_model_is_refused_before_anything_is_measured() {
 
 #[test]
 fn without_a_text_the_model_writes_its_own_and_the_seed_says_which() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let weights = |name: &str, seed: &str| {
         let out = bench.trike.path(name);
         let model = ["quantize", "-m", &bench.model, "--tokenizer", &bench.tokenizer, "-o", &out, "--json"];
@@ -459,7 +477,7 @@ fn without_a_text_the_model_writes_its_own_and_the_seed_says_which() {
 
 #[test]
 fn tuning_that_gains_nothing_changes_nothing_and_says_so() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let (_, plain) = bench.unasked("plain", &["--planes", "1"]);
     let out = bench.trike.path("overdone");
     // A level of every code in each step.
@@ -484,7 +502,7 @@ fn tuning_that_gains_nothing_changes_nothing_and_says_so() {
 
 #[test]
 fn a_recovery_goes_on_where_tuning_ends() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Bench::trained() else { return };
     let tuned = ["--planes", "2", "--tune-block-epochs", "0", "--tune-model-epochs", "2"];
     let (_, before) = bench.unasked("tuned", &tuned);
     assert!(before["recovered"].is_null());
@@ -514,9 +532,9 @@ fn a_recovery_goes_on_where_tuning_ends() {
 
 #[test]
 fn prices_of_an_interrupted_plan_are_those_of_its_target() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let goals = ["1.05x", "2.5bpw"];
-    let weights = |name: &str| std::fs::read(bench.trike.path(&format!("{name}/model.safetensors"))).unwrap();
+    let weights = |name: &str| bench.weights(name);
     for goal in goals {
         bench.unasked(&format!("whole{goal}"), &["--target", goal]);
     }
@@ -542,7 +560,7 @@ fn prices_of_an_interrupted_plan_are_those_of_its_target() {
 #[test]
 fn a_quality_can_be_planned_without_a_trial() {
     use trike::calibrate::{Budget, Calibration, ModelQuantizationConfig, PlanOptions, quantize_to};
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let input = trike::llm::ModelFile::open(&bench.model).unwrap();
     let out = bench.trike.path("planned");
     let text = std::fs::read_to_string(&bench.calibration).unwrap();

@@ -201,7 +201,7 @@ fn tensors_are_written_over_only_by_their_like() {
 
 #[test]
 fn pages_have_every_section_and_plot_and_need_nothing_else() {
-    let Some(bench) = crate::quantize::Bench::new() else { return };
+    let bench = crate::quantize::Bench::new();
     let more = ["--target", "3.2bpw", "--sequences", "8", "--curve", "--planes", "3", "--group", "64"];
     let report = bench.run_with("paged", &more, 4);
     let out = bench.trike.path("paged");
@@ -275,7 +275,7 @@ fn other_formats_are_beside_trits_on_the_curve() {
 
 #[test]
 fn budgets_are_met_or_refused_with_the_nearest() {
-    let Some(bench) = crate::quantize::Bench::new() else { return };
+    let bench = crate::quantize::Bench::new();
     let out = bench.trike.path("none");
     for (code, more, part) in [
         (1, &["--target", "0.5bpw"][..], "closest achievable"),
@@ -340,17 +340,17 @@ fn budgets_are_met_or_refused_with_the_nearest() {
     // A loose budget of quality: met on the text that was kept out, with less than the largest.
     let report = bench.run_with(
         "quality",
-        &["--target", "0.4nats", "--sequences", "8", "--planes", "3", "--group", "64"],
+        &["--target", "0.002nats", "--sequences", "8", "--planes", "3", "--group", "64"],
         4,
     );
     let trials = report["planning"]["trials"].as_array().unwrap();
     assert!(trials.iter().any(|t| t["met"] == true), "{trials:?}");
-    assert!(report["evaluation"]["kl"].as_f64().unwrap() < 0.6);
+    assert!(report["evaluation"]["kl"].as_f64().unwrap() < 0.003);
 }
 
 #[test]
 fn pruning_makes_zeros_of_the_kind_that_was_asked_for() {
-    let Some(bench) = crate::quantize::Bench::new() else { return };
+    let bench = crate::quantize::Bench::new();
     let weights = |name: &str| fs::read(bench.trike.path(&format!("{name}/model.safetensors"))).unwrap();
     let base = ["--planes", "1", "--sequences", "4"];
     let run = |name: &str, more: &[&str]| {

@@ -285,14 +285,31 @@ fn metadata_of_every_type_comes_back_in_order() {
     assert!(file.missing_key("llama.block_count").to_string().contains("`llama.block_count`"));
 }
 
+/// A file of the form of llama.cpp's vocabularies: keys and no tensors. One of llama.cpp's own is read in `trike-llm`, which knows
+/// what it must say.
 #[test]
 fn vocabularies_of_llama_cpp_open() {
-    let Some(path) = trike_testkit::shared("data/tokenizers/ggml-vocab-llama-spm.gguf") else { return };
-    let file = Gguf::open(path).unwrap();
+    const TOKENS: usize = 32_000;
+    let array = |element: u32, values: Vec<u8>| {
+        [&element.to_le_bytes()[..], &(TOKENS as u64).to_le_bytes(), &values].concat()
+    };
+    let tokens: Vec<u8> = (0..TOKENS).flat_map(|id| string(&format!("\u{2581}token{id}"))).collect();
+    let scores: Vec<u8> = (0..TOKENS).flat_map(|id| (-(id as f32)).to_le_bytes()).collect();
+    let types: Vec<u8> = (0..TOKENS).flat_map(|_| 1_i32.to_le_bytes()).collect();
+    let file = RawGguf::default()
+        .key("general.architecture", 8, &string("llama"))
+        .key("tokenizer.ggml.model", 8, &string("llama"))
+        .key("tokenizer.ggml.tokens", 9, &array(8, tokens))
+        .key("tokenizer.ggml.scores", 9, &array(6, scores))
+        .key("tokenizer.ggml.token_type", 9, &array(5, types))
+        .key("tokenizer.ggml.bos_token_id", 4, &1_u32.to_le_bytes());
+    let file = open(&file.bytes()).unwrap();
     assert_eq!(file.str("tokenizer.ggml.model").unwrap(), Some("llama"));
-    assert_eq!(file.strings("tokenizer.ggml.tokens").unwrap().unwrap().len(), 32_000);
-    assert_eq!(file.f32s("tokenizer.ggml.scores").unwrap().unwrap().len(), 32_000);
-    assert_eq!(file.i64s("tokenizer.ggml.token_type").unwrap().unwrap().len(), 32_000);
+    let tokens: Vec<&str> = file.strings("tokenizer.ggml.tokens").unwrap().unwrap().iter().collect();
+    assert_eq!((tokens.len(), tokens[TOKENS - 1]), (TOKENS, "\u{2581}token31999"));
+    let scores = file.f32s("tokenizer.ggml.scores").unwrap().unwrap();
+    assert_eq!((scores.len(), scores[TOKENS - 1]), (TOKENS, -31_999.0));
+    assert_eq!(file.i64s("tokenizer.ggml.token_type").unwrap(), Some(vec![1; TOKENS]));
     assert!(file.tensors().is_empty());
 }
 

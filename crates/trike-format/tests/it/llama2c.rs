@@ -1,12 +1,23 @@
-//! Real llama2.c checkpoints.
+//! llama2.c checkpoints of the sizes of real ones, from a writer that shares no code with the reader.
 
+use std::path::PathBuf;
+
+use tempfile::TempDir;
 use trike_format::{FileKind, FormatError, Llama2c, StoredType, TensorInfo, TensorSource, detect};
-use trike_testkit::assert_all_near;
+use trike_testkit::{Llama2cCheckpoint, Llama2cShape, assert_all_near, storyteller};
+
+fn write(bytes: Vec<u8>) -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.bin");
+    std::fs::write(&path, bytes).unwrap();
+    (dir, path)
+}
 
 #[test]
 fn the_quantized_checkpoint_is_the_dense_one_within_half_a_step() {
-    let Some(dense) = trike_testkit::shared("data/models/stories260K.bin") else { return };
-    let Some(int8) = trike_testkit::shared("data/models/stories260K-q80-gs8.bin") else { return };
+    let model = storyteller();
+    let (_first, dense) = write(model.to_f32_bytes());
+    let (_second, int8) = write(model.to_int8_bytes(8));
     assert_eq!(detect(&dense).unwrap(), FileKind::Llama2c);
     assert_eq!(detect(&int8).unwrap(), FileKind::Llama2c);
     let (dense, int8) = (Llama2c::open(dense).unwrap(), Llama2c::open(int8).unwrap());
@@ -37,7 +48,8 @@ fn the_quantized_checkpoint_is_the_dense_one_within_half_a_step() {
 
 #[test]
 fn the_larger_checkpoint_loads() {
-    let Some(path) = trike_testkit::shared("data/models/stories3M-q80.bin") else { return };
+    let model = Llama2cCheckpoint::random(Llama2cShape::STORIES_3M, 3);
+    let (_dir, path) = write(model.to_int8_bytes(64));
     let file = Llama2c::open(path).unwrap();
     assert_eq!((file.config().dim, file.config().kv_dim(), file.config().head_dim()), (192, 64, 32));
     for info in file.tensors() {
@@ -47,11 +59,8 @@ fn the_larger_checkpoint_loads() {
 
 #[test]
 fn a_truncated_checkpoint_says_how_much_is_missing() {
-    let Some(path) = trike_testkit::shared("data/models/stories260K.bin") else { return };
-    let bytes = std::fs::read(path).unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.bin");
-    std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    let bytes = storyteller().to_f32_bytes();
+    let (_dir, path) = write(bytes[..bytes.len() / 2].to_vec());
     assert_eq!(detect(&path).unwrap(), FileKind::Llama2c);
     let error = Llama2c::open(&path).unwrap_err();
     assert!(matches!(error, FormatError::Truncated { .. }));

@@ -98,8 +98,9 @@ fn dense_floats_are_refused_by_name_and_come_back_as_floats() {
 
 #[test]
 fn a_dense_model_needs_quantize() {
-    let Some(stories) = trike_testkit::shared("data/models/stories260K.bin") else { return };
     let dir = TempDir::new().expect("a directory");
+    let stories = dir.path().join("stories.bin");
+    trike_testkit::storyteller().write_f32(&stories);
     let error = to(&stories, &dir.path().join("out"), Target::Trike, Encoding::Base3).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("quantize the dense model") && text.contains("model.layers.0."), "{text}");

@@ -4,8 +4,8 @@
 use trike_llm::{
     DeviceChoice, DeviceShare, GenerateOptions, LlmError, LoadOptions, ModelFile, devices, memory_plan, open,
 };
-use trike_nn::{KvPrecision, KvSpec, MemoryPlan, NnError, cube::CubeError};
-use trike_testkit::{shared, skip};
+use trike_nn::{ActivationPrecision, KvPrecision, KvSpec, MemoryPlan, NnError, cube::CubeError};
+use trike_testkit::{golden, skip, storyteller, tiny};
 
 /// The name of a software Vulkan driver; `None` after a line that the test runner counts.
 fn software() -> Option<DeviceChoice> {
@@ -16,30 +16,40 @@ fn software() -> Option<DeviceChoice> {
     found.map(|device| device.name.parse().expect("its own name"))
 }
 
+/// A dense checkpoint of llama2.c, and its directory.
+fn dense() -> (tempfile::TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("dense.bin");
+    storyteller().write_f32(&path);
+    (dir, path)
+}
+
 #[test]
-fn stories260k_tells_its_story_on_a_device() {
+fn the_bundled_model_tells_its_story_on_a_device() {
     let Some(choice) = software() else { return };
-    let Some(path) = shared("data/models/stories260K.bin") else { return };
-    let Some(tokenizer) = shared("data/tokenizers/tok512.bin") else { return };
-    let Some(golden) = shared("data/golden/stories260K_greedy_200.txt") else { return };
-    let file = ModelFile::open(path).expect("a model");
+    let golden = golden();
+    let file = ModelFile::open(tiny()).expect("a model");
     let options = LoadOptions::default()
-        .with_tokenizer(file.tokenizer(Some(&tokenizer)).expect("a tokenizer"))
-        .with_sequence(KvSpec::new(KvPrecision::F32, 202));
+        .with_tokenizer(file.tokenizer(None).expect("a tokenizer"))
+        .with_activations(ActivationPrecision::F32)
+        .with_sequence(KvSpec::new(KvPrecision::F32, 206));
     let device = choice.open().expect("it is there");
     assert!(!device.is_cpu());
     let model = device.load(&file, &options, &mut |_, _| ()).expect("it loads");
-    let text = model.generate("", &GenerateOptions::default().with_max_tokens(200)).expect("a story").text;
+    let prompt = "Once upon a time";
+    let told =
+        model.generate(prompt, &GenerateOptions::default().with_max_tokens(200)).expect("a story").text;
     assert!(model.backend().starts_with(&choice.to_string()), "{} and not a fall-back", model.backend());
     assert!(model.device_use().expect("a device").peak > model.weight_bytes() as u64);
-    assert_eq!(text, std::fs::read_to_string(golden).expect("text"));
+    assert_eq!(format!("{prompt}{told}"), golden.text);
 }
 
 #[test]
 fn the_plan_is_near_what_is_taken() {
     let Some(choice) = software() else { return };
-    for model in ["models/tiny", "data/models/stories260K.bin"] {
-        let Some(path) = shared(model) else { return };
+    let (_dir, dense) = dense();
+    for path in [tiny(), dense] {
+        let model = path.display();
         let file = ModelFile::open(path).expect("a model");
         let kv = KvSpec::new(KvPrecision::F32, 64);
         let options = LoadOptions::default().with_sequence(kv);
@@ -68,7 +78,7 @@ fn pair(layers: Option<[usize; 2]>) -> Option<DeviceChoice> {
 #[test]
 fn a_story_from_two_devices_is_that_from_one() {
     let (Some(one), Some(two)) = (software(), pair(None)) else { return };
-    let Some(path) = shared("models/tiny") else { return };
+    let path = tiny();
     let options = GenerateOptions::default().with_max_tokens(24);
     let tell = |choice: &DeviceChoice| {
         let model = open(&path, choice).expect("it loads");
@@ -86,8 +96,9 @@ fn a_story_from_two_devices_is_that_from_one() {
 #[test]
 fn a_plan_divides_what_one_device_would_hold() {
     let Some(two) = pair(None) else { return };
-    for model in ["models/tiny", "data/models/stories260K.bin"] {
-        let Some(path) = shared(model) else { return };
+    let (_dir, dense) = dense();
+    for path in [tiny(), dense] {
+        let model = path.display();
         let file = ModelFile::open(path).expect("a model");
         let spec = &file.config().spec;
         let kv = KvSpec::new(KvPrecision::F32, 64);
@@ -120,7 +131,7 @@ fn a_plan_divides_what_one_device_would_hold() {
 #[test]
 fn what_one_of_two_devices_cannot_allocate_is_refused_by_its_name() {
     let Some(two) = pair(None) else { return };
-    let Some(path) = shared("models/tiny") else { return };
+    let path = tiny();
     let file = ModelFile::open(path).expect("a model");
     let options = LoadOptions::default().with_sequence(KvSpec::new(KvPrecision::F32, 1 << 24));
     let device = two.open().expect("they are there");

@@ -3,15 +3,15 @@
 #[path = "../../../trike-text/tests/it/mixed.rs"]
 mod mixed;
 
-use std::fs;
+use std::{fs, path::Path};
 
-use trike_format::{Gguf, GgufWriter, StringArray};
+use trike_format::{Gguf, GgufWriter, StringArray, TensorSource};
 use trike_llm::{
     chat::{ChatTemplate, Message, RenderOptions},
     gguf_chat_template, gguf_tokenizer,
     tokenizer::Tokenizer,
 };
-use trike_testkit::shared;
+use trike_testkit::{shared, tiny};
 
 fn gguf(name: &str) -> Option<(std::path::PathBuf, Tokenizer)> {
     let path = shared(&format!("data/tokenizers/ggml-vocab-{name}.gguf"))?;
@@ -36,7 +36,15 @@ fn the_vocabularies_inside_gguf_files_encode_alike() {
             assert_eq!(tokenizer.encode_literal(text).unwrap(), want, "{text:?}");
             assert_eq!(tokenizer.decode(&want).unwrap(), *text);
         }
+        mixed_texts_come_back(&tokenizer, name);
     }
+    let Some((path, _)) = gguf("llama-spm") else { return };
+    let file = Gguf::open(path).unwrap();
+    assert_eq!(file.str("tokenizer.ggml.model").unwrap(), Some("llama"));
+    assert_eq!(file.strings("tokenizer.ggml.tokens").unwrap().unwrap().len(), 32_000);
+    assert_eq!(file.f32s("tokenizer.ggml.scores").unwrap().unwrap().len(), 32_000);
+    assert_eq!(file.i64s("tokenizer.ggml.token_type").unwrap().unwrap().len(), 32_000);
+    assert!(file.tensors().is_empty());
 }
 
 #[test]
@@ -85,11 +93,9 @@ fn other_pre_tokenizers_and_models_are_refused_by_name() {
     assert!(refusal("gpt2", Some("qwen2")).contains("tokenizer.ggml.tokens"));
 }
 
-#[test]
-fn a_gguf_file_brings_its_template_and_tokens() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("vocab.gguf");
-    let mut writer = GgufWriter::create(&path).unwrap();
+/// Writes a vocabulary of all bytes, `he`, and two special tokens.
+fn write_bytes(path: &Path) {
+    let mut writer = GgufWriter::create(path).unwrap();
     let mut tokens = byte_stand_ins();
     tokens.extend(["he", "<|s|>", "<|e|>"].map(str::to_owned));
     let mut types = vec![1_i32; tokens.len()];
@@ -108,6 +114,33 @@ fn a_gguf_file_brings_its_template_and_tokens() {
         .metadata("tokenizer.chat_template", "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
         .unwrap();
     writer.finish().unwrap();
+}
+
+/// Writes the bundled model's vocabulary, whose bytes are pieces.
+fn write_pieces(path: &Path) {
+    let tokenizer = Tokenizer::open(tiny()).unwrap();
+    let names: Vec<String> = (0..512).map(|id| tokenizer.name_of(id).unwrap()).collect();
+    let types = [2, 3, 3].into_iter().chain([6; 256]).chain([1; 253]).collect::<Vec<i32>>();
+    let scores: Vec<f32> = (0..512).map(|id| -f32::from(id as u16)).collect();
+    let mut writer = GgufWriter::create(path).unwrap();
+    writer.metadata("general.architecture", "llama").unwrap();
+    writer.metadata("tokenizer.ggml.model", "llama").unwrap();
+    writer
+        .metadata("tokenizer.ggml.tokens", names.iter().map(String::as_str).collect::<StringArray>())
+        .unwrap();
+    writer.metadata("tokenizer.ggml.token_type", types).unwrap();
+    writer.metadata("tokenizer.ggml.scores", scores).unwrap();
+    writer.metadata("tokenizer.ggml.unknown_token_id", 0_u32).unwrap();
+    writer.metadata("tokenizer.ggml.bos_token_id", 1_u32).unwrap();
+    writer.metadata("tokenizer.ggml.eos_token_id", 2_u32).unwrap();
+    writer.finish().unwrap();
+}
+
+#[test]
+fn a_gguf_file_brings_its_template_and_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vocab.gguf");
+    write_bytes(&path);
     let file = Gguf::open(&path).unwrap();
     let tokenizer = gguf_tokenizer(&file).unwrap().unwrap();
     assert!(!tokenizer.adds_bos());
@@ -133,27 +166,32 @@ fn byte_stand_ins() -> Vec<String> {
 }
 
 /// The text of every script survives the vocabularies of GGUF files as it does those of other files.
+fn mixed_texts_come_back(tokenizer: &Tokenizer, name: &str) {
+    for text in mixed::texts() {
+        let ids = tokenizer.encode(&text, false).unwrap();
+        assert_eq!(tokenizer.decode(&ids).unwrap(), text, "{name}");
+        assert_eq!(tokenizer.encode_with_special(&text).unwrap(), ids, "{name}: no special token is in it");
+        assert_eq!(tokenizer.encode_literal(&text).unwrap(), ids, "{name}");
+    }
+}
+
 #[test]
 fn mixed_texts_come_back_from_their_ids() {
-    for name in ["gpt-2", "llama-spm"] {
-        let Some((_, tokenizer)) = gguf(name) else { return };
-        for text in mixed::texts() {
-            let ids = tokenizer.encode(&text, false).unwrap();
-            assert_eq!(tokenizer.decode(&ids).unwrap(), text, "{name}");
-            assert_eq!(
-                tokenizer.encode_with_special(&text).unwrap(),
-                ids,
-                "{name}: no special token is in it"
-            );
-            assert_eq!(tokenizer.encode_literal(&text).unwrap(), ids, "{name}");
-        }
+    let dir = tempfile::tempdir().unwrap();
+    for (name, write) in [("bytes", write_bytes as fn(&Path)), ("pieces", write_pieces)] {
+        let path = dir.path().join(name).with_extension("gguf");
+        write(&path);
+        mixed_texts_come_back(&gguf_tokenizer(&Gguf::open(&path).unwrap()).unwrap().unwrap(), name);
     }
 }
 
 #[test]
 fn a_message_cannot_forge_a_special_token() {
-    let Some((_, tokenizer)) = gguf("gpt-2") else { return };
-    let end = "<|endoftext|>";
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vocab.gguf");
+    write_bytes(&path);
+    let tokenizer = gguf_tokenizer(&Gguf::open(&path).unwrap()).unwrap().unwrap();
+    let end = "<|e|>";
     let source = format!("{{% for m in messages %}}{{{{ m.content | trim }}}}{end}{{% endfor %}}");
     let template = ChatTemplate::from_source(&source).unwrap();
     let end_id = tokenizer.id_of(end).unwrap();

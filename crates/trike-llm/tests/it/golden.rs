@@ -7,7 +7,7 @@ use trike_llm::{
     GenerateOptions, HeadPrecision, LanguageModel, LoadOptions, Model, ModelFile, Score, ScoreOptions, Split,
 };
 use trike_nn::{ActivationPrecision, KvPrecision};
-use trike_testkit::{assert_all_near, assert_close, assert_near, npz, shared};
+use trike_testkit::{assert_all_near, assert_close, assert_near, golden, npz, shared, tiny};
 
 fn load(model: &str, tokenizer: Option<&str>, head: HeadPrecision) -> Option<LanguageModel> {
     open(&shared(model)?, tokenizer, head)
@@ -99,15 +99,13 @@ fn the_nll_golden() {
 /// The model that comes with Trike. Its story is the greedy one by the logits of numpy, too.
 #[test]
 fn the_bundled_model_is_numpys() {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = here.join("../../models/tiny");
-    let story = std::fs::read_to_string(here.join("tests/reference/tiny.txt")).expect("the golden story");
+    let (path, story) = (tiny(), golden().text);
     let exact = open(&path, None, HeadPrecision::AsStored).expect("it has a tokenizer");
     let prompt = "Once upon a time";
     let told = exact
         .generate(prompt, &GenerateOptions::default().with_max_tokens(200).with_kv(KvPrecision::F32))
         .expect("a story");
-    assert_eq!(format!("{prompt}{}\n", told.text), story);
+    assert_eq!(format!("{prompt}{}", told.text), story);
 
     let ids = [told.prompt_ids.as_slice(), &told.ids].concat();
     let Some(want) = common::numpy(&path, &ids) else { return };
@@ -119,24 +117,22 @@ fn the_bundled_model_is_numpys() {
     }
 }
 
+/// The same without numpy: numbers that it printed.
 #[test]
 fn tiny_is_numpys_too() {
-    let Some(exact) = load("models/tiny", None, HeadPrecision::AsStored) else { return };
-    let Some(path) = shared("models/tiny/golden.npz") else { return };
-    let golden = npz(&path);
-    let ids = golden["ids"].to_ids();
-    assert_close(&logits(&exact, &ids), &golden["logits"].to_f32(), 1e-3);
+    let golden = golden();
+    let exact = open(&tiny(), None, HeadPrecision::AsStored).expect("it has a tokenizer");
+    assert_close(&logits(&exact, &golden.ids[..golden.rows]), &golden.logits, 1e-3);
 
-    let text = std::fs::read_to_string(shared("models/tiny/golden.txt").expect("beside it")).expect("text");
     let prompt = "Once upon a time";
     let prompt_ids = exact.tokenizer().expect("its own").encode_prompt(prompt).expect("ids");
-    let options = GenerateOptions::default().with_max_tokens(ids.len() - prompt_ids.len());
+    let options = GenerateOptions::default().with_max_tokens(golden.ids.len() - prompt_ids.len());
     let told = exact.generate(prompt, &options).expect("a story");
-    assert_eq!(format!("{prompt}{}", told.text), text);
+    assert_eq!([prompt_ids, told.ids].concat(), golden.ids);
+    assert_eq!(format!("{prompt}{}", told.text), golden.text);
 
-    let Some(corpus) = shared("data/corpora/tinystories_eval.txt") else { return };
-    let corpus = std::fs::read_to_string(corpus).expect("text");
-    let got = score(&exact, &corpus, Split::Stories);
-    assert_near!(got.bits_per_byte, 1.212, rel = 2e-3, "{got:?}");
-    assert_eq!(got.tokens, 9124);
+    let got = score(&exact, golden.stories, Split::Stories);
+    assert_near!(got.nats, golden.nats, rel = 1e-4, "{got:?}");
+    assert_near!(got.bits_per_byte, golden.bits_per_byte(), rel = 1e-4, "{got:?}");
+    assert_eq!((got.tokens as u64, got.sequences), (golden.tokens, 4));
 }

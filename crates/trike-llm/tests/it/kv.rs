@@ -10,7 +10,7 @@ use trike_llm::{
     compare_ids, divergence, sampler::SamplerConfig,
 };
 use trike_nn::{ActivationPrecision, KvPrecision, KvPrecisions, KvSpec, NnError};
-use trike_testkit::{assert_near, shared};
+use trike_testkit::{assert_near, golden, llama2c_vocabulary, stories, storyteller, tiny};
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 
@@ -68,15 +68,18 @@ fn a_choice_keeps_its_bound_and_is_the_same_each_time() {
 /// The bound is on the model's own text; the promise is about other text.
 #[test]
 fn the_bound_holds_on_text_that_the_model_has_not_seen() {
-    let Some(text) = shared("data/corpora/tinystories_eval.txt") else { return };
-    let text = std::fs::read_to_string(text).expect("a text");
-    for (name, tokenizer) in [("stories3M-q80.bin", "tok4096.bin"), ("stories260K.bin", "tok512.bin")] {
-        let Some(path) = shared(&format!("data/models/{name}")) else { return };
-        let Some(tokenizer) = shared(&format!("data/tokenizers/{tokenizer}")) else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let (model, tokenizer) = (dir.path().join("model.bin"), dir.path().join("tok512.bin"));
+    storyteller().write_f32(&model);
+    std::fs::write(&tokenizer, llama2c_vocabulary()).expect("a file");
+    for (name, path, tokenizer, text) in [
+        ("tiny", tiny(), None, golden().stories.to_owned()),
+        ("storyteller", model, Some(tokenizer.as_path()), stories(7, 8, 300)),
+    ] {
         let file = ModelFile::open(path).expect("a model");
         let options = LoadOptions::default()
             .with_activations(ActivationPrecision::F32)
-            .with_tokenizer(file.tokenizer(Some(&tokenizer)).expect("a tokenizer"));
+            .with_tokenizer(file.tokenizer(tokenizer).expect("a tokenizer"));
         let model = LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads");
         let chosen = model.choose_kv(&ChooseKv::default(), &mut quiet()).expect("a choice");
         assert!(chosen.bytes_per_position < chosen.default_bytes_per_position, "{chosen:?}");

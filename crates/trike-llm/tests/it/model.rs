@@ -3,34 +3,33 @@
 use std::ops::ControlFlow;
 
 use trike_llm::{
-    DeviceChoice, GenerateOptions, HeadPrecision, LanguageModel, LlmError, LoadOptions, Model, ModelFile,
-    Question, ScoreOptions, Split, bench::BenchOptions, open, sampler::SamplerConfig,
-    tokenizer::TokenizerError,
+    DeviceChoice, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, Question,
+    ScoreOptions, Split, bench::BenchOptions, open, sampler::SamplerConfig, tokenizer::TokenizerError,
 };
-use trike_nn::{KvPrecision, KvSpec};
-use trike_testkit::{assert_close, shared};
+use trike_nn::{ActivationPrecision, KvPrecision, KvSpec};
+use trike_testkit::{Llama2cCheckpoint, Llama2cShape, assert_close};
 
 const TEXT: &str =
     "Once upon a time there was a little girl.<|endoftext|>She liked to play with her red ball.";
 
-fn tiny() -> Option<ModelFile> {
-    Some(ModelFile::open(shared("models/tiny")?).expect("a model"))
+fn tiny() -> ModelFile {
+    ModelFile::open(trike_testkit::tiny()).expect("the bundled model")
 }
 
-/// The host by its own kernels, and an f32 twin of the same weights.
-fn both() -> Option<[Box<dyn Model>; 2]> {
-    let file = tiny()?;
-    let coarse = LoadOptions::default().with_head(HeadPrecision::Int8);
+/// The model as it runs by default, and with activations that are not rounded.
+fn both() -> [Box<dyn Model>; 2] {
+    let file = tiny();
+    let exact = LoadOptions::default().with_activations(ActivationPrecision::F32);
     let load = |options: &LoadOptions| {
         let device = DeviceChoice::Cpu.open().expect("always there");
         device.load(&file, options, &mut |_, _| ()).expect("it loads")
     };
-    Some([load(&LoadOptions::default()), load(&coarse)])
+    [load(&LoadOptions::default()), load(&exact)]
 }
 
 #[test]
 fn a_trait_object_generates_what_its_model_generates() {
-    let Some(file) = tiny() else { return };
+    let file = tiny();
     let model = LanguageModel::load(file.path()).expect("it loads");
     let object = open(file.path(), &DeviceChoice::Cpu).expect("it loads");
     let sampled = SamplerConfig::default().with_temperature(0.9).with_seed(3);
@@ -52,7 +51,7 @@ fn a_trait_object_generates_what_its_model_generates() {
 
 #[test]
 fn what_is_known_of_a_model_is_known_of_the_object() {
-    let Some(file) = tiny() else { return };
+    let file = tiny();
     let object = open(file.path(), &DeviceChoice::Cpu).expect("it loads");
     assert_eq!(object.path(), file.path());
     assert_eq!(object.config(), file.config());
@@ -67,14 +66,14 @@ fn what_is_known_of_a_model_is_known_of_the_object() {
 
 #[test]
 fn a_model_beside_itself_does_not_diverge_and_beside_another_does() {
-    let Some([model, coarse]) = both() else { return };
+    let [model, exact] = both();
     let options = ScoreOptions::new(Split::of(TEXT)).with_kv(KvPrecision::F32);
     let alone = model.score(TEXT, &options, &mut |_, _| ()).expect("a score");
     assert_eq!(alone.sequences, 2);
     let same = model.compare(&*model, TEXT, &options, &mut |_, _| ()).expect("a comparison");
     assert_eq!((&same.score, &same.base), (&alone, &alone));
     assert_eq!((same.kl, same.top1_agreement), (0.0, 1.0));
-    let other = model.compare(&*coarse, TEXT, &options, &mut |_, _| ()).expect("a comparison");
+    let other = model.compare(&*exact, TEXT, &options, &mut |_, _| ()).expect("a comparison");
     assert_eq!(other.score, alone);
     assert!(other.kl > 0.0 && other.kl < 0.01, "{other:?}");
     let first = model.score(TEXT, &options.with_limit(1), &mut |_, _| ()).expect("a score");
@@ -83,7 +82,7 @@ fn a_model_beside_itself_does_not_diverge_and_beside_another_does() {
 
 #[test]
 fn questions_are_answered_by_likelihood() {
-    let Some([model, _]) = both() else { return };
+    let [model, _] = both();
     let question = Question {
         context: "Once upon a".to_owned(),
         options: vec![" time".to_owned(), " xylophone".to_owned()],
@@ -96,7 +95,7 @@ fn questions_are_answered_by_likelihood() {
 
 #[test]
 fn options_and_prompts_that_cannot_work_are_errors() {
-    let Some([mut model, _]) = both() else { return };
+    let [mut model, _] = both();
     let context = model.config().spec.context;
     let generate = |options: &GenerateOptions| model.generate("Once", options).map(|_| ());
     for window in [0, context + 1] {
@@ -127,7 +126,7 @@ fn options_and_prompts_that_cannot_work_are_errors() {
 
 #[test]
 fn rounded_keys_and_values_cost_little() {
-    let Some([model, _]) = both() else { return };
+    let [model, _] = both();
     let ids: Vec<u32> = (1..40).collect();
     let logits = |kv| {
         let mut all = Vec::new();
@@ -152,7 +151,7 @@ fn rounded_keys_and_values_cost_little() {
 
 #[test]
 fn a_benchmark_measures_every_depth_up_to_the_context() {
-    let Some([mut model, _]) = both() else { return };
+    let [mut model, _] = both();
     let context = model.config().spec.context;
     let options =
         BenchOptions::default().with_prompt(3).with_generate(2).with_repetitions(1).with_threads([1]);
@@ -171,8 +170,10 @@ fn a_benchmark_measures_every_depth_up_to_the_context() {
 
 #[test]
 fn a_tokenizer_of_another_model_is_refused_before_weights_are_loaded() {
-    let Some(file) = tiny() else { return };
-    let Some(other) = shared("data/models/stories260K.bin") else { return };
+    let file = tiny();
+    let dir = tempfile::tempdir().expect("a directory");
+    let other = dir.path().join("other.bin");
+    Llama2cCheckpoint::random(Llama2cShape { vocab: 509, ..Llama2cShape::STORIES_260K }, 1).write_f32(&other);
     let tokenizer = file.tokenizer(None).expect("its own");
     let other = ModelFile::open(other).expect("a model");
     let options = LoadOptions::default().with_tokenizer(tokenizer);

@@ -13,7 +13,7 @@ use trike_llm::{
     ConvertOptions, ConvertReport, EmbeddingStorage, LanguageModel, LlmError, LoadOptions, ModelFile, Target,
     chat::Message, chat::RenderOptions, convert, sampler::GenerationConfig,
 };
-use trike_testkit::shared;
+use trike_testkit::{byte_level_tokenizer, tiktoken_vocabulary};
 use trike_trit::{Coupling, Granularity, Scales, TritTensor};
 
 const TEXTS: [&str; 5] = ["", "the sea", "  he he\n\nhe", "<s>he</s>", "a\u{e9}\u{1F30A} \u{4E2D}"];
@@ -119,15 +119,16 @@ fn gguf_keys(writer: &mut GgufWriter, kind: Kind) -> usize {
     tokens.len()
 }
 
-/// A small model with text of this kind; `None` without shared data.
-fn source(dir: &Path, kind: Kind) -> Option<PathBuf> {
+/// A small model with text of this kind.
+fn source(dir: &Path, kind: Kind) -> PathBuf {
     let path = dir.join("source");
     // Of bytes; the bundled model has one of characters.
-    let json = if kind == Kind::Json { Some(shared("models/tiny/tokenizer.json")?) } else { None };
-    let tiktoken =
-        if kind == Kind::Tiktoken { Some(shared("data/tokenizers/llama3_tokenizer.model")?) } else { None };
+    let json = byte_level_tokenizer();
     let vocab = match kind {
-        Kind::Json => 1024,
+        Kind::Json => serde_json::from_str::<serde_json::Value>(&json).unwrap()["model"]["vocab"]
+            .as_object()
+            .unwrap()
+            .len(),
         Kind::Tiktoken => 128_256,
         Kind::GgufBytes => 260,
         Kind::SentencePiece | Kind::Llama2c | Kind::GgufLlama => pieces().len(),
@@ -140,7 +141,7 @@ fn source(dir: &Path, kind: Kind) -> Option<PathBuf> {
     let both = json!([{ "name": "default", "template": DEFAULT }, { "name": "tool_use", "template": TOOLS }]);
     match kind {
         Kind::Json => {
-            fs::copy(json?, path.join("tokenizer.json")).unwrap();
+            put("tokenizer.json", json.as_bytes());
             put("tokenizer_config.json", config(both).to_string().as_bytes());
             put(
                 "generation_config.json",
@@ -159,7 +160,7 @@ fn source(dir: &Path, kind: Kind) -> Option<PathBuf> {
             );
         }
         Kind::Llama2c => put("tokenizer.bin", &llama2c()),
-        Kind::Tiktoken => drop(fs::copy(tiktoken?, path.join("tokenizer.model")).unwrap()),
+        Kind::Tiktoken => put("tokenizer.model", &tiktoken_vocabulary()),
         Kind::GgufLlama | Kind::GgufBytes => {
             let plain = dir.join("plain.gguf");
             run(&path, &plain, &rounded(&ConvertOptions::new(Target::F16))).unwrap();
@@ -178,10 +179,10 @@ fn source(dir: &Path, kind: Kind) -> Option<PathBuf> {
                 writer.tensor(&tensor.name, &old.load(&tensor.name).unwrap(), kind).unwrap();
             }
             writer.finish().unwrap();
-            return Some(out);
+            return out;
         }
     }
-    Some(path)
+    path
 }
 
 /// Random weights are no f16 numbers: the embedding is rounded.
@@ -237,7 +238,7 @@ fn files(path: &Path) -> Vec<(String, Vec<u8>)> {
 
 fn check(kind: Kind) {
     let dir = TempDir::new().unwrap();
-    let Some(start) = source(dir.path(), kind) else { return };
+    let start = source(dir.path(), kind);
     let want = text(&start);
     let is_gguf = start.extension().is_some();
     let expected = match kind {
@@ -319,7 +320,7 @@ fn a_byte_level_vocabulary_in_gguf() {
 fn other_programs_find_a_sentencepiece_vocabulary_in_its_keys() {
     for kind in [Kind::SentencePiece, Kind::Llama2c] {
         let dir = TempDir::new().unwrap();
-        let start = source(dir.path(), kind).unwrap();
+        let start = source(dir.path(), kind);
         let out = dir.path().join("out.gguf");
         run(&start, &out, &rounded(&ConvertOptions::new(Target::F16))).unwrap();
         let file = Gguf::open(&out).unwrap();
@@ -341,9 +342,9 @@ fn other_programs_find_a_sentencepiece_vocabulary_in_its_keys() {
 #[test]
 fn another_tokenizer_of_any_kind_replaces_the_model_s() {
     let dir = TempDir::new().unwrap();
-    let start = source(dir.path(), Kind::Llama2c).unwrap();
+    let start = source(dir.path(), Kind::Llama2c);
     let other = TempDir::new().unwrap();
-    let gguf = source(other.path(), Kind::GgufLlama).unwrap();
+    let gguf = source(other.path(), Kind::GgufLlama);
     let model = other.path().join("new.model");
     fs::write(&model, sentencepiece()).unwrap();
     let embedded = dir.path().join("start.gguf");
@@ -379,7 +380,7 @@ fn another_tokenizer_of_any_kind_replaces_the_model_s() {
 #[test]
 fn what_is_left_out_is_a_note_or_an_error() {
     let dir = TempDir::new().unwrap();
-    let Some(start) = source(dir.path(), Kind::Json) else { return };
+    let start = source(dir.path(), Kind::Json);
     fs::remove_file(start.join("tokenizer.json")).unwrap();
     fs::create_dir(start.join("additional_chat_templates")).unwrap();
     for name in ["out", "out.gguf"] {
@@ -400,7 +401,7 @@ fn what_is_left_out_is_a_note_or_an_error() {
 #[test]
 fn embeddings_are_rounded_again_on_request() {
     let dir = TempDir::new().unwrap();
-    let start = source(dir.path(), Kind::Llama2c).unwrap();
+    let start = source(dir.path(), Kind::Llama2c);
     let original = HfDir::open(&start).unwrap();
     let make = |name: &str, planes: usize| {
         let path = dir.path().join(name);
@@ -454,7 +455,7 @@ fn embeddings_are_rounded_again_on_request() {
 #[test]
 fn a_tied_matrix_under_the_name_of_the_head() {
     let dir = TempDir::new().unwrap();
-    let start = source(dir.path(), Kind::Llama2c).unwrap();
+    let start = source(dir.path(), Kind::Llama2c);
     let want = text(&start);
     let weights = |path: &Path| {
         let file = ModelFile::open(path).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use trike_testkit::shared;
+use trike_testkit::{byte_level_tokenizer, sentencepiece_vocabulary, tiktoken_vocabulary, tiny};
 use trike_text::{
     chat::{ChatError, ChatTemplate, Conversation, Message, RenderOptions},
     tokenizer::Tokenizer,
@@ -51,8 +51,16 @@ fn prompts_are_those_of_transformers() {
     assert_eq!(compared, TEMPLATES.map(|(name, _)| (name, 10)).into());
 }
 
-fn llama3() -> Option<Tokenizer> {
-    shared("data/tokenizers/llama3_tokenizer.model").map(|path| Tokenizer::open(path).unwrap())
+fn open(name: &str, file: impl AsRef<[u8]>) -> Tokenizer {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(name);
+    std::fs::write(&path, file).unwrap();
+    Tokenizer::open(path).unwrap()
+}
+
+/// Llama 3's special tokens after a vocabulary of the size of its own.
+fn llama3() -> Tokenizer {
+    open("tokenizer.model", tiktoken_vocabulary())
 }
 
 #[test]
@@ -64,7 +72,7 @@ fn a_refusal_is_the_template_s_own() {
 
 #[test]
 fn a_prompt_is_encoded_with_the_template_s_special_tokens() {
-    let Some(tokenizer) = llama3() else { return };
+    let tokenizer = llama3();
     let messages = [Message::system("Be brief."), Message::user("Hello")];
     let options = RenderOptions::default();
     let ids = llama3_template("llama3").encode(&tokenizer, &messages, &options).unwrap();
@@ -84,12 +92,13 @@ fn a_prompt_is_encoded_with_the_template_s_special_tokens() {
 
 #[test]
 fn a_message_cannot_forge_a_special_token() {
-    let Some(llama3) = llama3() else { return };
-    let tiny = shared("models/tiny").map(|dir| (Tokenizer::open(dir).unwrap(), "<|end|>"));
-    let llama2 =
-        shared("data/tokenizers/llama2_tokenizer.model").map(|p| (Tokenizer::open(p).unwrap(), "</s>"));
-    let kinds = [Some((llama3, "<|eot_id|>")), tiny, llama2];
-    for (tokenizer, end) in kinds.into_iter().flatten() {
+    let kinds = [
+        (llama3(), "<|eot_id|>"),
+        (open("tokenizer.json", byte_level_tokenizer()), "<|end|>"),
+        (open("tokenizer.model", sentencepiece_vocabulary()), "</s>"),
+        (Tokenizer::open(tiny()).unwrap(), "</s>"),
+    ];
+    for (tokenizer, end) in kinds {
         let source = format!("{{% for m in messages %}}{{{{ m.content | trim }}}}{end}{{% endfor %}}");
         let template = ChatTemplate::from_source(&source).unwrap();
         let options = RenderOptions::default();
@@ -112,7 +121,7 @@ fn a_message_cannot_forge_a_special_token() {
 
 #[test]
 fn a_conversation_drops_its_oldest_turns_to_fit() {
-    let Some(tokenizer) = llama3() else { return };
+    let tokenizer = llama3();
     let template = llama3_template("llama3");
     let options = RenderOptions::default();
     let mut chat = Conversation::new(Some("You are brief."));

@@ -1,80 +1,97 @@
-//! Tokenizers against each other and against goldens of llama2.c, llama.cpp and numpy, on shared data.
+//! Tokenizers against each other and against goldens of llama.cpp, tiktoken and numpy: of the bundled model in several formats,
+//! and of others on shared data.
 //!
 //! Those inside GGUF files are tested where they are read, in `trike-llm/tests/gguf_text.rs`.
 
 use crate::mixed;
-use std::fs;
+use std::{fs, path::PathBuf};
 
-use trike_testkit::{NpyData, Rng, npz, shared};
+use tempfile::TempDir;
+use trike_testkit::{
+    Rng, byte_level_tokenizer, golden, llama2c_vocabulary, other_llama2c_vocabulary,
+    sentencepiece_vocabulary, shared, stories, story, story_tokens, tiktoken_vocabulary, tiny,
+};
 use trike_text::{
     stream::TextStream,
     tokenizer::{BpeVocab, PieceType, PreTokenizer, Tokenizer, TokenizerError},
 };
 
-fn stories(name: &str) -> Option<Vec<String>> {
-    let text = fs::read_to_string(shared(name)?).unwrap();
-    let stories = text.split("<|endoftext|>").map(str::trim).filter(|s| !s.is_empty());
-    Some(stories.map(str::to_owned).collect())
+/// A file in a directory of its own.
+fn file(name: &str, content: impl AsRef<[u8]>) -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(name);
+    fs::write(&path, content).unwrap();
+    (dir, path)
 }
 
-fn ids(path: &std::path::Path) -> Vec<u32> {
-    match &npz(path)["ids"].data {
-        NpyData::I64(v) => v.iter().map(|&id| id as u32).collect(),
-        NpyData::I32(v) => v.iter().map(|&id| id as u32).collect(),
-        NpyData::F32(_) => panic!("ids must be integers"),
-    }
+/// The bundled model's vocabulary as llama2.c and as SentencePiece store it.
+fn bin_and_model() -> [Tokenizer; 2] {
+    let (_bin, bin) = file("tok512.bin", llama2c_vocabulary());
+    let (_model, model) = file("tok512.model", sentencepiece_vocabulary());
+    [Tokenizer::from_llama2c(bin, 512).unwrap(), Tokenizer::open(model).unwrap()]
 }
 
 #[test]
 fn llama2c_and_sentencepiece_files_of_one_vocabulary_agree() {
-    let Some(bin) = shared("data/tokenizers/tok512.bin") else { return };
-    let Some(model) = shared("data/tokenizers/tok512.model") else { return };
-    let Some(stories) = stories("data/corpora/tinystories_eval.txt") else { return };
-    let bin = Tokenizer::from_llama2c(bin, 512).unwrap();
-    let model = Tokenizer::open(model).unwrap();
+    let [bin, model] = bin_and_model();
+    let json = Tokenizer::open(tiny()).unwrap().with_special(Some(1), vec![2]).unwrap();
     assert_eq!((bin.vocab_size(), bin.bos(), bin.eos()), (512, Some(1), &[2][..]));
     assert_eq!((model.vocab_size(), model.bos(), model.eos()), (512, Some(1), &[2][..]));
+    let golden = golden();
+    let texts = stories(40, 40, 300) + trike_testkit::STORY_END + golden.stories;
     let mut compared = 0;
-    for story in &stories {
-        let ids = bin.encode(story, true).unwrap();
-        assert_eq!(bin.decode(&ids).unwrap(), *story);
-        // The `.model` says that runs of spaces are one space; llama2.c keeps them.
-        let collapsed = story.split(' ').filter(|s| !s.is_empty()).collect::<Vec<_>>().join(" ");
-        assert_eq!(model.encode(&collapsed, true).unwrap(), bin.encode(&collapsed, true).unwrap());
-        assert_eq!(model.encode(story, true).unwrap(), model.encode(&collapsed, true).unwrap());
-        compared += ids.len();
+    for story in texts.split(trike_testkit::STORY_END).map(str::trim) {
+        // Runs of spaces, and text in which no word is one token.
+        for story in [story.to_owned(), story.replace(". ", ".  "), story.to_uppercase()] {
+            let ids = bin.encode(&story, true).unwrap();
+            assert_eq!(bin.decode(&ids).unwrap(), story);
+            assert_eq!(json.encode(&story, true).unwrap(), ids);
+            // The `.model` says that runs of spaces are one space; llama2.c keeps them.
+            let collapsed = story.split(' ').filter(|s| !s.is_empty()).collect::<Vec<_>>().join(" ");
+            assert_eq!(model.encode(&collapsed, true).unwrap(), bin.encode(&collapsed, true).unwrap());
+            assert_eq!(model.encode(&story, true).unwrap(), model.encode(&collapsed, true).unwrap());
+            compared += ids.len();
+        }
     }
     assert!(compared > 10_000, "{compared}");
 }
 
+/// Other tests rely on it: the model that they use knows tokens, not words.
 #[test]
-fn the_greedy_run_of_llama2c_decodes_to_its_text() {
-    let Some(golden) = shared("data/golden/stories260K_greedy_200.txt") else { return };
-    let Some(run) = shared("data/golden/golden_stories260K_numpy.npz") else { return };
-    let golden = fs::read_to_string(golden).unwrap();
-    let ids = ids(&run);
-    for name in ["tok512.bin", "tok512.model"] {
-        let Some(path) = shared(&format!("data/tokenizers/{name}")) else { return };
-        let tokenizer = Tokenizer::open(path).unwrap();
-        assert_eq!(tokenizer.decode(&ids).unwrap(), golden, "{name}");
-        let mut stream = TextStream::new(&tokenizer);
-        let mut text: String = ids.iter().map(|&id| stream.push(id).unwrap().text).collect();
-        text.push_str(&stream.finish());
-        assert_eq!(text, golden, "{name}");
+fn stories_have_the_tokens_that_they_are_made_of() {
+    let tokenizer = Tokenizer::open(tiny()).unwrap();
+    for seed in 0..40 {
+        let names = story_tokens(seed, 100).into_iter().map(|token| token.replace(' ', "\u{2581}"));
+        let want: Vec<u32> = names.map(|name| tokenizer.id_of(&name).expect("a token")).collect();
+        assert_eq!(tokenizer.encode(&story(seed, 100), false).unwrap(), want);
     }
 }
 
 #[test]
+fn the_greedy_run_of_the_bundled_model_decodes_to_its_text() {
+    let golden = golden();
+    // BOS is no text.
+    for tokenizer in bin_and_model().iter().chain([&Tokenizer::open(tiny()).unwrap()]) {
+        assert_eq!(tokenizer.decode(&golden.ids).unwrap(), golden.text, "{tokenizer:?}");
+        let mut stream = TextStream::new(tokenizer);
+        let mut text: String = golden.ids.iter().map(|&id| stream.push(id).unwrap().text).collect();
+        text.push_str(&stream.finish());
+        assert_eq!(text, golden.text, "{tokenizer:?}");
+    }
+}
+
+/// The number is llama2.c's: it predicts as many, and BOS comes before them.
+#[test]
 fn the_nll_golden_of_llama2c_has_35_tokens() {
-    let Some(bin) = shared("data/tokenizers/tok512.bin") else { return };
-    let tokenizer = Tokenizer::from_llama2c(bin, 512).unwrap();
     let sentence = "One day, a clever fox found a shiny key under the old oak tree.";
-    assert_eq!(tokenizer.encode(sentence, true).unwrap().len(), 35);
+    for tokenizer in bin_and_model() {
+        assert_eq!(tokenizer.encode(sentence, true).unwrap().len(), 35);
+    }
 }
 
 #[test]
 fn a_vocabulary_of_another_model_is_refused() {
-    let Some(bin) = shared("data/tokenizers/tok512.bin") else { return };
+    let (_dir, bin) = file("tok512.bin", llama2c_vocabulary());
     let error = Tokenizer::from_llama2c(&bin, 4096).unwrap_err().to_string();
     assert!(error.contains("512") && error.contains("4096") && error.contains("tok512.bin"), "{error}");
 }
@@ -105,6 +122,16 @@ fn llama_2_as_sentencepiece_and_as_json_agree() {
         }
         assert!(tokens > 500, "{name}: {tokens}");
     }
+    mixed_texts_come_back(&model);
+    mixed_texts_come_back(&json);
+    for (name, vocab) in [("tok512.bin", 512), ("tok4096.bin", 4096)] {
+        let Some(path) = shared(&format!("data/tokenizers/{name}")) else { return };
+        // What other tests write is the file of stories260K.
+        assert!(vocab > 512 || fs::read(&path).unwrap() == llama2c_vocabulary());
+        mixed_texts_come_back(&Tokenizer::from_llama2c(path, vocab).unwrap());
+    }
+    let Some(path) = shared("data/tokenizers/bitnet_b1_58-large_tokenizer.json") else { return };
+    decodes_as_the_crate(&path, 32_002);
 }
 
 #[test]
@@ -130,35 +157,36 @@ fn llama_cpp_encodes_alike() {
 
 #[test]
 fn the_shipped_model_s_tokenizer_decodes_its_golden() {
-    let Some(dir) = shared("models/tiny") else { return };
-    let tokenizer = Tokenizer::open(&dir).unwrap().with_special(Some(0), vec![1]).unwrap();
-    tokenizer.check_vocab(1024).unwrap();
-    let text = fs::read_to_string(dir.join("golden.txt")).unwrap();
-    let ids = ids(&dir.join("golden.npz"));
-    assert_eq!(tokenizer.decode(&ids).unwrap(), text);
-    assert_eq!(tokenizer.encode("Once upon a time", true).unwrap(), ids[..5.min(ids.len())]);
+    let tokenizer = Tokenizer::open(tiny()).unwrap().with_special(Some(1), vec![2]).unwrap();
+    tokenizer.check_vocab(512).unwrap();
+    let golden = golden();
+    assert_eq!(tokenizer.decode(&golden.ids).unwrap(), golden.text);
+    assert_eq!(tokenizer.encode("Once upon a time", true).unwrap(), golden.ids[..5]);
 }
 
 /// The crate's own decoder is the reference for what has no broken bytes.
+fn decodes_as_the_crate(path: &std::path::Path, vocab: usize) {
+    let ours = Tokenizer::open(path).unwrap();
+    assert_eq!(ours.vocab_size(), vocab);
+    let theirs = tokenizers::Tokenizer::from_file(path).unwrap();
+    let mut rng = Rng::new(11);
+    let mut compared = 0;
+    for _ in 0..400 {
+        let ids: Vec<u32> = (0..rng.below(12)).map(|_| rng.below(vocab) as u32).collect();
+        if String::from_utf8(ours.decode_bytes(&ids).unwrap()).is_ok() {
+            assert_eq!(ours.decode(&ids).unwrap(), theirs.decode(&ids, true).unwrap(), "{ids:?}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 50, "{}: {compared}", path.display());
+}
+
 #[test]
 fn decoding_agrees_with_the_tokenizers_crate() {
-    for (name, vocab) in
-        [("data/tokenizers/bitnet_b1_58-large_tokenizer.json", 32_002), ("models/tiny/tokenizer.json", 1024)]
-    {
-        let Some(path) = shared(name) else { return };
-        let ours = Tokenizer::open(&path).unwrap();
-        let theirs = tokenizers::Tokenizer::from_file(&path).unwrap();
-        let mut rng = Rng::new(11);
-        let mut compared = 0;
-        for _ in 0..400 {
-            let ids: Vec<u32> = (0..rng.below(12)).map(|_| rng.below(vocab) as u32).collect();
-            if String::from_utf8(ours.decode_bytes(&ids).unwrap()).is_ok() {
-                assert_eq!(ours.decode(&ids).unwrap(), theirs.decode(&ids, true).unwrap(), "{ids:?}");
-                compared += 1;
-            }
-        }
-        assert!(compared > 50, "{name}: {compared}");
-    }
+    decodes_as_the_crate(&tiny().join("tokenizer.json"), 512);
+    let (_dir, bytes) = file("tokenizer.json", byte_level_tokenizer());
+    let vocab = Tokenizer::open(&bytes).unwrap().vocab_size();
+    decodes_as_the_crate(&bytes, vocab);
 }
 
 /// tiktoken's own ids, made by the script beside them.
@@ -182,11 +210,13 @@ fn llama_3_s_tiktoken_file_encodes_as_tiktoken_does() {
         let want: Vec<u32> = ids.split(' ').map(|id| id.parse().unwrap()).collect();
         assert_eq!(llama3.encode(text, false).unwrap(), want, "{text:?}");
     }
+    mixed_texts_come_back(&llama3);
 }
 
+/// A file of tiktoken has no special tokens: Trike knows Llama 3's, whatever else is in a vocabulary of this size.
 #[test]
 fn llama_3_s_special_tokens_are_recognized_or_text_as_asked() {
-    let Some(path) = shared("data/tokenizers/llama3_tokenizer.model") else { return };
+    let (_dir, path) = file("tokenizer.model", tiktoken_vocabulary());
     let llama3 = Tokenizer::from_tiktoken(path).unwrap();
     for (name, id) in [
         ("<|begin_of_text|>", 128_000),
@@ -208,36 +238,36 @@ fn llama_3_s_special_tokens_are_recognized_or_text_as_asked() {
     assert_eq!(llama3.turn_ends(), [128_001, 128_009]);
 }
 
+fn mixed_texts_come_back(tokenizer: &Tokenizer) {
+    for text in &mixed::texts() {
+        let ids = tokenizer.encode(text, false).unwrap();
+        assert_eq!(tokenizer.decode(&ids).unwrap(), *text, "{tokenizer:?}");
+        assert_eq!(
+            tokenizer.encode_with_special(text).unwrap(),
+            ids,
+            "{tokenizer:?}: no special token is in it"
+        );
+        assert_eq!(tokenizer.encode_literal(text).unwrap(), ids, "{tokenizer:?}");
+    }
+}
+
 #[test]
 fn five_hundred_mixed_texts_come_back_from_their_ids() {
-    let texts = mixed::texts();
-    let open = |name: &str| shared(name).map(|path| Tokenizer::open(path).unwrap());
-    let byte_level = [open("data/tokenizers/llama3_tokenizer.model"), open("models/tiny/tokenizer.json")];
-    // SentencePiece vocabularies with all bytes keep everything but U+2581, which none of the texts has.
-    let sentencepiece = [
-        open("data/tokenizers/llama2_tokenizer.model"),
-        open("data/tokenizers/bitnet_b1_58-large_tokenizer.json"),
-        shared("data/tokenizers/tok512.bin").map(|p| Tokenizer::from_llama2c(p, 512).unwrap()),
-        shared("data/tokenizers/tok4096.bin").map(|p| Tokenizer::from_llama2c(p, 4096).unwrap()),
-    ];
-    for tokenizer in byte_level.iter().chain(&sentencepiece).flatten() {
-        for text in &texts {
-            let ids = tokenizer.encode(text, false).unwrap();
-            assert_eq!(tokenizer.decode(&ids).unwrap(), *text, "{tokenizer:?}");
-            assert_eq!(
-                tokenizer.encode_with_special(text).unwrap(),
-                ids,
-                "{tokenizer:?}: no special token is in it"
-            );
-            assert_eq!(tokenizer.encode_literal(text).unwrap(), ids, "{tokenizer:?}");
-        }
+    let (_tiktoken, tiktoken) = file("tokenizer.model", tiktoken_vocabulary());
+    let (_json, json) = file("tokenizer.json", byte_level_tokenizer());
+    for path in [tiktoken, json, tiny()] {
+        mixed_texts_come_back(&Tokenizer::open(path).unwrap());
     }
+    // SentencePiece vocabularies with all bytes keep everything but U+2581, which none of the texts has.
+    let (_bin, other) = file("tok4096.bin", other_llama2c_vocabulary(4096));
+    let [bin, model] = bin_and_model();
+    mixed_texts_come_back(&bin);
+    mixed_texts_come_back(&Tokenizer::from_llama2c(other, 4096).unwrap());
     // This one's file asks for runs of spaces to become one and for none at the ends.
-    let Some(tok512) = open("data/tokenizers/tok512.model") else { return };
-    for text in &texts {
-        let ids = tok512.encode(text, false).unwrap();
+    for text in &mixed::texts() {
+        let ids = model.encode(text, false).unwrap();
         let collapsed = text.split(' ').filter(|s| !s.is_empty()).collect::<Vec<_>>().join(" ");
-        assert_eq!(tok512.decode(&ids).unwrap(), collapsed);
+        assert_eq!(model.decode(&ids).unwrap(), collapsed);
     }
 }
 
