@@ -87,10 +87,10 @@ impl<S: Lanes, E: Element + bytemuck::Pod> Loop for ScoreRows<'_, S, E> {
                 let ahead = (head == 0).then_some(ahead);
                 match heads {
                     4 if const { heads_at_once::<S>() == 4 } => {
-                        score_rows_of::<S, E, 4>(s, q, block, ahead, scores)
+                        score_rows_of::<S, E, 4>(s, q, block, ahead, scores);
                     }
                     2 if const { heads_at_once::<S>() == 2 } => {
-                        score_rows_of::<S, E, 2>(s, q, block, ahead, scores)
+                        score_rows_of::<S, E, 2>(s, q, block, ahead, scores);
                     }
                     _ => score_rows_of::<S, E, 1>(s, q, block, ahead, scores),
                 }
@@ -248,10 +248,10 @@ impl<S: Lanes, E: Element + bytemuck::Pod> Loop for AddRows<'_, S, E> {
                 let ahead = (head == 0).then_some(ahead);
                 match heads {
                     4 if const { heads_at_once::<S>() == 4 } => {
-                        add_rows_of::<S, E, 4>(s, weights, block, ahead, sums)
+                        add_rows_of::<S, E, 4>(s, weights, block, ahead, sums);
                     }
                     2 if const { heads_at_once::<S>() == 2 } => {
-                        add_rows_of::<S, E, 2>(s, weights, block, ahead, sums)
+                        add_rows_of::<S, E, 2>(s, weights, block, ahead, sums);
                     }
                     _ => add_rows_of::<S, E, 1>(s, weights, block, ahead, sums),
                 }
