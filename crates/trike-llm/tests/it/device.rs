@@ -50,7 +50,7 @@ fn the_plan_is_near_what_is_taken() {
     let (_dir, dense) = dense();
     for path in [tiny(), dense] {
         let model = path.display();
-        let file = ModelFile::open(path).expect("a model");
+        let file = ModelFile::open(&path).expect("a model");
         let kv = KvSpec::new(KvPrecision::F32, 64);
         let options = LoadOptions::default().with_sequence(kv);
         let plan = memory_plan(&file, &options, &kv).expect("headers");
@@ -99,7 +99,7 @@ fn a_plan_divides_what_one_device_would_hold() {
     let (_dir, dense) = dense();
     for path in [tiny(), dense] {
         let model = path.display();
-        let file = ModelFile::open(path).expect("a model");
+        let file = ModelFile::open(&path).expect("a model");
         let spec = &file.config().spec;
         let kv = KvSpec::new(KvPrecision::F32, 64);
         let options = LoadOptions::default().with_sequence(kv);
@@ -132,7 +132,7 @@ fn a_plan_divides_what_one_device_would_hold() {
 fn what_one_of_two_devices_cannot_allocate_is_refused_by_its_name() {
     let Some(two) = pair(None) else { return };
     let path = tiny();
-    let file = ModelFile::open(path).expect("a model");
+    let file = ModelFile::open(&path).expect("a model");
     let options = LoadOptions::default().with_sequence(KvSpec::new(KvPrecision::F32, 1 << 24));
     let device = two.open().expect("they are there");
     let refused =
