@@ -19,7 +19,8 @@ impl Simd for Scalar {
     /// `16 * 2 * 128` per line fits an i32 for `2^19` lines.
     const LINES: usize = 1 << 12;
     const WIDE: bool = true;
-    const THREE_ROWS: bool = false;
+    /// Elsewhere these are the only kernels.
+    const THREE_ROWS: bool = cfg!(not(target_arch = "x86_64"));
     const TILES: usize = 1;
     const TOKENS: &'static [usize] = &[4, 1];
     const PAIR_SUMS: usize = 1;
