@@ -5,7 +5,7 @@
 
 use crate::cargo::Call;
 use crate::llvm;
-use crate::steps::Share;
+use crate::share::Share;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader};

@@ -29,6 +29,7 @@ mod ranks;
 mod readme;
 mod release;
 mod rust_version;
+mod share;
 mod source;
 mod spdx;
 mod steps;
@@ -43,8 +44,8 @@ mod workspace;
 
 use anyhow::Result;
 use clap::Parser;
+use share::Share;
 use std::process::ExitCode;
-use steps::Share;
 use workspace::Workspace;
 
 /// All checks of the repository as one command.

@@ -1,7 +1,7 @@
 //! Steps that are little more than calls of cargo: format, Clippy, features, link, API docs.
 
 use crate::cargo::Call;
-use crate::steps::Share;
+use crate::share::Share;
 use crate::{llvm, workspace::Workspace};
 use anyhow::{Result, ensure};
 use xshell::cmd;

@@ -183,7 +183,7 @@ mod tests {
         ("ranks", 24),
         ("link", 70),
         ("all-features", 180),
-        ("wheel", 80),
+        ("wheel", 110),
         ("readme", 8),
     ];
 
