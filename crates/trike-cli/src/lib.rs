@@ -1,18 +1,18 @@
 //! The `trike` command: run, inspect, convert and measure ternary language models.
 //!
-//! Start from [`run`], which the program and the Python package call, and from [`args::Cli`], the command line. The main
+//! Start from [`run`], which the program and the Python package call, and from `args::Cli`, the command line. The main
 //! design decision: parsing, calling the `trike` library and rendering are separate modules. A command returns data and
 //! never prints; only `output` writes to the terminal, and only this crate reads the environment. The cost is one data
 //! struct per command, which is also the schema of its `--json`.
 //!
-//! * command line: [`args`]
-//! * commands: [`commands`]
+//! * command line: `args`
+//! * commands: `commands`
 //! * downloads from the hub, with the feature `hub`: `download`
-//! * terminal output: [`output`], [`progress`]; results as text: [`render`]
-//! * `.npy` files: [`npy`]
-//! * advice on errors and the flags they refer to: [`advice`]
-//! * Ctrl-C: [`interrupt`]; ranks of `mpirun`, with the feature `mpi`: `ranks`
-//! * examples, JSON fields and manual pages: [`manual`]; the command line and date in reports: [`invocation`]
+//! * terminal output: `output`, `progress`; results as text: `render`
+//! * `.npy` files: `npy`
+//! * advice on errors and the flags they refer to: `advice`
+//! * Ctrl-C: `interrupt`; ranks of `mpirun`, with the feature `mpi`: `ranks`
+//! * examples, JSON fields and manual pages: `manual`; the command line and date in reports: `invocation`
 #![forbid(unsafe_code)]
 
 mod advice;
