@@ -40,9 +40,10 @@ impl When {
     }
 }
 
-/// All steps: those of a commit, then those of the night, each list with the cheapest first.
+/// All steps: those of a commit, cheapest first, then the nightly ones.
 ///
-/// `doc` follows `clippy` because it reuses its build and takes seconds. `readme` is last because it compiles in release mode.
+/// `doc` follows `clippy` because it reuses its build, and `gpu-test` follows `test` for the same reason. `readme` is last because it
+/// compiles in release mode.
 pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "fmt",
