@@ -1,4 +1,4 @@
-//! A part of the cases that take longest, chosen by their names: CI runs another one for each commit.
+//! A part of the cases that take longest, chosen by their names: for a quick check of a commit.
 
 use std::fmt;
 use std::str::FromStr;
