@@ -1,7 +1,9 @@
 //! The fast components of momentum.
 
 use crate::codec::sparse::{CHUNK as GROUP, Geometric, Scratch, Sparse};
-use crate::codec::{Carry, Codec, MessageCodec, Saved, check_decay, check_gradient, check_len, exchange_messages};
+use crate::codec::{
+    Carry, Codec, MessageCodec, Saved, check_decay, check_gradient, check_len, exchange_messages,
+};
 use crate::{CommError, Communicator};
 
 /// Elements of a cosine transform.

@@ -1,7 +1,9 @@
 //! Differences of weights after local steps.
 
 use crate::codec::sparse::{CHUNK, Scratch, Sparse, Two};
-use crate::codec::{Carry, Codec, MessageCodec, Saved, check_decay, check_gradient, check_len, exchange_messages};
+use crate::codec::{
+    Carry, Codec, MessageCodec, Saved, check_decay, check_gradient, check_len, exchange_messages,
+};
 use crate::{CommError, Communicator};
 
 /// The outer step of SparseLoCo (Sarfi et al., 2508.15706): of each 4,096 elements, a share, in 14 bits each.

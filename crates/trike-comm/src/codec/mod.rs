@@ -178,7 +178,9 @@ fn check_gradient(
         return Err(CommError::NonFinite { rank });
     }
     let waits = magnitude(states);
-    for (what, got, most) in [("gradient", got, LARGEST), ("gradient with its residual", waits, LARGEST_STATE)] {
+    for (what, got, most) in
+        [("gradient", got, LARGEST), ("gradient with its residual", waits, LARGEST_STATE)]
+    {
         if got > most || got.is_nan() {
             return Err(CommError::TooLarge { what, rank, got, most });
         }

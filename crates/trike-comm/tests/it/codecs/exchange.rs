@@ -144,7 +144,8 @@ fn gradients_at_the_end_of_the_range_change_nothing() {
 fn residuals_do_not_overflow() {
     let comm = &Threads::new(1)[0];
     // Almost all of it waits.
-    let mut codec = CodecConfig::SparseLoCo { share: 0.001, decay: 1.0 }.build(&[[1, 1240]]).expect("a codec");
+    let mut codec =
+        CodecConfig::SparseLoCo { share: 0.001, decay: 1.0 }.build(&[[1, 1240]]).expect("a codec");
     let mut refused = Ok(());
     for _ in 0..100 {
         let before = saved(&*codec);
