@@ -25,41 +25,40 @@ fn stopped(config: RunConfig, steps: usize) {
     assert_eq!((report.ended, report.steps), (Ended::Interrupted, steps));
 }
 
+/// Another file of the same length.
+type Edit = fn(&[u8]) -> Vec<u8>;
+
 /// Changes a file without its length, and gives back what it was.
-fn change(path: &Path, edit: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+fn change(path: &Path, edit: Edit) -> Vec<u8> {
     let before = fs::read(path).expect("a file");
-    let mut after = before.clone();
-    edit(&mut after);
-    assert_eq!(before.len(), after.len());
-    assert!(before != after);
+    let after = edit(&before);
+    assert!(before.len() == after.len() && before != after);
     fs::write(path, after).expect("it is written");
     before
 }
 
-/// A bit in the middle of the last number.
-fn last_weight(bytes: &mut Vec<u8>) {
-    let at = bytes.len() - 3;
-    bytes[at] ^= 1;
+/// With another bit in the middle of the last number.
+fn last_weight(bytes: &[u8]) -> Vec<u8> {
+    let mut other = bytes.to_vec();
+    other[bytes.len() - 3] ^= 1;
+    other
 }
 
-/// Another word of the same length.
-fn word(bytes: &mut Vec<u8>) {
-    let at = bytes.windows(5).position(|word| word == b"happy").expect("a word");
-    bytes[at..at + 5].copy_from_slice(b"hasty");
+/// With another word.
+fn word(bytes: &[u8]) -> Vec<u8> {
+    String::from_utf8_lossy(bytes).replacen("happy", "hasty", 1).into_bytes()
 }
 
-/// Ids of two tokens with as many digits, exchanged.
-fn two_tokens(bytes: &mut Vec<u8>) {
+/// With the ids of two tokens, of as many digits, exchanged.
+fn two_tokens(bytes: &[u8]) -> Vec<u8> {
     let mut json: Value = serde_json::from_slice(bytes).expect("JSON");
     let vocab = json["model"]["vocab"].as_object_mut().expect("a vocabulary");
-    let keys: Vec<String> = vocab
-        .iter()
-        .filter(|(_, id)| (400..420).contains(&id.as_u64().unwrap_or(0)))
-        .map(|(k, _)| k.clone())
-        .collect();
+    let of_three_digits =
+        vocab.iter().filter(|(_, id)| id.as_u64().is_some_and(|id| (400..420).contains(&id)));
+    let keys: Vec<String> = of_three_digits.map(|(token, _)| token.clone()).collect();
     let [one, two] = [&keys[0], &keys[1]].map(|key| vocab[key].clone());
     (vocab[&keys[0]], vocab[&keys[1]]) = (two, one);
-    *bytes = json.to_string().into_bytes();
+    json.to_string().into_bytes()
 }
 
 #[test]
@@ -76,7 +75,7 @@ fn a_run_continues_with_the_files_it_was_started_with() {
     let more = "base_model = 'dense'\ntokenizer = 'words.json'\nteacher = 'teacher'\nmax_steps = 6\nsave_steps = 2\nteacher_documents = 0";
     train(place.config("whole", more), 1).expect("a run");
     stopped(place.config("stopped", more), 3);
-    let files: [(&str, &str, fn(&mut Vec<u8>)); 4] = [
+    let files: [(&str, &str, Edit); 4] = [
         ("stories.txt", "data", word),
         ("words.json", "tokenizer", two_tokens),
         ("dense/model.safetensors", "base model", last_weight),
@@ -178,7 +177,7 @@ fn runs_without_numbers_continue_and_fail() {
         serde_json::from_slice(&fs::read(place.at("config.json")).expect("a file")).expect("JSON");
     let config = ModelConfig::from_hf(&place.at("config.json"), &json).expect("a configuration");
     let mut parameters = Parameters::random(&config.spec, 3).expect("parameters");
-    let norm = parameters.all_mut().iter_mut().filter(|p| p.name.is_vector()).next_back().expect("a norm");
+    let norm = parameters.all_mut().iter_mut().rfind(|p| p.name.is_vector()).expect("a norm");
     // Finite, with infinite products of both signs.
     norm.values.fill(3e38);
     let mut writer = HfDirWriter::create(place.at("broken"), json).expect("a writer");
