@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use serde::{Deserialize, Serialize};
-use trike_format::{HfDir, Tensor, TensorSource};
+use trike_format::{Digest, HfDir, Tensor, TensorSource};
 use trike_llm::{LanguageModel, WeightSource};
 use trike_nn::{Backend, WeightName};
 use trike_quant::Grid;
@@ -163,6 +163,9 @@ struct Entry {
     tensor: String,
     /// Plane, row, column and previous trit of every changed position.
     undo: Vec<(usize, usize, usize, i8)>,
+    /// Digest of the tensor before the edit, which undoing it must give again. A journal of an earlier version has none.
+    #[serde(default)]
+    before: String,
 }
 
 /// Changes a packed tensor of a Trike directory in place. The undo entry is written to `edits.json` in the directory
@@ -178,11 +181,12 @@ pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditRep
     check_directory(dir)?;
     let mut journal = journal(dir)?;
     let (hf, mut trits) = open(dir, tensor)?;
+    let before = Digest::default().ternary(&trits).to_string();
     let undo = edit_tensor(&mut trits, changes)?;
     let count = undo.len();
     let undo = undo.iter().map(|e| (e.plane, e.row, e.col, e.trit.value())).collect();
     // A change that does not fit into the file must not leave an entry.
-    let entry = Entry { tensor: tensor.to_owned(), undo };
+    let entry = Entry { tensor: tensor.to_owned(), undo, before };
     journal.push(entry);
     save(dir, &journal)?;
     if let Err(error) = hf.overwrite(tensor, &Tensor::Ternary(trits)) {
@@ -222,6 +226,10 @@ pub fn undo_edits(dir: &Path, steps: usize) -> Result<EditReport, CalibrateError
             .map(|&(plane, row, col, t)| Ok(Edit { plane, row, col, trit: trit(t)? }))
             .collect::<Result<_, CalibrateError>>()?;
         trits.edit(&edits)?;
+        // Also after an edit that was interrupted while it was written.
+        if Digest::default().ternary(&trits).to_string() != entry.before {
+            return Err(EditError::Changed { tensor: entry.tensor }.into());
+        }
         hf.overwrite(&entry.tensor, &Tensor::Ternary(trits))?;
         save(dir, &journal)?;
         changed.push((entry.tensor, edits.len()));

@@ -307,6 +307,12 @@ pub enum EditError {
         /// Number of edits in the journal.
         made: usize,
     },
+    /// An edit to undo of a tensor that is no longer what it was after the edit.
+    #[error("`{tensor}` was changed since by something else: the edit cannot be undone")]
+    Changed {
+        /// The tensor.
+        tensor: String,
+    },
     /// A tensor that is not ternary.
     #[error("`{tensor}` is {kind}: expected a ternary tensor")]
     NotTernary {

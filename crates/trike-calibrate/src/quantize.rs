@@ -122,8 +122,9 @@ pub(crate) fn quantize_ids(
     let cpu = Cpu::new(config.threads)?;
     let backend = CpuBackend::new(cpu.clone(), ActivationPrecision::F32).with_products(walk::PRODUCTS);
     let tokens = ids.iter().map(Vec::len).sum();
-    let store = Store::open(output, &store::fingerprint(file.path(), config, &[ids]))?;
+    let store = Store::open(output, &store::identity(file, config, &[ids])?)?;
     let mut notes = prepared.notes.clone();
+    notes.extend(store.replaced.as_ref().map(store::note));
     let tuning = tuning_of(input, config, &mut notes)?;
     memory::check(input, config, ids)?;
     // Rounding depends only on the weights, even if the text was needed for another purpose.

@@ -20,6 +20,7 @@
 //! * writers: [`GgufWriter`], [`GgufType`]; [`HfDirWriter`]; [`Claim`] for outputs that appear whole
 //! * tensors: [`Tensor`], [`DenseTensor`], [`Int8Tensor`]; [`exact_trits`], [`absmean_trits`]
 //! * GGUF metadata: [`Metadata`], [`MetaValue`], [`MetaArray`], [`StringArray`]
+//! * what a stored result depends on: [`Identity`], [`Digest`]
 //! * errors: [`FormatError`], [`TensorError`]
 //!
 //! It depends on `trike-trit`, `trike-core`, `trike-host` and a few file libraries; it has no Cargo features.
@@ -31,6 +32,7 @@ mod detect;
 mod error;
 mod gguf;
 mod hf;
+mod identity;
 mod llama2c;
 mod look;
 mod map;
@@ -42,6 +44,7 @@ pub use detect::{FileKind, detect};
 pub use error::FormatError;
 pub use gguf::{Gguf, GgufType, GgufWriter, MetaArray, MetaValue, Metadata, StringArray};
 pub use hf::{HfDir, HfDirWriter};
+pub use identity::{Difference, Digest, Identity};
 pub use llama2c::{Llama2c, Llama2cConfig};
 pub use tensor::{StoredType, TensorInfo, TensorSource};
 pub use trike_core::{

@@ -113,6 +113,7 @@ fn planned(
     if config.hold_out {
         report.held = planner.held_out(calibration);
     }
+    report.notes.append(&mut planner.notes);
     // Prices and all trials, not the result alone.
     report.seconds = start.elapsed().as_secs_f64();
     Ok(report)
@@ -132,7 +133,7 @@ pub fn plan_for(
     options: &PlanOptions,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<(Plan, Vec<Sensitivity>), CalibrateError> {
-    let planner = Planner::new(input, output, calibration, config, options, progress)?;
+    let mut planner = Planner::new(input, output, calibration, config, options, progress)?;
     planner.check_smallest()?;
     let sensitivities = planner.sensitivities(progress)?;
     let chosen = planner.first(&sensitivities)?;
@@ -155,6 +156,8 @@ struct Planner<'a> {
     calibration: Vec<Vec<u32>>,
     held: Vec<Vec<u32>>,
     dir: PathBuf,
+    /// For the report.
+    notes: Vec<String>,
     /// Two runs would write to the same unfinished directories.
     _claim: Claim,
 }
@@ -206,6 +209,7 @@ impl<'a> Planner<'a> {
             calibration: all,
             held,
             dir: store::beside(output, ".plan"),
+            notes: Vec::new(),
             _claim: claim,
         })
     }
@@ -251,16 +255,19 @@ impl<'a> Planner<'a> {
 
     /// Measures the sensitivities, or loads those of an earlier call with the same settings.
     fn sensitivities(
-        &self,
+        &mut self,
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<Vec<Sensitivity>, CalibrateError> {
-        let settings = format!(
-            "{} {:?}",
-            store::fingerprint(self.input().path(), &self.config, &[&self.calibration, &self.held]),
-            (PRICES, self.options.planes, &self.options.groups, self.plans_head())
-        );
+        let priced = (PRICES, self.options.planes, &self.options.groups, self.plans_head());
+        let settings =
+            store::identity(self.prepared.original, &self.config, &[&self.calibration, &self.held])?
+                .with("the prices", format!("{priced:?}"));
         let path = self.dir.join(store::SENSITIVITIES);
-        if store::resume(&self.dir, &settings)?
+        let opened = store::resume(&self.dir, &settings)?;
+        if let store::Opened::Replaced(difference) = &opened {
+            self.notes.push(store::note(difference));
+        }
+        if opened == store::Opened::Same
             && let Ok(text) = fs::read(&path)
             && let Ok(measured) = serde_json::from_slice(&text)
         {

@@ -147,12 +147,11 @@ pub(crate) fn run(
     text.set_kv(&request.choose(known, &text.file, &options, &*model, quiet)?)?;
     let mut session = match &args.prompt_cache {
         Some(path) if path.exists() => {
-            let session = model.load_session(path)?;
-            if session.is_none() && !quiet {
-                output::note(&format!(
-                    "{}: made by another model or other options, replaced",
-                    path.display()
-                ));
+            let session = model.load_session(path, &text.options)?;
+            if let Err(difference) = &session
+                && !quiet
+            {
+                output::note(&format!("{}: not used and replaced, because {difference}", path.display()));
             }
             session.unwrap_or_default()
         }
