@@ -7,10 +7,10 @@ use std::{
 };
 
 use serde_json::json;
-use trike_format::{HfDir, HfDirWriter, Tensor, TensorSource};
+use trike_format::{HfDir, HfDirWriter, OutputFile, Tensor, TensorSource, publish};
 use trike_nn::{HookPoint, WeightName};
 
-use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, error::io, tune};
+use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, error::io, own_text, tune};
 
 const SETTINGS: &str = "settings.txt";
 /// Prefix of settings written by Trike; directories without it are not removed.
@@ -56,13 +56,13 @@ pub(crate) fn resume(dir: &Path, settings: &str) -> Result<bool, CalibrateError>
         }
     }
     fs::create_dir_all(dir).map_err(io(dir))?;
-    fs::write(&path, settings).map_err(io(&path))?;
+    OutputFile::replace(&path, settings).map_err(io(&path))?;
     Ok(false)
 }
 
 /// Whether a call of [`quantize`](crate::quantize()) or [`quantize_to`](crate::quantize_to()) that began at `since` and was
-/// interrupted has left finished parts, blocks or the sensitivities of layers, from which the same call resumes. Parts
-/// that an earlier call with other options left do not count.
+/// interrupted has left finished parts, text that the model has written, blocks or the sensitivities of layers, from which the
+/// same call resumes. Parts that an earlier call with other options left do not count.
 pub fn is_resumable(output: &Path, since: SystemTime) -> bool {
     // Some file systems count in two seconds.
     let since = since.checked_sub(Duration::from_secs(2)).unwrap_or(since);
@@ -73,9 +73,11 @@ pub fn is_resumable(output: &Path, since: SystemTime) -> bool {
     let finished = |entry: std::io::Result<fs::DirEntry>| {
         entry.is_ok_and(|entry| entry.path().join("config.json").exists())
     };
-    let (partial, plan) = (beside(output, ".partial"), beside(output, ".plan"));
+    let (partial, plan, text) =
+        (beside(output, ".partial"), beside(output, ".plan"), own_text::folder(output));
     let blocks = opened(&partial) && fs::read_dir(&partial).is_ok_and(|mut parts| parts.any(finished));
-    !output.exists() && (blocks || opened(&plan) && plan.join(SENSITIVITIES).exists())
+    let prices = opened(&plan) && plan.join(SENSITIVITIES).exists();
+    !output.exists() && (blocks || prices || opened(&text) && own_text::is_begun(&text))
 }
 
 /// FNV-1a hash of the tokens.
@@ -97,6 +99,18 @@ fn files(path: &Path) -> Vec<(PathBuf, u64, Option<SystemTime>)> {
     let mut all: Vec<_> = all.into_iter().filter_map(about).collect();
     all.sort();
     all
+}
+
+/// All inputs that text which the model writes depends on.
+pub(crate) fn text_settings(
+    input: &Path,
+    config: &ModelQuantizationConfig,
+    seed: u64,
+    longest: usize,
+) -> String {
+    let path = fs::canonicalize(input).unwrap_or_else(|_| input.to_owned());
+    let tokenizer = config.tokenizer.as_deref().map(files);
+    format!("text {} {:?} {tokenizer:?} {seed} {longest}", env!("CARGO_PKG_VERSION"), files(&path))
 }
 
 /// All inputs that a finished block depends on, as text; `texts` are those used for calibration and planning.
@@ -227,7 +241,7 @@ impl Store {
 
     /// Moves the finished model to its destination and removes everything else.
     pub(crate) fn finish(self, output: &Path) -> Result<(), CalibrateError> {
-        fs::rename(self.model(), beside(output, "")).map_err(io(output))?;
+        publish(&self.model(), &beside(output, "")).map_err(io(output))?;
         fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
     }
 }

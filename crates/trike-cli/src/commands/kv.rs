@@ -9,6 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use trike::{
     KvPrecisions, LoadOptions, Model, ModelFile,
+    format::OutputFile,
     llm::{ChooseKv, ChosenKv},
 };
 
@@ -191,14 +192,12 @@ fn stored(key: &str, layers: usize) -> Option<(KvPrecisions, ChosenOutcome)> {
     })
 }
 
-/// Writes a choice under another name first, so that no command reads half of it.
+/// Writes a choice where there is a folder for it.
 fn store(choice: &Stored) -> anyhow::Result<()> {
     let text = serde_json::to_string(choice)?;
     let write = |file: &Path| {
-        let temporary = file.with_extension(std::process::id().to_string());
         fs::create_dir_all(file.parent().unwrap_or(file))?;
-        fs::write(&temporary, &text)?;
-        fs::rename(&temporary, file)
+        OutputFile::replace(file, &text)
     };
     let mut last = anyhow::anyhow!("no folder: set XDG_CACHE_HOME");
     for file in files(&choice.key) {
