@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use serde::{Deserialize, Serialize};
-use trike_format::{Digest, HfDir, Tensor, TensorSource};
+use trike_format::{Digest, HfDir, Lock, OutputFile, Tensor, TensorSource};
 use trike_llm::{LanguageModel, WeightSource};
 use trike_nn::{Backend, WeightName};
 use trike_quant::Grid;
@@ -171,14 +171,14 @@ struct Entry {
 /// Changes a packed tensor of a Trike directory in place. The undo entry is written to `edits.json` in the directory
 /// before the first byte changes, so that [`undo_edits`] can also repair an interrupted edit.
 ///
-/// The directory must not be open elsewhere at the same time.
+/// The directory must not be open elsewhere at the same time; it is locked against other edits.
 ///
 /// # Errors
 ///
 /// Those of [`edit_tensor`]; [`CalibrateError::Edit`] when the tensor is not ternary, and I/O and format errors, for
 /// example when a compressed encoding has no room for another nonzero.
 pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditReport, CalibrateError> {
-    check_directory(dir)?;
+    let _lock = lock(dir)?;
     let mut journal = journal(dir)?;
     let (hf, mut trits) = open(dir, tensor)?;
     let before = Digest::default().ternary(&trits).to_string();
@@ -211,7 +211,7 @@ pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditRep
 ///
 /// [`CalibrateError::Edit`] when there are fewer, and I/O and format errors.
 pub fn undo_edits(dir: &Path, steps: usize) -> Result<EditReport, CalibrateError> {
-    check_directory(dir)?;
+    let _lock = lock(dir)?;
     let mut journal = journal(dir)?;
     if steps == 0 || journal.len() < steps {
         return Err(EditError::Undo { asked: steps, made: journal.len() }.into());
@@ -248,9 +248,12 @@ fn open(dir: &Path, name: &str) -> Result<(HfDir, TritTensor), CalibrateError> {
     }
 }
 
-/// Refuses a file; a path that does not exist is refused when it is opened.
-fn check_directory(path: &Path) -> Result<(), CalibrateError> {
-    if path.is_file() { Err(EditError::NotADirectory { path: path.to_owned() }.into()) } else { Ok(()) }
+/// The right to edit a directory. A file is refused; a path that does not exist is refused when it is opened.
+fn lock(path: &Path) -> Result<Option<Lock>, CalibrateError> {
+    if path.is_file() {
+        return Err(EditError::NotADirectory { path: path.to_owned() }.into());
+    }
+    Ok(if path.is_dir() { Some(Lock::new(path)?) } else { None })
 }
 
 fn journal(dir: &Path) -> Result<Vec<Entry>, CalibrateError> {
@@ -270,9 +273,8 @@ fn save(dir: &Path, journal: &[Entry]) -> Result<(), CalibrateError> {
     if journal.is_empty() {
         return fs::remove_file(&path).map_err(io);
     }
-    let beside = dir.join(format!("{JOURNAL}.new"));
     let text = serde_json::to_vec(journal).map_err(|e| io(e.into()))?;
-    fs::write(&beside, text).and_then(|()| fs::rename(&beside, &path)).map_err(io)
+    OutputFile::replace(&path, text).map_err(io)
 }
 
 /// Changes single weights or rows of a linear layer in a loaded model, in place if the layout allows it, and returns

@@ -112,7 +112,7 @@ pub enum CalibrateError {
     },
     /// A directory beside the output holds something that was not written by an earlier run.
     #[error(
-        "{} was not written by an earlier run: move it or choose another output (its name with .partial, .plan and .curve appended must be free)",
+        "{} was not written by an earlier run: move it or choose another output (its name with .partial, .plan, .text and .curve appended must be free)",
         path.display()
     )]
     NotOurs {

@@ -13,7 +13,7 @@ use crate::{
     TernaryTotals, Tuning,
     assemble::assemble,
     held_out::divided,
-    memory,
+    memory, own_text,
     report::{HeldOut, alternatives},
     rewrite::Prepared,
     store::{self, Store},
@@ -32,7 +32,7 @@ use crate::{
 /// [`QuantizeReport::evaluate_held_out`].
 ///
 /// Finished blocks are kept in `<output>.partial` until the end: the same call after an interruption resumes from
-/// there, and a call with other options starts over. `output` is created atomically at the end.
+/// there, and a call with other options starts over. Text that the model writes is kept in `<output>.text`. `output` is created atomically at the end.
 ///
 /// # Errors
 ///
@@ -74,10 +74,11 @@ pub fn quantize(
     refuse_ternary(input)?;
     // Two runs would write to the same unfinished directory.
     let _claim = Claim::new(output)?;
-    let (ids, held) = divided(input, calibration, config, progress)?;
+    let (ids, held) = divided(input, calibration, config, output, progress)?;
     let prepared = Prepared::new(input, config, &ids, &mut |done, total| progress(SCALING, done, total))?;
     let mut report = quantize_ids(&prepared, output, &ids, config, progress)?;
     report.held = held;
+    own_text::remove(output)?;
     Ok(report)
 }
 

@@ -7,11 +7,13 @@ use std::{
 };
 
 use serde_json::json;
-use trike_format::{Difference, Digest, HfDir, HfDirWriter, Identity, Tensor, TensorSource};
+use trike_format::{
+    Difference, Digest, HfDir, HfDirWriter, Identity, OutputFile, Tensor, TensorSource, publish,
+};
 use trike_llm::{LlmError, ModelFile};
 use trike_nn::{HookPoint, WeightName};
 
-use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, error::io, tune};
+use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, error::io, own_text, tune};
 
 const SETTINGS: &str = "settings.txt";
 /// Prefix of settings written by Trike; directories without it are not removed.
@@ -75,7 +77,7 @@ pub(crate) fn resume(dir: &Path, settings: &Identity) -> Result<Opened, Calibrat
     }
     fs::create_dir_all(dir).map_err(io(dir))?;
     let facts = serde_json::to_string_pretty(settings.facts()).map_err(|e| io(&path)(e.into()))?;
-    fs::write(&path, format!("{MARK}{FORMAT}{facts}")).map_err(io(&path))?;
+    OutputFile::replace(&path, format!("{MARK}{FORMAT}{facts}")).map_err(io(&path))?;
     Ok(opened)
 }
 
@@ -85,8 +87,8 @@ pub(crate) fn note(difference: &Difference) -> String {
 }
 
 /// Whether a call of [`quantize`](crate::quantize()) or [`quantize_to`](crate::quantize_to()) that began at `since` and was
-/// interrupted has left finished parts, blocks or the sensitivities of layers, from which the same call resumes. Parts
-/// that an earlier call with other options left do not count.
+/// interrupted has left finished parts, text that the model has written, blocks or the sensitivities of layers, from which the
+/// same call resumes. Parts that an earlier call with other options left do not count.
 pub fn is_resumable(output: &Path, since: SystemTime) -> bool {
     // Some file systems count in two seconds.
     let since = since.checked_sub(Duration::from_secs(2)).unwrap_or(since);
@@ -97,9 +99,11 @@ pub fn is_resumable(output: &Path, since: SystemTime) -> bool {
     let finished = |entry: std::io::Result<fs::DirEntry>| {
         entry.is_ok_and(|entry| entry.path().join("config.json").exists())
     };
-    let (partial, plan) = (beside(output, ".partial"), beside(output, ".plan"));
+    let (partial, plan, text) =
+        (beside(output, ".partial"), beside(output, ".plan"), own_text::folder(output));
     let blocks = opened(&partial) && fs::read_dir(&partial).is_ok_and(|mut parts| parts.any(finished));
-    !output.exists() && (blocks || opened(&plan) && plan.join(SENSITIVITIES).exists())
+    let prices = opened(&plan) && plan.join(SENSITIVITIES).exists();
+    !output.exists() && (blocks || prices || opened(&text) && own_text::is_begun(&text))
 }
 
 /// A digest of the tokens.
@@ -107,6 +111,29 @@ fn digest(ids: &[Vec<u32>]) -> Digest {
     ids.iter().fold(Digest::default(), |digest, ids| {
         ids.iter().fold(digest, |digest, &id| digest.word(u64::from(id))).word(u64::MAX)
     })
+}
+
+/// All that text depends on which the model writes.
+pub(crate) fn text_identity(
+    input: &ModelFile,
+    config: &ModelQuantizationConfig,
+    seed: u64,
+    longest: usize,
+) -> Result<Identity, LlmError> {
+    let tokenizer = config.tokenizer.as_deref().map_or_else(
+        || Ok("that of the model".to_owned()),
+        |path| {
+            let digest = Digest::default().file(path);
+            digest
+                .map(|digest| digest.to_string())
+                .map_err(|source| LlmError::Io { path: path.to_owned(), source })
+        },
+    )?;
+    Ok(Identity::new()
+        .with("the model", input.digest()?)
+        .with("the tokenizer", tokenizer)
+        .with("the seed", seed)
+        .with("the longest sequence", longest))
 }
 
 /// All that a finished block depends on; `texts` are those used for calibration and planning.
@@ -256,7 +283,7 @@ impl Store {
 
     /// Moves the finished model to its destination and removes everything else.
     pub(crate) fn finish(self, output: &Path) -> Result<(), CalibrateError> {
-        fs::rename(self.model(), beside(output, "")).map_err(io(output))?;
+        publish(&self.model(), &beside(output, "")).map_err(io(output))?;
         fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
     }
 }

@@ -14,7 +14,7 @@ use std::{
 };
 
 use trike_cpu::Cpu;
-use trike_format::Claim;
+use trike_format::{Claim, OutputFile};
 use trike_llm::{ModelFile, WeightSource};
 use trike_nn::{ActivationPrecision, CpuBackend, WeightName};
 use trike_quant::{MatrixView, QuantError, QuantizeConfig, quantize_matrix};
@@ -29,7 +29,7 @@ use crate::{
     assemble::{HEAD_GROUP, stored_bytes},
     error::io,
     held_out::{calibration_ids, limited, without},
-    memory,
+    memory, own_text,
     quantize::{SCALING, quantize, quantize_ids, refuse_existing, refuse_ternary},
     report::HeldOut,
     rewrite::Prepared,
@@ -184,10 +184,10 @@ impl<'a> Planner<'a> {
         }
         options.validate()?;
         // Held-out text for planning and trials is separate from the calibration text.
-        let calibration = limited(input, calibration, config, progress)?;
+        let calibration = limited(input, calibration, config, output, progress)?;
         let wanted = calibration.limit();
         let more = calibration.with_limit(wanted.saturating_mul(2));
-        let mut all = calibration_ids(input, &more, config, progress)?;
+        let mut all = calibration_ids(input, &more, config, output, progress)?;
         if all.len() < 2 {
             return Err(ConfigError::NothingHeldOut { got: all.len() }.into());
         }
@@ -248,8 +248,9 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Removes the stored measurements.
+    /// Removes the stored measurements, and the text that the model has written.
     fn clean(&self) -> Result<(), CalibrateError> {
+        own_text::remove(self.output)?;
         fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
     }
 
@@ -291,7 +292,7 @@ impl<'a> Planner<'a> {
             return Err(ConfigError::NothingToPlan.into());
         }
         let text = serde_json::to_vec(&measured).map_err(|e| io(&path)(e.into()))?;
-        fs::write(&path, text).map_err(io(&path))?;
+        OutputFile::replace(&path, text).map_err(io(&path))?;
         Ok(measured)
     }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use trike::{
     KvPrecisions, LoadOptions, Model, ModelFile,
     cpu::{Cpu, Isa},
-    format::{Difference, Digest, Identity},
+    format::{Difference, Digest, Identity, OutputFile},
     llm::{ChooseKv, ChosenKv},
 };
 
@@ -212,16 +212,14 @@ impl Key {
         self.all().find_map(|stored| self.identity.differs_from(&stored.identity))
     }
 
-    /// Writes a choice under another name first, so that no command reads half of it.
+    /// Writes a choice where there is a folder for it.
     fn store(&self, precision: KvPrecisions, chosen: ChosenOutcome) -> anyhow::Result<()> {
         let (identity, kv) = (self.identity.facts().to_vec(), precision.to_string());
         let digest = digest(&identity, &kv);
         let text = serde_json::to_string(&Stored { identity, digest, kv, chosen })?;
         let write = |file: &Path| {
-            let temporary = file.with_extension(std::process::id().to_string());
             fs::create_dir_all(file.parent().unwrap_or(file))?;
-            fs::write(&temporary, &text)?;
-            fs::rename(&temporary, file)
+            OutputFile::replace(file, &text)
         };
         let mut last = anyhow::anyhow!("no folder: set XDG_CACHE_HOME");
         for file in self.files() {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Context;
-use trike::format::Digest;
+use trike::format::{Digest, OutputFile};
 use trike_models::TINY;
 
 /// The name that the commands take, where no file has it.
@@ -65,13 +65,13 @@ fn unpack(place: &Path) -> io::Result<()> {
     let temporary = place.with_extension(std::process::id().to_string());
     fs::create_dir_all(&temporary)?;
     for (name, content) in TINY {
-        fs::write(temporary.join(name), content)?;
+        OutputFile::replace(temporary.join(name), content)?;
     }
     if place.is_dir() {
         // A file of it was changed or removed.
         fs::remove_dir_all(place)?;
     }
-    let renamed = fs::rename(&temporary, place);
+    let renamed = trike::format::publish(&temporary, place);
     if renamed.is_err() && is_complete(place) {
         // Another command was faster.
         return fs::remove_dir_all(&temporary);

@@ -269,8 +269,10 @@ impl TensorSource for Gguf {
         };
         // Checked at open: the range is inside the file and has the size of the type.
         let range = self.starts[i]..self.starts[i] + info.bytes as usize;
+        self.map.check()?;
         let tensor = decode::decode(place, kind, &info.shape, &self.map[range.clone()]);
         self.map.release(range);
+        self.map.check()?;
         tensor
     }
 }

@@ -2,13 +2,13 @@
 
 use std::{
     any::Any,
-    fs::{self, File},
-    io::{self, BufReader, BufWriter, Read, Write},
+    fs::File,
+    io::{self, BufReader, Read, Write},
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
-use trike_format::{Difference, Digest, Identity};
+use trike_format::{Difference, Digest, Identity, OutputFile};
 use trike_nn::{Backend, Decoder, KvSpec, Sequence};
 
 use super::STEP;
@@ -149,7 +149,7 @@ impl Session {
 }
 
 impl<B: Backend + 'static> LanguageModel<B> {
-    /// Writes a session that this model filled to a file, which is replaced when it is complete.
+    /// Writes a session that this model filled to an [`OutputFile`].
     ///
     /// # Errors
     ///
@@ -175,26 +175,18 @@ impl<B: Backend + 'static> LanguageModel<B> {
             layers: layers.iter().map(Vec::len).collect(),
             digest: digest(&session.ids, session.read, &layers),
         };
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".incomplete");
-        let partial = PathBuf::from(partial);
         let write = || -> io::Result<()> {
             let header = serde_json::to_vec(&header)?;
-            let mut file = BufWriter::new(File::create(&partial)?);
+            let mut file = OutputFile::create(path)?;
             file.write_all(MAGIC)?;
             file.write_all(&(header.len() as u32).to_le_bytes())?;
             file.write_all(&header)?;
             for layer in &layers {
                 file.write_all(layer)?;
             }
-            file.into_inner().map_err(io::IntoInnerError::into_error)?;
-            fs::rename(&partial, path)
+            file.finish()
         };
-        write().map_err(|source| {
-            // What was written is of no use; the first error is the one to report.
-            let _ = fs::remove_file(&partial);
-            LlmError::Io { path: path.to_owned(), source }
-        })
+        write().map_err(|source| LlmError::Io { path: path.to_owned(), source })
     }
 
     /// Reads a session that [`save_session`](Self::save_session) wrote, for texts with `options`. The inner error says in what the keys
@@ -259,6 +251,10 @@ impl<B: Backend + 'static> LanguageModel<B> {
             let expected = expected.to_owned();
             LlmError::SessionFile { path: path.to_owned(), expected, got }
         };
+        // Opening a pipe would wait for a writer.
+        if !path.metadata().map_err(failed)?.is_file() {
+            return Err(wrong("a saved prompt", "no regular file".to_owned()));
+        }
         let file = File::open(path).map_err(failed)?;
         let size = file.metadata().map_err(failed)?.len();
         let mut file = BufReader::new(file);
