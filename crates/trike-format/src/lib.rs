@@ -16,7 +16,7 @@
 //! error.
 //!
 //! * detection: [`detect`], [`FileKind`]
-//! * readers: [`TensorSource`], [`TensorInfo`], [`StoredType`]; [`Gguf`], [`HfDir`], [`Llama2c`]
+//! * readers: [`TensorSource`], [`TensorInfo`], [`StoredType`]; [`Gguf`], [`gguf_parts`], [`HfDir`], [`Llama2c`]
 //! * writers: [`GgufWriter`], [`GgufType`]; [`HfDirWriter`]; [`Claim`] for outputs that appear whole
 //! * tensors: [`Tensor`], [`DenseTensor`], [`Int8Tensor`]; [`exact_trits`], [`absmean_trits`]
 //! * GGUF metadata: [`Metadata`], [`MetaValue`], [`MetaArray`], [`StringArray`]
@@ -40,7 +40,7 @@ mod tensor;
 pub use claim::Claim;
 pub use detect::{FileKind, detect};
 pub use error::FormatError;
-pub use gguf::{Gguf, GgufType, GgufWriter, MetaArray, MetaValue, Metadata, StringArray};
+pub use gguf::{Gguf, GgufType, GgufWriter, MetaArray, MetaValue, Metadata, StringArray, gguf_parts};
 pub use hf::{HfDir, HfDirWriter};
 pub use llama2c::{Llama2c, Llama2cConfig};
 pub use tensor::{StoredType, TensorInfo, TensorSource};
