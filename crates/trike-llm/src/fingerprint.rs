@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{LlmError, ModelFile};
+use crate::{LlmError, ModelFile, Tensors};
 
 /// Most bytes of a file that is compared as a whole.
 const WHOLE: u64 = 1 << 30;
@@ -25,7 +25,11 @@ impl ModelFile {
     pub fn fingerprint(&self) -> Result<String, LlmError> {
         let spec = &self.config().spec;
         let mut hash = 0;
-        for path in compared(self.path()) {
+        let files = match self.tensors() {
+            Tensors::Gguf(file) => file.files().map(Path::to_owned).collect(),
+            Tensors::Hf(_) | Tensors::Llama2c(_) => compared(self.path()),
+        };
+        for path in files {
             let failed = |source| LlmError::Io { path: path.clone(), source };
             if let Some(name) = path.file_name() {
                 hash = mixed(hash, name.as_encoded_bytes());

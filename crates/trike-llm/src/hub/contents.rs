@@ -8,8 +8,9 @@ use std::{
 };
 
 use super::{
-    CONFIG, Found, HubCache, HubModel, INDEX, MAX_DEPTH, ModelId, WEIGHTS, id::is_gguf_model, is_commit,
-    list, read_start,
+    CONFIG, Found, HubCache, HubModel, INDEX, MAX_DEPTH, ModelId, WEIGHTS,
+    id::{first_part, is_gguf_model},
+    is_commit, list, read_start,
 };
 use crate::LlmError;
 
@@ -60,7 +61,11 @@ impl HubCache {
         list(snapshot, "", MAX_DEPTH, &mut files);
         let has = |name: &str| files.iter().any(|file| file == name);
         let directory = has(CONFIG) && (has(WEIGHTS) || has(INDEX));
-        let ggufs: Vec<&String> = files.iter().filter(|file| is_gguf_model(file)).collect();
+        // The first file of a split model is its name.
+        let mut ggufs: Vec<String> =
+            files.iter().filter(|file| is_gguf_model(file)).map(|file| first_part(file)).collect();
+        ggufs.sort();
+        ggufs.dedup();
         let mut add = |id: ModelId, of: &[&String]| {
             // A model that lacks a shard is not one yet.
             let Ok(path) = self.resolve(&id) else { return };
@@ -76,10 +81,11 @@ impl HubCache {
             let own: Vec<&String> = files.iter().filter(|file| !file.ends_with(".gguf")).collect();
             add(id.clone(), &own);
         }
-        for &file in &ggufs {
+        for file in &ggufs {
             // The shortest name that is unique.
             let short = if directory || ggufs.len() > 1 { id.with_file(file) } else { id.clone() };
-            add(short, &[file]);
+            let parts = HubModel::File(file.clone()).files();
+            add(short, &parts.iter().collect::<Vec<_>>());
         }
     }
 
@@ -119,14 +125,17 @@ impl HubCache {
             Some(file) => {
                 let mut files = Vec::new();
                 list(&snapshot, "", MAX_DEPTH, &mut files);
-                let link = match id.find(&files) {
-                    Found::One(HubModel::File(file)) => snapshot.join(file),
+                let links = match id.find(&files) {
+                    Found::One(model @ HubModel::File(_)) => model.files(),
                     Found::Several(files) => {
                         return Err(LlmError::HubFiles { id: id.to_string(), reason: id.which(), files });
                     }
                     _ => return Err(missing(format!("its snapshot has no file `{file}`"))),
                 };
-                fs::remove_file(&link).map_err(io_error(&link))?;
+                // Of a split model, whatever is there.
+                for link in links.iter().filter(|link| files.contains(link)).map(|link| snapshot.join(link)) {
+                    fs::remove_file(&link).map_err(io_error(&link))?;
+                }
             }
         }
         forget(&folder).map_err(io_error(&folder))?;
