@@ -17,7 +17,7 @@
 //! error.
 //!
 //! * detection: [`detect`], [`FileKind`]
-//! * readers: [`TensorSource`], [`TensorInfo`], [`StoredType`]; [`Gguf`], [`HfDir`], [`Llama2c`]
+//! * readers: [`TensorSource`], [`TensorInfo`], [`StoredType`]; [`Gguf`], [`gguf_parts`], [`HfDir`], [`Llama2c`]
 //! * writers: [`GgufWriter`], [`GgufType`]; [`HfDirWriter`]
 //! * outputs of any kind: [`OutputFile`], which replaces a file when it is whole; [`Claim`] for models that appear whole; [`Lock`]
 //! * tensors: [`Tensor`], [`DenseTensor`], [`Int8Tensor`]; [`exact_trits`], [`absmean_trits`]
@@ -46,7 +46,7 @@ mod tensor;
 pub use claim::Claim;
 pub use detect::{FileKind, detect};
 pub use error::FormatError;
-pub use gguf::{Gguf, GgufType, GgufWriter, MetaArray, MetaValue, Metadata, StringArray};
+pub use gguf::{Gguf, GgufType, GgufWriter, MetaArray, MetaValue, Metadata, StringArray, gguf_parts};
 pub use hf::{HfDir, HfDirWriter};
 pub use identity::{Difference, Digest, Identity};
 pub use llama2c::{Llama2c, Llama2cConfig};

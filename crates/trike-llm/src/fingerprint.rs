@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use trike_format::Digest;
+use trike_format::{Digest, gguf_parts};
 
 use crate::{LlmError, ModelFile};
 
@@ -51,7 +51,14 @@ fn digest(model: &Path, of: impl Fn(Digest, &Path) -> std::io::Result<Digest>) -
 
 /// The files that decide what a model computes.
 fn compared(path: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = path.read_dir() else { return vec![path.to_owned()] };
+    let Ok(entries) = path.read_dir() else {
+        // Of a model in several files all, whichever it was opened by.
+        let parts = path.file_name().and_then(|name| gguf_parts(name.to_str()?));
+        return parts.map_or_else(
+            || vec![path.to_owned()],
+            |parts| parts.iter().map(|part| path.with_file_name(part)).collect(),
+        );
+    };
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     files.retain(|file| {
         file.extension().is_some_and(|end| end == "safetensors")

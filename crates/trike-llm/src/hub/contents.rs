@@ -8,8 +8,9 @@ use std::{
 };
 
 use super::{
-    CONFIG, Found, HubCache, HubModel, INDEX, MAX_DEPTH, ModelId, WEIGHTS, id::is_gguf_model, is_commit,
-    list, read_start,
+    CONFIG, Found, HubCache, HubModel, INDEX, MAX_DEPTH, ModelId, WEIGHTS,
+    id::{first_part, is_gguf_model},
+    is_commit, list, read_start,
 };
 use crate::LlmError;
 
@@ -60,7 +61,11 @@ impl HubCache {
         list(snapshot, "", MAX_DEPTH, &mut files);
         let has = |name: &str| files.iter().any(|file| file == name);
         let directory = has(CONFIG) && (has(WEIGHTS) || has(INDEX));
-        let ggufs: Vec<&String> = files.iter().filter(|file| is_gguf_model(file)).collect();
+        // The first file of a split model is its name.
+        let mut ggufs: Vec<String> =
+            files.iter().filter(|file| is_gguf_model(file)).map(|file| first_part(file)).collect();
+        ggufs.sort();
+        ggufs.dedup();
         let mut add = |id: ModelId, of: &[&String]| {
             // A model that lacks a shard is not one yet.
             let Ok(path) = self.resolve(&id) else { return };
@@ -76,10 +81,11 @@ impl HubCache {
             let own: Vec<&String> = files.iter().filter(|file| !file.ends_with(".gguf")).collect();
             add(id.clone(), &own);
         }
-        for &file in &ggufs {
+        for file in &ggufs {
             // The shortest name that is unique.
             let short = if directory || ggufs.len() > 1 { id.with_file(file) } else { id.clone() };
-            add(short, &[file]);
+            let parts = HubModel::File(file.clone()).files();
+            add(short, &parts.iter().collect::<Vec<_>>());
         }
     }
 
@@ -113,7 +119,11 @@ impl HubCache {
                 return Ok(before);
             }
             Removal::Snapshot(snapshot) => fs::remove_dir_all(&snapshot).map_err(io_error(&snapshot))?,
-            Removal::File(link) => fs::remove_file(&link).map_err(io_error(&link))?,
+            Removal::Files(links) => {
+                for link in links {
+                    fs::remove_file(&link).map_err(io_error(&link))?;
+                }
+            }
         }
         forget(&folder).map_err(io_error(&folder))?;
         Ok(before.saturating_sub(size(&folder)))
@@ -142,7 +152,11 @@ impl HubCache {
         let mut files = Vec::new();
         list(&snapshot, "", MAX_DEPTH, &mut files);
         match id.find(&files) {
-            Found::One(HubModel::File(file)) => Ok(Removal::File(snapshot.join(file))),
+            Found::One(model @ HubModel::File(_)) => {
+                // Of a split model, whatever is there.
+                let links = model.files().into_iter().filter(|link| files.contains(link));
+                Ok(Removal::Files(links.map(|link| snapshot.join(link)).collect()))
+            }
             Found::Several(files) => {
                 Err(LlmError::HubFiles { id: id.to_string(), reason: id.which(), files })
             }
@@ -155,8 +169,8 @@ impl HubCache {
 enum Removal {
     Repository,
     Snapshot(PathBuf),
-    /// The link in a snapshot.
-    File(PathBuf),
+    /// Links in a snapshot.
+    Files(Vec<PathBuf>),
 }
 
 /// The revisions of a repository's folder with their commits: branches and tags, then commits that none of these names.
