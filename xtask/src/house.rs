@@ -175,7 +175,7 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "trike-train",
         purpose: "training of models: data, gradients of whole decoders, optimizers, schedules, the loop",
         uses: "trike-trit trike-core trike-cpu trike-cube? trike-comm trike-format trike-grad trike-nn trike-text trike-llm",
-        registry: "crc32c half parquet? rand_chacha safetensors serde serde_json tempfile? thiserror toml",
+        registry: "crc32c half parquet? rand_chacha safetensors serde serde_json serde_yaml_ng sha2 tempfile? thiserror toml",
         unsafe_in: &[("tests/memory.rs", "a counting allocator in a test")],
     },
     Row {

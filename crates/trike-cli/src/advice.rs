@@ -165,6 +165,11 @@ fn of_train(error: &TrainError) -> Option<String> {
         TrainError::NothingToLearn { .. } | TrainError::TooFewDocuments { .. } => {
             own("give other --data, or more of it")
         }
+        TrainError::CutAway { .. } => {
+            own("give a larger --length, or sample_packing = true in the configuration")
+        }
+        TrainError::NothingLearned { .. } => own("train for more --steps, or with bf16 in place of fp16"),
+        TrainError::Changed { .. } => own("put the file back, or choose another --output to start over"),
         TrainError::Vocabulary { .. } => own("choose a --teacher with the same tokenizer, or --teacher none"),
         TrainError::Checkpoint { .. } => {
             own("run the command that started it, or choose another --output to start over")
@@ -181,6 +186,7 @@ fn of_train(error: &TrainError) -> Option<String> {
 fn train_flag(field: &str) -> Option<&'static str> {
     match field {
         "learning_rate" => Some("--learning-rate"),
+        "micro_batch_size" => Some("--batch"),
         "max_steps" | "steps" => Some("--steps"),
         "minutes" => Some("--minutes"),
         "num_epochs" => Some("--epochs"),

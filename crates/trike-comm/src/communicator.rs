@@ -35,7 +35,8 @@ pub trait Communicator {
     /// [`CommError::Rank`] for this rank and for one that does not exist, [`CommError::Gone`].
     fn send(&self, to: usize, message: &[u8]) -> Result<(), CommError>;
 
-    /// The next message of another rank, of at most `most` bytes.
+    /// The next message of another rank, of at most `most` bytes. After [`CommError::Deadline`] that message is still the next one, for
+    /// which this may be called again; a collective function may not, since it has sent its own already.
     ///
     /// # Errors
     ///

@@ -60,14 +60,14 @@ impl<T: Transport> Endpoint<T> {
         Self { deadline, ..self }
     }
 
-    /// Number of the next message to (0) or from (1) a rank, which is counted.
-    fn next(&self, rank: usize, direction: usize) -> Result<u32, CommError> {
+    /// Number of the next message to (0) or from (1) a rank. It is [counted](count_message) when a message has left or come, so that
+    /// one that is late is still the next one after a deadline.
+    fn number(&self, rank: usize, direction: usize) -> Result<&Cell<u32>, CommError> {
         let wrong = CommError::Rank { rank, size: self.size() };
         if rank == self.rank() {
             return Err(wrong);
         }
-        let number = &self.numbers.get(rank).ok_or(wrong)?[direction];
-        Ok(number.replace(number.get().wrapping_add(1)))
+        Ok(&self.numbers.get(rank).ok_or(wrong)?[direction])
     }
 
     fn count(&self, change: impl FnOnce(&mut Traffic)) {
@@ -87,22 +87,27 @@ impl<T: Transport> Communicator for Endpoint<T> {
     }
 
     fn send(&self, to: usize, message: &[u8]) -> Result<(), CommError> {
-        let number = self.next(to, 0)?;
-        let whole = seal(number, message);
+        let number = self.number(to, 0)?;
+        let whole = seal(number.get(), message);
+        let bytes = whole.len() as u64;
+        self.transport.put(to, whole)?;
+        count_message(number);
         self.count(|traffic| {
             traffic.messages += 1;
-            traffic.sent += whole.len() as u64;
+            traffic.sent += bytes;
         });
-        self.transport.put(to, whole)
+        Ok(())
     }
 
     fn receive(&self, from: usize, most: usize) -> Result<Vec<u8>, CommError> {
-        let number = self.next(from, 1)?;
+        let number = self.number(from, 1)?;
         let start = Instant::now();
         // A time beyond what the clock can say is no deadline.
         let until = start.checked_add(self.deadline).unwrap_or(start + DEADLINE);
         let whole = self.transport.get(from, most.saturating_add(HEADER), until).map_err(|e| match e {
+            // It has come, and is gone.
             CommError::TooLong { rank, got, .. } => {
+                count_message(number);
                 CommError::TooLong { rank, most, got: got.saturating_sub(HEADER) }
             }
             other => other,
@@ -114,12 +119,17 @@ impl<T: Transport> Communicator for Endpoint<T> {
         });
         let seconds = self.deadline.as_secs();
         let whole = whole.ok_or(CommError::Deadline { rank: from, seconds })?;
-        open(from, number, most, whole)
+        open(from, count_message(number), most, whole)
     }
 
     fn traffic(&self) -> Traffic {
         self.traffic.get()
     }
+}
+
+/// The number of a message that has left or come, behind which the next one is.
+fn count_message(number: &Cell<u32>) -> u32 {
+    number.replace(number.get().wrapping_add(1))
 }
 
 /// A message with its header.
@@ -162,6 +172,22 @@ fn open(rank: usize, expected: u32, most: usize, mut whole: Vec<u8>) -> Result<V
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A link goes on after a deadline, after a message that was too long, and after one that could not be sent.
+    #[test]
+    fn links_outlive_what_went_wrong() {
+        let mut ranks = crate::Threads::new(2).into_iter();
+        let [one, two] = [(); 2].map(|()| ranks.next().expect("a rank").with_deadline(Duration::ZERO));
+        for message in [&b"late"[..], b"later"] {
+            assert_eq!(two.receive(0, 5), Err(CommError::Deadline { rank: 0, seconds: 0 }));
+            one.send(1, message).expect("it is sent");
+            assert_eq!(two.receive(0, 5), Ok(message.to_vec()));
+        }
+        one.send(1, b"too long").expect("it is sent");
+        assert_eq!(two.receive(0, 5), Err(CommError::TooLong { rank: 0, most: 5, got: 8 }));
+        one.send(1, b"fits").expect("it is sent");
+        assert_eq!(two.receive(0, 5), Ok(b"fits".to_vec()));
+    }
 
     #[test]
     fn what_was_not_sent_is_refused() {

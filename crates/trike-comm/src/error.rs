@@ -125,10 +125,33 @@ pub enum CommError {
         /// What failed, with the library's own name of the error.
         problem: String,
     },
+    /// A finite gradient with which sums would not be finite.
+    #[error("{what} of rank {rank} has an element of magnitude {got:e}, expected at most {most:e}")]
+    TooLarge {
+        /// Which one: the gradient, or what it becomes with what has waited.
+        what: &'static str,
+        /// The rank.
+        rank: usize,
+        /// The largest magnitude.
+        got: f32,
+        /// The largest accepted one.
+        most: f32,
+    },
     /// A loss or a gradient that is not finite.
     #[error("a loss or gradient of rank {rank} is not finite")]
     NonFinite {
         /// The rank.
         rank: usize,
     },
+}
+
+impl CommError {
+    /// The same error of a gradient as that of another rank, for checks that do not know whose it is.
+    pub(crate) fn of_rank(self, rank: usize) -> Self {
+        match self {
+            Self::NonFinite { .. } => Self::NonFinite { rank },
+            Self::TooLarge { what, got, most, .. } => Self::TooLarge { what, rank, got, most },
+            other => other,
+        }
+    }
 }

@@ -8,7 +8,7 @@ use trike::{
     Calibration, ConvertOptions, EmbeddingStorage, ModelFile, ScaleStorage, Target,
     calibrate::quantize_to,
     llm::{HubCache, LlmError, ModelId},
-    train::run::{Event, Run, RunConfig},
+    train::run::{ConfigFormat, Event, Run, RunConfig},
 };
 
 use crate::{
@@ -123,7 +123,7 @@ fn _quantize(
     })
 }
 
-/// Trains a model from a configuration in JSON or, with `path`, in a TOML file. Returns the report, or with `check` the plan, as JSON.
+/// Trains a model from a configuration in JSON or, with `path`, in a file. Returns the report, or with `check` the plan, as JSON.
 #[pyfunction]
 #[pyo3(signature = (config, path, check=false, progress=None))]
 fn _train(
@@ -134,7 +134,7 @@ fn _train(
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<String> {
     let config: RunConfig = match (config, path) {
-        (Some(text), _) => serde_json::from_str(text).map_err(errors::value)?,
+        (Some(text), _) => RunConfig::parse_as(text, ConfigFormat::Json).map_err(errors::value)?,
         (None, Some(path)) => RunConfig::open(&path).map_err(errors::value)?,
         (None, None) => RunConfig::default(),
     };

@@ -67,11 +67,27 @@ pub enum TrainError {
     },
     /// No document of the data has a token to predict.
     #[error(
-        "none of {documents} documents has a token to learn from: with the model's tokenizer and template each is shorter than two tokens, or has no answer"
+        "none of {documents} documents has a token to learn from: with the model's tokenizer and template each is shorter than two tokens, or has no answer that is learned"
     )]
     NothingToLearn {
         /// Documents that were read.
         documents: usize,
+    },
+    /// No document has a token to predict before the end of its row.
+    #[error(
+        "none of {documents} documents has a token to learn from in the {length} tokens of a row: the answers begin behind them; longer or packed rows hold them"
+    )]
+    CutAway {
+        /// Documents that were read.
+        documents: usize,
+        /// Tokens of a row.
+        length: usize,
+    },
+    /// A run in which every step was skipped.
+    #[error("nothing was learned: gradients overflowed in f16 in all of {steps} steps")]
+    NothingLearned {
+        /// Steps taken.
+        steps: usize,
     },
     /// A parameter that the architecture has is missing.
     #[error("{name} is missing")]
@@ -141,6 +157,28 @@ pub enum TrainError {
         /// What differs or is wrong.
         problem: String,
     },
+    /// A file is not the one with which the run of a checkpoint was started: the result would be that of neither.
+    #[error("{}: the {what} has changed: {file} was {expected}, and is {got} now", checkpoint.display())]
+    Changed {
+        /// The checkpoint.
+        checkpoint: PathBuf,
+        /// What the file is for, such as the data.
+        what: &'static str,
+        /// Its name.
+        file: String,
+        /// Its length and digest when the run was started, or that it was not there.
+        expected: String,
+        /// The same now.
+        got: String,
+    },
+    /// A directory that another run writes.
+    #[error("{}: another run writes it{}; wait for it, or choose another directory", dir.display(), by(*process))]
+    Taken {
+        /// The directory.
+        dir: PathBuf,
+        /// The process, where the system tells.
+        process: Option<u32>,
+    },
     /// A run needs more memory than it may take.
     #[error(
         "the run needs {needed} bytes of memory: expected at most {limit}; fewer or shorter rows and gradient checkpointing need less"
@@ -179,6 +217,10 @@ pub enum TrainError {
     /// An option is out of range.
     #[error(transparent)]
     Option(#[from] trike_core::OptionError),
+}
+
+fn by(process: Option<u32>) -> String {
+    process.map_or(String::new(), |process| format!(" (process {process})"))
 }
 
 fn last_checkpoint(path: Option<&Path>) -> String {

@@ -100,7 +100,7 @@ impl PhaseConfig {
 /// assert!(x.abs() < 1.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct DeterministicPhaseTrainer {
     config: PhaseConfig,
     /// Steps that have ended.
@@ -115,7 +115,7 @@ pub struct DeterministicPhaseTrainer {
 }
 
 /// Sums of a line of least squares over time, which is counted back from the step of the last gradient.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct History {
     /// Sums of `w`, `w t` and `w t^2`.
     weights: [f64; 3],
@@ -126,12 +126,30 @@ struct History {
 }
 
 impl History {
+    /// How much the sums of the gradients so far count beside one of now, and the steps since the last.
+    fn kept(&self, decay: f32) -> (f64, f64) {
+        (f64::from(decay).powi(self.age.cast_signed()), f64::from(self.age))
+    }
+
+    /// Whether sums with these gradients, of the right shapes, are finite.
+    fn takes(&self, gradients: &[Vec<f32>], decay: f32) -> bool {
+        let (kept, passed) = self.kept(decay);
+        let (kept, passed) = (kept as f32, passed as f32);
+        let fits = |([sum, moment], gradient): (&[Vec<f32>; 2], &Vec<f32>)| {
+            let mut all = sum.iter().zip(moment).zip(gradient);
+            all.all(|((sum, moment), g)| {
+                let [sum, moment] = next([*sum, *moment], *g, kept, passed);
+                sum.is_finite() && moment.is_finite()
+            })
+        };
+        self.sums.iter().zip(gradients).all(fits)
+    }
+
     fn add(&mut self, gradients: &[Vec<f32>], decay: f32) {
         if self.sums.is_empty() {
             self.sums = gradients.iter().map(|g| [vec![0.0; g.len()], vec![0.0; g.len()]]).collect();
         }
-        let passed = f64::from(self.age);
-        let kept = f64::from(decay).powi(self.age.cast_signed());
+        let (kept, passed) = self.kept(decay);
         let [s0, s1, s2] = self.weights;
         self.weights = [
             kept * s0 + 1.0,
@@ -141,8 +159,7 @@ impl History {
         let (kept, passed) = (kept as f32, passed as f32);
         for ([sum, moment], gradient) in self.sums.iter_mut().zip(gradients) {
             for ((sum, moment), g) in sum.iter_mut().zip(moment).zip(gradient) {
-                *moment = kept * (*moment - passed * *sum);
-                *sum = kept * *sum + g;
+                [*sum, *moment] = next([*sum, *moment], *g, kept, passed);
             }
         }
         self.age = 0;
@@ -159,6 +176,18 @@ impl History {
         };
         self.sums.iter().map(line).collect()
     }
+}
+
+/// The sums of an element with its next gradient.
+fn next([sum, moment]: [f32; 2], g: f32, kept: f32, passed: f32) -> [f32; 2] {
+    [kept * sum + g, kept * (moment - passed * sum)]
+}
+
+/// What a step follows in place of the measured gradients, and how these agree with the prediction; neither without a prediction.
+#[derive(Default)]
+struct Correction {
+    gradients: Option<Vec<Vec<f32>>>,
+    agreement: Option<f64>,
 }
 
 impl DeterministicPhaseTrainer {
@@ -189,32 +218,53 @@ impl DeterministicPhaseTrainer {
     ///
     /// # Errors
     ///
-    /// [`TrainError::Grad`] for gradients of other shapes than the first ones.
-    pub fn record_full_gradients(
-        &mut self,
-        mut gradients: Vec<Vec<f32>>,
-    ) -> Result<Vec<Vec<f32>>, TrainError> {
+    /// [`TrainError::Grad`] for gradients of other shapes than the first ones, [`TrainError::NonFinite`] for gradients that are not
+    /// finite, and for finite ones whose sums or corrections are not. Nothing is recorded then.
+    pub fn record_full_gradients(&mut self, gradients: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>, TrainError> {
+        let Correction { gradients: corrected, agreement } = self.correction(&gradients)?;
+        self.record(&gradients, agreement);
+        Ok(corrected.unwrap_or(gradients))
+    }
+
+    /// What a step along measured gradients follows.
+    fn correction(&self, gradients: &[Vec<f32>]) -> Result<Correction, TrainError> {
         let check = |what, expected, got| match expected == got {
             true => Ok(()),
             false => Err(GradError::Length { what, expected, got }),
         };
         if !self.history.sums.is_empty() {
             check("list of gradients", self.history.sums.len(), gradients.len())?;
-            for ([sum, _], gradient) in self.history.sums.iter().zip(&gradients) {
+            for ([sum, _], gradient) in self.history.sums.iter().zip(gradients) {
                 check("gradient", sum.len(), gradient.len())?;
             }
         }
-        let predictions = (self.predicted > 0).then(|| self.history.predict());
-        self.history.add(&gradients, self.config.decay);
-        if let Some(predictions) = predictions {
-            self.agreement = Some(cosine(&predictions, &gradients));
-            let share = 0.5 * self.predicted as f32;
-            for (gradient, prediction) in gradients.iter_mut().zip(&predictions) {
-                gradient.iter_mut().zip(prediction).for_each(|(g, p)| *g += share * (*g - p));
-            }
+        let refused = |what| Err(TrainError::NonFinite { what, step: self.steps });
+        if !is_finite(gradients) {
+            return refused("gradient");
         }
+        if !self.history.takes(gradients, self.config.decay) {
+            return refused("prediction");
+        }
+        if self.predicted == 0 {
+            return Ok(Correction::default());
+        }
+        let mut corrected = self.history.predict();
+        let agreement = Some(cosine(&corrected, gradients));
+        let share = 0.5 * self.predicted as f32;
+        for (prediction, gradient) in corrected.iter_mut().zip(gradients) {
+            prediction.iter_mut().zip(gradient).for_each(|(p, g)| *p = g + share * (g - *p));
+        }
+        if !is_finite(&corrected) {
+            return refused("correction");
+        }
+        Ok(Correction { gradients: Some(corrected), agreement })
+    }
+
+    /// Adds measured gradients, which [`correction`](Self::correction) has taken, to the history.
+    fn record(&mut self, gradients: &[Vec<f32>], agreement: Option<f64>) {
+        self.history.add(gradients, self.config.decay);
+        self.agreement = agreement.or(self.agreement);
         self.predicted = 0;
-        Ok(gradients)
     }
 
     /// The gradients that the measured ones so far let expect in this step, in their shapes; empty before the first ones.
@@ -250,7 +300,8 @@ impl DeterministicPhaseTrainer {
     }
 
     /// Takes a step of `trainer`; batches are read for measured gradients only. A predicted step has no loss: the report's
-    /// is that of no tokens.
+    /// is that of no tokens. Of a measured step that is [skipped](StepReport::skipped), or refused, nothing is recorded: the next step
+    /// has the same phase.
     ///
     /// # Errors
     ///
@@ -261,18 +312,28 @@ impl DeterministicPhaseTrainer {
         batches: &mut Batches<'_>,
     ) -> Result<(Phase, StepReport), TrainError> {
         let phase = self.begin_step();
-        let (loss, gradients) = match phase.is_measured() {
-            true => {
-                let (loss, gradients) = trainer.gradients(batches)?;
-                let gradients = gradients.to_vec();
-                (loss, self.record_full_gradients(gradients)?)
-            }
-            false => (crate::Loss::default(), self.get_predicted_gradients()),
-        };
-        let report = trainer.step_with(loss, &gradients)?;
-        self.end_step();
+        if !phase.is_measured() {
+            let report = trainer.step_with(crate::Loss::default(), &self.get_predicted_gradients())?;
+            self.end_step();
+            return Ok((phase, report));
+        }
+        let (loss, measured) = trainer.gradients(batches)?;
+        let measured = measured.to_vec();
+        // Gradients that are not finite are for the trainer, which skips the step where a smaller factor of the loss may help.
+        let correction =
+            if is_finite(&measured) { self.correction(&measured)? } else { Correction::default() };
+        let report = trainer.step_with(loss, correction.gradients.as_ref().unwrap_or(&measured))?;
+        if !report.skipped {
+            self.record(&measured, correction.agreement);
+            self.end_step();
+        }
         Ok((phase, report))
     }
+}
+
+fn is_finite(gradients: &[Vec<f32>]) -> bool {
+    // Without a branch per element, so that the loop is vectorized.
+    gradients.iter().all(|gradient| gradient.iter().fold(true, |finite, g| finite & g.is_finite()))
 }
 
 fn cosine(a: &[Vec<f32>], b: &[Vec<f32>]) -> f64 {
@@ -353,6 +414,34 @@ mod tests {
         let slope = (s[0] * y[1] - s[1] * y[0]) / (s[0] * s[2] - s[1] * s[1]);
         let want = ((y[0] - slope * s[1]) / s[0] + slope * 7.0) as f32;
         assert_near!(history.predict()[0][0], want, rel = 1e-5);
+    }
+
+    /// What is not finite, or would not be, is refused before anything of it is recorded, in every phase.
+    #[test]
+    fn what_overflows_leaves_no_trace() {
+        let mut phases = DeterministicPhaseTrainer::new(config(2, 1, 2, 2)).expect("a trainer");
+        for step in 0..12 {
+            let before = phases.clone();
+            for wrong in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+                let refused = phases.record_full_gradients(vec![vec![1.0, wrong]]);
+                assert!(
+                    matches!(refused, Err(TrainError::NonFinite { what: "gradient", .. })),
+                    "{refused:?}"
+                );
+            }
+            // Finite, and finite once more is too much for the sums, or for what is followed.
+            let mut other = phases.clone();
+            let twice = (0..2).find_map(|_| other.record_full_gradients(vec![vec![1.0, f32::MAX]]).err());
+            assert!(matches!(twice, Some(TrainError::NonFinite { .. })), "{twice:?}");
+            assert_eq!(phases, before, "step {step}");
+            if phases.begin_step().is_measured() {
+                let followed = phases.record_full_gradients(vec![vec![1.0, -2.0]]).expect("gradients");
+                assert_near!(followed[0][1], -2.0, abs = 1e-5);
+            } else {
+                assert_near!(phases.get_predicted_gradients()[0][1], -2.0, abs = 1e-5);
+            }
+            phases.end_step();
+        }
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub enum Shape {
         /// The last factor.
         end: f32,
     },
+    /// Goes down to 0 linearly.
+    Linear,
     /// Warm-up, stable, decay: stays at 1, then goes down to 0 linearly (Hu et al., 2024).
     Wsd {
         /// Share of the steps in which it goes down.
@@ -64,7 +66,7 @@ impl Schedule {
     pub fn validate(&self) -> Result<(), OptionError> {
         let share = |field, value: f32| OptionError::check(field, Bounds::at_least(0.0).at_most(1.0), value);
         match self.shape {
-            Shape::Constant => Ok(()),
+            Shape::Constant | Shape::Linear => Ok(()),
             Shape::Cosine { end } => share("schedule.end", end),
             Shape::Wsd { decay } => share("schedule.decay", decay),
             Shape::TwoStage { first } => share("schedule.first", first),
@@ -80,6 +82,7 @@ impl Schedule {
         let done = (step.saturating_sub(self.warmup) as f32 / rest as f32).min(1.0);
         let (rate, decay) = match self.shape {
             Shape::Constant => (1.0, 1.0),
+            Shape::Linear => (1.0 - done, 1.0),
             Shape::Cosine { end } => {
                 (end + (1.0 - end) * 0.5 * (1.0 + (std::f32::consts::PI * done).cos()), 1.0)
             }
@@ -105,6 +108,9 @@ mod tests {
         let at = |shape, step| Schedule { warmup: 0, shape }.factors(step, 1000);
         let table = [
             (Shape::Constant, 999, 1.0, 1.0),
+            (Shape::Linear, 0, 1.0, 1.0),
+            (Shape::Linear, 250, 0.75, 1.0),
+            (Shape::Linear, 999, 0.001, 1.0),
             (Shape::Cosine { end: 0.1 }, 0, 1.0, 1.0),
             (Shape::Cosine { end: 0.1 }, 500, 0.55, 1.0),
             (Shape::Cosine { end: 0.1 }, 999, 0.1, 1.0),

@@ -36,8 +36,8 @@ pub(crate) struct LengthArgs {
 /// interrupted run continues to the bit when the same command is run again. Settings that have no option here are in CONFIG.
 #[derive(Args, Debug)]
 pub(crate) struct TrainArgs {
-    /// Configuration in TOML with the names of axolotl, such as base_model, datasets and learning_rate; options replace its
-    /// settings
+    /// Configuration in TOML, YAML or JSON with the names of axolotl, such as base_model, datasets and learning_rate; options
+    /// replace its settings
     pub(crate) config: Option<PathBuf>,
     /// Dense model to start from, and to learn from
     #[arg(long, value_name = "MODEL")]
@@ -45,8 +45,8 @@ pub(crate) struct TrainArgs {
     /// Tokenizer file (tokenizer.json, SentencePiece .model, llama2.c .bin) [default: the model's own]
     #[arg(long, env = "TRIKE_TOKENIZER", hide_env_values = true)]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// Training data, may be repeated: text (.txt, .md) with documents between <|endoftext|>, or JSON lines (.jsonl) with text,
-    /// instruction and output, conversations or messages
+    /// Training data, may be repeated: text (.txt, .md) with documents between <|endoftext|>, or JSON (.jsonl, .json: one object
+    /// per line or a list) with text, instruction and output, conversations or messages
     #[arg(short, long, value_name = "FILE")]
     pub(crate) data: Vec<PathBuf>,
     /// Model whose predictions are learned, or none [default: the model to start from]

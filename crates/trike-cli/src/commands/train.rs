@@ -83,6 +83,7 @@ fn is_known(error: &anyhow::Error, is_local: bool) -> bool {
         Some(
             TrainError::Comm(CommError::Differs { .. })
             | TrainError::Checkpoint { .. }
+            | TrainError::Changed { .. }
             | TrainError::OfRank { .. }
             | TrainError::Option(_),
         ) => true,
@@ -160,7 +161,8 @@ fn config(args: &TrainArgs, quiet: bool) -> anyhow::Result<RunConfig> {
     replace(&mut config.tokenizer, &args.tokenizer);
     replace(&mut config.teacher, &args.teacher);
     if !args.data.is_empty() {
-        config.datasets = args.data.iter().map(|path| Dataset { path: path.clone() }).collect();
+        config.datasets =
+            args.data.iter().map(|path| Dataset { path: path.clone(), ..Dataset::default() }).collect();
     }
     if let Some(group) = args.group {
         config.group = match group {

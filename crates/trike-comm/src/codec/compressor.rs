@@ -1,7 +1,7 @@
 //! Single gradients as messages.
 
 use crate::CommError;
-use crate::codec::{Codec, CodecConfig, MessageCodec, check_gradient};
+use crate::codec::{Codec, CodecConfig, MessageCodec};
 
 /// Writes gradients as messages of a codec, with figures of each, and reads them back. To exchange gradients between ranks, use
 /// [`Codec::exchange`].
@@ -70,10 +70,8 @@ impl GradientCompressor {
     ///
     /// # Errors
     ///
-    /// [`CommError::Length`] for a gradient of another length, [`CommError::NonFinite`] of rank 0 for one that is not finite; the
-    /// state is then unchanged.
+    /// Those of [`Codec::check`], of rank 0; the state is then unchanged.
     pub fn compress(&mut self, gradient: &[f32]) -> Result<CompressedGradient, CommError> {
-        check_gradient(0, self.codec.len(), gradient)?;
         let message = self.codec.encode(gradient)?;
         let cosine = cosine(gradient, &self.decompress(&message)?);
         let bytes = message.len();

@@ -1,7 +1,9 @@
 //! The fast components of momentum.
 
 use crate::codec::sparse::{CHUNK as GROUP, Geometric, Scratch, Sparse};
-use crate::codec::{Carry, Codec, MessageCodec, Saved, check_decay, check_len, exchange_messages};
+use crate::codec::{
+    Carry, Codec, MessageCodec, Saved, check_decay, check_gradient, check_len, exchange_messages,
+};
 use crate::{CommError, Communicator};
 
 /// Elements of a cosine transform.
@@ -52,6 +54,11 @@ impl Codec for Demo {
         ranks.saturating_sub(1) * self.bytes()
     }
 
+    fn check(&self, rank: usize, gradient: &[f32]) -> Result<(), CommError> {
+        let states = self.momentum.iter().zip(gradient).map(|(m, g)| self.decay * *m + g);
+        check_gradient(rank, self.len(), gradient, states)
+    }
+
     fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
         exchange_messages(self, comm, gradient)
     }
@@ -71,7 +78,7 @@ impl MessageCodec for Demo {
     }
 
     fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, CommError> {
-        check_len("gradient", self.len(), gradient.len())?;
+        self.check(0, gradient)?;
         let mut message = Vec::with_capacity(self.bytes());
         let mut scratch = Scratch::default();
         let mut coefficients = Vec::with_capacity(GROUP);

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::codec::{Codec, CodecConfig, check_gradient};
+use crate::codec::{Codec, CodecConfig};
 use crate::{CommError, Communicator, Threads};
 
 /// The codecs of ranks that are threads of this process, such as to try a codec before a run. It is the exchange of a run, messages and
@@ -73,8 +73,8 @@ impl LocalExchange {
     ///
     /// # Errors
     ///
-    /// [`CommError::Length`] for another number of gradients or another length of one, and [`CommError::NonFinite`] for one that is not
-    /// finite; the state is then unchanged.
+    /// [`CommError::Length`] for another number of gradients, and those of [`Codec::check`] for one of them; the state is then
+    /// unchanged.
     pub fn exchange(&mut self, gradients: &[&[f32]]) -> Result<Vec<f32>, CommError> {
         let ranks = self.ranks();
         if gradients.len() != ranks {
@@ -86,7 +86,8 @@ impl LocalExchange {
         }
         // Before any rank waits for another.
         for (rank, gradient) in gradients.iter().enumerate() {
-            check_gradient(rank, self.len, gradient)?;
+            let codec = self.codecs[rank].lock().unwrap_or_else(PoisonError::into_inner);
+            codec.check(rank, gradient)?;
         }
         let codecs = &self.codecs;
         let means = Threads::run(ranks, |comm| {

@@ -1,7 +1,9 @@
 //! Differences of weights after local steps.
 
 use crate::codec::sparse::{CHUNK, Scratch, Sparse, Two};
-use crate::codec::{Carry, Codec, MessageCodec, Saved, check_decay, check_len, exchange_messages};
+use crate::codec::{
+    Carry, Codec, MessageCodec, Saved, check_decay, check_gradient, check_len, exchange_messages,
+};
 use crate::{CommError, Communicator};
 
 /// The outer step of SparseLoCo (Sarfi et al., 2508.15706): of each 4,096 elements, a share, in 14 bits each.
@@ -39,6 +41,11 @@ impl Codec for SparseLoCo {
         ranks.saturating_sub(1) * self.bytes()
     }
 
+    fn check(&self, rank: usize, gradient: &[f32]) -> Result<(), CommError> {
+        let states = self.residual.iter().zip(gradient).map(|(r, g)| self.decay * *r + g);
+        check_gradient(rank, self.len(), gradient, states)
+    }
+
     fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
         exchange_messages(self, comm, gradient)
     }
@@ -58,7 +65,7 @@ impl MessageCodec for SparseLoCo {
     }
 
     fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, CommError> {
-        check_len("gradient", self.len(), gradient.len())?;
+        self.check(0, gradient)?;
         let mut message = Vec::with_capacity(self.bytes());
         let mut scratch = Scratch::default();
         for (residual, gradient) in self.residual.chunks_mut(CHUNK).zip(gradient.chunks(CHUNK)) {

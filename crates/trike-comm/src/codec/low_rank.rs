@@ -1,6 +1,6 @@
 //! Matrices as products of two thin ones.
 
-use crate::codec::{Carry, Codec, Saved, check_gradient, elements, mix};
+use crate::codec::{Carry, Codec, Saved, check_gradient, elements, mix, sums};
 use crate::sum::{mean, mean_bytes};
 use crate::{CommError, Communicator};
 
@@ -133,8 +133,12 @@ impl Codec for LowRank {
         mean_bytes(self.first, rank, ranks) + mean_bytes(self.q.len(), rank, ranks)
     }
 
+    fn check(&self, rank: usize, gradient: &[f32]) -> Result<(), CommError> {
+        check_gradient(rank, self.len(), gradient, sums(&self.residual, gradient))
+    }
+
     fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
-        check_gradient(comm.rank(), self.len(), gradient)?;
+        self.check(comm.rank(), gradient)?;
         self.residual.iter_mut().zip(&*gradient).for_each(|(r, g)| *r += g);
         let r = self.rank;
         let mut p = vec![0.0; self.first];

@@ -67,12 +67,20 @@ pub trait Codec: std::fmt::Debug + Send {
     /// Bytes that rank `rank` of `ranks` sends per exchange, without headers of messages; the same for every gradient.
     fn sent_bytes(&self, rank: usize, ranks: usize) -> usize;
 
+    /// Whether the gradient of rank `rank` can be exchanged now: its length, and whether it and what the state would become are finite
+    /// and small enough for all sums of them to be. The state does not change, so ranks can agree before one of them sends.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError::Length`], [`CommError::NonFinite`], and [`CommError::TooLarge`].
+    fn check(&self, rank: usize, gradient: &[f32]) -> Result<(), CommError>;
+
     /// Replaces this rank's gradient by the approximate mean over all ranks. All ranks get the same bits.
     ///
     /// # Errors
     ///
-    /// [`CommError::Length`] for a gradient of another length and [`CommError::NonFinite`] for one that is not finite, both with the
-    /// state unchanged. Errors of messages, after which the gradient is arbitrary and the state has to be [restored](restore).
+    /// Those of [`check`](Self::check), with the state unchanged. Errors of messages, after which the gradient is arbitrary and the
+    /// state has to be [restored](restore).
     fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError>;
 
     /// The state that a run saves to continue with the same bits. Lengths and order do not change over the life of a codec.
@@ -87,12 +95,11 @@ pub trait MessageCodec: Codec {
     /// Bytes of the message of a gradient.
     fn bytes(&self) -> usize;
 
-    /// The message of a gradient plus the state; what is not sent stays in the state. All elements must be finite, which
-    /// [`exchange`](Codec::exchange) checks.
+    /// The message of a gradient plus the state; what is not sent stays in the state.
     ///
     /// # Errors
     ///
-    /// [`CommError::Length`] for a gradient of another length.
+    /// Those of [`check`](Codec::check), of rank 0, with the state unchanged.
     fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, CommError>;
 
     /// Adds `weight` times the gradient of a message from rank `rank` to `sum`.
@@ -110,8 +117,7 @@ fn exchange_messages(
     comm: &dyn Communicator,
     gradient: &mut [f32],
 ) -> Result<(), CommError> {
-    check_gradient(comm.rank(), codec.len(), gradient)?;
-    let message = codec.encode(gradient)?;
+    let message = codec.encode(gradient).map_err(|error| error.of_rank(comm.rank()))?;
     let weight = 1.0 / comm.size() as f32;
     gradient.fill(0.0);
     for (rank, message) in comm.all_gather(&message, codec.bytes())?.iter().enumerate() {
@@ -152,11 +158,47 @@ fn scale(rank: usize, bytes: &[u8]) -> Result<f32, CommError> {
     if scale >= 0.0 { Ok(scale) } else { Err(CommError::Damaged { rank, problem }) }
 }
 
-fn check_gradient(rank: usize, len: usize, gradient: &[f32]) -> Result<(), CommError> {
+/// Largest magnitude of an element of a gradient: 2^104, about 2e31.
+const LARGEST: f32 = f32::from_bits((127 + 104) << 23);
+/// Largest magnitude of an element of the state, which is a few gradients: 2^108. A sum of 2^19 of them is finite still: that of a
+/// chunk (2^12 elements) of 128 ranks, and the root of all elements of a row.
+const LARGEST_STATE: f32 = f32::from_bits((127 + 108) << 23);
+
+/// Refuses a gradient of another length than `len`, and one that is not finite or too large; `states` are the elements that the state
+/// would have with it.
+fn check_gradient(
+    rank: usize,
+    len: usize,
+    gradient: &[f32],
+    states: impl Iterator<Item = f32>,
+) -> Result<(), CommError> {
     check_len("gradient", len, gradient.len())?;
-    // Without a branch per element, so that the loop is vectorized.
-    let finite = gradient.iter().fold(true, |finite, g| finite & g.is_finite());
-    if finite { Ok(()) } else { Err(CommError::NonFinite { rank }) }
+    let got = magnitude(gradient.iter().copied());
+    if !got.is_finite() {
+        return Err(CommError::NonFinite { rank });
+    }
+    let waits = magnitude(states);
+    for (what, got, most) in
+        [("gradient", got, LARGEST), ("gradient with its residual", waits, LARGEST_STATE)]
+    {
+        if got > most || got.is_nan() {
+            return Err(CommError::TooLarge { what, rank, got, most });
+        }
+    }
+    Ok(())
+}
+
+/// The largest magnitude; infinity is larger than all numbers, and NaN than infinity.
+fn magnitude(values: impl Iterator<Item = f32>) -> f32 {
+    // Magnitudes are ordered as their bits are. As signed integers, whose maximum every instruction set has for vectors, and without
+    // a branch per element.
+    let most = values.fold(0, |most, x| x.abs().to_bits().cast_signed().max(most));
+    f32::from_bits(most.cast_unsigned())
+}
+
+/// What is added to a residual and sent with it, element by element.
+fn sums<'a>(residual: &'a [f32], gradient: &'a [f32]) -> impl Iterator<Item = f32> + 'a {
+    residual.iter().zip(gradient).map(|(r, g)| r + g)
 }
 
 fn check_len(what: &'static str, expected: usize, got: usize) -> Result<(), CommError> {

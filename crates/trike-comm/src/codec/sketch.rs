@@ -1,7 +1,7 @@
 //! Hashed sums of elements.
 
 use crate::codec::{Carry, Codec, MessageCodec, Saved, check_bytes, check_gradient, check_len, check_share};
-use crate::codec::{chunked, count, mix, number};
+use crate::codec::{chunked, count, mix, number, sums};
 use crate::{CommError, Communicator};
 
 /// Elements that share their buckets: they and these stay in the first cache.
@@ -111,10 +111,13 @@ impl Codec for Sketch {
         HEADER * ranks.saturating_sub(1) + crate::sum::mean_bytes(self.buckets(), rank, ranks)
     }
 
+    fn check(&self, rank: usize, gradient: &[f32]) -> Result<(), CommError> {
+        check_gradient(rank, self.len(), gradient, sums(&self.residual, gradient))
+    }
+
     fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
-        check_gradient(comm.rank(), self.len(), gradient)?;
         let step = self.step();
-        let message = self.encode(gradient)?;
+        let message = self.encode(gradient).map_err(|error| error.of_rank(comm.rank()))?;
         let (header, buckets) = message.split_at(HEADER);
         for (rank, theirs) in comm.all_gather(header, HEADER)?.iter().enumerate() {
             check_bytes(rank, HEADER, theirs.len())?;
@@ -147,7 +150,7 @@ impl MessageCodec for Sketch {
     }
 
     fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, CommError> {
-        check_len("gradient", self.len(), gradient.len())?;
+        self.check(0, gradient)?;
         let step = self.step();
         let mut message = Vec::with_capacity(self.bytes());
         message.extend(step.to_le_bytes());

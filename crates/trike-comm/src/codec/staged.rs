@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::codec::{Carry, Codec, MessageCodec, Saved, check_gradient, check_len};
+use crate::codec::{Carry, Codec, MessageCodec, Saved, check_gradient, check_len, sums};
 use crate::{CommError, Communicator, Shards};
 
 /// How numbers become few bits.
@@ -12,7 +12,8 @@ pub trait Rounding: Debug + Send {
     /// Bytes of a message of so many numbers.
     fn bytes(len: usize) -> usize;
 
-    /// The message of some numbers, which become what it leaves out.
+    /// The message of some numbers, which become what it leaves out: numbers whose sum of magnitudes is finite, as [`Codec::check`]
+    /// sees to.
     fn write(values: &mut [f32]) -> Vec<u8>;
 
     /// Adds `weight` times the numbers of a message from rank `rank` to `sum`.
@@ -60,9 +61,13 @@ impl<R: Rounding> Codec for Staged<R> {
         others + ranks.saturating_sub(1) * bytes(rank)
     }
 
+    fn check(&self, rank: usize, gradient: &[f32]) -> Result<(), CommError> {
+        check_gradient(rank, self.len(), gradient, sums(&self.residual, gradient))
+    }
+
     fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
         let (rank, ranks) = (comm.rank(), comm.size());
-        check_gradient(rank, self.len(), gradient)?;
+        self.check(rank, gradient)?;
         let shards = Shards::even(self.len(), ranks);
         let own = shards.of_rank(rank);
         let mut messages = Vec::with_capacity(ranks);
@@ -105,7 +110,7 @@ impl<R: Rounding> MessageCodec for Staged<R> {
     }
 
     fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, CommError> {
-        check_len("gradient", self.len(), gradient.len())?;
+        self.check(0, gradient)?;
         self.take_up(0..gradient.len(), gradient);
         Ok(R::write(&mut self.residual))
     }

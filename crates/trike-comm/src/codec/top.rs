@@ -1,7 +1,7 @@
 //! The largest elements of gradients.
 
 use crate::codec::sparse::{CHUNK, Geometric, Scratch, Sparse};
-use crate::codec::{Carry, Codec, MessageCodec, Saved, check_len, exchange_messages};
+use crate::codec::{Carry, Codec, MessageCodec, Saved, check_gradient, check_len, exchange_messages, sums};
 use crate::{CommError, Communicator};
 
 /// The largest elements, with momentum (Lin et al., 1712.01887): of each 4,096, a share, in 16 bits each.
@@ -43,6 +43,16 @@ impl Codec for TopK {
         ranks.saturating_sub(1) * self.bytes()
     }
 
+    fn check(&self, rank: usize, gradient: &[f32]) -> Result<(), CommError> {
+        if self.velocity.is_empty() {
+            return check_gradient(rank, self.len(), gradient, sums(&self.waiting, gradient));
+        }
+        // A velocity is not larger than what waits with it and what waited before.
+        let all = self.velocity.iter().zip(&self.waiting).zip(gradient);
+        let states = all.map(|((velocity, waiting), g)| waiting + (self.momentum * *velocity + g));
+        check_gradient(rank, self.len(), gradient, states)
+    }
+
     fn exchange(&mut self, comm: &dyn Communicator, gradient: &mut [f32]) -> Result<(), CommError> {
         exchange_messages(self, comm, gradient)
     }
@@ -63,7 +73,7 @@ impl MessageCodec for TopK {
     }
 
     fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, CommError> {
-        check_len("gradient", self.len(), gradient.len())?;
+        self.check(0, gradient)?;
         if self.momentum > 0.0 {
             for ((velocity, waiting), g) in self.velocity.iter_mut().zip(&mut self.waiting).zip(gradient) {
                 *velocity = self.momentum * *velocity + g;

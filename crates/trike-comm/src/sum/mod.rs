@@ -351,7 +351,8 @@ pub fn broadcast_floats<C: Communicator + ?Sized>(
 pub fn mean<C: Communicator + ?Sized>(comm: &C, values: &mut [f32]) -> Result<(), CommError> {
     let shards = Shards::even(values.len(), comm.size());
     let own = shards.of_rank(comm.rank());
-    let mut sum = vec![0.0; own.len()];
+    let ranks = comm.size() as f64;
+    let mut means = vec![0.0; own.len()];
     for at in (0..shards.longest()).step_by(PIECE) {
         let messages: Vec<Vec<u8>> = (0..comm.size())
             .map(|rank| {
@@ -362,6 +363,8 @@ pub fn mean<C: Communicator + ?Sized>(comm: &C, values: &mut [f32]) -> Result<()
             .collect();
         let messages: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
         let elements = piece(0..own.len(), at);
+        // In f64, since a sum of f32 may be infinite where the mean is not.
+        let mut sum = vec![0f64; elements.len()];
         for (rank, message) in comm.all_to_all(&messages, 4 * elements.len())?.iter().enumerate() {
             let (expected, got) = (4 * elements.len(), message.len());
             if expected != got {
@@ -371,12 +374,11 @@ pub fn mean<C: Communicator + ?Sized>(comm: &C, values: &mut [f32]) -> Result<()
             if !numbers.iter().fold(true, |finite, x| finite & x.is_finite()) {
                 return Err(CommError::NonFinite { rank });
             }
-            add(&mut sum[elements.clone()], &numbers);
+            sum.iter_mut().zip(&numbers).for_each(|(sum, x)| *sum += f64::from(*x));
         }
+        means[elements].iter_mut().zip(&sum).for_each(|(mean, sum)| *mean = (sum / ranks) as f32);
     }
-    let ranks = comm.size() as f32;
-    sum.iter_mut().for_each(|sum| *sum /= ranks);
-    shards.all_gather(comm, &sum, values)
+    shards.all_gather(comm, &means, values)
 }
 
 /// `sum += x`.

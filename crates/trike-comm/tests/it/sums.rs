@@ -201,12 +201,25 @@ fn a_mean_is_the_same_on_all_ranks() {
             mean(&comm, &mut values).expect("a mean");
             values
         });
-        let sum = (1..ranks).fold(gradient(0, len), |mut sum, rank| {
-            add(&mut sum, &gradient(rank, len));
-            sum
-        });
-        let want: Vec<f32> = sum.iter().map(|sum| sum / ranks as f32).collect();
+        let mut sum = vec![0f64; len];
+        for rank in 0..ranks {
+            sum.iter_mut().zip(gradient(rank, len)).for_each(|(sum, x)| *sum += f64::from(x));
+        }
+        let want: Vec<f32> = sum.iter().map(|sum| (sum / ranks as f64) as f32).collect();
         assert!(all.iter().all(|values| *values == want), "{ranks} ranks, {len} numbers");
+    }
+    // The mean of numbers whose sum no f32 holds.
+    for (ranks, of_rank, want) in [
+        (2, [3e38, 3e38, 0.0], 3e38),
+        (3, [f32::MAX; 3], f32::MAX),
+        (3, [f32::MAX, f32::MAX, -f32::MAX], f32::MAX / 3.0),
+        (2, [f32::MAX, f32::MIN, 0.0], 0.0),
+    ] {
+        let all = Threads::run(ranks, |comm| {
+            let mut values = [of_rank[comm.rank()]];
+            mean(&comm, &mut values).map(|()| values[0])
+        });
+        assert!(all.iter().all(|mean| *mean == Ok(want)), "{of_rank:?}: {all:?}");
     }
     let all = Threads::run(2, |comm| mean(&comm, &mut vec![1.0; 4 + 2 * comm.rank()]));
     assert!(all.iter().all(Result::is_err), "{all:?}");

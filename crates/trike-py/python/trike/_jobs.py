@@ -193,7 +193,7 @@ def train(
     check: bool = False,
     progress: Union[None, bool, Progress] = None,
 ) -> TrainReport:
-    """Trains a model. `config` is a TOML file or a mapping with the settings of `trike train`, such as `base_model`, `datasets` and
+    """Trains a model. `config` is a file (TOML, YAML or JSON) or a mapping with the settings of `trike train`, such as `base_model`, `datasets` and
     `output_dir`. With `check`, nothing is trained, and the report is the plan. Ctrl-C writes a checkpoint, and the same call
     continues from it."""
     if isinstance(config, Mapping):

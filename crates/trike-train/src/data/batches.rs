@@ -103,9 +103,46 @@ pub struct Batches<'a> {
     /// Order of the current pass.
     order: Vec<u32>,
     /// The document at the position, once encoded.
-    next: Option<Tokens>,
+    next: Option<Document>,
     /// Documents in a row from which nothing was learned.
     barren: usize,
+    cut: Cut,
+}
+
+/// A document that is read.
+#[derive(Debug)]
+struct Document {
+    tokens: Tokens,
+    /// Whether rows have room for any of its tokens that are learned.
+    is_learned: bool,
+}
+
+/// What rows that are not packed have cut away from the documents that were read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cut {
+    /// Documents that were read, each as often as it was.
+    pub documents: u64,
+    /// Those of them whose tokens to learn are all cut away, and which were passed over.
+    pub lost_documents: u64,
+    /// Tokens of all of them that are learned.
+    pub tokens: u64,
+    /// Those of them that are cut away.
+    pub lost_tokens: u64,
+}
+
+impl Cut {
+    /// What a person should know of it, for rows of `length` tokens; `None` where nothing was cut away.
+    pub(crate) fn note(&self, length: usize) -> Option<String> {
+        let percent = |part: u64, of: u64| 100.0 * part as f64 / of.max(1) as f64;
+        (self.lost_tokens > 0).then(|| {
+            format!(
+                "rows of {length} tokens have cut away {:.1} % of the tokens to learn, and {:.1} % of the documents were passed over, \
+                 since their answers begin behind that: longer or packed rows hold them",
+                percent(self.lost_tokens, self.tokens),
+                percent(self.lost_documents, self.documents),
+            )
+        })
+    }
 }
 
 impl<'a> Batches<'a> {
@@ -129,7 +166,14 @@ impl<'a> Batches<'a> {
         let documents_before = Bounds::at_least(0usize).at_most(used.len() - 1);
         OptionError::check("documents before the position", documents_before, position.document)?;
         let order = permutation(used.len(), config.seed, position.epoch);
-        Ok(Self { documents, used, encoder, config, position, order, next: None, barren: 0 })
+        let cut = Cut::default();
+        Ok(Self { documents, used, encoder, config, position, order, next: None, barren: 0, cut })
+    }
+
+    /// What was cut away so far from the documents that were read.
+    #[must_use]
+    pub fn cut(&self) -> Cut {
+        self.cut
     }
 
     /// Where the next batch starts.
@@ -142,7 +186,8 @@ impl<'a> Batches<'a> {
     ///
     /// # Errors
     ///
-    /// [`TrainError::NothingToLearn`] when a whole pass has nothing to learn, and those of [`Documents::read`] and of the encoder.
+    /// [`TrainError::NothingToLearn`] when a whole pass has nothing to learn, [`TrainError::CutAway`] when rows have room for none of
+    /// it, and those of [`Documents::read`] and of the encoder.
     pub fn next_batch(&mut self) -> Result<Batch, TrainError> {
         let mut batch = Batch::default();
         for _ in 0..self.config.rows {
@@ -174,9 +219,9 @@ impl<'a> Batches<'a> {
         let mut left = length;
         while left > 0 {
             let offset = self.position.offset;
-            let tokens = self.document()?;
+            let Document { tokens, is_learned } = self.document()?;
             let inputs = tokens.ids.len().saturating_sub(1);
-            if tokens.count() == 0 {
+            if !*is_learned {
                 self.advance()?;
                 continue;
             }
@@ -195,13 +240,20 @@ impl<'a> Batches<'a> {
     }
 
     /// The document at the position.
-    fn document(&mut self) -> Result<&Tokens, TrainError> {
+    fn document(&mut self) -> Result<&Document, TrainError> {
         if self.next.is_none() {
             let index = self.used[self.order[self.position.document] as usize] as usize;
             let record = self.documents.read(index)?;
             let tokens = self.encoder.encode(&record).map_err(|e| self.documents.not_encoded(index, e))?;
-            self.barren = if tokens.count() == 0 { self.barren + 1 } else { 0 };
-            self.next = Some(tokens);
+            let all = tokens.count();
+            // A row has inputs, of which each predicts the token behind it.
+            let kept = if self.config.packed { all } else { tokens.count_to(self.config.length) };
+            self.barren = if kept == 0 { self.barren + 1 } else { 0 };
+            self.cut.documents += 1;
+            self.cut.lost_documents += u64::from(kept == 0 && all > 0);
+            self.cut.tokens += all as u64;
+            self.cut.lost_tokens += (all - kept) as u64;
+            self.next = Some(Document { tokens, is_learned: kept > 0 });
         }
         self.next.as_ref().ok_or(TrainError::NothingToLearn { documents: 0 })
     }
@@ -210,7 +262,11 @@ impl<'a> Batches<'a> {
     fn advance(&mut self) -> Result<(), TrainError> {
         // All but one of two passes, if that one is first in one pass and last in the next.
         if self.barren >= 2 * self.used.len() - 1 {
-            return Err(TrainError::NothingToLearn { documents: self.used.len() });
+            let (documents, length) = (self.used.len(), self.config.length);
+            return Err(match self.cut.lost_documents {
+                0 => TrainError::NothingToLearn { documents },
+                _ => TrainError::CutAway { documents, length },
+            });
         }
         self.next = None;
         self.position.offset = 0;
@@ -342,6 +398,52 @@ mod tests {
         for encoder in [encoder, without] {
             let tokens = encoder.encode(&asked).expect("tokens");
             assert!(tokens.count() > 0 && tokens.count() < 12, "{tokens:?}");
+        }
+    }
+
+    /// Rows that hold the beginning of a document only: a document whose answer begins behind it is passed over, and counted.
+    #[test]
+    fn answers_behind_the_end_of_a_row_are_no_lesson() {
+        let tokenizer = tokenizer();
+        let encoder = Encoder::new(&tokenizer, None);
+        let asked = |words: usize| {
+            format!("{{\"instruction\": \"{}\", \"output\": \"Yes, it is.\"}}", "why ".repeat(words))
+        };
+        let tokens = |line: &String| {
+            let record = super::super::Record::from_json(line).expect("a record");
+            encoder.encode(&record).expect("tokens")
+        };
+        let (short, long) = (asked(1), asked(200));
+        let length = tokens(&short).ids.len();
+        let used: Vec<u32> = (0..3).collect();
+        let (_dir, none) = documents(&[long.clone(), long.clone(), long.clone()]);
+        let batches = |documents, length, packed| {
+            Batches::new(documents, &used, encoder, config(1, length, packed), Position::default())
+                .expect("batches")
+        };
+        let refused = batches(&none, length, false).next_batch();
+        let Err(TrainError::CutAway { documents: 3, length: of_row }) = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!(of_row, length);
+        let mut packed = batches(&none, length, true);
+        let learned: usize = (0..40).map(|_| packed.next_batch().expect("a batch").learned()).sum();
+        assert!(learned > 0 && packed.cut().note(length).is_none(), "{learned}");
+        // Two of three are cut away; of the third, rows that are one token shorter cut one.
+        let (_dir, some) = documents(&[long.clone(), short.clone(), long.clone()]);
+        let answer = tokens(&short).count() as u64;
+        for less in [0, 1] {
+            let mut batches = batches(&some, length - 1 - less, false);
+            for _ in 0..4 {
+                assert_eq!(batches.next_batch().expect("a batch").learned() as u64, answer - less as u64);
+            }
+            let Cut { documents, lost_documents, tokens: all, lost_tokens } = batches.cut();
+            assert!(lost_documents >= 2 * (documents / 3) && lost_documents < documents, "{documents}");
+            let kept = (documents - lost_documents) * (answer - less as u64);
+            assert_eq!(all - lost_tokens, kept);
+            let note = batches.cut().note(length - 1 - less).expect("a note");
+            let share = 100.0 * lost_tokens as f64 / all as f64;
+            assert!(note.contains(&format!("{share:.1} % of the tokens")), "{note}");
         }
     }
 

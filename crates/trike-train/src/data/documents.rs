@@ -7,7 +7,8 @@ use std::sync::{Mutex, PoisonError};
 
 use trike_llm::STORY_MARK;
 
-use super::{EncodeError, Record};
+use super::list::{is_list, objects};
+use super::{EncodeError, Record, RecordKind};
 use crate::TrainError;
 
 /// Bytes after which a text without separators is cut at the end of a line, so that no document is too large for memory.
@@ -20,8 +21,8 @@ const LONGEST_LINE: usize = 64 << 20;
 enum Kind {
     /// Documents of text, each ended by [`STORY_MARK`] or the end of the file.
     Text,
-    /// A JSON object a line.
-    Lines,
+    /// JSON objects: one per line, or those of a list.
+    Json,
     /// The rows of a Parquet file, read as lines of JSON.
     #[cfg(feature = "parquet")]
     Parquet,
@@ -31,6 +32,7 @@ enum Kind {
 struct Source {
     path: PathBuf,
     kind: Kind,
+    records: RecordKind,
     file: Mutex<File>,
 }
 
@@ -47,8 +49,9 @@ struct Place {
 /// The documents of some data files. Only their places are in memory; a document is read when it is asked for.
 ///
 /// Text files (`.txt`, `.text`, `.md`) have documents between `<|endoftext|>`; a text of more than 1 MiB is cut at ends of lines.
-/// JSONL files (`.jsonl`, `.json`) have one on every line that is not empty: see [`Record::from_json`]. With the feature `parquet`, a row
-/// of a Parquet file (`.parquet`) is what a line with the same columns would be; the rows are copied to a temporary file.
+/// JSON files (`.jsonl`, `.json`) have one on every line that is not empty, or are a list of them: see [`Record::from_json`]. With the
+/// feature `parquet`, a row of a Parquet file (`.parquet`) is what a line with the same columns would be; the rows are copied to a
+/// temporary file.
 ///
 /// ```
 /// use trike_train::data::{Documents, Record};
@@ -77,8 +80,18 @@ impl Documents {
     ///
     /// [`TrainError::Io`], [`TrainError::Kind`], and [`TrainError::TooFewDocuments`] when there is none, or 2^32 or more.
     pub fn open(paths: &[impl AsRef<Path>]) -> Result<Self, TrainError> {
+        let all: Vec<_> = paths.iter().map(|path| (path, RecordKind::Any)).collect();
+        Self::open_as(&all)
+    }
+
+    /// [`open`](Self::open) of files of which the kind of their records is known; it does not count for texts.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_as(paths: &[(impl AsRef<Path>, RecordKind)]) -> Result<Self, TrainError> {
         let mut all = Self { sources: Vec::new(), places: Vec::new(), tokens: Vec::new(), bytes: 0 };
-        for path in paths {
+        for (path, records) in paths {
             let path = path.as_ref();
             let kind = kind_of(path)?;
             let fail = |source| TrainError::Io { path: path.to_owned(), source };
@@ -104,10 +117,17 @@ impl Documents {
             };
             match kind {
                 Kind::Text => texts(reader, path, &mut add)?,
-                _ => lines(reader, path, &mut add)?,
+                _ => match is_list(&mut reader, path)? {
+                    (true, at, line) => objects(reader, path, LONGEST_LINE, (at, line), &mut add)?,
+                    (false, ..) => {
+                        reader.rewind().map_err(fail)?;
+                        lines(reader, path, &mut add)?;
+                    }
+                },
             }
             all.bytes += file.metadata().map_err(fail)?.len();
-            all.sources.push(Source { path: path.to_owned(), kind, file: Mutex::new(file) });
+            let (path, file) = (path.to_owned(), Mutex::new(file));
+            all.sources.push(Source { path, kind, records: *records, file });
         }
         match all.places.len() {
             0 => Err(TrainError::TooFewDocuments { documents: 0, needed: 1 }),
@@ -152,6 +172,18 @@ impl Documents {
         self.bytes
     }
 
+    /// Gives each file to `each` with its path, as it is read: a Parquet file as its lines.
+    pub(crate) fn each_file(
+        &self,
+        each: &mut dyn FnMut(&Path, &mut File) -> std::io::Result<()>,
+    ) -> Result<(), TrainError> {
+        for Source { path, file, .. } in &self.sources {
+            let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+            each(path, &mut file).map_err(|source| TrainError::Io { path: path.clone(), source })?;
+        }
+        Ok(())
+    }
+
     /// Reads the document `index`; texts lose white space at both ends.
     ///
     /// # Errors
@@ -178,8 +210,17 @@ impl Documents {
         let text = String::from_utf8(bytes).map_err(|_| wrong("the text is not UTF-8".to_owned()))?;
         match source.kind {
             Kind::Text => Ok(Record::Text(text.trim().to_owned())),
-            _ => Record::from_json(&text).map_err(wrong),
+            _ => Record::from_json_of(&text, source.records).map_err(wrong),
         }
+    }
+
+    /// Reads all documents, so that one that is malformed is found before a run starts and not in the middle of it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`read`](Self::read).
+    pub fn check(&self) -> Result<(), TrainError> {
+        (0..self.places.len()).try_for_each(|index| self.read(index).map(drop))
     }
 
     fn wrong(&self, index: usize, problem: String) -> TrainError {
@@ -206,7 +247,7 @@ fn kind_of(path: &Path) -> Result<Kind, TrainError> {
     let extension = path.extension().and_then(|e| e.to_str()).map(str::to_ascii_lowercase);
     match extension.as_deref() {
         Some("txt" | "text" | "md") => Ok(Kind::Text),
-        Some("jsonl" | "json") => Ok(Kind::Lines),
+        Some("jsonl" | "json") => Ok(Kind::Json),
         #[cfg(feature = "parquet")]
         Some("parquet") => Ok(Kind::Parquet),
         #[cfg(not(feature = "parquet"))]
@@ -378,6 +419,30 @@ mod tests {
         assert!(documents.read(0).is_ok() && documents.read(2).is_ok());
         let (_dir, documents) = open("a.txt", b"\nabc\xff\n").expect("documents");
         assert!(matches!(documents.read(0), Err(TrainError::Record { line: 1, .. })));
+    }
+
+    #[test]
+    fn a_list_has_its_objects() {
+        let text = " \n[ {\"text\": \"a [\\\"}\"},\n\n{\n  \"text\":\n \"b\"\n}\n,{\"text\": \"c\"} ]\n ";
+        for name in ["a.json", "a.jsonl"] {
+            let (_dir, documents) = open(name, text.as_bytes()).expect("documents");
+            let all: Vec<Record> = (0..documents.len()).map(|i| documents.read(i).expect("a text")).collect();
+            assert_eq!(all, ["a [\"}", "b", "c"].map(|text| Record::Text(text.to_owned())));
+        }
+        for (text, problem) in [
+            ("[{\"text\": \"a\"}", "line 1: the file ends before"),
+            ("[\n{\"text\": \"a\"}\n{}]", "line 3: expected a comma or the end of the list, got `{`"),
+            ("[{\"text\": \"a\"},]", "expected an object, got `]`"),
+            ("[1]", "expected an object or the end of the list, got `1`"),
+            ("[]\n5", "line 2: expected nothing behind the list"),
+        ] {
+            let error = open("a.json", text.as_bytes()).expect_err(text).to_string();
+            assert!(error.contains(problem), "{text}: {error}");
+        }
+        assert!(matches!(open("a.json", b"[ ]"), Err(TrainError::TooFewDocuments { documents: 0, .. })));
+        // The line is that of the object.
+        let (_dir, documents) = open("a.json", b"[\n{\"text\": 1}]").expect("documents");
+        assert!(matches!(documents.check(), Err(TrainError::Record { line: 2, .. })));
     }
 
     #[test]

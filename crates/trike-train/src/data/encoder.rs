@@ -3,7 +3,10 @@
 use trike_text::chat::{ChatError, ChatTemplate, Message, RenderOptions};
 use trike_text::tokenizer::{Tokenizer, TokenizerError};
 
-use super::Record;
+use super::{Chat, Record};
+
+/// What precedes an instruction in the prompt of Alpaca.
+const ALPACA: &str = "Below is an instruction that describes a task. Write a response that appropriately completes the request.";
 
 /// Why a document has no tokens.
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +36,12 @@ impl Tokens {
     /// Tokens that are predicted: the first one never is.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.learned.iter().skip(1).filter(|&&learned| learned).count()
+        self.count_to(usize::MAX)
+    }
+
+    /// Those of them that the first `inputs` tokens predict.
+    pub(crate) fn count_to(&self, inputs: usize) -> usize {
+        self.learned.iter().skip(1).take(inputs).filter(|&&learned| learned).count()
     }
 }
 
@@ -71,13 +79,17 @@ impl<'a> Encoder<'a> {
         match record {
             Record::Text(text) => self.text(text),
             Record::Tokens(ids) => Ok(Tokens { ids: ids.clone(), learned: vec![true; ids.len()] }),
-            Record::Chat(messages) => match self.template {
-                Some(template) => self.chat(template, messages),
+            Record::Chat(chat) => match self.template {
+                Some(template) => self.chat(template, chat),
                 None => Err(EncodeError::NoTemplate),
             },
-            Record::Instruction { prompt, answer } => match self.template {
-                Some(template) => self.chat(template, &[Message::user(prompt), Message::assistant(answer)]),
-                None => self.instruction(prompt, answer),
+            Record::Instruction { system, prompt, answer } => match self.template {
+                Some(template) => {
+                    let system = system.as_ref().map(Message::system);
+                    let asked = [Message::user(prompt), Message::assistant(answer)];
+                    self.chat(template, &Chat::from(system.into_iter().chain(asked).collect::<Vec<_>>()))
+                }
+                None => self.instruction(system.as_deref(), prompt, answer),
             },
         }
     }
@@ -91,11 +103,9 @@ impl<'a> Encoder<'a> {
         Ok(Tokens { ids, learned })
     }
 
-    fn instruction(&self, prompt: &str, answer: &str) -> Result<Tokens, EncodeError> {
-        let asked = format!(
-            "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n\
-             ### Instruction:\n{prompt}\n\n### Response:\n"
-        );
+    fn instruction(&self, system: Option<&str>, prompt: &str, answer: &str) -> Result<Tokens, EncodeError> {
+        let before = system.unwrap_or(ALPACA);
+        let asked = format!("{before}\n\n### Instruction:\n{prompt}\n\n### Response:\n");
         let mut ids = self.start();
         ids.extend(self.tokenizer.encode_literal(&asked)?);
         let from = ids.len();
@@ -105,7 +115,8 @@ impl<'a> Encoder<'a> {
         Ok(Tokens { ids, learned })
     }
 
-    fn chat(&self, template: &ChatTemplate, messages: &[Message]) -> Result<Tokens, EncodeError> {
+    fn chat(&self, template: &ChatTemplate, chat: &Chat) -> Result<Tokens, EncodeError> {
+        let messages = &chat.messages[..];
         let encode = |messages: &[Message], asks: bool| {
             let options = RenderOptions::default().with_add_generation_prompt(asks);
             template.encode(self.tokenizer, messages, &options)
@@ -113,7 +124,8 @@ impl<'a> Encoder<'a> {
         let ids = encode(messages, false)?;
         let mut learned = vec![false; ids.len()];
         let shared = |other: &[u32]| ids.iter().zip(other).take_while(|(a, b)| a == b).count();
-        for (i, _) in messages.iter().enumerate().filter(|(_, message)| message.role == "assistant") {
+        let is_learned = chat.learned.iter().enumerate().filter(|(_, is_learned)| **is_learned);
+        for i in is_learned.map(|(i, _)| i).take_while(|&i| i < messages.len()) {
             // A conversation may start with the assistant; not every template renders none.
             let from = if i == 0 { 0 } else { shared(&encode(&messages[..i], true)?) };
             let end =

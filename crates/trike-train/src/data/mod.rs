@@ -7,14 +7,16 @@
 mod batches;
 mod documents;
 mod encoder;
+mod keys;
+mod list;
 mod order;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod record;
 
 pub(crate) use batches::unit_rows;
-pub use batches::{Batch, BatchConfig, Batches, Position};
+pub use batches::{Batch, BatchConfig, Batches, Cut, Position};
 pub use documents::Documents;
 pub use encoder::{EncodeError, Encoder, Tokens};
 pub use order::{HeldOut, permutation};
-pub use record::Record;
+pub use record::{Chat, Record, RecordKind};

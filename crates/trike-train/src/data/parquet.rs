@@ -10,10 +10,12 @@ use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::schema::types::Type;
 
+use super::keys::is_without_effect;
 use crate::TrainError;
 
-/// Columns that a record is made of, see [`Record::from_json`](super::Record::from_json). Others are not read.
-const COLUMNS: [&str; 6] = ["text", "instruction", "input", "output", "messages", "conversations"];
+/// Columns of which a file has one at least, see [`Record::from_json`](super::Record::from_json). Others are read, too, since they may
+/// change what is learned, but for those that are known not to.
+const COLUMNS: [&str; 4] = ["text", "instruction", "messages", "conversations"];
 
 /// Writes the rows of a file to a temporary file without a name, a JSON object on each line, which a random document can be
 /// read from: a row of a Parquet file can only be read after all rows before it in its group.
@@ -65,12 +67,12 @@ fn write_rows(file: File, to: &mut impl Write, done: &mut usize) -> Result<(), P
     let reader = SerializedFileReader::new(file)?;
     let schema = reader.metadata().file_metadata().schema();
     let fields = schema.get_fields();
-    let known: Vec<_> =
-        fields.iter().filter(|field| COLUMNS.contains(&field.name())).map(Arc::clone).collect();
-    if known.is_empty() {
+    let read: Vec<_> =
+        fields.iter().filter(|field| !is_without_effect(field.name())).map(Arc::clone).collect();
+    if !read.iter().any(|field| COLUMNS.contains(&field.name())) {
         return Err(Problem::Columns(fields.iter().map(|field| field.name().to_owned()).collect()));
     }
-    let projection = Type::group_type_builder(schema.name()).with_fields(known).build()?;
+    let projection = Type::group_type_builder(schema.name()).with_fields(read).build()?;
     for row in reader.get_row_iter(Some(projection))? {
         serde_json::to_writer(&mut *to, &row?.to_json_value()).map_err(std::io::Error::from)?;
         to.write_all(b"\n")?;

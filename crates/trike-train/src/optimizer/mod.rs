@@ -187,7 +187,8 @@ impl<T: Elements> Optimizer<T> {
     ///
     /// # Errors
     ///
-    /// [`TrainError::NonFinite`] when that norm is not finite; nothing is changed then. [`TrainError::Grad`] of the executor.
+    /// [`TrainError::NonFinite`] when that norm is not finite, or the square of what is left of it after the limit; nothing is changed
+    /// then. [`TrainError::Grad`] of the executor.
     pub fn step<E: Engine<Tensor = T>>(
         &mut self,
         engine: &E,
@@ -246,6 +247,10 @@ impl<T: Elements> Optimizer<T> {
         }
         let most = f64::from(config.max_grad_norm);
         let limit = if most > 0.0 && norm > most { (most / norm) as f32 } else { 1.0 };
+        // No element is larger than the norm: the mean of squares is finite, too, and stays so.
+        if norm * f64::from(limit) > f64::from(f32::MAX).sqrt() {
+            return Err(TrainError::NonFinite { what: "square of the gradient", step: self.steps });
+        }
         self.steps += 1;
         let rate = config.learning_rate * factors.rate;
         // Corrections for means that start at zero.
@@ -445,7 +450,23 @@ mod tests {
         gradients[2][3] = f32::NAN;
         let refused = optimizer.step(&cpu, &mut all, &gradients, FULL);
         assert!(matches!(refused, Err(TrainError::NonFinite { step: 0, .. })));
-        assert_eq!((all, optimizer), (before, state));
+        assert_eq!((&all, optimizer), (&before, state));
+        // Finite, with a square that is not: without a limit it would stay in the mean of squares for ever.
+        for kind in [OptimizerKind::AdamW, OptimizerKind::Muon, OptimizerKind::Sgd] {
+            let (mut all, gradients) = (parameters(), filled(&before, 1e30));
+            let config = OptimizerConfig { kind, max_grad_norm: 0.0, ..OptimizerConfig::default() };
+            let mut optimizer = Optimizer::new(config, &all).expect("an optimizer");
+            let state = optimizer.clone();
+            let refused = optimizer.step(&cpu, &mut all, &gradients, FULL);
+            let Err(TrainError::NonFinite { what: "square of the gradient", .. }) = refused else {
+                panic!("{kind:?}: {refused:?}")
+            };
+            assert_eq!((&all, optimizer), (&before, state), "{kind:?}");
+            let limited = OptimizerConfig { max_grad_norm: 1.0, ..config };
+            let mut optimizer = Optimizer::new(limited, &all).expect("an optimizer");
+            optimizer.step(&cpu, &mut all, &gradients, FULL).expect("a step");
+            assert!(all.all().iter().flat_map(|p| &p.values).all(|v| v.is_finite()), "{kind:?}");
+        }
         let wrong = OptimizerConfig { beta2: 1.0, ..OptimizerConfig::default() };
         assert!(wrong.validate().is_err());
     }

@@ -8,6 +8,7 @@ use trike_grad::{BitLinear, Ternarize, TernaryScale};
 use trike_llm::DeviceChoice;
 use trike_trit::{Granularity, GroupSize};
 
+use super::axolotl::{self, ConfigFormat};
 use super::names::{CodecName, Dataset, Parallel, ScaleKind, Scheduler, Sharing, Whole, optimizer_name};
 use crate::data::BatchConfig;
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
     TernaryPolicy, TrainError, TrainerConfig,
 };
 
-/// A run: what is trained, on what, how and for how long. In TOML, with the names of axolotl where it has the setting.
+/// A run: what is trained, on what, how and for how long. In TOML, YAML or JSON, with the names of axolotl where it has the setting.
 ///
 /// ```
 /// use trike_train::run::RunConfig;
@@ -116,10 +117,14 @@ pub struct RunConfig {
     pub fp16: bool,
     /// Steps between evaluations; by default ten in a run.
     pub eval_steps: Option<usize>,
+    /// The same as a number per pass through the data, of a run with `num_epochs`.
+    pub evals_per_epoch: Option<usize>,
     /// Evaluations without a better one after which the run ends; 0 turns this off.
     pub early_stopping_patience: usize,
     /// Steps between checkpoints; by default those of evaluations.
     pub save_steps: Option<usize>,
+    /// The same as a number per pass through the data, of a run with `num_epochs`.
+    pub saves_per_epoch: Option<usize>,
     /// Checkpoints that are kept.
     pub save_total_limit: usize,
     /// Steps between lines of the log.
@@ -192,8 +197,10 @@ impl Default for RunConfig {
             bf16: false,
             fp16: false,
             eval_steps: None,
+            evals_per_epoch: None,
             early_stopping_patience: 0,
             save_steps: None,
+            saves_per_epoch: None,
             save_total_limit: 2,
             logging_steps: 10,
             parallel: Parallel::Data,
@@ -214,12 +221,34 @@ impl RunConfig {
     ///
     /// # Errors
     ///
-    /// [`TrainError::Config`] with the line and what is wrong with it.
+    /// [`TrainError::Config`] with the setting and what is wrong with it.
     pub fn parse(text: &str) -> Result<Self, TrainError> {
-        toml::from_str(text).map_err(|e| TrainError::Config { problem: e.to_string() })
+        Self::parse_as(text, ConfigFormat::Toml)
     }
 
-    /// Reads a TOML file. Paths in it are relative to its folder.
+    /// Parses a configuration in this format. Settings of axolotl's files that change no weight here are passed over, and all others
+    /// that are not those of a run are refused.
+    ///
+    /// # Errors
+    ///
+    /// As [`parse`](Self::parse).
+    ///
+    /// ```
+    /// use trike_train::run::{ConfigFormat, RunConfig};
+    ///
+    /// let yaml = "base_model: dense\ngradient_checkpointing: true\nbf16: auto\nflash_attention: true\nwandb_project:";
+    /// let config = RunConfig::parse_as(yaml, ConfigFormat::Yaml)?;
+    /// assert_eq!((config.gradient_checkpointing, config.bf16), (1, false));
+    /// let error = RunConfig::parse_as("num_epoch: 3", ConfigFormat::Yaml).unwrap_err().to_string();
+    /// assert!(error.contains("did you mean num_epochs?"), "{error}");
+    /// # Ok::<(), trike_train::TrainError>(())
+    /// ```
+    pub fn parse_as(text: &str, format: ConfigFormat) -> Result<Self, TrainError> {
+        axolotl::parse(text, format)
+    }
+
+    /// Reads a file: YAML if its name ends in `.yaml` or `.yml`, JSON if it ends in `.json`, otherwise TOML. Paths in it are relative
+    /// to its folder.
     ///
     /// # Errors
     ///
@@ -227,7 +256,13 @@ impl RunConfig {
     pub fn open(path: &Path) -> Result<Self, TrainError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| TrainError::Io { path: path.to_owned(), source })?;
-        let mut config = Self::parse(&text)?;
+        let ending = path.extension().and_then(|ending| ending.to_str()).map(str::to_ascii_lowercase);
+        let format = match ending.as_deref() {
+            Some("yaml" | "yml") => ConfigFormat::Yaml,
+            Some("json") => ConfigFormat::Json,
+            _ => ConfigFormat::Toml,
+        };
+        let mut config = Self::parse_as(&text, format)?;
         let folder = path.parent().unwrap_or(Path::new(""));
         let inputs = [
             &mut config.base_model,
@@ -300,14 +335,30 @@ impl RunConfig {
         if lengths.iter().filter(|&&given| given).count() != 1 {
             return wrong("expected one of max_steps, num_epochs and minutes");
         }
+        for (field, count) in [
+            ("micro_batch_size", self.micro_batch_size),
+            ("gradient_accumulation_steps", self.gradient_accumulation_steps),
+        ] {
+            OptionError::check(field, Bounds::at_least(1usize), count)?;
+        }
+        OptionError::check("max_steps", Bounds::at_least(1usize), self.max_steps.unwrap_or(1))?;
         OptionError::check("planes", Bounds::at_least(0usize).at_most(1usize), self.planes)?;
         OptionError::check("clip", Bounds::at_least(0.0).at_most(1e6), self.clip)?;
         OptionError::check("val_set_size", Bounds::at_least(0.0).at_most(0.9), self.val_set_size)?;
         OptionError::check("warmup_ratio", Bounds::at_least(0.0).at_most(1.0), self.warmup_ratio)?;
         OptionError::check("logging_steps", Bounds::at_least(1usize), self.logging_steps)?;
         OptionError::check("save_total_limit", Bounds::at_least(1usize), self.save_total_limit)?;
-        for (field, steps) in [("eval_steps", self.eval_steps), ("save_steps", self.save_steps)] {
+        for (field, steps, per_epoch, number) in [
+            ("eval_steps", self.eval_steps, "evals_per_epoch", self.evals_per_epoch),
+            ("save_steps", self.save_steps, "saves_per_epoch", self.saves_per_epoch),
+        ] {
             OptionError::check(field, Bounds::at_least(1usize), steps.unwrap_or(1))?;
+            OptionError::check(per_epoch, Bounds::at_least(1usize), number.unwrap_or(1))?;
+            if number.is_some() && (steps.is_some() || self.num_epochs.is_none()) {
+                return Err(TrainError::Config {
+                    problem: format!("{per_epoch} is for a run with num_epochs and without {field}"),
+                });
+            }
         }
         for (field, value) in [("num_epochs", self.num_epochs), ("minutes", self.minutes)] {
             OptionError::check(field, Bounds::over(0.0).at_most(1e6), value.unwrap_or(1.0))?;
@@ -331,6 +382,29 @@ impl RunConfig {
             });
         }
         Ok(())
+    }
+
+    /// Steps between evaluations and between checkpoints of a run of `steps`, where they are set.
+    pub(super) fn intervals(&self, steps: usize) -> [Option<usize>; 2] {
+        let of = |number: Option<usize>| {
+            let per_run = number? as f64 * self.num_epochs?;
+            Some(((steps as f64 / per_run).ceil() as usize).max(1))
+        };
+        [self.eval_steps.or(of(self.evals_per_epoch)), self.save_steps.or(of(self.saves_per_epoch))]
+    }
+
+    /// Tokens of a step with batches of these sizes.
+    pub(super) fn tokens_per_step(&self, batches: &BatchConfig) -> Result<usize, TrainError> {
+        let factors = [batches.rows, batches.length, self.gradient_accumulation_steps];
+        factors.into_iter().try_fold(1usize, usize::checked_mul).ok_or_else(|| TrainError::Config {
+            problem: format!(
+                "a step of micro_batch_size {} x sequence_len {} x gradient_accumulation_steps {} tokens: expected at most {}",
+                batches.rows,
+                batches.length,
+                self.gradient_accumulation_steps,
+                usize::MAX
+            ),
+        })
     }
 
     /// What ranks exchange.
@@ -385,6 +459,7 @@ impl RunConfig {
         let shape = match self.lr_scheduler {
             Scheduler::Cosine => Shape::Cosine { end: self.cosine_min_lr_ratio },
             Scheduler::Constant => Shape::Constant,
+            Scheduler::Linear => Shape::Linear,
             Scheduler::Wsd => Shape::Wsd { decay: self.lr_decay_ratio },
             Scheduler::TwoStage => Shape::TwoStage { first: self.lr_decay_ratio },
         };
@@ -432,7 +507,7 @@ mod tests {
     fn valid() -> RunConfig {
         RunConfig {
             base_model: Some("a".into()),
-            datasets: vec![Dataset { path: "b.txt".into() }],
+            datasets: vec![Dataset { path: "b.txt".into(), ..Dataset::default() }],
             output_dir: "c".into(),
             max_steps: Some(10),
             ..RunConfig::default()
@@ -459,9 +534,27 @@ mod tests {
     }
 
     #[test]
+    fn intervals_may_be_given_per_epoch() {
+        let config = RunConfig { num_epochs: Some(2.0), max_steps: None, ..valid() };
+        assert_eq!(config.intervals(100), [None, None]);
+        let per_epoch = RunConfig { evals_per_epoch: Some(4), saves_per_epoch: Some(1), ..config };
+        per_epoch.validate().expect("it is valid");
+        assert_eq!(per_epoch.intervals(100), [Some(13), Some(50)]);
+        assert_eq!(per_epoch.intervals(3), [Some(1), Some(2)]);
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         type Edit = fn(&mut RunConfig);
-        let table: [(Edit, &str); 15] = [
+        let table: [(Edit, &str); 20] = [
+            (|c| c.evals_per_epoch = Some(4), "evals_per_epoch is for a run with num_epochs"),
+            (
+                |c| (c.max_steps, c.num_epochs, c.saves_per_epoch) = (None, Some(1.0), Some(0)),
+                "saves_per_epoch is 0",
+            ),
+            (|c| c.max_steps = Some(0), "max_steps is 0"),
+            (|c| c.micro_batch_size = 0, "micro_batch_size is 0"),
+            (|c| c.gradient_accumulation_steps = 0, "gradient_accumulation_steps is 0"),
             (|c| c.base_model = None, "base_model"),
             (|c| c.base_model_config = Some("d".into()), "base_model"),
             (|c| (c.base_model, c.base_model_config) = (None, Some("d".into())), "tokenizer"),

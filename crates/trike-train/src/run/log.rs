@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::measure::Evaluation;
+use super::measure::{Evaluation, finite_or_nan};
 use crate::TrainError;
 
 /// Name of the log in the output directory.
@@ -22,16 +22,20 @@ pub struct StepLine {
     /// Tokens learned since the start.
     pub tokens: u64,
     /// Cross-entropy in bits per token.
+    #[serde(deserialize_with = "finite_or_nan")]
     pub bits_per_token: f64,
     /// Divergence from the teacher in bits per token.
+    #[serde(deserialize_with = "finite_or_nan")]
     pub divergence: f64,
     /// Norm of the gradient before it was limited.
+    #[serde(deserialize_with = "finite_or_nan")]
     pub grad_norm: f64,
     /// Learning rate of the last step.
     pub learning_rate: f32,
     /// Share of the ternary weights in the last step.
     pub lambda: f32,
     /// Tokens per second.
+    #[serde(deserialize_with = "finite_or_nan")]
     pub tokens_per_second: f64,
     /// Steps that were skipped, because gradients overflowed in f16.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -233,6 +237,34 @@ mod tests {
         let again = Log::open(dir.path(), 25).expect("a log").lines;
         assert_eq!(again, [steps(10), steps(20), Line::Evaluation(evaluation)]);
         assert_eq!(Log::open(dir.path(), 0).expect("a log").lines, []);
+    }
+
+    /// JSON has no infinity: what is not finite is `null`, which is read again, in the log as in checkpoints.
+    #[test]
+    fn numbers_that_are_not_finite_are_read_again() {
+        let lines = [f64::NAN, f64::INFINITY].map(|bad| {
+            let Line::Steps(line) = steps(10) else { unreachable!("steps") };
+            let evaluation = Evaluation { step: 10, bits_per_token: bad, bits_per_byte: Some(bad) };
+            [
+                Line::Steps(StepLine { grad_norm: bad, bits_per_token: bad, ..line }),
+                Line::Evaluation(evaluation),
+            ]
+        });
+        let dir = tempfile::tempdir().expect("a folder");
+        let mut log = Log::open(dir.path(), 0).expect("a log");
+        for line in lines.concat() {
+            log.add(line).expect("it is written");
+        }
+        let again = Log::open(dir.path(), 10).expect("a log").lines;
+        assert_eq!(again.len(), 4, "{again:?}");
+        for line in again {
+            match line {
+                Line::Steps(line) => assert!(line.grad_norm.is_nan() && line.bits_per_token.is_nan()),
+                Line::Evaluation(found) => {
+                    assert!(found.bits_per_token.is_nan() && found.bits_per_byte.is_none());
+                }
+            }
+        }
     }
 
     /// The layout, taken apart byte by byte.

@@ -1,6 +1,6 @@
 //! Held-out text.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::TrainError;
 use crate::data::{Batch, Documents, Encoder, Record};
@@ -11,9 +11,15 @@ pub struct Evaluation {
     /// Steps before it.
     pub step: usize,
     /// Cross-entropy in bits per token.
+    #[serde(deserialize_with = "finite_or_nan")]
     pub bits_per_token: f64,
     /// Cross-entropy in bits per byte of text; `None` if some documents are conversations, of which not all text is learned.
     pub bits_per_byte: Option<f64>,
+}
+
+/// A number of JSON, which has none for infinity and NaN: both are written as `null`, and read as NaN.
+pub(super) fn finite_or_nan<'d, D: Deserializer<'d>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
 }
 
 /// Documents that are not learned from.

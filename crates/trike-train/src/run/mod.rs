@@ -1,7 +1,10 @@
 //! Whole runs: from a configuration to a model on the disk, with logs, evaluation and checkpoints.
 
+mod axolotl;
 mod config;
+mod directory;
 mod executor;
+mod identity;
 mod log;
 mod measure;
 mod names;
@@ -13,22 +16,25 @@ mod setup;
 mod track;
 
 use std::borrow::Cow;
-use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use trike_comm::{Communicator, agree};
+use trike_core::{Bounds, OptionError};
 use trike_cpu::Cpu;
 
+pub use axolotl::ConfigFormat;
 pub use config::RunConfig;
 pub use log::{Line, StepLine};
 pub use measure::Evaluation;
 pub use names::{CodecName, Dataset, Parallel, ScaleKind, Scheduler, Sharing, Whole};
 pub use setup::Run;
 
+use self::directory::RunDirectory;
+use self::identity::Identity;
 use self::log::Log;
 use self::ranks::{Moment, StepTraffic};
 use self::track::{Means, Watch};
@@ -190,7 +196,7 @@ impl Run {
         comm: Option<&dyn Communicator>,
     ) -> Result<RunPlan, TrainError> {
         let batches = &self.batches;
-        let tokens_per_step = batches.rows * batches.length * self.config.gradient_accumulation_steps;
+        let tokens_per_step = self.config.tokens_per_step(batches)?;
         let mut seconds_per_step = None;
         let state = ranks::from_first(comm, || {
             let newest = checkpoint::newest(&self.config.output_dir.join(CHECKPOINTS))?;
@@ -211,7 +217,12 @@ impl Run {
             }
         };
         let steps = steps.max(1);
+        OptionError::check("steps", Bounds::at_least(1usize).at_most(usize::MAX / tokens_per_step), steps)?;
         let written = self.to_write(steps as u64 * tokens_per_step as u64)?;
+        let documents = self.documents.len().saturating_add(written);
+        if u32::try_from(documents).is_err() {
+            return Err(TrainError::TooManyDocuments { documents, most: u32::MAX as usize });
+        }
         self.check_written(written, comm)?;
         Ok(RunPlan {
             written,
@@ -272,20 +283,26 @@ impl Run {
     ) -> Result<RunReport, TrainError> {
         if let Some(comm) = comm {
             agree(comm, "version", env!("CARGO_PKG_VERSION"))?;
-            let mut settings = self.settings()?;
-            if let Some(run) = settings["run"].as_object_mut() {
-                // Machines may have their files in other places.
-                for path in ["base_model", "base_model_config", "tokenizer", "teacher", "datasets"] {
-                    run.remove(path);
-                }
-            }
             agree(comm, "parallel", &format!("{:?}", self.config.parallel))?;
-            ranks::agree_on(comm, &settings)?;
+        }
+        let identity = Identity::of(&self)?;
+        if let Some(comm) = comm {
+            identity.agree(comm)?;
             self.check_alike(cpu, comm)?;
         }
         let is_first = ranks::is_first(comm);
         let dir = &self.config.output_dir.clone();
         let checkpoints = dir.join(CHECKPOINTS);
+        // Until the model is written.
+        let mut claimed = None;
+        ranks::from_first(comm, || {
+            claimed = Some(RunDirectory::claim(dir)?);
+            Ok(())
+        })?;
+        // Before anything is computed for a run that cannot go on.
+        let settings = |path: &Path| ranks::from_first(comm, || identity.settings_of(path));
+        let newest = ranks::from_first(comm, || checkpoint::newest(&checkpoints))?;
+        let earlier = newest.map(|path| Ok::<_, TrainError>((settings(&path)?, path))).transpose()?;
         let plan = self.plan(engine, comm)?;
         let steps = plan.steps;
         let of = plan.written;
@@ -298,8 +315,8 @@ impl Run {
         let mut trainer = self.trainer(engine, self.config.trainer(steps)?, comm)?;
         let mut position = Default::default();
         let mut memory = Memory::default();
-        if let Some(path) = ranks::from_first(comm, || checkpoint::newest(&checkpoints))? {
-            let state = trainer.resume(&path, self.settings()?)?;
+        if let Some((settings, path)) = earlier {
+            let state = trainer.resume(&path, settings)?;
             position = state.position;
             memory = serde_json::from_value(state.memory)
                 .map_err(|e| TrainError::Checkpoint { path, problem: format!("memory: {e}") })?;
@@ -307,7 +324,6 @@ impl Run {
         let text = self.config.to_toml()?;
         let mut log = None;
         if is_first {
-            fs::create_dir_all(dir).map_err(|source| TrainError::Io { path: dir.clone(), source })?;
             setup::write(&dir.join("run.toml"), &text)?;
             log = Some(Log::open(dir, trainer.steps())?);
         }
@@ -323,9 +339,9 @@ impl Run {
         }
         // Between local steps there is nothing that all ranks have.
         let local = self.config.local_steps;
-        let every =
-            self.config.eval_steps.unwrap_or(steps.div_ceil(setup::EVALUATIONS)).next_multiple_of(local);
-        let save = self.config.save_steps.unwrap_or(every).next_multiple_of(local);
+        let [every, save] = self.config.intervals(steps);
+        let every = every.unwrap_or(steps.div_ceil(setup::EVALUATIONS)).next_multiple_of(local);
+        let save = save.unwrap_or(every).next_multiple_of(local);
         let mut batches = self.data(position)?;
         let mut traffic = StepTraffic::default();
         let mut watch = Watch::default();
@@ -378,7 +394,7 @@ impl Run {
             is_enough |= observe(Event::Step { report, steps, tokens_per_second }).is_break();
             let stops = trainer.is_together() && done < steps && ranks::any(comm, is_enough)?;
             if is_evaluated || done.is_multiple_of(save) || stops || done == steps {
-                self.save(&trainer, &batches, &memory, &checkpoints)?;
+                self.save(&trainer, &batches, &memory, &identity, &checkpoints)?;
             }
             if stops {
                 ended = Ended::Interrupted;
@@ -400,8 +416,12 @@ impl Run {
             notes: Vec::new(),
         };
         if ended != Ended::Interrupted {
+            if report.tokens == 0 {
+                return Err(TrainError::NothingLearned { steps: report.steps });
+            }
             if let Some(best) = memory.best.filter(|best| best.step != trainer.steps()) {
-                trainer.resume(&checkpoint::folder(&checkpoints, best.step), self.settings()?)?;
+                let path = checkpoint::folder(&checkpoints, best.step);
+                trainer.resume(&path, settings(&path)?)?;
             }
             let gathered = if trainer.is_divided() { trainer.gather()? } else { None };
             if !is_first {
@@ -417,6 +437,13 @@ impl Run {
                      gradient_accumulation_steps gives all of them work"
                 ));
             }
+            report.notes.extend(batches.cut().note(self.batches.length));
+            if self.text.is_empty() && !self.split.held_out.is_empty() {
+                report.notes.push(format!(
+                    "none of the {} documents held out has anything to learn: the last weights were written, without an evaluation",
+                    self.split.held_out.len()
+                ));
+            }
             let (length, context) = (self.batches.length, weights.spec().context);
             if length < context {
                 report.notes.push(format!(
@@ -427,6 +454,7 @@ impl Run {
             let lines = log.map(|log| log.lines).unwrap_or_default();
             setup::write(&dir.join("report.html"), &page::page(&report, &lines, &text))?;
         }
+        drop(claimed);
         Ok(report)
     }
 
@@ -435,32 +463,14 @@ impl Run {
         trainer: &Trainer<'_, E>,
         batches: &Batches<'_>,
         memory: &Memory,
+        identity: &Identity,
         dir: &Path,
     ) -> Result<(), TrainError> {
         let also = memory.best.map(|best| best.step);
         let keep = checkpoint::Keep { newest: self.config.save_total_limit, also };
         let memory = to_json(memory)?;
-        trainer.save(dir, batches.position(), self.settings()?, memory, keep)?;
+        trainer.save(dir, batches.position(), identity.to_json()?, memory, keep)?;
         Ok(())
-    }
-
-    /// What has to be the same when a run continues, beside what the trainer knows.
-    fn settings(&self) -> Result<Value, TrainError> {
-        let mut config = to_json(&self.config)?;
-        if let Some(object) = config.as_object_mut() {
-            for name in [
-                "output_dir",
-                "device",
-                "memory_limit",
-                "save_steps",
-                "save_total_limit",
-                "logging_steps",
-                "parallel",
-            ] {
-                object.remove(name);
-            }
-        }
-        Ok(json!({ "run": config, "bytes of data": self.documents.bytes() }))
     }
 
     fn evaluate<E: TrainEngine>(&self, trainer: &Trainer<'_, E>) -> Result<Evaluation, TrainError> {

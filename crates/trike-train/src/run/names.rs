@@ -5,12 +5,22 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use trike_comm::CodecConfig;
 
+use crate::data::RecordKind;
+
 /// A file of training data.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dataset {
-    /// A text or JSONL file: see [`Documents`](crate::data::Documents).
+    /// A text, JSON or Parquet file: see [`Documents`](crate::data::Documents).
     pub path: PathBuf,
+    /// What its records are; by default what their keys say.
+    #[serde(default, rename = "type", skip_serializing_if = "is_any")]
+    pub kind: RecordKind,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+fn is_any(kind: &RecordKind) -> bool {
+    *kind == RecordKind::Any
 }
 
 /// How the learning rate changes.
@@ -23,6 +33,8 @@ pub enum Scheduler {
     /// Constant after the warm-up.
     #[serde(alias = "constant_with_warmup")]
     Constant,
+    /// Linearly down to 0: [`crate::Shape::Linear`].
+    Linear,
     /// Stable, then linear decay: [`crate::Shape::Wsd`].
     #[serde(alias = "warmup_stable_decay")]
     Wsd,

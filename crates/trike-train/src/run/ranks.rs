@@ -4,12 +4,10 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use trike_comm::{CommError, Communicator, Traffic};
 
 use super::RanksReport;
 use crate::TrainError;
-use crate::checkpoint::difference;
 use crate::trainer::all_numbers;
 
 /// Most bytes of what one rank has read.
@@ -41,22 +39,14 @@ pub(super) fn from_first<T: Serialize + DeserializeOwned>(
     found.map_err(|problem| TrainError::OfRank { rank: 0, problem })
 }
 
-/// Checks that all ranks have the same settings.
-pub(super) fn agree_on(comm: &dyn Communicator, settings: &Value) -> Result<(), TrainError> {
-    let all = comm.all_gather(settings.to_string().as_bytes(), MOST)?;
-    let all: Vec<Value> = all
-        .iter()
-        .map(|text| serde_json::from_slice(text))
-        .collect::<Result<_, _>>()
-        .map_err(|e| TrainError::Config { problem: format!("settings of a rank: {e}") })?;
-    let differs = |rank: usize| difference("", &all[0], &all[rank]).map(|found| (rank, found));
-    match (1..all.len()).find_map(differs) {
-        None => Ok(()),
-        Some((rank, (what, first, theirs))) => {
-            Err(CommError::Differs { what, rank, first: first.to_string(), theirs: theirs.to_string() }
-                .into())
-        }
-    }
+/// What each rank has, in their order.
+pub(super) fn of_all<T: Serialize + DeserializeOwned>(
+    comm: &dyn Communicator,
+    own: &T,
+) -> Result<Vec<T>, TrainError> {
+    let wrong = |e: serde_json::Error| TrainError::Config { problem: format!("from a rank: {e}") };
+    let all = comm.all_gather(&serde_json::to_vec(own).map_err(wrong)?, MOST)?;
+    all.iter().map(|text| serde_json::from_slice(text)).collect::<Result<_, _>>().map_err(wrong)
 }
 
 /// The time and the traffic of a rank at one moment.

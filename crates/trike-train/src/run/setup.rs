@@ -27,7 +27,7 @@ const MOST_HELD_OUT: f64 = 512.0;
 /// Passes through the data after which a teacher writes more of it.
 const PASSES: u64 = 4;
 /// The value of `teacher` for none.
-const NONE: &str = "none";
+pub(super) const NONE: &str = "none";
 /// The folder in which the model is written before it is moved.
 const UNFINISHED: &str = ".unfinished";
 
@@ -132,14 +132,7 @@ impl Run {
 
     fn read(config: RunConfig, reading: Reading<'_>) -> Result<Self, TrainError> {
         config.validate()?;
-        let output = &config.output_dir;
-        if output.join("config.json").exists() {
-            let problem = format!(
-                "output_dir {} contains a model: expected a new directory, or one with a run that was interrupted",
-                output.display()
-            );
-            return Err(TrainError::Config { problem });
-        }
+        refuse_model(&config.output_dir)?;
         let base = match (&config.base_model, &config.base_model_config) {
             (Some(path), _) => Base::Model(Box::new(ModelFile::open(path)?)),
             (None, path) => Base::Random(Box::new(architecture(path.as_deref().unwrap_or(Path::new("")))?)),
@@ -150,6 +143,7 @@ impl Run {
         };
         reading.check(&spec)?;
         let batches = config.batches(spec.context)?;
+        config.tokens_per_step(&batches)?;
         let given = config.teacher.as_deref().filter(|path| path.as_os_str() != NONE);
         let is_own = config.teacher.is_none() && config.is_ternary() && matches!(base, Base::Model(_));
         let taught_by = given.map(ModelFile::open).transpose()?;
@@ -169,7 +163,9 @@ impl Run {
             }
         };
         let taught_by = taught_by.map(|file| weights(&file, reading)).transpose()?;
-        let documents = Documents::open(&config.datasets.iter().map(|data| &data.path).collect::<Vec<_>>())?;
+        let data: Vec<_> = config.datasets.iter().map(|data| (&data.path, data.kind)).collect();
+        let documents = Documents::open_as(&data)?;
+        documents.check()?;
         let share = config.val_set_size.min(MOST_HELD_OUT / documents.len() as f64);
         let split = HeldOut::new(documents.len(), share, config.seed);
         if split.train.is_empty() {
@@ -314,6 +310,18 @@ impl Run {
         fs::remove_dir(&temporary).map_err(io(&temporary))?;
         Ok(notes)
     }
+}
+
+/// Refuses an output directory that contains a model.
+pub(super) fn refuse_model(output: &Path) -> Result<(), TrainError> {
+    if !output.join("config.json").exists() {
+        return Ok(());
+    }
+    let problem = format!(
+        "output_dir {} contains a model: expected a new directory, or one with a run that was interrupted",
+        output.display()
+    );
+    Err(TrainError::Config { problem })
 }
 
 /// Reads the weights of a model, or those of this rank.

@@ -4,6 +4,7 @@
 
 mod adapter;
 mod common;
+mod continued;
 mod device;
 mod export;
 mod gradients;

@@ -16,12 +16,12 @@ use trike_train::{Parameters, TernaryPolicy, TrainError, write_packed};
 const STORIES: usize = 40;
 
 /// A dense model with the tokenizer of the shipped one, and stories.
-struct Place {
+pub(crate) struct Place {
     dir: tempfile::TempDir,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let place = Self { dir: tempfile::tempdir().expect("a folder") };
         let file = |wanted: &str| {
             trike_models::TINY.iter().find(|(name, _)| *name == wanted).expect("a file of the model").1
@@ -58,12 +58,12 @@ impl Place {
         place
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub(crate) fn at(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// A run of 12 steps; `more` is TOML.
-    fn config(&self, output: &str, more: &str) -> RunConfig {
+    pub(crate) fn config(&self, output: &str, more: &str) -> RunConfig {
         let path = self.at(&format!("{output}.toml"));
         let text = format!(
             "datasets = [{{ path = 'stories.txt' }}]\noutput_dir = '{output}'\nval_set_size = 0.1\n\
@@ -91,17 +91,17 @@ fn llama2c(vocab: usize) -> Vec<u8> {
     file
 }
 
-fn train(config: RunConfig, threads: usize) -> Result<RunReport, TrainError> {
+pub(crate) fn train(config: RunConfig, threads: usize) -> Result<RunReport, TrainError> {
     let cpu = Cpu::new(threads).expect("threads");
     Run::open(config)?.train(&cpu, &mut |_| ControlFlow::Continue(()))
 }
 
 /// The files of a model.
-fn weights(dir: &Path) -> Vec<u8> {
+pub(crate) fn weights(dir: &Path) -> Vec<u8> {
     fs::read(dir.join("model.safetensors")).expect("weights")
 }
 
-fn lines(dir: &Path) -> Vec<Line> {
+pub(crate) fn lines(dir: &Path) -> Vec<Line> {
     let text = fs::read_to_string(dir.join("log.jsonl")).expect("a log");
     text.lines().map(|line| serde_json::from_str(line).expect("a line")).collect()
 }
@@ -286,6 +286,14 @@ fn what_does_not_fit_is_refused_before_the_start() {
     assert!(large.contains("100000"), "{large}");
     let gone = refused("base_model = 'nowhere'\nmax_steps = 1");
     assert!(gone.contains("nowhere"), "{gone}");
+    // Products that no integer holds.
+    let base = || place.config("refused", "base_model = 'dense'\nmax_steps = 1");
+    let config = RunConfig { micro_batch_size: 1 << 40, gradient_accumulation_steps: 1 << 30, ..base() };
+    let error = train(config, 1).expect_err("2^75 tokens").to_string();
+    assert!(error.contains("1099511627776 x sequence_len 32 x"), "{error}");
+    let config = RunConfig { max_steps: Some(usize::MAX), ..base() };
+    let error = train(config, 1).expect_err("2^71 tokens").to_string();
+    assert!(error.contains("steps is 18446744073709551615: expected 1 to 1441151880758558"), "{error}");
     let shape = Sharing::Named(Whole::Tensor);
     let config = RunConfig { group: shape, ..place.config("refused", "base_model = 'dense'") };
     let error = train(config, 1).expect_err("no length").to_string();

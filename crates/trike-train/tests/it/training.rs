@@ -6,8 +6,9 @@ use trike_cpu::Cpu;
 use trike_nn::DecoderSpec;
 use trike_train::data::Position;
 use trike_train::{
-    LossScale, OptimizerKind, Parameters, Precision, PrecisionPolicy, StepReport, Teacher, TernaryPolicy,
-    TrainError, Trainer, TrainerConfig, checkpoint,
+    DeterministicPhaseTrainer, LossScale, OptimizerKind, Parameters, Phase, PhaseConfig, Precision,
+    PrecisionPolicy, Schedule, Shape, StepReport, Teacher, TernaryPolicy, TrainError, Trainer, TrainerConfig,
+    checkpoint,
 };
 
 const ONE: checkpoint::Keep = checkpoint::Keep { newest: 1, also: None };
@@ -189,4 +190,59 @@ fn overflows_of_f16_are_skipped_and_training_goes_on() {
     let error = trainer.step(&mut data.batches(4, Position::default())).expect_err("it overflows");
     assert!(matches!(error, TrainError::NonFinite { .. }), "{error}");
     assert_eq!(*trainer.parameters(), start);
+}
+
+/// What a run with phases leaves behind.
+type Phased = (Vec<(Phase, StepReport)>, DeterministicPhaseTrainer, Parameters);
+
+/// A run of `steps` steps with phases in f16, whose data begins behind `before` batches.
+fn phased(loss_scale: LossScale, before: usize, steps: usize) -> Phased {
+    let (data, cpu) = (Data::new(), Cpu::new(2).expect("threads"));
+    let precision = PrecisionPolicy { loss_scale, ..PrecisionPolicy::all(Precision::F16) };
+    let schedule = Schedule { warmup: 0, shape: Shape::Constant };
+    let config = TrainerConfig { precision, schedule, lambda: 0.0, ..config(1000) };
+    let start = Parameters::random(&data.spec(), 1).expect("parameters");
+    let mut trainer = Trainer::new(&cpu, config, ternary(), start, None).expect("a trainer");
+    let phases = PhaseConfig { warm_up: 3, full: 1, predict: 2, correct_every: 1, decay: 0.8 };
+    let mut phases = DeterministicPhaseTrainer::new(phases).expect("phases");
+    let mut batches = data.batches(2, Position::default());
+    for _ in 0..before {
+        batches.next_batch().expect("a batch");
+    }
+    let reports = (0..steps).map(|_| phases.step(&mut trainer, &mut batches).expect("a step")).collect();
+    (reports, phases, trainer.into_parameters())
+}
+
+/// An overflow is no gradient: a run whose factor of the loss is too large at first is, to the bit, the one that begins with the
+/// factor that it becomes.
+#[test]
+fn phases_go_on_after_overflows_of_f16() {
+    let scale = |initial: f32, interval: usize| LossScale {
+        initial,
+        maximum: 2f32.powi(100),
+        interval,
+        ..LossScale::default()
+    };
+    let (reports, phases, weights) = phased(scale(2f32.powi(40), 1000), 0, 60);
+    let skipped = reports.iter().take_while(|(_, report)| report.skipped).count();
+    assert!((5..45).contains(&skipped), "{skipped} steps were skipped");
+    assert!(reports[..=skipped].iter().all(|(phase, _)| *phase == Phase::WarmUp), "{reports:?}");
+    let later = reports[skipped].1.loss_scale;
+    let (_, same, same_weights) = phased(scale(later, 1000), skipped, 60 - skipped);
+    assert!(same == phases && same_weights == weights);
+
+    // A factor that doubles in every step: overflows in every phase that measures.
+    let (reports, phases, _) = phased(scale(later, 1), skipped, 60);
+    for pair in reports.windows(2) {
+        assert!(!pair[0].1.skipped || pair[0].0.is_measured() && pair[1].0 == pair[0].0, "{pair:?}");
+    }
+    for phase in [Phase::Full, Phase::Correct] {
+        assert!(reports.iter().any(|(of, report)| *of == phase && report.skipped), "{phase:?}: {reports:?}");
+    }
+    assert!(phases.get_predicted_gradients().iter().flatten().all(|g| g.is_finite()));
+    let measured = |from: usize| {
+        let all = reports[from..].iter().filter(|(phase, report)| phase.is_measured() && !report.skipped);
+        all.map(|(_, report)| report.loss.mean()).next().expect("a measured step")
+    };
+    assert!(measured(45) < measured(0), "{reports:?}");
 }

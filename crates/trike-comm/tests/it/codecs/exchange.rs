@@ -1,6 +1,6 @@
 //! What ranks get, what they send and what they keep.
 
-use trike_comm::codec::LowRank;
+use trike_comm::codec::{LocalExchange, LowRank};
 use trike_comm::{Codec, CodecConfig, CommError, Communicator, Threads};
 use trike_testkit::{assert_all_near, assert_near};
 
@@ -101,20 +101,76 @@ fn the_mean_is_finite_for_gradients_of_any_size() {
     }
 }
 
-/// Finite gradients whose sums are not are an error or numbers, on every codec.
+/// Finite gradients with which sums would not be: refused as what they are, and the state stays as it was.
 #[test]
-fn gradients_at_the_end_of_the_range_give_no_nan() {
+fn gradients_at_the_end_of_the_range_change_nothing() {
     let comm = &Threads::new(1)[0];
+    let sized = |size: f32, is_alike: bool| -> Vec<f32> {
+        let signs = if is_alike { vec![1.0; 1240] } else { normals(1, 1240) };
+        signs.iter().map(|x| size.copysign(*x)).collect()
+    };
     for config in all() {
         let mut codec = config.build(&[[30, 40], [1, 40]]).expect("a codec");
-        for _ in 0..3 {
-            let mut gradient: Vec<f32> = normals(1, 1240).iter().map(|x| f32::MAX.copysign(*x)).collect();
-            match codec.exchange(comm, &mut gradient) {
-                Ok(()) => assert!(gradient.iter().all(|x| !x.is_nan()), "{config:?}"),
-                Err(CommError::Damaged { rank: 0, .. } | CommError::NonFinite { rank: 0 }) => {}
-                Err(error) => panic!("{config:?}: {error}"),
+        codec.exchange(comm, &mut normals(2, 1240)).expect("a mean");
+        let before = saved(&*codec);
+        for (size, is_alike) in [f32::MAX, 3e38, 1e33, 2.1e31].into_iter().zip([true, false, true, false]) {
+            let mut gradient = sized(size, is_alike);
+            let refused = codec.exchange(comm, &mut gradient).expect_err("it is too large");
+            let CommError::TooLarge { what: "gradient", rank: 0, got, .. } = refused else {
+                panic!("{config:?}: {refused}")
+            };
+            assert_eq!((got, gradient), (size, sized(size, is_alike)), "{config:?}");
+            if let Ok(mut codec) = config.build_message(&[[30, 40], [1, 40]]) {
+                let fresh = saved(&*codec);
+                assert!(matches!(codec.encode(&sized(size, is_alike)), Err(CommError::TooLarge { .. })));
+                assert_eq!(saved(&*codec), fresh, "{config:?}");
             }
         }
+        assert_eq!(saved(&*codec), before, "{config:?}");
+        // The largest that are taken give numbers, and so do small ones after them.
+        for size in [2e31, 2e31, 1.0] {
+            for is_alike in [true, false] {
+                let mut gradient = sized(size, is_alike);
+                codec.exchange(comm, &mut gradient).expect("a mean");
+                let all = [gradient, saved(&*codec).concat()].concat();
+                assert!(all.iter().all(|x| x.is_finite()), "{config:?} {size}");
+            }
+        }
+    }
+}
+
+/// What has waited counts, too: gradients that are not too large for themselves.
+#[test]
+fn residuals_do_not_overflow() {
+    let comm = &Threads::new(1)[0];
+    // Almost all of it waits.
+    let mut codec =
+        CodecConfig::SparseLoCo { share: 0.001, decay: 1.0 }.build(&[[1, 1240]]).expect("a codec");
+    let mut refused = Ok(());
+    for _ in 0..100 {
+        let before = saved(&*codec);
+        refused = codec.exchange(comm, &mut vec![2e31; 1240]);
+        if refused.is_err() {
+            assert_eq!(saved(&*codec), before);
+            break;
+        }
+    }
+    let Err(CommError::TooLarge { what: "gradient with its residual", rank: 0, .. }) = refused else {
+        panic!("{refused:?}")
+    };
+    codec.exchange(comm, &mut vec![-1e31; 1240]).expect("it goes on");
+}
+
+/// One of two ranks has a gradient that is too large: neither changes its state.
+#[test]
+fn a_gradient_that_is_too_large_is_refused_before_any_rank_sends() {
+    for config in CodecConfig::DEFAULTS {
+        let [mut ranks, mut others] =
+            [(); 2].map(|()| LocalExchange::new(config, &[[1, 64]], 2).expect("codecs"));
+        let (one, two) = (normals(1, 64), normals(2, 64));
+        let refused = ranks.exchange(&[&one, &[3e38; 64]]);
+        assert!(matches!(refused, Err(CommError::TooLarge { rank: 1, .. })), "{config:?}: {refused:?}");
+        assert_eq!(ranks.exchange(&[&one, &two]), others.exchange(&[&one, &two]), "{config:?}");
     }
 }
 

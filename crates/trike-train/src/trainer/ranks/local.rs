@@ -6,6 +6,9 @@ use super::{OuterConfig, all_numbers};
 use crate::data::Batch;
 use crate::{StepReport, TrainEngine, TrainError, Trainer};
 
+/// The sum of squares that a rank sends whose codec refuses its change: none has it.
+const REFUSED: f64 = -1.0;
+
 /// What is kept between two exchanges.
 #[derive(Debug)]
 pub(super) struct Local {
@@ -57,18 +60,37 @@ impl<E: TrainEngine> Trainer<'_, E> {
         change.iter_mut().zip(&*start).for_each(|(change, start)| *change = start - *change);
         // The mean of all would not say whose it is.
         let squares: f64 = change.iter().map(|x| f64::from(*x).powi(2)).sum();
-        let wrong =
-            all_numbers(comm, &[squares])?.iter().position(|of_rank| !of_rank.iter().all(|x| x.is_finite()));
-        if let Some(rank) = wrong {
-            return Err(CommError::NonFinite { rank }.into());
+        // A codec that refuses says so before any rank sends, or changes its state.
+        let taken = match codec {
+            Some(codec) if squares.is_finite() => codec.check(comm.rank(), &change),
+            _ => Ok(()),
+        };
+        let all = all_numbers(comm, &[if taken.is_ok() { squares } else { REFUSED }])?;
+        taken?;
+        for (rank, of_rank) in all.iter().enumerate() {
+            if of_rank.contains(&REFUSED) {
+                let problem = "its change of the weights is too large for the codec".to_owned();
+                return Err(TrainError::OfRank { rank, problem });
+            }
+            if !of_rank.iter().all(|x| x.is_finite()) {
+                return Err(CommError::NonFinite { rank }.into());
+            }
         }
         match codec {
             Some(codec) => codec.exchange(comm, &mut change)?,
             None => mean(comm, &mut change)?,
         }
+        let stepped = |start: f32, momentum: f32, change: f32| {
+            let momentum = outer.momentum * momentum + change;
+            (start - outer.learning_rate * (change + outer.momentum * momentum), momentum)
+        };
+        let mut all = start.iter().zip(&*momentum).zip(&change);
+        let is_finite = |(start, momentum): (f32, f32)| start.is_finite() && momentum.is_finite();
+        if !all.all(|((start, momentum), change)| is_finite(stepped(*start, *momentum, *change))) {
+            return Err(TrainError::NonFinite { what: "outer change", step: self.optimizer.steps() });
+        }
         for ((start, momentum), change) in start.iter_mut().zip(momentum).zip(&change) {
-            *momentum = outer.momentum * *momentum + change;
-            *start -= outer.learning_rate * (change + outer.momentum * *momentum);
+            (*start, *momentum) = stepped(*start, *momentum, *change);
         }
         let weights = self.unflatten(start)?;
         for (parameter, weights) in self.trainable.trained_mut().all_mut().iter_mut().zip(weights) {
