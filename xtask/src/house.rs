@@ -46,8 +46,9 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "trike-host",
         purpose: "the host machine: instruction sets, thread pool, huge pages, measured peaks",
         uses: "",
-        registry: "bytemuck memmap2 thiserror",
+        registry: "bytemuck libc memmap2 thiserror",
         unsafe_in: &[
+            ("src/bus.rs", "a signal handler"),
             ("src/map.rs", "mapped files"),
             ("src/memory.rs", "huge pages"),
             ("src/pool/crew/mod.rs", "work handed to threads"),
@@ -60,7 +61,7 @@ pub(crate) const HOUSE: &[Row] = &[
         purpose: "reading and writing model files: GGUF, safetensors directories, llama2.c",
         uses: "trike-trit trike-core trike-host",
         registry: "bytemuck half safetensors serde_json tempfile thiserror",
-        unsafe_in: &[("tests/hostile.rs", "a counting allocator in a test")],
+        unsafe_in: &[("src/map.rs", "mapped files"), ("tests/hostile.rs", "a counting allocator in a test")],
     },
     Row {
         layer: 2,
@@ -82,6 +83,7 @@ pub(crate) const HOUSE: &[Row] = &[
             ("src/simd", "SIMD"),
             ("src/ternary/permutes/avx512.rs", "SIMD"),
             ("src/ternary/sparse/avx512.rs", "SIMD"),
+            ("tests/it/tiles.rs", "a mapped file in a test"),
         ],
     },
     Row {

@@ -14,6 +14,7 @@ mod cargo;
 mod coverage;
 mod deny;
 mod deps;
+mod examples;
 mod floats;
 mod gpu_bench;
 mod gpu_bundle;
@@ -88,6 +89,8 @@ enum Command {
     Link,
     /// Run ranks of MPI, and compare their sums.
     Ranks,
+    /// Run the examples that have no tests, with small inputs.
+    Examples,
     /// Run all tests and doc tests, with totals at the end.
     Test,
     /// Build the API docs, with missing docs denied.
@@ -160,6 +163,7 @@ fn run(ws: &Workspace, command: &Command) -> Result<ExitCode> {
         Command::Features { share } => steps::run_one(ws, "features", *share),
         Command::Link => one("link"),
         Command::Ranks => one("ranks"),
+        Command::Examples => one("examples"),
         // Without the frame of a step, so that the totals are the last line.
         Command::Test => test::run(ws),
         Command::Doc => one("doc"),

@@ -9,11 +9,10 @@ use xshell::cmd;
 use crate::cargo::Call;
 use crate::workspace::Workspace;
 
-/// The example `mpi` and the command, with MPI.
+/// The examples `mpi` and `exchange`, and the command, with MPI.
 pub(crate) fn call() -> Call {
-    let call =
-        Call::workspace("build").and(["--features", "trike-cli/mpi", "--example", "mpi", "--bin", "trike"]);
-    call.with_dev_features()
+    let call = Call::workspace("build").and(["--features", "trike-cli/mpi", "--bin", "trike"]);
+    call.and(["--example", "mpi", "--example", "exchange"]).with_dev_features()
 }
 
 /// Runs the example `mpi` of `trike-comm` and the command as one, two and four ranks: all must have the same sum and train the same
@@ -24,6 +23,7 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
     let _confirm = ws.sh.push_env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     call().run(ws)?;
     let sum = sums(ws)?;
+    exchange(ws)?;
     texts(ws)?;
     weights(ws)?;
     Ok(format!(
@@ -43,6 +43,15 @@ fn sums(ws: &Workspace) -> Result<String> {
         ensure!(sums.iter().all(|sum| sum == first), "one rank had {first}, {ranks} ranks: {output}");
     }
     first.context("no ranks")
+}
+
+/// Times of messages between two ranks: only that they are printed.
+fn exchange(ws: &Workspace) -> Result<()> {
+    let program = ws.metadata.target_directory.as_std_path().join("debug/examples/exchange");
+    let output = cmd!(ws.sh, "mpirun --oversubscribe -n 2 {program}").quiet().read()?;
+    let lines = output.lines().filter(|line| line.contains("\"ranks\":2,\"seconds\":"));
+    ensure!(lines.count() > 3, "two ranks printed: {output}");
+    Ok(())
 }
 
 /// Compares the text of `trike run --parallel` with that of one process.

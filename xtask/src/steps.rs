@@ -3,7 +3,7 @@
 use crate::cargo::Call;
 use crate::share::Share;
 use crate::{
-    deny, deps, gpu_test, layering, package, ranks, readme, test, tidy, toolchain, wheel,
+    deny, deps, examples, gpu_test, layering, package, ranks, readme, test, tidy, toolchain, wheel,
     workspace::Workspace,
 };
 use anyhow::{Result, anyhow};
@@ -121,6 +121,13 @@ pub(crate) const STEPS: &[Step] = &[
         calls: |_| vec![ranks::call()],
         run: |ws, _| ranks::run(ws),
         remedy: "rerun with: cargo xtask ranks",
+    },
+    Step {
+        name: "examples",
+        when: When::Nightly { shares: 1 },
+        calls: |_| vec![examples::call()],
+        run: |ws, _| examples::run(ws),
+        remedy: "rerun with: cargo xtask examples",
     },
     Step {
         name: "link",
@@ -270,7 +277,7 @@ mod tests {
         assert_eq!(rows.collect::<Vec<_>>(), listed.collect::<Vec<_>>());
     }
 
-    /// After 7 steps x 8 days every share of every step has run.
+    /// After 8 steps x 8 days every share of every step has run.
     #[test]
     fn every_share_of_every_nightly_step_has_its_day() {
         let nightly: Vec<(&Step, u64)> = STEPS

@@ -25,6 +25,18 @@ const FORBIDDEN: &[(&str, &str)] = &[
     (concat!("```ign", "ore"), "make the example compile, or mark it as text"),
 ];
 
+/// Calls that put a file in place without care for what stands there, a full disk or a power failure.
+const WRITERS: [&str; 5] =
+    ["fs::write(", "fs::rename(", "fs::File::create(", " File::create(", "(File::create("];
+/// Where they are right: in the writer itself, in the files of a running training, which its directory protects, and in tests.
+const OWN_WRITERS: [&str; 5] = [
+    "crates/trike-format/src/claim.rs",
+    "crates/trike-format/src/output.rs",
+    "crates/trike-testkit/",
+    "crates/trike-train/src/checkpoint/mod.rs",
+    "crates/trike-train/src/run/",
+];
+
 /// Checks every file that is tracked or not ignored.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {
     let files = ws.files()?;
@@ -96,6 +108,14 @@ fn module_finding(path: &str, files: &[String]) -> Option<String> {
     is_beside.then(|| format!("{path} beside {folder}/: move it to {folder}/mod.rs"))
 }
 
+/// Whether the outputs of a file are those of users.
+fn is_library(path: &str) -> bool {
+    path.starts_with("crates/")
+        && path.contains("/src/")
+        && !path.ends_with("/tests.rs")
+        && !OWN_WRITERS.iter().any(|own| path.starts_with(own))
+}
+
 fn rust_findings(path: &str, text: &str) -> Vec<String> {
     let mut findings = Vec::new();
     let lines = text.lines().count();
@@ -105,6 +125,15 @@ fn rust_findings(path: &str, text: &str) -> Vec<String> {
     let first = text.lines().find(|l| !l.trim().is_empty()).unwrap_or_default();
     if first.strip_prefix("//!").is_none_or(|docs| docs.trim().is_empty()) {
         findings.push(format!("{path}: the file must start with `//!` docs"));
+    }
+    if is_library(path) {
+        let own = text.split("\nmod tests {").next().unwrap_or_default();
+        for (number, line) in (1..).zip(own.lines()).filter(|(_, line)| !line.trim_start().starts_with("//"))
+        {
+            if let Some(call) = WRITERS.iter().find(|call| line.contains(*call)) {
+                findings.push(format!("{path}:{number}: `{call}`: write it with trike_format::OutputFile"));
+            }
+        }
     }
     for (number, line) in (1..).zip(text.lines()) {
         for (word, reason) in FORBIDDEN {
@@ -129,6 +158,21 @@ mod tests {
             rust_findings("a.rs", &file(MAX_LINES + 1)),
             ["a.rs has 801 lines, at most 800 are allowed: split it"]
         );
+    }
+
+    #[test]
+    fn outputs_have_one_writer() {
+        let text = "//! Docs.\n/// std::fs::write(path, \"\")?;\nfn a() {\n    fs::write(path, text)?;\n}\n\
+                    #[cfg(test)]\nmod tests {\nfn a() { fs::rename(a, b) } }\n";
+        let found = rust_findings("crates/trike-llm/src/a.rs", text);
+        assert_eq!(
+            found,
+            ["crates/trike-llm/src/a.rs:4: `fs::write(`: write it with trike_format::OutputFile"]
+        );
+        for path in ["crates/trike-llm/tests/it/a.rs", "crates/trike-format/src/output.rs", "xtask/src/a.rs"]
+        {
+            assert_eq!(rust_findings(path, text), [""; 0], "{path}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use trike_format::Identity;
 use trike_llm::{LlmError, ModelFile, Split, WeightSource};
 
 use crate::{
@@ -62,9 +63,10 @@ impl QuantizeReport {
                 let mut alike = alike.clone();
                 alike.layout.depth = planes;
                 // Leftovers of an interrupted call are discarded, because the model itself is measured again as well.
-                if store::resume(&scratch, "curve")? {
+                let settings = Identity::new().with("the use", "a curve");
+                if store::resume(&scratch, &settings)? == store::Opened::Same {
                     fs::remove_dir_all(&scratch).map_err(io(&scratch))?;
-                    store::resume(&scratch, "curve")?;
+                    store::resume(&scratch, &settings)?;
                 }
                 let path = scratch.join("model");
                 let mut report = quantize(input, &path, calibration, &alike, &mut |_, _, _| ())?;

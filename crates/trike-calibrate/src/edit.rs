@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use serde::{Deserialize, Serialize};
-use trike_format::{HfDir, Tensor, TensorSource};
+use trike_format::{Digest, HfDir, Lock, OutputFile, Tensor, TensorSource};
 use trike_llm::{LanguageModel, WeightSource};
 use trike_nn::{Backend, WeightName};
 use trike_quant::Grid;
@@ -163,26 +163,30 @@ struct Entry {
     tensor: String,
     /// Plane, row, column and previous trit of every changed position.
     undo: Vec<(usize, usize, usize, i8)>,
+    /// Digest of the tensor before the edit, which undoing it must give again. A journal of an earlier version has none.
+    #[serde(default)]
+    before: String,
 }
 
 /// Changes a packed tensor of a Trike directory in place. The undo entry is written to `edits.json` in the directory
 /// before the first byte changes, so that [`undo_edits`] can also repair an interrupted edit.
 ///
-/// The directory must not be open elsewhere at the same time.
+/// The directory must not be open elsewhere at the same time; it is locked against other edits.
 ///
 /// # Errors
 ///
 /// Those of [`edit_tensor`]; [`CalibrateError::Edit`] when the tensor is not ternary, and I/O and format errors, for
 /// example when a compressed encoding has no room for another nonzero.
 pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditReport, CalibrateError> {
-    check_directory(dir)?;
+    let _lock = lock(dir)?;
     let mut journal = journal(dir)?;
     let (hf, mut trits) = open(dir, tensor)?;
+    let before = Digest::default().ternary(&trits).to_string();
     let undo = edit_tensor(&mut trits, changes)?;
     let count = undo.len();
     let undo = undo.iter().map(|e| (e.plane, e.row, e.col, e.trit.value())).collect();
     // A change that does not fit into the file must not leave an entry.
-    let entry = Entry { tensor: tensor.to_owned(), undo };
+    let entry = Entry { tensor: tensor.to_owned(), undo, before };
     journal.push(entry);
     save(dir, &journal)?;
     if let Err(error) = hf.overwrite(tensor, &Tensor::Ternary(trits)) {
@@ -207,7 +211,7 @@ pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditRep
 ///
 /// [`CalibrateError::Edit`] when there are fewer, and I/O and format errors.
 pub fn undo_edits(dir: &Path, steps: usize) -> Result<EditReport, CalibrateError> {
-    check_directory(dir)?;
+    let _lock = lock(dir)?;
     let mut journal = journal(dir)?;
     if steps == 0 || journal.len() < steps {
         return Err(EditError::Undo { asked: steps, made: journal.len() }.into());
@@ -222,6 +226,10 @@ pub fn undo_edits(dir: &Path, steps: usize) -> Result<EditReport, CalibrateError
             .map(|&(plane, row, col, t)| Ok(Edit { plane, row, col, trit: trit(t)? }))
             .collect::<Result<_, CalibrateError>>()?;
         trits.edit(&edits)?;
+        // Also after an edit that was interrupted while it was written.
+        if Digest::default().ternary(&trits).to_string() != entry.before {
+            return Err(EditError::Changed { tensor: entry.tensor }.into());
+        }
         hf.overwrite(&entry.tensor, &Tensor::Ternary(trits))?;
         save(dir, &journal)?;
         changed.push((entry.tensor, edits.len()));
@@ -240,9 +248,12 @@ fn open(dir: &Path, name: &str) -> Result<(HfDir, TritTensor), CalibrateError> {
     }
 }
 
-/// Refuses a file; a path that does not exist is refused when it is opened.
-fn check_directory(path: &Path) -> Result<(), CalibrateError> {
-    if path.is_file() { Err(EditError::NotADirectory { path: path.to_owned() }.into()) } else { Ok(()) }
+/// The right to edit a directory. A file is refused; a path that does not exist is refused when it is opened.
+fn lock(path: &Path) -> Result<Option<Lock>, CalibrateError> {
+    if path.is_file() {
+        return Err(EditError::NotADirectory { path: path.to_owned() }.into());
+    }
+    Ok(if path.is_dir() { Some(Lock::new(path)?) } else { None })
 }
 
 fn journal(dir: &Path) -> Result<Vec<Entry>, CalibrateError> {
@@ -262,9 +273,8 @@ fn save(dir: &Path, journal: &[Entry]) -> Result<(), CalibrateError> {
     if journal.is_empty() {
         return fs::remove_file(&path).map_err(io);
     }
-    let beside = dir.join(format!("{JOURNAL}.new"));
     let text = serde_json::to_vec(journal).map_err(|e| io(e.into()))?;
-    fs::write(&beside, text).and_then(|()| fs::rename(&beside, &path)).map_err(io)
+    OutputFile::replace(&path, text).map_err(io)
 }
 
 /// Changes single weights or rows of a linear layer in a loaded model, in place if the layout allows it, and returns

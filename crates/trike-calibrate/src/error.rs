@@ -112,7 +112,7 @@ pub enum CalibrateError {
     },
     /// A directory beside the output holds something that was not written by an earlier run.
     #[error(
-        "{} was not written by an earlier run: move it or choose another output (its name with .partial, .plan and .curve appended must be free)",
+        "{} was not written by an earlier run: move it or choose another output (its name with .partial, .plan, .text and .curve appended must be free)",
         path.display()
     )]
     NotOurs {
@@ -306,6 +306,12 @@ pub enum EditError {
         asked: usize,
         /// Number of edits in the journal.
         made: usize,
+    },
+    /// An edit to undo of a tensor that is no longer what it was after the edit.
+    #[error("`{tensor}` was changed since by something else: the edit cannot be undone")]
+    Changed {
+        /// The tensor.
+        tensor: String,
     },
     /// A tensor that is not ternary.
     #[error("`{tensor}` is {kind}: expected a ternary tensor")]

@@ -3,6 +3,7 @@
 use std::{ops::ControlFlow, path::Path};
 
 use trike_cpu::Cpu;
+use trike_format::OutputFile;
 use trike_llm::{
     GenerateOptions, HeadPrecision, LanguageModel, LlmError, ModelFile, ScoreOptions, Split, WeightSource,
     compare_ids, sequences, tokenizer::Tokenizer,
@@ -200,7 +201,7 @@ impl QuantizeReport {
         for (name, content) in files {
             if let Some(content) = content {
                 let path = Path::new(&self.output).join(name);
-                std::fs::write(&path, content).map_err(io(&path))?;
+                OutputFile::replace(&path, content).map_err(io(&path))?;
             }
         }
         Ok(())

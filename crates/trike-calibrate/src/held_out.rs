@@ -1,6 +1,9 @@
 //! The calibration text in tokens, and the part of it that is held out.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use trike_cpu::Cpu;
 use trike_llm::{
@@ -10,6 +13,7 @@ use trike_llm::{
 use crate::{
     CalibrateError, Calibration, ModelQuantizationConfig, TextSource,
     config::{SEQUENCES, tokens},
+    own_text::OwnText,
     report::{HeldOut, LONGEST_HELD},
     rewrite,
     weights::block_weights,
@@ -36,6 +40,7 @@ pub(crate) fn divided(
     input: &ModelFile,
     calibration: &Calibration<'_>,
     config: &ModelQuantizationConfig,
+    output: &Path,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<(Vec<Vec<u32>>, HeldOut), CalibrateError> {
     let stand_in = || stand_in_for(input, config, calibration);
@@ -47,7 +52,7 @@ pub(crate) fn divided(
             (true, &Calibration::Text { .. }) => {
                 let limit = held_count(calibration.limit());
                 let few = calibration.with_limit(limit);
-                match sequences_of(input, &few, config, progress) {
+                match sequences_of(input, &few, config, output, progress) {
                     Ok(ids) => HeldOut::new(ids, TextSource::HeldOut, false),
                     Err(error) => HeldOut::Missing(error.to_string()),
                 }
@@ -55,20 +60,20 @@ pub(crate) fn divided(
         };
         return Ok((Vec::new(), if held.is_empty() { stand_in() } else { held }));
     }
-    let calibration = &limited(input, calibration, config, progress)?;
+    let calibration = &limited(input, calibration, config, output, progress)?;
     if !config.hold_out {
-        return Ok((calibration_ids(input, calibration, config, progress)?, HeldOut::Off));
+        return Ok((calibration_ids(input, calibration, config, output, progress)?, HeldOut::Off));
     }
     let wanted = calibration.limit();
     let (mut ids, source) = match *calibration {
         Calibration::Text { .. } => {
             let more = calibration.with_limit(wanted.saturating_add(held_count(wanted)));
-            (calibration_ids(input, &more, config, progress)?, TextSource::HeldOut)
+            (calibration_ids(input, &more, config, output, progress)?, TextSource::HeldOut)
         }
         Calibration::Generated { sequences, seed } => {
             let sequences = sequences + held_count(wanted).min(wanted);
             let more = Calibration::Generated { sequences, seed };
-            (calibration_ids(input, &more, config, progress)?, TextSource::Generated)
+            (calibration_ids(input, &more, config, output, progress)?, TextSource::Generated)
         }
     };
     let held = ids.split_off(kept(ids.len(), wanted));
@@ -86,10 +91,11 @@ pub(crate) fn limited<'a>(
     input: &ModelFile,
     calibration: &Calibration<'a>,
     config: &ModelQuantizationConfig,
+    output: &Path,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<Calibration<'a>, CalibrateError> {
     let Calibration::Text { limit: None, .. } = calibration else { return Ok(*calibration) };
-    let ids = sequences_of(input, &calibration.with_limit(SEQUENCES), config, progress)?;
+    let ids = sequences_of(input, &calibration.with_limit(SEQUENCES), config, output, progress)?;
     Ok(calibration.with_limit(fitting(&ids, tokens(block_weights(input)?)).max(1)))
 }
 
@@ -143,9 +149,10 @@ pub(crate) fn calibration_ids(
     input: &ModelFile,
     calibration: &Calibration<'_>,
     config: &ModelQuantizationConfig,
+    output: &Path,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<Vec<Vec<u32>>, CalibrateError> {
-    let ids = sequences_of(input, calibration, config, progress)?;
+    let ids = sequences_of(input, calibration, config, output, progress)?;
     let tokens = ids.iter().map(Vec::len).sum();
     if tokens < LEAST_TOKENS {
         return Err(CalibrateError::CalibrationText { sequences: ids.len(), tokens, needed: LEAST_TOKENS });
@@ -158,6 +165,7 @@ fn sequences_of(
     input: &ModelFile,
     calibration: &Calibration<'_>,
     config: &ModelQuantizationConfig,
+    output: &Path,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<Vec<Vec<u32>>, CalibrateError> {
     let context = input.config().spec.context.min(LONGEST);
@@ -167,10 +175,20 @@ fn sequences_of(
             sequences(&tokenizer, text, split, context, limit)?
         }
         Calibration::Generated { sequences, seed } => {
-            let model = dense(input, config)?;
-            generated(&model, sequences, seed, LONGEST_GENERATED, &mut |done| {
-                progress("generating calibration text", done, sequences);
-            })?
+            let mut text = OwnText::open(output, input, config, seed, LONGEST_GENERATED)?;
+            let step = "generating calibration text";
+            let mut done = text.sequences.len();
+            if done < sequences {
+                let model = dense(input, config)?;
+                while done < sequences {
+                    progress(step, done, sequences);
+                    text.push(generated(&model, seed.wrapping_add(done as u64), LONGEST_GENERATED)?)?;
+                    done += 1;
+                }
+                progress(step, done, sequences);
+            }
+            text.sequences.truncate(sequences);
+            text.sequences
         }
     };
     ids.retain(|ids| ids.len() > 1);
@@ -188,23 +206,13 @@ fn dense(input: &ModelFile, config: &ModelQuantizationConfig) -> Result<Language
     Ok(LanguageModel::load_with(input, &options, &mut |_, _| ())?)
 }
 
-/// Sequences of at most `longest` tokens that a model generates at temperature 1; `progress` gets the number done.
-fn generated(
-    model: &LanguageModel,
-    sequences: usize,
-    seed: u64,
-    longest: usize,
-    progress: &mut dyn FnMut(usize),
-) -> Result<Vec<Vec<u32>>, LlmError> {
+/// A sequence of at most `longest` tokens that a model generates at temperature 1.
+fn generated(model: &LanguageModel, seed: u64, longest: usize) -> Result<Vec<u32>, LlmError> {
     let longest = model.config().spec.context.min(longest);
-    let one = |i: usize| {
-        let sampler = SamplerConfig::default().with_temperature(1.0).with_seed(seed.wrapping_add(i as u64));
-        let options = GenerateOptions::default().with_max_tokens(longest).with_sampler(sampler);
-        let text = model.generate("", &options)?;
-        progress(i + 1);
-        Ok([text.prompt_ids, text.ids].concat())
-    };
-    (0..sequences).map(one).collect()
+    let sampler = SamplerConfig::default().with_temperature(1.0).with_seed(seed);
+    let options = GenerateOptions::default().with_max_tokens(longest).with_sampler(sampler);
+    let text = model.generate("", &options)?;
+    Ok([text.prompt_ids, text.ids].concat())
 }
 
 /// Sequences that the dense model writes in about so much time, none of which is calibration text of the same configuration.
@@ -220,7 +228,7 @@ pub(crate) fn written(
     while start.elapsed() < time {
         progress(start.elapsed().as_secs() as usize, time.as_secs() as usize);
         let seed = WRITTEN.wrapping_add(all.len() as u64);
-        all.extend(generated(&model, 1, seed, LONGEST_GENERATED, &mut |_| ())?);
+        all.push(generated(&model, seed, LONGEST_GENERATED)?);
     }
     all.retain(|ids| ids.len() > 1);
     Ok(all)
@@ -228,7 +236,8 @@ pub(crate) fn written(
 
 /// Sequences that the dense model generates only to be measured on.
 pub(crate) fn stand_in(dense: &LanguageModel, seed: u64) -> Result<Vec<Vec<u32>>, LlmError> {
-    let mut ids = generated(dense, FEW, seed, LONGEST_STAND_IN, &mut |_| ())?;
+    let one = |i: usize| generated(dense, seed.wrapping_add(i as u64), LONGEST_STAND_IN);
+    let mut ids = (0..FEW).map(one).collect::<Result<Vec<_>, _>>()?;
     ids.retain(|ids| ids.len() > 1);
     Ok(ids)
 }
@@ -241,10 +250,42 @@ mod tests {
     use super::*;
     use crate::QuantizeMethod;
 
+    const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+
     /// Divides a text for the shipped model, of which only the tokenizer matters.
     fn parts(calibration: &Calibration<'_>, config: &ModelQuantizationConfig) -> (Vec<Vec<u32>>, HeldOut) {
-        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
-        divided(&ModelFile::open(model).unwrap(), calibration, config, &mut |_, _, _| ()).unwrap()
+        let dir = tempfile::tempdir().unwrap();
+        let (model, output) = (ModelFile::open(MODEL).unwrap(), dir.path().join("out"));
+        divided(&model, calibration, config, &output, &mut |_, _, _| ()).unwrap()
+    }
+
+    #[test]
+    fn generated_text_is_kept_and_continued() {
+        let dir = tempfile::tempdir().unwrap();
+        let (model, output) = (ModelFile::open(MODEL).unwrap(), dir.path().join("out"));
+        let config = ModelQuantizationConfig::default();
+        let start = std::time::SystemTime::now();
+        let write = |sequences, seed| {
+            let mut made = 0;
+            let calibration = Calibration::Generated { sequences, seed };
+            let mut progress = |_: &str, _: usize, _: usize| made += 1;
+            let ids = calibration_ids(&model, &calibration, &config, &output, &mut progress).unwrap();
+            (ids, made)
+        };
+        assert!(!crate::is_resumable(&output, start));
+        let (two, _) = write(2, 1);
+        assert!(crate::is_resumable(&output, start), "interrupted while it wrote");
+        // As a process that is killed leaves it: the last line is cut.
+        let file = dir.path().join("out.text/sequences.jsonl");
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::write(&file, &text[..text.len() - 3]).unwrap();
+        assert_eq!(write(3, 1).1, 3, "two are written, with one line before each and one at the end");
+        let (three, made) = write(3, 1);
+        assert_eq!((&three[..2], made), (&two[..], 0), "all are there");
+        assert_ne!(write(1, 2).0, two[..1], "another seed starts over");
+        assert_eq!(write(1, 1), (two[..1].to_vec(), 2));
+        crate::own_text::remove(&output).unwrap();
+        assert!(!crate::is_resumable(&output, start) && dir.path().read_dir().unwrap().next().is_none());
     }
 
     #[test]

@@ -36,6 +36,7 @@ mod fold;
 mod guide;
 mod held_out;
 mod memory;
+mod own_text;
 mod packing;
 mod plan;
 mod quantize;

@@ -13,7 +13,7 @@ use crate::{
     TernaryTotals, Tuning,
     assemble::assemble,
     held_out::divided,
-    memory,
+    memory, own_text,
     report::{HeldOut, alternatives},
     rewrite::Prepared,
     store::{self, Store},
@@ -32,7 +32,7 @@ use crate::{
 /// [`QuantizeReport::evaluate_held_out`].
 ///
 /// Finished blocks are kept in `<output>.partial` until the end: the same call after an interruption resumes from
-/// there, and a call with other options starts over. `output` is created atomically at the end.
+/// there, and a call with other options starts over. Text that the model writes is kept in `<output>.text`. `output` is created atomically at the end.
 ///
 /// # Errors
 ///
@@ -74,10 +74,11 @@ pub fn quantize(
     refuse_ternary(input)?;
     // Two runs would write to the same unfinished directory.
     let _claim = Claim::new(output)?;
-    let (ids, held) = divided(input, calibration, config, progress)?;
+    let (ids, held) = divided(input, calibration, config, output, progress)?;
     let prepared = Prepared::new(input, config, &ids, &mut |done, total| progress(SCALING, done, total))?;
     let mut report = quantize_ids(&prepared, output, &ids, config, progress)?;
     report.held = held;
+    own_text::remove(output)?;
     Ok(report)
 }
 
@@ -122,8 +123,9 @@ pub(crate) fn quantize_ids(
     let cpu = Cpu::new(config.threads)?;
     let backend = CpuBackend::new(cpu.clone(), ActivationPrecision::F32).with_products(walk::PRODUCTS);
     let tokens = ids.iter().map(Vec::len).sum();
-    let store = Store::open(output, &store::fingerprint(file.path(), config, &[ids]))?;
+    let store = Store::open(output, &store::identity(file, config, &[ids])?)?;
     let mut notes = prepared.notes.clone();
+    notes.extend(store.replaced.as_ref().map(store::note));
     let tuning = tuning_of(input, config, &mut notes)?;
     memory::check(input, config, ids)?;
     // Rounding depends only on the weights, even if the text was needed for another purpose.

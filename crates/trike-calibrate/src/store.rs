@@ -7,14 +7,19 @@ use std::{
 };
 
 use serde_json::json;
-use trike_format::{HfDir, HfDirWriter, Tensor, TensorSource};
+use trike_format::{
+    Difference, Digest, HfDir, HfDirWriter, Identity, OutputFile, Tensor, TensorSource, publish,
+};
+use trike_llm::{LlmError, ModelFile};
 use trike_nn::{HookPoint, WeightName};
 
-use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, error::io, tune};
+use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, error::io, own_text, tune};
 
 const SETTINGS: &str = "settings.txt";
 /// Prefix of settings written by Trike; directories without it are not removed.
-const MARK: &str = "trike quantize 1 ";
+const MARK: &str = "trike quantize ";
+/// What a [`MARK`] of this format is followed by; then come the facts of an [`Identity`] as JSON.
+const FORMAT: &str = "2\n";
 const LAYERS: &str = "layers.json";
 const TUNED: &str = "tuned";
 /// File of measured sensitivities in the directory of an unfinished search.
@@ -24,6 +29,8 @@ pub(crate) const SENSITIVITIES: &str = "sensitivities.json";
 #[derive(Debug)]
 pub(crate) struct Store {
     dir: PathBuf,
+    /// Why the parts of an earlier run were removed.
+    pub(crate) replaced: Option<Difference>,
 }
 
 /// The path of `output` with a suffix added to its name; trailing separators are ignored.
@@ -33,36 +40,55 @@ pub(crate) fn beside(output: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Opens a directory for unfinished work, and returns whether its content was made with the same settings. Content
-/// made with other settings is removed; a directory that Trike did not create is an error.
-pub(crate) fn resume(dir: &Path, settings: &str) -> Result<bool, CalibrateError> {
+/// What a directory for unfinished work has.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Opened {
+    /// Nothing.
+    New,
+    /// What was made with the same settings.
+    Same,
+    /// Nothing: what was made with other settings was removed.
+    Replaced(Difference),
+}
+
+/// Opens a directory for unfinished work. Content made with other settings is removed; a directory that Trike did not create is an
+/// error.
+pub(crate) fn resume(dir: &Path, settings: &Identity) -> Result<Opened, CalibrateError> {
     let path = dir.join(SETTINGS);
-    let settings = format!("{MARK}{settings}");
+    let mut opened = Opened::New;
     if dir.exists() {
-        match fs::read_to_string(&path) {
-            Ok(found) if found == settings => {
-                // The time tells `is_resumable` that these parts are in use. It only informs: failing to set it is no error.
-                let _ = fs::File::options()
-                    .append(true)
-                    .open(&path)
-                    .and_then(|file| file.set_modified(SystemTime::now()));
-                return Ok(true);
-            }
-            Ok(found) if found.starts_with(MARK) => fs::remove_dir_all(dir).map_err(io(dir))?,
-            // Not created by Trike: must not be removed.
-            _ => {
-                return Err(CalibrateError::NotOurs { path: dir.to_owned() });
-            }
-        }
+        // Not created by Trike: must not be removed.
+        let found = fs::read_to_string(&path).ok();
+        let Some(found) = found.as_deref().and_then(|found| found.strip_prefix(MARK)) else {
+            return Err(CalibrateError::NotOurs { path: dir.to_owned() });
+        };
+        let facts = found.strip_prefix(FORMAT).and_then(|facts| serde_json::from_str(facts).ok());
+        let facts: Vec<(String, String)> = facts.unwrap_or_default();
+        let Some(difference) = settings.differs_from(&facts) else {
+            // The time tells `is_resumable` that these parts are in use. It only informs: failing to set it is no error.
+            let _ = fs::File::options()
+                .append(true)
+                .open(&path)
+                .and_then(|file| file.set_modified(SystemTime::now()));
+            return Ok(Opened::Same);
+        };
+        fs::remove_dir_all(dir).map_err(io(dir))?;
+        opened = Opened::Replaced(difference);
     }
     fs::create_dir_all(dir).map_err(io(dir))?;
-    fs::write(&path, settings).map_err(io(&path))?;
-    Ok(false)
+    let facts = serde_json::to_string_pretty(settings.facts()).map_err(|e| io(&path)(e.into()))?;
+    OutputFile::replace(&path, format!("{MARK}{FORMAT}{facts}")).map_err(io(&path))?;
+    Ok(opened)
+}
+
+/// A note on parts of an earlier run that were removed.
+pub(crate) fn note(difference: &Difference) -> String {
+    format!("unfinished parts of an earlier run were not used and removed, because {difference}")
 }
 
 /// Whether a call of [`quantize`](crate::quantize()) or [`quantize_to`](crate::quantize_to()) that began at `since` and was
-/// interrupted has left finished parts, blocks or the sensitivities of layers, from which the same call resumes. Parts
-/// that an earlier call with other options left do not count.
+/// interrupted has left finished parts, text that the model has written, blocks or the sensitivities of layers, from which the
+/// same call resumes. Parts that an earlier call with other options left do not count.
 pub fn is_resumable(output: &Path, since: SystemTime) -> bool {
     // Some file systems count in two seconds.
     let since = since.checked_sub(Duration::from_secs(2)).unwrap_or(since);
@@ -73,37 +99,49 @@ pub fn is_resumable(output: &Path, since: SystemTime) -> bool {
     let finished = |entry: std::io::Result<fs::DirEntry>| {
         entry.is_ok_and(|entry| entry.path().join("config.json").exists())
     };
-    let (partial, plan) = (beside(output, ".partial"), beside(output, ".plan"));
+    let (partial, plan, text) =
+        (beside(output, ".partial"), beside(output, ".plan"), own_text::folder(output));
     let blocks = opened(&partial) && fs::read_dir(&partial).is_ok_and(|mut parts| parts.any(finished));
-    !output.exists() && (blocks || opened(&plan) && plan.join(SENSITIVITIES).exists())
+    let prices = opened(&plan) && plan.join(SENSITIVITIES).exists();
+    !output.exists() && (blocks || prices || opened(&text) && own_text::is_begun(&text))
 }
 
-/// FNV-1a hash of the tokens.
-fn hash(ids: &[Vec<u32>]) -> u64 {
-    let all = ids.iter().flat_map(|ids| ids.iter().copied().chain([u32::MAX]));
-    all.fold(0xcbf2_9ce4_8422_2325, |hash, id| (hash ^ u64::from(id)).wrapping_mul(0x0100_0000_01b3))
+/// A digest of the tokens.
+fn digest(ids: &[Vec<u32>]) -> Digest {
+    ids.iter().fold(Digest::default(), |digest, ids| {
+        ids.iter().fold(digest, |digest, &id| digest.word(u64::from(id))).word(u64::MAX)
+    })
 }
 
-/// The files of a model: names, sizes and modification times.
-fn files(path: &Path) -> Vec<(PathBuf, u64, Option<SystemTime>)> {
-    let all = match fs::read_dir(path) {
-        Ok(entries) => entries.flatten().map(|e| e.path()).collect(),
-        Err(_) => vec![path.to_owned()],
-    };
-    let about = |path: PathBuf| {
-        let meta = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
-        Some((path, meta.len(), meta.modified().ok()))
-    };
-    let mut all: Vec<_> = all.into_iter().filter_map(about).collect();
-    all.sort();
-    all
+/// All that text depends on which the model writes.
+pub(crate) fn text_identity(
+    input: &ModelFile,
+    config: &ModelQuantizationConfig,
+    seed: u64,
+    longest: usize,
+) -> Result<Identity, LlmError> {
+    let tokenizer = config.tokenizer.as_deref().map_or_else(
+        || Ok("that of the model".to_owned()),
+        |path| {
+            let digest = Digest::default().file(path);
+            digest
+                .map(|digest| digest.to_string())
+                .map_err(|source| LlmError::Io { path: path.to_owned(), source })
+        },
+    )?;
+    Ok(Identity::new()
+        .with("the model", input.digest()?)
+        .with("the tokenizer", tokenizer)
+        .with("the seed", seed)
+        .with("the longest sequence", longest))
 }
 
-/// All inputs that a finished block depends on, as text; `texts` are those used for calibration and planning.
-pub(crate) fn fingerprint(input: &Path, config: &ModelQuantizationConfig, texts: &[&[Vec<u32>]]) -> String {
-    let hashes: Vec<u64> = texts.iter().map(|ids| hash(ids)).collect();
-    let path = fs::canonicalize(input).unwrap_or_else(|_| input.to_owned());
-    let files = files(&path);
+/// All that a finished block depends on; `texts` are those used for calibration and planning.
+pub(crate) fn identity(
+    input: &ModelFile,
+    config: &ModelQuantizationConfig,
+    texts: &[&[Vec<u32>]],
+) -> Result<Identity, LlmError> {
     let ModelQuantizationConfig {
         layout,
         method,
@@ -116,25 +154,43 @@ pub(crate) fn fingerprint(input: &Path, config: &ModelQuantizationConfig, texts:
         layers,
         prune,
         auto_encoding,
-        ..
+        // Applied to the finished model.
+        int8_head: _,
+        // In `texts`.
+        tokenizer: _,
+        hold_out: _,
+        // Sums do not depend on it.
+        threads: _,
     } = config;
-    let version = env!("CARGO_PKG_VERSION");
-    format!(
-        "{version} {files:?} {hashes:x?} {layout:?} {method:?} {tuning:?} {salience:?} {rotation:?} {input_rotation:?} {skip_patterns:?} \
-         {min_layer_size} {layers:?} {prune:?} {auto_encoding}"
-    )
+    let texts: Vec<String> = texts.iter().map(|ids| digest(ids).to_string()).collect();
+    Ok(Identity::new()
+        .with("the model", input.digest()?)
+        .with("the text", texts.join(" "))
+        .with("the layout", format!("{layout:?}"))
+        .with("the method", format!("{method:?}"))
+        .with("the tuning", format!("{tuning:?}"))
+        .with("the scaling of inputs", format!("{salience:?}"))
+        .with("the rotation", format!("{rotation:?}"))
+        .with("the rotation of inputs", format!("{input_rotation:?}"))
+        .with("the skipped layers", format!("{skip_patterns:?}"))
+        .with("the smallest layer", min_layer_size)
+        .with("the plan", format!("{layers:?}"))
+        .with("the pruning", format!("{prune:?}"))
+        .with("the choice of encodings", auto_encoding))
 }
 
 impl Store {
     /// Opens the store of an earlier run with the same settings, or creates an empty one.
-    pub(crate) fn open(output: &Path, settings: &str) -> Result<Self, CalibrateError> {
+    pub(crate) fn open(output: &Path, settings: &Identity) -> Result<Self, CalibrateError> {
         let dir = beside(output, ".partial");
         let model = dir.join("model");
+        let opened = resume(&dir, settings)?;
         // An unfinished model contains nothing that is not in the blocks.
-        if resume(&dir, settings)? && model.exists() {
+        if opened == Opened::Same && model.exists() {
             fs::remove_dir_all(&model).map_err(io(&model))?;
         }
-        Ok(Self { dir })
+        let replaced = if let Opened::Replaced(difference) = opened { Some(difference) } else { None };
+        Ok(Self { dir, replaced })
     }
 
     fn block(&self, layer: usize) -> PathBuf {
@@ -227,7 +283,7 @@ impl Store {
 
     /// Moves the finished model to its destination and removes everything else.
     pub(crate) fn finish(self, output: &Path) -> Result<(), CalibrateError> {
-        fs::rename(self.model(), beside(output, "")).map_err(io(output))?;
+        publish(&self.model(), &beside(output, "")).map_err(io(output))?;
         fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use tempfile::TempDir;
 use trike_cpu::Cpu;
-use trike_format::{DenseData, DenseTensor, HfDirWriter, Tensor};
+use trike_format::{DenseData, DenseTensor, HfDirWriter, Identity, Tensor};
 use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile, hf_config};
 use trike_nn::{ActivationPrecision, CpuBackend, HookPoint, KvPrecision, WeightName};
 use trike_quant::ScaleRule;
@@ -31,6 +31,11 @@ const HIDDEN: usize = 32;
 const INNER: usize = 40;
 const VOCAB: usize = 50;
 const LAYERS: usize = 2;
+
+/// Settings that differ in a name.
+fn named(name: &str) -> Identity {
+    Identity::new().with("the name", name)
+}
 
 /// Writes a random Llama whose rotary pairs lie as in its own file; `spoil` changes its weights by name.
 fn model(dir: &Path, spoil: impl Fn(&str, &mut [f32])) -> ModelFile {
@@ -110,7 +115,7 @@ fn walk(
 /// Quantizes into the directory `name` and returns the tensors' bytes, and the divergence from the dense model on a text.
 fn made(dir: &TempDir, name: &str, input: &ModelFile, config: &ModelQuantizationConfig) -> (Vec<u8>, f64) {
     let output: PathBuf = dir.path().join(name);
-    let store = Store::open(&output, name).unwrap();
+    let store = Store::open(&output, &named(name)).unwrap();
     walk(input, config, &store).unwrap();
     let json = hf_config(input, input.config(), &output).unwrap();
     assemble(input, input, config, &store, json, &mut Vec::new()).unwrap();
@@ -358,7 +363,7 @@ fn what_was_interrupted_goes_on() {
     let output = dir.path().join("out");
     let start = std::time::SystemTime::now();
     assert!(!store::is_resumable(&output, start));
-    let store = Store::open(&output, "same").unwrap();
+    let store = Store::open(&output, &named("same")).unwrap();
     let whole = walk(&input, &config, &store).unwrap();
     let part = |name: &str| dir.path().join("out.partial").join(name);
     let read = || fs::read(part("tuned").join("model.safetensors")).unwrap();
@@ -369,7 +374,7 @@ fn what_was_interrupted_goes_on() {
     // The first block was finished, the second was being written.
     fs::remove_dir_all(part("tuned")).unwrap();
     fs::remove_file(part("block-1").join("config.json")).unwrap();
-    let store = Store::open(&output, "same").unwrap();
+    let store = Store::open(&output, &named("same")).unwrap();
     let resumed = walk(&input, &config, &store).unwrap();
     assert!(bytes == read());
     assert_eq!(first, written(), "what was finished was made again");
@@ -377,13 +382,14 @@ fn what_was_interrupted_goes_on() {
     assert_eq!(blocks(&whole), blocks(&resumed));
     assert_eq!(whole.model.unwrap().after, resumed.model.unwrap().after);
     // All is done: nothing is done again.
-    let done = walk(&input, &config, &Store::open(&output, "same").unwrap()).unwrap();
+    let done = walk(&input, &config, &Store::open(&output, &named("same")).unwrap()).unwrap();
     assert_eq!(done.layers.len(), 7 * LAYERS);
     // Parts count only after they were opened.
     let later = start + std::time::Duration::from_secs(60);
     assert!(!store::is_resumable(&output, later));
     // With other settings it starts over.
-    Store::open(&output, "other").unwrap();
+    let other = Store::open(&output, &named("other")).unwrap();
+    assert_eq!(other.replaced.map(|d| d.to_string()).as_deref(), Some("the name was same and is other"));
     assert!(!store::is_resumable(&output, start));
     assert!(!part("block-0").exists());
 }
@@ -404,19 +410,28 @@ fn nothing_of_others_is_removed_and_nothing_of_another_model_is_used() {
     let foreign = dir.path().join("out.partial");
     fs::create_dir(&foreign).unwrap();
     fs::write(foreign.join("settings.txt"), "theirs").unwrap();
-    assert!(Store::open(&dir.path().join("out"), "ours").is_err());
+    assert!(Store::open(&dir.path().join("out"), &named("ours")).is_err());
     assert!(foreign.join("settings.txt").exists());
     // Weights of the same size in the same file, and the same text cut elsewhere.
     let (a, b) = (text(1), text(2));
-    let print = |texts: &[&[Vec<u32>]]| store::fingerprint(input.path(), &config, texts);
-    let before = print(&[&a, &b]);
-    assert_eq!(before, print(&[&a, &b]));
+    let of = |texts: &[&[Vec<u32>]]| store::identity(&input, &config, texts).unwrap();
+    let before = of(&[&a, &b]);
+    let differs = |now: &Identity| now.differs_from(before.facts()).map(|difference| difference.fact);
+    assert_eq!(differs(&of(&[&a, &b])), None);
     let together = [&a[..], &b[..1]].concat();
-    assert_ne!(before, print(&[&together, &b[1..]]));
+    assert_eq!(differs(&of(&[&together, &b[1..]])).as_deref(), Some("the text"));
+    // Other weights of the same size and time, and the same at another time.
     let file = dir.path().join("dense").join("model.safetensors");
     let written = fs::File::options().write(true).open(&file).unwrap();
-    written.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(1)).unwrap();
-    assert_ne!(before, print(&[&a, &b]));
+    let time = written.metadata().unwrap().modified().unwrap();
+    written.set_modified(time + std::time::Duration::from_secs(1)).unwrap();
+    assert_eq!(differs(&of(&[&a, &b])), None);
+    let mut bytes = fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    written.set_modified(time).unwrap();
+    assert_eq!(differs(&of(&[&a, &b])).as_deref(), Some("the model"));
 }
 
 #[test]
@@ -438,7 +453,7 @@ fn spoiled_weights_are_named_and_dead_inputs_are_counted() {
         bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
         fs::write(&file, bytes).unwrap();
         let input = ModelFile::open(&path).unwrap();
-        let store = Store::open(&dir.path().join(format!("{name}-out")), name).unwrap();
+        let store = Store::open(&dir.path().join(format!("{name}-out")), &named(name)).unwrap();
         let error = walk(&input, &config, &store).map(|_| ()).unwrap_err();
         let whole = format!("{error} {:?}", std::error::Error::source(&error));
         assert!(whole.contains("up_proj"), "{whole}");
@@ -458,7 +473,7 @@ fn spoiled_weights_are_named_and_dead_inputs_are_counted() {
             values[0] = 1e-23;
         }
     });
-    let store = Store::open(&dir.path().join("dead-out"), "dead").unwrap();
+    let store = Store::open(&dir.path().join("dead-out"), &named("dead")).unwrap();
     let walked = walk(&input, &config, &store).unwrap();
     let layer = |name: &str| walked.layers.iter().find(|l| l.name.contains(name)).unwrap();
     assert_eq!(layer("layers.0.self_attn.q_proj").dead_inputs, Some(5));

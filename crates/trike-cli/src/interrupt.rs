@@ -32,9 +32,15 @@ pub(crate) fn install() {
             if let Some(advice) = ADVICE.lock().ok().as_deref().and_then(Option::as_ref) {
                 output::interrupted(&advice());
             }
-            std::process::exit(i32::from(CODE));
+            exit();
         }
     });
+}
+
+/// Ends an interrupted command at once.
+pub(crate) fn exit() -> ! {
+    trike::format::remove_unfinished();
+    std::process::exit(i32::from(CODE))
 }
 
 /// Sets the line that Ctrl-C prints before it exits; it is made when it is needed.

@@ -49,6 +49,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = args::Cli::read(&args).unwrap_or_else(|error| advice::reword(error).exit());
     invocation::remember(args);
     interrupt::install();
+    trike::format::exit_on_unreadable_map(FAILURE);
     match commands::dispatch(cli) {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => SUCCESS,

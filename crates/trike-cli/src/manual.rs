@@ -32,7 +32,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     ("pull", &[("trike pull org/name-gguf:Q2_0", "download one of several GGUF files")]),
     ("list", &[("trike list --known", "published ternary models")]),
     ("show", &[("trike show model.gguf", "what a file is")]),
-    ("rm", &[("trike rm org/name", "remove a repository from the cache")]),
+    ("rm", &[("trike rm org/name", "remove a repository from the cache, after a question")]),
     (
         "inspect",
         &[

@@ -1,66 +1,55 @@
 //! Row-wise writer of numpy's `.npy`.
 
 use std::{
-    fs::File,
-    io::{self, BufWriter, Write},
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
 use anyhow::Context;
+use trike::format::{Lock, OutputFile};
 
 /// The header is padded so that the data starts at a multiple of this.
 const ALIGNMENT: usize = 64;
 /// Magic, version and the length of the header.
 const PREFIX: usize = 10;
 
-/// A matrix of f32, written row by row. Until [`finish`](Self::finish) it is written to a temporary path, so that a
-/// failed run keeps an older file.
+/// A matrix of f32, written row by row. Until [`finish`](Self::finish) an older file is kept, and no other process writes it.
 pub(crate) struct NpyWriter {
     path: PathBuf,
-    partial: PathBuf,
-    file: BufWriter<File>,
-    finished: bool,
+    file: OutputFile,
+    _lock: Lock,
 }
 
 impl NpyWriter {
     /// Starts a matrix of `rows x cols`.
     pub(crate) fn create(path: &Path, rows: usize, cols: usize) -> anyhow::Result<Self> {
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
-        let partial = PathBuf::from(partial);
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         }
-        let file = File::create(&partial).with_context(|| format!("cannot create {}", path.display()))?;
-        let mut writer = Self { path: path.to_owned(), partial, file: BufWriter::new(file), finished: false };
-        writer
-            .file
-            .write_all(&header(rows, cols))
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        let created = || format!("cannot create {}", path.display());
+        if path.is_dir() {
+            return Err(io::Error::from(io::ErrorKind::IsADirectory)).with_context(created);
+        }
+        let lock = Lock::new(path)?;
+        let file = OutputFile::create(path).with_context(created)?;
+        let mut writer = Self { path: path.to_owned(), file, _lock: lock };
+        writer.row_bytes(&header(rows, cols))?;
         Ok(writer)
     }
 
     /// Adds a row.
-    pub(crate) fn row(&mut self, row: &[f32]) -> io::Result<()> {
-        row.iter().try_for_each(|value| self.file.write_all(&value.to_le_bytes()))
+    pub(crate) fn row(&mut self, row: &[f32]) -> anyhow::Result<()> {
+        let bytes: Vec<u8> = row.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.row_bytes(&bytes)
     }
 
-    /// Renames the file to its final path.
-    pub(crate) fn finish(mut self) -> anyhow::Result<()> {
-        self.file.flush().with_context(|| format!("cannot write {}", self.path.display()))?;
-        std::fs::rename(&self.partial, &self.path)
-            .with_context(|| format!("cannot write {}", self.path.display()))?;
-        self.finished = true;
-        Ok(())
+    fn row_bytes(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        self.file.write_all(bytes).with_context(|| format!("cannot write {}", self.path.display()))
     }
-}
 
-impl Drop for NpyWriter {
-    fn drop(&mut self) {
-        if !self.finished {
-            // The original error is the one to report.
-            let _ = std::fs::remove_file(&self.partial);
-        }
+    /// Puts the file at its path.
+    pub(crate) fn finish(self) -> anyhow::Result<()> {
+        self.file.finish().with_context(|| format!("cannot write {}", self.path.display()))
     }
 }
 

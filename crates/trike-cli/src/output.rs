@@ -113,6 +113,19 @@ pub(crate) fn note(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
+/// Asks a question on the terminal; `None` where there is none. Every answer but yes is no.
+pub(crate) fn ask(question: &str) -> io::Result<Option<bool>> {
+    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        return Ok(None);
+    }
+    let mut stderr = io::stderr().lock();
+    write!(stderr, "{question} [y/N] ")?;
+    stderr.flush()?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    Ok(Some(["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str())))
+}
+
 /// Writes the last line of an interrupted command to stderr, below a progress bar.
 pub(crate) fn interrupted(line: &str) {
     if io::stderr().is_terminal() {

@@ -1,20 +1,19 @@
 //! Outputs that appear whole or not at all, written by one process at a time.
 
 use std::{
-    ffi::OsString,
-    fs::{self, File, TryLockError},
+    fs,
     path::{Path, PathBuf},
 };
 
-use crate::{FormatError, spill::io_error};
+use crate::{FormatError, Lock, error::io_error, output};
 
 /// Name of the file that marks a directory of [`Claim::staging`], so that nothing else is ever removed.
 const MARK: &str = ".trike-staging";
 
 /// The right to create an output, for one process at a time.
 ///
-/// A lock is held on a hidden file next to the output. After a crash the system releases it, and the next claim
-/// removes what the crashed process left.
+/// It holds a [`Lock`] on the path. After a crash the system releases it, and the next claim removes what the crashed process
+/// left. A link to nothing stays, and the output appears where it points to.
 ///
 /// ```
 /// use trike_format::Claim;
@@ -33,10 +32,10 @@ const MARK: &str = ".trike-staging";
 /// ```
 #[derive(Debug)]
 pub struct Claim {
+    /// No link.
     output: PathBuf,
-    lock: PathBuf,
-    /// Locked until it is dropped.
-    _file: File,
+    /// Held until it is dropped.
+    _lock: Lock,
 }
 
 impl Claim {
@@ -47,40 +46,24 @@ impl Claim {
     /// [`FormatError::Write`] if it exists or another process has claimed it; [`FormatError::Io`].
     pub fn new(output: &Path) -> Result<Self, FormatError> {
         // Trailing separators are ignored.
-        let output: PathBuf = output.components().collect();
+        let output = output::target(&output.components().collect::<PathBuf>());
         let refuse = |reason: &str, remedy: &str| FormatError::Write {
             path: output.clone(),
             what: "the output".to_owned(),
             reason: reason.to_owned(),
             remedy: remedy.to_owned(),
         };
-        let Some(name) = output.file_name() else {
+        if output.file_name().is_none() {
             return Err(refuse("the path has no file name", "give the path of a new file or directory"));
-        };
-        let mut hidden = OsString::from(".");
-        hidden.push(name);
-        hidden.push(".lock");
-        let lock = output.with_file_name(hidden);
+        }
         if let Some(parent) = output.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             fs::create_dir_all(parent).map_err(|e| io_error(parent, "create", e))?;
         }
-        let file = File::options().create(true).truncate(false).write(true).open(&lock);
-        let file = file.map_err(|e| io_error(&lock, "create", e))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(refuse(
-                    "another process is writing it",
-                    "wait for that process or choose another output",
-                ));
-            }
-            Err(TryLockError::Error(e)) => return Err(io_error(&lock, "lock", e)),
-        }
-        let claim = Self { output: output.clone(), lock, _file: file };
-        if output.exists() {
+        let lock = Lock::of_new(&output)?;
+        if output.symlink_metadata().is_ok() {
             return Err(refuse("it exists", "remove it or choose another output"));
         }
-        Ok(claim)
+        Ok(Self { output, _lock: lock })
     }
 
     fn staging_path(&self) -> PathBuf {
@@ -121,7 +104,7 @@ impl Claim {
     pub fn publish(self) -> Result<(), FormatError> {
         let staging = self.staging_path();
         fs::remove_file(staging.join(MARK)).map_err(|e| io_error(&staging, "write", e))?;
-        fs::rename(&staging, &self.output).map_err(|e| io_error(&self.output, "create", e))
+        output::publish(&staging, &self.output).map_err(|e| io_error(&self.output, "create", e))
     }
 }
 
@@ -132,7 +115,6 @@ impl Drop for Claim {
             // Best effort: the next claim removes it.
             let _ = fs::remove_dir_all(&staging);
         }
-        let _ = fs::remove_file(&self.lock);
     }
 }
 
@@ -148,7 +130,7 @@ mod tests {
         let staging = claim.staging().unwrap();
         fs::write(staging.join("half"), "x").unwrap();
         // Killed: neither dropped nor published.
-        let (lock, left) = (claim.lock.clone(), staging.clone());
+        let (lock, left) = (dir.path().join(".out.lock"), staging.clone());
         std::mem::forget(claim);
         assert!(lock.exists() && left.exists());
         let message = Claim::new(&output).unwrap_err().to_string();
@@ -167,6 +149,20 @@ mod tests {
         assert!(message.contains("something else has this name"), "{message}");
         drop(claim);
         assert!(left.join("mine").exists());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_to_nothing_stays_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let (link, real) = (dir.path().join("link"), dir.path().join("real"));
+        std::os::unix::fs::symlink("real", &link).unwrap();
+        let claim = Claim::new(&link).unwrap();
+        assert!(Claim::new(&real).is_err(), "the same output");
+        fs::write(claim.staging().unwrap().join("a"), "x").unwrap();
+        claim.publish().unwrap();
+        assert!(link.symlink_metadata().unwrap().is_symlink() && real.join("a").is_file());
+        assert!(Claim::new(&link).is_err(), "it exists");
     }
 
     #[test]

@@ -3,9 +3,10 @@
 use std::{fs::File, io::Read, path::Path};
 
 use crate::{
-    FormatError, hf, llama2c,
+    FormatError,
+    error::io_error,
+    hf, llama2c,
     look::{self, LFS, LFS_FOUND, LFS_REMEDY},
-    spill::io_error,
 };
 
 /// A kind of model that Trike reads: a file format or a directory.

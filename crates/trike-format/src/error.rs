@@ -73,6 +73,20 @@ pub enum FormatError {
         /// Bytes available.
         available: u64,
     },
+    /// Another process wrote into the file, or truncated it, while it was open.
+    #[error(
+        "{}: the file changed while it was open: expected {expected} bytes as they were, got {got}; wait until it is written, \
+         and open it again",
+        path.display()
+    )]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// Its bytes when it was opened.
+        expected: u64,
+        /// Its bytes now.
+        got: u64,
+    },
     /// A number in the header exceeds a limit of the reader.
     #[error("{}: {what} is {got}: expected at most {limit}; the header is damaged or malicious", path.display())]
     OverLimit {
@@ -198,6 +212,11 @@ pub enum FormatError {
 /// [`FormatError::Unsupported`] for a file or directory.
 pub(crate) fn unsupported(path: &Path, name: String, remedy: &str) -> FormatError {
     FormatError::Unsupported { path: path.to_owned(), name, remedy: remedy.to_owned() }
+}
+
+/// [`FormatError::Io`] of an action on a path.
+pub(crate) fn io_error(path: &Path, action: &'static str, source: std::io::Error) -> FormatError {
+    FormatError::Io { path: path.to_owned(), action, source }
 }
 
 /// A file and a tensor of it, to build errors that name both.

@@ -8,7 +8,8 @@
 //! loaded ([`HfDir::tiles`] alone gives parts of the map). Opening a file of any size touches only its header, no second copy of a model stays in memory, and a loaded
 //! tensor is validated once and independent of the file. The price is that copy, and a condition that cannot be
 //! enforced: **a file must not be truncated or rewritten in place while it is open**. The writers of this crate replace
-//! a file atomically, so they never violate it.
+//! a file atomically, so they never violate it. Where others do, a tensor that is loaded afterwards is an error
+//! ([`FormatError::Changed`]), and [`exit_on_unreadable_map`] is for programs that are in the middle of reading.
 //!
 //! The second decision: readers never guess. A type, transform, layout or version that is not implemented is rejected,
 //! with its name and a remedy in the error. No file, however damaged, makes a reader panic or allocate more memory than its tensors
@@ -16,14 +17,16 @@
 //! error.
 //!
 //! * detection: [`detect`], [`FileKind`]
-//! * readers: [`TensorSource`], [`TensorInfo`], [`StoredType`]; [`Gguf`], [`HfDir`], [`Llama2c`]
-//! * writers: [`GgufWriter`], [`GgufType`]; [`HfDirWriter`]; [`Claim`] for outputs that appear whole
+//! * readers: [`TensorSource`], [`TensorInfo`], [`StoredType`]; [`Gguf`], [`gguf_parts`], [`HfDir`], [`Llama2c`]
+//! * writers: [`GgufWriter`], [`GgufType`]; [`HfDirWriter`]
+//! * outputs of any kind: [`OutputFile`], which replaces a file when it is whole; [`Claim`] for models that appear whole; [`Lock`]
 //! * tensors: [`Tensor`], [`DenseTensor`], [`Int8Tensor`]; [`exact_trits`], [`absmean_trits`]
 //! * GGUF metadata: [`Metadata`], [`MetaValue`], [`MetaArray`], [`StringArray`]
+//! * what a stored result depends on: [`Identity`], [`Digest`]
 //! * errors: [`FormatError`], [`TensorError`]
 //!
 //! It depends on `trike-trit`, `trike-core`, `trike-host` and a few file libraries; it has no Cargo features.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod bytes;
 mod claim;
@@ -31,19 +34,26 @@ mod detect;
 mod error;
 mod gguf;
 mod hf;
+mod identity;
 mod llama2c;
+mod lock;
 mod look;
 mod map;
+mod output;
 mod spill;
 mod tensor;
 
 pub use claim::Claim;
 pub use detect::{FileKind, detect};
 pub use error::FormatError;
-pub use gguf::{Gguf, GgufType, GgufWriter, MetaArray, MetaValue, Metadata, StringArray};
+pub use gguf::{Gguf, GgufType, GgufWriter, MetaArray, MetaValue, Metadata, StringArray, gguf_parts};
 pub use hf::{HfDir, HfDirWriter};
+pub use identity::{Difference, Digest, Identity};
 pub use llama2c::{Llama2c, Llama2cConfig};
+pub use lock::Lock;
+pub use output::{OutputFile, publish, remove_unfinished};
 pub use tensor::{StoredType, TensorInfo, TensorSource};
 pub use trike_core::{
     DenseData, DenseTensor, Int8Tensor, MAX_DIMS, Tensor, TensorError, absmean_trits, exact_trits,
 };
+pub use trike_host::exit_on_unreadable_map;

@@ -3,7 +3,7 @@
 
 use std::{fs::Metadata, io::ErrorKind, path::Path};
 
-use crate::{FormatError, spill::io_error};
+use crate::{FormatError, error::io_error};
 
 /// The metadata of the target of a path, following links; `None` if the entry does not exist.
 pub(crate) fn target(path: &Path) -> Result<Option<Metadata>, FormatError> {

@@ -1,23 +1,26 @@
 //! Mapped files with their paths.
 
 use std::{
-    fs::File,
+    fs::{File, Metadata},
     ops::{Deref, Range},
     path::{Path, PathBuf},
 };
 
 use trike_host::{FileMap, FileRange};
 
-use crate::{FormatError, look};
+use crate::{FormatError, error::io_error, look};
 
 /// A file mapped read-only: opening does not read it, pages are loaded on access.
 ///
 /// The file must not be truncated or rewritten in place while it is mapped. Trike's writers never do that: they
-/// write a temporary file next to the target and rename it.
+/// write a temporary file next to the target and rename it. What others do is noticed by [`check`](Self::check).
 #[derive(Debug)]
 pub(crate) struct MappedFile {
     path: PathBuf,
     map: FileMap,
+    file: File,
+    /// When it was mapped.
+    found: Metadata,
 }
 
 impl MappedFile {
@@ -29,17 +32,32 @@ impl MappedFile {
             action: "open",
             source,
         })?;
-        Self::map(path, &file)
+        Self::map(path, file)
     }
 
     /// Maps an open file; `path` is for error messages.
-    pub(crate) fn map(path: &Path, file: &File) -> Result<Self, FormatError> {
-        let map = FileMap::new(file).map_err(|source| FormatError::Io {
-            path: path.to_owned(),
-            action: "map",
-            source,
-        })?;
-        Ok(Self { path: path.to_owned(), map })
+    #[expect(unsafe_code, reason = "no system can promise that a file stays as it is")]
+    pub(crate) fn map(path: &Path, file: File) -> Result<Self, FormatError> {
+        let failed = |source| io_error(path, "map", source);
+        let found = file.metadata().map_err(failed)?;
+        // SAFETY: that nobody truncates or rewrites a model file while it is open is the condition under which this crate reads
+        // files, stated in its documentation.
+        let map = unsafe { FileMap::new(&file, path) }.map_err(failed)?;
+        let mapped = Self { path: path.to_owned(), map, file, found };
+        // Not between the two calls either: the range of the map is that of the file.
+        mapped.check()?;
+        Ok(mapped)
+    }
+
+    /// Whether the file is still the one that was mapped: as long, and not written since. Before its content is used, and after
+    /// it was copied.
+    pub(crate) fn check(&self) -> Result<(), FormatError> {
+        let now = self.file.metadata().map_err(|source| io_error(&self.path, "read", source))?;
+        let time = |meta: &Metadata| meta.modified().ok();
+        if now.len() == self.found.len() && time(&now) == time(&self.found) {
+            return Ok(());
+        }
+        Err(FormatError::Changed { path: self.path.clone(), expected: self.found.len(), got: now.len() })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -62,5 +80,39 @@ impl Deref for MappedFile {
 
     fn deref(&self) -> &[u8] {
         &self.map
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_changes_while_it_is_open_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        let fresh = || {
+            std::fs::write(&path, [1; 5000]).unwrap();
+            let map = MappedFile::open(&path).unwrap();
+            map.check().unwrap();
+            (map, File::options().write(true).open(&path).unwrap())
+        };
+        for len in [100, 6000] {
+            let (map, file) = fresh();
+            file.set_len(len).unwrap();
+            let message = map.check().unwrap_err().to_string();
+            assert!(message.contains(&format!("expected 5000 bytes as they were, got {len}")), "{message}");
+        }
+        let (map, file) = fresh();
+        // Written in place: as long as before.
+        file.set_modified(SystemTime::now() + Duration::from_secs(2)).unwrap();
+        assert!(map.check().is_err());
+        // Replaced by a rename, as Trike writes: the map is that of the old file.
+        let (map, _file) = fresh();
+        crate::OutputFile::replace(&path, "new").unwrap();
+        map.check().unwrap();
+        assert_eq!(map[4999], 1);
     }
 }

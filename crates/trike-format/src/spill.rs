@@ -1,5 +1,5 @@
 //! Writing of files whose header comes first but is known last: the data goes to an unnamed temporary file, and the
-//! complete file atomically replaces the target.
+//! complete file is an [`OutputFile`].
 
 use std::{
     fs::File,
@@ -7,9 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tempfile::NamedTempFile;
-
-use crate::FormatError;
+use crate::{
+    FormatError, OutputFile,
+    error::io_error,
+    output::{self, folder},
+};
 
 /// Temporary data of a file, in the directory of the file so that it is on the same disk.
 #[derive(Debug)]
@@ -21,7 +23,8 @@ pub(crate) struct Spill {
 
 impl Spill {
     pub(crate) fn create(target: &Path) -> Result<Self, FormatError> {
-        let file = tempfile::tempfile_in(parent(target)).map_err(|e| io_error(target, "create", e))?;
+        let file = tempfile::tempfile_in(folder(&output::target(target)))
+            .map_err(|e| io_error(target, "create", e))?;
         Ok(Self { target: target.to_owned(), file: BufWriter::with_capacity(1 << 20, file), len: 0 })
     }
 
@@ -54,11 +57,10 @@ impl Spill {
 /// is mapped. In small ones, products are up to 7 % slower.
 const BLOCK: usize = 2 << 20;
 
-/// Writes a complete file and atomically replaces `target` by it: a reader sees either the old or the new file, and no
-/// temporary file remains if writing fails.
+/// Writes a complete [`OutputFile`].
 pub(crate) fn replace(target: &Path, parts: &mut [&mut dyn Read]) -> Result<(), FormatError> {
     let error = |e| io_error(target, "write", e);
-    let mut file = beside(target).map_err(error)?;
+    let mut file = OutputFile::create(target).map_err(error)?;
     let mut block = Vec::with_capacity(BLOCK);
     for part in parts {
         loop {
@@ -71,27 +73,5 @@ pub(crate) fn replace(target: &Path, parts: &mut [&mut dyn Read]) -> Result<(), 
         }
     }
     file.write_all(&block).map_err(error)?;
-    file.persist(target).map_err(|e| error(e.error))?;
-    Ok(())
-}
-
-/// A new temporary file in the directory of `target`, with the default permissions of new files.
-fn beside(target: &Path) -> std::io::Result<NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".trike-");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // A temporary file is private by default; this one becomes the target. The umask still applies.
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    builder.tempfile_in(parent(target))
-}
-
-fn parent(target: &Path) -> &Path {
-    target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-pub(crate) fn io_error(path: &Path, action: &'static str, source: std::io::Error) -> FormatError {
-    FormatError::Io { path: path.to_owned(), action, source }
+    file.finish().map_err(error)
 }

@@ -10,12 +10,13 @@
 //! * executor: [`Cpu`], [`Isa`], [`Pool`], [`ranges`]
 //! * kernels: [`isa::Token`], [`Loop`]
 //! * memory: [`Line`] (one aligned cache line), [`Lines`] (a zeroed buffer, in huge pages if it is large, or a part of a mapped
-//!   file), [`FileMap`], [`free_memory`]
+//!   file), [`FileMap`] and [`exit_on_unreadable_map`], [`free_memory`]
 //! * peak rates: [`probe`]
 //! * errors: [`HostError`]
 //!
 //! Applications usually reach this crate through `trike-cpu` or `trike`, which re-export [`Cpu`] and [`Isa`].
 
+mod bus;
 mod cpu;
 mod error;
 mod free;
@@ -26,6 +27,7 @@ mod pool;
 pub mod probe;
 mod topology;
 
+pub use bus::exit_on_unreadable_map;
 pub use cpu::Cpu;
 pub use error::HostError;
 pub use free::{MemoryLimit, free_memory};

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::marker::PhantomData;
 use std::ops::{Deref, Range};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -12,38 +13,54 @@ use memmap2::Mmap;
 #[cfg(unix)]
 use memmap2::UncheckedAdvice;
 
+use crate::bus::Watched;
+
 /// A file mapped read-only: pages are loaded on access. Clones share the mapping.
 ///
 /// **The file must not be truncated or rewritten in place while it is mapped.** No operating system that Rust supports can
-/// enforce that; Trike's writers replace files by renaming.
+/// enforce that, which is why [`new`](Self::new) is `unsafe`; Trike's writers replace files by renaming. A program can call
+/// [`exit_on_unreadable_map`](crate::exit_on_unreadable_map) to end with a sentence where a file was truncated all the same.
 ///
 /// ```
 /// use std::io::Write;
+/// use std::path::Path;
 /// use trike_host::FileMap;
 ///
 /// let mut file = tempfile::tempfile()?;
 /// file.write_all(b"trits")?;
-/// let map = FileMap::new(&file)?;
+/// // SAFETY: a temporary file without a name, which is not written any more.
+/// let map = unsafe { FileMap::new(&file, Path::new("trits"))? };
 /// assert_eq!(map.range(1..3).as_deref(), Some(&b"ri"[..]));
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct FileMap(Arc<Mmap>);
+pub struct FileMap(Arc<Mapping>);
+
+#[derive(Debug)]
+struct Mapping {
+    /// Dropped before the memory is unmapped.
+    _watched: Watched,
+    memory: Mmap,
+}
 
 impl FileMap {
-    /// Maps an open file.
+    /// Maps an open file; `path` is for the sentence of a file that cannot be read any more.
+    ///
+    /// # Safety
+    ///
+    /// Until the last clone, [`FileRange`] and [`Lines`](crate::Lines) of this map is dropped, no process may truncate the file or
+    /// write into it: bytes that were read could change, and those behind a new end are gone.
     ///
     /// # Errors
     ///
     /// Those of the operating system.
-    pub fn new(file: &File) -> io::Result<Self> {
-        // SAFETY: the map is read-only and owned by this value. That nobody truncates or rewrites the file in the meantime is
-        // the documented condition of this type.
+    pub unsafe fn new(file: &File, path: &Path) -> io::Result<Self> {
+        // SAFETY: the map is read-only and owned by this value. The caller promises that nobody truncates or writes the file.
         let map = unsafe { Mmap::map(file)? };
         // Best effort: a file that is not in the system's cache is read into huge pages.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
-        Ok(Self(Arc::new(map)))
+        Ok(Self(Arc::new(Mapping { _watched: Watched::new(&map, path), memory: map })))
     }
 
     /// Bytes `range` of the file; `None` if they are not all in it.
@@ -59,8 +76,9 @@ impl FileMap {
         {
             // SAFETY: the mapping is read-only and backed by a file, so a dropped page is read again from the file on the next
             // access, with the same content (`new`); no write can be lost.
-            let released =
-                unsafe { self.0.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) };
+            let released = unsafe {
+                self.0.memory.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len())
+            };
             // Without it, the pages stay mapped: more memory, the same result.
             drop(released);
         }
@@ -73,7 +91,7 @@ impl Deref for FileMap {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.0
+        &self.0.memory
     }
 }
 

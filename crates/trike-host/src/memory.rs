@@ -144,12 +144,13 @@ impl<T: AnyBitPattern> Lines<T> {
     /// of them. Writing to the buffer copies them first.
     ///
     /// ```
-    /// use std::io::Write;
+    /// use std::{io::Write, path::Path};
     /// use trike_host::{FileMap, Lines};
     ///
     /// let mut file = tempfile::tempfile()?;
     /// file.write_all(&[1, 0, 0, 0, 2, 0, 0, 0, 3])?;
-    /// let map = FileMap::new(&file)?;
+    /// // SAFETY: a temporary file without a name, which is not written any more.
+    /// let map = unsafe { FileMap::new(&file, Path::new("numbers"))? };
     /// let part = map.range(0..8).expect("it has nine bytes");
     /// let mut lines = Lines::<[u8; 4]>::mapped(&part).expect("two elements");
     /// assert_eq!(lines[1], [2, 0, 0, 0]);

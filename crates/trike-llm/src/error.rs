@@ -84,6 +84,22 @@ pub enum LlmError {
         /// Suggested action.
         remedy: String,
     },
+    /// A key of a configuration that no program is known to read: it may change the result.
+    #[error(
+        "{}: `{key}` is no known key of {place}, and it may change the result{}; correct it, or remove it",
+        path.display(),
+        nearest.map(|name| format!(": the nearest known key is `{name}`")).unwrap_or_default()
+    )]
+    UnknownKey {
+        /// The model.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// The file or object that has it.
+        place: &'static str,
+        /// The known key that is most like it.
+        nearest: Option<&'static str>,
+    },
     /// A configuration value is missing or invalid.
     #[error("{}: `{key}`: expected {expected}, got {got}", path.display())]
     Config {

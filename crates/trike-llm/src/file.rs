@@ -1,6 +1,9 @@
 //! An open checkpoint: its configuration, its tensors under the decoder's names, its tokenizer.
 
-use std::{collections::HashSet, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+};
 
 use trike_cpu::{FileRange, Tiles};
 use trike_format::{
@@ -31,6 +34,41 @@ pub enum Tensors {
 pub struct ModelFile {
     tensors: Tensors,
     config: ModelConfig,
+    /// Stored names of tensors that a directory has under another name than the checkpoint's.
+    renamed: HashMap<String, String>,
+}
+
+/// Ends of the names of buffers that old checkpoints store, although the configuration gives their values.
+const BUFFERS: [&str; 6] = [
+    "rotary_emb.inv_freq",
+    "rotary_emb.original_inv_freq",
+    "rotary_emb.cos_cached",
+    "rotary_emb.sin_cached",
+    "position_ids",
+    ".masked_bias",
+];
+
+/// Whether the configuration has what a tensor holds; GGUF's divisors of rotary frequencies are in it too.
+fn is_derived(name: &str) -> bool {
+    name == ROPE_FACTORS || BUFFERS.iter().any(|buffer| name.ends_with(buffer))
+}
+
+/// The stored names of tensors by the checkpoint's names, where they differ: a compiled module adds `_orig_mod` to each name below
+/// it, and the decoder alone, saved without its head, has no prefix.
+fn renamed(dir: &HfDir) -> HashMap<String, String> {
+    let mut all = HashMap::new();
+    for stored in dir.tensors().iter().map(|tensor| &tensor.name) {
+        let parts: Vec<&str> = stored.split('.').filter(|part| *part != "_orig_mod").collect();
+        let mut name = parts.join(".");
+        if ["embed_tokens.", "layers.", "norm."].iter().any(|start| name.starts_with(start)) {
+            name.insert_str(0, "model.");
+        }
+        // A tensor under its own name comes first; the other one is then read by no layer, which is an error.
+        if name != *stored && dir.info(&name).is_none() {
+            all.entry(name).or_insert_with(|| stored.clone());
+        }
+    }
+    all
 }
 
 impl Tensors {
@@ -99,7 +137,11 @@ impl ModelFile {
         if !ends.is_empty() {
             config.special.eos = ends;
         }
-        Ok(Self { tensors, config })
+        let renamed = match &tensors {
+            Tensors::Hf(dir) => renamed(dir),
+            Tensors::Gguf(_) | Tensors::Llama2c(_) => HashMap::new(),
+        };
+        Ok(Self { tensors, config, renamed })
     }
 
     /// The file or directory.
@@ -127,20 +169,27 @@ impl ModelFile {
         self.tensors.format()
     }
 
-    /// The name of a weight in the file. With a tied head, the one matrix may be stored under the name of the head only.
+    /// The name of a weight in the file. With a tied head, the one matrix may be stored under the name of the head only. As in
+    /// transformers, names may have the marks of `torch.compile` and lack the prefix `model.`.
     pub fn stored_name(&self, name: WeightName) -> String {
-        match &self.tensors {
-            Tensors::Gguf(_) => names::gguf(name),
-            Tensors::Hf(dir)
-                if name == WeightName::Embedding
-                    && self.config.spec.tied_head
-                    && dir.info(&name.to_string()).is_none()
-                    && dir.info(&WeightName::Head.to_string()).is_some() =>
-            {
-                WeightName::Head.to_string()
+        let Tensors::Hf(dir) = &self.tensors else {
+            return match &self.tensors {
+                Tensors::Gguf(_) => names::gguf(name),
+                Tensors::Hf(_) | Tensors::Llama2c(_) => name.to_string(),
+            };
+        };
+        let stored = |name: WeightName| {
+            let name = name.to_string();
+            self.renamed.get(&name).cloned().unwrap_or(name)
+        };
+        let own = stored(name);
+        if name == WeightName::Embedding && self.config.spec.tied_head && dir.info(&own).is_none() {
+            let head = stored(WeightName::Head);
+            if dir.info(&head).is_some() {
+                return head;
             }
-            Tensors::Hf(_) | Tensors::Llama2c(_) => name.to_string(),
         }
+        own
     }
 
     /// Every weight of the decoder, in the order of a checkpoint.
@@ -151,10 +200,8 @@ impl ModelFile {
     /// Tensors that no layer of the configuration reads.
     pub(crate) fn unread(&self) -> Vec<&str> {
         let known: HashSet<String> = self.weights().into_iter().map(|name| self.stored_name(name)).collect();
-        // Old checkpoints store the rotary frequencies, which follow from theta; GGUF's divisors are in the spec.
-        let derived = |name: &str| name.ends_with("rotary_emb.inv_freq") || name == ROPE_FACTORS;
         let names = self.source().tensors().iter().map(|tensor| tensor.name.as_str());
-        names.filter(|name| !known.contains(*name) && !derived(name)).collect()
+        names.filter(|name| !known.contains(*name) && !is_derived(name)).collect()
     }
 
     /// Checks that the layers of the configuration read every tensor; a second copy of a tied head is allowed.
@@ -221,7 +268,8 @@ impl ModelFile {
 
     /// Whether every matrix is stored in f32.
     pub fn is_f32(&self) -> bool {
-        self.source().tensors().iter().all(|t| t.kind == StoredType::F32)
+        let mut weights = self.source().tensors().iter().filter(|tensor| !is_derived(&tensor.name));
+        weights.all(|tensor| tensor.kind == StoredType::F32)
     }
 
     /// Precision of cached keys and values unless another one is requested: f32 for a model with f32 weights, f16 for every

@@ -1,18 +1,10 @@
 //! Recognition of equal models by the contents of their files.
 
-use std::{
-    fs::File,
-    io::{self, Read, Seek, SeekFrom},
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
+
+use trike_format::{Digest, gguf_parts};
 
 use crate::{LlmError, ModelFile};
-
-/// Most bytes of a file that is compared as a whole.
-const WHOLE: u64 = 1 << 30;
-/// Bytes and number of the parts of a larger one.
-const PART: usize = 1 << 16;
-const PARTS: u64 = 1 << 12;
 
 impl ModelFile {
     /// The model in words, with a hash of its configuration and weights: the same for copies, and of files up to 1 GiB another one for
@@ -24,22 +16,49 @@ impl ModelFile {
     /// [`LlmError::Io`].
     pub fn fingerprint(&self) -> Result<String, LlmError> {
         let spec = &self.config().spec;
-        let mut hash = 0;
-        for path in compared(self.path()) {
-            let failed = |source| LlmError::Io { path: path.clone(), source };
-            if let Some(name) = path.file_name() {
-                hash = mixed(hash, name.as_encoded_bytes());
-            }
-            hash = contents(hash, &path).map_err(failed)?;
-        }
+        let digest = digest(self.path(), |digest, path| digest.file(path))?;
         let (name, layers, hidden) = (&self.config().architecture, spec.layers, spec.hidden);
-        Ok(format!("{name} with {layers} layers of width {hidden}, contents {hash:016x}"))
+        Ok(format!("{name} with {layers} layers of width {hidden}, contents {digest}"))
     }
+
+    /// A digest of its configuration and weights, for what is stored on this machine: as that of
+    /// [`fingerprint`](Self::fingerprint), and of larger files another one when the time of the last change is another.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::Io`].
+    pub fn digest(&self) -> Result<Digest, LlmError> {
+        local(self.path())
+    }
+}
+
+/// The digest of the model at a path, on this machine: also another one when a larger file was changed where it is not read.
+pub(crate) fn local(path: &Path) -> Result<Digest, LlmError> {
+    digest(path, |digest, path| digest.local_file(path))
+}
+
+/// The digest of the files of a model with their names.
+fn digest(model: &Path, of: impl Fn(Digest, &Path) -> std::io::Result<Digest>) -> Result<Digest, LlmError> {
+    let mut digest = Digest::default();
+    for path in compared(model) {
+        if let Some(name) = path.file_name().filter(|_| model.is_dir()) {
+            digest = digest.bytes(name.as_encoded_bytes());
+        }
+        digest = of(digest, &path).map_err(|source| LlmError::Io { path: path.clone(), source })?;
+    }
+    Ok(digest)
 }
 
 /// The files that decide what a model computes.
 fn compared(path: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = path.read_dir() else { return vec![path.to_owned()] };
+    let Ok(entries) = path.read_dir() else {
+        // Of a model in several files all, whichever it was opened by.
+        let parts = path.file_name().and_then(|name| gguf_parts(name.to_str()?));
+        return parts.map_or_else(
+            || vec![path.to_owned()],
+            |parts| parts.iter().map(|part| path.with_file_name(part)).collect(),
+        );
+    };
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     files.retain(|file| {
         file.extension().is_some_and(|end| end == "safetensors")
@@ -47,31 +66,4 @@ fn compared(path: &Path) -> Vec<PathBuf> {
     });
     files.sort();
     files
-}
-
-fn contents(mut hash: u64, path: &Path) -> io::Result<u64> {
-    let mut file = File::open(path)?;
-    let bytes = file.metadata()?.len();
-    hash = mixed(hash, &bytes.to_le_bytes());
-    let mut part = vec![0; PART];
-    let mut at = 0;
-    let step = if bytes <= WHOLE { PART as u64 } else { bytes / PARTS };
-    while at < bytes {
-        file.seek(SeekFrom::Start(at))?;
-        let length = usize::try_from(bytes - at).unwrap_or(PART).min(PART);
-        file.read_exact(&mut part[..length])?;
-        hash = mixed(hash, &part[..length]);
-        at += step;
-    }
-    Ok(hash)
-}
-
-/// Hashes bytes, eight at a time (FxHash). For equal copies, and not against someone who makes different ones look equal.
-fn mixed(hash: u64, bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<8>();
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    let mix = |hash: u64, word: u64| (hash.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
-    let hash = words.iter().fold(hash, |hash, word| mix(hash, u64::from_le_bytes(*word)));
-    mix(mix(hash, u64::from_le_bytes(last)), bytes.len() as u64)
 }

@@ -7,7 +7,7 @@ use std::{
 
 use trike_core::{Int8Tensor, Layout};
 use trike_cpu::{Cpu, FileRange, Tiles};
-use trike_format::FormatError;
+use trike_format::{Digest, FormatError};
 use trike_nn::{
     ActivationPolicy, ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, KvSpec,
     NnError, Tensor, WeightName,
@@ -143,6 +143,8 @@ pub struct LanguageModel<B: Backend = CpuBackend> {
     activations: BTreeSet<ActivationPrecision>,
     /// Linear layers that replaced those of the source.
     replaced: HashMap<WeightName, TritTensor>,
+    /// Whether the LM head was rounded to int8, and with it an embedding that is also the head.
+    rounds_head: bool,
 }
 
 impl<B: Backend> LanguageModel<B> {
@@ -204,6 +206,7 @@ impl<B: Backend> LanguageModel<B> {
         let (path, config) = (source.path().to_owned(), source.config().clone());
         let mut model = Self::from_decoder(decoder, path, config, activations);
         model.tokenizer = tokenizer;
+        model.rounds_head = int8_head;
         if source.is_f32() {
             model.default_kv = KvPrecision::F32;
         }
@@ -219,7 +222,16 @@ impl<B: Backend> LanguageModel<B> {
     ) -> Self {
         let halves = decoder.backend().can_cache(KvPrecision::F16);
         let default_kv = if halves { KvPrecision::F16 } else { KvPrecision::F32 };
-        Self { decoder, tokenizer: None, path, config, replaced: HashMap::new(), default_kv, activations }
+        Self {
+            decoder,
+            tokenizer: None,
+            path,
+            config,
+            replaced: HashMap::new(),
+            rounds_head: false,
+            default_kv,
+            activations,
+        }
     }
 
     /// The decoder.
@@ -311,6 +323,22 @@ impl<B: Backend> LanguageModel<B> {
             return Err(error.into());
         }
         Ok(())
+    }
+
+    /// A digest of the layers that replaced those of the source; `None` without such.
+    pub(crate) fn replaced_digest(&self) -> Option<Digest> {
+        let mut layers: Vec<_> =
+            self.replaced.iter().map(|(name, tensor)| (name.to_string(), tensor)).collect();
+        layers.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let digest = layers
+            .iter()
+            .fold(Digest::default(), |digest, (name, tensor)| digest.bytes(name.as_bytes()).ternary(tensor));
+        (!layers.is_empty()).then_some(digest)
+    }
+
+    /// The precision of the LM head, in words.
+    pub(crate) fn head(&self) -> &'static str {
+        if self.rounds_head { "int8" } else { "as stored" }
     }
 
     /// Precision of cached keys and values unless another one is requested: f32 for a model with f32 weights, f16 for every

@@ -76,8 +76,10 @@ pub struct Decoder<B: Backend> {
     head: Option<B::Matrix>,
     /// One for each stage of the backend.
     ropes: Vec<B::Rope>,
-    /// Unique per model, and changed when a weight is replaced, which invalidates older recordings.
+    /// Unique per model, and changed with the weights, which invalidates older keys and values.
     version: u64,
+    /// Unique per model, and changed when a weight is replaced, which invalidates older recordings.
+    recording: u64,
 }
 
 fn next_version() -> u64 {
@@ -115,7 +117,8 @@ impl<B: Backend> Decoder<B> {
         };
         let rope = |index| backend.stage(index).load_rope(&spec.rope, spec.head_dim, spec.context);
         let ropes = (0..stages).map(rope).collect::<Result<_, _>>()?;
-        Ok(Self { backend, spec, embedding, blocks, norm, head, ropes, version: next_version() })
+        let (version, recording) = (next_version(), next_version());
+        Ok(Self { backend, spec, embedding, blocks, norm, head, ropes, version, recording })
     }
 
     /// Replaces the weight of a linear layer by one of the same shape, between steps.
@@ -126,7 +129,7 @@ impl<B: Backend> Decoder<B> {
     /// errors of the backend.
     pub fn replace(&mut self, name: WeightName, weight: Tensor) -> Result<(), NnError> {
         let layer = self.layer_of(name, (weight.rows(), weight.cols()))?;
-        self.version = next_version();
+        (self.version, self.recording) = (next_version(), next_version());
         let stage = self.backend.stage(self.backend.stage_of(layer));
         self.blocks[layer].replace(stage, name, weight)?;
         Ok(())
@@ -149,8 +152,9 @@ impl<B: Backend> Decoder<B> {
         check::edit(edits, edited)?;
         let stage = self.backend.stage(self.backend.stage_of(layer));
         let done = self.blocks[layer].edit(stage, name, edits, edited);
+        self.version = next_version();
         if !matches!(done, Ok(Some(MatrixEdit::InPlace))) {
-            self.version = next_version();
+            self.recording = next_version();
         }
         // `layer_of` has checked that `name` is one of the seven matrices.
         Ok(done?.unwrap_or(MatrixEdit::Replaced))
@@ -199,7 +203,7 @@ impl<B: Backend> Decoder<B> {
 
     /// The backend, mutable, for changes between steps.
     pub fn backend_mut(&mut self) -> &mut B {
-        self.version = next_version();
+        (self.version, self.recording) = (next_version(), next_version());
         &mut self.backend
     }
 
@@ -402,7 +406,7 @@ impl<B: Backend> Decoder<B> {
             inputs: self.step_inputs(steps)?,
             capacity: first.sequence.spec().capacity,
             table: &self.embedding,
-            version: self.version,
+            version: self.recording,
             largest,
         };
         let mut run = |inputs: &B::Inputs, caches: StepCaches<'_, '_, B>| self.run(inputs, caches, None);

@@ -1,5 +1,5 @@
 //! Makes a dense model ternary, one plane, by training it through the rounding:
-//! `qat MODEL TOKENIZER EVALUATION TEXT...`.
+//! `qat MODEL TOKENIZER EVALUATION STEPS|- TEXT...`.
 //!
 //! The dense model is the teacher, and writes most of the text itself. Prints the bits per token of the documents of
 //! `EVALUATION`, which are not trained on: of the dense model, of its rounded weights, and during training. The recipe is
@@ -18,9 +18,14 @@ use trike_train::{
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [model, tokenizer, evaluation, texts @ ..] = &arguments[..] else {
-        return Err("usage: qat MODEL TOKENIZER EVALUATION TEXT...".into());
+    let [model, tokenizer, evaluation, steps, texts @ ..] = &arguments[..] else {
+        return Err("usage: qat MODEL TOKENIZER EVALUATION STEPS|- TEXT...".into());
     };
+    let (mut run, mut sampling) = (TrainerConfig::default(), SampleConfig::default());
+    if steps != "-" {
+        run.steps = steps.parse()?;
+        sampling.documents = run.steps * 2;
+    }
     let cpu = Cpu::new(0)?;
     let file = ModelFile::open(model)?;
     let dense = Parameters::open(&file)?;
@@ -47,9 +52,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("dense {of_dense:.4} bits per token, rounded {:.4}", bits(&dense, &policy)?);
 
     let start = Instant::now();
-    let config = SampleConfig::default();
-    let sampler = Sampler::new(&dense, &tokenizer, config)?;
-    let written = sampler.documents(&cpu, 0..config.documents)?;
+    let sampler = Sampler::new(&dense, &tokenizer, sampling)?;
+    let written = sampler.documents(&cpu, 0..sampling.documents)?;
     let tokens: usize = written.iter().map(Vec::len).sum();
     println!("{tokens} tokens written by the teacher, {:.1?}", start.elapsed());
     let documents = Documents::open(texts)?.with_tokens(written)?;
@@ -58,7 +62,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         BatchConfig { length: spec.context.min(BatchConfig::default().length), ..BatchConfig::default() };
     let mut batches = Batches::new(&documents, &used, encoder, config, Position::default())?;
 
-    let run = TrainerConfig::default();
     let steps = run.steps;
     let teacher = Teacher { parameters: &dense, policy: TernaryPolicy::DENSE };
     let mut trainer = Trainer::new(&cpu, run, policy.clone(), dense.clone(), Some(teacher))?;

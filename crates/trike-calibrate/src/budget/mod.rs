@@ -14,7 +14,7 @@ use std::{
 };
 
 use trike_cpu::Cpu;
-use trike_format::Claim;
+use trike_format::{Claim, OutputFile};
 use trike_llm::{ModelFile, WeightSource};
 use trike_nn::{ActivationPrecision, CpuBackend, WeightName};
 use trike_quant::{MatrixView, QuantError, QuantizeConfig, quantize_matrix};
@@ -29,7 +29,7 @@ use crate::{
     assemble::{HEAD_GROUP, stored_bytes},
     error::io,
     held_out::{calibration_ids, limited, without},
-    memory,
+    memory, own_text,
     quantize::{SCALING, quantize, quantize_ids, refuse_existing, refuse_ternary},
     report::HeldOut,
     rewrite::Prepared,
@@ -113,6 +113,7 @@ fn planned(
     if config.hold_out {
         report.held = planner.held_out(calibration);
     }
+    report.notes.append(&mut planner.notes);
     // Prices and all trials, not the result alone.
     report.seconds = start.elapsed().as_secs_f64();
     Ok(report)
@@ -132,7 +133,7 @@ pub fn plan_for(
     options: &PlanOptions,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<(Plan, Vec<Sensitivity>), CalibrateError> {
-    let planner = Planner::new(input, output, calibration, config, options, progress)?;
+    let mut planner = Planner::new(input, output, calibration, config, options, progress)?;
     planner.check_smallest()?;
     let sensitivities = planner.sensitivities(progress)?;
     let chosen = planner.first(&sensitivities)?;
@@ -155,6 +156,8 @@ struct Planner<'a> {
     calibration: Vec<Vec<u32>>,
     held: Vec<Vec<u32>>,
     dir: PathBuf,
+    /// For the report.
+    notes: Vec<String>,
     /// Two runs would write to the same unfinished directories.
     _claim: Claim,
 }
@@ -181,10 +184,10 @@ impl<'a> Planner<'a> {
         }
         options.validate()?;
         // Held-out text for planning and trials is separate from the calibration text.
-        let calibration = limited(input, calibration, config, progress)?;
+        let calibration = limited(input, calibration, config, output, progress)?;
         let wanted = calibration.limit();
         let more = calibration.with_limit(wanted.saturating_mul(2));
-        let mut all = calibration_ids(input, &more, config, progress)?;
+        let mut all = calibration_ids(input, &more, config, output, progress)?;
         if all.len() < 2 {
             return Err(ConfigError::NothingHeldOut { got: all.len() }.into());
         }
@@ -206,6 +209,7 @@ impl<'a> Planner<'a> {
             calibration: all,
             held,
             dir: store::beside(output, ".plan"),
+            notes: Vec::new(),
             _claim: claim,
         })
     }
@@ -244,23 +248,27 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Removes the stored measurements.
+    /// Removes the stored measurements, and the text that the model has written.
     fn clean(&self) -> Result<(), CalibrateError> {
+        own_text::remove(self.output)?;
         fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
     }
 
     /// Measures the sensitivities, or loads those of an earlier call with the same settings.
     fn sensitivities(
-        &self,
+        &mut self,
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<Vec<Sensitivity>, CalibrateError> {
-        let settings = format!(
-            "{} {:?}",
-            store::fingerprint(self.input().path(), &self.config, &[&self.calibration, &self.held]),
-            (PRICES, self.options.planes, &self.options.groups, self.plans_head())
-        );
+        let priced = (PRICES, self.options.planes, &self.options.groups, self.plans_head());
+        let settings =
+            store::identity(self.prepared.original, &self.config, &[&self.calibration, &self.held])?
+                .with("the prices", format!("{priced:?}"));
         let path = self.dir.join(store::SENSITIVITIES);
-        if store::resume(&self.dir, &settings)?
+        let opened = store::resume(&self.dir, &settings)?;
+        if let store::Opened::Replaced(difference) = &opened {
+            self.notes.push(store::note(difference));
+        }
+        if opened == store::Opened::Same
             && let Ok(text) = fs::read(&path)
             && let Ok(measured) = serde_json::from_slice(&text)
         {
@@ -284,7 +292,7 @@ impl<'a> Planner<'a> {
             return Err(ConfigError::NothingToPlan.into());
         }
         let text = serde_json::to_vec(&measured).map_err(|e| io(&path)(e.into()))?;
-        fs::write(&path, text).map_err(io(&path))?;
+        OutputFile::replace(&path, text).map_err(io(&path))?;
         Ok(measured)
     }
 

@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path};
 
+use trike_format::publish;
 use trike_llm::{LanguageModel, ModelFile, ScoreOptions, Split, compare_ids};
 use trike_nn::KvPrecision;
 
@@ -125,7 +126,7 @@ impl Planner<'_> {
                 self.budget, trial.ratio, trial.kl
             ));
         }
-        fs::rename(&report.output, self.output).map_err(io(self.output))?;
+        publish(Path::new(&report.output), self.output).map_err(io(self.output))?;
         report.output = self.output.display().to_string();
         report.planning = Some(Planning { budget: self.budget.to_string(), sensitivities, trials, plan });
         self.clean()?;

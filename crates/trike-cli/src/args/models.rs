@@ -65,12 +65,16 @@ pub(crate) struct ShowArgs {
 /// Remove models from the cache
 ///
 /// org/name removes the repository with all its revisions, org/name@revision one revision, org/name:file one file. What another
-/// revision shares is kept. The cache is the one of Hugging Face's own tools.
+/// revision shares is kept. The cache is the one of Hugging Face's own tools, and programs such as transformers share it: in a
+/// terminal, the command asks first.
 #[derive(Args, Debug)]
 pub(crate) struct RmArgs {
     /// org/name[@revision][:file or variant]
     #[arg(value_name = "MODEL", required = true, value_parser = model_id)]
     pub(crate) ids: Vec<ModelId>,
+    /// Remove without asking; required where there is no terminal to ask on
+    #[arg(short, long)]
+    pub(crate) yes: bool,
     #[command(flatten)]
     pub(crate) json: JsonArg,
 }

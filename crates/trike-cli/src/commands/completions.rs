@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use crate::{args, manual};
 use anyhow::Context;
+use trike::format::OutputFile;
+
+use crate::{args, manual};
 
 /// Generates a completion script.
 pub(super) fn script(shell: clap_complete::Shell) -> anyhow::Result<String> {
@@ -22,7 +24,7 @@ pub(super) fn manual(dir: &Path) -> anyhow::Result<String> {
     for command in std::iter::once(&command).chain(command.get_subcommands()) {
         let name = command.get_display_name().unwrap_or(command.get_name());
         let path = dir.join(format!("{name}.1"));
-        std::fs::write(&path, manual::page(command).with_context(doing)?).with_context(doing)?;
+        OutputFile::replace(&path, manual::page(command).with_context(doing)?).with_context(doing)?;
         pages += &format!("{}\n", path.display());
     }
     Ok(pages)

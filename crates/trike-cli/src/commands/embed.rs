@@ -46,17 +46,20 @@ pub(crate) fn embed(args: &EmbedArgs, quiet: bool) -> anyhow::Result<EmbedOutcom
         .with_sequence(KvSpec::new(file.default_kv(), longest.clamp(1, file.config().spec.context)));
     let model = load(open(&args.device.device, quiet)?, &file, &wanted, quiet)?;
     let width = model.config().spec.hidden;
+    // Before the work, which would be lost if it cannot be written.
+    let writer = args.output.as_ref().map(|path| NpyWriter::create(path, ids.len(), width));
+    let mut writer = writer.transpose()?;
     let progress = Progress::start("computing", quiet);
     let mut embeddings = Vec::new();
     for (done, ids) in ids.iter().enumerate() {
-        embeddings.push(model.embed(ids, args.pooling).with_context(|| format!("text {}", done + 1))?);
+        let embedding = model.embed(ids, args.pooling).with_context(|| format!("text {}", done + 1))?;
+        match &mut writer {
+            Some(writer) => writer.row(&embedding)?,
+            None => embeddings.push(embedding),
+        }
         progress.set(done + 1, texts.len());
     }
-    if let Some(path) = &args.output {
-        let mut writer = NpyWriter::create(path, embeddings.len(), width)?;
-        for row in std::mem::take(&mut embeddings) {
-            writer.row(&row).with_context(|| format!("cannot write {}", path.display()))?;
-        }
+    if let Some(writer) = writer {
         writer.finish()?;
     }
     Ok(EmbedOutcome {

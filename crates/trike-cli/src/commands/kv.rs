@@ -9,6 +9,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 use trike::{
     KvPrecisions, LoadOptions, Model, ModelFile,
+    cpu::{Cpu, Isa},
+    format::{Difference, Digest, Identity, OutputFile},
     llm::{ChooseKv, ChosenKv},
 };
 
@@ -38,7 +40,9 @@ pub(crate) struct ChosenOutcome {
 #[derive(Debug, Deserialize, Serialize)]
 struct Stored {
     /// What it was chosen for.
-    key: String,
+    identity: Vec<(String, String)>,
+    /// Digest of the identity and `kv`.
+    digest: String,
     kv: String,
     #[serde(flatten)]
     chosen: ChosenOutcome,
@@ -93,7 +97,7 @@ impl KvRequest {
             Some(KvChoice::Given(kv)) => Ok(Kv { precision: Some(kv), chosen: None }),
             None => Ok(Kv { precision: None, chosen: None }),
             Some(KvChoice::Auto) => {
-                let stored = stored(&self.key(file, options)?, file.config().spec.layers);
+                let stored = self.key(file, options)?.stored(file.config().spec.layers);
                 let (precision, chosen) = stored.unzip();
                 Ok(Kv { precision, chosen })
             }
@@ -118,8 +122,10 @@ impl KvRequest {
                 drop(progress);
                 let chosen = ChosenOutcome::new(self.kl(), &made);
                 let key = self.key(file, options)?;
-                let kv = made.precision.to_string();
-                if let Err(error) = store(&Stored { key, kv, chosen: chosen.clone() })
+                if !quiet && let Some(difference) = key.difference() {
+                    output::note(&format!("--kv auto: chosen again, because {difference}"));
+                }
+                if let Err(error) = key.store(made.precision, chosen.clone())
                     && !quiet
                 {
                     output::note(&format!("--kv auto: the choice is not stored: {error}"));
@@ -140,17 +146,95 @@ impl KvRequest {
     }
 
     /// What a choice depends on.
-    fn key(self, file: &ModelFile, options: &LoadOptions) -> anyhow::Result<String> {
+    fn key(self, file: &ModelFile, options: &LoadOptions) -> anyhow::Result<Key> {
         let ChooseKv { tokens, seed, .. } = ChooseKv::default();
-        Ok(format!(
-            "trike {}; {}; activations {:?}, head {:?}; bound {}, {tokens} tokens, seed {seed}",
-            env!("CARGO_PKG_VERSION"),
-            file.fingerprint()?,
-            options.activations,
-            options.head,
-            self.kl(),
-        ))
+        let tokenizer = match &options.tokenizer {
+            Some(tokenizer) => tokenizer.clone(),
+            None => file.tokenizer(None)?,
+        };
+        let isa = options.cpu.as_ref().map_or_else(Isa::detect, Cpu::isa);
+        let path = file.path().canonicalize().unwrap_or_else(|_| file.path().to_owned());
+        // What a person chooses gives each choice a file of its own; what changes behind their back must be the same in it.
+        let asked = Identity::new()
+            .with("the model", path.display())
+            .with("the bound", self.kl())
+            .with("the activations", format!("{:?}", options.activations))
+            .with("the precision of the head", format!("{:?}", options.head))
+            .with("the layout of weights", format!("{:?}", options.layout))
+            .with("the instruction set", isa.name());
+        let identity = asked
+            .clone()
+            .with("the content of the model", file.digest()?)
+            .with(
+                "the tokens that begin and end a text",
+                format!("{:?} {:?}", tokenizer.bos(), tokenizer.eos()),
+            )
+            .with("the text", format!("{tokens} tokens, seed {seed}"));
+        Ok(Key { identity, name: format!("{}.json", asked.digest()) })
     }
+}
+
+/// What a choice depends on, and the name of its file.
+struct Key {
+    identity: Identity,
+    name: String,
+}
+
+impl Key {
+    /// Where a choice may be, best first.
+    fn files(&self) -> impl Iterator<Item = PathBuf> {
+        shipped::folders().map(|folder| folder.join("kv").join(&self.name))
+    }
+
+    /// Everything that was stored. What cannot be read or is damaged counts as nothing.
+    fn all(&self) -> impl Iterator<Item = Stored> {
+        self.files().filter_map(|file| {
+            let mut text = String::new();
+            fs::File::open(file).ok()?.take(MAX_STORED).read_to_string(&mut text).ok()?;
+            let stored: Stored = serde_json::from_str(&text).ok()?;
+            (stored.digest == digest(&stored.identity, &stored.kv)).then_some(stored)
+        })
+    }
+
+    /// The stored choice.
+    fn stored(&self, layers: usize) -> Option<(KvPrecisions, ChosenOutcome)> {
+        self.all().filter(|stored| self.identity.differs_from(&stored.identity).is_none()).find_map(
+            |stored| {
+                let precision: KvPrecisions = stored.kv.parse().ok()?;
+                precision.check(layers).ok()?;
+                Some((precision, stored.chosen))
+            },
+        )
+    }
+
+    /// In what a stored choice differs.
+    fn difference(&self) -> Option<Difference> {
+        self.all().find_map(|stored| self.identity.differs_from(&stored.identity))
+    }
+
+    /// Writes a choice where there is a folder for it.
+    fn store(&self, precision: KvPrecisions, chosen: ChosenOutcome) -> anyhow::Result<()> {
+        let (identity, kv) = (self.identity.facts().to_vec(), precision.to_string());
+        let digest = digest(&identity, &kv);
+        let text = serde_json::to_string(&Stored { identity, digest, kv, chosen })?;
+        let write = |file: &Path| {
+            fs::create_dir_all(file.parent().unwrap_or(file))?;
+            OutputFile::replace(file, &text)
+        };
+        let mut last = anyhow::anyhow!("no folder: set XDG_CACHE_HOME");
+        for file in self.files() {
+            match write(&file) {
+                Ok(()) => return Ok(()),
+                Err(error) => last = anyhow::anyhow!("cannot write {}: {error}", file.display()),
+            }
+        }
+        Err(last)
+    }
+}
+
+fn digest(identity: &[(String, String)], kv: &str) -> String {
+    let texts = identity.iter().flat_map(|(name, value)| [name.as_str(), value.as_str()]).chain([kv]);
+    texts.fold(Digest::default(), |digest, text| digest.bytes(text.as_bytes())).to_string()
 }
 
 impl ChosenOutcome {
@@ -170,42 +254,4 @@ impl ChosenOutcome {
             self.bound
         )
     }
-}
-
-/// Where a choice may be, best first.
-fn files(key: &str) -> impl Iterator<Item = PathBuf> {
-    // The key is in the file, too.
-    let name = format!("{:016x}.json", shipped::fnv(key.bytes()));
-    shipped::folders().map(move |folder| folder.join("kv").join(&name))
-}
-
-/// The stored choice. A file that cannot be read, or is of another key, counts as none: the choice is made again.
-fn stored(key: &str, layers: usize) -> Option<(KvPrecisions, ChosenOutcome)> {
-    files(key).find_map(|file| {
-        let mut text = String::new();
-        fs::File::open(file).ok()?.take(MAX_STORED).read_to_string(&mut text).ok()?;
-        let stored: Stored = serde_json::from_str(&text).ok().filter(|stored: &Stored| stored.key == key)?;
-        let precision: KvPrecisions = stored.kv.parse().ok()?;
-        precision.check(layers).ok()?;
-        Some((precision, stored.chosen))
-    })
-}
-
-/// Writes a choice under another name first, so that no command reads half of it.
-fn store(choice: &Stored) -> anyhow::Result<()> {
-    let text = serde_json::to_string(choice)?;
-    let write = |file: &Path| {
-        let temporary = file.with_extension(std::process::id().to_string());
-        fs::create_dir_all(file.parent().unwrap_or(file))?;
-        fs::write(&temporary, &text)?;
-        fs::rename(&temporary, file)
-    };
-    let mut last = anyhow::anyhow!("no folder: set XDG_CACHE_HOME");
-    for file in files(&choice.key) {
-        match write(&file) {
-            Ok(()) => return Ok(()),
-            Err(error) => last = anyhow::anyhow!("cannot write {}: {error}", file.display()),
-        }
-    }
-    Err(last)
 }

@@ -1,6 +1,5 @@
 //! `trike logits`.
 
-use anyhow::Context;
 use serde::Serialize;
 use trike::{ActivationPrecision, HeadPrecision, KvPrecision, KvSpec, ModelFile};
 
@@ -56,7 +55,7 @@ pub(crate) fn logits(args: &LogitsArgs, quiet: bool) -> anyhow::Result<LogitsOut
         }
         progress.set(token + 1, shape[0]);
     })?;
-    written.with_context(|| format!("cannot write {}", args.output.display()))?;
+    written?;
     writer.finish()?;
     Ok(LogitsOutcome {
         model: file.path().display().to_string(),

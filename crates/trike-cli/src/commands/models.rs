@@ -2,14 +2,18 @@
 
 use std::{collections::BTreeMap, time::UNIX_EPOCH};
 
+use anyhow::bail;
 use serde::Serialize;
 use trike::{
     ModelFile,
     llm::{GenerationConfig, LlmError},
 };
 
-use super::{hub, shipped};
-use crate::args::{ListArgs, RmArgs, ShowArgs};
+use super::{conflict, hub, shipped};
+use crate::{
+    args::{ListArgs, RmArgs, ShowArgs},
+    output,
+};
 
 /// A model in the cache. The field names are the schema of `trike list --json` and `trike pull --json`.
 #[derive(Debug, Serialize)]
@@ -125,9 +129,21 @@ pub(crate) struct Removed {
     pub(crate) bytes: u64,
 }
 
-/// Removes models from the cache.
+/// Removes models from the cache, after a question.
 pub(crate) fn rm(args: &RmArgs) -> anyhow::Result<RmOutcome> {
     let cache = hub::cache().ok_or_else(|| anyhow::anyhow!("no cache: neither HF_HOME nor HOME is set"))?;
+    // Before the question, and before the first one is removed.
+    args.ids.iter().try_for_each(|id| cache.check_removal(id))?;
+    if !args.yes {
+        let names: Vec<String> = args.ids.iter().map(ToString::to_string).collect();
+        let what =
+            format!("{} from {}, which other programs share", names.join(", "), cache.root().display());
+        match output::ask(&format!("remove {what}?"))? {
+            Some(true) => {}
+            Some(false) => bail!("nothing was removed"),
+            None => return Err(conflict(&format!("to remove {what}, confirm with --yes"))),
+        }
+    }
     let remove = |id: &trike::llm::ModelId| {
         Ok::<_, LlmError>(Removed { name: id.to_string(), bytes: cache.remove(id)? })
     };

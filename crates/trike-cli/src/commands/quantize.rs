@@ -1,6 +1,6 @@
 //! `trike quantize`.
 
-use std::{fs, path::Path, time::SystemTime};
+use std::{path::Path, time::SystemTime};
 
 use anyhow::{Context, bail};
 use serde::Serialize;
@@ -10,6 +10,7 @@ use trike::{
         Budget, Compensation, Importance, Plan, PlanOptions, Pruning, ScaledInputs, Sensitivity, Tuning,
         is_resumable, plan_for, quantize_to,
     },
+    format::OutputFile,
     quant::{CalibrationMethod, ColumnOrder, PrunePattern, ScaleRule, TritLayout},
     trit::{Coupling, Granularity, GroupSize},
 };
@@ -83,7 +84,7 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
                 let (plan, sensitivities) =
                     plan_for(&input, &args.output, &calibration, &config, &options, &mut set)?;
                 let output = args.output.display().to_string();
-                fs::write(&args.output, plan.to_json()).with_context(|| output.clone())?;
+                OutputFile::replace(&args.output, plan.to_json()).with_context(|| output.clone())?;
                 return Ok(QuantizeOutcome::Plan(PlanOutcome { output, plan, sensitivities }));
             }
             quantize_to(&input, &args.output, &calibration, &config, &options, &mut set)?

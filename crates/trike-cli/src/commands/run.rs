@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, io, ops::ControlFlow, time::Instant};
 use serde::Serialize;
 use trike::{
     FinishReason, GenerateOptions, KeySelector, KvLimit, KvSpec, LoadOptions, Model, ModelFile, Tokenizer,
+    format::Lock,
     llm::{Session, TokenLogprobs},
     text::constraint::Constraint,
 };
@@ -125,6 +126,8 @@ pub(crate) fn run(
     sink: &mut Sink<'_>,
 ) -> anyhow::Result<RunOutcome> {
     let file = ModelFile::open(args.model.path(quiet)?)?;
+    // Held until it is written: the text of this run goes into it.
+    let _lock = args.prompt_cache.as_deref().map(Lock::new).transpose()?;
     // Open the device first, so that a missing one is reported before anything is read.
     let device = open(&args.device.device, quiet)?;
     let keys = args.keys.selector(device.is_cpu())?;
@@ -147,12 +150,11 @@ pub(crate) fn run(
     text.set_kv(&request.choose(known, &text.file, &options, &*model, quiet)?)?;
     let mut session = match &args.prompt_cache {
         Some(path) if path.exists() => {
-            let session = model.load_session(path)?;
-            if session.is_none() && !quiet {
-                output::note(&format!(
-                    "{}: made by another model or other options, replaced",
-                    path.display()
-                ));
+            let session = model.load_session(path, &text.options)?;
+            if let Err(difference) = &session
+                && !quiet
+            {
+                output::note(&format!("{}: not used and replaced, because {difference}", path.display()));
             }
             session.unwrap_or_default()
         }

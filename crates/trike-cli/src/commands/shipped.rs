@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::Context;
+use trike::format::{Digest, OutputFile};
 use trike_models::TINY;
 
 /// The name that the commands take, where no file has it.
@@ -23,7 +24,10 @@ pub(super) fn bytes() -> u64 {
 /// If no folder can be written.
 pub(super) fn find() -> anyhow::Result<PathBuf> {
     // Another version has other files.
-    let name = format!("{NAME}-{:016x}", digest());
+    let digest = TINY
+        .iter()
+        .fold(Digest::default(), |digest, (name, content)| digest.bytes(name.as_bytes()).bytes(content));
+    let name = format!("{NAME}-{digest}");
     let mut last = None;
     for folder in folders() {
         let place = folder.join(&name);
@@ -50,9 +54,8 @@ pub(super) fn folders() -> impl Iterator<Item = PathBuf> {
 }
 
 fn is_complete(place: &Path) -> bool {
-    TINY.iter().all(|(name, content)| {
-        place.join(name).metadata().is_ok_and(|meta| meta.is_file() && meta.len() == content.len() as u64)
-    })
+    // A megabyte: read and compared in a millisecond.
+    TINY.iter().all(|(name, content)| fs::read(place.join(name)).is_ok_and(|found| found == *content))
 }
 
 /// Writes the files under another name, then renames the folder, so that two commands at once do not disturb each other.
@@ -62,26 +65,16 @@ fn unpack(place: &Path) -> io::Result<()> {
     let temporary = place.with_extension(std::process::id().to_string());
     fs::create_dir_all(&temporary)?;
     for (name, content) in TINY {
-        fs::write(temporary.join(name), content)?;
+        OutputFile::replace(temporary.join(name), content)?;
     }
     if place.is_dir() {
-        // A file of it was cut or removed.
+        // A file of it was changed or removed.
         fs::remove_dir_all(place)?;
     }
-    let renamed = fs::rename(&temporary, place);
+    let renamed = trike::format::publish(&temporary, place);
     if renamed.is_err() && is_complete(place) {
         // Another command was faster.
         return fs::remove_dir_all(&temporary);
     }
     renamed
-}
-
-/// Of the files.
-fn digest() -> u64 {
-    fnv(TINY.iter().flat_map(|(name, content)| name.bytes().chain(content.iter().copied())))
-}
-
-/// FNV-1a, for names in the user's cache.
-pub(super) fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use trike::{
     Device, Model,
+    format::OutputFile,
     nn::{TunedProduct, TunedTable},
 };
 
@@ -94,15 +95,12 @@ fn files(device: &str) -> impl Iterator<Item = PathBuf> {
     shipped::folders().map(move |folder| folder.join("tuned").join(format!("{plain}.txt")))
 }
 
-/// Writes a table under another name first, so that no command reads half of it.
+/// Writes a table where there is a folder for it.
 fn store(table: &TunedTable) -> anyhow::Result<()> {
     let mut last = None;
     for file in files(&table.device) {
-        let temporary = file.with_extension(std::process::id().to_string());
         let folder = file.parent().unwrap_or(&file);
-        let written = fs::create_dir_all(folder)
-            .and_then(|()| fs::write(&temporary, &table.text))
-            .and_then(|()| fs::rename(&temporary, &file));
+        let written = fs::create_dir_all(folder).and_then(|()| OutputFile::replace(&file, &table.text));
         match written {
             Ok(()) => return Ok(()),
             Err(error) => last = Some(anyhow::anyhow!("cannot write {}: {error}", file.display())),

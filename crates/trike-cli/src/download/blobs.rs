@@ -84,7 +84,7 @@ impl Store {
         if !self.has(remote) {
             let partial = self.folder.join("blobs").join(format!("{}.incomplete", remote.etag));
             self.complete(client, remote, &partial, report)?;
-            fs::rename(&partial, &blob).map_err(HubError::io(&blob))?;
+            trike::format::publish(&partial, &blob).map_err(HubError::io(&blob))?;
         }
         report(remote.size);
         Ok(())
@@ -234,9 +234,7 @@ impl Store {
         }
         let path = self.folder.join("refs").join(revision);
         make_parent(&path)?;
-        let fresh = self.folder.join("refs").join(format!(".{}-{commit}", std::process::id()));
-        fs::write(&fresh, commit).map_err(HubError::io(&fresh))?;
-        fs::rename(&fresh, &path).map_err(HubError::io(&path))
+        trike::format::OutputFile::replace(&path, commit).map_err(HubError::io(&path))
     }
 }
 

@@ -146,6 +146,17 @@ fn slash_commands_change_the_conversation() {
     let (saved, notes) = good(talk(&trike, &["-n", "12"], &format!("Once upon a time\n/save {file}\n")));
     assert_eq!(saved, first);
     assert!(notes.contains("2 messages in "), "{notes}");
+    // A file of another chat is not replaced in silence; that of this chat is, saved or loaded.
+    let before = std::fs::read_to_string(&file).expect("a file");
+    let (_, notes) = good(talk(&trike, &["-n", "2"], &format!("Tom\n/save {file}\n")));
+    assert!(notes.contains(&format!("`/save! {file}` replaces it")), "{notes}");
+    assert_eq!(std::fs::read_to_string(&file).expect("a file"), before);
+    let other = trike.write("other.json", "mine");
+    let lines =
+        format!("Tom\n/save! {other}\nIs\n/save {other}\n/load {file}\n/save {file}\n/clear\n/save {file}\n");
+    let (_, notes) = good(talk(&trike, &["-n", "2"], &lines));
+    assert_eq!(notes.matches("replaces it").count(), 1, "{notes}");
+    assert!(notes.contains("4 messages in ") && std::fs::read_to_string(&file).expect("a file") == before);
     let loaded = good(talk(&trike, &["-n", "12", "-q"], &format!("/load {file}\nAnd then\n"))).0;
     assert_eq!(loaded, second);
     // Parameters; what is wrong is said on stderr, and the chat goes on.

@@ -165,7 +165,7 @@ fn json_has_the_fields_of_the_reference() {
     check("chat", &[serde_json::from_str(&line).expect("JSON")]);
     let folder = trike.path("hf/hub/models--org--name/snapshots/abc");
     std::fs::create_dir_all(&folder).unwrap();
-    let removed = json(&["rm", "org/name"]);
+    let removed = json(&["rm", "org/name", "--yes"]);
     check("rm", &[removed]);
 }
 

@@ -73,12 +73,36 @@ fn a_choice_is_made_once() {
     trike.stdout(&["run", &model, "Once", "-n", "1", "--kv", "auto"]);
     trike.stdout(&run(&["--activations", "f32"]));
     assert_eq!(count(), 3);
+    // A changed value is damage, too.
+    for entry in fs::read_dir(&folder).expect("a folder") {
+        let path = entry.expect("a file").path();
+        let text = fs::read_to_string(&path).expect("text");
+        fs::write(path, text.replacen(&format!("\"kv\":\"{kv}\""), "\"kv\":\"int4\"", 1)).expect("written");
+    }
+    assert_eq!(trike.json(&run(&["--json", "-q"]))["kv"], kv);
     // What is damaged is made again.
     for entry in fs::read_dir(&folder).expect("a folder") {
         fs::write(entry.expect("a file").path(), "{\"kv\": \"int9\"}").expect("written");
     }
     let (_, third) = trike.both(&run(&[]));
     assert!(!third.contains("stored before") && third.contains(&format!("--kv auto: {kv}; ")), "{third}");
+}
+
+/// The choice for another content of the same model is not used, and the reason is said.
+#[test]
+fn a_choice_is_one_of_the_model_as_it_is() {
+    let trike = Trike::new();
+    let copy = trike.copy_model(&tiny(), "copy");
+    let model = copy.to_str().expect("UTF-8");
+    let auto = ["run", model, "Once", "-n", "1", "--kv", "auto", "--kv-kl", "0.05"];
+    trike.stdout(&auto);
+    assert!(trike.both(&auto).1.contains(", stored before; "));
+    let config = copy.join("config.json");
+    let text = fs::read_to_string(&config).expect("text");
+    fs::write(&config, text.replacen("10000", "20000", 1)).expect("written");
+    let again = trike.both(&auto).1;
+    assert!(again.contains("chosen again, because the content of the model was "), "{again}");
+    assert!(!again.contains("stored before"), "{again}");
 }
 
 #[test]

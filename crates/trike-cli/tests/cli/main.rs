@@ -19,6 +19,8 @@ mod measure;
 mod messages;
 mod models;
 mod needle;
+#[cfg(unix)]
+mod outputs;
 mod prompts;
 mod quantize;
 mod quantize_plan;

@@ -45,12 +45,42 @@ fn cached_models_are_listed_run_by_their_variants_and_removed() {
     );
     assert!(trike.fails(1, &["rm", "org/other"]).contains("org/other"));
     assert!(trike.fails(2, &["rm", "nothing"]).contains("expected org/name"));
-    let json = trike.json(&["rm", "org/name:F16", "--json"]);
+    // Nothing is removed without a word of the user, nor where one of several names is wrong.
+    let error = trike.fails(2, &["rm", "org/name"]);
+    assert!(error.contains("org/name") && error.contains(&root) && error.contains("--yes"), "{error}");
+    assert!(trike.fails(1, &["rm", "-y", "org/name", "org/other"]).contains("org/other"));
+    assert_eq!(names().len(), 4);
+    let json = trike.json(&["rm", "org/name:F16", "--json", "--yes"]);
     assert!(json["removed"][0]["bytes"].as_u64().expect("a number") > 0, "{json}");
     assert_eq!(names(), ["tiny", "org/name", "org/name@bbb"]);
-    assert!(trike.stdout(&["rm", "org/name"]).starts_with("removed org/name: "));
+    assert!(trike.stdout(&["rm", "-y", "org/name"]).starts_with("removed org/name: "));
     assert_eq!(names(), ["tiny"]);
     assert!(!Path::new(&root).join("models--org--name").exists());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_removal_is_asked_for_in_a_terminal() {
+    let Some(python) = trike_testkit::python("pty") else { return };
+    let trike = Trike::new();
+    let folder = trike.path("hf/hub/models--org--name/snapshots/abc");
+    fs::create_dir_all(&folder).unwrap();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/terminal.py");
+    for (answer, code, said) in
+        [("", 1, "nothing was removed"), ("no", 1, "nothing was removed"), ("y", 0, "removed org/name: ")]
+    {
+        let mut command = std::process::Command::new(python.get_program());
+        command.args([script, answer, "--", env!("CARGO_BIN_EXE_trike"), "rm", "org/name"]);
+        command
+            .env("HF_HOME", trike.path("hf"))
+            .env_remove("HF_HUB_CACHE")
+            .env_remove("HUGGINGFACE_HUB_CACHE");
+        let output = command.output().expect("it starts");
+        let shown = crate::harness::utf8(output.stdout);
+        assert_eq!(output.status.code(), Some(code), "{shown}");
+        assert!(shown.contains("which other programs share? [y/N] ") && shown.contains(said), "{shown}");
+        assert_eq!(Path::new(&folder).exists(), code == 1, "{answer}");
+    }
 }
 
 #[test]

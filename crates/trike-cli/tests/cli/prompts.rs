@@ -139,12 +139,33 @@ fn a_prompt_cache_saves_reading() {
     assert_eq!(first["reused_tokens"], 0);
     let tokens = alone["prompt_ids"].as_array().expect("a list").len();
     assert_eq!(second["reused_tokens"], tokens - 1);
-    // Another model's cache is replaced, with a note; another file is not.
+    // What differs is said, and the cache is replaced; another file is not.
+    let changed = |more: &[&str], fact: &str| {
+        let args = [&["run", "tiny", "Once upon a time there was", "--prompt-cache", &cache], &GREEDY[..]];
+        let args = [&args.concat()[..], more].concat();
+        let said = trike.both(&args).1;
+        assert!(said.contains(&format!("not used and replaced, because {fact} was ")), "{said}");
+        assert!(!trike.both(&args).1.contains("not used"));
+        trike.stdout(&args[..args.len() - more.len()]);
+    };
+    changed(&["--prompt-keys", "0.001"], "the selection of keys for prompts");
+    changed(&["--head", "as-stored"], "the precision of the head");
+    changed(&["--activations", "f32"], "the activations");
     let copy = trike.copy_model(&tiny(), "copy");
+    let config = copy.join("config.json");
+    let text = std::fs::read_to_string(&config).expect("text");
+    std::fs::write(&config, text.replacen("10000", "20000", 1)).expect("written");
     let copy = copy.to_str().expect("UTF-8");
     let args = [&["run", copy, "Once upon", "--prompt-cache", &cache], &GREEDY[..]].concat();
-    assert!(trike.both(&args).1.contains("another model"));
-    assert!(!trike.both(&args).1.contains("another model"));
+    assert!(trike.both(&args).1.contains("because the model was "));
+    assert!(!trike.both(&args).1.contains("not used"));
+    // Damaged keys and values are refused by name.
+    let mut bytes = std::fs::read(&cache).expect("the cache");
+    let last = bytes.len() - 5;
+    bytes[last] ^= 1;
+    std::fs::write(&cache, bytes).expect("written");
+    assert!(trike.fails(1, &args).contains("digest"));
+    std::fs::remove_file(&cache).expect("removed");
     let mine = trike.write("mine.txt", "mine");
     assert!(trike.fails(1, &["run", "tiny", "x", "--prompt-cache", &mine]).contains("mine.txt"));
     assert_eq!(std::fs::read(&mine).unwrap(), b"mine");

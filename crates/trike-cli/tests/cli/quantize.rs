@@ -405,6 +405,44 @@ fn ctrl_c_says_that_the_same_command_continues_if_it_does() {
     bench.trike.json(&args);
 }
 
+#[cfg(unix)]
+#[test]
+fn text_that_the_model_wrote_outlives_an_interruption() {
+    let trike = Trike::new();
+    let [model, tokenizer] = trike.storyteller();
+    let out = trike.path("out");
+    let text = trike.path("out.text/sequences.jsonl");
+    let written = || std::fs::read_to_string(&text).unwrap_or_default();
+    let command = ["quantize", "-m", &model, "--tokenizer", &tokenizer, "-o", &out, "--planes", "1"];
+    let mut child = trike
+        .command(&[&command[..], &["--sequences", "500"]].concat())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    while written().is_empty() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it could be stopped");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let interrupt = format!("kill -INT {}", child.id());
+    assert!(std::process::Command::new("sh").args(["-c", &interrupt]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let stderr = crate::harness::utf8(output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{stderr}");
+    assert_eq!(stderr, "interrupted: run the same command again to continue\n");
+    let first = written().lines().next().unwrap().to_owned();
+    // A second run, which needs less, begins with that text and removes it at its end.
+    let mut child =
+        trike.command(&[&command[..], &["--sequences", "1", "--plain", "-q"]].concat()).spawn().unwrap();
+    let mut kept = written();
+    while child.try_wait().unwrap().is_none() {
+        kept = Some(written()).filter(|text| !text.is_empty()).unwrap_or(kept);
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert!(child.wait().unwrap().success() && kept.starts_with(&first), "{kept}");
+    assert!(std::path::Path::new(&out).is_dir() && !std::path::Path::new(&trike.path("out.text")).exists());
+}
+
 #[test]
 fn what_cannot_be_done_is_refused_and_leaves_nothing() {
     let trike = Trike::new();

@@ -167,6 +167,19 @@ fn edits_change_the_file_and_are_taken_back() {
         assert!(weights() == first && !Path::new(&format!("{out}/edits.json")).exists(), "{encoding}");
         let error = trike.fails(2, &["edit", &out, "--undo"]);
         assert!(error.contains("1 of 0"), "{error}");
+        // A journal of other weights than those that are there undoes nothing.
+        let journal = format!("{out}/edits.json");
+        trike.json(&["edit", &out, "-t", tensor, "--zero-row", "5", "--json"]);
+        let older = fs::read(&journal).unwrap();
+        trike.json(&["edit", &out, "-t", tensor, "--zero-row", "6", "--json"]);
+        let (newer, changed) = (fs::read(&journal).unwrap(), weights());
+        fs::write(&journal, older).unwrap();
+        let error = trike.fails(1, &["edit", &out, "--undo"]);
+        assert!(error.contains("was changed since"), "{error}");
+        assert!(weights() == changed, "{encoding}");
+        fs::write(&journal, newer).unwrap();
+        trike.json(&["edit", &out, "--undo", "2", "--json"]);
+        assert!(weights() == first, "{encoding}");
         for (args, part) in [
             (&["-t", tensor, "--set", "256,0=1"][..], "256"),
             (&["-t", "model.norm.weight", "--zero-row", "0"], "ternary"),

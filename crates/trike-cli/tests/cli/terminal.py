@@ -1,6 +1,6 @@
 """Talks to a command through a terminal: terminal.py LINE... -- COMMAND ARG...
 
-Waits for the prompt before each line, prints everything that the terminal showed, and exits as the command did.
+Waits for the prompt, or a question, before each line, prints everything that the terminal showed, and exits as the command did.
 A prompt that does not come within a minute is a failure.
 """
 
@@ -42,7 +42,7 @@ def read(until, start):
 
 
 for line in lines:
-    read(b"> ", len(shown))
+    read((b"> ", b"[y/N] "), len(shown))
     # The byte 3 is Ctrl-C, which a terminal turns into a signal.
     os.write(terminal, line.encode() + (b"" if line == "\x03" else b"\n"))
 read(None, 0)

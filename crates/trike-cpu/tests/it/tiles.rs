@@ -1,6 +1,6 @@
 //! Matrices in mapped files, against the same tensors packed into memory.
 
-use std::io::Write;
+use std::{io::Write, path::Path};
 
 use crate::common::{GRANULARITIES, PRECISIONS, Weights, bits, cpus, describe};
 use trike_core::{DenseTensor, Int8Tensor, Int8Tiles, TensorError, TileLayout, Tiles, TritTiles};
@@ -22,7 +22,8 @@ fn file(parts: &[&[u8]], offset: usize) -> Vec<FileRange> {
     parts.iter().for_each(|part| file.write_all(part).expect("it is written"));
     // A file of no bytes cannot be mapped.
     file.write_all(&[0]).expect("it is written");
-    let map = FileMap::new(&file).expect("a map");
+    // SAFETY: a temporary file without a name, which is not written any more.
+    let map = unsafe { FileMap::new(&file, Path::new("parts")) }.expect("a map");
     let mut at = offset;
     let range = |part: &&[u8]| {
         at += part.len();

@@ -6,20 +6,24 @@ mod header;
 mod meta;
 mod quants;
 mod spans;
+mod split;
 mod types;
 mod writer;
 
 use std::{collections::HashMap, path::Path};
 
 pub use meta::{MetaArray, MetaValue, Metadata, StringArray};
+pub use split::gguf_parts;
 pub use types::GgufType;
 pub use writer::GgufWriter;
 
-use crate::{FormatError, Tensor, TensorInfo, TensorSource, error::Place, map::MappedFile};
+use crate::{
+    FormatError, Tensor, TensorInfo, TensorSource, error::Place, look::not_a_model, map::MappedFile,
+};
 
-/// A GGUF file, version 2 or 3, little-endian.
+/// A GGUF file, version 2 or 3, little-endian, or a model in several such files ([`gguf_parts`]), opened by any of them.
 ///
-/// Opening reads the header only. Tensors keep their GGUF names, such as `blk.0.attn_q.weight`, and load as
+/// Opening reads the headers only. Tensors keep their GGUF names, such as `blk.0.attn_q.weight`, and load as
 ///
 /// | type | loads as |
 /// |---|---|
@@ -62,45 +66,82 @@ use crate::{FormatError, Tensor, TensorInfo, TensorSource, error::Place, map::Ma
 /// ```
 #[derive(Debug)]
 pub struct Gguf {
-    map: MappedFile,
+    parts: Vec<MappedFile>,
     version: u32,
+    /// Of the first file; the others number themselves only.
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
-    /// Byte offset of each tensor in the file.
-    starts: Vec<usize>,
+    /// File of each tensor, and its byte offset there.
+    starts: Vec<(usize, usize)>,
     index: HashMap<String, usize>,
-    /// Types that cannot be read because of the layout of this file, with the reason.
-    refusals: Vec<(&'static str, String)>,
+    /// Types that cannot be read because of the layout of a file: the file, the type and the reason.
+    refusals: Vec<(usize, &'static str, String)>,
 }
 
 impl Gguf {
-    /// Opens a file and reads its header.
+    /// Opens a file and reads its header, and those of the other files of a split model.
     ///
     /// # Errors
     ///
-    /// The file cannot be opened, is not GGUF, has another version or byte order, has an invalid header (a limit exceeded, a
-    /// duplicate name, a tensor that is outside the file or overlaps another), or requires an unknown transform.
+    /// A file cannot be opened, is not GGUF, has another version or byte order, has an invalid header (a limit exceeded, a
+    /// duplicate name, a tensor that is outside the file or overlaps another), or requires an unknown transform; or a file of a split
+    /// model is missing (named in the error) or belongs to another one.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, FormatError> {
-        let map = MappedFile::open(path.as_ref())?;
-        let header = header::parse(map.path(), &map)?;
-        refuse_transforms(map.path(), &header.metadata)?;
-        let layout = spans::resolve(map.path(), &header, map.len())?;
-        let mut index = HashMap::with_capacity(layout.tensors.len());
-        for (i, info) in layout.tensors.iter().enumerate() {
-            if index.insert(info.name.clone(), i).is_some() {
+        let first = MappedFile::open(path.as_ref())?;
+        let header = header::parse(first.path(), &first)?;
+        let paths = split::paths(first.path(), &header.metadata)?;
+        let mut opened = Some((first, header));
+        let mut all: Option<Self> = None;
+        for (number, part) in paths.iter().enumerate() {
+            // The file that was given is open already.
+            let (map, header) = match opened.take_if(|(map, _)| map.path() == part || paths.len() == 1) {
+                Some(given) => given,
+                None => {
+                    let map = MappedFile::open(part)?;
+                    let header = header::parse(map.path(), &map)?;
+                    (map, header)
+                }
+            };
+            split::check(map.path(), &header.metadata, number, paths.len())?;
+            refuse_transforms(map.path(), &header.metadata)?;
+            let layout = spans::resolve(map.path(), &header, map.len())?;
+            let file = all.get_or_insert_with(|| Self {
+                parts: Vec::with_capacity(paths.len()),
+                version: header.version,
+                metadata: header.metadata,
+                tensors: Vec::new(),
+                starts: Vec::new(),
+                index: HashMap::new(),
+                refusals: Vec::new(),
+            });
+            file.add(map, layout, number)?;
+        }
+        // There is always a path.
+        let file =
+            all.ok_or_else(|| not_a_model(path.as_ref(), "no file", "give the path of a GGUF file"))?;
+        if paths.len() > 1 {
+            split::check_tensors(file.path(), &file.metadata, file.tensors.len())?;
+        }
+        Ok(file)
+    }
+
+    fn add(&mut self, map: MappedFile, layout: spans::Layout, number: usize) -> Result<(), FormatError> {
+        for info in &layout.tensors {
+            if self.index.insert(info.name.clone(), self.index.len()).is_some() {
                 let place = Place { path: map.path(), tensor: &info.name };
                 return Err(place.layout("unique tensor names", "the name twice"));
             }
         }
-        Ok(Self {
-            version: header.version,
-            metadata: header.metadata,
-            tensors: layout.tensors,
-            starts: layout.starts,
-            index,
-            refusals: layout.refusals,
-            map,
-        })
+        self.tensors.extend(layout.tensors);
+        self.starts.extend(layout.starts.into_iter().map(|start| (number, start)));
+        self.refusals.extend(layout.refusals.into_iter().map(|(kind, reason)| (number, kind, reason)));
+        self.parts.push(map);
+        Ok(())
+    }
+
+    /// The paths of its files, in order: one, unless the model is split.
+    pub fn files(&self) -> impl ExactSizeIterator<Item = &Path> + '_ {
+        self.parts.iter().map(MappedFile::path)
     }
 
     /// The version in the header, 2 or 3.
@@ -243,7 +284,8 @@ impl Gguf {
 
 impl TensorSource for Gguf {
     fn path(&self) -> &Path {
-        self.map.path()
+        // Never empty: opening adds every file.
+        self.parts.first().map_or(Path::new(""), MappedFile::path)
     }
 
     fn tensors(&self) -> &[TensorInfo] {
@@ -255,22 +297,26 @@ impl TensorSource for Gguf {
     }
 
     fn load(&self, name: &str) -> Result<Tensor, FormatError> {
-        let place = Place { path: self.path(), tensor: name };
-        let &i = self.index.get(name).ok_or_else(|| place.missing())?;
-        let info = &self.tensors[i];
+        let missing = || Place { path: self.path(), tensor: name }.missing();
+        let &i = self.index.get(name).ok_or_else(missing)?;
+        let (info, (number, start)) = (&self.tensors[i], self.starts[i]);
+        let part = &self.parts[number];
+        let place = Place { path: part.path(), tensor: name };
         let Some(kind) = types::of(info) else {
             let name = info.kind.to_string();
-            let refusal = self.refusals.iter().find(|(refused, _)| *refused == name);
+            let refusal = self.refusals.iter().find(|(file, kind, _)| *file == number && *kind == name);
             let remedy = refusal.map_or(
                 "use a file with TQ1_0, TQ2_0, Q2_0, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BF16, F16 or F32 tensors",
-                |(_, reason)| reason,
+                |(_, _, reason)| reason,
             );
             return Err(place.unsupported(name, remedy));
         };
         // Checked at open: the range is inside the file and has the size of the type.
-        let range = self.starts[i]..self.starts[i] + info.bytes as usize;
-        let tensor = decode::decode(place, kind, &info.shape, &self.map[range.clone()]);
-        self.map.release(range);
+        let range = start..start + info.bytes as usize;
+        part.check()?;
+        let tensor = decode::decode(place, kind, &info.shape, &part[range.clone()]);
+        part.release(range);
+        part.check()?;
         tensor
     }
 }

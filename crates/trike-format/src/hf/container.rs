@@ -122,6 +122,11 @@ impl Container {
         &self.map[slot.start..slot.start + slot.len]
     }
 
+    /// [`MappedFile::check`].
+    pub(crate) fn check(&self) -> Result<(), FormatError> {
+        self.map.check()
+    }
+
     /// The bytes of a tensor of this file, which outlive it.
     pub(crate) fn range(&self, slot: &Slot) -> Option<FileRange> {
         self.map.range(slot.start..slot.start + slot.len)

@@ -26,9 +26,8 @@ pub use writer::HfDirWriter;
 
 use crate::{
     DenseData, DenseTensor, FormatError, StoredType, Tensor, TensorInfo, TensorSource, bytes,
-    error::Place,
+    error::{Place, io_error},
     look::{self, LFS, LFS_FOUND, LFS_REMEDY, not_a_model},
-    spill::io_error,
 };
 
 pub(crate) const CONFIG: &str = "config.json";
@@ -96,6 +95,18 @@ enum Stored {
     Packed(Packed, Vec<(&'static str, usize, Slot)>),
     /// Container and slot of the packed weight, and of its scale.
     BitNet((usize, Slot), (usize, Slot)),
+}
+
+impl Stored {
+    /// The containers of the parts.
+    fn files(&self) -> impl Iterator<Item = usize> {
+        let (parts, others): (&[_], Vec<usize>) = match self {
+            Self::Dense(file, _) => (&[], vec![*file]),
+            Self::Packed(_, parts) => (parts, Vec::new()),
+            Self::BitNet((weight, _), (scale, _)) => (&[], vec![*weight, *scale]),
+        };
+        parts.iter().map(|(_, file, _)| *file).chain(others)
+    }
 }
 
 impl HfDir {
@@ -183,7 +194,7 @@ impl HfDir {
     ///
     /// # Errors
     ///
-    /// [`FormatError::MissingTensor`].
+    /// [`FormatError::MissingTensor`], [`FormatError::Changed`].
     pub fn tiles(&self, name: &str) -> Result<Option<Tiles<FileRange>>, FormatError> {
         let missing = || Place { path: &self.path, tensor: name }.missing();
         if cfg!(target_endian = "big") {
@@ -193,6 +204,9 @@ impl HfDir {
         let Stored::Packed(description, parts) = &self.entries.get(name).ok_or_else(missing)?.stored else {
             return Ok(None);
         };
+        for (_, file, _) in parts {
+            self.containers[*file].check()?;
+        }
         Ok(description.tiles(|suffix| {
             let (_, file, slot) = parts.iter().find(|(s, ..)| *s == suffix)?;
             self.containers[*file].range(slot)
@@ -252,7 +266,9 @@ impl TensorSource for HfDir {
 
     fn load(&self, name: &str) -> Result<Tensor, FormatError> {
         let missing = || Place { path: &self.path, tensor: name }.missing();
-        match &self.entries.get(name).ok_or_else(missing)?.stored {
+        let stored = &self.entries.get(name).ok_or_else(missing)?.stored;
+        stored.files().try_for_each(|file| self.containers[file].check())?;
+        let tensor = match stored {
             Stored::Dense(file, slot) => {
                 let container = &self.containers[*file];
                 let place = Place { path: container.path(), tensor: name };
@@ -280,7 +296,9 @@ impl TensorSource for HfDir {
                 container.release(weight);
                 tensor
             }
-        }
+        };
+        stored.files().try_for_each(|file| self.containers[file].check())?;
+        tensor
     }
 }
 

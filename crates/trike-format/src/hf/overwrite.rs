@@ -7,7 +7,10 @@ use std::{
 };
 
 use super::{HfDir, Stored, parts};
-use crate::{FormatError, Tensor, TensorSource, error::Place, spill::io_error};
+use crate::{
+    FormatError, Tensor, TensorSource,
+    error::{Place, io_error},
+};
 
 impl HfDir {
     /// Overwrites the packed tensor `name` in place with `tensor`: only bytes that differ are written, in file order. Consumes

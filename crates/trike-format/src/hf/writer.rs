@@ -22,9 +22,9 @@ use super::{
 use crate::{
     DenseData, FormatError, Tensor,
     bytes::{put_bf16s, put_f16s, put_f32s},
-    error::Place,
+    error::{Place, io_error},
     map::MappedFile,
-    spill::{self, Spill, io_error},
+    spill::{self, Spill},
 };
 
 /// The default shard size of HuggingFace's tools.
@@ -231,7 +231,7 @@ impl HfDirWriter {
         if self.parts.is_empty() {
             return Err(refuse(&self.dir, WEIGHTS, "no tensor was added", "add the model's tensors"));
         }
-        let data = MappedFile::map(&self.dir.join(WEIGHTS), &self.data.into_reader()?)?;
+        let data = MappedFile::map(&self.dir.join(WEIGHTS), self.data.into_reader()?)?;
         let shards = shards(self.parts, self.shard_bytes);
         let count = shards.len();
         let mut weight_map = Map::new();

@@ -233,6 +233,7 @@ impl TensorSource for Llama2c {
         let info = &self.tensors[i];
         // Checked at open: the tensors end exactly at the end of the file.
         let range = self.starts[i]..self.starts[i] + info.bytes as usize;
+        self.map.check()?;
         let data = &self.map[range.clone()];
         let tensor = match (&info.kind, info.shape.as_slice()) {
             (StoredType::Int8 { group }, &[rows, cols]) => {
@@ -246,6 +247,7 @@ impl TensorSource for Llama2c {
             _ => DenseTensor::new(info.shape.clone(), DenseData::F32(bytes::f32s(data))).map(Tensor::Dense),
         };
         self.map.release(range);
+        self.map.check()?;
         tensor.map_err(|e| place.tensor_error(&e))
     }
 }

@@ -73,6 +73,19 @@ writer.write_tensors_to_file()
 writer.close()
 "#;
 
+/// Writes a model in three files.
+const SPLIT: &str = r#"
+import sys, numpy, gguf
+writer = gguf.GGUFWriter(sys.argv[1], "llama", split_max_tensors=2)
+writer.add_block_count(7)
+for i in range(5):
+    writer.add_tensor(f"t{i}", numpy.arange(64, dtype="<f4").reshape(2, 32) + i)
+writer.write_header_to_file()
+writer.write_kv_data_to_file()
+writer.write_tensors_to_file()
+writer.close()
+"#;
+
 /// Packs random trits as the types of the forks, from their description alone: `<type>.bin` and `<type>.f32`.
 const PACK: &str = r#"
 import sys, numpy
@@ -142,6 +155,27 @@ fn the_package_reads_what_trike_writes() {
     run(READ, &[&path, dir.path()]);
     for (_, name) in KINDS {
         assert_eq!(read_floats(&dir.path().join(format!("{name}.f32"))), tensor.dequantize(), "{name}");
+    }
+}
+
+#[test]
+fn trike_reads_what_the_package_splits() {
+    if !has_package("gguf") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let whole = dir.path().join("m.gguf");
+    run(SPLIT, &[&whole]);
+    let parts = trike_format::gguf_parts("m-00001-of-00003.gguf").unwrap();
+    for part in parts {
+        let file = Gguf::open(dir.path().join(&part)).unwrap();
+        let names: Vec<&str> = file.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+        assert_eq!((names, file.files().len()), (vec!["t0", "t1", "t2", "t3", "t4"], 3), "{part}");
+        assert_eq!(file.i64("llama.block_count").unwrap(), Some(7), "{part}");
+        for i in 0..5 {
+            let want: Vec<f32> = (0..64).map(|k| (k + i) as f32).collect();
+            assert_eq!(file.load(&format!("t{i}")).unwrap().to_f32(), want);
+        }
     }
 }
 

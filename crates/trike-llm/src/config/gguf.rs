@@ -3,7 +3,7 @@
 use trike_format::{Gguf, MetaValue, TensorSource};
 use trike_nn::{Biases, DecoderSpec, GatedActivation, RopeScaling, RopeSpec};
 
-use super::{Family, ModelConfig, SpecialIds};
+use super::{Family, ModelConfig, SpecialIds, keys};
 use crate::LlmError;
 
 struct Reader<'a> {
@@ -69,6 +69,7 @@ pub(super) fn config(file: &Gguf) -> Result<ModelConfig, LlmError> {
         "bitnet-b1.58" | "bitnet-25" => (Family::BitNet, GatedActivation::SquaredReLu),
         _ => return Err(r.unsupported(format!("the architecture {architecture}"))),
     };
+    check_keys(&r)?;
     let hidden = r.required("embedding_length")?;
     let heads = r.required("attention.head_count")?;
     let head_dim = r.size("attention.key_length")?.unwrap_or(hidden / heads);
@@ -126,34 +127,73 @@ fn window(r: &Reader<'_>) -> Result<Option<usize>, LlmError> {
     }
 }
 
+/// Refuses keys that change the result and are not implemented, and unknown keys of the architecture.
+fn check_keys(r: &Reader<'_>) -> Result<(), LlmError> {
+    let own = r.key("");
+    for (key, value) in r.file.metadata().iter() {
+        if let Some(short) = key.strip_prefix(&own) {
+            keys::ARCHITECTURE.check_meta(r.file.path(), short, key, value)?;
+        } else if keys::NAMESPACES.knows(key) && !key.starts_with(SAMPLING) {
+            keys::NAMESPACES.check_meta(r.file.path(), key, key, value)?;
+        }
+    }
+    match r.file.str("general.type")? {
+        None | Some("model") => Ok(()),
+        Some(kind) => Err(r.unsupported(format!("a file of the type {kind} (general.type)"))),
+    }
+}
+
+/// Sampling defaults, which are checked where text is sampled.
+const SAMPLING: &str = "general.sampling.";
+
+/// RoPE settings. As in llama.cpp, a factor without a type is linear, older files call it `rope.scale_linear`, and 0 means none.
 fn rope(r: &Reader<'_>, family: Family, head_dim: usize) -> Result<RopeSpec, LlmError> {
-    let theta = r.file.f32(&r.key("rope.freq_base"))?.unwrap_or(10_000.0);
+    let number = |key: &str| r.file.f32(&r.key(key));
+    let theta = number("rope.freq_base")?.unwrap_or(10_000.0);
     let mut spec = RopeSpec::new(theta, family.gguf_pairing());
+    let old = number("rope.scale_linear")?;
+    let factor = number("rope.scaling.factor")?.or(old).filter(|factor| *factor != 0.0);
+    let attention = number("rope.scaling.attn_factor")?.unwrap_or(1.0);
+    let mix = number("rope.scaling.yarn_ext_factor")?.filter(|mix| *mix >= 0.0);
     let key = r.key("rope.scaling.type");
-    let factor = r.key("rope.scaling.factor");
-    let factor = || r.file.f32(&factor)?.ok_or_else(|| r.error(&factor, "a number"));
-    spec.scaling = match r.file.str(&key)? {
-        None | Some("none") => RopeScaling::None,
-        Some("linear") => RopeScaling::Linear { factor: factor()? },
-        Some("yarn") => {
-            let factor = factor()?;
-            let attention = r.file.f32(&r.key("rope.scaling.attn_factor"))?.unwrap_or(1.0);
+    let kind = r.file.str(&key)?.unwrap_or("linear");
+    spec.scaling = match (kind, factor) {
+        ("none", _) | ("linear", None) => RopeScaling::None,
+        ("linear", Some(factor)) => RopeScaling::Linear { factor },
+        ("yarn", factor) => {
+            let factor = factor.unwrap_or(1.0);
+            let original = match r.size("rope.scaling.original_context_length")? {
+                Some(original) => original,
+                None => r.required("context_length")?,
+            };
             RopeScaling::Yarn {
                 factor,
-                beta_fast: r.file.f32(&r.key("rope.scaling.yarn_beta_fast"))?.unwrap_or(32.0),
-                beta_slow: r.file.f32(&r.key("rope.scaling.yarn_beta_slow"))?.unwrap_or(1.0),
-                original_context: r.required("rope.scaling.original_context_length")?,
+                beta_fast: number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+                beta_slow: number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+                original_context: original,
                 attention_factor: attention * (0.1 * factor.max(1.0).ln() + 1.0),
             }
         }
-        Some(kind) => return Err(r.unsupported(format!("{key} {kind}"))),
+        (kind, _) => return Err(r.unsupported(format!("{key} {kind}"))),
     };
+    let yarn = matches!(spec.scaling, RopeScaling::Yarn { .. });
+    if attention != 1.0 && !yarn {
+        let key = r.key("rope.scaling.attn_factor");
+        return Err(r.unsupported(format!("{key} {attention} without YaRN")));
+    }
+    // YaRN's mixture of both frequencies: all or nothing.
+    if mix.is_some_and(|mix| mix != if yarn { 1.0 } else { 0.0 }) {
+        return Err(r.unsupported(r.key("rope.scaling.yarn_ext_factor")));
+    }
     // Llama 3's RoPE scaling is stored as a tensor of divisors.
     if r.file.info(FACTORS).is_some() {
-        if spec.scaling != RopeScaling::None {
-            return Err(r.unsupported(format!("{key} together with the tensor {FACTORS}")));
-        }
-        let factors = r.file.load(FACTORS)?.into_f32();
+        let linear = match spec.scaling {
+            RopeScaling::None => 1.0,
+            RopeScaling::Linear { factor } => factor,
+            _ => return Err(r.unsupported(format!("{key} {kind} together with the tensor {FACTORS}"))),
+        };
+        let mut factors = r.file.load(FACTORS)?.into_f32();
+        factors.iter_mut().for_each(|factor| *factor *= linear);
         if factors.len() != head_dim / 2 {
             return Err(LlmError::Config {
                 path: r.file.path().to_owned(),
@@ -172,12 +212,10 @@ pub(crate) const FACTORS: &str = "rope_freqs.weight";
 
 /// Refuses features that the decoder block does not implement.
 fn refuse_extras(r: &Reader<'_>, head_dim: usize) -> Result<(), LlmError> {
-    let long = "rope_factors_long.weight";
-    if r.file.info(long).is_some() {
-        return Err(r.unsupported(format!("RoPE scaling by the tensor {long}")));
-    }
-    if r.file.metadata().get(&r.key("expert_count")).and_then(MetaValue::as_i64).is_some_and(|n| n > 0) {
-        return Err(r.unsupported(r.key("expert_count")));
+    for tensor in ["rope_factors_long.weight", "rope_factors_short.weight"] {
+        if r.file.info(tensor).is_some() {
+            return Err(r.unsupported(format!("RoPE scaling by the tensor {tensor}")));
+        }
     }
     for (key, width) in [("rope.dimension_count", "RoPE"), ("attention.value_length", "values")] {
         match r.size(key)? {

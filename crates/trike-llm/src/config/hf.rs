@@ -3,26 +3,47 @@
 use std::path::Path;
 
 use serde_json::Value;
-use trike_nn::{Biases, DecoderSpec, GatedActivation, RopePairing, RopeScaling, RopeSpec};
+use trike_nn::{Biases, DecoderSpec, GatedActivation};
 
-use super::{Family, ModelConfig, SpecialIds};
+use super::{Family, ModelConfig, SpecialIds, hf_rope, keys};
 use crate::LlmError;
 
-/// Context length when the configuration has none: HuggingFace's default for Llama.
-const DEFAULT_CONTEXT: usize = 2048;
+/// Values of keys that a configuration lacks: those of the family's configuration class in transformers.
+pub(super) struct Defaults {
+    pub(super) context: usize,
+    pub(super) theta: f32,
+    rms_eps: f32,
+    /// `None` = as many as query heads.
+    kv_heads: Option<usize>,
+    window: Option<usize>,
+}
 
-struct Reader<'a> {
-    path: &'a Path,
-    config: &'a Value,
+impl Defaults {
+    fn of(family: Family) -> Self {
+        let llama = Self { context: 2048, theta: 1e4, rms_eps: 1e-6, kv_heads: None, window: None };
+        match family {
+            Family::Llama => llama,
+            Family::Mistral => Self { context: 131_072, kv_heads: Some(8), window: Some(4096), ..llama },
+            Family::Qwen2 | Family::Qwen3 => {
+                Self { context: 32_768, kv_heads: Some(32), window: Some(4096), ..llama }
+            }
+            Family::BitNet => Self { theta: 5e5, rms_eps: 1e-5, kv_heads: Some(5), ..llama },
+        }
+    }
+}
+
+pub(super) struct Reader<'a> {
+    pub(super) path: &'a Path,
+    pub(super) config: &'a Value,
 }
 
 impl Reader<'_> {
     /// The value of a key; null is treated as absent.
-    fn get(&self, key: &str) -> Option<&Value> {
+    pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.config.get(key).filter(|v| !v.is_null())
     }
 
-    fn error(&self, key: &str, expected: &str) -> LlmError {
+    pub(super) fn error(&self, key: &str, expected: &str) -> LlmError {
         LlmError::Config {
             path: self.path.to_owned(),
             key: key.to_owned(),
@@ -31,11 +52,11 @@ impl Reader<'_> {
         }
     }
 
-    fn unsupported(&self, name: String, remedy: &str) -> LlmError {
+    pub(super) fn unsupported(&self, name: String, remedy: &str) -> LlmError {
         LlmError::Unsupported { path: self.path.to_owned(), name, remedy: remedy.to_owned() }
     }
 
-    fn size(&self, key: &str) -> Result<Option<usize>, LlmError> {
+    pub(super) fn size(&self, key: &str) -> Result<Option<usize>, LlmError> {
         match self.get(key) {
             None => Ok(None),
             Some(v) => match v.as_u64().and_then(|n| usize::try_from(n).ok()) {
@@ -49,7 +70,7 @@ impl Reader<'_> {
         self.size(key)?.ok_or_else(|| self.error(key, "a positive integer"))
     }
 
-    fn float(&self, key: &str, default: f32) -> Result<f32, LlmError> {
+    pub(super) fn float(&self, key: &str, default: f32) -> Result<f32, LlmError> {
         match self.get(key) {
             None => Ok(default),
             Some(v) => v.as_f64().map(|x| x as f32).ok_or_else(|| self.error(key, "a number")),
@@ -74,7 +95,7 @@ impl Reader<'_> {
     }
 }
 
-fn shorten(text: &str) -> String {
+pub(super) fn shorten(text: &str) -> String {
     let mut short: String = text.chars().take(60).collect();
     if short.len() < text.len() {
         short.push_str("...");
@@ -101,29 +122,43 @@ pub(super) fn config(path: &Path, config: &Value) -> Result<ModelConfig, LlmErro
             );
         }
     };
-    if r.float("partial_rotary_factor", 1.0)? != 1.0 {
-        return Err(r.unsupported("partial_rotary_factor".to_owned(), REMEDY));
-    }
+    keys::CONFIG.check_json(path, config)?;
+    let defaults = Defaults::of(family);
     let hidden = r.required("hidden_size")?;
     let heads = r.required("num_attention_heads")?;
-    let (rope, context) = rope(&r)?;
+    // A missing key has the default of the class; null means as many as query heads.
+    let kv_heads = match r.size("num_key_value_heads")? {
+        None if config.get("num_key_value_heads").is_none() => defaults.kv_heads.unwrap_or(heads),
+        read => read.unwrap_or(heads),
+    };
+    let (rope, context) = hf_rope::rope(&r, &defaults)?;
+    let layers = r.required("num_hidden_layers")?;
     let attention_bias = r.flag("attention_bias")?;
     let mlp_bias = r.flag("mlp_bias")?;
+    // The layers of the other families have none, whatever the key says.
+    for (key, set, without) in [
+        ("attention_bias", attention_bias, family == Family::Mistral),
+        ("mlp_bias", mlp_bias, family != Family::Llama),
+    ] {
+        if set && without {
+            return Err(r.unsupported(format!("`{key}` of {architecture}"), REMEDY));
+        }
+    }
     let spec = DecoderSpec {
         hidden,
         intermediate: r.required("intermediate_size")?,
-        layers: r.required("num_hidden_layers")?,
+        layers,
         heads,
-        kv_heads: r.size("num_key_value_heads")?.unwrap_or(heads),
+        kv_heads,
         // In Qwen3, head_dim differs from hidden / heads.
         head_dim: r.size("head_dim")?.unwrap_or(if family == Family::Qwen3 { 128 } else { hidden / heads }),
         vocab: r.required("vocab_size")?,
         context,
-        rms_eps: r.float("rms_norm_eps", 1e-6)?,
+        rms_eps: r.float("rms_norm_eps", defaults.rms_eps)?,
         rope,
         activation: activation(&r, family)?,
         tied_head: r.flag("tie_word_embeddings")?,
-        window: window(&r, family)?,
+        window: window(&r, family, &defaults, layers, context)?,
         biases: Biases {
             qkv: attention_bias || family == Family::Qwen2,
             output: attention_bias && family != Family::Qwen2,
@@ -137,7 +172,7 @@ pub(super) fn config(path: &Path, config: &Value) -> Result<ModelConfig, LlmErro
     Ok(ModelConfig { architecture, family, spec, special })
 }
 
-const REMEDY: &str = "use a checkpoint without it, or wait for a version of Trike that has it";
+pub(super) const REMEDY: &str = "use a checkpoint without it, or wait for a version of Trike that has it";
 
 fn activation(r: &Reader<'_>, family: Family) -> Result<GatedActivation, LlmError> {
     match (r.get("hidden_act").map(Value::as_str), family) {
@@ -148,77 +183,90 @@ fn activation(r: &Reader<'_>, family: Family) -> Result<GatedActivation, LlmErro
     }
 }
 
-/// Mistral's window applies to every layer; the other families have one for some layers, behind a flag.
-fn window(r: &Reader<'_>, family: Family) -> Result<Option<usize>, LlmError> {
-    if r.flag("use_sliding_window")? {
-        return Err(r.unsupported("use_sliding_window".to_owned(), REMEDY));
-    }
-    if family == Family::Mistral { r.size("sliding_window") } else { Ok(None) }
-}
-
-/// The rotary embedding, and the context length that it supports.
-fn rope(r: &Reader<'_>) -> Result<(RopeSpec, usize), LlmError> {
-    let context = r.size("max_position_embeddings")?.unwrap_or(DEFAULT_CONTEXT);
-    // Newer configurations store all RoPE options in `rope_parameters`.
-    let parameters = r.get("rope_parameters");
-    let theta = match parameters.and_then(|p| p.get("rope_theta")) {
-        Some(v) => v
-            .as_f64()
-            .map(|x| x as f32)
-            .ok_or_else(|| r.error("rope_parameters", "a number in rope_theta"))?,
-        None => r.float("rope_theta", 10_000.0)?,
+/// The window of every layer. In Mistral, each layer has the window; in Qwen2 and Qwen3, behind a flag, those from
+/// `max_window_layers` on or those of `layer_types`. A window of some layers only is not implemented.
+fn window(
+    r: &Reader<'_>,
+    family: Family,
+    defaults: &Defaults,
+    layers: usize,
+    context: usize,
+) -> Result<Option<usize>, LlmError> {
+    let size = match r.size("sliding_window")? {
+        None if r.config.get("sliding_window").is_none() => defaults.window,
+        read => read,
     };
-    let mut spec = RopeSpec::new(theta, RopePairing::Halves);
-    let Some((key, scaling)) = [("rope_scaling", r.get("rope_scaling")), ("rope_parameters", parameters)]
-        .into_iter()
-        .find_map(|(key, value)| Some((key, value?)))
-    else {
-        return Ok((spec, context));
-    };
-    let inner = Reader { path: r.path, config: scaling };
-    let kind = inner.get("rope_type").or_else(|| inner.get("type")).and_then(Value::as_str);
-    let factor = || match inner.get("factor") {
-        Some(_) => inner.float("factor", 1.0),
-        None => Err(inner.error("factor", "a number")),
-    };
-    let original = inner.size("original_max_position_embeddings")?;
-    let mut reach = context;
-    spec.scaling = match kind {
-        Some("default") => RopeScaling::None,
-        None if key == "rope_parameters" => RopeScaling::None,
-        Some("linear") => RopeScaling::Linear { factor: factor()? },
-        Some("llama3") => RopeScaling::Llama3 {
-            factor: factor()?,
-            low: inner.float("low_freq_factor", 1.0)?,
-            high: inner.float("high_freq_factor", 4.0)?,
-            original_context: original
-                .ok_or_else(|| inner.error("original_max_position_embeddings", "a positive integer"))?,
-        },
-        Some("yarn") => {
-            for key in ["mscale", "mscale_all_dim"] {
-                if inner.get(key).is_some() {
-                    return Err(r.unsupported(format!("{key} of a YaRN scaling"), REMEDY));
+    let flag = r.flag("use_sliding_window")?;
+    let types = layer_types(r, layers)?;
+    let sliding = match family {
+        Family::Mistral => {
+            let all = if size.is_some() { layers } else { 0 };
+            if let Some(types) = types.filter(|sliding| *sliding != all) {
+                let name = format!("`layer_types` with {types} of {layers} sliding layers in Mistral");
+                return Err(r.unsupported(name, REMEDY));
+            }
+            all
+        }
+        Family::Qwen2 | Family::Qwen3 => {
+            let size = size.filter(|_| flag);
+            // The first layers attend to everything; the key counts them.
+            let full = match r.get("max_window_layers") {
+                None => 28,
+                Some(value) => {
+                    let count = value.as_u64().and_then(|n| usize::try_from(n).ok());
+                    count.ok_or_else(|| r.error("max_window_layers", "a number of layers"))?
                 }
-            }
-            if inner.get("truncate").and_then(Value::as_bool) == Some(false) {
-                return Err(r.unsupported("truncate: false of a YaRN scaling".to_owned(), REMEDY));
-            }
-            let factor = factor()?;
-            let original_context = original.unwrap_or(context);
-            // `max_position_embeddings` is the trained context here; the scaled context is its product with the factor.
-            reach = context.max((original_context as f64 * f64::from(factor)) as usize);
-            RopeScaling::Yarn {
-                factor,
-                beta_fast: inner.float("beta_fast", 32.0)?,
-                beta_slow: inner.float("beta_slow", 1.0)?,
-                original_context,
-                attention_factor: inner.float("attention_factor", 0.1 * factor.max(1.0).ln() + 1.0)?,
+            };
+            let by_flag = if size.is_some() { layers.saturating_sub(full) } else { 0 };
+            match types {
+                Some(sliding) if sliding > 0 && size.is_none() => {
+                    let name =
+                        "`layer_types` with sliding layers, without use_sliding_window and sliding_window";
+                    return Err(r.unsupported(name.to_owned(), REMEDY));
+                }
+                types => types.unwrap_or(by_flag),
             }
         }
-        Some(kind) => return Err(r.unsupported(format!("{key} of type {}", shorten(kind)), REMEDY)),
-        None => return Err(r.error(key, "an object with a rope_type")),
+        Family::Llama | Family::BitNet => {
+            if flag || types.is_some_and(|sliding| sliding > 0) {
+                let key = if flag { "use_sliding_window" } else { "layer_types" };
+                return Err(r.unsupported(format!("`{key}` of an architecture without windows"), REMEDY));
+            }
+            0
+        }
     };
-    Ok((spec, reach))
+    match size {
+        _ if sliding == 0 => Ok(None),
+        _ if sliding == layers => Ok(size),
+        // No position of the context is outside of the window.
+        Some(size) if size >= context => Ok(None),
+        _ => {
+            let name = format!(
+                "a sliding window of {sliding} of {layers} layers (`max_window_layers`, `layer_types`)"
+            );
+            Err(r.unsupported(name, REMEDY))
+        }
+    }
+}
+
+/// The number of layers with a sliding window according to `layer_types`.
+fn layer_types(r: &Reader<'_>, layers: usize) -> Result<Option<usize>, LlmError> {
+    let Some(value) = r.get("layer_types") else { return Ok(None) };
+    let expected = format!("a list of {layers} types, `full_attention` or `sliding_attention`");
+    let list = value.as_array().filter(|list| list.len() == layers);
+    let list = list.ok_or_else(|| r.error("layer_types", &expected))?;
+    let mut sliding = 0;
+    for kind in list {
+        match kind.as_str() {
+            Some("full_attention" | "attention") => {}
+            Some("sliding_attention") => sliding += 1,
+            Some(other) => {
+                return Err(r.unsupported(format!("`layer_types` with {}", shorten(other)), REMEDY));
+            }
+            None => return Err(r.error("layer_types", &expected)),
+        }
+    }
+    Ok(Some(sliding))
 }
 
 #[cfg(test)]
@@ -280,21 +328,90 @@ mod tests {
     }
 
     #[test]
+    fn defaults_are_those_of_the_class() {
+        let family = |name: &str| {
+            let mut config = tiny();
+            config["architectures"] = json!([name]);
+            for key in ["num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "hidden_act"] {
+                config.as_object_mut().unwrap().remove(key);
+            }
+            (config["num_attention_heads"], config["hidden_size"]) = (json!(160), json!(1600));
+            parse(&config).unwrap().spec
+        };
+        let of =
+            |spec: &DecoderSpec| (spec.kv_heads, spec.context, spec.rms_eps, spec.rope.theta, spec.window);
+        assert_eq!(of(&family("LlamaForCausalLM")), (160, 2048, 1e-6, 1e4, None));
+        assert_eq!(of(&family("MistralForCausalLM")), (8, 131_072, 1e-6, 1e4, Some(4096)));
+        assert_eq!(of(&family("Qwen2ForCausalLM")), (32, 32_768, 1e-6, 1e4, None));
+        assert_eq!(of(&family("BitNetForCausalLM")), (5, 2048, 1e-5, 5e5, None));
+    }
+
+    #[test]
+    fn a_window_of_no_layer_or_of_all_layers() {
+        let qwen = |name: &str, more: Value| {
+            let mut config = tiny();
+            config["architectures"] = json!([name]);
+            for (key, value) in more.as_object().unwrap() {
+                config[key] = value.clone();
+            }
+            parse(&config).map(|parsed| parsed.spec.window)
+        };
+        let slide = |more: Value| {
+            let mut all = json!({"use_sliding_window": true, "sliding_window": 8});
+            for (key, value) in more.as_object().unwrap() {
+                all[key] = value.clone();
+            }
+            all
+        };
+        for name in ["Qwen2ForCausalLM", "Qwen3ForCausalLM"] {
+            // As many layers without a window as there are layers, or more.
+            assert_eq!(qwen(name, slide(json!({"max_window_layers": 2}))).unwrap(), None);
+            assert_eq!(qwen(name, slide(json!({}))).unwrap(), None, "28 by default");
+            assert_eq!(qwen(name, slide(json!({"max_window_layers": 0}))).unwrap(), Some(8));
+            let error = qwen(name, slide(json!({"max_window_layers": 1}))).unwrap_err().to_string();
+            assert!(error.contains("1 of 2 layers (`max_window_layers`"), "{error}");
+            // A window as long as the context hides nothing.
+            let wide = slide(json!({"max_window_layers": 1, "sliding_window": 32}));
+            assert_eq!(qwen(name, wide).unwrap(), None);
+            let types = |a: &str, b: &str| slide(json!({"layer_types": [a, b], "max_window_layers": 1}));
+            assert_eq!(qwen(name, types("full_attention", "full_attention")).unwrap(), None);
+            assert_eq!(qwen(name, types("sliding_attention", "sliding_attention")).unwrap(), Some(8));
+            assert!(qwen(name, types("full_attention", "sliding_attention")).is_err());
+            assert!(qwen(name, types("full_attention", "chunked_attention")).is_err());
+            assert!(qwen(name, json!({"layer_types": ["sliding_attention", "sliding_attention"]})).is_err());
+        }
+        let mistral =
+            |types: [&str; 2]| qwen("MistralForCausalLM", json!({"sliding_window": 8, "layer_types": types}));
+        assert_eq!(mistral(["sliding_attention"; 2]).unwrap(), Some(8));
+        assert!(mistral(["full_attention", "sliding_attention"]).is_err());
+    }
+
+    #[test]
     fn refusals_name_what_they_refuse() {
         for (key, value, word) in [
             ("architectures", json!(["GPT2LMHeadModel"]), "GPT2LMHeadModel"),
             ("architectures", json!("x"), "architectures"),
             ("rope_scaling", json!({"type": "linear"}), "factor"),
             ("rope_scaling", json!({"type": "linear", "factor": 0.5}), "rope.scaling"),
-            ("rope_scaling", json!({"rope_type": "llama3", "factor": 8}), "original_max_position_embeddings"),
-            ("rope_scaling", json!({"rope_type": "longrope"}), "longrope"),
+            ("rope_scaling", json!({"rope_type": "llama3", "factor": 8}), "low_freq_factor"),
+            ("rope_scaling", json!({"rope_type": "longrope"}), "short_factor"),
             ("rope_scaling", json!({"type": "dynamic"}), "dynamic"),
-            ("rope_scaling", json!({}), "rope_scaling"),
-            ("rope_scaling", json!({"type": "yarn", "factor": 4, "mscale": 1}), "mscale"),
+            ("rope_scaling", json!({"factor": 4}), "rope_type"),
+            ("rope_scaling", json!("linear"), "rope_scaling"),
+            ("rope_scaling", json!({"type": "yarn", "factor": 4, "truncate": false}), "truncate"),
+            ("rope_scaling", json!({"type": "yarn", "factr": 4}), "`factor`"),
             ("rope_parameters", json!({"rope_type": "su"}), "su"),
             ("use_sliding_window", json!(true), "use_sliding_window"),
             ("mlp_bias", json!("yes"), "mlp_bias"),
             ("partial_rotary_factor", json!(0.5), "partial_rotary_factor"),
+            ("rms_norm_epsilon", json!(1e-6), "`rms_norm_eps`"),
+            ("rope_thetta", json!(1e6), "`rope_theta`"),
+            ("attention_multiplier", json!(0.5), "attention_multiplier"),
+            ("final_logit_softcapping", json!(30.0), "final_logit_softcapping"),
+            ("is_causal", json!(false), "is_causal"),
+            ("wormhole", json!([1]), "wormhole"),
+            ("layer_types", json!(["full_attention", "sliding_attention"]), "layer_types"),
+            ("layer_types", json!(["full_attention"]), "a list of 2 types"),
             ("hidden_act", json!("gelu"), "gelu"),
             ("hidden_size", json!(-3), "hidden_size"),
             ("hidden_size", json!(1e30), "hidden_size"),

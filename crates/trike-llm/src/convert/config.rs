@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use trike_format::MetaValue;
-use trike_nn::{DecoderSpec, GatedActivation, RopePairing, RopeScaling};
+use trike_nn::{DecoderSpec, GatedActivation, RopePairing, RopeScaling, RopeSpec};
 
 use crate::{Family, ModelConfig};
 
@@ -48,8 +48,15 @@ pub(super) fn to_hf(path: &Path, config: &ModelConfig) -> Option<Value> {
     json["model_type"] = json!(architecture.trim_end_matches("ForCausalLM").to_lowercase());
     if let Some(window) = spec.window {
         json["sliding_window"] = json!(window);
+        if architecture.starts_with("Qwen") {
+            // In every layer: none is before the first one with a window.
+            json["use_sliding_window"] = json!(true);
+            json["max_window_layers"] = json!(0);
+        }
     }
-    match &spec.rope.scaling {
+    // Configurations name constants, GGUF files list divisors.
+    let named = named_factors(&spec.rope, spec.head_dim);
+    match named.as_ref().unwrap_or(&spec.rope.scaling) {
         RopeScaling::None => {}
         RopeScaling::Linear { factor } => {
             json["rope_scaling"] = json!({"rope_type": "linear", "factor": exact(*factor)});
@@ -67,12 +74,22 @@ pub(super) fn to_hf(path: &Path, config: &ModelConfig) -> Option<Value> {
                 "original_max_position_embeddings": original_context,
             });
         }
-        RopeScaling::Factors(_) => return None,
+        // LongRoPE with one list for every length divides by it.
+        RopeScaling::Factors(factors) => {
+            let list: Vec<f64> = factors.iter().map(|factor| exact(*factor)).collect();
+            json["rope_scaling"] = json!({
+                "rope_type": "longrope", "short_factor": list, "long_factor": list, "attention_factor": 1.0,
+                "original_max_position_embeddings": spec.context,
+            });
+        }
     }
     // A combination of features that no architecture has would read back differently.
     let read = ModelConfig::from_hf(path, &json).ok()?.spec;
     let mut same = spec.clone();
     same.rope.pairing = RopePairing::Halves;
+    if let Some(named) = named {
+        same.rope.scaling = named;
+    }
     // With YaRN, the context may be the product of the factor and the original context.
     same.context = read.context;
     (read == same && read.context >= spec.context).then_some(json)
@@ -145,6 +162,45 @@ pub(super) fn rope_factors(spec: &DecoderSpec) -> Option<Vec<f32>> {
         }
         _ => None,
     }
+}
+
+/// Llama 3's constants of which a list of divisors was made, or `None` if it was made otherwise.
+///
+/// The largest divisor is the factor. Only the quotients of the other three constants matter, so the two frequency factors are those
+/// of every published model, 1 and 4, and the original context follows from the divisors in between.
+fn named_factors(rope: &RopeSpec, head_dim: usize) -> Option<RopeScaling> {
+    let RopeScaling::Factors(divisors) = &rope.scaling else { return None };
+    let factor = divisors.iter().copied().fold(1.0, f32::max);
+    let (low, high) = (1.0f32, 4.0f32);
+    let mut plain = rope.clone();
+    plain.scaling = RopeScaling::None;
+    let context_of = |(frequency, divisor): (f32, &f32)| {
+        // The share of the plain frequency grows linearly in the rotations over the original context.
+        let (factor, divisor) = (f64::from(factor), f64::from(*divisor));
+        let kept = (divisor.recip() - factor.recip()) / (1.0 - factor.recip());
+        let turns = f64::from(low) + kept * f64::from(high - low);
+        let between = divisor > 1.0 && divisor < factor;
+        between.then(|| turns * std::f64::consts::TAU / f64::from(frequency))
+    };
+    let frequencies = plain.frequencies(head_dim);
+    let measured = frequencies.into_iter().zip(divisors).find_map(context_of);
+    // Without a divisor in between, any context that separates the two kinds is the same.
+    let candidates = match measured {
+        Some(context) => vec![context.round() as usize],
+        None => (8..=20).map(|power| 1 << power).collect(),
+    };
+    candidates
+        .into_iter()
+        .map(|original_context| RopeScaling::Llama3 { factor, low, high, original_context })
+        .find(|scaling| {
+            let mut scaled = plain.clone();
+            scaled.scaling = scaling.clone();
+            if factor <= 1.0 || scaled.validate(head_dim).is_err() {
+                return false;
+            }
+            let pairs = scaled.frequencies(head_dim).into_iter().zip(rope.frequencies(head_dim));
+            pairs.into_iter().all(|(ours, theirs)| (ours - theirs).abs() <= 1e-6 * theirs)
+        })
 }
 
 /// The f64 with the shortest decimal that round-trips through this f32, as configurations are written.

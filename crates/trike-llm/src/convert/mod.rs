@@ -15,7 +15,7 @@ use trike_format::{
     Claim, DenseData, DenseTensor, GgufType, GgufWriter, HfDirWriter, Int8Tensor, StoredType, Tensor,
     exact_trits,
 };
-use trike_nn::{DecoderSpec, RopePairing, WeightName};
+use trike_nn::{DecoderSpec, RopePairing, RopeScaling, WeightName};
 use trike_trit::{Encoding, ScaleValues, Scales};
 
 use crate::{LlmError, ModelConfig, ModelFile, Tensors, config::ROPE_FACTORS, names};
@@ -428,10 +428,22 @@ impl Job<'_> {
         let mut notes = Vec::new();
         match self.input.tensors() {
             Tensors::Gguf(file) => {
-                // The writer sets the alignment, and the file type is that of the old file.
+                // The writer sets the alignment, the file type is that of the old file, and the new one is whole.
                 let replaced = |key: &str| self.options.tokenizer.is_some() && text::is_tokenizer(key);
-                let own =
-                    |key: &str| !["general.alignment", "general.file_type"].contains(&key) && !replaced(key);
+                let listed = matches!(self.input.config().spec.rope.scaling, RopeScaling::Factors(_));
+                // A linear scaling is in the divisors already.
+                let merged = |key: &str| {
+                    listed
+                        && [".rope.scaling.type", ".rope.scaling.factor", ".rope.scale_linear"]
+                            .iter()
+                            .any(|end| key.ends_with(end))
+                };
+                let own = |key: &str| {
+                    !["general.alignment", "general.file_type"].contains(&key)
+                        && !key.starts_with("split.")
+                        && !merged(key)
+                        && !replaced(key)
+                };
                 for (key, value) in file.metadata().iter().filter(|(key, _)| own(key)) {
                     writer.metadata(key, value.clone())?;
                 }

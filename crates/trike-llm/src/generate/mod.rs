@@ -162,7 +162,7 @@ impl<B: Backend + 'static> LanguageModel<B> {
             let _ = on_text(&rest);
         }
         let evicted = sequence.evicted();
-        session.keep(self.decoder(), sequence, &history);
+        session.keep(self.decoder(), sequence, &history, (reused, prompt_ids.len()));
         let ids = history.split_off(prompt_ids.len());
         Ok(Generation { text, prompt_ids, ids, finish, reused, evicted, logprobs, prefill, decode })
     }
@@ -202,7 +202,7 @@ impl<B: Backend + 'static> LanguageModel<B> {
             }
             on_row(token, &row);
         }
-        session.keep(self.decoder(), sequence, ids);
+        session.keep(self.decoder(), sequence, ids, (reused, prompt));
         Ok(())
     }
 }

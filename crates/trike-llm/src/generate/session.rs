@@ -2,19 +2,20 @@
 
 use std::{
     any::Any,
-    fs::{self, File},
-    io::{self, BufReader, BufWriter, Read, Write},
+    fs::File,
+    io::{self, BufReader, Read, Write},
     path::{Path, PathBuf},
-    time::UNIX_EPOCH,
 };
 
 use serde::{Deserialize, Serialize};
-use trike_nn::{Backend, Decoder, KvPrecisions, KvSpec, Sequence};
+use trike_format::{Difference, Digest, Identity, OutputFile};
+use trike_nn::{Backend, Decoder, KvSpec, Sequence};
 
-use crate::{LanguageModel, LlmError};
+use super::STEP;
+use crate::{GenerateOptions, LanguageModel, LlmError, fingerprint};
 
-/// The first bytes of a saved session.
-const MAGIC: &[u8; 8] = b"TRIKEKV1";
+/// The first bytes of a saved session; the last is the version of the format.
+const MAGIC: &[u8; 8] = b"TRIKEKV2";
 /// Far more than the tokens of any context need.
 const MAX_HEADER: u32 = 64 << 20;
 
@@ -46,6 +47,9 @@ pub struct Session {
     sequence: Option<Box<dyn Any>>,
     /// Version of the decoder that computed it.
     version: u64,
+    /// The first tokens, which were read in steps of several tokens: their keys and values do not depend on the
+    /// [`KvSpec::keys`] of the sequence.
+    read: usize,
 }
 
 impl std::fmt::Debug for Session {
@@ -57,13 +61,21 @@ impl std::fmt::Debug for Session {
 /// The description of a saved session, as JSON.
 #[derive(Debug, Deserialize, Serialize)]
 struct Header {
-    /// What computed it.
-    model: String,
-    /// Precision of keys and values.
-    kv: String,
+    /// What the keys and values depend on.
+    identity: Vec<(String, String)>,
     ids: Vec<u32>,
+    read: usize,
     /// Bytes of each layer.
     layers: Vec<usize>,
+    /// Digest of `ids`, `read`, and the keys and values.
+    digest: String,
+}
+
+/// The digest of what a session has.
+fn digest(ids: &[u32], read: usize, layers: &[impl AsRef<[u8]>]) -> String {
+    let start = Digest::default().word(read as u64);
+    let ids = ids.iter().fold(start, |digest, &id| digest.word(u64::from(id)));
+    layers.iter().fold(ids, |digest, layer| digest.bytes(layer.as_ref())).to_string()
 }
 
 impl Session {
@@ -82,12 +94,17 @@ impl Session {
     ) -> Result<Sequence<B>, LlmError> {
         let ids = std::mem::take(&mut self.ids);
         let kept = self.sequence.take().and_then(|kept| kept.downcast::<Sequence<B>>().ok());
-        let common = ids.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(prompt.len() - 1);
+        let mut common = ids.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(prompt.len() - 1);
+        if kept.as_ref().is_some_and(|kept| kept.spec().keys != spec.keys) {
+            common = common.min(self.read);
+        }
+        let read = std::mem::take(&mut self.read).min(common);
         let Some(mut kept) = kept.filter(|kept| {
             let own = kept.spec();
             common > 0
                 && self.version == decoder.version()
                 && own.precision == spec.precision
+                && own.prompt_keys == spec.prompt_keys
                 && own.window.is_none()
                 && spec.window.is_none()
         }) else {
@@ -97,6 +114,7 @@ impl Session {
             // Positions were evicted since.
             return Ok(decoder.sequence(*spec)?);
         }
+        self.read = read;
         if kept.spec() == spec {
             return Ok(*kept);
         }
@@ -111,86 +129,91 @@ impl Session {
         Ok(sequence)
     }
 
-    /// Keeps a sequence of a decoder, which has the first of `ids`.
+    /// Keeps a sequence of a decoder, which has the first of `ids`: `reused` of [`take`](Self::take), those up to `prompt` read as a
+    /// prompt, and the rest one by one.
     pub(super) fn keep<B: Backend + 'static>(
         &mut self,
         decoder: &Decoder<B>,
         sequence: Sequence<B>,
         ids: &[u32],
+        (reused, prompt): (usize, usize),
     ) {
         if sequence.window().is_none() {
             self.version = decoder.version();
             self.ids = ids[..sequence.len().min(ids.len())].to_vec();
+            let by_itself = usize::from(prompt.saturating_sub(reused) % STEP == 1);
+            self.read = if self.read < reused { self.read } else { prompt.saturating_sub(by_itself) };
             self.sequence = Some(Box::new(sequence));
         }
     }
 }
 
 impl<B: Backend + 'static> LanguageModel<B> {
-    /// Writes a session that this model filled to a file, which is replaced when it is complete.
+    /// Writes a session that this model filled to an [`OutputFile`].
     ///
     /// # Errors
     ///
     /// [`LlmError::Io`]; [`LlmError::SessionFile`] when the file exists and is not a saved session; errors of a backend that cannot
-    /// copy its caches. An empty session writes nothing.
+    /// copy its caches. An empty session, or one of which positions were evicted, writes nothing.
     pub fn save_session(&self, session: &Session, path: &Path) -> Result<(), LlmError> {
         let Some(sequence) = session.sequence.as_ref().and_then(|kept| kept.downcast_ref::<Sequence<B>>())
         else {
             return Ok(());
         };
+        if sequence.evicted() > 0 {
+            return Ok(());
+        }
         if path.exists() {
-            self.open_session(path)?;
+            // Only a saved session, of whatever model, is replaced.
+            drop(self.open_session(path)?);
         }
         let layers = sequence.save(self.decoder().backend())?;
         let header = Header {
-            model: self.identity(),
-            kv: sequence.spec().precision.to_string(),
+            identity: self.identity(sequence.spec())?.facts().to_vec(),
             ids: session.ids.clone(),
+            read: session.read,
             layers: layers.iter().map(Vec::len).collect(),
+            digest: digest(&session.ids, session.read, &layers),
         };
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".incomplete");
-        let partial = PathBuf::from(partial);
         let write = || -> io::Result<()> {
             let header = serde_json::to_vec(&header)?;
-            let mut file = BufWriter::new(File::create(&partial)?);
+            let mut file = OutputFile::create(path)?;
             file.write_all(MAGIC)?;
             file.write_all(&(header.len() as u32).to_le_bytes())?;
             file.write_all(&header)?;
             for layer in &layers {
                 file.write_all(layer)?;
             }
-            file.into_inner().map_err(io::IntoInnerError::into_error)?;
-            fs::rename(&partial, path)
+            file.finish()
         };
-        write().map_err(|source| {
-            // What was written is of no use; the first error is the one to report.
-            let _ = fs::remove_file(&partial);
-            LlmError::Io { path: path.to_owned(), source }
-        })
+        write().map_err(|source| LlmError::Io { path: path.to_owned(), source })
     }
 
-    /// Reads a session that [`save_session`](Self::save_session) wrote; `None` when it is one of another model, another backend or
-    /// other activations.
+    /// Reads a session that [`save_session`](Self::save_session) wrote, for texts with `options`. The inner error says in what the keys
+    /// and values differ from those that this model computes: other weights, another backend, activations or selected keys.
     ///
     /// # Errors
     ///
-    /// [`LlmError::Io`], and [`LlmError::SessionFile`] for a file that is damaged or something else.
-    pub fn load_session(&self, path: &Path) -> Result<Option<Session>, LlmError> {
-        let (header, mut file, size) = self.open_session(path)?;
+    /// [`LlmError::Io`], [`LlmError::SessionFile`] for a file that is damaged or something else, and options out of range.
+    pub fn load_session(
+        &self,
+        path: &Path,
+        options: &GenerateOptions,
+    ) -> Result<Result<Session, Difference>, LlmError> {
+        let (header, mut file, size) = match self.open_session(path)? {
+            Ok(opened) => opened,
+            Err(difference) => return Ok(Err(difference)),
+        };
         let wrong =
             |expected: String, got: String| LlmError::SessionFile { path: path.to_owned(), expected, got };
-        if header.model != self.identity() {
-            return Ok(None);
-        }
-        let spec = self.decoder().spec();
-        let kv: KvPrecisions = header
-            .kv
-            .parse()
-            .map_err(|_| wrong("a precision of keys and values".to_owned(), header.kv.clone()))?;
         let total = header.layers.iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes as u64));
         if total != size {
             return Err(wrong(format!("{total} bytes of keys and values"), format!("{size}")));
+        }
+        let spec = self.decoder().spec();
+        let cache = options.cache(header.ids.len().min(spec.context), spec.context, self.default_kv())?;
+        if let Some(difference) = self.identity(&cache)?.differs_from(&header.identity) {
+            return Ok(Err(difference));
         }
         if header.ids.is_empty() || header.ids.len() > spec.context {
             let expected = format!("1 to {} tokens", spec.context);
@@ -203,10 +226,18 @@ impl<B: Backend + 'static> LanguageModel<B> {
             file.read_exact(&mut layer).map_err(|source| LlmError::Io { path: path.to_owned(), source })?;
             layers.push(layer);
         }
+        let found = digest(&header.ids, header.read, &layers);
+        if found != header.digest {
+            return Err(wrong(format!("contents with the digest {}", header.digest), found));
+        }
         let layers: Vec<&[u8]> = layers.iter().map(Vec::as_slice).collect();
-        let mut sequence = self.decoder().sequence(KvSpec::new(kv, header.ids.len()))?;
+        let own = KvSpec::new(cache.precision, header.ids.len())
+            .with_keys(cache.keys)
+            .with_prompt_keys(cache.prompt_keys);
+        let mut sequence = self.decoder().sequence(own)?;
         sequence.restore(self.decoder().backend(), header.ids.len(), &layers)?;
-        Ok(Some(Session {
+        Ok(Ok(Session {
+            read: header.read.min(header.ids.len()),
             ids: header.ids,
             sequence: Some(Box::new(sequence)),
             version: self.decoder().version(),
@@ -214,20 +245,30 @@ impl<B: Backend + 'static> LanguageModel<B> {
     }
 
     /// The header of a saved session, the rest of its file, and the size of that.
-    fn open_session(&self, path: &Path) -> Result<(Header, BufReader<File>, u64), LlmError> {
+    fn open_session(&self, path: &Path) -> Result<Result<Opened, Difference>, LlmError> {
         let failed = |source| LlmError::Io { path: path.to_owned(), source };
         let wrong = |expected: &str, got: String| {
             let expected = expected.to_owned();
             LlmError::SessionFile { path: path.to_owned(), expected, got }
         };
+        // Opening a pipe would wait for a writer.
+        if !path.metadata().map_err(failed)?.is_file() {
+            return Err(wrong("a saved prompt", "no regular file".to_owned()));
+        }
         let file = File::open(path).map_err(failed)?;
         let size = file.metadata().map_err(failed)?.len();
         let mut file = BufReader::new(file);
         let mut start = Vec::new();
         file.by_ref().take(12).read_to_end(&mut start).map_err(failed)?;
+        let (family, format) = (&MAGIC[..7], char::from(MAGIC[7]).to_string());
         let length = match start.split_at_checked(8) {
             Some((magic, length)) if magic == MAGIC && length.len() == 4 => {
                 u32::from_le_bytes([length[0], length[1], length[2], length[3]])
+            }
+            Some((magic, _)) if magic.starts_with(family) && magic[7].is_ascii_digit() => {
+                let fact = "the format of saved prompts".to_owned();
+                let stored = Some(char::from(magic[7]).to_string());
+                return Ok(Err(Difference { fact, stored, now: Some(format) }));
             }
             _ => return Err(wrong("a saved prompt", "another file".to_owned())),
         };
@@ -238,26 +279,25 @@ impl<B: Backend + 'static> LanguageModel<B> {
         file.read_exact(&mut header).map_err(failed)?;
         let header =
             serde_json::from_slice(&header).map_err(|error| wrong("a saved prompt", error.to_string()))?;
-        Ok((header, file, size - 12 - u64::from(length)))
+        Ok(Ok((header, file, size - 12 - u64::from(length))))
     }
 
-    /// What determines the keys and values of a token: the files of the model, by size and time of change, and how it computes.
-    fn identity(&self) -> String {
-        let mut files: Vec<PathBuf> = match self.path().read_dir() {
-            Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
-            Err(_) => vec![self.path().to_owned()],
-        };
-        files.retain(|file| file.extension().is_some_and(|end| end != "json" && end != "html"));
-        files.sort();
-        let describe = |file: &PathBuf| {
-            let meta = file.metadata().ok();
-            let changed =
-                meta.as_ref().and_then(|meta| meta.modified().ok()?.duration_since(UNIX_EPOCH).ok());
-            let path = file.canonicalize().unwrap_or_else(|_| file.clone());
-            let nanoseconds = changed.map_or(0, |time| time.as_nanos());
-            format!("{} {} {nanoseconds}", path.display(), meta.map_or(0, |meta| meta.len()))
-        };
-        let files: Vec<String> = files.iter().map(describe).collect();
-        format!("{}; {}; {:?}", files.join("; "), self.decoder().backend().name(), self.activations())
+    /// What the keys and values of a token depend on, besides the tokens before it.
+    fn identity(&self, spec: &KvSpec) -> Result<Identity, LlmError> {
+        let changed = self.replaced_digest().map_or_else(|| "none".to_owned(), |digest| digest.to_string());
+        let decoder = self.decoder();
+        Ok(Identity::new()
+            .with("the model", fingerprint::local(self.path())?)
+            .with("the layers changed in memory", changed)
+            .with("what computes", decoder.backend().name())
+            .with("the layouts of weights", format!("{:?}", decoder.layouts()))
+            .with("the activations", format!("{:?}", self.activations()))
+            .with("the precision of the head", self.head())
+            .with("the precision of keys and values", spec.precision)
+            .with("the selection of keys", format!("{:?}", spec.keys))
+            .with("the selection of keys for prompts", format!("{:?}", spec.prompt_keys)))
     }
 }
+
+/// The header of a saved session, the rest of its file, and the size of that.
+type Opened = (Header, BufReader<File>, u64);

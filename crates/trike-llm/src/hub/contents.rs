@@ -8,8 +8,9 @@ use std::{
 };
 
 use super::{
-    CONFIG, Found, HubCache, HubModel, INDEX, MAX_DEPTH, ModelId, WEIGHTS, id::is_gguf_model, is_commit,
-    list, read_start,
+    CONFIG, Found, HubCache, HubModel, INDEX, MAX_DEPTH, ModelId, WEIGHTS,
+    id::{first_part, is_gguf_model},
+    is_commit, list, read_start,
 };
 use crate::LlmError;
 
@@ -60,7 +61,11 @@ impl HubCache {
         list(snapshot, "", MAX_DEPTH, &mut files);
         let has = |name: &str| files.iter().any(|file| file == name);
         let directory = has(CONFIG) && (has(WEIGHTS) || has(INDEX));
-        let ggufs: Vec<&String> = files.iter().filter(|file| is_gguf_model(file)).collect();
+        // The first file of a split model is its name.
+        let mut ggufs: Vec<String> =
+            files.iter().filter(|file| is_gguf_model(file)).map(|file| first_part(file)).collect();
+        ggufs.sort();
+        ggufs.dedup();
         let mut add = |id: ModelId, of: &[&String]| {
             // A model that lacks a shard is not one yet.
             let Ok(path) = self.resolve(&id) else { return };
@@ -76,36 +81,65 @@ impl HubCache {
             let own: Vec<&String> = files.iter().filter(|file| !file.ends_with(".gguf")).collect();
             add(id.clone(), &own);
         }
-        for &file in &ggufs {
+        for file in &ggufs {
             // The shortest name that is unique.
             let short = if directory || ggufs.len() > 1 { id.with_file(file) } else { id.clone() };
-            add(short, &[file]);
+            let parts = HubModel::File(file.clone()).files();
+            add(short, &parts.iter().collect::<Vec<_>>());
         }
     }
 
-    /// Removes a model from the cache and returns the number of bytes that were freed: a file if `id` names one, a revision if it
-    /// names one, else the whole repository. Content that another revision shares is kept.
+    /// Whether [`remove`](Self::remove) would find something, and only one thing, to remove.
     ///
     /// # Errors
     ///
-    /// [`LlmError::NotInCache`] when there is nothing to remove, [`LlmError::HubFiles`] when the variant fits several files, and
-    /// [`LlmError::Io`].
+    /// [`LlmError::NotInCache`] when there is nothing to remove, and [`LlmError::HubFiles`] when the variant fits several files.
+    pub fn check_removal(&self, id: &ModelId) -> Result<(), LlmError> {
+        self.removal(id).map(drop)
+    }
+
+    /// Removes a model from the cache and returns the number of bytes that were freed: a file if `id` names one, a revision if it
+    /// names one, else the whole repository. Content that another revision shares is kept. Programs that share the cache lose the
+    /// model, too.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`check_removal`](Self::check_removal), and [`LlmError::Io`].
     pub fn remove(&self, id: &ModelId) -> Result<u64, LlmError> {
+        let io_error = |path: &Path| {
+            let path = path.to_owned();
+            move |source| LlmError::Io { path, source }
+        };
+        let folder = self.folder(id);
+        let removal = self.removal(id)?;
+        let before = size(&folder);
+        match removal {
+            Removal::Repository => {
+                fs::remove_dir_all(&folder).map_err(io_error(&folder))?;
+                return Ok(before);
+            }
+            Removal::Snapshot(snapshot) => fs::remove_dir_all(&snapshot).map_err(io_error(&snapshot))?,
+            Removal::Files(links) => {
+                for link in links {
+                    fs::remove_file(&link).map_err(io_error(&link))?;
+                }
+            }
+        }
+        forget(&folder).map_err(io_error(&folder))?;
+        Ok(before.saturating_sub(size(&folder)))
+    }
+
+    /// What a name stands for.
+    fn removal(&self, id: &ModelId) -> Result<Removal, LlmError> {
         let folder = self.folder(id);
         let missing =
             |reason: String| LlmError::NotInCache { id: id.to_string(), cache: self.root.clone(), reason };
         if !folder.is_dir() {
             return Err(missing("no folder for this model".to_owned()));
         }
-        let io_error = |path: &Path| {
-            let path = path.to_owned();
-            move |source| LlmError::Io { path, source }
-        };
-        let before = size(&folder);
         let named = id.to_string().contains('@');
         if id.file().is_none() && !named {
-            fs::remove_dir_all(&folder).map_err(io_error(&folder))?;
-            return Ok(before);
+            return Ok(Removal::Repository);
         }
         let snapshots = folder.join("snapshots");
         let commit = read_start(&folder.join("refs").join(id.revision()), 128);
@@ -114,24 +148,29 @@ impl HubCache {
         if !is_commit(&commit) || !snapshot.is_dir() {
             return Err(missing(format!("it has no revision `{}`", id.revision())));
         }
-        match id.file() {
-            None => fs::remove_dir_all(&snapshot).map_err(io_error(&snapshot))?,
-            Some(file) => {
-                let mut files = Vec::new();
-                list(&snapshot, "", MAX_DEPTH, &mut files);
-                let link = match id.find(&files) {
-                    Found::One(HubModel::File(file)) => snapshot.join(file),
-                    Found::Several(files) => {
-                        return Err(LlmError::HubFiles { id: id.to_string(), reason: id.which(), files });
-                    }
-                    _ => return Err(missing(format!("its snapshot has no file `{file}`"))),
-                };
-                fs::remove_file(&link).map_err(io_error(&link))?;
+        let Some(file) = id.file() else { return Ok(Removal::Snapshot(snapshot)) };
+        let mut files = Vec::new();
+        list(&snapshot, "", MAX_DEPTH, &mut files);
+        match id.find(&files) {
+            Found::One(model @ HubModel::File(_)) => {
+                // Of a split model, whatever is there.
+                let links = model.files().into_iter().filter(|link| files.contains(link));
+                Ok(Removal::Files(links.map(|link| snapshot.join(link)).collect()))
             }
+            Found::Several(files) => {
+                Err(LlmError::HubFiles { id: id.to_string(), reason: id.which(), files })
+            }
+            _ => Err(missing(format!("its snapshot has no file `{file}`"))),
         }
-        forget(&folder).map_err(io_error(&folder))?;
-        Ok(before.saturating_sub(size(&folder)))
     }
+}
+
+/// A part of the cache.
+enum Removal {
+    Repository,
+    Snapshot(PathBuf),
+    /// Links in a snapshot.
+    Files(Vec<PathBuf>),
 }
 
 /// The revisions of a repository's folder with their commits: branches and tags, then commits that none of these names.

@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use trike_format::gguf_parts;
+
 use super::{CONFIG, INDEX, WEIGHTS};
 use crate::LlmError;
 
@@ -35,8 +37,18 @@ pub struct ModelId {
 pub enum HubModel {
     /// The root folder of the repository: `config.json` with `model.safetensors`, or with an index and its shards.
     Directory,
-    /// One file, by its path in the repository.
+    /// One GGUF file, by its path in the repository, or the first one of a split model.
     File(String),
+}
+
+impl HubModel {
+    /// The paths of its weights, if it is a GGUF file: one, or all those of a split model.
+    pub fn files(&self) -> Vec<String> {
+        match self {
+            Self::Directory => Vec::new(),
+            Self::File(file) => gguf_parts(file).unwrap_or_else(|| vec![file.clone()]),
+        }
+    }
 }
 
 /// Result of a search for models among file names.
@@ -68,12 +80,12 @@ impl ModelId {
     }
 
     /// Chooses the model among the files of the repository: the requested file; else the directory, when it has
-    /// `config.json` and safetensors; else the only GGUF file.
+    /// `config.json` and safetensors; else the only GGUF file. The files of a split model are one, named by its first.
     ///
     /// # Errors
     ///
-    /// [`LlmError::HubFiles`] when there is no model, when there are several, when the requested file does not exist,
-    /// for a part of a split GGUF file, and for a path outside the repository's folder.
+    /// [`LlmError::HubFiles`] when there is no model, when there are several, when the requested file or a file of a split model does
+    /// not exist, and for a path outside the repository's folder.
     pub fn choose(&self, files: &[String]) -> Result<HubModel, LlmError> {
         let refuse = |reason: String, names: Vec<String>| {
             Err(LlmError::HubFiles { id: self.to_string(), reason, files: shown(names) })
@@ -82,12 +94,10 @@ impl ModelId {
             Found::One(HubModel::File(file)) if !is_inside(&file) => {
                 refuse("the path of its file is outside the repository".to_owned(), vec![file])
             }
-            Found::One(HubModel::File(file)) if is_part(&file) => refuse(
-                "one part of a split GGUF file is not a model; merge the parts with `llama-gguf-split --merge`"
-                    .to_owned(),
-                vec![file],
-            ),
-            Found::One(model) => Ok(model),
+            Found::One(model) => match model.files().iter().find(|file| !files.contains(file)) {
+                Some(missing) => refuse(format!("it lacks {missing}"), files.to_vec()),
+                None => Ok(model),
+            },
             Found::Several(names) => refuse(self.which(), names),
             Found::Nothing => match &self.file {
                 Some(file) => refuse(format!("it has no file `{file}`"), files.to_vec()),
@@ -102,7 +112,7 @@ impl ModelId {
     pub(super) fn find(&self, files: &[String]) -> Found {
         let has = |name: &str| files.iter().any(|file| file == name);
         match &self.file {
-            Some(file) if has(file) => Found::One(HubModel::File(file.clone())),
+            Some(file) if has(file) => Found::One(HubModel::File(first_part(file))),
             Some(variant) => one_of(files.iter().filter(|file| is_variant(file, variant))),
             None if has(CONFIG) && (has(WEIGHTS) || has(INDEX)) => Found::One(HubModel::Directory),
             None => one_of(files.iter().filter(|file| is_gguf_model(file))),
@@ -132,12 +142,13 @@ impl ModelId {
 
 /// The result of a search that found these files.
 fn one_of<'a>(files: impl Iterator<Item = &'a String>) -> Found {
-    let mut models: Vec<&String> = files.collect();
+    let mut models: Vec<String> = files.map(|file| first_part(file)).collect();
     models.sort();
+    models.dedup();
     match &models[..] {
         [] => Found::Nothing,
-        [file] => Found::One(HubModel::File((*file).clone())),
-        several => Found::Several(several.iter().map(|&file| file.clone()).collect()),
+        [file] => Found::One(HubModel::File(file.clone())),
+        _ => Found::Several(models),
     }
 }
 
@@ -162,13 +173,9 @@ pub(super) fn is_gguf_model(path: &str) -> bool {
     name.ends_with(".gguf") && !name.starts_with("mmproj") && !name.contains("imatrix")
 }
 
-/// Whether a file is named like one part of a split GGUF file, `…-00001-of-00003.gguf`.
-fn is_part(path: &str) -> bool {
-    let number = |s: &str| s.len() == 5 && s.bytes().all(|b| b.is_ascii_digit());
-    let Some((start, count)) = path.strip_suffix(".gguf").and_then(|stem| stem.rsplit_once("-of-")) else {
-        return false;
-    };
-    number(count) && count != "00001" && start.rsplit_once('-').is_some_and(|(_, part)| number(part))
+/// The first file of a split model, or the file itself.
+pub(super) fn first_part(path: &str) -> String {
+    gguf_parts(path).and_then(|parts| parts.into_iter().next()).unwrap_or_else(|| path.to_owned())
 }
 
 /// Whether a path in a repository stays inside the folder that it is joined to, on every operating system.
@@ -306,6 +313,13 @@ mod tests {
         for variant in ["2_0", "TQ1_0", "gguf", "q8_0"] {
             assert!(choose(&format!("a/b:{variant}"), &variants).is_err(), "{variant}");
         }
+        let split = ["q/m-Q4_0-00002-of-00002.gguf", "q/m-Q4_0-00001-of-00002.gguf", "README.md"];
+        for id in ["a/b", "a/b:Q4_0", "a/b:q/m-Q4_0-00001-of-00002.gguf", "a/b:q/m-Q4_0-00002-of-00002.gguf"]
+        {
+            let model = choose(id, &split).unwrap();
+            assert_eq!(model, HubModel::File(split[1].to_owned()), "{id}");
+            assert_eq!(model.files(), [split[1], split[0]]);
+        }
         let two = ["b.gguf", "a.gguf", CONFIG];
         assert_eq!(choose("a/b@v1:b.gguf", &two).unwrap(), HubModel::File("b.gguf".to_owned()));
         for (id, files, want) in [
@@ -318,7 +332,8 @@ mod tests {
             ("a/b", &["pytorch_model.bin", CONFIG], "neither config.json with model.safetensors"),
             ("a/b", &[], "neither"),
             ("a/b", &["../../m.gguf"], "outside the repository"),
-            ("a/b", &["m-00001-of-00002.gguf"], "llama-gguf-split"),
+            ("a/b", &["m-00001-of-00002.gguf"], "it lacks m-00002-of-00002.gguf"),
+            ("a/b:m-00002-of-00002.gguf", &["m-00002-of-00002.gguf"], "it lacks m-00001-of-00002.gguf"),
             ("a/b", &["/m.gguf"], "outside the repository"),
             ("a/b", &["q/..\\m.gguf"], "outside the repository"),
         ] {

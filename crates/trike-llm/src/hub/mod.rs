@@ -76,7 +76,12 @@ impl HubCache {
         let mut files = Vec::new();
         list(&snapshot, "", MAX_DEPTH, &mut files);
         match id.find(&files) {
-            Found::One(HubModel::File(file)) => Ok(snapshot.join(file)),
+            Found::One(HubModel::File(file)) => {
+                match HubModel::File(file.clone()).files().iter().find(|part| !files.contains(part)) {
+                    Some(part) => Err(missing(format!("its snapshot lacks {part}"))),
+                    None => Ok(snapshot.join(file)),
+                }
+            }
             Found::One(HubModel::Directory) => {
                 // An invalid index is reported when the directory is opened.
                 let shards = if files.iter().any(|file| file == WEIGHTS) {
@@ -202,6 +207,25 @@ mod tests {
         fs::remove_dir_all(two.join("q")).unwrap();
         fs::remove_file(two.join("m.gguf")).unwrap();
         assert!(resolve("org/name@pr/7").unwrap_err().to_string().contains("neither"));
+    }
+
+    #[test]
+    fn a_split_model_is_in_the_cache_when_all_its_files_are() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let snapshot = dir.path().join("models--a--b/snapshots/abc");
+        fs::create_dir_all(&snapshot).unwrap();
+        let cache = HubCache::new(dir.path());
+        let resolve = || cache.resolve(&"a/b@abc".parse().unwrap());
+        let parts = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"].map(|name| snapshot.join(name));
+        fs::write(&parts[1], "12").unwrap();
+        assert!(resolve().unwrap_err().to_string().contains("lacks m-00001-of-00002.gguf"));
+        assert_eq!(cache.models().unwrap(), []);
+        fs::write(&parts[0], "345").unwrap();
+        assert_eq!(resolve().unwrap(), parts[0]);
+        let models = cache.models().unwrap();
+        assert_eq!((models.len(), models[0].bytes, &models[0].path), (1, 5, &parts[0]));
+        assert_eq!(cache.remove(&"a/b@abc:m-00002-of-00002.gguf".parse().unwrap()).unwrap(), 5);
+        assert_eq!(cache.models().unwrap(), []);
     }
 
     #[test]

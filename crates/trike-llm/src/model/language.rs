@@ -3,6 +3,7 @@
 use std::{any::Any, collections::BTreeMap, path::Path};
 
 use trike_core::Layout;
+use trike_format::Difference;
 use trike_nn::{
     ActivationPrecision, Backend, CpuBackend, Decoder, DeviceUse, KvPrecision, KvSpec, MemoryPlan, Tuning,
 };
@@ -124,8 +125,12 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         LanguageModel::save_session(self, session, path)
     }
 
-    fn load_session(&self, path: &Path) -> Result<Option<Session>, LlmError> {
-        LanguageModel::load_session(self, path)
+    fn load_session(
+        &self,
+        path: &Path,
+        options: &GenerateOptions,
+    ) -> Result<Result<Session, Difference>, LlmError> {
+        LanguageModel::load_session(self, path, options)
     }
 
     fn embed(&self, ids: &[u32], pooling: Pooling) -> Result<Vec<f32>, LlmError> {

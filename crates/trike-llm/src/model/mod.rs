@@ -11,6 +11,7 @@ mod tasks;
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use trike_core::Layout;
+use trike_format::Difference;
 use trike_nn::{ActivationPrecision, DeviceUse, KvPrecision, KvPrecisions, KvSpec, MemoryPlan, Tuning};
 
 use crate::{
@@ -198,7 +199,8 @@ pub trait Model {
         on_text: &mut OnText<'_>,
     ) -> Result<Generation, LlmError>;
 
-    /// Writes a session that this model filled to a file, which is replaced when it is complete.
+    /// Writes a session that this model filled to a file, which is replaced when it is complete. An empty session, or one of which
+    /// positions were evicted, writes nothing.
     ///
     /// # Errors
     ///
@@ -206,14 +208,18 @@ pub trait Model {
     /// copy its caches: only the CPU can.
     fn save_session(&self, session: &Session, path: &Path) -> Result<(), LlmError>;
 
-    /// Reads a session that [`save_session`](Self::save_session) wrote; `None` when it is one of another model, another backend or
-    /// other activations.
+    /// Reads a session that [`save_session`](Self::save_session) wrote, for texts with `options`. The inner error says in what the keys
+    /// and values differ from those that this model computes: other weights, another backend, activations or selected keys.
     ///
     /// # Errors
     ///
-    /// [`LlmError::Io`], [`LlmError::SessionFile`] for a file that is damaged or something else, and errors of a backend that cannot
-    /// copy its caches.
-    fn load_session(&self, path: &Path) -> Result<Option<Session>, LlmError>;
+    /// [`LlmError::Io`], [`LlmError::SessionFile`] for a file that is damaged or something else, options out of range, and errors of a
+    /// backend that cannot copy its caches.
+    fn load_session(
+        &self,
+        path: &Path,
+        options: &GenerateOptions,
+    ) -> Result<Result<Session, Difference>, LlmError>;
 
     /// An embedding of a text: its hidden states after the final norm, pooled, with a length of one.
     ///

@@ -15,6 +15,7 @@ use crate::{
     chat::ChatTemplate,
     names::FILE_KEY,
     sampler::GenerationConfig,
+    sampling,
     tokenizer::{Tokenizer, TokenizerError},
 };
 
@@ -139,8 +140,11 @@ impl ModelFile {
     ///
     /// # Errors
     ///
-    /// As [`GenerationConfig::read`], and keys of the wrong type.
+    /// As [`GenerationConfig::read`], keys of the wrong type, and settings that change the text and are not implemented, such as
+    /// beam search.
     pub fn generation_config(&self) -> Result<GenerationConfig, LlmError> {
-        self.tensors().generation_config()
+        let config = self.tensors().generation_config()?;
+        sampling::check(self.tensors())?;
+        Ok(config)
     }
 }

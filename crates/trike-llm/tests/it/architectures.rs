@@ -210,14 +210,51 @@ fn every_switch_agrees_with_numpy_as_floats_as_trits_and_through_gguf() {
             let floats = convert(&packed, "floats.gguf", Target::F16).expect("it converts");
             assert_close(&logits(&floats, &ids, None), &want, 1e-3);
         }
-        // Llama 3's constants become a list of divisors in GGUF, which no configuration spells.
-        match (convert(&trits, "back", Target::Trike), &parsed.spec.rope.scaling) {
-            (Err(error), RopeScaling::Llama3 { .. }) => {
-                assert!(error.to_string().contains("configuration"), "{error}");
-            }
-            (back, _) => assert_close(&logits(&back.expect("it converts back"), &ids, None), &want, 1e-3),
-        }
+        // Llama 3's constants are a list of divisors in GGUF; the directory has the constants again.
+        let back = convert(&trits, "back", Target::Trike).expect("it converts back");
+        assert_close(&logits(&back, &ids, None), &want, 1e-3);
+        let scaling = ModelFile::open(&back).expect("a model").config().spec.rope.scaling.clone();
+        assert_eq!(scaling, parsed.spec.rope.scaling);
     }
+}
+
+/// Divisors that no constants give stay a list, in every format.
+#[test]
+fn any_divisors_of_rotary_frequencies_pass_through_every_format() {
+    let dir = TempDir::new().expect("a directory");
+    let listed = dir.path().join("listed");
+    let factors = [1.0, 1.5, 1.25, 3.0, 3.5, 6.0, 7.0, 8.0];
+    let config = config(
+        "LlamaForCausalLM",
+        json!({"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 16, "rope_scaling": {
+            "rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0,
+        }}),
+    );
+    let parsed = random_checkpoint(&listed, &config, 5, true);
+    assert_eq!(parsed.spec.rope.scaling, RopeScaling::Factors(factors.map(|f| f as f32).to_vec()));
+    let ids = ids(30, VOCAB, 6);
+    let want = logits(&listed, &ids, None);
+    let convert = |from: &Path, name: &str, options: ConvertOptions| {
+        let out = dir.path().join(name);
+        convert(&ModelFile::open(from).expect("a model"), &out, &options, &mut |_, _| ())
+            .expect("it converts");
+        out
+    };
+    let gguf = convert(&listed, "m.gguf", ConvertOptions::new(Target::Tq2_0));
+    for (path, name) in [(&gguf, "back"), (&listed, "again")] {
+        let back = convert(path, name, ConvertOptions::new(Target::Trike));
+        assert_eq!(
+            ModelFile::open(&back).expect("a model").config().spec.rope.scaling,
+            parsed.spec.rope.scaling
+        );
+        assert_close(&logits(&back, &ids, None), &want, 1e-3);
+    }
+    // Without the divisors, the logits differ.
+    let plain = dir.path().join("plain");
+    let mut config = config;
+    config["rope_scaling"] = Value::Null;
+    random_checkpoint(&plain, &config, 5, true);
+    assert!(max_rel(&logits(&plain, &ids, None), &want) > 1e-2);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod common;
 mod convert;
 mod device;
 mod edits;
+mod files;
 mod gguf_text;
 mod golden;
 mod kv;

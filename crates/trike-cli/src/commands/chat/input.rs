@@ -130,7 +130,7 @@ impl Completer for Help {
         context: &Context<'_>,
     ) -> rustyline::Result<(usize, Vec<Pair>)> {
         let before = &line[..at];
-        if ["/save ", "/load "].iter().any(|command| before.starts_with(command)) {
+        if ["/save ", "/save! ", "/load "].iter().any(|command| before.starts_with(command)) {
             return self.files.complete(line, at, context);
         }
         let names = COMMANDS.iter().map(|(name, ..)| *name).filter(|name| name.starts_with(before));

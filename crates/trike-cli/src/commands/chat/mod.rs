@@ -3,7 +3,7 @@
 mod input;
 mod slash;
 
-use std::ops::ControlFlow;
+use std::{ops::ControlFlow, path::PathBuf};
 
 use anyhow::Context;
 use serde::Serialize;
@@ -39,6 +39,8 @@ struct Chat {
     context: usize,
     /// What the model has read.
     session: Session,
+    /// The file that it was saved to or loaded from last.
+    file: Option<PathBuf>,
     /// Number of answers, which moves the seed on.
     answers: u64,
     quiet: bool,
@@ -109,7 +111,7 @@ pub(super) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
     loop {
         let message = match input.read()? {
             Line::Message(message) => message,
-            Line::Interrupted => std::process::exit(i32::from(interrupt::CODE)),
+            Line::Interrupted => interrupt::exit(),
             Line::End => return Ok(()),
         };
         let done = match Slash::parse(&message) {
@@ -180,6 +182,7 @@ impl Chat {
             options: options.with_kv(kv.precision).with_context(capacity),
             context: capacity,
             session: Session::default(),
+            file: None,
             answers: 0,
             quiet,
             json: args.json,

@@ -4,16 +4,20 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use trike::text::chat::{Conversation, Message};
+use trike::{
+    format::OutputFile,
+    text::chat::{Conversation, Message},
+};
 
 use super::Chat;
 use crate::{commands::text, output};
 
 /// Name, argument and meaning.
-pub(super) const COMMANDS: [(&str, &str, &str); 10] = [
+pub(super) const COMMANDS: [(&str, &str, &str); 11] = [
     ("/help", "", "list these commands"),
     ("/system", "[TEXT]", "set the system prompt, or remove it"),
     ("/save", "FILE", "write the conversation to a JSON file"),
+    ("/save!", "FILE", "the same, also over a file that is not of this chat"),
     ("/load", "FILE", "continue a conversation from a file"),
     ("/regenerate", "", "answer the last message again, with another seed"),
     ("/undo", "", "take back the last message and its answer"),
@@ -29,6 +33,7 @@ pub(super) enum Slash<'a> {
     Help,
     System(&'a str),
     Save(&'a str),
+    Replace(&'a str),
     Load(&'a str),
     Regenerate,
     Undo,
@@ -48,6 +53,7 @@ impl<'a> Slash<'a> {
             "/help" | "/?" => Self::Help,
             "/system" => Self::System(argument),
             "/save" => Self::Save(argument),
+            "/save!" => Self::Replace(argument),
             "/load" => Self::Load(argument),
             "/regenerate" => Self::Regenerate,
             "/undo" => Self::Undo,
@@ -80,8 +86,15 @@ impl Chat {
                 self.talk.set_system(Some(text).filter(|text| !text.is_empty()));
                 self.say(if text.is_empty() { "no system prompt" } else { "system prompt set" });
             }
-            Slash::Save("") | Slash::Load("") => bail!("expected a file name"),
-            Slash::Save(path) => self.save(Path::new(path))?,
+            Slash::Save("") | Slash::Replace("") | Slash::Load("") => bail!("expected a file name"),
+            Slash::Save(path) => {
+                let own = self.file.as_deref() == Some(Path::new(path));
+                if !own && Path::new(path).is_file() {
+                    bail!("{path} exists, and is not of this chat: `/save! {path}` replaces it");
+                }
+                self.save(Path::new(path))?;
+            }
+            Slash::Replace(path) => self.save(Path::new(path))?,
             Slash::Load(path) => self.load(Path::new(path))?,
             Slash::Regenerate => {
                 let mut turn = self.talk.pop_turn();
@@ -105,6 +118,7 @@ impl Chat {
             }
             Slash::Clear => {
                 self.talk.clear();
+                self.file = None;
                 self.say("a new conversation");
             }
             Slash::Exit => {}
@@ -123,11 +137,12 @@ impl Chat {
         }
     }
 
-    fn save(&self, path: &Path) -> anyhow::Result<()> {
+    fn save(&mut self, path: &Path) -> anyhow::Result<()> {
         let message = |m: &Message| SavedMessage { role: m.role.clone(), content: m.content.clone() };
         let saved = Saved { messages: self.talk.messages().iter().map(message).collect() };
         let json = serde_json::to_string_pretty(&saved)? + "\n";
-        std::fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
+        OutputFile::replace(path, json).with_context(|| format!("cannot write {}", path.display()))?;
+        self.file = Some(path.to_owned());
         self.say(&format!("{} messages in {}", saved.messages.len(), path.display()));
         Ok(())
     }
@@ -136,6 +151,7 @@ impl Chat {
         let saved: Saved = serde_json::from_str(&text::read(path)?)
             .with_context(|| format!("{}: expected a saved conversation", path.display()))?;
         let count = saved.messages.len();
+        self.file = Some(path.to_owned());
         self.talk =
             Conversation::of(saved.messages.into_iter().map(|m| Message::new(m.role, m.content)).collect());
         self.say(&format!("{count} messages from {}", path.display()));

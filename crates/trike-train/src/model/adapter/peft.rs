@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::Path;
 
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::{Map, Value, json};
+use trike_format::OutputFile;
 use trike_nn::{DecoderSpec, WeightName};
 
 use super::{Adapter, AdapterError, LoraConfig, LoraTarget, targeted};
@@ -98,14 +99,8 @@ fn read(dir: &Path, name: &str, limit: u64) -> Result<Vec<u8>, TrainError> {
 }
 
 fn write(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), TrainError> {
-    let (path, temporary) = (dir.join(name), dir.join(format!(".{name}.part")));
-    let written = File::create(&temporary)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&temporary, &path));
-    written.map_err(|source| {
-        let _ = fs::remove_file(&temporary);
-        TrainError::Io { path, source }
-    })
+    let path = dir.join(name);
+    OutputFile::replace(&path, bytes).map_err(|source| TrainError::Io { path, source })
 }
 
 /// The name of a factor in peft: that of the layer below the two models that peft wraps around it.

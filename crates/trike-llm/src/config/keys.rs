@@ -1,0 +1,163 @@
+//! The keys of a model's configuration, and what Trike does with each: one list per file, from which the check and the page
+//! `docs/src/keys/model.md` are made.
+//!
+//! There is no fourth kind of key. A key that is in no list may change the result, so it is refused with the nearest known one.
+
+mod gguf;
+mod hf;
+
+use std::path::Path;
+
+use serde_json::Value;
+use trike_format::{MetaArray, MetaValue};
+
+use crate::LlmError;
+
+pub(super) use gguf::ARCHITECTURE;
+pub(crate) use gguf::NAMESPACES;
+pub(crate) use hf::GENERATION;
+pub(super) use hf::{CONFIG, ROPE};
+
+/// What Trike does with a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Status {
+    /// The value is used, or checked where only some values are implemented.
+    Read,
+    /// The value does not change what the model computes, for this reason.
+    NoEffect(#[allow(dead_code, reason = "for readers, and for the page")] &'static str),
+    /// Not implemented: an error, unless the value is one of these, with which the key changes nothing. Null, false where 0 is
+    /// listed, and empty lists are such values too.
+    Refused(&'static [f64]),
+}
+
+/// A key, or with a star at the end every key that begins so.
+pub(crate) type Key = (&'static str, Status);
+
+/// The keys of one file, or of one object in it.
+pub(crate) struct Keys {
+    /// What messages call the place.
+    pub(crate) place: &'static str,
+    /// The list.
+    pub(crate) list: &'static [Key],
+}
+
+impl Keys {
+    /// The status of a key; `None` if it is in no entry.
+    fn status(&self, key: &str) -> Option<Status> {
+        let exact = self.list.iter().find(|(name, _)| *name == key);
+        let start = || {
+            let begins = |name: &str| name.strip_suffix('*').is_some_and(|start| key.starts_with(start));
+            self.list.iter().find(|(name, _)| begins(name))
+        };
+        exact.or_else(start).map(|(_, status)| *status)
+    }
+
+    /// Whether a key is in the list.
+    pub(crate) fn knows(&self, key: &str) -> bool {
+        self.status(key).is_some()
+    }
+
+    /// The known key that is most like an unknown one, if any is like it.
+    fn nearest(&self, key: &str) -> Option<&'static str> {
+        let names = self.list.iter().map(|(name, _)| *name).filter(|name| !name.ends_with('*'));
+        let (distance, name) = names.map(|name| (distance(key, name), name)).min()?;
+        (distance <= (key.len() / 3).max(2)).then_some(name)
+    }
+
+    /// Checks one key; `neutral` says whether the value is one of a list, `value` is only named in errors.
+    fn check(
+        &self,
+        path: &Path,
+        key: &str,
+        full: &str,
+        neutral: impl Fn(&[f64]) -> bool,
+        value: impl Fn() -> String,
+    ) -> Result<(), LlmError> {
+        match self.status(key) {
+            Some(Status::Read | Status::NoEffect(_)) => Ok(()),
+            Some(Status::Refused(values)) if neutral(values) => Ok(()),
+            Some(Status::Refused(_)) => Err(LlmError::Unsupported {
+                path: path.to_owned(),
+                name: format!("`{full}` {} of {}", value(), self.place),
+                remedy: "use a model without it".to_owned(),
+            }),
+            // A value that says nothing changes nothing.
+            None if neutral(&[]) => Ok(()),
+            None => Err(LlmError::UnknownKey {
+                path: path.to_owned(),
+                key: full.to_owned(),
+                place: self.place,
+                nearest: self.nearest(key),
+            }),
+        }
+    }
+
+    /// Checks the keys of a JSON object. Keys that begin with an underscore are a program's own notes.
+    pub(crate) fn check_json(&self, path: &Path, object: &Value) -> Result<(), LlmError> {
+        let entries = object.as_object().into_iter().flatten();
+        for (key, value) in entries.filter(|(key, _)| !key.starts_with('_')) {
+            let text = || value.to_string().chars().take(60).collect();
+            self.check(path, key, key, |values| is_neutral(value, values), text)?;
+        }
+        Ok(())
+    }
+
+    /// Checks a key of GGUF metadata; `full` is its name with the prefix that `key` lacks.
+    pub(crate) fn check_meta(
+        &self,
+        path: &Path,
+        key: &str,
+        full: &str,
+        value: &MetaValue,
+    ) -> Result<(), LlmError> {
+        self.check(path, key, full, |values| is_neutral_meta(value, values), || value.describe())
+    }
+}
+
+fn is_neutral(value: &Value, values: &[f64]) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(flag) => values.contains(&f64::from(u8::from(*flag))),
+        Value::Number(number) => number.as_f64().is_some_and(|number| values.contains(&number)),
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(object) => object.is_empty(),
+    }
+}
+
+fn is_neutral_meta(value: &MetaValue, values: &[f64]) -> bool {
+    let number = |n: f64| values.contains(&n);
+    match value {
+        MetaValue::Bool(flag) => number(f64::from(u8::from(*flag))),
+        MetaValue::Str(text) => text.is_empty(),
+        MetaValue::F32(v) => number((*v).into()),
+        MetaValue::F64(v) => number(*v),
+        MetaValue::Array(list) => match list {
+            MetaArray::Bool(flags) => flags.iter().all(|flag| number(f64::from(u8::from(*flag)))),
+            MetaArray::F32(list) => list.iter().all(|v| number((*v).into())),
+            MetaArray::I32(list) => list.iter().all(|v| number((*v).into())),
+            MetaArray::U32(list) => list.iter().all(|v| number((*v).into())),
+            list => list.is_empty(),
+        },
+        value => value.as_i64().is_some_and(|n| number(n as f64)),
+    }
+}
+
+/// The number of letters to insert, remove or replace (Levenshtein, 1965).
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests;
