@@ -432,7 +432,8 @@ fn text_that_the_model_wrote_outlives_an_interruption() {
     assert_eq!(stderr, "interrupted: run the same command again to continue\n");
     let first = written().lines().next().unwrap().to_owned();
     // A second run, which needs less, begins with that text and removes it at its end.
-    let mut child = trike.command(&[&command[..], &["--sequences", "1", "--plain", "-q"]].concat()).spawn().unwrap();
+    let mut child =
+        trike.command(&[&command[..], &["--sequences", "1", "--plain", "-q"]].concat()).spawn().unwrap();
     let mut kept = written();
     while child.try_wait().unwrap().is_none() {
         kept = Some(written()).filter(|text| !text.is_empty()).unwrap_or(kept);
