@@ -69,8 +69,14 @@ pub(crate) fn borrow<'py, T: Element>(
     Ok(Borrowed { array, what })
 }
 
-impl<T: Element> Borrowed<'_, T> {
-    /// The elements, row-major.
+impl<T: Element + Copy> Borrowed<'_, T> {
+    /// A copy of the elements, row-major, for work without the interpreter's lock: other threads may write to the array meanwhile,
+    /// and no lock of NumPy keeps them from it.
+    pub(crate) fn copied(&self) -> PyResult<Vec<T>> {
+        Ok(self.values()?.to_vec())
+    }
+
+    /// The elements, row-major; only while the interpreter's lock is held.
     pub(crate) fn values(&self) -> PyResult<&[T]> {
         Ok(self.array.as_slice()?)
     }

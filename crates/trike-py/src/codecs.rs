@@ -92,8 +92,8 @@ impl PyGradientCompressor {
         let py = gradient.py();
         let gradient = borrow::<f32>(gradient, "gradient", &["n"])?;
         gradient.expect(&[self.size()?])?;
-        let values = gradient.values()?;
-        let done = py.detach(|| -> PyResult<_> { self.lock()?.compress(values).map_err(errors::value) })?;
+        let values = gradient.copied()?;
+        let done = py.detach(|| -> PyResult<_> { self.lock()?.compress(&values).map_err(errors::value) })?;
         let dict = PyDict::new(py);
         dict.set_item("bytes", done.stats.bytes)?;
         dict.set_item("ratio", done.stats.ratio)?;
@@ -171,7 +171,7 @@ impl PyGradientExchange {
             (exchange.ranks(), exchange.len())
         };
         gradients.expect(&[ranks, len])?;
-        let values = gradients.values()?;
+        let values = gradients.copied()?;
         let done = py.detach(|| -> PyResult<_> {
             let all: Vec<&[f32]> = values.chunks(len.max(1)).collect();
             self.lock()?.exchange(&all).map_err(errors::value)

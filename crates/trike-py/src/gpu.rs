@@ -50,7 +50,7 @@ fn _device_matmul<'py>(
     if width != cols {
         return Err(x.wrong(&format!("(tokens, {cols})")));
     }
-    let values = x.values()?;
+    let values = x.copied()?;
     let out = py.detach(|| -> PyResult<Vec<f32>> {
         if tokens == 0 {
             return Ok(Vec::new());
@@ -58,7 +58,7 @@ fn _device_matmul<'py>(
         let backend = CubeBackend::new(open(device)?, ActivationPrecision::F32);
         let product = || -> Result<Vec<f32>, NnError> {
             let matrix = backend.load_matrix(Tensor::Ternary(tensor.inner.clone()))?;
-            let mut out = backend.linear(&backend.upload(values, cols)?, &[&matrix])?;
+            let mut out = backend.linear(&backend.upload(&values, cols)?, &[&matrix])?;
             out.pop().map_or_else(|| Ok(Vec::new()), |out| backend.to_host(&out))
         };
         product().map_err(errors::value)

@@ -139,7 +139,7 @@ fn _train(
         (None, None) => RunConfig::default(),
     };
     let cpu = host::cpu()?;
-    work::run(py, progress.as_ref(), move |line: &Line<String>| {
+    work::run_and_save(py, progress.as_ref(), move |line: &Line<String>| {
         let run = Run::open(config).map_err(errors::model)?;
         if check {
             return json(&run.check(&cpu).map_err(errors::model)?);
@@ -150,8 +150,8 @@ fn _train(
                 return ControlFlow::Break(());
             }
             match event {
-                Event::Step { report, steps, .. } => line.progress("training", report.step + 1, steps),
-                Event::Writing { done, of } => line.progress("writing", done, of),
+                Event::Step { report, steps, .. } => line.tell("training", report.step + 1, steps),
+                Event::Writing { done, of } => line.tell("writing", done, of),
                 _ => {}
             }
             ControlFlow::Continue(())

@@ -70,8 +70,8 @@ fn quantize_matrix<'py>(
         QuantizeConfig::default().with_rule(self::rule(rule)?).with_rounding(rounding).with_layout(layout);
     let weights = borrow::<f32>(weights, "weights", &["rows", "cols"])?;
     let [rows, cols] = weights.sides()?;
-    let values = weights.values()?;
-    let done = py.detach(|| trike::quant::quantize_matrix(MatrixView::new(rows, cols, values)?, &config));
+    let values = weights.copied()?;
+    let done = py.detach(|| trike::quant::quantize_matrix(MatrixView::new(rows, cols, &values)?, &config));
     let (tensor, stats) = done.map_err(errors::value)?;
     let dict = PyDict::new(py);
     dict.set_item("density", stats.density)?;
@@ -112,9 +112,9 @@ fn quantize_activations<'py>(x: &Bound<'py, PyAny>, group: Option<usize>) -> PyR
     let py = x.py();
     let x = borrow::<f32>(x, "x", &["tokens", "width"])?;
     let [tokens, width] = x.sides()?;
-    let values = x.values()?;
+    let values = x.copied()?;
     let group = group.unwrap_or(width);
-    let done = py.detach(|| trike::quant::quantize_activations(values, width, group));
+    let done = py.detach(|| trike::quant::quantize_activations(&values, width, group));
     let (codes, scales) = done.map_err(errors::value)?;
     let groups = width.div_ceil(group.max(1));
     Ok((array(py, codes, [tokens, width])?, array(py, scales, [tokens, groups])?))

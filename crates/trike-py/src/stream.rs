@@ -16,6 +16,8 @@ pub(crate) enum Piece {
 /// The state of an iterator, which one caller at a time may advance.
 enum State {
     Running(std::sync::Mutex<Receiver<Piece>>),
+    /// A caller waits for the next piece.
+    Waiting,
     Ended,
 }
 
@@ -33,14 +35,27 @@ impl PyStream {
         Self { state: State::Running(pieces.into()).into(), result: None.into(), process: std::process::id() }
     }
 
-    fn take(&self) -> PyResult<State> {
+    /// The pieces, for one caller; `None` at the end.
+    fn take(&self) -> PyResult<Option<std::sync::Mutex<Receiver<Piece>>>> {
         let mut state = self.state.lock().map_err(|_| busy())?;
-        Ok(std::mem::replace(&mut *state, State::Ended))
+        match std::mem::replace(&mut *state, State::Waiting) {
+            State::Running(pieces) => Ok(Some(pieces)),
+            State::Waiting => Err(PyRuntimeError::new_err("another thread waits for the next piece")),
+            State::Ended => {
+                *state = State::Ended;
+                Ok(None)
+            }
+        }
     }
 
-    fn put(&self, state: State) -> PyResult<()> {
-        *self.state.lock().map_err(|_| busy())? = state;
-        Ok(())
+    /// Gives the pieces back, or ends; `false` where the stream was closed meanwhile.
+    fn put(&self, next: State) -> PyResult<bool> {
+        let mut state = self.state.lock().map_err(|_| busy())?;
+        let is_open = matches!(*state, State::Waiting);
+        if is_open {
+            *state = next;
+        }
+        Ok(is_open)
     }
 }
 
@@ -56,24 +71,35 @@ impl PyStream {
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<String>> {
         host::check_process(self.process, "the model was loaded", "load it in the child")?;
-        let State::Running(pieces) = self.take()? else { return Ok(None) };
-        // An error drops the receiver, which ends the generation.
-        match work::receive(py, &pieces)? {
+        let Some(pieces) = self.take()? else { return Ok(None) };
+        // Dropping the receiver ends the generation: after an error, and where another thread has closed the stream.
+        let piece = match work::receive(py, &pieces) {
+            Ok(piece) => piece,
+            Err(error) => {
+                self.put(State::Ended)?;
+                return Err(error);
+            }
+        };
+        match piece {
             Some(Piece::Text(text)) => {
-                self.put(State::Running(pieces))?;
-                Ok(Some(text))
+                let is_open = self.put(State::Running(pieces))?;
+                Ok(is_open.then_some(text))
             }
             Some(Piece::Done(result)) => {
-                *self.result.lock().map_err(|_| busy())? = Some(result?);
+                if self.put(State::Ended)? {
+                    *self.result.lock().map_err(|_| busy())? = Some(result?);
+                }
                 Ok(None)
             }
-            None => Err(work::gone()),
+            None if self.put(State::Ended)? => Err(work::gone()),
+            None => Ok(None),
         }
     }
 
-    /// Ends the generation; the iterator has no more pieces.
+    /// Ends the generation; the iterator has no more pieces, not even one that another thread waits for.
     fn close(&self) -> PyResult<()> {
-        self.take().map(drop)
+        *self.state.lock().map_err(|_| busy())? = State::Ended;
+        Ok(())
     }
 
     /// The whole generation as a dict, or None before the end and after `close`.

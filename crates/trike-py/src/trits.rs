@@ -126,7 +126,7 @@ impl PyTritTensor {
         let coupling: Coupling = coupling.parse().map_err(errors::value)?;
         let sets = if coupling == Coupling::Free { depth } else { 1 };
         let scales = self::scales(scales, means, granularity, scale_type, [sets, rows, cols])?;
-        let values = all.values()?;
+        let values = all.copied()?;
         let inner = trits.py().detach(|| {
             let planes: Vec<&[i8]> = values.chunks_exact((rows * cols).max(1)).collect();
             TritTensor::from_planes(rows, cols, &planes, encoding, coupling, scales)
@@ -316,12 +316,12 @@ impl PyTritTensor {
         if width != self.inner.cols() {
             return Err(x.wrong(&format!("(tokens, {})", self.inner.cols())));
         }
-        let values = x.values()?;
+        let values = x.copied()?;
         let cpu = host::cpu()?;
         let out = py.detach(|| {
             let mut out = vec![0.0; tokens * self.inner.rows()];
             if tokens > 0 {
-                cpu.linear(values, self.packed(&cpu)?, precision, &mut out)?;
+                cpu.linear(&values, self.packed(&cpu)?, precision, &mut out)?;
             }
             Ok(out)
         });

@@ -52,6 +52,12 @@ impl<T> Line<T> {
         }
     }
 
+    /// Reports progress of a job that ends by itself when [`is_cancelled`](Self::is_cancelled) says so.
+    pub(crate) fn tell(&self, step: &str, done: usize, total: usize) {
+        // Without a receiver the caller has gone, which `is_cancelled` says.
+        let _ = self.messages.send(Message::Progress(step.to_owned(), done, total));
+    }
+
     /// Passes new text on.
     pub(crate) fn text(&self, text: &str) {
         // Without a receiver the caller has gone, which `is_cancelled` says.
@@ -75,13 +81,15 @@ impl<T> Line<T> {
 pub(crate) struct Ticket<T> {
     messages: Mutex<Receiver<Message<T>>>,
     cancelled: Arc<AtomicBool>,
+    has_ended: AtomicBool,
 }
 
 /// Both sides.
 pub(crate) fn connect<T>() -> (Line<T>, Ticket<T>) {
     let (sender, messages) = channel();
     let cancelled = Arc::new(AtomicBool::new(false));
-    (Line { messages: sender, cancelled: cancelled.clone() }, Ticket { messages: messages.into(), cancelled })
+    let line = Line { messages: sender, cancelled: cancelled.clone() };
+    (line, Ticket { messages: messages.into(), cancelled, has_ended: false.into() })
 }
 
 impl<T> Drop for Ticket<T> {
@@ -98,6 +106,35 @@ impl<T: Send> Ticket<T> {
     ///
     /// That of the job; `KeyboardInterrupt` and whatever the callable raises, which cancel it.
     pub(crate) fn wait(self, py: Python<'_>, watch: Option<&Bound<'_, PyAny>>) -> PyResult<T> {
+        self.poll(py, watch)
+    }
+
+    /// As [`wait`](Self::wait), and when that is interrupted, waits until the job has ended: it has something to save. A second
+    /// Ctrl-C does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait); an error of the job while it saved is the cause of the one that interrupted it.
+    pub(crate) fn wait_until_saved(self, py: Python<'_>, watch: Option<&Bound<'_, PyAny>>) -> PyResult<T> {
+        let interrupted = match self.poll(py, watch) {
+            // The job itself has ended.
+            Err(error) if !self.has_ended.load(Ordering::Relaxed) => error,
+            done => return done,
+        };
+        self.cancelled.store(true, Ordering::Relaxed);
+        loop {
+            match receive(py, &self.messages)? {
+                Some(Message::Done(Err(error))) => {
+                    interrupted.set_cause(py, Some(error));
+                    return Err(interrupted);
+                }
+                Some(Message::Done(Ok(_))) | None => return Err(interrupted),
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn poll(&self, py: Python<'_>, watch: Option<&Bound<'_, PyAny>>) -> PyResult<T> {
         loop {
             match receive(py, &self.messages)? {
                 Some(Message::Progress(step, done, total)) => {
@@ -110,8 +147,14 @@ impl<T: Send> Ticket<T> {
                         watch.call1((text,))?;
                     }
                 }
-                Some(Message::Done(result)) => return result,
-                None => return Err(gone()),
+                Some(Message::Done(result)) => {
+                    self.has_ended.store(true, Ordering::Relaxed);
+                    return result;
+                }
+                None => {
+                    self.has_ended.store(true, Ordering::Relaxed);
+                    return Err(gone());
+                }
             }
         }
     }
@@ -148,7 +191,22 @@ pub(crate) fn run<T: Send + 'static>(
     progress: Option<&Bound<'_, PyAny>>,
     job: impl FnOnce(&Line<T>) -> PyResult<T> + Send + 'static,
 ) -> PyResult<T> {
+    start(job)?.wait(py, progress)
+}
+
+/// As [`run`], for a job that saves its work when it is cancelled.
+pub(crate) fn run_and_save<T: Send + 'static>(
+    py: Python<'_>,
+    progress: Option<&Bound<'_, PyAny>>,
+    job: impl FnOnce(&Line<T>) -> PyResult<T> + Send + 'static,
+) -> PyResult<T> {
+    start(job)?.wait_until_saved(py, progress)
+}
+
+fn start<T: Send + 'static>(
+    job: impl FnOnce(&Line<T>) -> PyResult<T> + Send + 'static,
+) -> PyResult<Ticket<T>> {
     let (line, ticket) = connect();
     std::thread::Builder::new().name("trike".to_owned()).spawn(move || line.run(job))?;
-    ticket.wait(py, progress)
+    Ok(ticket)
 }

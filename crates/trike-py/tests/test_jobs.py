@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -76,6 +78,33 @@ def test_train(dense_path, tmp_path):
     report = trike.train(config, progress=lambda *step: seen.append(step))
     assert report["steps"] == 2 and ("training", 2, 2) in seen
     assert trike.Model(report["output"], device="cpu").generate("Once", max_tokens=2)["ids"]
+
+
+@pytest.mark.parametrize("how", ["signal", "callback"])
+def test_an_interrupted_training_has_its_checkpoint(dense_path, tmp_path, how):
+    data = tmp_path / "data.txt"
+    data.write_text("Once upon a time there was a cat. The cat sat on a mat and was happy.\n<|endoftext|>\n" * 200)
+    run = tmp_path / "run"
+    config = {
+        "base_model": dense_path, "datasets": [{"path": str(data)}], "output_dir": str(run), "max_steps": 500, "sequence_len": 64,
+        "teacher": "none", "save_steps": 400,
+    }  # fmt: skip
+
+    def progress(step, done, total):
+        if step == "training" and done == 2:
+            if how == "callback":
+                raise KeyboardInterrupt
+            threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        trike.train(config, progress=progress)
+    # Written when the call returns, not some time later; nothing goes on.
+    checkpoints = sorted((run / "checkpoints").iterdir())
+    assert checkpoints, list(run.iterdir())
+    before = (run / "log.jsonl").read_text()
+    time.sleep(0.3)
+    assert (run / "log.jsonl").read_text() == before
+    assert int(checkpoints[-1].name[len("step-") :]) >= 2
 
 
 def test_import_is_small():

@@ -64,6 +64,22 @@ def test_stream(tiny):
     assert tiny.generate("Tom", max_tokens=1)["finish"] == "max_tokens"
 
 
+def test_a_stream_is_closed_while_another_thread_waits_for_it(tiny):
+    # It may be at its end before it is closed.
+    for _ in range(5):
+        stream, pieces = tiny.stream("Once upon a time", max_tokens=2000, **GREEDY), []
+        reader = threading.Thread(target=lambda: pieces.extend(stream))
+        reader.start()
+        time.sleep(0.005)
+        stream.close()
+        reader.join(20)
+        assert not reader.is_alive() and next(stream, None) is None
+        if stream.result is None:
+            break
+    else:
+        pytest.fail("the stream went on to its end")
+
+
 def test_tokens(tiny):
     ids = tiny.tokenize("Once upon a time", bos=False)
     assert tiny.detokenize(ids) == "Once upon a time"

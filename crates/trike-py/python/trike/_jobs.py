@@ -194,8 +194,8 @@ def train(
     progress: Union[None, bool, Progress] = None,
 ) -> TrainReport:
     """Trains a model. `config` is a file (TOML, YAML or JSON) or a mapping with the settings of `trike train`, such as `base_model`, `datasets` and
-    `output_dir`. With `check`, nothing is trained, and the report is the plan. Ctrl-C writes a checkpoint, and the same call
-    continues from it."""
+    `output_dir`. With `check`, nothing is trained, and the report is the plan. Ctrl-C, and what `progress` raises, waits for the
+    step and writes a checkpoint, from which the same call continues; a second Ctrl-C does not wait."""
     if isinstance(config, Mapping):
         text, path = json.dumps(config, default=os.fspath), None
     else:

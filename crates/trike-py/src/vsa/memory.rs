@@ -3,7 +3,10 @@
 use std::{fs::File, io::BufReader, path::PathBuf};
 
 use pyo3::{prelude::*, types::PyType};
-use trike::vsa::{Bipolar, Hit, ItemMemory, Ternary, VsaError, Z3};
+use trike::{
+    format::OutputFile,
+    vsa::{Bipolar, Hit, ItemMemory, Ternary, VsaError, Z3},
+};
 
 use super::{Any, both, bundle::PyBundle, each, error, make, map, vector::PyHypervector};
 use crate::{errors, host};
@@ -60,8 +63,9 @@ impl PyItemMemory {
 
     /// Writes all vectors to a file.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        let file = std::io::BufWriter::new(File::create(&path).map_err(|e| errors::file(&path, &e))?);
-        py.detach(|| each!(&self.inner, m => m.write(file))).map_err(error)
+        let mut file = OutputFile::create(&path).map_err(|e| errors::file(&path, &e))?;
+        py.detach(|| each!(&self.inner, m => m.write(&mut file))).map_err(error)?;
+        py.detach(|| file.finish()).map_err(|e| errors::file(&path, &e))
     }
 
     /// The algebra's name.
