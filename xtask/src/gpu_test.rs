@@ -164,7 +164,8 @@ fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: boo
     Ok(totals)
 }
 
-/// The test binary with these runtimes in addition to wgpu, together with the tests of its crate, so that nothing is compiled twice.
+/// The test binary with these runtimes in addition to wgpu, with the features of the tests, whose dependencies it shares. What these
+/// runtimes add to a feature set is compiled for it once more.
 pub(crate) fn call(runtimes: &[&str]) -> Call {
     let call = Call::workspace("build").and(["--bin", "trike-gpu-test"]).with_dev_features();
     runtimes.iter().fold(call, |call, runtime| call.and(["--features", &format!("trike-cube/{runtime}")]))

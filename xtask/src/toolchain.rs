@@ -77,7 +77,8 @@ pub(crate) fn features(ws: &Workspace, share: Share) -> Result<String> {
 
 /// The command with the features `cuda` and `hip`.
 ///
-/// With the profile and features of the tests, so that only the parts specific to the two runtimes are compiled.
+/// With the profile and features of the tests: most dependencies are then compiled already. Crates to which the two runtimes add
+/// features are compiled again.
 pub(crate) fn link_call() -> Call {
     Call::workspace("build")
         .and(["--features", "trike-cli/cuda,trike-cli/hip", "--bin", "trike"])

@@ -98,6 +98,16 @@ pub enum CalibrateError {
         /// The closest achievable budget.
         closest: String,
     },
+    /// A budget of size that the model meets as it is, so that no layer would become ternary.
+    #[error(
+        "{asked}: the model as it is meets that with {size}, so no layer would become ternary; ask for less"
+    )]
+    BudgetMet {
+        /// The budget.
+        asked: String,
+        /// The size of the model.
+        size: String,
+    },
     /// Every layer is ternary already.
     #[error("{}: every layer is ternary already: quantize the dense model that it was made from", path.display())]
     AlreadyTernary {

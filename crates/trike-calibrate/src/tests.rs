@@ -15,12 +15,13 @@ use trike_testkit::{Rng, assert_all_near, assert_near};
 use trike_trit::{Coupling, Granularity, GroupSize, Hadamard};
 
 use crate::{
-    CalibrateError, Compensation, LayerChoice, ModelQuantizationConfig, QuantizeMethod, ScaledInputs, Stored,
-    Tuning,
+    Budget, CalibrateError, Calibration, Compensation, LayerChoice, ModelQuantizationConfig, PlanOptions,
+    Planning, QuantizeMethod, ScaledInputs, Stored, TextSource, Tuning,
     assemble::assemble,
     budget,
     guide::{Labels, TokenWeights},
     quantize::{quantize_ids, tuning_of},
+    quantize_to,
     rewrite::Prepared,
     store::{self, Store},
     streams::{Blocks, embed},
@@ -630,4 +631,48 @@ fn what_is_not_tuned_is_said() {
         let error = options(1, Some(tuning)).validate().unwrap_err().to_string();
         assert!(error.starts_with(name), "{name}: {error}");
     }
+}
+
+#[test]
+fn a_budget_that_the_model_meets_as_it_is_is_refused_with_its_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = model(&dir.path().join("dense"), |_, _| ());
+    let bytes: u64 = input.source().tensors().iter().map(|tensor| tensor.bytes).sum();
+    let plan = |budget| {
+        let calibration = Calibration::Generated { sequences: 2, seed: 1 };
+        let (output, options) = (dir.path().join("out"), PlanOptions::new(budget));
+        let mut said = Vec::new();
+        let result = quantize_to(
+            &input,
+            &output,
+            &calibration,
+            &self::options(1, None),
+            &options,
+            &mut |what, _, _| said.push(what.to_owned()),
+        );
+        assert!(said.is_empty() && !output.exists(), "nothing is begun: {said:?}");
+        result.map(drop).unwrap_err()
+    };
+    for budget in [Budget::Bytes(bytes), Budget::Bytes(100_000_000), Budget::Bits(32.0)] {
+        let error = plan(budget);
+        assert!(matches!(error, CalibrateError::BudgetMet { .. }), "{error}");
+    }
+    let error = plan(Budget::Bytes(100_000_000)).to_string();
+    let want = format!("at most 100000000 bytes: the model as it is meets that with {bytes} bytes");
+    assert!(error.starts_with(&want), "{error}");
+}
+
+#[test]
+fn a_plan_says_on_which_text_it_was_made() {
+    let planning = |source| Planning {
+        budget: "a ratio".to_owned(),
+        source,
+        sensitivities: Vec::new(),
+        trials: Vec::new(),
+        plan: serde_json::from_value(serde_json::json!({"format": "a plan", "layers": []})).unwrap(),
+    };
+    assert_eq!(planning(TextSource::HeldOut).described(), "a ratio");
+    let own = planning(TextSource::Generated);
+    assert_eq!(own.described(), "a ratio, on text that the dense model wrote itself");
+    assert_eq!(serde_json::to_value(&own).unwrap()["source"], "generated");
 }

@@ -5,35 +5,31 @@ use trike_format::{Gguf, HfDir, TensorSource as _};
 use serde_json::Value;
 
 use crate::{
-    LlmError, Tensors,
+    LlmError,
     config::keys::{GENERATION, NAMESPACES},
     names::FILE_KEY,
     sampler::GenerationConfig,
 };
 
-/// Refuses settings of a model's generation configuration that change the text and are not implemented.
-pub(crate) fn check(tensors: &Tensors) -> Result<(), LlmError> {
-    match tensors {
-        Tensors::Hf(dir) => {
-            let Some(path) = dir.file("generation_config.json") else { return Ok(()) };
-            let text = std::fs::read_to_string(&path)
-                .map_err(|source| LlmError::Io { path: path.clone(), source })?;
-            // One that is no JSON is an error where its values are read.
-            GENERATION.check_json(&path, &serde_json::from_str(&text).unwrap_or_default())
-        }
-        Tensors::Gguf(file) => {
-            if let Some(text) = file.str(&format!("{FILE_KEY}generation_config.json"))? {
-                let json: Value = serde_json::from_str(text).unwrap_or_default();
-                return GENERATION.check_json(file.path(), &json);
-            }
-            let keys = file.metadata().iter().filter(|(key, _)| key.starts_with(&sampling_key("")));
-            for (key, value) in keys {
-                NAMESPACES.check_meta(file.path(), key, key, value)?;
-            }
-            Ok(())
-        }
-        Tensors::Llama2c(_) => Ok(()),
+/// Refuses settings of a `generation_config.json` that change the text and are not implemented.
+pub(crate) fn check_hf(dir: &HfDir) -> Result<(), LlmError> {
+    let Some(path) = dir.file("generation_config.json") else { return Ok(()) };
+    let text =
+        std::fs::read_to_string(&path).map_err(|source| LlmError::Io { path: path.clone(), source })?;
+    // One that is no JSON is an error where its values are read.
+    GENERATION.check_json(&path, &serde_json::from_str(&text).unwrap_or_default())
+}
+
+/// As [`check_hf`], for the settings of a GGUF file.
+pub(crate) fn check_gguf(file: &Gguf) -> Result<(), LlmError> {
+    if let Some(text) = file.str(&format!("{FILE_KEY}generation_config.json"))? {
+        let json: Value = serde_json::from_str(text).unwrap_or_default();
+        return GENERATION.check_json(file.path(), &json);
     }
+    for (key, value) in file.metadata().iter().filter(|(key, _)| key.starts_with(&sampling_key(""))) {
+        NAMESPACES.check_meta(file.path(), key, key, value)?;
+    }
+    Ok(())
 }
 
 /// Those of a model directory: its `generation_config.json`, if it has one.

@@ -110,8 +110,19 @@ fn planned(
         report.fill_predicted(&planning.sensitivities);
         report.planning = Some(planning);
     }
+    if report.ternary.layers == 0 {
+        report.notes.push(format!("no layer is ternary: larger forms meet {}", options.budget));
+    }
+    let quality = matches!(options.budget, Budget::PerplexityRatio(_) | Budget::Divergence(_));
+    if quality && planner.source == TextSource::Generated {
+        report.notes.push(format!(
+            "{}: chosen and measured on text that the dense model wrote itself; other text may lose more: calibrate with text of \
+             the kind that the model is for",
+            options.budget
+        ));
+    }
     if config.hold_out {
-        report.held = planner.held_out(calibration);
+        report.held = planner.held_out();
     }
     report.notes.append(&mut planner.notes);
     // Prices and all trials, not the result alone.
@@ -147,6 +158,31 @@ fn int8_bytes(rows: usize, cols: usize) -> u64 {
     (rows * cols + 2 * rows * cols.div_ceil(HEAD_GROUP.min(cols))) as u64
 }
 
+/// Refuses a budget of bytes or bits that the model meets as it is, before anything is generated or measured.
+fn check_largest(input: &dyn WeightSource, budget: Budget) -> Result<(), CalibrateError> {
+    let sum = |wanted: fn(WeightName) -> bool| {
+        let (mut bytes, mut weights) = (0, 0);
+        for name in input.weights().into_iter().filter(|&name| wanted(name)) {
+            bytes += input.stored_bytes(name)?;
+            weights += input.info(name)?.elements();
+        }
+        Ok::<_, CalibrateError>((bytes, weights))
+    };
+    let (met, size) = match budget {
+        Budget::Bytes(asked) => {
+            let (bytes, _) = sum(|_| true)?;
+            (bytes <= asked, format!("{bytes} bytes"))
+        }
+        Budget::Bits(asked) => {
+            let (bytes, weights) = sum(WeightName::is_block_matrix)?;
+            let bits = 8.0 * bytes as f64 / weights as f64;
+            (bits <= asked, format!("{bits:.3} bits per weight"))
+        }
+        Budget::PerplexityRatio(_) | Budget::Divergence(_) => return Ok(()),
+    };
+    if met { Err(CalibrateError::BudgetMet { asked: budget.to_string(), size }) } else { Ok(()) }
+}
+
 struct Planner<'a> {
     prepared: Prepared<'a>,
     output: &'a Path,
@@ -155,6 +191,8 @@ struct Planner<'a> {
     budget: Budget,
     calibration: Vec<Vec<u32>>,
     held: Vec<Vec<u32>>,
+    /// Where the held-out text comes from.
+    source: TextSource,
     dir: PathBuf,
     /// For the report.
     notes: Vec<String>,
@@ -175,6 +213,7 @@ impl<'a> Planner<'a> {
         config.validate()?;
         refuse_existing(output)?;
         refuse_ternary(input)?;
+        check_largest(input, budget)?;
         let claim = Claim::new(output)?;
         if config.prune.is_some() {
             return Err(ConfigError::BudgetPruned.into());
@@ -185,6 +224,10 @@ impl<'a> Planner<'a> {
         options.validate()?;
         // Held-out text for planning and trials is separate from the calibration text.
         let calibration = limited(input, calibration, config, output, progress)?;
+        let source = match calibration {
+            Calibration::Text { .. } => TextSource::HeldOut,
+            Calibration::Generated { .. } => TextSource::Generated,
+        };
         let wanted = calibration.limit();
         let more = calibration.with_limit(wanted.saturating_mul(2));
         let mut all = calibration_ids(input, &more, config, output, progress)?;
@@ -208,6 +251,7 @@ impl<'a> Planner<'a> {
             budget,
             calibration: all,
             held,
+            source,
             dir: store::beside(output, ".plan"),
             notes: Vec::new(),
             _claim: claim,
@@ -230,11 +274,8 @@ impl<'a> Planner<'a> {
     }
 
     /// The text to measure the result on: held-out sequences that the search did not use, or else those that it did.
-    fn held_out(&self, calibration: &Calibration<'_>) -> HeldOut {
-        let source = match calibration {
-            Calibration::Text { .. } => TextSource::HeldOut,
-            Calibration::Generated { .. } => TextSource::Generated,
-        };
+    fn held_out(&self) -> HeldOut {
+        let source = self.source;
         let fresh = match self.budget {
             // Trials were measured on all of it.
             Budget::PerplexityRatio(_) | Budget::Divergence(_) if self.options.trials > 0 => Vec::new(),
@@ -426,8 +467,13 @@ impl<'a> Planner<'a> {
                 "the tensors take {got} bytes: sizes that depend on the weights were estimated"
             ));
         }
-        report.planning =
-            Some(Planning { budget: self.budget.to_string(), sensitivities, trials: Vec::new(), plan });
+        report.planning = Some(Planning {
+            budget: self.budget.to_string(),
+            source: self.source,
+            sensitivities,
+            trials: Vec::new(),
+            plan,
+        });
         self.clean()?;
         Ok(report)
     }

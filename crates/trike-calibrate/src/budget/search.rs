@@ -128,7 +128,13 @@ impl Planner<'_> {
         }
         publish(Path::new(&report.output), self.output).map_err(io(self.output))?;
         report.output = self.output.display().to_string();
-        report.planning = Some(Planning { budget: self.budget.to_string(), sensitivities, trials, plan });
+        report.planning = Some(Planning {
+            budget: self.budget.to_string(),
+            source: self.source,
+            sensitivities,
+            trials,
+            plan,
+        });
         self.clean()?;
         Ok(report)
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Plan, Stored};
+use crate::{Plan, Stored, TextSource};
 
 /// Cost of each storage choice of a linear layer, of the embedding or of the head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,10 +52,23 @@ pub struct Trial {
 pub struct Planning {
     /// The requested budget.
     pub budget: String,
+    /// Where the text comes from that forms were priced and models were measured on.
+    pub source: TextSource,
     /// Cost of each storage choice of each layer.
     pub sensitivities: Vec<Sensitivity>,
     /// Models made and measured during the search; the last one within the budget is the result.
     pub trials: Vec<Trial>,
     /// The chosen storage of each layer.
     pub plan: Plan,
+}
+
+impl Planning {
+    /// The budget, and on which text it was planned for.
+    #[must_use]
+    pub fn described(&self) -> String {
+        match self.source {
+            TextSource::Generated => format!("{}, on text that the dense model wrote itself", self.budget),
+            TextSource::Given | TextSource::HeldOut => self.budget.clone(),
+        }
+    }
 }

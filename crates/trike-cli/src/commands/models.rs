@@ -78,11 +78,13 @@ pub(crate) fn pull(args: &crate::args::PullArgs, quiet: bool) -> anyhow::Result<
     Ok(LocalModel { name: args.id.to_string(), path: path.display().to_string(), bytes, modified: None })
 }
 
-/// Bytes of a model's file, or of the files of its directory.
+/// Bytes of a model's file, of all files of a split one, or of the files of its directory.
 #[cfg(feature = "hub")]
 fn bytes_of(path: &std::path::Path) -> anyhow::Result<u64> {
     if path.is_file() {
-        return Ok(path.metadata()?.len());
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let parts = trike::format::gguf_parts(&name).unwrap_or_else(|| vec![name.into_owned()]);
+        return parts.iter().map(|part| Ok(path.with_file_name(part).metadata()?.len())).sum();
     }
     let sizes = path.read_dir()?.flatten().filter_map(|entry| entry.path().metadata().ok());
     Ok(sizes.filter(std::fs::Metadata::is_file).map(|meta| meta.len()).sum())

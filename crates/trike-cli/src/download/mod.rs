@@ -77,7 +77,7 @@ pub(crate) fn download(
     let listed = |name: &&str| files.iter().any(|file| file == name);
 
     let (small, weights): (Vec<Remote>, Vec<String>) = match id.choose(&files)? {
-        HubModel::File(file) => (Vec::new(), vec![file]),
+        model @ HubModel::File(_) => (Vec::new(), model.files()),
         HubModel::Directory => {
             let mut small = SMALL
                 .iter()

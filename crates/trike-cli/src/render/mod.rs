@@ -356,7 +356,7 @@ fn quantize_report(report: &QuantizeReport) -> String {
         ]);
     }
     if let Some(planning) = &report.planning {
-        pairs.push(("planned for", planning.budget.clone()));
+        pairs.push(("planned for", planning.described()));
     }
     if let Some(reason) = &report.not_measured {
         pairs.push(("not measured", reason.clone()));

@@ -308,6 +308,79 @@ fn the_other_pages_run() {
     }
 }
 
+/// The names in a cell of a table, without those of crates and groups in front.
+fn names(cell: &str) -> Vec<&str> {
+    let code = cell.split('`').skip(1).step_by(2);
+    code.flat_map(|code| {
+        let list = code.split_once("::{").map_or(code, |(_, list)| list);
+        list.split([',', '{', '}', ' ']).map(|name| name.rsplit("::").next().unwrap_or(name))
+    })
+    .filter(|name| name.len() > 2 && name.chars().all(|c| c.is_alphanumeric() || c == '_'))
+    .collect()
+}
+
+/// All source files of the libraries.
+fn sources(folder: &std::path::Path, text: &mut String) {
+    for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()) {
+        if entry.is_dir() {
+            sources(&entry, text);
+        } else if entry.extension().is_some_and(|end| end == "rs") {
+            *text += &fs::read_to_string(&entry).expect("a file");
+        }
+    }
+}
+
+#[test]
+fn what_the_migration_page_calls_absent_is_absent_and_the_rest_is_there() {
+    let mut text = String::new();
+    for entry in fs::read_dir(format!("{}/crates", repository())).expect("the crates") {
+        let folder = entry.expect("an entry").path();
+        if folder.ends_with("trike-cli") {
+            continue;
+        }
+        let source = folder.join("src");
+        if source.is_dir() {
+            sources(&source, &mut text);
+        }
+    }
+    let kinds = ["fn", "struct", "enum", "trait", "type", "mod", "const", "const fn", "unsafe fn"];
+    let is_public = |name: &str| {
+        let ends = |rest: &str| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+        kinds.iter().any(|kind| {
+            let start = format!("pub {kind} {name}");
+            text.match_indices(&start).any(|(at, found)| ends(&text[at + found.len()..]))
+        }) || text.contains(&format!("doc(alias = \"{name}\")"))
+    };
+    let page = fs::read_to_string(format!("{}/docs/src/migration.md", repository())).expect("the page");
+    let mut absent = 0;
+    for line in page.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = line.split(" | ").collect();
+        let [there, here, ..] = cells[..] else { panic!("{line}") };
+        if here.starts_with("no") {
+            for name in names(there) {
+                absent += 1;
+                assert!(!is_public(name), "`{name}` is called absent, but it is public: {line}");
+            }
+        } else {
+            // Functions and types under a path; variants, fields and methods have the spelling of their own.
+            let paths = here.split('`').skip(1).step_by(2).filter(|code| code.starts_with("trike_"));
+            for name in paths.flat_map(|code| names_of_path(code)) {
+                assert!(is_public(name) || text.contains(name), "`{name}` is said to be there: {line}");
+            }
+        }
+    }
+    assert!(absent > 10, "{absent}");
+    assert!(!page.contains("has no optimizers") && !page.contains("no trainer"));
+}
+
+/// The last names of a path such as `a::{b, c}`.
+fn names_of_path(code: &str) -> Vec<&str> {
+    let last =
+        code.split_once('{').map_or_else(|| code.rsplit("::").next().unwrap_or(code), |(_, list)| list);
+    let word = |name: &&str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_');
+    last.split([',', '{', '}', ' ']).filter(word).collect()
+}
+
 #[test]
 fn every_page_of_the_guide_has_a_test() {
     let entries = fs::read_dir(format!("{}/{GUIDE}", repository())).expect("the folder");

@@ -2,7 +2,6 @@
 
 mod gguf;
 mod hf;
-mod hf_rope;
 pub(crate) mod keys;
 
 pub(crate) use gguf::FACTORS as ROPE_FACTORS;

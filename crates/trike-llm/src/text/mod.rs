@@ -144,7 +144,11 @@ impl ModelFile {
     /// beam search.
     pub fn generation_config(&self) -> Result<GenerationConfig, LlmError> {
         let config = self.tensors().generation_config()?;
-        sampling::check(self.tensors())?;
+        match self.tensors() {
+            Tensors::Hf(dir) => sampling::check_hf(dir)?,
+            Tensors::Gguf(file) => sampling::check_gguf(file)?,
+            Tensors::Llama2c(_) => {}
+        }
         Ok(config)
     }
 }

@@ -151,7 +151,8 @@ fn names_that_torch_leaves_in_checkpoints_are_read() {
     let want = ModelFile::open(&plain).expect("a model");
     let buffers =
         ["model.position_ids", "model.rotary_emb.inv_freq", "model.layers.0.self_attn.rotary_emb.inv_freq"];
-    let cases: [(&str, fn(&str) -> String); 4] = [
+    type Rename = fn(&str) -> String;
+    let cases: [(&str, Rename); 4] = [
         ("compiled", |name| format!("_orig_mod.{name}")),
         ("blocks", |name| name.replace(".self_attn.", "._orig_mod.self_attn.")),
         ("bare", |name| name.trim_start_matches("model.").to_owned()),

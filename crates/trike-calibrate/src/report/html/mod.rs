@@ -166,7 +166,7 @@ impl QuantizeReport {
     fn plan_section(&self, page: &mut Page) {
         let Some(planning) = &self.planning else { return };
         page.section("plan", "Budget and plan");
-        page.paragraph(&format!("Budget: {}.", planning.budget));
+        page.paragraph(&format!("Budget: {}.", planning.described()));
         if !planning.trials.is_empty() {
             page.dim("Models made and measured during the search; the error is the standard error of the budgeted figure.");
             let rows = planning.trials.iter().enumerate().map(|(i, t)| {

@@ -175,6 +175,57 @@ fn a_model_is_downloaded_once() {
     assert_eq!(std::fs::read_to_string(folder.join("refs/refs/pr/1")).unwrap(), COMMIT);
 }
 
+/// Writes the tensors of a GGUF file into two files.
+fn in_two(path: &str) -> [(String, Vec<u8>); 2] {
+    use trike::format::{Gguf, GgufType, GgufWriter, TensorSource};
+    let file = Gguf::open(path).unwrap();
+    let tensors = file.tensors();
+    let write = |number: usize, range: std::ops::Range<usize>| {
+        let name = format!("tiny-{:05}-of-00002.gguf", number + 1);
+        let part = format!("{}/{name}", Path::new(path).parent().unwrap().display());
+        let mut writer = GgufWriter::create(&part).unwrap();
+        for (key, value) in
+            file.metadata().iter().filter(|(key, _)| number == 0 && *key != "general.alignment")
+        {
+            writer.metadata(key, value.clone()).unwrap();
+        }
+        writer.metadata("split.no", number as u16).unwrap();
+        writer.metadata("split.count", 2u16).unwrap();
+        writer.metadata("split.tensors.count", tensors.len() as i32).unwrap();
+        for tensor in &tensors[range] {
+            let kind = match tensor.kind.to_string().as_str() {
+                "F32" => GgufType::F32,
+                "F16" => GgufType::F16,
+                "Q8_0" => GgufType::Q8_0,
+                _ => GgufType::Tq2_0,
+            };
+            writer.tensor(&tensor.name, &file.load(&tensor.name).unwrap(), kind).unwrap();
+        }
+        writer.finish().unwrap();
+        (name, std::fs::read(part).unwrap())
+    };
+    [write(0, 0..tensors.len() / 2), write(1, tensors.len() / 2..tensors.len())]
+}
+
+#[test]
+fn a_split_gguf_model_is_downloaded_whole() {
+    let trike = Trike::new();
+    let path = trike.path("tiny.gguf");
+    trike.stdout(&["convert", &tiny(), &path, "--to", "tq2_0"]);
+    let parts = in_two(&path);
+    let bytes: usize = parts.iter().map(|(_, content)| content.len()).sum();
+    // Any part by its path is the model, with the whole sizes.
+    let sizes = |path: &str| trike.json(&["show", "-m", path, "--json"])["bytes"].clone();
+    for (name, _) in &parts {
+        assert_eq!(sizes(&trike.path(name)), sizes(&path));
+    }
+    let hub = Hub::of(Repository { files: parts.into(), cdn: String::new() });
+    let output = hub.other(&trike, &["pull", "trike/tiny", "--json"]).output().unwrap();
+    let pulled: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(pulled["bytes"], bytes);
+    assert_eq!(hub.text(&trike, "trike/tiny"), plain_text());
+}
+
 #[test]
 fn one_of_several_gguf_files_is_named() {
     let trike = Trike::new();

@@ -1,17 +1,19 @@
 //! `config.json` of a HuggingFace directory.
 
+mod rope;
+
 use std::path::Path;
 
 use serde_json::Value;
 use trike_nn::{Biases, DecoderSpec, GatedActivation};
 
-use super::{Family, ModelConfig, SpecialIds, hf_rope, keys};
+use super::{Family, ModelConfig, SpecialIds, keys};
 use crate::LlmError;
 
 /// Values of keys that a configuration lacks: those of the family's configuration class in transformers.
-pub(super) struct Defaults {
-    pub(super) context: usize,
-    pub(super) theta: f32,
+struct Defaults {
+    context: usize,
+    theta: f32,
     rms_eps: f32,
     /// `None` = as many as query heads.
     kv_heads: Option<usize>,
@@ -32,18 +34,18 @@ impl Defaults {
     }
 }
 
-pub(super) struct Reader<'a> {
-    pub(super) path: &'a Path,
-    pub(super) config: &'a Value,
+struct Reader<'a> {
+    path: &'a Path,
+    config: &'a Value,
 }
 
 impl Reader<'_> {
     /// The value of a key; null is treated as absent.
-    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+    fn get(&self, key: &str) -> Option<&Value> {
         self.config.get(key).filter(|v| !v.is_null())
     }
 
-    pub(super) fn error(&self, key: &str, expected: &str) -> LlmError {
+    fn error(&self, key: &str, expected: &str) -> LlmError {
         LlmError::Config {
             path: self.path.to_owned(),
             key: key.to_owned(),
@@ -52,11 +54,11 @@ impl Reader<'_> {
         }
     }
 
-    pub(super) fn unsupported(&self, name: String, remedy: &str) -> LlmError {
+    fn unsupported(&self, name: String, remedy: &str) -> LlmError {
         LlmError::Unsupported { path: self.path.to_owned(), name, remedy: remedy.to_owned() }
     }
 
-    pub(super) fn size(&self, key: &str) -> Result<Option<usize>, LlmError> {
+    fn size(&self, key: &str) -> Result<Option<usize>, LlmError> {
         match self.get(key) {
             None => Ok(None),
             Some(v) => match v.as_u64().and_then(|n| usize::try_from(n).ok()) {
@@ -70,7 +72,7 @@ impl Reader<'_> {
         self.size(key)?.ok_or_else(|| self.error(key, "a positive integer"))
     }
 
-    pub(super) fn float(&self, key: &str, default: f32) -> Result<f32, LlmError> {
+    fn float(&self, key: &str, default: f32) -> Result<f32, LlmError> {
         match self.get(key) {
             None => Ok(default),
             Some(v) => v.as_f64().map(|x| x as f32).ok_or_else(|| self.error(key, "a number")),
@@ -95,7 +97,7 @@ impl Reader<'_> {
     }
 }
 
-pub(super) fn shorten(text: &str) -> String {
+fn shorten(text: &str) -> String {
     let mut short: String = text.chars().take(60).collect();
     if short.len() < text.len() {
         short.push_str("...");
@@ -131,7 +133,7 @@ pub(super) fn config(path: &Path, config: &Value) -> Result<ModelConfig, LlmErro
         None if config.get("num_key_value_heads").is_none() => defaults.kv_heads.unwrap_or(heads),
         read => read.unwrap_or(heads),
     };
-    let (rope, context) = hf_rope::rope(&r, &defaults)?;
+    let (rope, context) = rope::rope(&r, &defaults)?;
     let layers = r.required("num_hidden_layers")?;
     let attention_bias = r.flag("attention_bias")?;
     let mlp_bias = r.flag("mlp_bias")?;
@@ -172,7 +174,7 @@ pub(super) fn config(path: &Path, config: &Value) -> Result<ModelConfig, LlmErro
     Ok(ModelConfig { architecture, family, spec, special })
 }
 
-pub(super) const REMEDY: &str = "use a checkpoint without it, or wait for a version of Trike that has it";
+const REMEDY: &str = "use a checkpoint without it, or wait for a version of Trike that has it";
 
 fn activation(r: &Reader<'_>, family: Family) -> Result<GatedActivation, LlmError> {
     match (r.get("hidden_act").map(Value::as_str), family) {

@@ -21,7 +21,8 @@ fn whole(part: &Value) -> Value {
 
 #[test]
 fn frequencies_and_factors_are_those_of_transformers() {
-    let cases: Vec<Value> = serde_json::from_str(include_str!("../../../tests/reference/rope.json")).unwrap();
+    let cases: Vec<Value> =
+        serde_json::from_str(include_str!("../../../../tests/reference/rope.json")).unwrap();
     assert_eq!(cases.len(), 21);
     for case in cases {
         let spec = ModelConfig::from_hf(Path::new("m"), &whole(&case["config"])).unwrap().spec;

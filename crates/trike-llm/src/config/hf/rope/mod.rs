@@ -3,11 +3,8 @@
 use serde_json::Value;
 use trike_nn::{RopePairing, RopeScaling, RopeSpec};
 
-use super::{
-    hf::{Defaults, REMEDY, Reader, shorten},
-    keys,
-};
-use crate::LlmError;
+use super::{Defaults, REMEDY, Reader, shorten};
+use crate::{LlmError, config::keys};
 
 /// The rotary embedding, and the context length that it supports.
 ///
