@@ -234,7 +234,9 @@ impl<'a> Reader<'a> {
         }
         let mut strings = StringArray::with_capacity(n, total);
         for _ in 0..n {
-            strings.push(self.string(key, MAX_STRING_BYTES)?);
+            // Tokens may be parts of characters.
+            let len = self.cursor.length(key, MAX_STRING_BYTES)?;
+            strings.push(self.cursor.take(len, key)?);
         }
         Ok(strings)
     }

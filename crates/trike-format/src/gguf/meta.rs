@@ -242,7 +242,7 @@ impl MetaArray {
             Self::Str(v) => {
                 out.extend(8u32.to_le_bytes());
                 out.extend((v.len() as u64).to_le_bytes());
-                v.iter().for_each(|s| put_str(s, out));
+                (0..v.len()).filter_map(|i| v.get_bytes(i)).for_each(|s| put_bytes(s, out));
             }
             Self::Array(v) => {
                 out.extend(9u32.to_le_bytes());
@@ -254,8 +254,12 @@ impl MetaArray {
 }
 
 pub(crate) fn put_str(text: &str, out: &mut Vec<u8>) {
+    put_bytes(text.as_bytes(), out);
+}
+
+fn put_bytes(text: &[u8], out: &mut Vec<u8>) {
     out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
+    out.extend(text);
 }
 
 macro_rules! from {
@@ -296,23 +300,27 @@ impl From<StringArray> for MetaValue {
 
 /// An array of strings in two buffers: a vocabulary has hundreds of thousands of strings.
 ///
+/// Strings of a file need not be UTF-8: vocabularies exist with tokens that are parts of characters.
+///
 /// ```
 /// let words: trike_format::StringArray = ["a", "", "bc"].into_iter().collect();
 /// assert_eq!((words.len(), words.get(2), words.get(3)), (3, Some("bc"), None));
+/// assert_eq!(words.get_bytes(2), Some(&b"bc"[..]));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StringArray {
-    text: String,
+    text: Vec<u8>,
     ends: Vec<usize>,
 }
 
 impl StringArray {
     pub(crate) fn with_capacity(strings: usize, bytes: usize) -> Self {
-        Self { text: String::with_capacity(bytes), ends: Vec::with_capacity(strings) }
+        Self { text: Vec::with_capacity(bytes), ends: Vec::with_capacity(strings) }
     }
 
-    pub(crate) fn push(&mut self, text: &str) {
-        self.text.push_str(text);
+    /// Appends a string, which need not be UTF-8.
+    pub fn push(&mut self, text: impl AsRef<[u8]>) {
+        self.text.extend_from_slice(text.as_ref());
         self.ends.push(self.text.len());
     }
 
@@ -326,13 +334,18 @@ impl StringArray {
         self.ends.is_empty()
     }
 
-    /// String `i`; `None` if out of range.
+    /// String `i`; `None` if out of range or not UTF-8.
     pub fn get(&self, i: usize) -> Option<&str> {
+        std::str::from_utf8(self.get_bytes(i)?).ok()
+    }
+
+    /// The bytes of string `i`; `None` if out of range.
+    pub fn get_bytes(&self, i: usize) -> Option<&[u8]> {
         let start = if i == 0 { 0 } else { *self.ends.get(i - 1)? };
         self.text.get(start..*self.ends.get(i)?)
     }
 
-    /// The strings in order.
+    /// The strings in order; one that is not UTF-8 is empty.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> + '_ {
         (0..self.len()).map(|i| self.get(i).unwrap_or_default())
     }
@@ -341,7 +354,7 @@ impl StringArray {
 impl<S: AsRef<str>> FromIterator<S> for StringArray {
     fn from_iter<I: IntoIterator<Item = S>>(strings: I) -> Self {
         let mut array = Self::default();
-        strings.into_iter().for_each(|s| array.push(s.as_ref()));
+        strings.into_iter().for_each(|s| array.push(s.as_ref().as_bytes()));
         array
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     sampler::GenerationConfig,
     sampling::{self, sampling_key},
     text::{CHAT_TEMPLATE, SPECIAL_TOKENS, TOKENIZER_FILES, TOKENIZER_GGUF, gguf_templates},
-    tokenizer::SpVocab,
+    tokenizer::{SpVocab, TokenizerFiles},
 };
 
 /// Files of a directory that belong to the model's text and are copied unchanged.
@@ -158,8 +158,10 @@ fn tokenizer_config(file: &Gguf, templates: &[(&str, &str)]) -> Result<Value, Ll
             config.insert(name.to_owned(), token.into());
         }
     }
-    if let Some(adds_bos) = file.bool("tokenizer.ggml.add_bos_token")? {
-        config.insert("add_bos_token".to_owned(), adds_bos.into());
+    for name in ["add_bos_token", "add_eos_token"] {
+        if let Some(adds) = file.bool(&format!("tokenizer.ggml.{name}"))? {
+            config.insert(name.to_owned(), adds.into());
+        }
     }
     let template = match templates {
         [("default", text)] => json!(text),
@@ -294,7 +296,10 @@ pub(super) fn tokenizer_keys(
         "tokenizer.json" => writer.metadata("tokenizer.huggingface.json", text_of(&path)?)?,
         name => {
             let bytes = read(&path)?;
-            match SpVocab::read(&bytes)? {
+            let dir =
+                path.parent().filter(|_| path.file_name().is_some_and(|name| name == "tokenizer.model"));
+            let files = dir.map(TokenizerFiles::read).transpose()?.unwrap_or_default();
+            match SpVocab::read_with(&bytes, &files)? {
                 Some(vocab) => vocabulary_keys(writer, &vocab)?,
                 None => notes.push(
                     "other programs cannot read this tokenizer from the GGUF file: no key holds tiktoken's format"
@@ -306,6 +311,9 @@ pub(super) fn tokenizer_keys(
     }
     special_keys(writer, opened.bos(), opened.eos())?;
     writer.metadata("tokenizer.ggml.add_bos_token", opened.adds_bos())?;
+    if opened.adds_eos() {
+        writer.metadata("tokenizer.ggml.add_eos_token", true)?;
+    }
     Ok(notes)
 }
 

@@ -49,7 +49,9 @@ pub fn gguf_chat_template(file: &Gguf, tokenizer: &Tokenizer) -> Result<Option<C
     if let Some(config) = file.str(&format!("{FILE_KEY}tokenizer_config.json"))? {
         // It says more than the keys: the text of special tokens, and the other templates.
         let default = named.iter().find(|(name, _)| *name == "default").map(|(_, text)| *text);
-        return Ok(ChatTemplate::from_tokenizer_config(config, default)?);
+        let template = ChatTemplate::from_tokenizer_config(config, default)?;
+        let map = file.str(&format!("{FILE_KEY}special_tokens_map.json"))?;
+        return Ok(template.map(|template| template.with_special_tokens_map(Some(config), map)));
     }
     let Some(mut template) = ChatTemplate::from_named(named)? else { return Ok(None) };
     for (variable, key) in SPECIAL_TOKENS {
@@ -66,24 +68,40 @@ impl ModelFile {
     ///
     /// # Errors
     ///
-    /// [`LlmError::NoTokenizer`] when there is none, [`LlmError::TokenizerMismatch`] when it has ids outside the model's
-    /// vocabulary, and errors of its file.
+    /// [`LlmError::NoTokenizer`] when there is none, [`LlmError::TokenizerMismatch`] when a tokenizer that is not the model's own
+    /// has ids outside the model's vocabulary or far fewer, and errors of its file.
     pub fn tokenizer(&self, explicit: Option<&Path>) -> Result<Tokenizer, LlmError> {
         let tokenizer = match explicit {
             Some(path) => self.open_tokenizer(path)?,
             None => self.own_tokenizer()?,
         };
         let special = &self.config().special;
-        let tokenizer = match (special.bos, special.eos.is_empty()) {
-            (None, true) => tokenizer,
-            (bos, _) => {
-                let eos = if special.eos.is_empty() { tokenizer.eos().to_vec() } else { special.eos.clone() };
-                let bos = bos.or(tokenizer.bos());
-                tokenizer.with_special(bos, eos).map_err(|e| self.mismatch(e))?
+        // The token that the tokenizer's own files put before a text is BOS, whatever `config.json` calls so.
+        let bos = tokenizer.named("bos_token").or(special.bos).or(tokenizer.bos());
+        let named_eos = || tokenizer.named("eos_token").map_or(tokenizer.eos().to_vec(), |eos| vec![eos]);
+        let rows = self.config().spec.vocab as u32;
+        let eos = match special.eos.is_empty() {
+            true => named_eos(),
+            // An end that is a row without a token never comes.
+            false => {
+                let known = |id: &&u32| **id >= rows || tokenizer.token_bytes(**id).is_ok();
+                special.eos.iter().filter(known).copied().collect()
             }
         };
+        let tokenizer = tokenizer.with_special(bos, eos).map_err(|e| self.mismatch(e))?;
+        // In a model of its own the numbers may differ: rows are padded, and tokens are added without a row.
+        let own = explicit.is_none_or(|path| self.own_tokenizer_file().as_deref() == Some(path));
+        let tokenizer = if own { tokenizer.with_rows(self.config().spec.vocab) } else { tokenizer };
         self.check_tokenizer(&tokenizer)?;
         Ok(tokenizer)
+    }
+
+    /// The file of the model's own tokenizer, in a directory.
+    fn own_tokenizer_file(&self) -> Option<PathBuf> {
+        match self.tensors() {
+            Tensors::Hf(dir) => TOKENIZER_FILES.iter().find_map(|name| dir.file(name)),
+            Tensors::Gguf(_) | Tensors::Llama2c(_) => None,
+        }
     }
 
     /// Checks that the tokenizer's ids are in the model's vocabulary.
@@ -110,10 +128,7 @@ impl ModelFile {
     fn own_tokenizer(&self) -> Result<Tokenizer, LlmError> {
         let none = || LlmError::NoTokenizer { path: self.path().to_owned() };
         match self.tensors() {
-            Tensors::Hf(dir) => {
-                let path: PathBuf = TOKENIZER_FILES.iter().find_map(|f| dir.file(f)).ok_or_else(none)?;
-                self.open_tokenizer(&path)
-            }
+            Tensors::Hf(_) => self.open_tokenizer(&self.own_tokenizer_file().ok_or_else(none)?),
             Tensors::Gguf(file) => gguf_tokenizer(file)?.ok_or_else(none),
             Tensors::Llama2c(_) => Err(none()),
         }

@@ -7,11 +7,15 @@ use std::{fs, path::Path};
 
 use trike_format::{Gguf, GgufWriter, StringArray, TensorSource};
 use trike_llm::{
+    GenerateOptions, LanguageModel, LoadOptions, ModelFile,
     chat::{ChatTemplate, Message, RenderOptions},
     gguf_chat_template, gguf_tokenizer,
-    tokenizer::Tokenizer,
+    tokenizer::{
+        Tokenizer,
+        keys::{GGUF, Treatment},
+    },
 };
-use trike_testkit::{shared, tiny};
+use trike_testkit::{shared, skip, tiny};
 
 fn gguf(name: &str) -> Option<(std::path::PathBuf, Tokenizer)> {
     let path = shared(&format!("data/tokenizers/ggml-vocab-{name}.gguf"))?;
@@ -64,11 +68,11 @@ fn gpt_2_s_special_token_is_known_and_bos_is_its_habit() {
     assert!(!llama.encode("<s>a</s>", false).unwrap().contains(&1), "plain text forges nothing");
 }
 
-/// Names that belong to rules that are not implemented, and none at all.
+/// Names of rules that do not exist, with the nearest that does, and kinds of vocabularies that are not implemented.
 #[test]
 fn other_pre_tokenizers_and_models_are_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
-    let refusal = |model: &str, pre: Option<&str>| {
+    let refusal = |model: &str, pre: Option<&str>, key: Option<&str>| {
         let path = dir.path().join("vocab.gguf");
         let mut writer = GgufWriter::create(&path).unwrap();
         writer.metadata("general.architecture", "llama").unwrap();
@@ -76,21 +80,102 @@ fn other_pre_tokenizers_and_models_are_refused_by_name() {
         if let Some(pre) = pre {
             writer.metadata("tokenizer.ggml.pre", pre).unwrap();
         }
+        if let Some(key) = key {
+            writer.metadata(key, vec![1_i32]).unwrap();
+        }
         writer.finish().unwrap();
         gguf_tokenizer(&Gguf::open(&path).unwrap()).unwrap_err().to_string()
     };
-    for pre in ["default", "deepseek-llm", "tekken", "gpt-4o", "qwen35", ""] {
-        let error = refusal("gpt2", Some(pre));
+    for (pre, nearest) in [("qwen-2", "qwen2"), ("smolm", "smollm"), ("gpt4o", "gpt-4o"), ("", "mpt")] {
+        let error = refusal("gpt2", Some(pre), None);
         assert!(
-            error.contains(&format!("pre-tokenizer {pre}")) && error.contains("tokenizer.json"),
+            error.contains(&format!("pre-tokenizer {pre} ")) && error.contains("tokenizer.json"),
             "{error}"
         );
+        assert!(error.contains(nearest) || pre.is_empty(), "{error}");
     }
-    assert!(refusal("gpt2", None).contains("tokenizer.ggml.pre"));
     for model in ["bert", "t5", "rwkv"] {
-        assert!(refusal(model, None).contains(model));
+        assert!(refusal(model, None, None).contains(model));
     }
-    assert!(refusal("gpt2", Some("qwen2")).contains("tokenizer.ggml.tokens"));
+    for pre in [None, Some("default"), Some("qwen2"), Some("tekken"), Some("deepseek-v3")] {
+        assert!(refusal("gpt2", pre, None).contains("tokenizer.ggml.tokens"), "{pre:?}");
+    }
+    for key in GGUF.iter().filter(|key| key.treatment == Treatment::Refused) {
+        assert!(refusal("gpt2", None, Some(key.name)).contains(key.name));
+    }
+}
+
+/// Ids of the `tokenizers` package with the same vocabulary, merges and pre-tokenizer, in a list beside the test.
+#[test]
+fn smollm2_encodes_as_the_tokenizers_package_does() {
+    let Some(path) = smollm2() else { return };
+    let tokenizer = gguf_tokenizer(&Gguf::open(&path).unwrap()).unwrap().unwrap();
+    assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.adds_bos()), (Some(1), &[2][..], false));
+    let file = ModelFile::open(&path).unwrap();
+    let model = LanguageModel::load_with(&file, &LoadOptions::default(), &mut |_, _| ()).unwrap();
+    let options = GenerateOptions::default().with_max_tokens(8);
+    let answer = model.generate("The capital of France is", &options).unwrap();
+    assert!(answer.text.contains("Paris"), "{:?}", answer.text);
+    let goldens: Vec<serde_json::Value> = serde_json::from_str(include_str!("../data/smollm2.json")).unwrap();
+    assert_eq!(goldens.len(), 24);
+    for golden in goldens {
+        let want: Vec<u32> = serde_json::from_value(golden["ids"].clone()).unwrap();
+        let text = golden["text"].as_str().unwrap();
+        assert_eq!(tokenizer.encode(text, false).unwrap(), want, "{text:?}");
+    }
+}
+
+/// The one real model that a package registry holds, where it has been brought.
+fn smollm2() -> Option<std::path::PathBuf> {
+    let named = std::env::var_os("TRIKE_SMOLLM2").map(std::path::PathBuf::from);
+    let home = std::env::var_os("HOME").map(std::path::PathBuf::from);
+    let cached = home.map(|home| home.join(".cache/trike-data/SmolLM2-135M-Instruct.Q4_1.gguf"));
+    let found = named.or(cached).filter(|path| path.is_file());
+    if found.is_none() {
+        skip("no SmolLM2");
+    }
+    found
+}
+
+/// Ids that are not named, types and scores: what llama.cpp takes for them. And a token that is a part of a character.
+#[test]
+fn what_a_vocabulary_leaves_out_is_llama_cpp_s() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vocab.gguf");
+    let mut tokens: StringArray = ["<unk>", "<s>", "</s>", "<0xC3>", "a"].into_iter().collect();
+    tokens.push(b"\xc3");
+    let mut writer = GgufWriter::create(&path).unwrap();
+    writer.metadata("general.architecture", "llama").unwrap();
+    writer.metadata("tokenizer.ggml.model", "llama").unwrap();
+    writer.metadata("tokenizer.ggml.tokens", tokens).unwrap();
+    writer.metadata("tokenizer.ggml.add_space_prefix", false).unwrap();
+    writer.metadata("tokenizer.ggml.add_eos_token", true).unwrap();
+    writer.finish().unwrap();
+    let tokenizer = gguf_tokenizer(&Gguf::open(&path).unwrap()).unwrap().unwrap();
+    assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.adds_bos()), (Some(1), &[2][..], true));
+    assert_eq!(tokenizer.encode_prompt("a").unwrap(), [1, 4, 2]);
+    assert_eq!(tokenizer.encode("b", false).unwrap(), [0], "unknown");
+    assert_eq!((tokenizer.token_bytes(5).unwrap(), tokenizer.vocab_size()), (&b"\xc3"[..], 6));
+    assert_eq!(tokenizer.turn_ends(), [2]);
+}
+
+/// As llama.cpp finds them, whatever type the file gives them.
+#[test]
+fn ends_of_a_turn_are_found_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vocab.gguf");
+    let mut tokens = byte_stand_ins();
+    tokens.extend(["he", "<|im_end|>", "<|endoftext|>", "<|file_sep|>", "<end_of_turn>"].map(str::to_owned));
+    let mut writer = GgufWriter::create(&path).unwrap();
+    writer.metadata("general.architecture", "llama").unwrap();
+    writer.metadata("tokenizer.ggml.model", "gpt2").unwrap();
+    writer.metadata("tokenizer.ggml.tokens", tokens.iter().collect::<StringArray>()).unwrap();
+    writer.metadata("tokenizer.ggml.merges", ["h e"].into_iter().collect::<StringArray>()).unwrap();
+    writer.finish().unwrap();
+    let tokenizer = gguf_tokenizer(&Gguf::open(&path).unwrap()).unwrap().unwrap();
+    assert_eq!(tokenizer.turn_ends(), [257, 258, 259, 260]);
+    assert_eq!(tokenizer.encode("he<|im_end|>", false).unwrap(), [256, 257]);
+    assert_eq!(tokenizer.decode(&[256, 257]).unwrap(), "he");
 }
 
 /// Writes a vocabulary of all bytes, `he`, and two special tokens.

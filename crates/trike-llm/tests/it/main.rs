@@ -13,6 +13,7 @@ mod gguf_text;
 mod golden;
 mod kv;
 mod model;
+mod own_tokenizer;
 mod ranks;
 mod round_trip;
 mod session;

@@ -137,7 +137,7 @@ fn source(dir: &Path, kind: Kind) -> PathBuf {
     let shape = Shape { hidden, inner: 256, layers: 1, heads: 2, kv_heads: 1, vocab, tied: true, ..SHAPE };
     random_llama(&path, shape, 1, true);
     let put = |name: &str, content: &[u8]| fs::write(path.join(name), content).unwrap();
-    let config = |template: serde_json::Value| json!({ "bos_token": "<s>", "eos_token": { "content": "</s>" }, "model_max_length": 99, "chat_template": template });
+    let config = |template: serde_json::Value| json!({ "add_bos_token": true, "bos_token": "<s>", "eos_token": { "content": "</s>" }, "model_max_length": 99, "chat_template": template });
     let both = json!([{ "name": "default", "template": DEFAULT }, { "name": "tool_use", "template": TOOLS }]);
     match kind {
         Kind::Json => {

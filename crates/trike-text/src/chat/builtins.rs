@@ -10,7 +10,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::{
     budget::Budget,
-    guard,
+    guard, python,
     text::{Dumps, display},
     time::strftime,
 };
@@ -56,6 +56,10 @@ pub(super) mod call {
     pub(in crate::chat) const GREATER: &str = "<gt>";
     pub(in crate::chat) const GREATER_EQUAL: &str = "<ge>";
     pub(in crate::chat) const IN: &str = "<in>";
+    pub(in crate::chat) const REMAINDER: &str = "<%>";
+    pub(in crate::chat) const CHARGE: &str = "<charge>";
+    pub(in crate::chat) const LISTS: &str = "<*args>";
+    pub(in crate::chat) const KWARGS: &str = "<**kwargs>";
 }
 
 /// The engine, limited to `fuel` instructions and to `budget` for data.
@@ -81,7 +85,7 @@ pub(super) fn environment(budget: &Arc<Budget>, fuel: u64, now: SystemTime) -> E
 
 fn add_operators(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     type Operator = fn(&Budget, &Value, &Value) -> Result<Value, Error>;
-    let operators: [(&str, Operator); 10] = [
+    let operators: [(&str, Operator); 11] = [
         (call::ADD, guard::add),
         (call::CONCAT, guard::concat),
         (call::MULTIPLY, guard::multiply),
@@ -92,6 +96,7 @@ fn add_operators(env: &mut Environment<'_>, budget: &Arc<Budget>) {
         (call::GREATER, |b, x, y| compared(b, x, y, |x, y| x > y)),
         (call::GREATER_EQUAL, |b, x, y| compared(b, x, y, |x, y| x >= y)),
         (call::IN, contains),
+        (call::REMAINDER, python::remainder),
     ];
     for (name, operator) in operators {
         let b = budget.clone();
@@ -101,6 +106,21 @@ fn add_operators(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     env.add_filter(call::SLICE, move |value: &Value, start: &Value, stop: &Value, step: &Value| {
         guard::slice(&b, value, start, stop, step)
     });
+    let b = budget.clone();
+    env.add_filter(call::CHARGE, move |value: &Value| {
+        b.charge_deep(value)?;
+        Ok::<_, Error>(value.clone())
+    });
+    let b = budget.clone();
+    env.add_filter(call::LISTS, move |lists: Rest<ValueOrKwargs>| {
+        let mut items = Vec::new();
+        for list in lists.into_values() {
+            items.extend(guard::collect(&b, &list)?);
+        }
+        Ok::<_, Error>(Value::from(items))
+    });
+    let b = budget.clone();
+    env.add_filter(call::KWARGS, move |maps: Rest<ValueOrKwargs>| python::merged(&b, &maps.into_values()));
 }
 
 fn compared(
@@ -181,6 +201,11 @@ fn add_filters(env: &mut Environment<'_>, budget: &Arc<Budget>) {
         ("map", Shallow, Value::from_function(filters::map)),
         ("groupby", Deep, Value::from_function(filters::groupby)),
         ("unique", Deep, Value::from_function(filters::unique)),
+        ("urlencode", Deep, Value::from_function(python::url_encoded)),
+        ("wordcount", Shallow, Value::from_function(python::word_count)),
+        ("escape", Shallow, Value::from_function(python::escaped)),
+        ("e", Shallow, Value::from_function(python::escaped)),
+        ("forceescape", Shallow, Value::from_function(python::escaped)),
     ];
     for (name, cost, filter) in builtin {
         let b = budget.clone();
@@ -238,6 +263,22 @@ fn add_filters(env: &mut Environment<'_>, budget: &Arc<Budget>) {
         },
     );
     let b = budget.clone();
+    env.add_filter("format", move |format: &str, args: Rest<ValueOrKwargs>| {
+        python::printf(&b, format, args.into_values())
+    });
+    let b = budget.clone();
+    env.add_filter("batch", move |list: &Value, count: usize, fill: Option<Value>| {
+        python::batch(&b, list, count, fill.as_ref())
+    });
+    let b = budget.clone();
+    env.add_filter("slice", move |list: &Value, count: usize, fill: Option<Value>| {
+        python::slices(&b, list, count, fill.as_ref())
+    });
+    let b = budget.clone();
+    env.add_filter("center", move |text: &str, width: Option<usize>| {
+        python::pad(&b, text, width.unwrap_or(80), ' ', python::Side::Both)
+    });
+    let b = budget.clone();
     env.add_filter("tojson", move |value: &Value, indent: Option<usize>, kwargs: Kwargs| {
         let indent = indent.or(kwargs.get("indent")?);
         let separators: Option<Vec<String>> = kwargs.get("separators")?;
@@ -271,16 +312,24 @@ fn add_tests(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     env.add_test("integer", tests::is_integer);
     env.add_test("float", tests::is_float);
     env.add_test("string", tests::is_string);
-    // As in Python's Jinja, strings and maps are sequences too.
+    // As in Python's Jinja, strings and maps are sequences too, and so is what is not defined: an empty one.
     env.add_test("sequence", |v: &Value| {
-        matches!(v.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
+        matches!(v.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined)
     });
     env.add_test("iterable", |v: &Value| {
-        matches!(v.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable)
+        use ValueKind::{Iterable, Map, Seq, String, Undefined};
+        matches!(v.kind(), String | Seq | Map | Iterable | Undefined)
     });
     env.add_test("mapping", tests::is_mapping);
     env.add_test("true", tests::is_true);
     env.add_test("false", tests::is_false);
+    env.add_test("sameas", tests::is_sameas);
+    env.add_test("lower", tests::is_lower);
+    env.add_test("upper", tests::is_upper);
+    env.add_test("escaped", |_: &Value| false);
+    env.add_test("callable", python::is_callable);
+    env.add_test("filter", tests::is_filter);
+    env.add_test("test", tests::is_test);
     type Comparison = fn(&Value, &Value) -> bool;
     let comparisons: [(&[&str], Comparison); 6] = [
         (&["eq", "equalto", "=="], |x, y| x == y),
@@ -313,6 +362,10 @@ fn add_functions(env: &mut Environment<'_>, budget: &Arc<Budget>, now: SystemTim
             function.call(state, &args)
         });
     }
+    let b = budget.clone();
+    env.add_function("joiner", move |separator: Option<Value>| python::joiner(&b, separator));
+    let b = budget.clone();
+    env.add_function("cycler", move |items: Rest<Value>| python::cycler(&b, items.to_vec()));
     env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
         // Truncated: the relevant part of a message is at its start.
         let message: String = message.to_string().chars().take(1000).collect();
@@ -346,11 +399,7 @@ fn call_method(
             let (items,): (&Value,) = minijinja::value::from_args(args)?;
             guard::join(budget, items, separator)
         }
-        // Not supported: a width in a format string could request unlimited padding.
-        ("format", Some(_)) => {
-            let left_out = LeftOut { feature: "str.format", line: 0 };
-            Err(Error::new(ErrorKind::InvalidOperation, left_out.to_string()).with_source(left_out))
-        }
+        ("format", Some(text)) => python::str_format(budget, text, args),
         // Each piece is a separate value of 24 bytes.
         ("split" | "splitlines", Some(text)) => {
             budget.charge(text.len().saturating_mul(24))?;
@@ -360,6 +409,12 @@ fn call_method(
             budget.charge_deep(value)?;
             unknown_method_callback(state, value, method, args)
         }
+        (_, Some(text)) => match python::string_method(budget, text, method, args)? {
+            Some(result) => Ok(result),
+            None => unknown_method_callback(state, value, method, args),
+        },
+        ("index", None) => python::list_index(budget, value, args),
+        ("copy", None) => Ok(value.clone()),
         _ => unknown_method_callback(state, value, method, args),
     }
 }

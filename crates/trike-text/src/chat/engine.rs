@@ -106,7 +106,8 @@ fn guarded<'s>(old: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
     for pc in 0.. {
         places.push(next);
         match old.get(pc) {
-            Some(Instruction::EmitRaw(_)) => next += 2,
+            Some(Instruction::EmitRaw(_) | Instruction::UnpackLists(_)) => next += 2,
+            Some(Instruction::CompareAndPreserve(_)) => next += 5,
             Some(_) => next += 1,
             None => break,
         }
@@ -146,10 +147,24 @@ fn guarded<'s>(old: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
             Instruction::BuildMacro(name, offset, flags) => {
                 Instruction::BuildMacro(name, place(*offset), *flags)
             }
-            // Unsupported: these instructions cannot be charged.
-            Instruction::CompareAndPreserve(_) => return refuse("a chain of comparisons"),
-            Instruction::UnpackLists(_) | Instruction::MergeKwargs(_) => {
-                return refuse("unpacking a list or map into arguments");
+            Instruction::Rem => filter(call::REMAINDER, 2),
+            Instruction::CompareAndPreserve(_) => {
+                // The comparison itself stays; both sides are charged before it.
+                for charged in
+                    [filter(call::CHARGE, 1), Instruction::Swap, filter(call::CHARGE, 1), Instruction::Swap]
+                {
+                    new.add_with_line(charged, line as u16);
+                }
+                instruction.clone()
+            }
+            Instruction::UnpackLists(count) => {
+                // All lists become one, which is charged.
+                let count = u16::try_from(*count).unwrap_or(u16::MAX);
+                new.add_with_line(filter(call::LISTS, count), line as u16);
+                Instruction::UnpackLists(1)
+            }
+            Instruction::MergeKwargs(count) => {
+                filter(call::KWARGS, u16::try_from(*count).unwrap_or(u16::MAX))
             }
             // Unsupported: there is only one template.
             Instruction::LoadBlocks

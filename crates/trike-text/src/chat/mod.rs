@@ -7,7 +7,7 @@
 //! The decision that shaped this module: a template is untrusted code. It has no access to files, other templates
 //! or the environment; instructions, data, nesting and the length of a prompt are limited, and it runs on a separate
 //! thread. The price is that a few parts of Jinja, used by no known template, are not supported and reported by name:
-//! chains of comparisons, unpacking into arguments, `str.format`, and filters that no prompt needs. The other
+//! blocks, includes and imports, and filters that no prompt needs. The other
 //! half of the decision is that messages are data: [`ChatTemplate::encode`] prevents special tokens in the text of a message
 //! from being encoded as special tokens.
 //!
@@ -21,6 +21,8 @@ mod conversation;
 mod engine;
 mod error;
 mod guard;
+mod message;
+mod python;
 mod source;
 mod text;
 mod time;
@@ -31,6 +33,7 @@ use minijinja::value::{Serde, Value};
 
 pub use conversation::{Conversation, Prompt};
 pub use error::ChatError;
+pub use message::Message;
 
 use crate::tokenizer::{Shield, Tokenizer};
 
@@ -38,41 +41,6 @@ use crate::tokenizer::{Shield, Tokenizer};
 const DEFAULT: &str = "default";
 /// The name of the template for requests with tools.
 const TOOL_USE: &str = "tool_use";
-
-/// One message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// `system`, `user`, `assistant` or another role of the template.
-    pub role: String,
-    /// The text of the message.
-    pub content: String,
-}
-
-impl Message {
-    /// A message of any role.
-    #[must_use]
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into() }
-    }
-
-    /// A system message: instructions that precede the conversation.
-    #[must_use]
-    pub fn system(content: impl Into<String>) -> Self {
-        Self::new("system", content)
-    }
-
-    /// A message of the user.
-    #[must_use]
-    pub fn user(content: impl Into<String>) -> Self {
-        Self::new("user", content)
-    }
-
-    /// A message of the model.
-    #[must_use]
-    pub fn assistant(content: impl Into<String>) -> Self {
-        Self::new("assistant", content)
-    }
-}
 
 /// Options of rendering, besides the messages; each `with_` method changes one field of the default.
 #[derive(Clone, Debug)]
@@ -162,7 +130,7 @@ impl ChatTemplate {
     }
 
     fn add(&mut self, name: &str, text: &str) -> Result<(), ChatError> {
-        let text = source::without_generation_tags(text)?;
+        let text = source::without_generation_tags(&source::with_line_feeds(text))?;
         engine::check(&text)?;
         self.templates.insert(name.to_owned(), text);
         Ok(())
@@ -218,10 +186,8 @@ impl ChatTemplate {
                 got: e.to_string(),
             })?,
         };
-        let messages: Vec<Value> = messages
-            .iter()
-            .map(|m| Value::from_pairs([("role", m.role.as_str()), ("content", m.content.as_str())]))
-            .collect();
+        let messages: Vec<Value> =
+            messages.iter().map(|message| Value::from(Serde(message.for_template()))).collect();
         variables.extend([
             ("messages".to_owned(), Value::from(messages)),
             ("tools".to_owned(), tools),
@@ -253,12 +219,11 @@ impl ChatTemplate {
         messages: &[Message],
         options: &RenderOptions,
     ) -> Result<Vec<u32>, ChatError> {
-        let texts: Vec<&str> = messages.iter().flat_map(|m| [m.role.as_str(), m.content.as_str()]).collect();
+        let mut texts = Vec::new();
+        messages.iter().for_each(|message| message.texts(&mut texts));
         let shield = Shield::new(tokenizer, &texts).ok_or(ChatError::NoPlaceholder)?;
-        let covered: Vec<Message> = messages
-            .iter()
-            .map(|m| Message::new(shield.cover(tokenizer, &m.role), shield.cover(tokenizer, &m.content)))
-            .collect();
+        let cover = |text: &str| shield.cover(tokenizer, text);
+        let covered: Vec<Message> = messages.iter().map(|message| message.map_texts(&cover)).collect();
         let prompt = self.render(&covered, options)?;
         Ok(tokenizer.encode_shielded(&prompt, &shield)?)
     }

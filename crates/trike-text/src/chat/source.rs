@@ -1,6 +1,6 @@
 //! Sources of templates: `tokenizer_config.json`, `chat_template.jinja`, a list of named texts.
 
-use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
+use std::{borrow::Cow, collections::BTreeMap, fs::File, io::Read, path::Path};
 
 use serde_json::Value;
 
@@ -31,11 +31,7 @@ impl ChatTemplate {
         let config: Value = serde_json::from_str(json)
             .map_err(|e| malformed("tokenizer_config.json", "JSON", e.to_string()))?;
         let mut template = Self { templates: BTreeMap::new(), tokens: BTreeMap::new() };
-        for name in TOKENS {
-            // A token is a string, or an object with the string in `content`.
-            let token = config[name].as_str().or_else(|| config[name]["content"].as_str());
-            template.tokens.extend(token.map(|token| (name.to_owned(), token.to_owned())));
-        }
+        template.tokens.extend(special_tokens(&config));
         match &config["chat_template"] {
             Value::Null => {}
             Value::String(text) => template.add(DEFAULT, text)?,
@@ -74,7 +70,21 @@ impl ChatTemplate {
         let dir = dir.as_ref();
         let config = read(&dir.join("tokenizer_config.json"), MAX_CONFIG_BYTES)?;
         let jinja = read(&dir.join("chat_template.jinja"), MAX_TEMPLATE_BYTES as u64)?;
-        Self::from_tokenizer_config(config.as_deref().unwrap_or("{}"), jinja.as_deref())
+        let template = Self::from_tokenizer_config(config.as_deref().unwrap_or("{}"), jinja.as_deref())?;
+        let map = read(&dir.join("special_tokens_map.json"), MAX_CONFIG_BYTES)?;
+        Ok(template.map(|template| template.with_special_tokens_map(config.as_deref(), map.as_deref())))
+    }
+
+    /// Takes special tokens from a `special_tokens_map.json`, which wins over a `tokenizer_config.json` unless that has
+    /// `added_tokens_decoder`, as in the `transformers` package. A file that is not JSON has none.
+    #[must_use]
+    pub fn with_special_tokens_map(mut self, config: Option<&str>, map: Option<&str>) -> Self {
+        let parse =
+            |json: Option<&str>| json.and_then(|json| serde_json::from_str(json).ok()).unwrap_or(Value::Null);
+        if parse(config)["added_tokens_decoder"].is_null() {
+            self.tokens.extend(special_tokens(&parse(map)));
+        }
+        self
     }
 
     /// Named templates, as in GGUF metadata; the one named `default` is used unless another is requested.
@@ -119,6 +129,14 @@ impl ChatTemplate {
     }
 }
 
+/// The special tokens that a configuration names. A token is a string, or an object with the string in `content`.
+fn special_tokens(config: &Value) -> impl Iterator<Item = (String, String)> {
+    TOKENS.iter().filter_map(|&name| {
+        let token = config[name].as_str().or_else(|| config[name]["content"].as_str());
+        token.map(|token| (name.to_owned(), token.to_owned()))
+    })
+}
+
 /// Reads a text file; `None` if it does not exist.
 fn read(path: &Path, limit: u64) -> Result<Option<String>, ChatError> {
     let failed = |source| ChatError::Io { path: path.to_owned(), source };
@@ -132,6 +150,14 @@ fn read(path: &Path, limit: u64) -> Result<Option<String>, ChatError> {
         return Err(ChatError::LimitExceeded { what: "bytes of a template or configuration file", limit });
     }
     Ok(Some(text))
+}
+
+/// `text` with every kind of line end as a line feed, as Jinja reads it.
+pub(super) fn with_line_feeds(text: &str) -> Cow<'_, str> {
+    match text.contains('\r') {
+        true => text.replace("\r\n", "\n").replace('\r', "\n").into(),
+        false => text.into(),
+    }
 }
 
 /// `text` with the tags `{% generation %}` and `{% endgeneration %}` replaced by a plain scope.

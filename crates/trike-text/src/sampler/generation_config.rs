@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde_json::{Map, Value};
+
+use crate::tokenizer::keys::{GENERATION_CONFIG, first_refused};
 
 /// Size limit; a generation configuration has a few hundred bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -63,9 +66,17 @@ impl GenerationConfig {
     ///
     /// # Errors
     ///
-    /// When it is not a JSON object or has values of the wrong types.
+    /// When it is not a JSON object, has values of the wrong types, or sets a key that would change what is generated and is not
+    /// implemented (`suppress_tokens`, `num_beams`); [`keys::GENERATION_CONFIG`](GENERATION_CONFIG) lists them.
     pub fn from_json(text: &str) -> Result<Self, serde_json::Error> {
-        serde_json::from_str(text)
+        let object: Map<String, Value> = serde_json::from_str(text)?;
+        if let Some((key, value)) = first_refused(GENERATION_CONFIG, &object) {
+            let (name, note) = (key.name, key.note);
+            return Err(serde_json::Error::custom(format!(
+                "`{name}` = {value} ({note}), which is not implemented"
+            )));
+        }
+        serde_json::from_value(Value::Object(object))
     }
 
     /// Reads a `generation_config.json`.

@@ -1,24 +1,29 @@
 //! Byte-level BPE vocabularies, as stored in GGUF files (`tokenizer.ggml.model = "gpt2"`).
 
+use std::collections::HashMap;
+
 use tokenizers::{
     AddedToken,
     models::bpe::{BPE, Vocab},
+    normalizers::{NormalizerWrapper, Replace},
 };
 
 use super::{
     TokenizerError,
-    hf::{HfTokenizer, byte_level_alphabet, check_coverage},
+    hf::{Affixes, HfTokenizer, byte_level_alphabet},
     limits::{check_token, check_tokens},
-    pieces::Pieces,
+    pieces::{Pieces, byte_token},
+    rules::Form,
     specials::SpecialTokens,
     split::PreTokenizer,
-    spm::PieceType,
+    spm::{PieceType, SPACE_SYMBOL},
 };
 
 /// A byte-level BPE vocabulary in memory.
 ///
-/// `tokens` and `types` have one entry per id. Every character of a normal token represents a byte, as in GPT-2;
-/// control and user-defined tokens are plain text.
+/// `tokens` and `types` have one entry per id. Every character of a normal token represents a byte, as in GPT-2 (with the few
+/// pre-tokenizers that have no such mapping it is text, and a byte is `<0xHH>`); control and user-defined tokens are plain text.
+/// Bytes may be missing: text with them loses them, as in the `tokenizers` package and llama.cpp.
 #[derive(Clone, Debug)]
 pub struct BpeVocab {
     /// The tokens.
@@ -42,6 +47,9 @@ pub(super) fn build(vocab: &BpeVocab) -> Result<HfTokenizer, TokenizerError> {
     let count = vocab.tokens.len();
     check_tokens(count as u64)?;
     check_tokens(vocab.merges.len() as u64)?;
+    if count == 0 {
+        return Err(TokenizerError::malformed("the vocabulary", "at least one token", "none"));
+    }
     if vocab.types.len() != count {
         return Err(TokenizerError::malformed(
             "token types",
@@ -68,10 +76,7 @@ pub(super) fn build(vocab: &BpeVocab) -> Result<HfTokenizer, TokenizerError> {
             _ if marks_sequence => Vec::new(),
             PieceType::Control | PieceType::Unknown | PieceType::Unused => Vec::new(),
             PieceType::UserDefined => token.clone().into_bytes(),
-            PieceType::Normal | PieceType::Byte => {
-                let bytes: Option<Vec<u8>> = token.chars().map(|c| alphabet.get(&c).copied()).collect();
-                bytes.unwrap_or_else(|| token.clone().into_bytes())
-            }
+            PieceType::Normal | PieceType::Byte => text_of(token, vocab.pre.form(), &alphabet),
         };
         pieces.push(Some(&known))?;
         // Unused entries fill gaps in the numbering; no text may encode to one.
@@ -83,10 +88,15 @@ pub(super) fn build(vocab: &BpeVocab) -> Result<HfTokenizer, TokenizerError> {
     let model = BPE::builder()
         .vocab_and_merges(ids, merges(&vocab.merges)?)
         .ignore_merges(vocab.pre.ignores_merges())
+        .byte_fallback(vocab.pre.form() != Form::Bytes)
         .build()
         .map_err(TokenizerError::Vocabulary)?;
     let mut encoder = tokenizers::Tokenizer::new(model);
-    encoder.with_pre_tokenizer(Some(vocab.pre.byte_level()?));
+    if vocab.pre.form() == Form::Escaped {
+        let spaces = Replace::new(" ", SPACE_SYMBOL).map_err(TokenizerError::Vocabulary)?;
+        encoder.with_normalizer(Some(NormalizerWrapper::from(spaces))).map_err(TokenizerError::Vocabulary)?;
+    }
+    encoder.with_pre_tokenizer(Some(vocab.pre.for_encoding()?));
     let token = |content: &str, special| AddedToken::from(content.to_owned(), special).normalized(false);
     let special = specials.iter().map(|(content, _)| token(content, true));
     encoder.add_special_tokens(special.collect::<Vec<_>>()).map_err(TokenizerError::Vocabulary)?;
@@ -94,9 +104,22 @@ pub(super) fn build(vocab: &BpeVocab) -> Result<HfTokenizer, TokenizerError> {
     encoder
         .add_tokens(added.map(|content| token(content, false)).collect::<Vec<_>>())
         .map_err(TokenizerError::Vocabulary)?;
-    check_coverage(&encoder, true)?;
     let adds_bos = Some(vocab.add_bos.unwrap_or(vocab.pre.adds_bos()));
-    Ok(HfTokenizer { encoder, pieces, specials, strips_leading_space: false, adds_bos })
+    let affixes = Affixes { adds_bos, ..Affixes::default() };
+    Ok(HfTokenizer { encoder, pieces, specials, strips_leading_space: false, affixes })
+}
+
+/// The bytes of a token of text.
+fn text_of(token: &str, form: Form, alphabet: &HashMap<char, u8>) -> Vec<u8> {
+    let bytes = match form {
+        Form::Bytes => token.chars().map(|c| alphabet.get(&c).copied()).collect(),
+        Form::Plain => byte_token(token).map(|byte| vec![byte]),
+        Form::Escaped => match byte_token(token) {
+            Some(byte) => Some(vec![byte]),
+            None => Some(token.replace(SPACE_SYMBOL, " ").into_bytes()),
+        },
+    };
+    bytes.unwrap_or_else(|| token.to_owned().into_bytes())
 }
 
 fn merges(lines: &[String]) -> Result<Vec<(String, String)>, TokenizerError> {
@@ -154,6 +177,39 @@ mod tests {
         assert_eq!(t.encode("<|end|>", false).unwrap(), [257]);
     }
 
+    /// As the `tokenizers` package does with the same vocabulary and no unknown token.
+    #[test]
+    fn bytes_without_a_token_are_dropped() {
+        let mut holed = vocab();
+        holed.tokens[4] = "other".to_owned();
+        holed.tokens[0xc3] = "another".to_owned();
+        let t = Tokenizer::from_byte_level_vocab(&holed).unwrap();
+        assert_eq!(t.encode("h\u{4}e\u{e9}\u{4}", false).unwrap(), [b'h'.into(), b'e'.into(), 0xa9]);
+        assert_eq!(t.encode_literal("\u{4}",).unwrap(), [0_u32; 0]);
+    }
+
+    #[test]
+    fn text_may_be_written_as_it_is() {
+        let tokens = ["a", "\u{2581}", "\u{2581}a", "<0xC3>", "<0xA9>", "\n", "\n\n", "<e>"];
+        let mut types = vec![PieceType::Normal; tokens.len()];
+        types[3..5].fill(PieceType::Byte);
+        types[7] = PieceType::Control;
+        let vocab = BpeVocab {
+            tokens: tokens.map(str::to_owned).to_vec(),
+            types,
+            merges: ["\u{2581} a", "\n \n"].map(str::to_owned).to_vec(),
+            pre: PreTokenizer::from_name("gemma4").unwrap(),
+            bos: None,
+            eos: vec![7],
+            add_bos: None,
+        };
+        let t = Tokenizer::from_byte_level_vocab(&vocab).unwrap();
+        let text = "a a  a\n\n\u{e9}\n";
+        let ids = t.encode(text, false).unwrap();
+        assert_eq!(ids, [0, 2, 1, 2, 6, 3, 4, 5]);
+        assert_eq!(t.decode(&ids).unwrap(), text);
+    }
+
     #[test]
     fn broken_vocabularies_are_refused() {
         let refused = |vocab: &BpeVocab| Tokenizer::from_byte_level_vocab(vocab).unwrap_err().to_string();
@@ -167,12 +223,6 @@ mod tests {
             let error = refused(&BpeVocab { merges: vec![merge.to_owned()], ..vocab() });
             assert!(error.starts_with("the vocabulary"), "{merge:?}: {error}");
         }
-        let mut holed = vocab();
-        holed.tokens[7] = "other".to_owned();
-        assert!(matches!(
-            Tokenizer::from_byte_level_vocab(&holed),
-            Err(TokenizerError::MissingByte { byte: 7 })
-        ));
         let empty = BpeVocab { tokens: vec![], types: vec![], merges: vec![], eos: vec![], ..vocab() };
         assert!(Tokenizer::from_byte_level_vocab(&empty).is_err());
     }

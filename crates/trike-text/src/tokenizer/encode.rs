@@ -1,6 +1,9 @@
 //! Text to ids: the three encoders, and the treatment of special tokens that occur in a text.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    borrow::Cow,
+    sync::{Arc, OnceLock},
+};
 
 use super::{
     Tokenizer, TokenizerError, pieces::Pieces, specials::Found, spm::SpEncoder, tiktoken::RankEncoder,
@@ -65,6 +68,14 @@ impl Encoder {
             }
             Self::SentencePiece(encoder) => encoder.encode(text, out),
             Self::Ranks(encoder) => encoder.encode(text, out),
+        }
+    }
+
+    /// [`encode_literal`](Self::encode_literal) of a text that follows a special token.
+    fn encode_behind(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        match self {
+            Self::SentencePiece(encoder) => encoder.encode_behind(text, out),
+            _ => self.encode_literal(text, out),
         }
     }
 }
@@ -135,13 +146,19 @@ impl Shield {
 }
 
 impl Tokenizer {
-    /// The ids of a prompt: BOS, if [`adds_bos`](Self::adds_bos), and the text.
+    /// The ids of a prompt: BOS, if [`adds_bos`](Self::adds_bos), the text, and EOS, if [`adds_eos`](Self::adds_eos).
     ///
     /// # Errors
     ///
     /// [`TokenizerError::EmptyPrompt`] when there are no ids, and as [`encode`](Self::encode).
     pub fn encode_prompt(&self, prompt: &str) -> Result<Vec<u32>, TokenizerError> {
-        let ids = self.encode(prompt, self.adds_bos())?;
+        let prefix = self.prefix();
+        let mut ids = match &*prefix {
+            [] => self.encode(prompt, false)?,
+            [_] => self.encode(prompt, true)?,
+            several => [several, &self.encode(prompt, false)?].concat(),
+        };
+        ids.extend(self.suffix());
         if ids.is_empty() { Err(TokenizerError::EmptyPrompt) } else { Ok(ids) }
     }
 
@@ -159,7 +176,10 @@ impl Tokenizer {
         let bos = if add_bos { Some(self.bos.ok_or(TokenizerError::NoBos)?) } else { None };
         ids.extend(bos);
         if let Encoder::SentencePiece(encoder) = &self.encoder {
-            encoder.encode(text, &mut ids)?;
+            match self.added.is_empty() {
+                true => encoder.encode(text, &mut ids)?,
+                false => ids.extend(self.encode_stretches(text, &Shield::default(), false)?),
+            }
             return Ok(ids);
         }
         let found = self.encode_with_special(text)?;
@@ -183,7 +203,9 @@ impl Tokenizer {
                 let encoding = encoder.tokenizer.encode_fast(text, false).map_err(TokenizerError::Json)?;
                 Ok(encoding.get_ids().to_vec())
             }
-            Encoder::SentencePiece(_) | Encoder::Ranks(_) => self.encode_stretches(text, &Shield::default()),
+            Encoder::SentencePiece(_) | Encoder::Ranks(_) => {
+                self.encode_stretches(text, &Shield::default(), true)
+            }
         }
     }
 
@@ -208,23 +230,41 @@ impl Tokenizer {
 
     /// [`encode_with_special`](Self::encode_with_special) of a text with placeholders.
     pub(crate) fn encode_shielded(&self, text: &str, shield: &Shield) -> Result<Vec<u32>, TokenizerError> {
-        if shield.is_empty() { self.encode_with_special(text) } else { self.encode_stretches(text, shield) }
+        if shield.is_empty() {
+            self.encode_with_special(text)
+        } else {
+            self.encode_stretches(text, shield, true)
+        }
     }
 
-    fn encode_stretches(&self, text: &str, shield: &Shield) -> Result<Vec<u32>, TokenizerError> {
+    /// The stretches between added tokens (and special ones, with `special`), each encoded by itself.
+    fn encode_stretches(
+        &self,
+        text: &str,
+        shield: &Shield,
+        special: bool,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        let find = |from: usize| {
+            let found =
+                [special.then(|| self.specials.find(text, from)).flatten(), self.added.find(text, from)];
+            found.into_iter().flatten().min_by_key(|found| (found.start, std::cmp::Reverse(found.end)))
+        };
         let mut ids = Vec::with_capacity(text.len() / 3 + 2);
         let mut from = 0;
-        let stretch = |text: &str, ids: &mut Vec<u32>| match text {
-            "" => Ok(()),
-            _ if shield.is_empty() => self.encoder.encode_literal(text, ids),
-            _ => self.encoder.encode_literal(&shield.uncover(text), ids),
+        let stretch = |text: &str, from: usize, ids: &mut Vec<u32>| {
+            let uncovered = if shield.is_empty() { Cow::Borrowed(text) } else { shield.uncover(text).into() };
+            match (&*uncovered, from) {
+                ("", _) => Ok(()),
+                (text, 0) => self.encoder.encode_literal(text, ids),
+                (text, _) => self.encoder.encode_behind(text, ids),
+            }
         };
-        while let Some(Found { start, end, id }) = self.specials.find(text, from) {
-            stretch(&text[from..start], &mut ids)?;
+        while let Some(Found { start, end, id }) = find(from) {
+            stretch(&text[from..start], from, &mut ids)?;
             ids.push(id);
             from = end;
         }
-        stretch(&text[from..], &mut ids)?;
+        stretch(&text[from..], from, &mut ids)?;
         Ok(ids)
     }
 }

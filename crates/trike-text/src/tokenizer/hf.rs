@@ -8,11 +8,13 @@
 use std::collections::HashMap;
 
 use serde_json::Value;
+use tokenizers::AddedToken;
 
 use super::{
     TokenizerError,
     limits::{MAX_TOKENS, check_token, check_tokens},
     pieces::{Pieces, byte_token},
+    settings::Added,
     specials::SpecialTokens,
 };
 
@@ -22,24 +24,35 @@ pub(super) struct HfTokenizer {
     pub(super) pieces: Pieces,
     pub(super) specials: SpecialTokens,
     pub(super) strips_leading_space: bool,
-    /// Whether the file adds a token before every sequence, if specified.
-    pub(super) adds_bos: Option<bool>,
+    pub(super) affixes: Affixes,
 }
 
-pub(super) fn parse(bytes: &[u8]) -> Result<HfTokenizer, TokenizerError> {
+/// The tokens that a file adds to every sequence.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Affixes {
+    /// Whether a sequence starts with BOS; `None` if the file does not say.
+    pub(super) adds_bos: Option<bool>,
+    /// Those before it.
+    pub(super) before: Vec<u32>,
+    /// Those after it.
+    pub(super) after: Vec<u32>,
+}
+
+/// Reads a file; `more` are tokens that the files beside it add.
+pub(super) fn parse(bytes: &[u8], more: &[Added]) -> Result<HfTokenizer, TokenizerError> {
     let mut json: Value = serde_json::from_slice(bytes).map_err(|e| TokenizerError::Json(e.into()))?;
     check_model(&json["model"])?;
     check_normalizer(&json["normalizer"])?;
     let added = added_tokens(&json["added_tokens"])?;
     let decoding = Decoding::parse(&json["decoder"])?;
-    let adds_bos = adds_bos(&json["post_processor"]);
+    let processor = json["post_processor"].take();
     let Some(object) = json.as_object_mut() else {
         return Err(TokenizerError::malformed("tokenizer.json", "an object", "another value"));
     };
     for part in ["post_processor", "truncation", "padding", "decoder"] {
         object.insert(part.to_owned(), Value::Null);
     }
-    let encoder: tokenizers::Tokenizer =
+    let mut encoder: tokenizers::Tokenizer =
         serde_json::from_value(json).map_err(|e| TokenizerError::Json(e.into()))?;
     for (content, id) in added {
         // The crate renumbers added tokens and only logs a difference from the file.
@@ -52,29 +65,90 @@ pub(super) fn parse(bytes: &[u8]) -> Result<HfTokenizer, TokenizerError> {
             ));
         }
     }
+    add(&mut encoder, more)?;
     let pieces = decode_table(&encoder, &decoding)?;
-    check_coverage(&encoder, decoding.is_byte_level())?;
+    let affixes = affixes(&processor, &encoder)?;
     let added = encoder.get_added_tokens_decoder();
     let special = added.iter().filter(|(_, token)| token.special);
     let specials = SpecialTokens::new(special.map(|(&id, token)| (token.content.as_str(), id)));
     let strips_leading_space = decoding.strips_leading_space;
-    Ok(HfTokenizer { encoder, pieces, specials, strips_leading_space, adds_bos })
+    Ok(HfTokenizer { encoder, pieces, specials, strips_leading_space, affixes })
 }
 
-/// Whether the post-processor adds a special token at the start; `None` without a post-processor.
-fn adds_bos(processor: &Value) -> Option<bool> {
-    match name(processor) {
-        "TemplateProcessing" => Some(processor["single"][0]["SpecialToken"].is_object()),
-        "BertProcessing" | "RobertaProcessing" => Some(true),
-        "ByteLevel" => Some(false),
-        "Sequence" => {
-            let steps = processor["processors"].as_array().map(Vec::as_slice).unwrap_or_default();
-            // Nested sequences are ignored: no known file has them, and the depth would be unlimited.
-            let steps = steps.iter().filter(|step| name(step) != "Sequence").filter_map(adds_bos);
-            steps.reduce(|any, step| any | step)
-        }
-        _ => None,
+/// Adds tokens; those that the vocabulary has keep their ids, others get the next ones.
+fn add(encoder: &mut tokenizers::Tokenizer, more: &[Added]) -> Result<(), TokenizerError> {
+    for token in more {
+        let added = AddedToken::from(token.content.clone(), token.special)
+            .lstrip(token.lstrip)
+            .rstrip(token.rstrip)
+            .single_word(token.single_word)
+            .normalized(token.normalized);
+        let tokens = [added];
+        let result =
+            if token.special { encoder.add_special_tokens(tokens) } else { encoder.add_tokens(tokens) };
+        result.map_err(TokenizerError::Json)?;
     }
+    Ok(())
+}
+
+/// The tokens that the post-processor adds to one sequence. Without one, nothing is added: that is the file's word, too.
+fn affixes(processor: &Value, encoder: &tokenizers::Tokenizer) -> Result<Affixes, TokenizerError> {
+    let mut affixes = Affixes { adds_bos: Some(false), ..Affixes::default() };
+    let steps = match name(processor) {
+        "Sequence" => processor["processors"].as_array().map(Vec::as_slice).unwrap_or_default(),
+        _ => std::slice::from_ref(processor),
+    };
+    for step in steps {
+        match name(step) {
+            "TemplateProcessing" => template(step, encoder, &mut affixes)?,
+            "BertProcessing" | "RobertaProcessing" => {
+                affixes.before.extend(step["cls"][1].as_u64().and_then(|id| u32::try_from(id).ok()));
+                affixes.after.extend(step["sep"][1].as_u64().and_then(|id| u32::try_from(id).ok()));
+            }
+            // Offsets only.
+            "ByteLevel" => {}
+            "of no type" if step.is_null() => {}
+            other => {
+                return Err(TokenizerError::unsupported(
+                    format!("tokenizer.json with the post-processor {other}"),
+                    "use a file whose post-processor is a template",
+                ));
+            }
+        }
+    }
+    affixes.adds_bos = Some(!affixes.before.is_empty());
+    Ok(affixes)
+}
+
+/// The tokens of a template before and after the text of one sequence.
+fn template(
+    template: &Value,
+    encoder: &tokenizers::Tokenizer,
+    affixes: &mut Affixes,
+) -> Result<(), TokenizerError> {
+    let mut before = true;
+    for part in template["single"].as_array().into_iter().flatten() {
+        if part["Sequence"].is_object() {
+            before = false;
+            continue;
+        }
+        let Some(token) = part["SpecialToken"]["id"].as_str() else { continue };
+        let listed = template["special_tokens"][token]["ids"].as_array();
+        let ids: Option<Vec<u32>> = match listed {
+            Some(ids) => ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect(),
+            None => encoder.token_to_id(token).map(|id| vec![id]),
+        };
+        let ids = ids.filter(|ids| ids.iter().all(|&id| encoder.id_to_token(id).is_some()));
+        let ids = ids.ok_or_else(|| {
+            TokenizerError::malformed(
+                format!("post_processor: special token {token:?}"),
+                "ids of the vocabulary",
+                template["special_tokens"][token]["ids"].to_string(),
+            )
+        })?;
+        if before { affixes.before.extend(ids) } else { affixes.after.extend(ids) }
+    }
+    Ok(())
 }
 
 fn name(value: &Value) -> &str {
@@ -248,10 +322,6 @@ impl Decoding {
         }
         text.into_bytes()
     }
-
-    fn is_byte_level(&self) -> bool {
-        self.steps.iter().any(|step| matches!(step, Step::ByteLevel(_)))
-    }
 }
 
 /// GPT-2's printable characters for bytes: printable Latin-1 for itself, the other bytes from U+0100 on.
@@ -282,27 +352,4 @@ fn decode_table(encoder: &tokenizers::Tokenizer, decoding: &Decoding) -> Result<
         }
     }
     Ok(pieces)
-}
-
-/// Checks that every byte has a token: without an unknown token, the crate silently drops text without tokens.
-pub(super) fn check_coverage(
-    encoder: &tokenizers::Tokenizer,
-    byte_level: bool,
-) -> Result<(), TokenizerError> {
-    let tokenizers::ModelWrapper::BPE(bpe) = encoder.get_model() else {
-        return Err(TokenizerError::unsupported(
-            "tokenizer.json without a BPE model",
-            "use a model with a BPE tokenizer",
-        ));
-    };
-    if bpe.get_unk_token().as_ref().is_some_and(|unk| encoder.token_to_id(unk).is_some()) {
-        return Ok(());
-    }
-    let missing = if byte_level {
-        let alphabet = byte_level_alphabet();
-        alphabet.iter().filter(|(c, _)| encoder.token_to_id(&c.to_string()).is_none()).map(|(_, &b)| b).min()
-    } else {
-        (0..=255u8).find(|b| !bpe.byte_fallback || encoder.token_to_id(&format!("<{b:#04X}>")).is_none())
-    };
-    missing.map_or(Ok(()), |byte| Err(TokenizerError::MissingByte { byte }))
 }

@@ -15,14 +15,18 @@
 
 mod bpe;
 mod encode;
+mod ends;
 mod error;
 mod hf;
+pub mod keys;
 mod limits;
 mod llama2c;
 mod merge;
 mod pieces;
 mod proto;
 mod ranks;
+mod rules;
+mod settings;
 mod specials;
 mod split;
 mod spm;
@@ -30,6 +34,7 @@ mod tiktoken;
 mod train;
 
 use std::{
+    collections::{BTreeMap, HashSet},
     fmt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -37,6 +42,7 @@ use std::{
 
 pub use bpe::BpeVocab;
 pub use error::TokenizerError;
+pub use settings::TokenizerFiles;
 pub use split::PreTokenizer;
 pub use spm::{PieceType, SpVocab};
 pub use train::{BpeTraining, TrainedBpe};
@@ -44,9 +50,10 @@ pub use train::{BpeTraining, TrainedBpe};
 pub(crate) use encode::Shield;
 
 use encode::{Encoder, HfEncoder};
-use hf::HfTokenizer;
+use hf::{Affixes, HfTokenizer};
 use limits::read_capped;
 use pieces::Pieces;
+use settings::Settings;
 use specials::SpecialTokens;
 use spm::{ByteFallback, SpEncoder, SpaceForm};
 use tiktoken::is_tiktoken;
@@ -84,25 +91,19 @@ pub struct Tokenizer {
     encoder: Encoder,
     pieces: Arc<Pieces>,
     specials: Arc<SpecialTokens>,
+    /// Tokens beside a SentencePiece vocabulary that are recognized in every text, not being special.
+    added: Arc<SpecialTokens>,
     strips_leading_space: bool,
     bos: Option<u32>,
     eos: Vec<u32>,
-    adds_bos: Option<bool>,
+    affixes: Affixes,
+    /// Whether a sequence ends with EOS, if the file says so without naming tokens.
+    adds_eos: bool,
+    /// Special tokens by the names of their keys, as the files beside the tokenizer give them.
+    named: BTreeMap<String, String>,
+    /// Embedding rows of the model that this tokenizer belongs to, if known.
+    rows: Option<usize>,
 }
-
-/// Tokens that end a turn or a text in the chat formats of Llama-like models.
-const TURN_ENDS: [&str; 10] = [
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|end|>",
-    "<|end_of_turn|>",
-    "<end_of_turn>",
-    "</s>",
-    "<EOT>",
-];
 
 impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -153,8 +154,19 @@ impl SpVocab {
     /// As [`Tokenizer::from_sentencepiece`](Tokenizer::from_sentencepiece) and
     /// [`Tokenizer::from_llama2c`](Tokenizer::from_llama2c).
     pub fn read(bytes: &[u8]) -> Result<Option<Self>, TokenizerError> {
+        Self::read_with(bytes, &TokenizerFiles::default())
+    }
+
+    /// [`read`](Self::read) with the tokens that the files beside a `.model` add.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read), and malformed files.
+    pub fn read_with(bytes: &[u8], files: &TokenizerFiles) -> Result<Option<Self>, TokenizerError> {
         Ok(match FileFormat::of(bytes) {
-            Some(FileFormat::SentencePiece) => Some(proto::parse(bytes)?.vocab),
+            Some(FileFormat::SentencePiece) => {
+                Some(with_added(proto::parse(bytes)?, &Settings::parse(files)?).vocab)
+            }
             Some(FileFormat::Llama2c) => {
                 let mut vocab = llama2c::parse(bytes)?;
                 // llama2.c writes spaces as they are.
@@ -171,9 +183,21 @@ impl SpVocab {
     }
 }
 
+impl PieceType {
+    /// Makes control tokens of the tokens that end a turn or a text, by their names: some GGUF files say that they are text.
+    pub fn correct(tokens: &[String], types: &mut [Self]) {
+        ends::correct_types(tokens, types);
+    }
+}
+
 impl Tokenizer {
     /// Opens a tokenizer file of any supported format, or a directory with `tokenizer.json` or
     /// `tokenizer.model`.
+    ///
+    /// What `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` beside a file of one of these two names
+    /// say about tokens applies, as in the `transformers` package: further tokens; with a `tokenizer.json`, only its
+    /// post-processor adds BOS and EOS, with a `tokenizer.model` the keys `add_bos_token` and `add_eos_token` do (without a
+    /// configuration, BOS is added).
     ///
     /// A `tokenizer.json` does not specify BOS and EOS: set them with
     /// [`with_special`](Self::with_special). A llama2.c file does not contain its number of tokens:
@@ -185,12 +209,18 @@ impl Tokenizer {
     /// An unreadable, malformed or unsupported file, such as a GGUF file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
         let path = path.as_ref();
+        let files = ["tokenizer.json", "tokenizer.model"];
         if !path.is_dir() {
-            return in_file(path, |bytes| Self::from_bytes(&bytes));
+            let named = path.file_name().is_some_and(|name| files.iter().any(|file| name == *file));
+            let dir = if named { path.parent() } else { None };
+            let files = dir.map(TokenizerFiles::read).transpose()?.unwrap_or_default();
+            return in_file(path, |bytes| Self::from_bytes_with(&bytes, &files));
         }
-        let candidates = ["tokenizer.json", "tokenizer.model"];
-        match candidates.iter().map(|name| path.join(name)).find(|file| file.is_file()) {
-            Some(file) => in_file(&file, |bytes| Self::from_bytes(&bytes)),
+        match files.iter().map(|name| path.join(name)).find(|file| file.is_file()) {
+            Some(file) => {
+                let files = TokenizerFiles::read(path)?;
+                in_file(&file, |bytes| Self::from_bytes_with(&bytes, &files))
+            }
             None => Err(TokenizerError::InFile {
                 path: path.to_owned(),
                 error: Box::new(TokenizerError::malformed(
@@ -200,6 +230,59 @@ impl Tokenizer {
                 )),
             }),
         }
+    }
+
+    /// [`open`](Self::open) on the content of a file and of the files beside it.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn from_bytes_with(bytes: &[u8], files: &TokenizerFiles) -> Result<Self, TokenizerError> {
+        let settings = Settings::parse(files)?;
+        let mut tokenizer = match FileFormat::of(bytes) {
+            Some(FileFormat::Json) => Self::from_hf(hf::parse(bytes, &settings.added)?),
+            Some(FileFormat::SentencePiece) => return Self::from_sentencepiece_with(bytes, settings),
+            _ => Self::from_bytes(bytes)?,
+        };
+        tokenizer.named = settings.named;
+        Ok(tokenizer)
+    }
+
+    /// A `.model` in a directory of a model.
+    fn from_sentencepiece_with(bytes: &[u8], settings: Settings) -> Result<Self, TokenizerError> {
+        let model = with_added(proto::parse(bytes)?, &settings);
+        let mut tokenizer = Self::from_proto(&model)?;
+        let added = settings.added.iter().filter(|token| !token.special);
+        let added =
+            added.filter_map(|token| Some((token.content.as_str(), tokenizer.id_of(&token.content)?)));
+        tokenizer.added = Arc::new(SpecialTokens::new(added));
+        if settings.found {
+            let id = |name: &str| settings.named.get(name).and_then(|token| tokenizer.id_of(token));
+            let (bos, eos) = (id("bos_token").or(tokenizer.bos), id("eos_token"));
+            tokenizer.bos = bos;
+            tokenizer.eos = eos.map_or(std::mem::take(&mut tokenizer.eos), |eos| vec![eos]);
+            tokenizer.affixes.adds_bos = Some(settings.add_bos);
+            tokenizer.adds_eos = settings.add_eos;
+        }
+        Ok(tokenizer.spaced_by(settings))
+    }
+
+    /// Takes over what a GGUF file keeps of the files beside its tokenizer and has no keys for: the names of special tokens, and
+    /// whether the text behind a special token gets a space.
+    ///
+    /// # Errors
+    ///
+    /// Malformed files.
+    pub fn with_files(self, files: &TokenizerFiles) -> Result<Self, TokenizerError> {
+        Ok(self.spaced_by(Settings::parse(files)?))
+    }
+
+    fn spaced_by(mut self, settings: Settings) -> Self {
+        if let (true, Encoder::SentencePiece(encoder)) = (settings.found, &mut self.encoder) {
+            Arc::make_mut(encoder).set_prefix_once(settings.legacy != Some(true));
+        }
+        self.named = settings.named;
+        self
     }
 
     /// Reads a HuggingFace `tokenizer.json` with a BPE model. It does not contain BOS and EOS; see
@@ -218,7 +301,7 @@ impl Tokenizer {
     ///
     /// As [`from_hf_json`](Self::from_hf_json).
     pub fn from_hf_json_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
-        Ok(Self::from_hf(hf::parse(bytes)?))
+        Ok(Self::from_hf(hf::parse(bytes, &[])?))
     }
 
     fn from_hf(hf: HfTokenizer) -> Self {
@@ -226,10 +309,14 @@ impl Tokenizer {
             encoder: Encoder::Hf(Arc::new(HfEncoder::new(hf.encoder))),
             pieces: Arc::new(hf.pieces),
             specials: Arc::new(hf.specials),
+            added: Arc::default(),
             strips_leading_space: hf.strips_leading_space,
             bos: None,
             eos: Vec::new(),
-            adds_bos: hf.adds_bos,
+            affixes: hf.affixes,
+            adds_eos: false,
+            named: BTreeMap::new(),
+            rows: None,
         }
     }
 
@@ -262,10 +349,14 @@ impl Tokenizer {
             encoder: Encoder::Ranks(Arc::new(file.encoder)),
             pieces: Arc::new(file.pieces),
             specials: Arc::new(file.specials),
+            added: Arc::default(),
             strips_leading_space: false,
             bos: Some(file.bos),
             eos: file.eos.to_vec(),
-            adds_bos: Some(true),
+            affixes: Affixes { adds_bos: Some(true), ..Affixes::default() },
+            adds_eos: false,
+            named: BTreeMap::new(),
+            rows: None,
         })
     }
 
@@ -299,7 +390,10 @@ impl Tokenizer {
     }
 
     fn from_sentencepiece_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
-        let model = proto::parse(bytes)?;
+        Self::from_proto(&proto::parse(bytes)?)
+    }
+
+    fn from_proto(model: &proto::SpModel) -> Result<Self, TokenizerError> {
         let fallback = if model.byte_fallback { ByteFallback::Required } else { ByteFallback::Off };
         Self::from_vocab(&model.vocab, SpaceForm::Symbol, fallback)
     }
@@ -323,10 +417,14 @@ impl Tokenizer {
             encoder: Encoder::SentencePiece(Arc::new(encoder)),
             pieces: Arc::new(pieces),
             specials: Arc::new(SpecialTokens::new(control.map(|((token, _), id)| (token.as_str(), id)))),
+            added: Arc::default(),
             strips_leading_space: vocab.add_space_prefix,
             bos: None,
             eos: Vec::new(),
-            adds_bos: None,
+            affixes: Affixes::default(),
+            adds_eos: false,
+            named: BTreeMap::new(),
+            rows: None,
         }
         .with_special(vocab.bos, vocab.eos.clone())
     }
@@ -364,6 +462,27 @@ impl Tokenizer {
         }
         self.bos = bos;
         self.eos = eos;
+        Ok(self)
+    }
+
+    /// Sets the bytes of tokens whose names in the file are not UTF-8; no text is encoded to them.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::UnknownId`] for an id without a token.
+    pub fn with_token_bytes<'a>(
+        mut self,
+        tokens: impl IntoIterator<Item = (u32, &'a [u8])>,
+    ) -> Result<Self, TokenizerError> {
+        let tokens: BTreeMap<u32, &[u8]> = tokens.into_iter().collect();
+        if let Some((&last, _)) = tokens.last_key_value() {
+            self.pieces.get(last)?;
+            let mut pieces = Pieces::default();
+            for id in 0..self.vocab_size() as u32 {
+                pieces.push(tokens.get(&id).copied().or_else(|| self.pieces.get(id).ok()))?;
+            }
+            self.pieces = Arc::new(pieces);
+        }
         Ok(self)
     }
 
@@ -443,22 +562,68 @@ impl Tokenizer {
     /// Whether a sequence starts with BOS: as specified by the file, by default whether there is a BOS.
     #[must_use]
     pub fn adds_bos(&self) -> bool {
-        self.bos.is_some() && self.adds_bos.unwrap_or(true)
+        self.bos.is_some() && self.affixes.adds_bos.unwrap_or(true)
     }
 
-    /// Sets [`adds_bos`](Self::adds_bos), as `add_bos_token` in a model's files does.
+    /// Sets [`adds_bos`](Self::adds_bos), as `tokenizer.ggml.add_bos_token` does.
     #[must_use]
     pub fn with_adds_bos(mut self, adds_bos: bool) -> Self {
-        self.adds_bos = Some(adds_bos);
+        self.affixes.adds_bos = Some(adds_bos);
         self
     }
 
+    /// Whether a prompt ends with EOS, as those of some models for embeddings do.
+    #[must_use]
+    pub fn adds_eos(&self) -> bool {
+        !self.suffix().is_empty()
+    }
+
+    /// Sets [`adds_eos`](Self::adds_eos), as `tokenizer.ggml.add_eos_token` does.
+    #[must_use]
+    pub fn with_adds_eos(mut self, adds_eos: bool) -> Self {
+        self.adds_eos = adds_eos;
+        if !adds_eos {
+            self.affixes.after.clear();
+        }
+        self
+    }
+
+    /// The tokens before every prompt: nearly always none, or BOS alone.
+    pub(crate) fn prefix(&self) -> Vec<u32> {
+        match self.bos.filter(|_| self.adds_bos()) {
+            None => Vec::new(),
+            // The post-processor of a file may put several tokens there.
+            Some(_) if self.affixes.before.len() > 1 => self.affixes.before.clone(),
+            Some(bos) => vec![bos],
+        }
+    }
+
+    /// The tokens after every prompt.
+    pub(crate) fn suffix(&self) -> Vec<u32> {
+        match &*self.affixes.after {
+            [] => self.eos.first().copied().filter(|_| self.adds_eos).into_iter().collect(),
+            after => after.to_vec(),
+        }
+    }
+
+    /// The token that the files give this key (`bos_token`), or that the post-processor of a `tokenizer.json` adds as BOS: what
+    /// is at the start of a prompt is that token, whatever the model's `config.json` says.
+    #[must_use]
+    pub fn named(&self, key: &str) -> Option<u32> {
+        match (key, &*self.affixes.before) {
+            ("bos_token", [first, ..]) => Some(*first),
+            _ => self.id_of(self.named.get(key)?),
+        }
+    }
+
     /// The tokens that end an answer in a chat: [`eos`](Self::eos), and every special token that ends
-    /// a turn or a text in a chat format (`<|eot_id|>`, `<|im_end|>` and so on). A checkpoint's configuration often names
-    /// only one of them.
+    /// a turn or a text in a chat format (`<|eot_id|>`, `<|im_end|>` and so on), by the rules of llama.cpp. A checkpoint's
+    /// configuration often names only one of them.
     #[must_use]
     pub fn turn_ends(&self) -> Vec<u32> {
-        let named = TURN_ENDS.iter().filter_map(|name| self.specials.id_of(name));
+        let has = |name: &str| self.id_of(name).is_some();
+        let named = ends::ENDS.iter().chain(&ends::FILL_ENDS).filter(|name| ends::ends_turn(name, has));
+        let named = named.filter_map(|name| self.specials.id_of(name));
         let mut ids: Vec<u32> = self.eos.iter().copied().chain(named).collect();
         ids.sort_unstable();
         ids.dedup();
@@ -470,21 +635,44 @@ impl Tokenizer {
         self.strips_leading_space
     }
 
+    /// Says that this tokenizer is the own one of a model with `rows` embedding rows. Published models have rows without a
+    /// token, and tokens without a row, which no text of theirs uses: [`check_vocab`](Self::check_vocab) accepts both.
+    #[must_use]
+    pub fn with_rows(mut self, rows: usize) -> Self {
+        self.rows = Some(rows);
+        self
+    }
+
     /// Checks that this tokenizer matches a model with `model` embedding rows.
     ///
-    /// Every id must have a row. Up to an eighth of the rows may be padding without an id; more indicate
-    /// another model's tokenizer, which would produce nonsense text.
+    /// If it is not [known](Self::with_rows) to, every id must have a row. Up to an eighth of the rows may be padding without an
+    /// id; more indicate another model's tokenizer, which would produce nonsense text.
     ///
     /// # Errors
     ///
     /// [`TokenizerError::VocabMismatch`] with both sizes.
     pub fn check_vocab(&self, model: usize) -> Result<(), TokenizerError> {
         let tokenizer = self.vocab_size();
-        if tokenizer > model || model - tokenizer > model / PADDING_DIVISOR {
-            return Err(TokenizerError::VocabMismatch { tokenizer, model });
+        let fits = tokenizer <= model && model - tokenizer <= model / PADDING_DIVISOR;
+        if fits || self.rows == Some(model) {
+            return Ok(());
         }
-        Ok(())
+        Err(TokenizerError::VocabMismatch { tokenizer, model })
     }
+}
+
+/// A model with the tokens that the files beside it add; they get the next ids.
+fn with_added(mut model: proto::SpModel, settings: &Settings) -> proto::SpModel {
+    if let Some(prefix) = settings.add_prefix_space {
+        model.vocab.add_space_prefix = prefix;
+    }
+    let known: HashSet<String> = model.vocab.tokens.iter().cloned().collect();
+    for token in settings.added.iter().filter(|token| !known.contains(&token.content)) {
+        model.vocab.tokens.push(token.content.clone());
+        model.vocab.scores.push(0.0);
+        model.vocab.types.push(if token.special { PieceType::Control } else { PieceType::UserDefined });
+    }
+    model
 }
 
 fn in_file(

@@ -39,6 +39,10 @@ impl SpecialTokens {
         self.ids.get(token).copied()
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, u32)> {
         self.ids.iter().map(|(token, &id)| (&**token, id))
     }

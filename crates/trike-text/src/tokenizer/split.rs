@@ -1,5 +1,7 @@
 //! Pre-tokenizers of byte-level vocabularies: they split a text into pieces, and merges happen within a piece only.
 
+use std::fmt;
+
 use tokenizers::{
     OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper,
     SplitDelimiterBehavior,
@@ -10,89 +12,158 @@ use tokenizers::{
     },
 };
 
-use super::TokenizerError;
+use super::{
+    TokenizerError,
+    rules::{Form, RULES, Rule},
+};
 
 /// Pre-tokenizer of a byte-level vocabulary, by its name in GGUF's `tokenizer.ggml.pre`.
 ///
 /// A rule is named after the model that first used it. All rules keep every byte of the text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PreTokenizer {
+///
+/// ```
+/// use trike_text::tokenizer::PreTokenizer;
+///
+/// let rule = PreTokenizer::from_name("smollm").ok_or("a rule of this name")?;
+/// assert_eq!(rule.name(), "smollm");
+/// assert_eq!(PreTokenizer::from_name("smolm"), None);
+/// assert_eq!(PreTokenizer::nearest_name("smolm"), "smollm");
+/// assert_eq!(PreTokenizer::from_name("megrez"), Some(PreTokenizer::Qwen2));
+/// # Ok::<(), &str>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct PreTokenizer(&'static Rule);
+
+#[allow(non_upper_case_globals)] // They are spelled as the variants that they were.
+impl PreTokenizer {
     /// Words, numbers and punctuation, each with the space before it, if any.
-    Gpt2,
+    pub const Gpt2: Self = Self(&RULES[0]);
     /// Words with one preceding punctuation character or space, numbers in groups of up to three digits, line ends with
     /// preceding punctuation. A piece that is a token is not split, regardless of merges. Also the rule of tiktoken's Llama 3
     /// vocabulary.
-    LlamaBpe,
+    pub const LlamaBpe: Self = Self(&RULES[1]);
     /// As [`LlamaBpe`](Self::LlamaBpe) with single digits, and every token formed by merges.
-    Qwen2,
+    pub const Qwen2: Self = Self(&RULES[2]);
+    /// The rule of files that name none: punctuation alone, numbers in groups of three digits.
+    pub const Default: Self = Self(&RULES[3]);
+}
+
+impl PartialEq for PreTokenizer {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for PreTokenizer {}
+
+impl fmt::Debug for PreTokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PreTokenizer").field(&self.name()).finish()
+    }
 }
 
 impl PreTokenizer {
-    /// The rule for a name in `tokenizer.ggml.pre`; `None` if it is not implemented.
+    /// The rule for a name in `tokenizer.ggml.pre`; `None` if no rule has it.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        Some(match name {
-            "gpt-2" | "phi-2" => Self::Gpt2,
-            "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon_e" => Self::LlamaBpe,
-            "qwen2" | "deepseek-r1-qwen" => Self::Qwen2,
-            _ => return None,
-        })
+        RULES.iter().find(|rule| rule.names.contains(&name)).map(Self)
+    }
+
+    /// The first of the rule's names.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.0.names[0]
+    }
+
+    /// The names of all rules.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        RULES.iter().flat_map(|rule| rule.names.iter().copied())
+    }
+
+    /// The known name that is spelled most like `name`.
+    #[must_use]
+    pub fn nearest_name(name: &str) -> &'static str {
+        Self::names().min_by_key(|known| distance(name, known)).unwrap_or("default")
+    }
+
+    /// The pieces of each text; together they are the text. The rule is compiled once for all of them.
+    ///
+    /// # Errors
+    ///
+    /// Those of the expressions, which the tests of this crate compile.
+    pub fn split<'t>(
+        self,
+        texts: impl IntoIterator<Item = &'t str>,
+    ) -> Result<Vec<Vec<String>>, TokenizerError> {
+        let splitter = self.splitter()?;
+        let pieces = |text| {
+            let mut pieces = Vec::new();
+            splitter.pieces(text, |piece| pieces.push(piece.to_owned()))?;
+            Ok(pieces)
+        };
+        texts.into_iter().map(pieces).collect()
     }
 
     /// Whether a piece that is a token needs no merges.
     pub(super) fn ignores_merges(self) -> bool {
-        self == Self::LlamaBpe
+        self.0.ignores_merges
     }
 
     /// Whether sequences start with BOS, if the file does not specify it.
     pub(super) fn adds_bos(self) -> bool {
-        self == Self::LlamaBpe
+        self.0.adds_bos
     }
 
-    /// The regular expression that matches the pieces. Every character is covered by one of the alternatives,
-    /// so there are no gaps between matches.
-    fn expression(self) -> &'static str {
-        match self {
-            Self::Gpt2 => r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-            Self::LlamaBpe => {
-                r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-            }
-            Self::Qwen2 => {
-                r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    /// How text is written in the tokens of a vocabulary with this rule.
+    pub(super) fn form(self) -> Form {
+        self.0.form
+    }
+
+    fn splits(self) -> Result<Vec<Split>, TokenizerError> {
+        let split = |&expression: &&'static str| {
+            let pattern = SplitPattern::Regex(expression.to_owned());
+            Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(TokenizerError::Json)
+        };
+        self.0.expressions.iter().map(split).collect()
+    }
+
+    /// The rule as the first step of an encoder of such a vocabulary.
+    pub(super) fn for_encoding(self) -> Result<PreTokenizerWrapper, TokenizerError> {
+        match self.form() {
+            Form::Bytes => self.byte_level(),
+            Form::Plain | Form::Escaped => {
+                Ok(Sequence::new(self.splits()?.into_iter().map(Into::into).collect()).into())
             }
         }
     }
 
-    fn split(self) -> Result<Split, TokenizerError> {
-        let pattern = SplitPattern::Regex(self.expression().to_owned());
-        Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(TokenizerError::Json)
-    }
-
-    /// The rule followed by GPT-2's mapping of bytes to characters.
+    /// The rule, followed by GPT-2's mapping of bytes to characters.
     pub(super) fn byte_level(self) -> Result<PreTokenizerWrapper, TokenizerError> {
-        // The text is already split by the expression; the crate's own regex would split it again.
-        let stand_ins = ByteLevel::new(false, false, false);
-        Ok(Sequence::new(vec![self.split()?.into(), stand_ins.into()]).into())
+        let mut steps: Vec<PreTokenizerWrapper> = self.splits()?.into_iter().map(Into::into).collect();
+        // The text is already split by the expressions; the crate's own regex would split it again.
+        steps.push(ByteLevel::new(false, false, false).into());
+        Ok(Sequence::new(steps).into())
     }
 
     /// The rule alone.
     pub(super) fn splitter(self) -> Result<Splitter, TokenizerError> {
-        Ok(Splitter { split: self.split()? })
+        Ok(Splitter { splits: self.splits()? })
     }
 }
 
 /// A compiled rule.
 #[derive(Clone)]
 pub(super) struct Splitter {
-    split: Split,
+    splits: Vec<Split>,
 }
 
 impl Splitter {
     /// Passes the pieces of `text` to `on_piece`, in order.
     pub(super) fn pieces(&self, text: &str, mut on_piece: impl FnMut(&str)) -> Result<(), TokenizerError> {
         let mut whole = PreTokenizedString::from(text);
-        self.split.pre_tokenize(&mut whole).map_err(TokenizerError::Json)?;
+        for split in &self.splits {
+            split.pre_tokenize(&mut whole).map_err(TokenizerError::Json)?;
+        }
         for (piece, ..) in whole.get_splits(OffsetReferential::Original, OffsetType::Byte) {
             on_piece(piece);
         }
@@ -100,32 +171,72 @@ impl Splitter {
     }
 }
 
+/// Insertions, deletions and replacements of bytes between two short texts.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().take(64).enumerate() {
+        let mut diagonal = i;
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn pieces(rule: PreTokenizer, text: &str) -> Vec<String> {
-        let mut pieces = Vec::new();
-        rule.splitter().unwrap().pieces(text, |p| pieces.push(p.to_owned())).unwrap();
-        pieces
+        rule.split([text]).unwrap().remove(0)
     }
 
     #[test]
     fn each_rule_splits_as_its_model_does() {
-        use PreTokenizer::{Gpt2, LlamaBpe, Qwen2};
         let text = "I'LL pay  $12345 (now)\n\n  ok";
+        let rule = |name| PreTokenizer::from_name(name).unwrap();
         assert_eq!(
-            pieces(Gpt2, text),
+            pieces(PreTokenizer::Gpt2, text),
             ["I", "'", "LL", " pay", " ", " $", "12345", " (", "now", ")", "\n\n ", " ok"]
         );
         assert_eq!(
-            pieces(LlamaBpe, text),
+            pieces(PreTokenizer::LlamaBpe, text),
             ["I", "'LL", " pay", " ", " $", "123", "45", " (", "now", ")\n\n", " ", " ok"]
         );
         assert_eq!(
-            pieces(Qwen2, text),
+            pieces(PreTokenizer::Qwen2, text),
             ["I", "'LL", " pay", " ", " $", "1", "2", "3", "4", "5", " (", "now", ")\n\n", " ", " ok"]
         );
+        assert_eq!(
+            pieces(rule("smollm"), text),
+            ["I", "'", "LL", " pay", " ", " $", "1", "2", "3", "4", "5", " (", "now", ")", "\n\n ", " ok"]
+        );
+        assert_eq!(pieces(rule("superbpe"), "in 1234567 b"), ["in ", "1", "234", "567", " b"]);
+    }
+
+    #[test]
+    fn names_are_unique_and_constants_have_theirs() {
+        let mut names: Vec<&str> = PreTokenizer::names().collect();
+        assert!(names.len() > 90, "{}", names.len());
+        names.sort_unstable();
+        let count = names.len();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        let constants = [
+            (PreTokenizer::Gpt2, "gpt-2"),
+            (PreTokenizer::LlamaBpe, "llama-bpe"),
+            (PreTokenizer::Qwen2, "qwen2"),
+            (PreTokenizer::Default, "default"),
+        ];
+        for (rule, name) in constants {
+            assert_eq!((PreTokenizer::from_name(name), rule.name()), (Some(rule), name));
+        }
+        for (name, nearest) in [("qwen-2", "qwen2"), ("llama_bpe", "llama-bpe"), ("gpt4o", "gpt-4o")] {
+            assert_eq!((PreTokenizer::from_name(name), PreTokenizer::nearest_name(name)), (None, nearest));
+        }
     }
 
     #[test]

@@ -121,6 +121,8 @@ pub(super) struct SpEncoder {
     bytes: Option<Box<[u32; 256]>>,
     unk: Option<u32>,
     add_space_prefix: bool,
+    /// Whether text behind a special token gets no space.
+    prefix_once: bool,
     remove_extra_spaces: bool,
     space: SpaceForm,
 }
@@ -154,6 +156,7 @@ impl SpEncoder {
             bytes: None,
             unk: vocab.unk,
             add_space_prefix: vocab.add_space_prefix,
+            prefix_once: false,
             remove_extra_spaces: vocab.remove_extra_spaces,
             space,
         };
@@ -235,10 +238,23 @@ impl SpEncoder {
         self.ids.iter().find(|&(_, &other)| other == id).map(|(name, _)| &**name)
     }
 
+    /// Sets whether only the first text of a sequence gets a space, and none behind a special token.
+    pub(super) fn set_prefix_once(&mut self, prefix_once: bool) {
+        self.prefix_once = prefix_once;
+    }
+
     /// Appends the ids of `text`; no special token is recognized in it.
     pub(super) fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
-        let normalized = self.normalize(text);
-        let mut merger = Merger::new(&self.mergeable, &normalized, |text| self.user_defined_prefix(text));
+        self.encode_normalized(&self.normalize(text, self.add_space_prefix), out)
+    }
+
+    /// [`encode`](Self::encode) of a text that follows a special token.
+    pub(super) fn encode_behind(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        self.encode_normalized(&self.normalize(text, self.add_space_prefix && !self.prefix_once), out)
+    }
+
+    fn encode_normalized(&self, normalized: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        let mut merger = Merger::new(&self.mergeable, normalized, |text| self.user_defined_prefix(text));
         merger.run();
         let mut previous_unknown = false;
         // A stack instead of recursion: an unused piece may split into many.
@@ -280,7 +296,7 @@ impl SpEncoder {
         Ok(())
     }
 
-    fn normalize(&self, text: &str) -> String {
+    fn normalize(&self, text: &str, prefix: bool) -> String {
         let text = if self.remove_extra_spaces { text.trim_matches(' ') } else { text };
         let mut normalized = String::with_capacity(text.len() + text.len() / 2 + 3);
         if text.is_empty() {
@@ -290,7 +306,7 @@ impl SpEncoder {
             SpaceForm::Symbol => SPACE_SYMBOL,
             SpaceForm::Plain => " ",
         };
-        if self.add_space_prefix {
+        if prefix {
             normalized.push_str(space);
         }
         let mut previous_space = false;

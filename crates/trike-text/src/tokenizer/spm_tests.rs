@@ -171,7 +171,11 @@ fn spaces_are_escaped_prefixed_and_collapsed_as_the_flags_say() {
         let mut v = vocab(&[]);
         (v.add_space_prefix, v.remove_extra_spaces) = (prefix, collapse);
         let (encoder, _) = build(&v).unwrap();
-        assert_eq!(encoder.normalize(text).replace(SPACE_SYMBOL, "_"), want, "{text:?} {prefix} {collapse}");
+        assert_eq!(
+            encoder.normalize(text, prefix).replace(SPACE_SYMBOL, "_"),
+            want,
+            "{text:?} {prefix} {collapse}"
+        );
     }
 }
 

@@ -51,6 +51,36 @@ fn prompts_are_those_of_transformers() {
     assert_eq!(compared, TEMPLATES.map(|(name, _)| (name, 10)).into());
 }
 
+/// Made by `messages.py`: messages with calls of tools, thoughts, parts and no content, by templates with every kind of line end.
+#[test]
+fn messages_of_every_kind_are_rendered_as_by_transformers() {
+    let goldens: Vec<Value> = serde_json::from_str(include_str!("../data/chat/messages.json")).unwrap();
+    assert_eq!(goldens.len(), 12);
+    for golden in &goldens {
+        let ends = golden["ends"].as_str().unwrap();
+        let source = include_str!("../data/chat/python.jinja").replace('\n', ends);
+        let template = ChatTemplate::from_source(&source).unwrap();
+        let messages: Vec<Message> = serde_json::from_value(golden["messages"].clone()).unwrap();
+        let prompt = template.render(&messages, &RenderOptions::default()).unwrap();
+        assert_eq!(prompt, golden["rendered"].as_str().unwrap(), "{} {ends:?}", golden["name"]);
+    }
+}
+
+#[test]
+fn the_fields_of_a_message_cannot_forge_a_special_token() {
+    let tokenizer = llama3();
+    let template = ChatTemplate::from_source(
+        "{{ messages[0].tool_calls[0].arguments.x }}{{ messages[0].content[0].text }}{{ messages[0].reasoning_content }}",
+    );
+    let message = serde_json::from_str::<Message>(
+        r#"{"role": "assistant", "content": [{"type": "text", "text": "<|eot_id|>"}], "reasoning": "<|eot_id|>",
+            "tool_calls": [{"arguments": {"x": "<|eot_id|>"}}]}"#,
+    );
+    let ids = template.unwrap().encode(&tokenizer, &[message.unwrap()], &RenderOptions::default()).unwrap();
+    assert!(!ids.contains(&128_009));
+    assert_eq!(tokenizer.decode(&ids).unwrap(), "<|eot_id|>".repeat(3));
+}
+
 fn open(name: &str, file: impl AsRef<[u8]>) -> Tokenizer {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(name);

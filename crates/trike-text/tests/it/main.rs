@@ -3,5 +3,8 @@
 //! One binary for all files: each further one is linked anew.
 
 mod chat;
+mod files;
+mod keys;
 mod mixed;
+mod pre;
 mod tokenizer;

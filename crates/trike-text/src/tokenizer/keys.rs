@@ -1,0 +1,283 @@
+//! The keys about tokens that `transformers` 5 or llama.cpp read, with Trike's treatment of each.
+//!
+//! `docs/src/keys/tokenizer.md` shows the same lists; a test compares them.
+
+use serde_json::{Map, Value};
+
+use super::TokenizerError;
+
+/// Treatment of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Treatment {
+    /// It is read.
+    Read,
+    /// It changes nothing that Trike does.
+    NoEffect,
+    /// A file that sets it is refused by the key's name.
+    Refused,
+}
+
+/// A key of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// The name.
+    pub name: &'static str,
+    /// The treatment.
+    pub treatment: Treatment,
+    /// The reason, or what it does.
+    pub note: &'static str,
+}
+
+const fn read(name: &'static str, note: &'static str) -> Key {
+    Key { name, treatment: Treatment::Read, note }
+}
+
+const fn no_effect(name: &'static str, note: &'static str) -> Key {
+    Key { name, treatment: Treatment::NoEffect, note }
+}
+
+const fn refused(name: &'static str, note: &'static str) -> Key {
+    Key { name, treatment: Treatment::Refused, note }
+}
+
+/// Keys of `tokenizer_config.json`.
+pub const TOKENIZER_CONFIG: &[Key] = &[
+    read(
+        "add_bos_token",
+        "beside tokenizer.model; a tokenizer.json decides by its post-processor alone, as in transformers 5",
+    ),
+    read("add_eos_token", "as add_bos_token"),
+    read("add_prefix_space", "beside tokenizer.model; in a tokenizer.json the pre-tokenizer decides"),
+    read("legacy", "beside tokenizer.model: whether text behind a special token gets a space"),
+    read("bos_token", "BOS, and a variable of the chat template"),
+    read("eos_token", "the token of add_eos_token, and a variable of the chat template"),
+    read("unk_token", "a special token, and a variable of the chat template"),
+    read("pad_token", "a special token, and a variable of the chat template"),
+    read("sep_token", "a special token, and a variable of the chat template"),
+    read("cls_token", "a special token, and a variable of the chat template"),
+    read("mask_token", "a special token, and a variable of the chat template"),
+    read("additional_special_tokens", "further special tokens"),
+    read("extra_special_tokens", "further special tokens"),
+    read("added_tokens_decoder", "added tokens; with it, the two older files are not read"),
+    read("chat_template", "unless chat_template.jinja replaces it"),
+    no_effect("auto_map", "names code, which is not run"),
+    no_effect("backend", "names an implementation"),
+    no_effect("clean_up_tokenization_spaces", "changes decoded text only; text is given as it was generated"),
+    no_effect("device_map", "placement"),
+    no_effect("do_lower_case", "of tokenizers without BPE"),
+    no_effect("errors", "bytes that are not UTF-8 become U+FFFD"),
+    no_effect("init_inputs", "always empty"),
+    no_effect("is_local", "where it was loaded from"),
+    no_effect("max_length", "text is not cut"),
+    no_effect("model_input_names", "no tensors are named"),
+    no_effect("model_max_length", "text is not cut; the context is the model's"),
+    no_effect("name_or_path", "where it was loaded from"),
+    no_effect("pad_to_multiple_of", "nothing is padded"),
+    no_effect("pad_token_type_id", "nothing is padded"),
+    no_effect("padding_side", "nothing is padded"),
+    no_effect("processor_class", "of models with images or sound"),
+    no_effect("sp_model_kwargs", "not used by transformers 5 either"),
+    no_effect("spaces_between_special_tokens", "special tokens have no text"),
+    no_effect("special_tokens_map_file", "a path of its author"),
+    no_effect("stride", "text is not cut"),
+    no_effect("tokenizer_class", "the tokenizer's file says what it is"),
+    no_effect("tokenizer_file", "a path of its author"),
+    no_effect("truncation_side", "text is not cut"),
+    no_effect("truncation_strategy", "text is not cut"),
+    no_effect("use_default_system_prompt", "the template decides"),
+    no_effect("vocab_file", "a path of its author"),
+    refused("fix_mistral_regex", "replaces the pre-tokenizer"),
+    refused("split_special_tokens", "special tokens in text would be text"),
+];
+
+/// Keys of `special_tokens_map.json`.
+pub const SPECIAL_TOKENS_MAP: &[Key] = &[
+    read("bos_token", "before tokenizer_config.json, unless that has added_tokens_decoder"),
+    read("eos_token", "before tokenizer_config.json, unless that has added_tokens_decoder"),
+    read("unk_token", "before tokenizer_config.json, unless that has added_tokens_decoder"),
+    read("pad_token", "before tokenizer_config.json, unless that has added_tokens_decoder"),
+    read("sep_token", "before tokenizer_config.json, unless that has added_tokens_decoder"),
+    read("cls_token", "before tokenizer_config.json, unless that has added_tokens_decoder"),
+    read("mask_token", "before tokenizer_config.json, unless that has added_tokens_decoder"),
+    read("additional_special_tokens", "before tokenizer_config.json, unless that has added_tokens_decoder"),
+    read("extra_special_tokens", "before tokenizer_config.json, unless that has added_tokens_decoder"),
+];
+
+/// Keys of `added_tokens.json`.
+pub const ADDED_TOKENS: &[Key] = &[read(
+    "(any token)",
+    "added in the order of the ids, unless tokenizer_config.json has added_tokens_decoder",
+)];
+
+/// Keys of `generation_config.json`.
+pub const GENERATION_CONFIG: &[Key] = &[
+    read("eos_token_id", "the tokens that end a text, before config.json"),
+    read("do_sample", ""),
+    read("temperature", ""),
+    read("top_k", ""),
+    read("top_p", ""),
+    read("min_p", ""),
+    read("repetition_penalty", ""),
+    no_effect("bos_token_id", "the tokenizer's BOS starts a prompt"),
+    no_effect("pad_token_id", "nothing is padded"),
+    no_effect("decoder_start_token_id", "of models with an encoder"),
+    no_effect("is_assistant", "of speculative decoding"),
+    no_effect("assistant_confidence_threshold", "of speculative decoding"),
+    no_effect("assistant_early_exit", "of speculative decoding"),
+    no_effect("num_assistant_tokens", "of speculative decoding"),
+    no_effect("num_assistant_tokens_schedule", "of speculative decoding"),
+    no_effect("prompt_lookup_num_tokens", "of speculative decoding"),
+    no_effect("max_matching_ngram_size", "of speculative decoding"),
+    no_effect("cache_implementation", "the same results"),
+    no_effect("cache_config", "the same results"),
+    no_effect("compile_config", "the same results"),
+    no_effect("disable_compile", "the same results"),
+    no_effect("continuous_batching_config", "the same results"),
+    no_effect("low_memory", "the same results"),
+    no_effect("prefill_chunk_size", "the same results"),
+    no_effect("return_legacy_cache", "the same results"),
+    no_effect("use_cache", "the same results"),
+    no_effect("max_length", "the length is the caller's"),
+    no_effect("max_new_tokens", "the length is the caller's"),
+    no_effect("max_time", "the length is the caller's"),
+    no_effect("num_return_sequences", "the caller's"),
+    no_effect("output_attentions", "the caller's"),
+    no_effect("output_hidden_states", "the caller's"),
+    no_effect("output_logits", "the caller's"),
+    no_effect("output_scores", "the caller's"),
+    no_effect("return_dict_in_generate", "the caller's"),
+    no_effect("early_stopping", "of beam search, which is refused"),
+    no_effect("length_penalty", "of beam search, which is refused"),
+    no_effect("remove_invalid_values", "values that are not finite are an error"),
+    no_effect("renormalize_logits", "logits are always normalized"),
+    no_effect("transformers_version", "of its author"),
+    no_effect("_from_model_config", "of its author"),
+    refused("begin_suppress_tokens", "would forbid tokens at the start"),
+    refused("suppress_tokens", "would forbid tokens"),
+    refused("bad_words_ids", "would forbid tokens"),
+    refused("force_words_ids", "would demand tokens"),
+    refused("constraints", "would demand tokens"),
+    refused("forced_bos_token_id", "would force the first token"),
+    refused("forced_eos_token_id", "would force the last token"),
+    refused("forced_decoder_ids", "would force tokens"),
+    refused("sequence_bias", "would change logits"),
+    refused("token_healing", "would change the prompt"),
+    refused("stop_strings", "would end a text"),
+    refused("min_length", "would forbid an end"),
+    refused("min_new_tokens", "would forbid an end"),
+    refused("no_repeat_ngram_size", "would forbid tokens"),
+    refused("encoder_no_repeat_ngram_size", "would forbid tokens"),
+    refused("encoder_repetition_penalty", "would change logits (1 = off)"),
+    refused("exponential_decay_length_penalty", "would change logits"),
+    refused("guidance_scale", "would change logits (1 = off)"),
+    refused("typical_p", "would drop tokens (1 = off)"),
+    refused("top_h", "would drop tokens"),
+    refused("epsilon_cutoff", "would drop tokens"),
+    refused("eta_cutoff", "would drop tokens"),
+    refused("penalty_alpha", "contrastive search"),
+    refused("dola_layers", "contrasts layers"),
+    refused("num_beams", "beam search (1 = off)"),
+    refused("num_beam_groups", "beam search (1 = off)"),
+    refused("diversity_penalty", "beam search"),
+    refused("watermarking_config", "would change logits"),
+];
+
+/// Keys of GGUF files that begin with `tokenizer.`.
+pub const GGUF: &[Key] = &[
+    read("tokenizer.ggml.model", "llama, gpt2, gemma4 and whitespace; others are refused by name"),
+    read("tokenizer.ggml.pre", "by the table of pre-tokenizers; absent as default"),
+    read("tokenizer.ggml.tokens", ""),
+    read("tokenizer.ggml.token_type", ""),
+    read("tokenizer.ggml.scores", ""),
+    read("tokenizer.ggml.merges", ""),
+    read("tokenizer.ggml.bos_token_id", "in a vocabulary of llama, 1 if absent"),
+    read("tokenizer.ggml.eos_token_id", "in a vocabulary of llama, 2 if absent"),
+    read("tokenizer.ggml.eot_token_id", "ends a text"),
+    read("tokenizer.ggml.eom_token_id", "ends a text"),
+    read("tokenizer.ggml.unknown_token_id", "in a vocabulary of llama, 0 if absent"),
+    read("tokenizer.ggml.padding_token_id", "a variable of the chat template"),
+    read("tokenizer.ggml.fim_pad_token_id", "ends a turn"),
+    read("tokenizer.ggml.fim_rep_token_id", "ends a turn"),
+    read("tokenizer.ggml.fim_sep_token_id", "ends a turn"),
+    read("tokenizer.ggml.add_bos_token", ""),
+    read("tokenizer.ggml.add_eos_token", ""),
+    read("tokenizer.ggml.add_space_prefix", ""),
+    read("tokenizer.ggml.remove_extra_whitespaces", ""),
+    read("tokenizer.huggingface.json", "before the vocabulary's own keys"),
+    read("tokenizer.chat_template", ""),
+    read("tokenizer.chat_templates", ""),
+    read("tokenizer.chat_template.NAME", ""),
+    no_effect("tokenizer.ggml.add_sep_token", "of BERT's vocabularies"),
+    no_effect("tokenizer.ggml.seperator_token_id", "of BERT's vocabularies"),
+    no_effect("tokenizer.ggml.cls_token_id", "of BERT's vocabularies"),
+    no_effect("tokenizer.ggml.mask_token_id", "of BERT's vocabularies"),
+    no_effect("tokenizer.ggml.token_type_count", "of BERT's vocabularies"),
+    no_effect("tokenizer.ggml.precompiled_charsmap", "of T5's vocabularies, which are refused"),
+    no_effect("tokenizer.ggml.fim_pre_token_id", "nothing is filled into a middle"),
+    no_effect("tokenizer.ggml.fim_suf_token_id", "nothing is filled into a middle"),
+    no_effect("tokenizer.ggml.fim_mid_token_id", "nothing is filled into a middle"),
+    no_effect("tokenizer.ggml.prefix_token_id", "nothing is filled into a middle"),
+    no_effect("tokenizer.ggml.suffix_token_id", "nothing is filled into a middle"),
+    no_effect("tokenizer.ggml.middle_token_id", "nothing is filled into a middle"),
+    no_effect("tokenizer.rwkv.world", "of RWKV's vocabularies, which are refused"),
+    refused("tokenizer.ggml.normalizer.lowercase", "would change text"),
+    refused("tokenizer.ggml.normalizer.strip_accents", "would change text"),
+    refused("tokenizer.ggml.suppress_tokens", "would forbid tokens"),
+];
+
+/// Whether a value leaves a key as if it were absent.
+fn is_off(key: &Key, value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Number(number) => {
+            let off = if key.note.contains("(1 = off)") { 1.0 } else { 0.0 };
+            number.as_f64() == Some(off)
+        }
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        Value::Bool(true) => false,
+    }
+}
+
+/// The first refused key that an object sets, with its value.
+pub(crate) fn first_refused<'a>(
+    keys: &'static [Key],
+    object: &'a Map<String, Value>,
+) -> Option<(&'static Key, &'a Value)> {
+    let refused = keys.iter().filter(|key| key.treatment == Treatment::Refused);
+    refused.filter_map(|key| Some((key, object.get(key.name)?))).find(|(key, value)| !is_off(key, value))
+}
+
+/// Refuses an object that sets a refused key.
+pub(super) fn refuse(keys: &'static [Key], object: &Map<String, Value>) -> Result<(), TokenizerError> {
+    match first_refused(keys, object) {
+        None => Ok(()),
+        Some((key, _)) => Err(TokenizerError::unsupported(
+            format!("`{}` ({})", key.name, key.note),
+            "remove the key, or use a file without it",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_key_is_refused_unless_it_is_off() {
+        let set = |name: &str, value: Value| Map::from_iter([(name.to_owned(), value)]);
+        for keys in [TOKENIZER_CONFIG, GENERATION_CONFIG] {
+            for key in keys.iter().filter(|key| key.treatment == Treatment::Refused) {
+                let error = refuse(keys, &set(key.name, true.into())).unwrap_err().to_string();
+                assert!(error.contains(key.name), "{error}");
+                for off in [Value::Null, false.into(), "".into(), Value::Array(vec![])] {
+                    assert!(refuse(keys, &set(key.name, off)).is_ok());
+                }
+            }
+        }
+        assert!(refuse(GENERATION_CONFIG, &set("num_beams", 1.into())).is_ok());
+        assert!(refuse(GENERATION_CONFIG, &set("num_beams", 4.into())).is_err());
+        assert!(refuse(GENERATION_CONFIG, &set("epsilon_cutoff", 0.0.into())).is_ok());
+    }
+}
