@@ -215,7 +215,7 @@ mod tests {
             serde_json::from_value(json!({"role": "tool", "content": [{"type": "text", "text": "a"}, "b"]}))
                 .unwrap();
         assert_eq!(message.content, "ab");
-        assert_eq!(message.field("content").map(|v| v.is_array()), Some(true));
+        assert_eq!(message.field("content").map(serde_json::Value::is_array), Some(true));
         assert_eq!(
             Message::user("Hi"),
             serde_json::from_value(json!({"role": "user", "content": "Hi"})).unwrap()

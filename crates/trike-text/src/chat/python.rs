@@ -346,7 +346,7 @@ pub(super) fn url_encoded(text: String) -> String {
     for byte in text.bytes() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' | b'/' => {
-                out.push(char::from(byte))
+                out.push(char::from(byte));
             }
             other => out.push_str(&format!("%{other:02X}")),
         }
