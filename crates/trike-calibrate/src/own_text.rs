@@ -12,20 +12,12 @@ use trike_llm::ModelFile;
 use crate::{
     CalibrateError, ModelQuantizationConfig,
     error::io,
-    store::{self, beside},
+    store::{self, SEQUENCES, beside},
 };
 
-/// The sequences, one JSON array of tokens per line.
-const SEQUENCES: &str = "sequences.jsonl";
-
 /// The directory `<output>.text`.
-pub(crate) fn folder(output: &Path) -> PathBuf {
-    beside(output, ".text")
-}
-
-/// Whether sequences are in it.
-pub(crate) fn is_begun(folder: &Path) -> bool {
-    fs::metadata(folder.join(SEQUENCES)).is_ok_and(|meta| meta.len() > 0)
+fn folder(output: &Path) -> PathBuf {
+    beside(output, store::TEXT)
 }
 
 /// Removes the text of a finished quantization.

@@ -13,7 +13,7 @@ use trike_format::{
 use trike_llm::{LlmError, ModelFile};
 use trike_nn::{HookPoint, WeightName};
 
-use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, error::io, own_text, tune};
+use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, error::io, tune};
 
 const SETTINGS: &str = "settings.txt";
 /// Prefix of settings written by Trike; directories without it are not removed.
@@ -22,6 +22,10 @@ const MARK: &str = "trike quantize ";
 const FORMAT: &str = "2\n";
 const LAYERS: &str = "layers.json";
 const TUNED: &str = "tuned";
+/// Suffix of the directory of text that the model writes.
+pub(crate) const TEXT: &str = ".text";
+/// Its file: the sequences, one JSON array of tokens per line.
+pub(crate) const SEQUENCES: &str = "sequences.jsonl";
 /// File of measured sensitivities in the directory of an unfinished search.
 pub(crate) const SENSITIVITIES: &str = "sensitivities.json";
 
@@ -99,11 +103,11 @@ pub fn is_resumable(output: &Path, since: SystemTime) -> bool {
     let finished = |entry: std::io::Result<fs::DirEntry>| {
         entry.is_ok_and(|entry| entry.path().join("config.json").exists())
     };
-    let (partial, plan, text) =
-        (beside(output, ".partial"), beside(output, ".plan"), own_text::folder(output));
+    let (partial, plan, text) = (beside(output, ".partial"), beside(output, ".plan"), beside(output, TEXT));
     let blocks = opened(&partial) && fs::read_dir(&partial).is_ok_and(|mut parts| parts.any(finished));
+    let is_begun = fs::metadata(text.join(SEQUENCES)).is_ok_and(|meta| meta.len() > 0);
     let prices = opened(&plan) && plan.join(SENSITIVITIES).exists();
-    !output.exists() && (blocks || prices || opened(&text) && own_text::is_begun(&text))
+    !output.exists() && (blocks || prices || opened(&text) && is_begun)
 }
 
 /// A digest of the tokens.

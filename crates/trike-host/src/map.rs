@@ -154,3 +154,56 @@ impl<T> Mapped<T> {
         Self { start: self.start, len: self.len, map: self.map.clone(), _elements: PhantomData }
     }
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::{
+        fs::{self, File},
+        io::{BufRead, BufReader, Read, Write},
+        process::{Command, Stdio},
+    };
+
+    use crate::{FileMap, exit_on_unreadable_map};
+
+    const FILE: &str = "TRIKE_TEST_TRUNCATED";
+    /// Several pages.
+    const BYTES: usize = 1 << 16;
+
+    /// In a process of its own: reads a file that the test below truncates meanwhile.
+    #[test]
+    fn reader() {
+        let Some(path) = std::env::var_os(FILE) else { return };
+        exit_on_unreadable_map(7);
+        let file = File::open(&path).unwrap();
+        // SAFETY: the file is truncated while it is mapped, after which nothing but the signal handler runs.
+        let map = unsafe { FileMap::new(&file, path.as_ref()) }.unwrap();
+        assert_eq!(map[BYTES - 1], 9);
+        std::io::stdout().write_all(b"mapped\n").unwrap();
+        let _ = std::io::stdin().read(&mut [0]).unwrap();
+        assert_eq!(std::hint::black_box(&map)[BYTES - 1], 9);
+    }
+
+    #[test]
+    fn a_truncated_file_is_a_sentence_and_no_signal() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        fs::write(&path, [9; BYTES]).unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["map::tests::reader", "--exact", "--nocapture"])
+            .env(FILE, &path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains("mapped")), "the child is ready");
+        File::options().write(true).open(&path).unwrap().set_len(100).unwrap();
+        child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(7), "{said}");
+        let line = format!("error: {}: cannot be read any more: another process truncated", path.display());
+        assert!(said.contains(&line), "{said}");
+    }
+}
