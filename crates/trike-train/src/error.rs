@@ -171,14 +171,6 @@ pub enum TrainError {
         /// The same now.
         got: String,
     },
-    /// A directory that another run writes.
-    #[error("{}: another run writes it{}; wait for it, or choose another directory", dir.display(), by(*process))]
-    Taken {
-        /// The directory.
-        dir: PathBuf,
-        /// The process, where the system tells.
-        process: Option<u32>,
-    },
     /// A run needs more memory than it may take.
     #[error(
         "the run needs {needed} bytes of memory: expected at most {limit}; fewer or shorter rows and gradient checkpointing need less"
@@ -217,10 +209,6 @@ pub enum TrainError {
     /// An option is out of range.
     #[error(transparent)]
     Option(#[from] trike_core::OptionError),
-}
-
-fn by(process: Option<u32>) -> String {
-    process.map_or(String::new(), |process| format!(" (process {process})"))
 }
 
 fn last_checkpoint(path: Option<&Path>) -> String {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use trike_comm::{Communicator, Shards};
 use trike_cpu::{Cpu, free_memory};
-use trike_format::HfDirWriter;
+use trike_format::{HfDirWriter, OutputFile};
 use trike_llm::{DeviceChoice, ModelConfig, ModelFile, hf_config, write_tokenizer, write_tokenizer_file};
 use trike_nn::DecoderSpec;
 use trike_text::chat::ChatTemplate;
@@ -339,9 +339,5 @@ fn architecture(path: &Path) -> Result<(ModelConfig, Value), TrainError> {
 
 /// Writes a small file whole or not at all.
 pub(super) fn write(path: &Path, text: &str) -> Result<(), TrainError> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".new");
-    fs::write(&temporary, text)
-        .and_then(|()| fs::rename(&temporary, path))
-        .map_err(|source| TrainError::Io { path: path.to_owned(), source })
+    OutputFile::replace(path, text).map_err(|source| TrainError::Io { path: path.to_owned(), source })
 }
