@@ -16,7 +16,7 @@ impl ModelFile {
     /// [`LlmError::Io`].
     pub fn fingerprint(&self) -> Result<String, LlmError> {
         let spec = &self.config().spec;
-        let digest = digest(self.path(), |digest, path| digest.file(path))?;
+        let digest = digest(self.path(), Digest::file)?;
         let (name, layers, hidden) = (&self.config().architecture, spec.layers, spec.hidden);
         Ok(format!("{name} with {layers} layers of width {hidden}, contents {digest}"))
     }
@@ -34,7 +34,7 @@ impl ModelFile {
 
 /// The digest of the model at a path, on this machine: also another one when a larger file was changed where it is not read.
 pub(crate) fn local(path: &Path) -> Result<Digest, LlmError> {
-    digest(path, |digest, path| digest.local_file(path))
+    digest(path, Digest::local_file)
 }
 
 /// The digest of the files of a model with their names.
