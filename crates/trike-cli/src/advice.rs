@@ -72,6 +72,7 @@ fn refusal(error: &anyhow::Error) -> Option<Refusal<'_>> {
 /// Whether the library rejected the command line, as opposed to a file or the machine.
 pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
     match refusal(error) {
+        Some(Refusal::Calibrate(CalibrateError::Edit(EditError::Changed { .. }))) => false,
         Some(Refusal::Calibrate(error)) => {
             matches!(
                 error,
@@ -295,6 +296,9 @@ fn of_calibrate(error: &CalibrateError) -> Option<String> {
         }
         CalibrateError::AlreadyTernary { .. } => {
             "choose a dense model with -m; `trike convert` changes the format of this one"
+        }
+        CalibrateError::Edit(EditError::Changed { .. }) => {
+            "edits.json in its directory belongs to other weights: remove it to edit these"
         }
         CalibrateError::Edit(EditError::NotADirectory { .. }) => {
             "`trike convert FILE DIR --to trike` makes such a directory"

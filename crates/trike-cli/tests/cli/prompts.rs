@@ -149,7 +149,7 @@ fn a_prompt_cache_saves_reading() {
         trike.stdout(&args[..args.len() - more.len()]);
     };
     changed(&["--prompt-keys", "0.001"], "the selection of keys for prompts");
-    changed(&["--head", "as-stored"], "the precision of the head");
+    changed(&["--head", "stored"], "the precision of the head");
     changed(&["--activations", "f32"], "the activations");
     let copy = trike.copy_model(&tiny(), "copy");
     let config = copy.join("config.json");

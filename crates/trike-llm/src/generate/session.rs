@@ -4,7 +4,7 @@ use std::{
     any::Any,
     fs::File,
     io::{self, BufReader, Read, Write},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,6 @@
 //! The configuration of a run.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use trike_core::{Bounds, OptionError};
@@ -8,7 +8,6 @@ use trike_grad::{BitLinear, Ternarize, TernaryScale};
 use trike_llm::DeviceChoice;
 use trike_trit::{Granularity, GroupSize};
 
-use super::axolotl::{self, ConfigFormat};
 use super::names::{CodecName, Dataset, Parallel, ScaleKind, Scheduler, Sharing, Whole, optimizer_name};
 use crate::data::BatchConfig;
 use crate::{
@@ -217,71 +216,6 @@ impl Default for RunConfig {
 }
 
 impl RunConfig {
-    /// Parses TOML.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError::Config`] with the setting and what is wrong with it.
-    pub fn parse(text: &str) -> Result<Self, TrainError> {
-        Self::parse_as(text, ConfigFormat::Toml)
-    }
-
-    /// Parses a configuration in this format. Settings of axolotl's files that change no weight here are passed over, and all others
-    /// that are not those of a run are refused.
-    ///
-    /// # Errors
-    ///
-    /// As [`parse`](Self::parse).
-    ///
-    /// ```
-    /// use trike_train::run::{ConfigFormat, RunConfig};
-    ///
-    /// let yaml = "base_model: dense\ngradient_checkpointing: true\nbf16: auto\nflash_attention: true\nwandb_project:";
-    /// let config = RunConfig::parse_as(yaml, ConfigFormat::Yaml)?;
-    /// assert_eq!((config.gradient_checkpointing, config.bf16), (1, false));
-    /// let error = RunConfig::parse_as("num_epoch: 3", ConfigFormat::Yaml).unwrap_err().to_string();
-    /// assert!(error.contains("did you mean num_epochs?"), "{error}");
-    /// # Ok::<(), trike_train::TrainError>(())
-    /// ```
-    pub fn parse_as(text: &str, format: ConfigFormat) -> Result<Self, TrainError> {
-        axolotl::parse(text, format)
-    }
-
-    /// Reads a file: YAML if its name ends in `.yaml` or `.yml`, JSON if it ends in `.json`, otherwise TOML. Paths in it are relative
-    /// to its folder.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError::Io`], and as [`parse`](Self::parse).
-    pub fn open(path: &Path) -> Result<Self, TrainError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| TrainError::Io { path: path.to_owned(), source })?;
-        let ending = path.extension().and_then(|ending| ending.to_str()).map(str::to_ascii_lowercase);
-        let format = match ending.as_deref() {
-            Some("yaml" | "yml") => ConfigFormat::Yaml,
-            Some("json") => ConfigFormat::Json,
-            _ => ConfigFormat::Toml,
-        };
-        let mut config = Self::parse_as(&text, format)?;
-        let folder = path.parent().unwrap_or(Path::new(""));
-        let inputs = [
-            &mut config.base_model,
-            &mut config.base_model_config,
-            &mut config.tokenizer,
-            &mut config.teacher,
-        ];
-        for path in inputs.into_iter().flatten().chain(config.datasets.iter_mut().map(|d| &mut d.path)) {
-            // What is not a file there may be the name of a model, or none.
-            if folder.join(&*path).exists() {
-                *path = folder.join(&*path);
-            }
-        }
-        if !config.output_dir.as_os_str().is_empty() {
-            config.output_dir = folder.join(&config.output_dir);
-        }
-        Ok(config)
-    }
-
     /// The configuration as TOML.
     ///
     /// # Errors

@@ -32,7 +32,7 @@ fn frequencies_and_factors_are_those_of_transformers() {
         assert_eq!(got.len(), want.len(), "{}", case["config"]);
         for (got, want) in got.iter().zip(&want) {
             // transformers computes in f32, Trike in f64.
-            assert!((got - want).abs() <= 3e-6 * want.abs(), "{got} for {want}: {}", case["config"]);
+            assert_near!(*got, *want, rel = 3e-6, "{}", case["config"]);
         }
         let factor = case["attention_factor"].as_f64().unwrap() as f32;
         assert_near!(spec.rope.attention_factor(), factor, rel = 1e-6);
