@@ -6,10 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
-
-use crate::tokenizer::keys::{GENERATION_CONFIG, first_refused};
 
 /// Size limit; a generation configuration has a few hundred bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -62,20 +60,14 @@ fn ids<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error>
 }
 
 impl GenerationConfig {
-    /// The content of a `generation_config.json`.
+    /// The content of a `generation_config.json`. Other settings in it are for the caller to refuse.
     ///
     /// # Errors
     ///
-    /// When it is not a JSON object, has values of the wrong types, or sets a key that would change what is generated and is not
-    /// implemented (`suppress_tokens`, `num_beams`); [`keys::GENERATION_CONFIG`](GENERATION_CONFIG) lists them.
+    /// When it is not a JSON object or has values of the wrong types.
     pub fn from_json(text: &str) -> Result<Self, serde_json::Error> {
+        // Not of a list, from which the fields could be read in their order.
         let object: Map<String, Value> = serde_json::from_str(text)?;
-        if let Some((key, value)) = first_refused(GENERATION_CONFIG, &object) {
-            let (name, note) = (key.name, key.note);
-            return Err(serde_json::Error::custom(format!(
-                "`{name}` = {value} ({note}), which is not implemented"
-            )));
-        }
         serde_json::from_value(Value::Object(object))
     }
 
