@@ -176,7 +176,7 @@ pub(crate) fn identity(
         .with("the scaling of inputs", format!("{salience:?}"))
         .with("the rotation", format!("{rotation:?}"))
         .with("the rotation of inputs", format!("{input_rotation:?}"))
-        .with("the skipped layers", format!("{skip_patterns:?}"))
+        .with("the list of skipped layers", format!("{skip_patterns:?}"))
         .with("the smallest layer", min_layer_size)
         .with("the plan", format!("{layers:?}"))
         .with("the pruning", format!("{prune:?}"))

@@ -303,7 +303,7 @@ impl<'a> Planner<'a> {
         let priced = (PRICES, self.options.planes, &self.options.groups, self.plans_head());
         let settings =
             store::identity(self.prepared.original, &self.config, &[&self.calibration, &self.held])?
-                .with("the prices", format!("{priced:?}"));
+                .with("the way of pricing", format!("{priced:?}"));
         let path = self.dir.join(store::SENSITIVITIES);
         let opened = store::resume(&self.dir, &settings)?;
         if let store::Opened::Replaced(difference) = &opened {

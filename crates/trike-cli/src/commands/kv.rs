@@ -158,7 +158,7 @@ impl KvRequest {
         let asked = Identity::new()
             .with("the model", path.display())
             .with("the bound", self.kl())
-            .with("the activations", format!("{:?}", options.activations))
+            .with("the precision of activations", format!("{:?}", options.activations))
             .with("the precision of the head", format!("{:?}", options.head))
             .with("the layout of weights", format!("{:?}", options.layout))
             .with("the instruction set", isa.name());
@@ -166,7 +166,7 @@ impl KvRequest {
             .clone()
             .with("the content of the model", file.digest()?)
             .with(
-                "the tokens that begin and end a text",
+                "the pair of tokens that begin and end a text",
                 format!("{:?} {:?}", tokenizer.bos(), tokenizer.eos()),
             )
             .with("the text", format!("{tokens} tokens, seed {seed}"));

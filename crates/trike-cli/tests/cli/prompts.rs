@@ -150,7 +150,7 @@ fn a_prompt_cache_saves_reading() {
     };
     changed(&["--prompt-keys", "0.001"], "the selection of keys for prompts");
     changed(&["--head", "stored"], "the precision of the head");
-    changed(&["--activations", "f32"], "the activations");
+    changed(&["--activations", "f32"], "the precision of activations");
     let copy = trike.copy_model(&tiny(), "copy");
     let config = copy.join("config.json");
     let text = std::fs::read_to_string(&config).expect("text");

@@ -288,10 +288,10 @@ impl<B: Backend + 'static> LanguageModel<B> {
         let decoder = self.decoder();
         Ok(Identity::new()
             .with("the model", fingerprint::local(self.path())?)
-            .with("the layers changed in memory", changed)
+            .with("the digest of layers changed in memory", changed)
             .with("what computes", decoder.backend().name())
-            .with("the layouts of weights", format!("{:?}", decoder.layouts()))
-            .with("the activations", format!("{:?}", self.activations()))
+            .with("the layout of weights", format!("{:?}", decoder.layouts()))
+            .with("the precision of activations", format!("{:?}", self.activations()))
             .with("the precision of the head", self.head())
             .with("the precision of keys and values", spec.precision)
             .with("the selection of keys", format!("{:?}", spec.keys))

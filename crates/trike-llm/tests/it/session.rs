@@ -191,9 +191,9 @@ fn a_saved_session_of_anything_else_is_not_used() {
     let cpu = LoadOptions::default()
         .with_cpu(Cpu::with_isa(Isa::by_name("scalar").expect("scalar"), 1).expect("scalar"));
     for (other, fact) in [
-        (f32, "the activations"),
+        (f32, "the precision of activations"),
         (head, "the precision of the head"),
-        (layout, "the layouts of weights"),
+        (layout, "the layout of weights"),
         (cpu, "what computes"),
     ] {
         let difference = said(&load(&file, other), &options).expect_err(fact);
@@ -248,7 +248,7 @@ fn edits_in_memory_are_part_of_a_session() {
     assert_eq!(continued(&edited, &mut session, &prompt, &options).1, 0);
     edited.save_session(&session, &path).expect("it is written");
     let difference = clean.load_session(&path, &options).expect("it is read").expect_err("edited");
-    assert_eq!(difference.fact, "the layers changed in memory");
+    assert_eq!(difference.fact, "the digest of layers changed in memory");
     assert!(edited.load_session(&path, &options).expect("it is read").is_ok());
 }
 

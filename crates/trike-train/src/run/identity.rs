@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use trike_comm::{CommError, Communicator};
+use trike_format::gguf_parts;
 
 use super::setup::NONE;
 use super::{Run, RunConfig, ranks, to_json};
@@ -268,16 +269,8 @@ fn files_of(of: Part, path: &Path) -> Result<Vec<PathBuf>, TrainError> {
     Ok(files)
 }
 
-/// All parts of `NAME-00001-of-00003.gguf` that are here.
+/// All files of a GGUF model in several files that are here.
 fn parts_of(path: &Path) -> Option<Vec<PathBuf>> {
-    let name = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
-    let (rest, count) = name.rsplit_once("-of-")?;
-    let (stem, number) = rest.rsplit_once('-')?;
-    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|digit| digit.is_ascii_digit());
-    if !is_number(count) || !is_number(number) {
-        return None;
-    }
-    let parts = (1..=count.parse::<u32>().ok()?)
-        .map(|part| path.with_file_name(format!("{stem}-{part:05}-of-{count}.gguf")));
-    Some(parts.filter(|part| part.is_file()).collect())
+    let parts = gguf_parts(path.file_name()?.to_str()?)?;
+    Some(parts.iter().map(|part| path.with_file_name(part)).filter(|part| part.is_file()).collect())
 }
