@@ -15,6 +15,7 @@ const ABSENT: &[(&str, &[&str])] = &[
     ("trike-core", &["candle", "cubecl"]),
     ("trike-host", &["candle", "cubecl"]),
     ("trike-format", &["candle", "cubecl"]),
+    ("trike-model", &["candle", "cubecl", "gemm"]),
     ("trike-popcount", &["candle", "cubecl", "gemm"]),
     ("trike-cpu", &["candle", "cubecl", "gemm"]),
     ("trike-cube", &["candle", "gemm"]),

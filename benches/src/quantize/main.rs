@@ -16,7 +16,7 @@ use serde_json::json;
 use trike_calibrate::{Calibration, ModelQuantizationConfig, Tuning, estimate_memory, quantize};
 use trike_format::{DenseData, DenseTensor, HfDirWriter};
 use trike_llm::{ModelFile, Split};
-use trike_nn::WeightName;
+use trike_nn::{DecoderSpec, WeightName};
 use trike_testkit::Rng;
 
 /// The vocabulary of the bundled model's tokenizer.
@@ -77,7 +77,7 @@ fn checkpoint(options: &Options, dir: &std::path::Path) -> Result<()> {
         "bos_token_id": 0, "eos_token_id": 1,
     });
     let mut writer = HfDirWriter::create(dir, config)?;
-    let kv = hidden / heads * kv_heads;
+    let spec = DecoderSpec { intermediate: inner, kv_heads, ..DecoderSpec::llama(hidden, layers, heads, VOCAB) };
     let tensor = |seed: u64, shape: Vec<usize>, spread: f32| -> Result<DenseTensor> {
         let mut rng = Rng::new(seed);
         let values = (0..shape.iter().product()).map(|_| f16::from_f32(spread * rng.normal())).collect();
@@ -87,16 +87,8 @@ fn checkpoint(options: &Options, dir: &std::path::Path) -> Result<()> {
     writer.tensor(&WeightName::Embedding.to_string(), &tensor(1, vec![VOCAB, hidden], 1.0)?.into())?;
     for layer in 0..layers {
         let seed = |i: usize| (8 * (layer % blocks) + i + 2) as u64;
-        let matrices = [
-            (WeightName::Query(layer), hidden, hidden),
-            (WeightName::Key(layer), kv, hidden),
-            (WeightName::Value(layer), kv, hidden),
-            (WeightName::Output(layer), hidden, hidden),
-            (WeightName::Gate(layer), inner, hidden),
-            (WeightName::Up(layer), inner, hidden),
-            (WeightName::Down(layer), hidden, inner),
-        ];
-        for (i, (name, rows, cols)) in matrices.into_iter().enumerate() {
+        for (i, name) in WeightName::matrices(layer).into_iter().enumerate() {
+            let (rows, cols) = spec.shape(name);
             let spread = (cols as f32).powf(-0.5);
             writer.tensor(&name.to_string(), &tensor(seed(i), vec![rows, cols], spread)?.into())?;
         }

@@ -37,6 +37,9 @@ pub enum CalibrateError {
     /// Error of the decoder block.
     #[error(transparent)]
     Nn(#[from] trike_nn::NnError),
+    /// Error of a tape.
+    #[error(transparent)]
+    Grad(#[from] trike_grad::GradError),
     /// Error of the host kernels.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),

@@ -8,13 +8,13 @@ use rand_chacha::{
     ChaCha8Rng,
     rand_core::{RngCore, SeedableRng},
 };
-use trike_cpu::grad::{self, Block, BlockMatrices};
+use trike_cpu::grad;
 use trike_nn::{HookPoint, WeightName};
 
 use crate::{
     CalibrateError, Tuning,
     streams::{Batch, Blocks},
-    tune::{self, Head, Learner},
+    tune::{Head, Learner, Recording, TapeSpec, Wanted},
 };
 
 /// The token whose cross-entropy is the loss at a position.
@@ -31,22 +31,14 @@ pub(crate) enum Labels {
 pub(crate) struct TokenWeights {
     /// Square roots, `[layer][point][batch][token]`.
     roots: Vec<[Vec<Vec<f32>>; 4]>,
-    /// Over tokens and the outputs of each matrix of [`BlockMatrices`].
-    outputs: Vec<[f64; BlockMatrices::COUNT]>,
+    /// Over tokens and the outputs of each matrix, in the order of [`WeightName::matrices`].
+    outputs: Vec<[f64; 7]>,
     /// Over tokens and the elements of their embeddings.
     embedding: f64,
 }
 
 /// Seed of the tokens that the model draws.
 const SEED: u64 = 1;
-
-/// The places, and which matrices of [`BlockMatrices`] are there.
-const POINTS: [(HookPoint, &[usize]); 4] = [
-    (HookPoint::Attention, &[0, 1, 2]),
-    (HookPoint::Output, &[3]),
-    (HookPoint::Mlp, &[4, 5]),
-    (HookPoint::Down, &[6]),
-];
 
 impl TokenWeights {
     /// Runs the text through the dense model and back. `starts` are its embedded tokens, `ids`.
@@ -60,15 +52,10 @@ impl TokenWeights {
         let (spec, cpu, input) = (dense.spec(), dense.cpu(), dense.source);
         let head = Head::load(input)?;
         let longest = ids.iter().map(Vec::len).max().unwrap_or(0);
-        let shape = tune::shape(spec, longest)?;
-        let widths = shape.matrices().map(|(rows, _)| rows as f32);
-        let load = |layer| -> Result<(Learner, BlockMatrices), CalibrateError> {
-            let block = Learner::new(input, layer, &Tuning::default(), &[])?;
-            let matrices = block.matrices(cpu, &shape)?;
-            Ok((block, matrices))
-        };
+        let shared = TapeSpec::new(cpu, spec, longest)?;
+        let load = |layer| Learner::new(input, layer, &Tuning::default(), &[]);
         let mut squares = vec![[const { Vec::new() }; 4]; spec.layers];
-        let (mut outputs, mut embedding) = (vec![[0f64; BlockMatrices::COUNT]; spec.layers], 0f64);
+        let (mut outputs, mut embedding) = (vec![[0f64; 7]; spec.layers], 0f64);
         let mut rest = ids.iter();
         let mut rng = ChaCha8Rng::seed_from_u64(SEED);
         for (done, batch) in starts.iter().enumerate() {
@@ -76,44 +63,49 @@ impl TokenWeights {
             let lengths: Vec<usize> = batch.lengths().collect();
             let (mut x, mut inputs) = (batch.x.clone(), Vec::with_capacity(spec.layers));
             for layer in 0..spec.layers {
-                let (block, matrices) = load(layer)?;
-                inputs.push(x.clone());
-                let block = Block { cpu, shape: &shape, vectors: block.vectors(), matrices: &matrices };
-                x = block.forward(x, &lengths)?.0;
+                let block = load(layer)?;
+                let values = block.values(cpu)?;
+                let mut recording = Recording::new(cpu, &shared, &x, &lengths, Wanted::default())?;
+                recording.block(layer, &values)?;
+                let y = recording.into_output()?;
+                inputs.push(std::mem::replace(&mut x, y));
             }
-            let mut logits = head.logits(cpu, shape.rms_eps, &x)?;
             let next =
                 |ids: &Vec<u32>| ids.iter().skip(1).map(|id| Some(*id)).chain([None]).collect::<Vec<_>>();
-            let targets: Vec<Option<u32>> = match labels {
-                Labels::Text => rest.by_ref().take(lengths.len()).flat_map(next).collect(),
-                Labels::Drawn => {
-                    let rows = logits.chunks_exact(spec.vocab);
-                    rows.map(|row| Some(drawn(row, f64::from(rng.next_u32()) / 2f64.powi(32)))).collect()
-                }
-            };
-            grad::cross_entropy(cpu, &mut logits, &targets, spec.vocab, 1.0)?;
-            let mut dy = head.backward(cpu, shape.rms_eps, &x, &logits)?;
-            drop(logits);
+            let (_, mut dy) = head.gradient(cpu, spec.rms_eps, &x, |logits| {
+                let targets: Vec<Option<u32>> = match labels {
+                    Labels::Text => rest.by_ref().take(lengths.len()).flat_map(next).collect(),
+                    Labels::Drawn => {
+                        let rows = logits.chunks_exact(spec.vocab);
+                        rows.map(|row| Some(drawn(row, f64::from(rng.next_u32()) / 2f64.powi(32)))).collect()
+                    }
+                };
+                Ok(grad::cross_entropy(cpu, logits, &targets, spec.vocab, 1.0)?)
+            })?;
             for (layer, x) in inputs.into_iter().enumerate().rev() {
-                let (block, matrices) = load(layer)?;
-                let block = Block { cpu, shape: &shape, vectors: block.vectors(), matrices: &matrices };
-                let (_, tape) = block.forward(x, &lengths)?;
-                let gradients = block.outputs(&tape, dy)?;
-                for (sum, squares) in outputs[layer].iter_mut().zip(&gradients.outputs) {
-                    *sum += squares.iter().map(|square| f64::from(*square)).sum::<f64>();
+                let block = load(layer)?;
+                let values = block.values(cpu)?;
+                let wanted = Wanted { weights: false, input: true, outputs: true };
+                let mut recording = Recording::new(cpu, &shared, &x, &lengths, wanted)?;
+                recording.block(layer, &values)?;
+                let mut gradients = recording.backward(dy)?;
+                for (sum, name) in outputs[layer].iter_mut().zip(WeightName::matrices(layer)) {
+                    *sum += gradients.of_outputs(name).iter().map(|square| f64::from(*square)).sum::<f64>();
                 }
-                for ((_, of), batches) in POINTS.iter().zip(&mut squares[layer]) {
-                    let all: f32 = of.iter().map(|i| widths[*i]).sum();
-                    let mut sums = vec![0f32; batch.x.len() / shape.hidden];
-                    for &i in *of {
-                        let share = widths[i] / all;
+                for (point, batches) in HookPoint::ALL.into_iter().zip(&mut squares[layer]) {
+                    let names = point.matrices(layer);
+                    let width = |name| spec.shape(name).0 as f32;
+                    let all: f32 = names.iter().map(|name| width(*name)).sum();
+                    let mut sums = vec![0f32; batch.x.len() / spec.hidden];
+                    for name in names {
+                        let share = width(name) / all;
                         sums.iter_mut()
-                            .zip(&gradients.outputs[i])
+                            .zip(gradients.of_outputs(name))
                             .for_each(|(sum, mean)| *sum += share * mean);
                     }
                     batches.push(sums);
                 }
-                dy = gradients.input;
+                dy = gradients.take_input();
             }
             embedding += dy.iter().map(|d| f64::from(*d).powi(2)).sum::<f64>();
         }
@@ -126,8 +118,7 @@ impl TokenWeights {
 
     /// The mean square of the gradient with respect to an output of a matrix of a block.
     pub(crate) fn of_output(&self, layer: usize, name: WeightName) -> f64 {
-        let place = tune::names(layer).iter().position(|other| *other == name);
-        place.map_or(0.0, |place| self.outputs[layer][place])
+        name.matrix_index().map_or(0.0, |place| self.outputs[layer][place])
     }
 
     /// The mean square of the gradient with respect to an element of the embedding of a token.
@@ -137,9 +128,7 @@ impl TokenWeights {
 
     /// Multiplies the activations of a batch, rows of `width`, with the square roots of the weights of their tokens.
     pub(crate) fn scale(&self, layer: usize, point: HookPoint, batch: usize, x: &mut [f32], width: usize) {
-        let place = POINTS.iter().position(|(other, _)| *other == point);
-        let Some(place) = place else { return };
-        for (row, root) in x.chunks_exact_mut(width).zip(&self.roots[layer][place][batch]) {
+        for (row, root) in x.chunks_exact_mut(width).zip(&self.roots[layer][point as usize][batch]) {
             row.iter_mut().for_each(|x| *x *= root);
         }
     }

@@ -314,6 +314,6 @@ impl Block {
     pub(crate) fn all(&self, layer: usize) -> Result<Vec<(WeightName, Tensor)>, CalibrateError> {
         let matrices = HookPoint::ALL.into_iter().flat_map(|point| point.matrices(layer));
         let loaded = |name| self.load(name).map(|tensor| Ok((name, tensor?)));
-        matrices.chain(tune::norms(layer)).filter_map(loaded).collect()
+        matrices.chain(WeightName::norms(layer)).filter_map(loaded).collect()
     }
 }

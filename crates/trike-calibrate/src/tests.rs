@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use trike_cpu::Cpu;
 use trike_format::{DenseData, DenseTensor, HfDirWriter, Identity, Tensor};
 use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile, hf_config};
-use trike_nn::{ActivationPrecision, CpuBackend, HookPoint, KvPrecision, WeightName};
+use trike_nn::{ActivationPrecision, CpuBackend, DecoderSpec, HookPoint, KvPrecision, WeightName};
 use trike_quant::ScaleRule;
 use trike_testkit::{Rng, assert_all_near, assert_near};
 use trike_trit::{Coupling, Granularity, GroupSize, Hadamard};
@@ -55,17 +55,12 @@ fn model(dir: &Path, spoil: impl Fn(&str, &mut [f32])) -> ModelFile {
         let tensor = DenseTensor::new(shape, DenseData::F32(values)).unwrap();
         writer.tensor(&name, &tensor.into()).unwrap();
     };
+    let spec =
+        DecoderSpec { intermediate: INNER, kv_heads: 2, ..DecoderSpec::llama(HIDDEN, LAYERS, 4, VOCAB) };
     add(WeightName::Embedding.to_string(), vec![VOCAB, HIDDEN], 0.0, 0.5);
     for layer in 0..LAYERS {
-        for (name, rows, cols) in [
-            (WeightName::Query(layer), HIDDEN, HIDDEN),
-            (WeightName::Key(layer), HIDDEN / 2, HIDDEN),
-            (WeightName::Value(layer), HIDDEN / 2, HIDDEN),
-            (WeightName::Output(layer), HIDDEN, HIDDEN),
-            (WeightName::Gate(layer), INNER, HIDDEN),
-            (WeightName::Up(layer), INNER, HIDDEN),
-            (WeightName::Down(layer), HIDDEN, INNER),
-        ] {
+        for name in WeightName::matrices(layer) {
+            let (rows, cols) = spec.shape(name);
             add(name.to_string(), vec![rows, cols], 0.0, (cols as f32).powf(-0.5));
         }
         for name in [WeightName::AttentionNorm(layer), WeightName::MlpNorm(layer)] {

@@ -7,7 +7,7 @@ use candle_core::{D, DType, Device, IndexOp, Tensor};
 use trike_trit::{GroupSize, Hadamard};
 
 use trike_core::Tensor as Weight;
-use trike_nn::{Backend, CacheSpec, NnError, StepInputs, check};
+use trike_nn::{Backend, CacheSpec, Capabilities, NnError, StepInputs, check};
 
 use crate::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, CandleError, GatedActivation, KvPrecision,
@@ -78,8 +78,8 @@ impl Backend for CandleBackend {
         self.activations
     }
 
-    fn can_cache(&self, precision: KvPrecision) -> bool {
-        matches!(precision, KvPrecision::F32 | KvPrecision::F16)
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { kv: &[KvPrecision::F32, KvPrecision::F16], ..Capabilities::default() }
     }
 
     fn load_matrix(&self, weight: Weight) -> Result<CandleMatrix, NnError> {

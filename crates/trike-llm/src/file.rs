@@ -194,7 +194,7 @@ impl ModelFile {
 
     /// Every weight of the decoder, in the order of a checkpoint.
     pub fn weights(&self) -> Vec<WeightName> {
-        names::all(&self.config.spec)
+        self.config.spec.weights()
     }
 
     /// Tensors that no layer of the configuration reads.

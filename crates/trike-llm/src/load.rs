@@ -220,7 +220,7 @@ impl<B: Backend> LanguageModel<B> {
         config: ModelConfig,
         activations: BTreeSet<ActivationPrecision>,
     ) -> Self {
-        let halves = decoder.backend().can_cache(KvPrecision::F16);
+        let halves = decoder.backend().capabilities().can_cache(KvPrecision::F16);
         let default_kv = if halves { KvPrecision::F16 } else { KvPrecision::F32 };
         Self {
             decoder,

@@ -35,44 +35,6 @@ pub(crate) fn gguf(name: WeightName) -> String {
     format!("blk.{layer}.{rest}.weight")
 }
 
-/// Every weight of a decoder, in the order of a checkpoint.
-pub(crate) fn all(spec: &DecoderSpec) -> Vec<WeightName> {
-    let mut names = vec![WeightName::Embedding];
-    for l in 0..spec.layers {
-        names.extend([
-            WeightName::AttentionNorm(l),
-            WeightName::Query(l),
-            WeightName::Key(l),
-            WeightName::Value(l),
-            WeightName::Output(l),
-            WeightName::MlpNorm(l),
-            WeightName::Gate(l),
-            WeightName::Up(l),
-            WeightName::Down(l),
-        ]);
-        if spec.biases.qkv {
-            names.extend([WeightName::QueryBias(l), WeightName::KeyBias(l), WeightName::ValueBias(l)]);
-        }
-        if spec.biases.output {
-            names.push(WeightName::OutputBias(l));
-        }
-        if spec.biases.mlp {
-            names.extend([WeightName::GateBias(l), WeightName::UpBias(l), WeightName::DownBias(l)]);
-        }
-        if spec.qk_norm {
-            names.extend([WeightName::QueryNorm(l), WeightName::KeyNorm(l)]);
-        }
-        if spec.sub_norms {
-            names.extend([WeightName::AttentionSubNorm(l), WeightName::MlpSubNorm(l)]);
-        }
-    }
-    names.push(WeightName::FinalNorm);
-    if !spec.tied_head {
-        names.push(WeightName::Head);
-    }
-    names
-}
-
 /// Row permutation that converts a query or key projection (or its bias or norm) from one RoPE pairing to another: the old row of
 /// each new row; `None` when no row moves.
 ///

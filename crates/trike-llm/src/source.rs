@@ -81,7 +81,7 @@ pub trait WeightSource {
 
     /// Every weight of the decoder, in the order of a checkpoint.
     fn weights(&self) -> Vec<WeightName> {
-        names::all(&self.config().spec)
+        self.config().spec.weights()
     }
 
     /// Whether a linear layer of a block is ternary.

@@ -9,7 +9,7 @@ use trike_nn::{
 };
 use trike_trit::{Encoding, Granularity, ScaleValues, Scales, TritTensor};
 
-use crate::{Family, LanguageModel, LlmError, Model, ModelConfig, SpecialIds, names};
+use crate::{Family, LanguageModel, LlmError, Model, ModelConfig, SpecialIds};
 
 /// Sizes of random-trit models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ impl SyntheticModel {
     ) -> Result<Self, LlmError> {
         let spec = size.spec();
         let spec = DecoderSpec { context: spec.context.max(positions), ..spec };
-        let total = names::all(&spec).len();
+        let total = spec.weights().len();
         let mut weights = RandomWeights {
             spec: &spec,
             encoding,
@@ -142,25 +142,11 @@ impl RandomWeights<'_> {
         self.done += 1;
         (self.progress)(self.done, self.total);
     }
-
-    fn shape(&self, name: WeightName) -> (usize, usize) {
-        let s = self.spec;
-        match name {
-            WeightName::Embedding | WeightName::Head => (s.vocab, s.hidden),
-            WeightName::Query(_) => (s.query_width(), s.hidden),
-            WeightName::Key(_) | WeightName::Value(_) => (s.kv_width(), s.hidden),
-            WeightName::Output(_) => (s.hidden, s.query_width()),
-            WeightName::Gate(_) | WeightName::Up(_) => (s.intermediate, s.hidden),
-            WeightName::Down(_) => (s.hidden, s.intermediate),
-            // Synthetic models have neither biases nor additional norms.
-            _ => (1, s.hidden),
-        }
-    }
 }
 
 impl DecoderWeights for RandomWeights<'_> {
     fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
-        let (rows, cols) = self.shape(name);
+        let (rows, cols) = self.spec.shape(name);
         let bytes = self.bytes(rows * cols);
         self.count();
         // 1 / sqrt(cols) keeps the variance of the residual stream similar to that of a trained model.
@@ -197,6 +183,6 @@ impl DecoderWeights for RandomWeights<'_> {
 
     fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
         self.count();
-        Ok(vec![1.0; self.shape(name).1])
+        Ok(vec![1.0; self.spec.shape(name).1])
     }
 }

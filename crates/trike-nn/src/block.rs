@@ -2,49 +2,15 @@
 
 use std::ops::ControlFlow;
 
+use trike_model::{AttentionOps, HookPoint, LayerOps, WeightName, attention, mlp};
 use trike_trit::{Edit, TritTensor};
 
-use crate::{Backend, DecoderSpec, DecoderWeights, Input, MatrixEdit, NnError, Norm, Tensor, WeightName};
+use crate::{Backend, DecoderSpec, DecoderWeights, Input, MatrixEdit, NnError, Norm, Tensor};
 
 /// A linear layer.
 struct Linear<B: Backend> {
     weight: B::Matrix,
     bias: Option<B::Vector>,
-}
-
-/// A point of a block at which linear layers read their input, in the order of the forward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum HookPoint {
-    /// The normed residual stream, read by the query, key and value projections.
-    Attention,
-    /// The output of attention, read by the output projection.
-    Output,
-    /// The normed residual stream, read by the gate and up projections.
-    Mlp,
-    /// The gated activation, read by the down projection.
-    Down,
-}
-
-impl HookPoint {
-    /// All points, in order.
-    pub const ALL: [Self; 4] = [Self::Attention, Self::Output, Self::Mlp, Self::Down];
-
-    /// The matrices of a layer that read this input.
-    pub fn matrices(self, layer: usize) -> Vec<WeightName> {
-        match self {
-            Self::Attention => {
-                vec![WeightName::Query(layer), WeightName::Key(layer), WeightName::Value(layer)]
-            }
-            Self::Output => vec![WeightName::Output(layer)],
-            Self::Mlp => vec![WeightName::Gate(layer), WeightName::Up(layer)],
-            Self::Down => vec![WeightName::Down(layer)],
-        }
-    }
-
-    /// Whether the output of the matrices is added to the residual stream directly.
-    pub fn adds_to_residual(self) -> bool {
-        matches!(self, Self::Output | Self::Down)
-    }
 }
 
 /// State shared by the blocks of a model.
@@ -74,18 +40,11 @@ pub type Hook<'a, B> = dyn FnMut(HookPoint, &<B as Backend>::Tensor, &<B as Back
 ///
 /// A [`Decoder`](crate::Decoder) is a stack of these; a single block is for code that processes a model block by block.
 pub struct DecoderBlock<B: Backend> {
-    attention_norm: B::Vector,
-    query: Linear<B>,
-    key: Linear<B>,
-    value: Linear<B>,
-    qk_norm: Option<(B::Vector, B::Vector)>,
-    attention_sub_norm: Option<B::Vector>,
-    output: Linear<B>,
-    mlp_norm: B::Vector,
-    gate: Linear<B>,
-    up: Linear<B>,
-    mlp_sub_norm: Option<B::Vector>,
-    down: Linear<B>,
+    layer: usize,
+    /// In the order of [`WeightName::matrices`].
+    matrices: [Linear<B>; 7],
+    /// In the order of [`WeightName::norms`]; `None` for those that the model does not have.
+    norms: [Option<B::Vector>; 6],
 }
 
 impl<B: Backend> DecoderBlock<B> {
@@ -109,57 +68,23 @@ impl<B: Backend> DecoderBlock<B> {
         spec: &DecoderSpec,
         layer: usize,
     ) -> Result<Self, NnError> {
-        use WeightName as W;
-        let (hidden, inner) = (spec.hidden, spec.intermediate);
-        let (q, kv) = (spec.query_width(), spec.kv_width());
-        let biases = spec.biases;
-        let head_norms = [W::QueryNorm(layer), W::KeyNorm(layer)];
-        let bias = |wanted: bool, name: W| wanted.then_some(name);
-        let [query, key, value] = loader.linears(
-            hidden,
-            [
-                (W::Query(layer), q, bias(biases.qkv, W::QueryBias(layer))),
-                (W::Key(layer), kv, bias(biases.qkv, W::KeyBias(layer))),
-                (W::Value(layer), kv, bias(biases.qkv, W::ValueBias(layer))),
-            ],
-        )?;
-        let [output] =
-            loader.linears(q, [(W::Output(layer), hidden, bias(biases.output, W::OutputBias(layer)))])?;
-        let [gate, up] = loader.linears(
-            hidden,
-            [
-                (W::Gate(layer), inner, bias(biases.mlp, W::GateBias(layer))),
-                (W::Up(layer), inner, bias(biases.mlp, W::UpBias(layer))),
-            ],
-        )?;
-        let [down] =
-            loader.linears(inner, [(W::Down(layer), hidden, bias(biases.mlp, W::DownBias(layer)))])?;
-        Ok(Self {
-            attention_norm: loader.vector(W::AttentionNorm(layer), hidden)?,
-            query,
-            key,
-            value,
-            qk_norm: match spec.qk_norm {
-                false => None,
-                true => {
-                    let [q, k] = head_norms.map(|name| loader.vector(name, spec.head_dim));
-                    Some((q?, k?))
-                }
-            },
-            attention_sub_norm: loader.optional(spec.sub_norms, W::AttentionSubNorm(layer), q)?,
-            output,
-            mlp_norm: loader.vector(W::MlpNorm(layer), hidden)?,
-            gate,
-            up,
-            mlp_sub_norm: loader.optional(spec.sub_norms, W::MlpSubNorm(layer), inner)?,
-            down,
-        })
+        let mut matrices = Vec::with_capacity(7);
+        for point in HookPoint::ALL {
+            matrices.extend(loader.linears(spec, &point.matrices(layer))?);
+        }
+        let (expected, got) = (7, matrices.len());
+        let matrices =
+            matrices.try_into().map_err(|_| NnError::Shape { what: "matrices of a block", expected, got })?;
+        let mut norms = [const { None }; 6];
+        for (norm, name) in norms.iter_mut().zip(WeightName::norms(layer)) {
+            *norm = spec.optional(name).map(|name| loader.vector(name, spec.shape(name).1)).transpose()?;
+        }
+        Ok(Self { layer, matrices, norms })
     }
 
-    /// The matrices of the block's seven linear layers.
+    /// The matrices of the block's seven linear layers, in the order of [`WeightName::matrices`].
     pub fn matrices(&self) -> [&B::Matrix; 7] {
-        [&self.query, &self.key, &self.value, &self.output, &self.gate, &self.up, &self.down]
-            .map(|l| &l.weight)
+        self.matrices.each_ref().map(|layer| &layer.weight)
     }
 
     /// Replaces one of the block's seven matrices; the layer number of `name` is ignored. Returns `false` if `name` is not one
@@ -191,17 +116,7 @@ impl<B: Backend> DecoderBlock<B> {
     }
 
     fn matrix_mut(&mut self, name: WeightName) -> Option<&mut B::Matrix> {
-        let layer = match name {
-            WeightName::Query(_) => &mut self.query,
-            WeightName::Key(_) => &mut self.key,
-            WeightName::Value(_) => &mut self.value,
-            WeightName::Output(_) => &mut self.output,
-            WeightName::Gate(_) => &mut self.gate,
-            WeightName::Up(_) => &mut self.up,
-            WeightName::Down(_) => &mut self.down,
-            _ => return None,
-        };
-        Some(&mut layer.weight)
+        Some(&mut self.matrices[name.matrix_index()?].weight)
     }
 
     /// Passes `x`, `tokens x hidden`, through the block; `caches` has the cache of this layer for each sequence of `inputs`.
@@ -253,42 +168,11 @@ impl<B: Backend> DecoderBlock<B> {
         x: &mut B::Tensor,
         inputs: &B::Inputs,
         caches: &mut [&mut B::Cache],
-        mut hook: Option<&mut Hook<'_, B>>,
+        hook: Option<&mut Hook<'_, B>>,
     ) -> Result<ControlFlow<()>, NnError> {
-        let BlockContext { backend, spec, rope } = context;
-        let eps = spec.rms_eps;
-        // An input that the backend fuses into a layer is never materialized, so with a hook it is computed separately.
-        let mut rooms = [None, None];
-        let [of_attention, of_output] = &mut rooms;
-
-        let mut input = Input::Normed(&*x, Norm { weight: &self.attention_norm, eps });
-        if let Some(hook) = &mut hook {
-            let made = input.make(backend, of_attention)?;
-            if hook(HookPoint::Attention, made, x)?.is_break() {
-                return Ok(ControlFlow::Break(()));
-            }
-            input = Input::Plain(made);
-        }
-        let [mut q, mut k, mut v] = project(backend, input, [&self.query, &self.key, &self.value])?;
-        if let Some((q_norm, k_norm)) = &self.qk_norm {
-            q = backend.head_norm(&q, q_norm, eps)?;
-            k = backend.head_norm(&k, k_norm, eps)?;
-        }
-        let attended =
-            backend.rotate_and_attend(&spec.attention(), [&mut q, &mut k, &mut v], rope, inputs, caches)?;
-        let mut input = match &self.attention_sub_norm {
-            None => Input::Plain(&attended),
-            Some(weight) => Input::Normed(&attended, Norm { weight, eps }),
-        };
-        if let Some(hook) = &mut hook {
-            let made = input.make(backend, of_output)?;
-            if hook(HookPoint::Output, made, x)?.is_break() {
-                return Ok(ControlFlow::Break(()));
-            }
-            input = Input::Plain(made);
-        }
-        project_add(backend, input, &self.output, x)?;
-        Ok(ControlFlow::Continue(()))
+        let ops = &mut Inference { context, block: self, hook };
+        let attended = attention(ops, context.spec, self.layer, x, &mut Caches { inputs, caches });
+        flow(attended)
     }
 
     /// The second half of [`forward`](Self::forward): the MLP, added to `x`. A hook is called at [`HookPoint::Mlp`] and
@@ -301,61 +185,148 @@ impl<B: Backend> DecoderBlock<B> {
         &self,
         context: BlockContext<'_, B>,
         x: &mut B::Tensor,
-        mut hook: Option<&mut Hook<'_, B>>,
+        hook: Option<&mut Hook<'_, B>>,
     ) -> Result<ControlFlow<()>, NnError> {
-        let BlockContext { backend, spec, .. } = context;
-        let eps = spec.rms_eps;
-        let mut rooms = [None, None];
-        let [of_mlp, of_down] = &mut rooms;
-        let mut input = Input::Normed(&*x, Norm { weight: &self.mlp_norm, eps });
-        if let Some(hook) = &mut hook {
-            let made = input.make(backend, of_mlp)?;
-            if hook(HookPoint::Mlp, made, x)?.is_break() {
-                return Ok(ControlFlow::Break(()));
-            }
-            input = Input::Plain(made);
-        }
-        let [gate, up] = project(backend, input, [&self.gate, &self.up])?;
-        let norm = self.mlp_sub_norm.as_ref().map(|weight| Norm { weight, eps });
-        let mut input = Input::Gated { gate: &gate, up: &up, activation: spec.activation, norm };
-        if let Some(hook) = &mut hook {
-            let made = input.make(backend, of_down)?;
-            if hook(HookPoint::Down, made, x)?.is_break() {
-                return Ok(ControlFlow::Break(()));
-            }
-            input = Input::Plain(made);
-        }
-        project_add(backend, input, &self.down, x)?;
-        Ok(ControlFlow::Continue(()))
+        flow(mlp(&mut Inference { context, block: self, hook }, context.spec, self.layer, x))
     }
 }
 
-fn project<B: Backend, const N: usize>(
-    backend: &B,
-    input: Input<'_, B>,
-    layers: [&Linear<B>; N],
-) -> Result<[B::Tensor; N], NnError> {
-    let mut outs = linear(backend, input, layers.map(|layer| &layer.weight))?;
-    for (out, layer) in outs.iter_mut().zip(layers) {
+/// The end of a pass before its time.
+enum Stop {
+    /// A hook broke.
+    Hook,
+    /// An operation failed.
+    Failed(NnError),
+}
+
+impl From<NnError> for Stop {
+    fn from(error: NnError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+fn flow(done: Result<(), Stop>) -> Result<ControlFlow<()>, NnError> {
+    match done {
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(Stop::Hook) => Ok(ControlFlow::Break(())),
+        Err(Stop::Failed(error)) => Err(error),
+    }
+}
+
+/// The positions of the tokens of a step, and the cache of the layer for each sequence.
+struct Caches<'c, 'k, B: Backend> {
+    inputs: &'c B::Inputs,
+    caches: &'c mut [&'k mut B::Cache],
+}
+
+/// The operations of a block on a backend.
+struct Inference<'a, 'h, 'f, B: Backend> {
+    context: BlockContext<'a, B>,
+    block: &'a DecoderBlock<B>,
+    hook: Option<&'h mut Hook<'f, B>>,
+}
+
+impl<'a, B: Backend> Inference<'a, '_, '_, B> {
+    fn linear(&self, name: WeightName) -> Result<&'a Linear<B>, NnError> {
+        let missing = || NnError::NoWeight { name: name.to_string() };
+        Ok(&self.block.matrices[name.matrix_index().ok_or_else(missing)?])
+    }
+
+    fn norm(&self, name: WeightName) -> Result<Norm<'a, B>, NnError> {
+        let found = name.norm_index().and_then(|index| self.block.norms[index].as_ref());
+        let weight = found.ok_or_else(|| NnError::NoWeight { name: name.to_string() })?;
+        Ok(Norm { weight, eps: self.context.spec.rms_eps })
+    }
+
+    /// The input of the layers at a point, whose stream is `x`. One that the backend fuses into a layer is never materialized, so
+    /// with a hook it is computed separately, in `room`.
+    fn seen<'t>(
+        &mut self,
+        layer: WeightName,
+        input: Input<'t, B>,
+        x: &B::Tensor,
+        room: &'t mut Option<B::Tensor>,
+    ) -> Result<Input<'t, B>, Stop> {
+        let (Some(hook), Some(point)) = (&mut self.hook, layer.read_at()) else { return Ok(input) };
+        let made = input.make(self.context.backend, room)?;
+        match hook(point, made, x)? {
+            ControlFlow::Continue(()) => Ok(Input::Plain(made)),
+            ControlFlow::Break(()) => Err(Stop::Hook),
+        }
+    }
+}
+
+impl<B: Backend> LayerOps for Inference<'_, '_, '_, B> {
+    type Tensor = B::Tensor;
+    type Error = Stop;
+
+    fn project<const N: usize>(
+        &mut self,
+        x: &B::Tensor,
+        norm: WeightName,
+        layers: [WeightName; N],
+    ) -> Result<[B::Tensor; N], Stop> {
+        let mut room = None;
+        let input = Input::Normed(x, self.norm(norm)?);
+        let input = self.seen(layers[0], input, x, &mut room)?;
+        let backend = self.context.backend;
+        let mut weights = Vec::with_capacity(N);
+        for name in layers {
+            weights.push(self.linear(name)?);
+        }
+        let matrices: Vec<&B::Matrix> = weights.iter().map(|layer| &layer.weight).collect();
+        let mut outs = backend.linear_of(input, &matrices)?;
+        for (out, layer) in outs.iter_mut().zip(weights) {
+            if let Some(bias) = &layer.bias {
+                backend.add_bias(out, bias)?;
+            }
+        }
+        Ok(array(outs)?)
+    }
+
+    fn project_add(
+        &mut self,
+        input: trike_model::Input<'_, B::Tensor>,
+        norm: Option<WeightName>,
+        layer: WeightName,
+        x: &mut B::Tensor,
+    ) -> Result<(), Stop> {
+        let norm = norm.map(|name| self.norm(name)).transpose()?;
+        let input = match (input, norm) {
+            (trike_model::Input::Plain(input), None) => Input::Plain(input),
+            (trike_model::Input::Plain(input), Some(norm)) => Input::Normed(input, norm),
+            (trike_model::Input::Gated { gate, up }, norm) => {
+                Input::Gated { gate, up, activation: self.context.spec.activation, norm }
+            }
+        };
+        let mut room = None;
+        let input = self.seen(layer, input, x, &mut room)?;
+        let (backend, layer) = (self.context.backend, self.linear(layer)?);
+        backend.linear_add(input, &layer.weight, x)?;
         if let Some(bias) = &layer.bias {
-            backend.add_bias(out, bias)?;
+            backend.add_bias(x, bias)?;
         }
+        Ok(())
     }
-    Ok(outs)
 }
 
-/// Adds a layer's output to the residual stream.
-fn project_add<B: Backend>(
-    backend: &B,
-    input: Input<'_, B>,
-    layer: &Linear<B>,
-    x: &mut B::Tensor,
-) -> Result<(), NnError> {
-    backend.linear_add(input, &layer.weight, x)?;
-    match &layer.bias {
-        Some(bias) => backend.add_bias(x, bias),
-        None => Ok(()),
+impl<'c, 'k, B: Backend> AttentionOps<Caches<'c, 'k, B>> for Inference<'_, '_, '_, B> {
+    fn head_norm(&mut self, x: B::Tensor, norm: WeightName) -> Result<B::Tensor, Stop> {
+        let Norm { weight, eps } = self.norm(norm)?;
+        Ok(self.context.backend.head_norm(&x, weight, eps)?)
     }
+
+    fn attend(&mut self, qkv: [B::Tensor; 3], state: &mut Caches<'c, 'k, B>) -> Result<B::Tensor, Stop> {
+        let BlockContext { backend, spec, rope } = self.context;
+        let [mut q, mut k, mut v] = qkv;
+        let qkv = [&mut q, &mut k, &mut v];
+        Ok(backend.rotate_and_attend(&spec.attention(), qkv, rope, state.inputs, state.caches)?)
+    }
+}
+
+fn array<T, const N: usize>(outs: Vec<T>) -> Result<[T; N], NnError> {
+    let got = outs.len();
+    outs.try_into().map_err(|_| NnError::Shape { what: "outputs of a linear pass", expected: N, got })
 }
 
 pub(crate) fn linear<B: Backend, const N: usize>(
@@ -363,9 +334,7 @@ pub(crate) fn linear<B: Backend, const N: usize>(
     input: Input<'_, B>,
     weights: [&B::Matrix; N],
 ) -> Result<[B::Tensor; N], NnError> {
-    let outs = backend.linear_of(input, &weights)?;
-    let got = outs.len();
-    outs.try_into().map_err(|_| NnError::Shape { what: "outputs of a linear pass", expected: N, got })
+    array(backend.linear_of(input, &weights)?)
 }
 
 /// Loads weights onto a backend after checking their shapes.
@@ -428,41 +397,33 @@ impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
         Ok(weight)
     }
 
-    /// Linear layers that share their input: name, rows and bias of each.
-    fn linears<const N: usize>(
-        &mut self,
-        cols: usize,
-        layers: [(WeightName, usize, Option<WeightName>); N],
-    ) -> Result<[Linear<B>; N], NnError> {
-        let mut mapped = Vec::with_capacity(N);
-        for &(name, rows, _) in &layers {
+    /// Linear layers that share their input.
+    fn linears(&mut self, spec: &DecoderSpec, names: &[WeightName]) -> Result<Vec<Linear<B>>, NnError> {
+        let mut mapped = Vec::with_capacity(names.len());
+        for &name in names {
+            let (rows, cols) = spec.shape(name);
             mapped.push(match self.has_all(name, rows) {
                 true => self.tiles(name, rows, cols)?,
                 false => Some(self.part(name, rows, cols)?),
             });
         }
         let weights = &mut *self.weights;
-        let others = layers.iter().zip(&mapped).filter(|(_, mapped)| mapped.is_none());
-        let mut each = others.map(|(&(name, rows, _), _)| {
+        let others = names.iter().zip(&mapped).filter(|(_, mapped)| mapped.is_none());
+        let mut each = others.map(|(&name, _)| {
             let weight = weights.matrix(name)?;
-            check(name, (rows, cols), (weight.rows(), weight.cols()))?;
+            check(name, spec.shape(name), (weight.rows(), weight.cols()))?;
             Ok(weight)
         });
         let mut loaded = self.backend.load_matrices(&mut each)?.into_iter();
         let matrices: Vec<B::Matrix> =
             mapped.into_iter().filter_map(|matrix| matrix.or_else(|| loaded.next())).collect();
-        let got = matrices.len();
-        let mut linears = Vec::with_capacity(N);
-        for (weight, (_, rows, bias)) in matrices.into_iter().zip(layers) {
-            let bias = bias.map(|name| self.vector(name, rows)).transpose()?;
+        let mut linears = Vec::with_capacity(names.len());
+        for (weight, name) in matrices.into_iter().zip(names) {
+            let bias = name.bias().and_then(|bias| spec.optional(bias));
+            let bias = bias.map(|name| self.vector(name, spec.shape(name).1)).transpose()?;
             linears.push(Linear { weight, bias });
         }
-        let count = NnError::Shape { what: "resident matrices", expected: N, got };
-        linears.try_into().map_err(|_| count)
-    }
-
-    fn optional(&mut self, wanted: bool, name: WeightName, len: usize) -> Result<Option<B::Vector>, NnError> {
-        wanted.then(|| self.vector(name, len)).transpose()
+        Ok(linears)
     }
 
     pub(crate) fn vector(&mut self, name: WeightName, len: usize) -> Result<B::Vector, NnError> {

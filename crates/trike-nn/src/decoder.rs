@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use trike_trit::{Edit, TritTensor};
 
 use crate::{
-    Backend, DecoderBlock, DecoderSpec, DecoderWeights, HookPoint, Input, KvSpec, Layout, MatrixEdit,
-    NnError, Norm, Sequence, StepCaches, StepInputs, StepLogits, StepNotice, Tensor, TokenStep, WeightName,
+    Backend, DecoderBlock, DecoderSpec, DecoderWeights, Input, KvSpec, Layout, MatrixEdit, NnError, Norm,
+    Sequence, StepCaches, StepInputs, StepLogits, StepNotice, Tensor, TokenStep, WeightName,
     backend::logits_of,
     block::{BlockContext, Loader, linear},
     check,
@@ -162,8 +162,8 @@ impl<B: Backend> Decoder<B> {
 
     /// The block index of a linear layer, after checking the shape `got` of its new weight.
     fn layer_of(&self, name: WeightName, got: (usize, usize)) -> Result<usize, NnError> {
-        let found = (0..self.spec.layers)
-            .find_map(|layer| block_matrix(&self.spec, layer, name).map(|shape| (layer, shape)));
+        let layer = name.layer().filter(|&layer| name.is_block_matrix() && layer < self.spec.layers);
+        let found = layer.map(|layer| (layer, self.spec.shape(name)));
         match found {
             Some((layer, expected)) if expected == got => {
                 let stage = self.backend.stage(self.backend.stage_of(layer));
@@ -535,18 +535,4 @@ fn advance<B: Backend>(steps: &mut [Step<'_, B>]) {
     for step in steps {
         step.sequence.advance(step.ids.len());
     }
-}
-
-/// Rows and columns of a linear layer; `None` if `name` is not a linear layer of block `layer`.
-fn block_matrix(spec: &DecoderSpec, layer: usize, name: WeightName) -> Option<(usize, usize)> {
-    if !HookPoint::ALL.iter().any(|site| site.matrices(layer).contains(&name)) {
-        return None;
-    }
-    Some(match name {
-        WeightName::Query(_) => (spec.query_width(), spec.hidden),
-        WeightName::Key(_) | WeightName::Value(_) => (spec.kv_width(), spec.hidden),
-        WeightName::Output(_) => (spec.hidden, spec.query_width()),
-        WeightName::Down(_) => (spec.hidden, spec.intermediate),
-        _ => (spec.intermediate, spec.hidden),
-    })
 }

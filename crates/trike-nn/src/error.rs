@@ -224,6 +224,12 @@ pub enum NnError {
         /// The weight's name.
         name: String,
     },
+    /// A weight that the specification says is there, and the block does not have.
+    #[error("{name}: the block was loaded without it")]
+    NoWeight {
+        /// The weight's name.
+        name: String,
+    },
     /// A shape mismatch between a caller and a backend.
     #[error("{what}: expected {expected}, got {got}")]
     Shape {

@@ -2,9 +2,9 @@
 //!
 //! Start from [`Decoder`]: a language model made from a [`DecoderSpec`] and weights, on any [`Backend`].
 //!
-//! The decision that shaped this crate: there is a single implementation of the decoder block, configured by a spec
-//! read from the checkpoint, and a backend implements fused operations on tensors in its own memory. The price is that
-//! an architecture whose block does not fit the spec requires an extension of the spec, not a separate implementation.
+//! The decision that shaped this crate: it interprets the one decoder block, that of `trike-model`, and a backend implements fused
+//! operations on tensors in its own memory. The cost: an architecture whose block does not fit the spec requires an arm of that
+//! block, not an implementation of its own.
 //!
 //! The second decision: a batch is ragged. The tokens of all sequences are concatenated in one tensor, and only
 //! attention distinguishes which rows belong to which sequence, so there is no padding and the output is independent of
@@ -18,7 +18,7 @@
 //! * one block alone: [`DecoderBlock`], [`BlockContext`], [`HookPoint`], [`Hook`]
 //! * weights: [`Tensor`], [`WeightName`], [`DecoderWeights`]
 //! * steps: [`Step`], [`StepInputs`], [`Segment`], [`StepLogits`], [`TokenStep`], [`StepCaches`], [`RunStep`]
-//! * backends: [`Backend`], [`check`], [`CpuBackend`], with the feature `gpu` `CubeBackend`
+//! * backends: [`Backend`], [`Capabilities`], [`check`], [`CpuBackend`], with the feature `gpu` `CubeBackend`
 //! * kernels chosen by measurement: [`Tuning`], [`TunedProduct`], [`TunedTable`]
 //! * devices, with the feature `gpu`: `cube`, which is `trike-cube`
 //! * errors: [`NnError`]
@@ -37,17 +37,18 @@ mod decoder;
 #[cfg(feature = "gpu")]
 mod device;
 mod error;
+#[cfg(test)]
+mod fixtures;
 mod memory;
 mod ranks;
 mod sequence;
-mod spec;
 mod split;
 mod step;
 mod tune;
 mod weights;
 
-pub use backend::{Backend, Input, MatrixEdit, Norm, RunStep, StepCaches, TokenStep};
-pub use block::{BlockContext, DecoderBlock, Hook, HookPoint};
+pub use backend::{Backend, Capabilities, Input, MatrixEdit, Norm, RunStep, StepCaches, TokenStep};
+pub use block::{BlockContext, DecoderBlock, Hook};
 pub use cache::{CacheSpec, KvLimit, KvSpec};
 pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};
 pub use decoder::{Decoder, Logits, Step};
@@ -57,7 +58,6 @@ pub use error::NnError;
 pub use memory::{DeviceUse, MemoryPlan};
 pub use ranks::{Division, RankBackend, RankInputs, RankMatrix, RankTensor};
 pub use sequence::Sequence;
-pub use spec::{Biases, DecoderSpec};
 pub use split::{DeviceMemory, LayerWeights, StagePlan};
 pub use step::{Largest, Segment, StepInputs, StepLogits, StepNotice};
 pub use trike_core::{
@@ -67,5 +67,6 @@ pub use trike_core::{
 };
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;
+pub use trike_model::{Biases, DecoderSpec, HookPoint, WeightName};
 pub use tune::{TunedProduct, TunedTable, Tuning};
-pub use weights::{DecoderWeights, WeightName};
+pub use weights::DecoderWeights;

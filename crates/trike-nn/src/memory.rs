@@ -144,7 +144,7 @@ fn scratch_bytes(spec: &DecoderSpec, step: usize) -> u64 {
 mod tests {
     use super::*;
     use crate::KvPrecisions;
-    use crate::spec::tests::small;
+    use crate::fixtures::small;
 
     #[test]
     fn a_plan_counts_what_a_sequence_holds() {

@@ -36,20 +36,21 @@ type Group<B> = Arc<Mutex<<B as Backend>::Recorded>>;
 
 /// Checks that a backend can have caches of a spec.
 fn check<B: Backend>(backend: &B, decoder: &DecoderSpec, spec: &KvSpec) -> Result<(), NnError> {
+    let can = backend.capabilities();
     spec.validate()?;
     spec.precision.check(decoder.layers)?;
-    if !spec.precision.is_uniform() && !backend.can_mix_caches() {
+    if !spec.precision.is_uniform() && !can.mixed {
         return Err(NnError::MixedCaches { precision: spec.precision, backend: backend.name() });
     }
     if let (Some(window), true) = (decoder.window, spec.eviction != Eviction::Never) {
         let rule = "of the model must not be set for a cache that evicts";
         return Err(NnError::Spec { field: "window", rule, got: window.to_string() });
     }
-    let missing = if !spec.keys.is_all() && !backend.can_select_keys() {
+    let missing = if !spec.keys.is_all() && !can.select {
         spec.keys.name()
-    } else if !spec.prompt_keys.is_all() && !backend.can_select_prompt_keys() {
+    } else if !spec.prompt_keys.is_all() && !can.select_prompt {
         "a sample of the prompt"
-    } else if spec.eviction != Eviction::Never && !backend.can_evict() {
+    } else if spec.eviction != Eviction::Never && !can.evict {
         "eviction"
     } else {
         return Ok(());

@@ -228,7 +228,7 @@ impl Cost {
 mod tests {
     use super::*;
     use crate::KvPrecision;
-    use crate::spec::tests::small;
+    use crate::fixtures::small;
 
     const STEP: usize = 1;
 

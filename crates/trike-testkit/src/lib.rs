@@ -9,12 +9,14 @@
 //! * inputs: [`Rng`]; [`story`] and [`stories`], text, and [`storyteller`], a dense model that knows it; [`Llama2cCheckpoint`];
 //!   files of tokenizers: [`llama2c_vocabulary`], [`other_llama2c_vocabulary`], [`sentencepiece_vocabulary`],
 //!   [`tiktoken_vocabulary`], [`byte_level_tokenizer`]
+//! * operations of a decoder in f64, and derivatives by differences: [`exact`]
 //! * comparison, with the tolerances of `approx`: [`assert_near!`], [`is_near`] and [`Tolerance`]; [`assert_all_near!`], [`assert_close`]
 //!   and [`max_rel`] for vectors
 #![forbid(unsafe_code)]
 
 mod checkpoint;
 mod compare;
+pub mod exact;
 mod golden;
 mod npz;
 mod rng;

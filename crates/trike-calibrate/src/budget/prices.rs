@@ -267,7 +267,7 @@ impl Pricing<'_> {
     fn head_price(&self, ends: &[Batch], values: Vec<f32>) -> Result<f64, CalibrateError> {
         let spec = self.blocks.spec();
         let head = tune::Head::load(self.blocks.source)?;
-        let rounded = head.with_matrix(spec.vocab, values)?;
+        let rounded = head.with_matrix(values);
         let rows = ends.iter().flat_map(|batch| batch.x.chunks(LOGIT_ROWS * spec.hidden));
         let (mut sum, mut tokens) = (0.0, 0usize);
         for x in rows {

@@ -2,18 +2,15 @@
 
 use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
 use trike_core::Tensor;
-use trike_cpu::{
-    Cpu,
-    grad::{Block, BlockShape},
-};
+use trike_cpu::Cpu;
 use trike_llm::WeightSource;
 use trike_nn::WeightName;
 use trike_quant::LatentLearningRates;
 
 use super::{
     learner::Learner,
-    shape,
     stage::{self, Loss, Tuned},
+    tape::{Recording, TapeSpec, Wanted},
     text::{Span, Text, gather, lengths, longest},
 };
 use crate::{CalibrateError, Tuning, TuningReport, streams::Batch};
@@ -37,7 +34,7 @@ struct OneBlock<'a> {
     cpu: &'a Cpu,
     layer: usize,
     tuning: &'a Tuning,
-    shape: BlockShape,
+    shared: TapeSpec,
     text: Text,
     batches: &'a [Batch],
     aims: &'a [Batch],
@@ -48,7 +45,7 @@ struct OneBlock<'a> {
 impl OneBlock<'_> {
     /// Inputs and targets of a step, and the lengths of its sequences.
     fn parts(&self, step: &[Span]) -> (Vec<f32>, Vec<f32>, Vec<usize>) {
-        let rows = |streams: &[Batch]| gather(step, self.shape.hidden, |i| &streams[i].x);
+        let rows = |streams: &[Batch]| gather(step, self.shared.spec.hidden, |i| &streams[i].x);
         (rows(self.batches), rows(self.aims), lengths(step))
     }
 }
@@ -58,14 +55,14 @@ impl Tuned for OneBlock<'_> {
     const LEAST_GAIN: f64 = 0.01;
 
     fn held_out(&self) -> Result<Vec<Loss>, CalibrateError> {
-        let hidden = self.shape.hidden;
-        let matrices = self.learner.matrices(self.cpu, &self.shape)?;
-        let vectors = self.learner.vectors();
-        let block = Block { cpu: self.cpu, shape: &self.shape, vectors, matrices: &matrices };
+        let hidden = self.shared.spec.hidden;
+        let values = self.learner.values(self.cpu)?;
         let mut losses = Vec::with_capacity(self.text.held.len());
         for step in Text::steps(&self.text.held, self.tuning.batch_tokens) {
             let (x, aim, lengths) = self.parts(&step);
-            let (mut y, _) = block.forward(x, &lengths)?;
+            let mut recording = Recording::new(self.cpu, &self.shared, &x, &lengths, Wanted::default())?;
+            recording.block(self.layer, &values)?;
+            let mut y = recording.into_output()?;
             let mut at = 0;
             for tokens in lengths {
                 let rows = at * hidden..(at + tokens) * hidden;
@@ -77,13 +74,15 @@ impl Tuned for OneBlock<'_> {
     }
 
     fn step(&mut self, step: &[Span], share: f32) -> Result<(), CalibrateError> {
-        let matrices = self.learner.matrices(self.cpu, &self.shape)?;
-        let vectors = self.learner.vectors();
-        let block = Block { cpu: self.cpu, shape: &self.shape, vectors, matrices: &matrices };
+        let values = self.learner.values(self.cpu)?;
         let (x, aim, lengths) = self.parts(step);
-        let (mut y, tape) = block.forward(x, &lengths)?;
-        token_errors(&mut y, &aim, self.shape.hidden);
-        let gradients = block.backward(&tape, y, false)?;
+        let wanted = Wanted { weights: true, ..Wanted::default() };
+        let mut recording = Recording::new(self.cpu, &self.shared, &x, &lengths, wanted)?;
+        recording.block(self.layer, &values)?;
+        let mut y = recording.output()?.to_vec();
+        token_errors(&mut y, &aim, self.shared.spec.hidden);
+        let gradients = recording.backward(y)?;
+        drop(values);
         let rates = LatentLearningRates::default()
             .with_codes(share * self.tuning.rate)
             .with_scales(share * self.tuning.scale_rate);
@@ -111,12 +110,12 @@ pub(crate) fn block(
     (batches, aims): (&[Batch], &[Batch]),
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<TuningReport, CalibrateError> {
-    let shape = shape(&input.config().spec, longest(batches))?;
+    let shared = TapeSpec::new(cpu, &input.config().spec, longest(batches))?;
     let text = Text::new(batches);
     let learner = Learner::new(input, layer, tuning, replaced)?;
     let mut rng = ChaCha8Rng::seed_from_u64(tuning.seed ^ (layer as u64 + 1));
     let [epochs, _] = tuning.epochs(text.tokens(), 0);
     let plan = text.plan(epochs, tuning.batch_tokens, &mut rng);
-    let mut block = OneBlock { input, cpu, layer, tuning, shape, text, batches, aims, learner, replaced };
+    let mut block = OneBlock { input, cpu, layer, tuning, shared, text, batches, aims, learner, replaced };
     stage::run(&mut block, &plan, progress)
 }

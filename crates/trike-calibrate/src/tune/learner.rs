@@ -1,26 +1,22 @@
 //! The matrices and norms of a block during training.
 
+use std::borrow::Cow;
+
 use trike_core::Tensor;
 use trike_cpu::Cpu;
-use trike_cpu::grad::{BlockGradients, BlockMatrices, BlockShape, BlockVectors};
 use trike_llm::WeightSource;
 use trike_nn::WeightName;
 use trike_quant::{LatentLearningRates, LatentWeights, MatrixView, QuantError};
 use trike_trit::{Coupling, Hadamard};
 
 use super::norms::TunedNorms;
+use super::tape::{BlockGradients, BlockValues};
 use crate::{CalibrateError, Tuning, weights::rotated};
-
-/// The names of the matrices of a block, in the order of [`BlockMatrices`].
-pub(crate) fn names(layer: usize) -> [WeightName; BlockMatrices::COUNT] {
-    use WeightName as W;
-    [W::Query, W::Key, W::Value, W::Output, W::Gate, W::Up, W::Down].map(|name| name(layer))
-}
 
 /// A block whose ternary matrices and norms are trained.
 pub(crate) struct Learner {
     norms: TunedNorms,
-    matrices: [(WeightName, Learned); BlockMatrices::COUNT],
+    matrices: [(WeightName, Learned); 7],
 }
 
 /// Each plane makes the levels three times as dense, so there is less to gain: rates of scales are divided by as much.
@@ -93,7 +89,7 @@ impl Learner {
     ) -> Result<Self, CalibrateError> {
         let norms = TunedNorms::new(input, layer, replaced)?;
         let matrix = |name| Ok::<_, CalibrateError>((name, Learned::new(input, name, tuning, replaced)?));
-        let [q, k, v, o, g, u, d] = names(layer).map(matrix);
+        let [q, k, v, o, g, u, d] = WeightName::matrices(layer).map(matrix);
         Ok(Self { norms, matrices: [q?, k?, v?, o?, g?, u?, d?] })
     }
 
@@ -107,21 +103,21 @@ impl Learner {
         each.map(|(layer, replaced)| Self::new(input, layer, tuning, replaced)).collect()
     }
 
-    /// The current norms, and the biases.
-    pub(crate) fn vectors(&self) -> &BlockVectors {
-        self.norms.vectors()
-    }
-
-    /// The current matrices.
-    pub(crate) fn matrices(&self, cpu: &Cpu, shape: &BlockShape) -> Result<BlockMatrices, CalibrateError> {
-        let value = |(name, matrix): &(WeightName, Learned)| match matrix {
+    /// The weights of this moment.
+    pub(crate) fn values(&self, cpu: &Cpu) -> Result<BlockValues<'_>, CalibrateError> {
+        let value = |(name, matrix): &'_ (WeightName, Learned)| match matrix {
             Learned::Latent(m) => {
-                m.rotated(&m.latent.values(cpu)).map_err(|e| CalibrateError::quantize(*name, e))
+                let values = m.rotated(&m.latent.values(cpu));
+                values.map(Cow::Owned).map_err(|e| CalibrateError::quantize(*name, e))
             }
-            Learned::Fixed(values) => Ok(values.clone()),
+            Learned::Fixed(values) => Ok(Cow::Borrowed(&values[..])),
         };
         let [q, k, v, o, g, u, d] = self.matrices.each_ref().map(value);
-        Ok(BlockMatrices::new(shape, [q?, k?, v?, o?, g?, u?, d?])?)
+        Ok(BlockValues {
+            matrices: [q?, k?, v?, o?, g?, u?, d?],
+            trained: self.matrices.each_ref().map(|(_, matrix)| matches!(matrix, Learned::Latent(_))),
+            vectors: self.norms.vectors(),
+        })
     }
 
     pub(super) fn update(
@@ -131,8 +127,8 @@ impl Learner {
         rates: LatentLearningRates,
     ) -> Result<(), CalibrateError> {
         let mut deepest = 1;
-        for ((name, matrix), gradient) in self.matrices.iter_mut().zip(&gradients.matrices) {
-            if let Learned::Latent(m) = matrix {
+        for (name, matrix) in &mut self.matrices {
+            if let (Learned::Latent(m), Some(gradient)) = (matrix, gradients.of(*name)) {
                 let failed = |e| CalibrateError::quantize(*name, e);
                 let gradient = m.rotated(gradient).map_err(failed)?;
                 let depth = m.latent.depth();
@@ -142,7 +138,7 @@ impl Learner {
                 m.latent.update(cpu, &gradient, rates).map_err(failed)?;
             }
         }
-        self.norms.update(&gradients.norms, rates.scales * by_depth(deepest))
+        self.norms.update(gradients, rates.scales * by_depth(deepest))
     }
 
     /// Writes the trained matrices and norms back.

@@ -10,40 +10,23 @@
 //! the last norm and the head are not changed.
 
 mod block;
+mod head;
 mod learner;
 mod norms;
 mod recover;
 mod scales;
 mod stage;
+mod tape;
 #[cfg(test)]
 mod tests;
 mod text;
 mod whole;
 
-use trike_core::ProductPrecision;
-use trike_cpu::{CpuError, RopeTable, grad::BlockShape};
-use trike_nn::DecoderSpec;
-
 pub(crate) use block::block;
-pub(crate) use learner::{Learner, names};
-pub(crate) use norms::norms;
+pub(crate) use head::Head;
+pub(crate) use learner::Learner;
 pub(crate) use recover::recover;
 pub(crate) use scales::scales;
+pub(crate) use tape::{Recording, TapeSpec, Wanted};
 pub(crate) use text::is_held_out;
-pub(crate) use whole::{BothEnds, Head, whole};
-
-/// A differentiable block of the model, for sequences of at most `longest` tokens.
-pub(crate) fn shape(spec: &DecoderSpec, longest: usize) -> Result<BlockShape, CpuError> {
-    let rope = RopeTable::from_frequencies(spec.rope.frequencies(spec.head_dim))?;
-    Ok(BlockShape {
-        hidden: spec.hidden,
-        intermediate: spec.intermediate,
-        attention: spec.attention(),
-        rope: rope.precompute(longest as u32),
-        pairing: spec.rope.pairing,
-        activation: spec.activation,
-        rms_eps: spec.rms_eps,
-        // Gradients are noisy as they are; held-out text is measured with f32.
-        gradients: ProductPrecision::Bf16,
-    })
-}
+pub(crate) use whole::{BothEnds, whole};

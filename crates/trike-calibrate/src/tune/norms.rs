@@ -1,60 +1,49 @@
 //! The norms of a block during training.
 
 use trike_core::{DenseData, DenseTensor, Tensor};
-use trike_cpu::grad::BlockVectors;
 use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, DecoderWeights, NnError, WeightName};
 use trike_quant::Adam;
 
+use super::tape::BlockGradients;
 use crate::{CalibrateError, weights::BlockWeights};
 
-/// The names of the norms of a block, in the order of [`BlockVectors::norms`].
-pub(crate) fn norms(layer: usize) -> [WeightName; BlockVectors::NORMS] {
-    use WeightName as W;
-    [W::AttentionNorm, W::QueryNorm, W::KeyNorm, W::AttentionSubNorm, W::MlpNorm, W::MlpSubNorm]
-        .map(|name| name(layer))
+/// Norms and biases of a block; `None` for those that are absent.
+#[derive(Clone, Debug)]
+pub(crate) struct Vectors {
+    /// In the order of [`WeightName::norms`].
+    pub(crate) norms: [Option<Vec<f32>>; 6],
+    /// In the order of [`WeightName::matrices`].
+    pub(crate) biases: [Option<Vec<f32>>; 7],
 }
 
-/// Norms and biases of a block.
-pub(super) fn vectors(
-    spec: &DecoderSpec,
-    layer: usize,
-    weights: &mut impl DecoderWeights,
-) -> Result<BlockVectors, NnError> {
-    use WeightName as W;
-    let mut optional = |wanted: bool, name| wanted.then(|| weights.vector(name)).transpose();
-    let b = spec.biases;
-    let biases = [
-        optional(b.qkv, W::QueryBias(layer))?,
-        optional(b.qkv, W::KeyBias(layer))?,
-        optional(b.qkv, W::ValueBias(layer))?,
-        optional(b.output, W::OutputBias(layer))?,
-        optional(b.mlp, W::GateBias(layer))?,
-        optional(b.mlp, W::UpBias(layer))?,
-        optional(b.mlp, W::DownBias(layer))?,
-    ];
-    let attention_sub_norm = optional(spec.sub_norms, W::AttentionSubNorm(layer))?;
-    let mlp_sub_norm = optional(spec.sub_norms, W::MlpSubNorm(layer))?;
-    let qk_norm = match spec.qk_norm {
-        false => None,
-        true => Some([weights.vector(W::QueryNorm(layer))?, weights.vector(W::KeyNorm(layer))?]),
-    };
-    Ok(BlockVectors {
-        attention_norm: weights.vector(W::AttentionNorm(layer))?,
-        qk_norm,
-        attention_sub_norm,
-        mlp_norm: weights.vector(W::MlpNorm(layer))?,
-        mlp_sub_norm,
-        biases,
-    })
+impl Vectors {
+    pub(super) fn load(
+        spec: &DecoderSpec,
+        layer: usize,
+        weights: &mut impl DecoderWeights,
+    ) -> Result<Self, NnError> {
+        let mut load = |name: Option<WeightName>| {
+            let name = name.and_then(|name| spec.optional(name));
+            name.map(|name| weights.vector(name)).transpose()
+        };
+        let (mut norms, mut biases) = ([const { None }; 6], [const { None }; 7]);
+        for (norm, name) in norms.iter_mut().zip(WeightName::norms(layer)) {
+            *norm = load(Some(name))?;
+        }
+        for (bias, name) in biases.iter_mut().zip(WeightName::matrices(layer)) {
+            *bias = load(name.bias())?;
+        }
+        Ok(Self { norms, biases })
+    }
 }
 
 /// The weights of the norms of a block, which are trained, and its biases, which are not.
 #[derive(Clone)]
 pub(super) struct TunedNorms {
     layer: usize,
-    vectors: BlockVectors,
-    each: [Option<Adam>; BlockVectors::NORMS],
+    vectors: Vectors,
+    each: [Option<Adam>; 6],
 }
 
 impl TunedNorms {
@@ -65,20 +54,20 @@ impl TunedNorms {
         replaced: &[(WeightName, Tensor)],
     ) -> Result<Self, CalibrateError> {
         let mut weights = BlockWeights::with(input, replaced);
-        let vectors = vectors(&input.config().spec, layer, &mut weights)?;
-        let each = vectors.norms().map(|norm| norm.map(|norm| Adam::new(norm.len())));
+        let vectors = Vectors::load(&input.config().spec, layer, &mut weights)?;
+        let each = vectors.norms.each_ref().map(|norm| norm.as_ref().map(|norm| Adam::new(norm.len())));
         Ok(Self { layer, vectors, each })
     }
 
-    pub(super) fn vectors(&self) -> &BlockVectors {
+    pub(super) fn vectors(&self) -> &Vectors {
         &self.vectors
     }
 
     /// A step that changes each weight by about a share of `rate` of the root mean square of its norm.
-    pub(super) fn update(&mut self, gradients: &BlockVectors, rate: f32) -> Result<(), CalibrateError> {
-        let all = self.vectors.norms_mut().into_iter().zip(&mut self.each).zip(gradients.norms());
-        for (name, ((norm, adam), gradient)) in norms(self.layer).into_iter().zip(all) {
-            let (Some(norm), Some(adam), Some(gradient)) = (norm, adam, gradient) else { continue };
+    pub(super) fn update(&mut self, gradients: &BlockGradients, rate: f32) -> Result<(), CalibrateError> {
+        let all = self.vectors.norms.iter_mut().zip(&mut self.each);
+        for (name, (norm, adam)) in WeightName::norms(self.layer).into_iter().zip(all) {
+            let (Some(norm), Some(adam), Some(gradient)) = (norm, adam, gradients.of(name)) else { continue };
             let mean = norm.iter().map(|w| w * w).sum::<f32>() / norm.len().max(1) as f32;
             let by = rate * mean.sqrt();
             adam.update(gradient, |i, direction| norm[i] -= by * direction)
@@ -89,9 +78,9 @@ impl TunedNorms {
 
     /// Writes the norms back.
     pub(super) fn finish(&self, replaced: &mut Vec<(WeightName, Tensor)>) -> Result<(), CalibrateError> {
-        for (name, norm) in norms(self.layer).into_iter().zip(self.vectors.norms()) {
+        for (name, norm) in WeightName::norms(self.layer).into_iter().zip(&self.vectors.norms) {
             let Some(norm) = norm else { continue };
-            let tensor = DenseTensor::new(vec![norm.len()], DenseData::F32(norm.to_vec()))?;
+            let tensor = DenseTensor::new(vec![norm.len()], DenseData::F32(norm.clone()))?;
             match replaced.iter_mut().find(|(other, _)| *other == name) {
                 Some((_, place)) => *place = tensor.into(),
                 None => replaced.push((name, tensor.into())),

@@ -7,11 +7,12 @@ use trike_core::Tensor;
 use trike_nn::WeightName;
 
 use super::{
+    head::Head,
     learner::Learner,
-    shape,
     stage::{ERRORS, gained, mean},
+    tape::TapeSpec,
     text::{Span, Text, lengths, longest, schedule, shuffle},
-    whole::{BothEnds, Head, Stack},
+    whole::{BothEnds, Stack},
 };
 use crate::{
     CalibrateError, Tuning, TuningReport,
@@ -37,11 +38,11 @@ pub(crate) fn recover(
     let start = Instant::now();
     let (input, cpu, spec) = (dense.source, dense.cpu(), dense.spec());
     let most_tokens = texts.iter().map(Vec::len).max().unwrap_or(0).max(longest(judged_on.0));
-    let shape = shape(spec, most_tokens)?;
-    let stack = |blocks| Stack { cpu, shape: &shape, vocab: spec.vocab, head, blocks };
+    let shared = TapeSpec::new(cpu, spec, most_tokens)?;
+    let stack = |blocks| Stack { cpu, shared: &shared, head, blocks };
     // The blocks of the dense model replace nothing.
     let teacher = stack(Learner::all(input, tuning, &vec![Vec::new(); replaced.len()])?);
-    let taught = teacher.matrices()?;
+    let taught = teacher.values()?;
     let mut student = stack(Learner::all(input, tuning, replaced)?);
     let held = Text::new(judged_on.0).held;
     let judge = |student: &Stack<'_>| student.losses(&held, judged_on);
@@ -74,9 +75,10 @@ pub(crate) fn recover(
         let ids: Vec<Vec<u32>> = step.iter().map(|(i, _)| texts[*i].clone()).collect();
         let x: Vec<f32> = embed(dense.backend, &table, &ids)?.into_iter().flat_map(|batch| batch.x).collect();
         let lengths = lengths(&step);
-        let aim = teacher.forward(&taught, x.clone(), &lengths, false)?.0;
-        let matrices = student.matrices()?;
-        let (_, gradients) = student.pass(&matrices, x, &aim, &lengths, true)?;
+        let aim = teacher.forward(&taught, x.clone(), &lengths)?;
+        let values = student.values()?;
+        let (_, gradients) = student.gradients(&values, &x, &aim, &lengths)?;
+        drop(values);
         let share = schedule(passed.as_millis() as usize, most.as_millis() as usize);
         student.learn(&gradients, tuning, share)?;
         steps += 1;

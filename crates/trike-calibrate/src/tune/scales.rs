@@ -4,24 +4,24 @@
 //! backward pass, and of its activations only the input is kept. This is the second stage of EfficientQAT (Chen et al.,
 //! 2407.11062).
 
+use std::borrow::Cow;
+
 use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
 use trike_core::Tensor;
-use trike_cpu::{
-    Cpu,
-    grad::{self, Block, BlockGradients, BlockMatrices, BlockShape},
-};
+use trike_cpu::{Cpu, grad};
 use trike_llm::WeightSource;
 use trike_nn::WeightName;
 use trike_quant::LatentScales;
 use trike_trit::{Hadamard, TritTensor};
 
 use super::{
-    learner::{by_depth, names},
+    head::Head,
+    learner::by_depth,
     norms::TunedNorms,
-    shape,
     stage::{self, Loss, Tuned},
+    tape::{BlockGradients, BlockValues, Recording, TapeSpec, Wanted},
     text::{Span, Text, lengths, longest},
-    whole::{BothEnds, Head, ends_of},
+    whole::{BothEnds, ends_of},
 };
 use crate::{CalibrateError, Tuning, TuningReport, weights::rotated};
 
@@ -57,19 +57,20 @@ impl TunedBlock {
 
     fn update(
         &mut self,
-        codes: &[(usize, WeightName, Codes)],
+        codes: &[(WeightName, Codes)],
         gradients: &BlockGradients,
         rate: f32,
     ) -> Result<(), CalibrateError> {
         let mut deepest = 1;
-        for (i, name, codes) in codes {
-            let Some((_, scales)) = self.scales.iter_mut().find(|(other, _)| other == name) else { continue };
+        for (name, codes) in codes {
+            let scales = self.scales.iter_mut().find(|(other, _)| other == name);
+            let (Some((_, scales)), Some(gradient)) = (scales, gradients.of(*name)) else { continue };
             let failed = |e| CalibrateError::quantize(*name, e);
-            let gradient = codes.rotated(&gradients.matrices[*i]).map_err(failed)?;
+            let gradient = codes.rotated(gradient).map_err(failed)?;
             deepest = deepest.max(codes.trits.depth());
             scales.update(&codes.trits, &gradient, rate * by_depth(codes.trits.depth())).map_err(failed)?;
         }
-        self.norms.update(&gradients.norms, rate * by_depth(deepest))
+        self.norms.update(gradients, rate * by_depth(deepest))
     }
 }
 
@@ -91,10 +92,10 @@ impl Codes {
     }
 }
 
-/// A block in memory: its matrices with the scales of this moment, and the codes of those that are ternary, with their places.
-struct Loaded {
-    matrices: BlockMatrices,
-    codes: Vec<(usize, WeightName, Codes)>,
+/// A block in memory: its matrices with the scales of this moment, and the codes of those that are ternary.
+struct Loaded<'a> {
+    values: BlockValues<'a>,
+    codes: Vec<(WeightName, Codes)>,
 }
 
 /// All blocks, whose scales and norms are tuned.
@@ -104,7 +105,7 @@ struct AllScales<'a> {
     tuning: &'a Tuning,
     head: &'a Head,
     load: LoadBlock<'a>,
-    shape: BlockShape,
+    shared: TapeSpec,
     text: Text,
     ends: BothEnds<'a>,
     blocks: Vec<TunedBlock>,
@@ -112,52 +113,59 @@ struct AllScales<'a> {
 }
 
 impl AllScales<'_> {
-    fn loaded(&self, layer: usize) -> Result<Loaded, CalibrateError> {
+    fn loaded(&self, layer: usize) -> Result<Loaded<'_>, CalibrateError> {
         let mut replaced = (self.load)(layer)?;
         let mut codes = Vec::new();
-        let mut value = |i: usize, name: WeightName| -> Result<Vec<f32>, CalibrateError> {
+        let mut value = |name: WeightName| -> Result<(Vec<f32>, bool), CalibrateError> {
             let place = replaced.iter().position(|(other, _)| *other == name);
             let tensor = match place.map(|place| replaced.swap_remove(place).1) {
-                None => return Ok(self.input.load(name)?.into_f32()),
+                None => return Ok((self.input.load(name)?.into_f32(), false)),
                 Some(tensor) => tensor,
             };
             let scales = self.blocks[layer].scales.iter().find(|(other, _)| *other == name);
             let (Tensor::Ternary(trits), Some((_, scales))) = (&tensor, scales) else {
-                return Ok(tensor.into_f32());
+                return Ok((tensor.into_f32(), false));
             };
             let failed = |e| CalibrateError::quantize(name, e);
             let of = Codes::new(trits.clone()).map_err(failed)?;
             let values = scales.values(&of.trits).map_err(failed)?;
             let values = of.rotated(&values).map_err(failed)?;
-            codes.push((i, name, of));
-            Ok(values)
+            codes.push((name, of));
+            Ok((values, true))
         };
-        let mut values = [const { Vec::new() }; BlockMatrices::COUNT];
-        for (i, name) in names(layer).into_iter().enumerate() {
-            values[i] = value(i, name)?;
+        let (mut matrices, mut trained) = ([const { Cow::Borrowed(&[][..]) }; 7], [false; 7]);
+        for (i, name) in WeightName::matrices(layer).into_iter().enumerate() {
+            let (values, is_trained) = value(name)?;
+            (matrices[i], trained[i]) = (Cow::Owned(values), is_trained);
         }
-        Ok(Loaded { matrices: BlockMatrices::new(&self.shape, values)?, codes })
+        let vectors = self.blocks[layer].norms.vectors();
+        Ok(Loaded { values: BlockValues { matrices, trained, vectors }, codes })
     }
 
-    fn block<'b>(&'b self, layer: usize, loaded: &'b Loaded) -> Block<'b> {
-        Block {
-            cpu: self.cpu,
-            shape: &self.shape,
-            vectors: self.blocks[layer].norms.vectors(),
-            matrices: &loaded.matrices,
-        }
+    /// The stream `x` after a block.
+    fn through(
+        &self,
+        layer: usize,
+        loaded: &Loaded<'_>,
+        x: &[f32],
+        lengths: &[usize],
+    ) -> Result<Vec<f32>, CalibrateError> {
+        let mut recording = Recording::new(self.cpu, &self.shared, x, lengths, Wanted::default())?;
+        recording.block(layer, &loaded.values)?;
+        Ok(recording.into_output()?)
     }
 
     /// The divergence of a sequence from the dense model, and its gradient with respect to `x`, the output of the last block, if
     /// `wanted`.
     fn divergence(&self, x: &[f32], aim: &[f32], wanted: bool) -> Result<(f64, Vec<f32>), CalibrateError> {
-        let (cpu, eps) = (self.cpu, self.shape.rms_eps);
-        let mut aim = self.head.logits(cpu, eps, aim)?;
-        let mut logits = self.head.logits(cpu, eps, x)?;
-        let loss = grad::divergence(cpu, &mut logits, &mut aim, self.input.config().spec.vocab)?;
-        drop(aim);
-        let dx = if wanted { self.head.backward(cpu, eps, x, &logits)? } else { Vec::new() };
-        Ok((loss, dx))
+        let (cpu, spec) = (self.cpu, &self.shared.spec);
+        let mut aim = self.head.logits(cpu, spec.rms_eps, aim)?;
+        if !wanted {
+            let mut logits = self.head.logits(cpu, spec.rms_eps, x)?;
+            return Ok((grad::divergence(cpu, &mut logits, &mut aim, spec.vocab)?, Vec::new()));
+        }
+        self.head
+            .gradient(cpu, spec.rms_eps, x, |logits| Ok(grad::divergence(cpu, logits, &mut aim, spec.vocab)?))
     }
 }
 
@@ -165,14 +173,14 @@ impl Tuned for AllScales<'_> {
     const LEAST_GAIN: f64 = 0.0;
 
     fn held_out(&self) -> Result<Vec<Loss>, CalibrateError> {
-        let hidden = self.shape.hidden;
+        let hidden = self.shared.spec.hidden;
         let steps = Text::steps(&self.text.held, self.tuning.batch_tokens);
         let mut streams: Vec<[Vec<f32>; 2]> =
             steps.iter().map(|step| ends_of(step, self.ends, hidden)).collect();
         for layer in 0..self.blocks.len() {
             let loaded = self.loaded(layer)?;
             for ([x, _], step) in streams.iter_mut().zip(&steps) {
-                *x = self.block(layer, &loaded).forward(std::mem::take(x), &lengths(step))?.0;
+                *x = self.through(layer, &loaded, x, &lengths(step))?;
             }
         }
         let mut losses = Vec::with_capacity(self.text.held.len());
@@ -188,23 +196,25 @@ impl Tuned for AllScales<'_> {
     }
 
     fn step(&mut self, step: &[Span], share: f32) -> Result<(), CalibrateError> {
-        let [mut x, aim] = ends_of(step, self.ends, self.shape.hidden);
+        let [mut x, aim] = ends_of(step, self.ends, self.shared.spec.hidden);
         let lengths = lengths(step);
         let mut inputs = Vec::with_capacity(self.blocks.len());
         for layer in 0..self.blocks.len() {
             let loaded = self.loaded(layer)?;
-            inputs.push(x.clone());
-            x = self.block(layer, &loaded).forward(x, &lengths)?.0;
+            let y = self.through(layer, &loaded, &x, &lengths)?;
+            inputs.push(std::mem::replace(&mut x, y));
         }
         let (_, mut dy) = self.divergence(&x, &aim, true)?;
         for (layer, x) in inputs.into_iter().enumerate().rev() {
             let loaded = self.loaded(layer)?;
-            let block = self.block(layer, &loaded);
-            let (_, tape) = block.forward(x, &lengths)?;
-            let mut gradients = block.backward(&tape, dy, layer > 0)?;
-            dy = std::mem::take(&mut gradients.input);
+            let wanted = Wanted { weights: true, input: layer > 0, outputs: false };
+            let mut recording = Recording::new(self.cpu, &self.shared, &x, &lengths, wanted)?;
+            recording.block(layer, &loaded.values)?;
+            let mut gradients = recording.backward(dy)?;
+            dy = gradients.take_input();
+            let codes = loaded.codes;
             let rate = share * self.tuning.scale_rate;
-            self.blocks[layer].update(&loaded.codes, &gradients, rate)?;
+            self.blocks[layer].update(&codes, &gradients, rate)?;
         }
         Ok(())
     }
@@ -252,7 +262,7 @@ pub(crate) fn scales(
     (starts, ends): BothEnds<'_>,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<(TuningReport, Option<TunedScales>), CalibrateError> {
-    let shape = shape(&input.config().spec, longest(starts))?;
+    let shared = TapeSpec::new(cpu, &input.config().spec, longest(starts))?;
     let text = Text::new(starts);
     let mut rng = ChaCha8Rng::seed_from_u64(tuning.seed);
     let mut plan = text.plan(tuning.model_epochs.unwrap_or(1), tuning.batch_tokens, &mut rng);
@@ -266,7 +276,7 @@ pub(crate) fn scales(
     }
     let blocks = TunedBlock::all(input, load)?;
     let ends = (starts, ends);
-    let mut model = AllScales { input, cpu, tuning, head, load, shape, text, ends, blocks, kept: None };
+    let mut model = AllScales { input, cpu, tuning, head, load, shared, text, ends, blocks, kept: None };
     let report = stage::run(&mut model, &plan, progress)?;
     Ok((report, model.kept.map(TunedScales)))
 }

@@ -1,22 +1,23 @@
 //! The block that is tuned against the block of the backend, and the steps of tuning.
 
-use std::ops::ControlFlow;
+use std::{borrow::Cow, convert::Infallible, ops::ControlFlow};
 
 use trike_core::{DenseTensor, Tensor};
-use trike_cpu::{
-    Cpu, DenseData, DenseMatrix, GatedActivation, RopePairing,
-    grad::{Block, BlockMatrices},
-};
+use trike_cpu::{Cpu, DenseData, DenseMatrix, GatedActivation, RopePairing};
+use trike_grad::MixedPrecision;
+use trike_model::{AttentionOps, Input, LayerOps};
 use trike_nn::{
-    ActivationPrecision, Backend, Biases, BlockContext, CpuBackend, DecoderBlock, DecoderSpec,
+    ActivationPrecision, AttentionSpec, Backend, Biases, BlockContext, CpuBackend, DecoderBlock, DecoderSpec,
     DecoderWeights, NnError, RopeSpec, WeightName,
 };
-use trike_testkit::{Rng, assert_close};
+use trike_testkit::{
+    Rng, assert_all_near, assert_close,
+    exact::{self, Heads, assert_gradient, wide},
+};
 
 use super::{
-    learner::names,
-    norms::vectors,
-    shape,
+    norms::Vectors,
+    tape::{BlockValues, Recording, TapeSpec, Wanted},
     text::{Text, schedule},
 };
 use crate::streams::embed;
@@ -61,8 +62,7 @@ impl Weights<'_> {
     }
 
     fn matrix(&self, name: WeightName) -> (usize, usize, Vec<f32>) {
-        let i = names(0).iter().position(|n| *n == name).expect("a matrix of the block");
-        let (rows, cols) = shape(self.0, 1).expect("a shape").matrices()[i];
+        let (rows, cols) = self.0.shape(name);
         (rows, cols, self.values(name, rows * cols, 0.0, (cols as f32).powf(-0.5)))
     }
 }
@@ -92,7 +92,7 @@ impl DecoderWeights for Weights<'_> {
 const LENGTHS: [usize; 3] = [5, 1, 9];
 
 #[test]
-fn a_block_here_is_the_block_of_the_backend() {
+fn a_block_on_a_tape_is_the_block_on_a_backend() {
     for spec in specs() {
         let cpu = Cpu::new(2).unwrap();
         let backend = CpuBackend::new(cpu.clone(), ActivationPrecision::F32);
@@ -106,13 +106,168 @@ fn a_block_here_is_the_block_of_the_backend() {
         let place = BlockContext { backend: &backend, spec: &spec, rope: &rope };
         let want = batch.through(place, &block, |_, _, _| ControlFlow::Continue(()), None).unwrap();
 
-        let shape = shape(&spec, 9).unwrap();
-        let vectors = vectors(&spec, 0, &mut Weights(&spec)).unwrap();
-        let values = names(0).map(|name| Weights::matrix(&Weights(&spec), name).2);
-        let matrices = BlockMatrices::new(&shape, values).unwrap();
-        let block = Block { cpu: &cpu, shape: &shape, vectors: &vectors, matrices: &matrices };
-        let (got, _) = block.forward(batch.x.clone(), &LENGTHS).unwrap();
+        let shared = TapeSpec::new(&cpu, &spec, 9).unwrap();
+        let vectors = Vectors::load(&spec, 0, &mut Weights(&spec)).unwrap();
+        let matrices = WeightName::matrices(0).map(|name| Weights::matrix(&Weights(&spec), name).2.into());
+        let values = BlockValues { matrices, trained: [false; 7], vectors: &vectors };
+        let mut recording = Recording::new(&cpu, &shared, &batch.x, &LENGTHS, Wanted::default()).unwrap();
+        recording.block(0, &values).unwrap();
+        let got = recording.into_output().unwrap();
         assert_close(&got, &want, 1e-4);
+    }
+}
+
+/// The block in f64.
+struct Exact<'a> {
+    spec: &'a DecoderSpec,
+    matrices: &'a [Vec<f64>; 7],
+    norms: &'a [Option<Vec<f64>>; 6],
+    biases: &'a [Option<Vec<f32>>; 7],
+}
+
+impl Exact<'_> {
+    fn run(&self, x: &[f64]) -> Vec<f64> {
+        let mut x = x.to_vec();
+        let mut ops = Exact { ..*self };
+        trike_model::block(&mut ops, self.spec, 0, &mut x, &mut ()).expect("no failure");
+        x
+    }
+
+    fn norm(&self, x: &[f64], name: WeightName) -> Vec<f64> {
+        let weight = self.norms[name.norm_index().expect("a norm")].as_ref().expect("a weight");
+        exact::rms_norm(x, weight, f64::from(self.spec.rms_eps))
+    }
+
+    fn linear(&self, x: &[f64], name: WeightName) -> Vec<f64> {
+        let index = name.matrix_index().expect("a matrix");
+        let mut y = exact::linear(x, &self.matrices[index], self.spec.shape(name).1);
+        if let Some(bias) = &self.biases[index] {
+            y.chunks_exact_mut(bias.len())
+                .for_each(|row| row.iter_mut().zip(bias).for_each(|(y, b)| *y += f64::from(*b)));
+        }
+        y
+    }
+}
+
+impl LayerOps for Exact<'_> {
+    type Tensor = Vec<f64>;
+    type Error = Infallible;
+
+    fn project<const N: usize>(
+        &mut self,
+        x: &Vec<f64>,
+        norm: WeightName,
+        layers: [WeightName; N],
+    ) -> Result<[Vec<f64>; N], Infallible> {
+        let x = self.norm(x, norm);
+        Ok(layers.map(|layer| self.linear(&x, layer)))
+    }
+
+    fn project_add(
+        &mut self,
+        input: Input<'_, Vec<f64>>,
+        norm: Option<WeightName>,
+        layer: WeightName,
+        x: &mut Vec<f64>,
+    ) -> Result<(), Infallible> {
+        let f = match self.spec.activation {
+            GatedActivation::SiLu => exact::silu,
+            GatedActivation::SquaredReLu => exact::squared_relu,
+        };
+        let input = match input {
+            Input::Plain(input) => input.clone(),
+            Input::Gated { gate, up } => gate.iter().zip(up).map(|(g, u)| f(*g) * u).collect(),
+        };
+        let input = norm.map_or(input.clone(), |norm| self.norm(&input, norm));
+        x.iter_mut().zip(self.linear(&input, layer)).for_each(|(x, y)| *x += y);
+        Ok(())
+    }
+}
+
+impl AttentionOps<()> for Exact<'_> {
+    fn head_norm(&mut self, x: Vec<f64>, norm: WeightName) -> Result<Vec<f64>, Infallible> {
+        Ok(self.norm(&x, norm))
+    }
+
+    fn attend(&mut self, [q, k, v]: [Vec<f64>; 3], (): &mut ()) -> Result<Vec<f64>, Infallible> {
+        let AttentionSpec { heads, kv_heads, head_dim, scale, window } = self.spec.attention();
+        let frequencies = wide(&self.spec.rope.frequencies(head_dim));
+        let adjacent = self.spec.rope.pairing == RopePairing::Adjacent;
+        let [q, k] = [(q, heads), (k, kv_heads)].map(|(x, heads)| {
+            let positions = LENGTHS.iter().flat_map(|&n| 0..n as u32);
+            let rows = x.chunks_exact(heads * head_dim).zip(positions);
+            rows.flat_map(|(x, at)| exact::rope(x, head_dim, at, &frequencies, adjacent))
+                .collect::<Vec<f64>>()
+        });
+        let heads = Heads { heads, kv_heads, head_dim, scale: f64::from(scale), window };
+        Ok(exact::attention(heads, [&q, &k, &v], &LENGTHS))
+    }
+}
+
+#[test]
+fn gradients_of_a_block_are_its_derivatives() {
+    let tokens: usize = LENGTHS.iter().sum();
+    for spec in specs() {
+        let spec = DecoderSpec { hidden: 10, intermediate: 13, ..spec };
+        let vectors = Vectors::load(&spec, 0, &mut Weights(&spec)).unwrap();
+        let values = WeightName::matrices(0).map(|name| Weights::matrix(&Weights(&spec), name).2);
+        let mut rng = Rng::new(3);
+        let [x, dy] = [(); 2].map(|()| rng.normals(tokens * spec.hidden));
+        let run = |threads| {
+            let cpu = Cpu::new(threads).unwrap();
+            let mut shared = TapeSpec::new(&cpu, &spec, 9).unwrap();
+            shared.precision = MixedPrecision::default();
+            let matrices = values.each_ref().map(|values| Cow::Borrowed(&values[..]));
+            let block = BlockValues { matrices, trained: [true; 7], vectors: &vectors };
+            let wanted = Wanted { weights: true, input: true, outputs: true };
+            let mut recording = Recording::new(&cpu, &shared, &x, &LENGTHS, wanted).unwrap();
+            recording.block(0, &block).unwrap();
+            let y = recording.output().unwrap().to_vec();
+            let mut gradients = recording.backward(dy.clone()).unwrap();
+            let all = WeightName::of_block(0).map(|name| gradients.of(name).map(<[f32]>::to_vec));
+            let outputs = WeightName::matrices(0).map(|name| gradients.of_outputs(name).to_vec());
+            (y, all, outputs, gradients.take_input())
+        };
+        let (y, all, outputs, input) = run(1);
+        assert!(
+            (&y, &all, &outputs, &input) == {
+                let (y, all, outputs, input) = &run(3);
+                (y, all, outputs, input)
+            }
+        );
+        let (matrices, norms) = (
+            values.each_ref().map(|values| wide(values)),
+            vectors.norms.each_ref().map(|norm| norm.as_deref().map(wide)),
+        );
+        let exact = Exact { spec: &spec, matrices: &matrices, norms: &norms, biases: &vectors.biases };
+        assert_all_near!(&wide(&y), &exact.run(&wide(&x)), abs = 1e-4);
+        assert_gradient("input", &input, &x, &dy, |x| exact.run(x));
+        for (name, got) in WeightName::of_block(0).into_iter().zip(&all) {
+            let what = name.to_string();
+            match (name.matrix_index(), name.norm_index()) {
+                (Some(index), _) => {
+                    assert_gradient(&what, got.as_ref().unwrap(), &values[index], &dy, |w| {
+                        let mut matrices = matrices.clone();
+                        matrices[index] = w.to_vec();
+                        Exact { matrices: &matrices, ..exact }.run(&wide(&x))
+                    });
+                }
+                (None, Some(index)) if spec.has(name) => {
+                    let weight = vectors.norms[index].as_ref().unwrap();
+                    assert_gradient(&what, got.as_ref().unwrap(), weight, &dy, |w| {
+                        let mut norms = norms.clone();
+                        norms[index] = Some(w.to_vec());
+                        Exact { norms: &norms, ..exact }.run(&wide(&x))
+                    });
+                }
+                _ => assert!(got.is_none(), "{what}"),
+            }
+        }
+        // The output of the last matrix is added to the block's.
+        let squares = dy.chunks_exact(spec.hidden).map(|dy| dy.iter().map(|d| d * d).sum::<f32>());
+        let means: Vec<f32> = squares.map(|sum| sum / spec.hidden as f32).collect();
+        assert_all_near!(&outputs[6], &means, abs = 1e-5);
+        assert!(outputs.iter().all(|squares| squares.len() == tokens && squares.iter().sum::<f32>() > 0.0));
     }
 }
 

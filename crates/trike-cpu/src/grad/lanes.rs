@@ -27,10 +27,3 @@ pub(super) fn largest(x: &[f32]) -> f32 {
     }
     lanes.iter().chain(tail).fold(f32::NEG_INFINITY, |m, v| m.max(*v))
 }
-
-/// `to += from`.
-pub(super) fn add(to: &mut [f32], from: &[f32]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to += from;
-    }
-}

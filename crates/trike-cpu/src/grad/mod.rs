@@ -1,9 +1,8 @@
 //! Backward passes of a decoder's operations, on slices.
 //!
-//! Start from [`Block`]: a decoder block whose forward pass records a [`Tape`], from which [`Block::backward`]
-//! computes the gradients of its matrices and its input. The parts are available separately: [`rms_norm`] and
-//! [`rms_norm_weight`], [`rope`], [`attention`], [`gated`], and [`Linear`] for matrices; [`cross_entropy`],
-//! [`divergence`] and [`distill`] are losses, [`round_int8`] is the rounding of activations that training sees.
+//! Start from [`rms_norm`] and [`rms_norm_weight`], [`rope`], [`attention`] and [`gated`]; [`cross_entropy`], [`divergence`] and
+//! [`distill`] are losses, [`round_int8`] is the rounding of activations that training sees. Those of a matrix are products:
+//! [`matmul`](crate::matmul). `trike-grad` has all of them on a tape.
 //!
 //! A function named like an operation of [`CpuOps`](crate::CpuOps) takes the inputs of that operation and `dy`, the
 //! gradient of a scalar loss with respect to its output, and writes the gradients with respect to its inputs.
@@ -22,19 +21,15 @@
 //! ```
 
 mod attention;
-mod block;
 mod gated;
 mod lanes;
-mod linear;
 mod loss;
 mod norm;
 mod rotary;
 mod round;
 
 pub use attention::{attend, attention};
-pub use block::{Block, BlockGradients, BlockMatrices, BlockShape, BlockVectors, Tape};
 pub use gated::gated;
-pub use linear::Linear;
 pub use loss::{cross_entropy, distill, divergence};
 pub use norm::{rms_norm, rms_norm_weight};
 pub use rotary::rope;

@@ -300,7 +300,7 @@ pub fn open(path: impl AsRef<Path>, device: &DeviceChoice) -> Result<Box<dyn Mod
 /// `kv` in a precision that the backend supports: int8 instead of int4, f32 if it has no f16.
 #[cfg(feature = "gpu")]
 fn supported(backend: &impl Backend, kv: KvSpec) -> KvSpec {
-    KvSpec { precision: backend.cache_precision(kv.precision.base()).into(), ..kv }
+    KvSpec { precision: backend.capabilities().cache_precision(kv.precision.base()).into(), ..kv }
 }
 
 /// A device of this machine, as reports show it.

@@ -68,11 +68,11 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
     }
 
     fn can_cache(&self, kv: KvPrecision) -> bool {
-        self.decoder().backend().can_cache(kv)
+        self.decoder().backend().capabilities().can_cache(kv)
     }
 
     fn cache_precision(&self, wanted: KvPrecision) -> KvPrecision {
-        self.decoder().backend().cache_precision(wanted)
+        self.decoder().backend().capabilities().cache_precision(wanted)
     }
 
     fn cache_errors(&self, ids: &[u32], precisions: &[KvPrecision]) -> Result<Vec<Vec<f64>>, LlmError> {

@@ -1,13 +1,15 @@
 //! The hardware operations that a decoder needs.
 
+mod capabilities;
 mod token;
 
 use std::ops::Range;
 
-use trike_core::{AttentionSpec, GatedActivation, KvPrecision, Layout, RopeSpec, Tensor};
+use trike_core::{AttentionSpec, GatedActivation, Layout, RopeSpec, Tensor};
 use trike_cpu::{FileRange, Tiles};
 use trike_trit::{Edit, TritTensor};
 
+pub use self::capabilities::Capabilities;
 pub(crate) use self::token::logits_of;
 #[cfg(feature = "gpu")]
 pub(crate) use self::token::split;
@@ -132,41 +134,8 @@ pub trait Backend {
         Ok(Tuning::default())
     }
 
-    /// Whether KV caches can store keys and values in that precision. If not, [`new_cache`](Self::new_cache) is an error.
-    fn can_cache(&self, precision: KvPrecision) -> bool {
-        let _ = precision;
-        true
-    }
-
-    /// `wanted` if KV caches can store it, else int8 instead of int4, else f16, else f32, which every backend stores.
-    fn cache_precision(&self, wanted: KvPrecision) -> KvPrecision {
-        let larger = match wanted {
-            KvPrecision::Int4 | KvPrecision::Int8Int4 => KvPrecision::Int8,
-            KvPrecision::F32 | KvPrecision::F16 | KvPrecision::Int8 => wanted,
-        };
-        let all = [wanted, larger, KvPrecision::F16, KvPrecision::F32];
-        all.into_iter().find(|&precision| self.can_cache(precision)).unwrap_or(KvPrecision::F32)
-    }
-
-    /// Whether the caches of the layers of a sequence can differ in precision.
-    fn can_mix_caches(&self) -> bool {
-        false
-    }
-
-    /// Whether caches can have an index that selects the keys of a decode step.
-    fn can_select_keys(&self) -> bool {
-        false
-    }
-
-    /// Whether steps of several tokens can attend to some blocks of keys only.
-    fn can_select_prompt_keys(&self) -> bool {
-        false
-    }
-
-    /// Whether a full cache can forget positions.
-    fn can_evict(&self) -> bool {
-        false
-    }
+    /// What KV caches of the backend can do.
+    fn capabilities(&self) -> Capabilities;
 
     // ---- Stages: consecutive layers with memory of their own, on a backend over several devices.
 

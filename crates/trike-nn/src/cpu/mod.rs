@@ -15,9 +15,9 @@ use trike_cpu::{
 use trike_trit::{Edit, TritTensor};
 
 use crate::{
-    ActivationPolicy, ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation,
-    KvPrecisions, KvSpec, Layout, MatrixEdit, NnError, RopePairing, RopeSpec, Segment, Sequence, StepInputs,
-    Tensor, check,
+    ActivationPolicy, ActivationPrecision, AttentionSpec, Backend, CacheSpec, Capabilities, Decoder,
+    GatedActivation, KvPrecision, KvPrecisions, KvSpec, Layout, MatrixEdit, NnError, RopePairing, RopeSpec,
+    Segment, Sequence, StepInputs, Tensor, check,
 };
 
 pub use cache::CpuCache;
@@ -272,20 +272,8 @@ impl Backend for CpuBackend {
         self.activations
     }
 
-    fn can_mix_caches(&self) -> bool {
-        true
-    }
-
-    fn can_select_keys(&self) -> bool {
-        true
-    }
-
-    fn can_select_prompt_keys(&self) -> bool {
-        true
-    }
-
-    fn can_evict(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { kv: &KvPrecision::ALL, mixed: true, select: true, select_prompt: true, evict: true }
     }
 
     fn load_matrix(&self, weight: Tensor) -> Result<Matrix, NnError> {

@@ -27,9 +27,9 @@ use self::tensors::Traffic;
 pub use self::tensors::{CubeInputs, CubeTensor};
 use crate::backend::Input;
 use crate::{
-    ActivationPolicy, AttentionSpec, Backend, CacheSpec, DeviceUse, GatedActivation, KvPrecision, Largest,
-    Layout, MatrixEdit, MemoryPlan, NnError, RopeSpec, RunStep, StepCaches, StepInputs, StepLogits, Tensor,
-    TokenStep, Tuning, check,
+    ActivationPolicy, AttentionSpec, Backend, CacheSpec, Capabilities, DeviceUse, GatedActivation,
+    KvPrecision, Largest, Layout, MatrixEdit, MemoryPlan, NnError, RopeSpec, RunStep, StepCaches, StepInputs,
+    StepLogits, Tensor, TokenStep, Tuning, check,
 };
 
 /// Runs a decoder on a device of `trike-cube`.
@@ -176,13 +176,12 @@ impl Backend for CubeBackend {
         self.receive_tensor(from, x)
     }
 
-    fn can_cache(&self, precision: KvPrecision) -> bool {
-        match precision {
-            KvPrecision::F32 | KvPrecision::Int8 => true,
-            // In a pipeline, layers on a device without f16 are cached in f32.
-            KvPrecision::F16 => self.devices().any(|device| device.capabilities().f16),
-            KvPrecision::Int4 | KvPrecision::Int8Int4 => false,
-        }
+    fn capabilities(&self) -> Capabilities {
+        use KvPrecision::{F16, F32, Int8};
+        // In a pipeline, layers on a device without f16 are cached in f32.
+        let has_f16 = self.devices().any(|device| device.capabilities().f16);
+        let kv: &[KvPrecision] = if has_f16 { &[F32, F16, Int8] } else { &[F32, Int8] };
+        Capabilities { kv, select: true, ..Capabilities::default() }
     }
 
     fn load_matrix(&self, weight: Tensor) -> Result<CubeMatrix, NnError> {
@@ -228,10 +227,6 @@ impl Backend for CubeBackend {
     fn new_cache(&self, spec: &CacheSpec) -> Result<KvCache, NnError> {
         let cache = KvCache::empty(&self.device, self.cache_shape(spec))?;
         Ok(cache.with_keys(&self.device, spec.keys)?)
-    }
-
-    fn can_select_keys(&self) -> bool {
-        true
     }
 
     fn new_caches(&self, spec: &CacheSpec, count: usize) -> Result<Vec<KvCache>, NnError> {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{DecoderSpec, NnError, WeightName};
+use crate::{DecoderSpec, HookPoint, NnError, WeightName};
 
 /// Rows of a kernel tile: parts of a matrix begin at one, so that no tile is divided.
 const TILE: usize = 16;
@@ -135,15 +135,17 @@ impl Division {
         let by_heads = |Range { start, end }: Range<usize>| {
             (start * self.spec.head_dim).min(rows)..(end * self.spec.head_dim).min(rows)
         };
-        match name {
-            W::Query(_) | W::QueryBias(_) => by_heads(self.heads(rank)),
-            W::Key(_) | W::KeyBias(_) | W::Value(_) | W::ValueBias(_) => by_heads(self.kv_heads(rank)),
-            W::Output(_) | W::Down(_) | W::Gate(_) | W::Up(_) | W::GateBias(_) | W::UpBias(_) => {
-                cut(rows, rank, ranks)
+        let matrix = name.matrix();
+        match (matrix.and_then(W::read_at), name) {
+            (Some(HookPoint::Attention), _) if matches!(matrix, Some(W::Query(_))) => {
+                by_heads(self.heads(rank))
             }
-            W::Embedding | W::Head => cut(rows, rank, ranks),
-            // Norms, and biases of what is added to the residual stream, which every rank has as a whole.
-            _ => 0..rows,
+            (Some(HookPoint::Attention), _) => by_heads(self.kv_heads(rank)),
+            // Every rank has the whole residual stream.
+            (Some(HookPoint::Output | HookPoint::Down), _) if name.is_bias() => 0..rows,
+            (Some(_), _) | (None, W::Embedding | W::Head) => cut(rows, rank, ranks),
+            // Norms.
+            (None, _) => 0..rows,
         }
     }
 
@@ -215,7 +217,7 @@ fn cut(rows: usize, rank: usize, ranks: usize) -> Range<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::tests::small;
+    use crate::fixtures::small;
 
     /// Every row is on a rank, those of matrices on one only, and heads stay with their keys.
     #[test]

@@ -3,12 +3,13 @@
 use std::ops::Range;
 
 use trike_comm::Communicator;
-use trike_core::{AttentionSpec, GatedActivation, KvPrecision, Layout, RopeSpec, Tensor};
+use trike_core::{AttentionSpec, GatedActivation, Layout, RopeSpec, Tensor};
 use trike_cpu::{FileRange, Tiles};
 
 use super::{MOST_NOTICE, Parts, RankBackend, RankMatrix, RankTensor, bytes, notice, read_values};
 use crate::{
-    ActivationPolicy, Backend, CacheSpec, DeviceUse, NnError, StepInputs, StepNotice, WeightName, check,
+    ActivationPolicy, Backend, CacheSpec, Capabilities, DeviceUse, NnError, StepInputs, StepNotice,
+    WeightName, check,
 };
 
 /// The inputs of a step, with the ids for the ranks that have their rows of the embedding.
@@ -138,8 +139,8 @@ impl<B: Backend, C: Communicator> Backend for RankBackend<B, C> {
         self.inner.device_use()
     }
 
-    fn can_cache(&self, precision: KvPrecision) -> bool {
-        self.inner.can_cache(precision)
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
     }
 
     fn stages(&self) -> usize {
@@ -216,22 +217,6 @@ impl<B: Backend, C: Communicator> Backend for RankBackend<B, C> {
 
     fn load_rope(&self, spec: &RopeSpec, head_dim: usize, context: usize) -> Result<B::Rope, NnError> {
         self.inner.load_rope(spec, head_dim, context)
-    }
-
-    fn can_mix_caches(&self) -> bool {
-        self.inner.can_mix_caches()
-    }
-
-    fn can_select_keys(&self) -> bool {
-        self.inner.can_select_keys()
-    }
-
-    fn can_select_prompt_keys(&self) -> bool {
-        self.inner.can_select_prompt_keys()
-    }
-
-    fn can_evict(&self) -> bool {
-        self.inner.can_evict()
     }
 
     fn new_cache(&self, spec: &CacheSpec) -> Result<Self::Cache, NnError> {

@@ -2,8 +2,9 @@
 
 use std::borrow::Borrow;
 
+use trike_core::AttentionSpec;
 use trike_grad::{Engine, GradError, Tape, TernaryScale, Var};
-use trike_nn::WeightName;
+use trike_model::{AttentionOps, HookPoint, LayerOps, WeightName, block};
 
 use super::pass::{Leaves, Pass};
 use super::tensor::{self, Divided, Group, Outputs};
@@ -20,65 +21,108 @@ struct Input {
     columns: Var,
 }
 
+/// The operations of a block on a tape.
+struct OnTape<'a, 'p, 't, E: Engine> {
+    pass: &'a Pass<'p, E>,
+    tape: &'a mut Tape<'t, E>,
+    leaves: &'a mut Leaves,
+    /// The attention of this rank's heads; `None` if it computes all.
+    own: Option<AttentionSpec>,
+}
+
+impl<'p, E: Engine> OnTape<'_, 'p, '_, E> {
+    /// Whether the rank has only its own columns of what is read at a point.
+    fn is_own(&self, point: Option<HookPoint>) -> bool {
+        match point {
+            Some(HookPoint::Output) => self.own.is_some(),
+            Some(HookPoint::Down) => self.pass.divided.is_some(),
+            _ => false,
+        }
+    }
+
+    fn read(&mut self, x: Var, norm: Option<WeightName>, layer: WeightName) -> Result<Input, TrainError> {
+        let is_own = self.is_own(layer.read_at());
+        self.pass.between(self.tape, self.leaves, x, is_own, norm, layer)
+    }
+}
+
+impl<'p, 't, E: Engine> LayerOps for OnTape<'_, 'p, 't, E>
+where
+    'p: 't,
+{
+    type Tensor = Var;
+    type Error = TrainError;
+
+    fn project<const N: usize>(
+        &mut self,
+        x: &Var,
+        norm: WeightName,
+        layers: [WeightName; N],
+    ) -> Result<[Var; N], TrainError> {
+        let input = self.read(*x, Some(norm), layers[0])?;
+        let stays = self.own.is_some() || layers[0].read_at() == Some(HookPoint::Mlp);
+        let group = Group::default();
+        let mut outs = [input.exact; N];
+        for (i, (out, name)) in outs.iter_mut().zip(layers).enumerate() {
+            let own = Outputs::Own { group: &group, is_first: i == 0 };
+            let to = if stays { own } else { Outputs::Gathered };
+            *out = self.pass.linear(self.tape, self.leaves, input, name, &to)?;
+        }
+        Ok(outs)
+    }
+
+    fn project_add(
+        &mut self,
+        input: trike_model::Input<'_, Var>,
+        norm: Option<WeightName>,
+        layer: WeightName,
+        x: &mut Var,
+    ) -> Result<(), TrainError> {
+        let input = match input {
+            trike_model::Input::Plain(input) => *input,
+            trike_model::Input::Gated { gate, up } => {
+                self.tape.gated(*gate, *up, self.pass.spec.activation)?
+            }
+        };
+        let input = self.read(input, norm, layer)?;
+        let out = self.pass.linear(self.tape, self.leaves, input, layer, &Outputs::Gathered)?;
+        *x = self.tape.add(*x, out)?;
+        Ok(())
+    }
+}
+
+impl<'p, 't, E: Engine> AttentionOps<()> for OnTape<'_, 'p, 't, E>
+where
+    'p: 't,
+{
+    fn head_norm(&mut self, x: Var, norm: WeightName) -> Result<Var, TrainError> {
+        self.pass.norm(self.tape, self.leaves, x, norm)
+    }
+
+    fn attend(&mut self, [q, k, v]: [Var; 3], (): &mut ()) -> Result<Var, TrainError> {
+        let attention = self.own.unwrap_or_else(|| self.pass.spec.attention());
+        let q = self.tape.rope(q, attention.heads, &self.pass.rotary)?;
+        let k = self.tape.rope(k, attention.kv_heads, &self.pass.rotary)?;
+        Ok(self.tape.attention(&attention, [q, k, v], &self.pass.segments)?)
+    }
+}
+
 impl<'p, E: Engine> Pass<'p, E> {
-    /// The residual stream behind a block.
+    /// The residual stream after a block.
     pub(super) fn block<'t>(
         &self,
         tape: &mut Tape<'t, E>,
         leaves: &mut Leaves,
-        x: Var,
+        mut x: Var,
         layer: usize,
     ) -> Result<Var, TrainError>
     where
         'p: 't,
     {
-        use WeightName as W;
-        let (spec, eps) = (self.spec, self.spec.rms_eps);
-        let qkv = spec.biases.qkv;
-        // Of several ranks, each computes its heads, if they can be divided.
-        let own = self.divided.and_then(|divided| divided.shard.attention(spec.attention()));
-        let attention = own.unwrap_or_else(|| spec.attention());
-        let group = Group::default();
-        let to = |is_first| own.map_or(Outputs::Gathered, |_| Outputs::Own { group: &group, is_first });
-        let normed = self.norm(tape, leaves, x, W::AttentionNorm(layer))?;
-        let normed = self.rounded(tape, leaves, normed, W::Query(layer))?;
-        let mut project = |name, bias, is_first| {
-            self.linear(tape, leaves, normed, name, qkv.then_some(bias), &to(is_first))
-        };
-        let mut q = project(W::Query(layer), W::QueryBias(layer), true)?;
-        let mut k = project(W::Key(layer), W::KeyBias(layer), false)?;
-        let v = project(W::Value(layer), W::ValueBias(layer), false)?;
-        if spec.qk_norm {
-            let weights = [W::QueryNorm(layer), W::KeyNorm(layer)];
-            let [q_norm, k_norm] = weights.map(|name| self.leaf(tape, leaves, name));
-            q = tape.rms_norm(q, q_norm?, eps)?;
-            k = tape.rms_norm(k, k_norm?, eps)?;
-        }
-        let q = tape.rope(q, attention.heads, &self.rotary)?;
-        let k = tape.rope(k, attention.kv_heads, &self.rotary)?;
-        let attended = tape.attention(&attention, [q, k, v], &self.segments)?;
-        let norm = spec.sub_norms.then_some(W::AttentionSubNorm(layer));
-        let attended = self.between(tape, leaves, attended, own.is_some(), norm, W::Output(layer))?;
-        let bias = spec.biases.output.then_some(W::OutputBias(layer));
-        let out = self.linear(tape, leaves, attended, W::Output(layer), bias, &Outputs::Gathered)?;
-        let x = tape.add(x, out)?;
-
-        let mlp = spec.biases.mlp;
-        let normed = self.norm(tape, leaves, x, W::MlpNorm(layer))?;
-        let normed = self.rounded(tape, leaves, normed, W::Gate(layer))?;
-        let group = Group::default();
-        let mut project = |name, bias, is_first| {
-            let to = Outputs::Own { group: &group, is_first };
-            self.linear(tape, leaves, normed, name, mlp.then_some(bias), &to)
-        };
-        let gate = project(W::Gate(layer), W::GateBias(layer), true)?;
-        let up = project(W::Up(layer), W::UpBias(layer), false)?;
-        let gated = tape.gated(gate, up, spec.activation)?;
-        let norm = spec.sub_norms.then_some(W::MlpSubNorm(layer));
-        let gated = self.between(tape, leaves, gated, self.divided.is_some(), norm, W::Down(layer))?;
-        let bias = mlp.then_some(W::DownBias(layer));
-        let down = self.linear(tape, leaves, gated, W::Down(layer), bias, &Outputs::Gathered)?;
-        Ok(tape.add(x, down)?)
+        let own = self.divided.and_then(|divided| divided.shard.attention(self.spec.attention()));
+        let mut ops = OnTape { pass: self, tape, leaves, own };
+        block(&mut ops, self.spec, layer, &mut x, &mut ())?;
+        Ok(x)
     }
 
     /// What the layer `name` reads of the values `x`, of which this rank has its own columns, or all: with a norm over all of them, if
@@ -143,13 +187,13 @@ impl<'p, E: Engine> Pass<'p, E> {
         leaves: &mut Leaves,
         x: Input,
         name: WeightName,
-        bias: Option<WeightName>,
         to: &Outputs<'_, 't, E>,
     ) -> Result<Var, TrainError>
     where
         'p: 't,
     {
         let mut weight = self.leaf(tape, leaves, name)?;
+        let bias = name.bias().and_then(|bias| self.spec.optional(bias));
         let bias = bias.map(|name| self.leaf(tape, leaves, name)).transpose()?;
         let place = self.divided.and_then(|_| self.parameters.place(name));
         let Some(adapter) = self.adapter else {

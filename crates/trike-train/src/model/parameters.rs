@@ -117,7 +117,7 @@ impl Parameters {
             Ok(match name {
                 WeightName::Output(_) | WeightName::Down(_) => normals(&mut rng, rows * cols, residual),
                 name if !name.is_vector() => normals(&mut rng, rows * cols, SPREAD),
-                name if is_bias(name) => vec![0.0; cols],
+                name if name.is_bias() => vec![0.0; cols],
                 _ => vec![1.0; cols],
             })
         })
@@ -333,56 +333,9 @@ impl DecoderWeights for Dense<'_> {
     }
 }
 
-/// Whether this is a bias.
-fn is_bias(name: WeightName) -> bool {
-    use WeightName as W;
-    matches!(
-        name,
-        W::QueryBias(_)
-            | W::KeyBias(_)
-            | W::ValueBias(_)
-            | W::OutputBias(_)
-            | W::GateBias(_)
-            | W::UpBias(_)
-            | W::DownBias(_)
-    )
-}
-
 /// Names and shapes of all parameters, in order.
 pub(crate) fn shapes(spec: &DecoderSpec) -> Vec<(WeightName, (usize, usize))> {
-    use WeightName as W;
-    let (h, i, q, kv) = (spec.hidden, spec.intermediate, spec.query_width(), spec.kv_width());
-    let mut all = vec![(W::Embedding, (spec.vocab, h))];
-    for l in 0..spec.layers {
-        let block = [
-            (true, W::AttentionNorm(l), (1, h)),
-            (true, W::Query(l), (q, h)),
-            (true, W::Key(l), (kv, h)),
-            (true, W::Value(l), (kv, h)),
-            (spec.biases.qkv, W::QueryBias(l), (1, q)),
-            (spec.biases.qkv, W::KeyBias(l), (1, kv)),
-            (spec.biases.qkv, W::ValueBias(l), (1, kv)),
-            (spec.qk_norm, W::QueryNorm(l), (1, spec.head_dim)),
-            (spec.qk_norm, W::KeyNorm(l), (1, spec.head_dim)),
-            (spec.sub_norms, W::AttentionSubNorm(l), (1, q)),
-            (true, W::Output(l), (h, q)),
-            (spec.biases.output, W::OutputBias(l), (1, h)),
-            (true, W::MlpNorm(l), (1, h)),
-            (true, W::Gate(l), (i, h)),
-            (true, W::Up(l), (i, h)),
-            (spec.biases.mlp, W::GateBias(l), (1, i)),
-            (spec.biases.mlp, W::UpBias(l), (1, i)),
-            (spec.sub_norms, W::MlpSubNorm(l), (1, i)),
-            (true, W::Down(l), (h, i)),
-            (spec.biases.mlp, W::DownBias(l), (1, h)),
-        ];
-        all.extend(block.into_iter().filter(|(has, ..)| *has).map(|(_, name, shape)| (name, shape)));
-    }
-    all.push((W::FinalNorm, (1, h)));
-    if !spec.tied_head {
-        all.push((W::Head, (spec.vocab, h)));
-    }
-    all
+    spec.weights().into_iter().map(|name| (name, spec.shape(name))).collect()
 }
 
 /// Normal numbers (Box and Muller).
@@ -421,7 +374,7 @@ mod tests {
             };
             let want = match parameter.name {
                 WeightName::Output(_) | WeightName::Down(_) => 0.01,
-                name if is_bias(name) => 0.0,
+                name if name.is_bias() => 0.0,
                 name if name.is_vector() => 1.0,
                 _ => 0.02,
             };

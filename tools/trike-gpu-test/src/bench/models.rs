@@ -124,24 +124,11 @@ struct RandomWeights {
 }
 
 impl RandomWeights {
-    fn shape(&self, name: WeightName) -> (usize, usize) {
-        let s = &self.spec;
-        match name {
-            WeightName::Embedding | WeightName::Head => (s.vocab, s.hidden),
-            WeightName::Query(_) => (s.query_width(), s.hidden),
-            WeightName::Key(_) | WeightName::Value(_) => (s.kv_width(), s.hidden),
-            WeightName::Output(_) => (s.hidden, s.query_width()),
-            WeightName::Gate(_) | WeightName::Up(_) => (s.intermediate, s.hidden),
-            WeightName::Down(_) => (s.hidden, s.intermediate),
-            // Norms; these models have no biases.
-            _ => (1, s.hidden),
-        }
-    }
 }
 
 impl DecoderWeights for RandomWeights {
     fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
-        let (rows, cols) = self.shape(name);
+        let (rows, cols) = self.spec.shape(name);
         // Keeps the variance of the residual stream similar to a trained model's.
         let scale = 1.0 / (cols as f32).sqrt();
         Ok(match name {
@@ -164,6 +151,6 @@ impl DecoderWeights for RandomWeights {
     }
 
     fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
-        Ok(vec![1.0; self.shape(name).1])
+        Ok(vec![1.0; self.spec.shape(name).1])
     }
 }

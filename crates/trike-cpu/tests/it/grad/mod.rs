@@ -2,43 +2,15 @@
 
 mod oracle;
 
-use oracle::{BlockOracle, attention, gated, rms_norm, rope};
-use trike_core::ProductPrecision;
-use trike_cpu::{
-    AttentionSpec, Cpu, CpuError, GatedActivation, RopePairing, RopeTable,
-    grad::{self, Block, BlockMatrices, BlockShape, BlockVectors, Linear},
+use oracle::{attention, gated, rope};
+use trike_cpu::{AttentionSpec, Cpu, CpuError, GatedActivation, RopePairing, RopeTable, grad};
+use trike_testkit::{
+    Rng, assert_all_near, assert_near,
+    exact::{STEP, assert_gradient as check, rms_norm, wide},
 };
-use trike_testkit::{Rng, assert_all_near, assert_near};
 
-/// Of the largest element of a gradient: far over the rounding of f32 in these sizes, far under a wrong term.
+/// Of an element of a gradient: far over the rounding of f32, far under a wrong term.
 const BOUND: f64 = 1e-3;
-/// Half the distance of a central difference; in f64 its error is some 1e-9.
-const STEP: f64 = 1e-5;
-
-fn wide(values: &[f32]) -> Vec<f64> {
-    values.iter().map(|v| f64::from(*v)).collect()
-}
-
-/// Checks `got`, the gradient of `sum f(x) dy` with respect to `x`, element by element.
-fn check(what: &str, got: &[f32], x: &[f32], dy: &[f32], f: impl Fn(&[f64]) -> Vec<f64>) {
-    let mut x = wide(x);
-    let loss = |x: &[f64]| f(x).iter().zip(dy).map(|(y, d)| y * f64::from(*d)).sum::<f64>();
-    let want: Vec<f64> = (0..x.len())
-        .map(|i| {
-            let at = x[i];
-            let mut moved = |by: f64| {
-                x[i] = at + by;
-                let loss = loss(&x);
-                x[i] = at;
-                loss
-            };
-            (moved(STEP) - moved(-STEP)) / (2.0 * STEP)
-        })
-        .collect();
-    let largest = want.iter().fold(0f64, |m, v| m.max(v.abs()));
-    assert!(largest > 1e-3, "{what}: nothing to compare with");
-    assert_all_near!(&wide(got), &want, abs = BOUND * largest, "{what}");
-}
 
 fn cpus() -> [Cpu; 2] {
     [1, 3].map(|threads| Cpu::new(threads).expect("a few threads"))
@@ -152,32 +124,6 @@ fn attentions() {
 }
 
 #[test]
-fn matrices() {
-    for cpu in cpus() {
-        for (tokens, rows, cols) in [(1, 1, 1), (3, 5, 7), (33, 17, 19)] {
-            let mut rng = Rng::new(rows as u64);
-            let (x, w, dy) =
-                (rng.normals(tokens * cols), rng.normals(rows * cols), rng.normals(tokens * rows));
-            let packed = Linear::new(rows, cols, w.clone()).expect("a matrix");
-            let (wide_x, wide_w) = (wide(&x), wide(&w));
-            let dx = packed.input(&cpu, &dy).expect("shapes fit");
-            check("input", &dx, &x, &dy, |x| oracle::linear(x, &wide_w, cols));
-            let dw = packed.weight(&cpu, &x, &dy).expect("shapes fit");
-            check("weight", &dw, &w, &dy, |w| oracle::linear(&wide_x, w, cols));
-        }
-    }
-}
-
-#[test]
-fn rounded_gradients() {
-    let cpu = Cpu::new(1).expect("a thread");
-    let w = Linear::new(1, 2, vec![1.003, 0.0]).expect("a matrix").with_gradients(ProductPrecision::Bf16);
-    assert_eq!(w.forward(&cpu, &[1.003, 7.0]).expect("shapes fit"), [1.003 * 1.003]);
-    assert_eq!(w.input(&cpu, &[1.003]).expect("shapes fit"), [1.0, 0.0]);
-    assert_eq!(w.weight(&cpu, &[1.003, 2.0], &[1.003]).expect("shapes fit"), [1.0, 2.0]);
-}
-
-#[test]
 fn divergences() {
     for cpu in cpus() {
         let (tokens, vocab) = (3, 11);
@@ -194,106 +140,6 @@ fn divergences() {
         }
         let same = grad::divergence(&cpu, &mut target.clone(), &mut target.clone(), vocab);
         assert_near!(same.expect("shapes fit"), 0.0, abs = 1e-6);
-    }
-}
-
-fn plain() -> BlockShape {
-    BlockShape {
-        hidden: 10,
-        intermediate: 13,
-        attention: AttentionSpec { heads: 4, kv_heads: 2, head_dim: 6, scale: 0.4, window: None },
-        rope: RopeTable::new(6, 100.0).expect("even"),
-        pairing: RopePairing::Halves,
-        activation: GatedActivation::SiLu,
-        rms_eps: 1e-5,
-        gradients: ProductPrecision::F32,
-    }
-}
-
-/// Every switch at least once.
-fn shapes() -> [(BlockShape, BlockVectors); 3] {
-    let mut rng = Rng::new(8);
-    let mut vectors = |shape: &BlockShape, qk_norm: bool, sub_norms: bool, biases: bool| {
-        let spec = shape.attention;
-        let mut norm = |n| rng.normals(n).iter().map(|v| 1.0 + 0.2 * v).collect::<Vec<f32>>();
-        let (attention_norm, mlp_norm) = (norm(shape.hidden), norm(shape.hidden));
-        let qk_norm = qk_norm.then(|| [norm(spec.head_dim), norm(spec.head_dim)]);
-        let attention_sub_norm = sub_norms.then(|| norm(spec.heads * spec.head_dim));
-        let mlp_sub_norm = sub_norms.then(|| norm(shape.intermediate));
-        let biases = shape.matrices().map(|(rows, _)| biases.then(|| norm(rows)));
-        BlockVectors { attention_norm, qk_norm, attention_sub_norm, mlp_norm, mlp_sub_norm, biases }
-    };
-    let windowed = BlockShape {
-        pairing: RopePairing::Adjacent,
-        attention: AttentionSpec { window: Some(3), ..plain().attention },
-        ..plain()
-    };
-    let squared = BlockShape {
-        activation: GatedActivation::SquaredReLu,
-        attention: AttentionSpec { kv_heads: 4, ..plain().attention },
-        ..plain()
-    };
-    let all = [(windowed, [false; 3]), (plain(), [true, false, true]), (squared, [false, true, false])];
-    all.map(|(shape, [qk, sub, biases])| {
-        let vectors = vectors(&shape, qk, sub, biases);
-        (shape, vectors)
-    })
-}
-
-#[test]
-fn blocks() {
-    let lengths = [4, 1, 5];
-    for (shape, vectors) in shapes() {
-        let mut rng = Rng::new(3);
-        let tokens: usize = lengths.iter().sum();
-        let (x, dy) = (rng.normals(tokens * shape.hidden), rng.normals(tokens * shape.hidden));
-        let values =
-            shape.matrices().map(|(rows, cols)| rng.normals(rows * cols).iter().map(|v| 0.3 * v).collect());
-        let matrices = BlockMatrices::new(&shape, values.clone()).expect("shapes fit");
-        let oracle = BlockOracle::new(&shape, &vectors, &lengths);
-        let wide_values: Vec<Vec<f64>> = values.iter().map(|v: &Vec<f32>| wide(v)).collect();
-        let mut bits = Vec::new();
-        for cpu in cpus() {
-            let block = Block { cpu: &cpu, shape: &shape, vectors: &vectors, matrices: &matrices };
-            let (y, tape) = block.forward(x.clone(), &lengths).expect("it runs");
-            let want = oracle.forward(&wide_values, &wide(&x));
-            assert_all_near!(&wide(&y), &want, abs = 1e-4);
-            let gradients = block.backward(&tape, dy.clone(), true).expect("it runs");
-            let without = block.backward(&tape, dy.clone(), false).expect("it runs");
-            assert_eq!(without.matrices, gradients.matrices, "without the input");
-            assert_eq!(without.norms.norms(), gradients.norms.norms(), "without the input");
-            let outputs = block.outputs(&tape, dy.clone()).expect("it runs");
-            assert_eq!((&outputs.input, &outputs.outputs), (&gradients.input, &gradients.outputs));
-            assert!(outputs.matrices.iter().all(Vec::is_empty));
-            // The output of the last matrix is added to the block's.
-            let squares = dy.chunks_exact(shape.hidden).map(|dy| dy.iter().map(|d| d * d).sum::<f32>());
-            let means: Vec<f32> = squares.map(|sum| sum / shape.hidden as f32).collect();
-            assert_all_near!(&outputs.outputs[6], &means, abs = 1e-5);
-            bits.push(gradients);
-        }
-        let [one, more] = &bits[..] else { panic!("two of them") };
-        assert!(one.input == more.input && one.matrices == more.matrices, "threads change nothing");
-        assert_eq!(one.norms.norms(), more.norms.norms(), "threads change nothing");
-        check("input", &one.input, &x, &dy, |x| oracle.forward(&wide_values, x));
-        for (i, got) in one.matrices.iter().enumerate() {
-            check(&format!("matrix {i}"), got, &values[i], &dy, |w| {
-                let mut values = wide_values.clone();
-                values[i] = w.to_vec();
-                oracle.forward(&values, &wide(&x))
-            });
-        }
-        for (i, squares) in one.outputs.iter().enumerate() {
-            assert!(squares.len() == tokens && squares.iter().sum::<f32>() > 0.0, "{i}");
-        }
-        for (i, (got, weight)) in one.norms.norms().into_iter().zip(vectors.norms()).enumerate() {
-            assert_eq!(got.is_some(), weight.is_some(), "norm {i}");
-            let (Some(got), Some(weight)) = (got, weight) else { continue };
-            check(&format!("norm {i}"), got, weight, &dy, |w| {
-                let mut oracle = oracle.clone();
-                oracle.norms[i] = Some(w.to_vec());
-                oracle.forward(&wide_values, &wide(&x))
-            });
-        }
     }
 }
 
@@ -319,18 +165,4 @@ fn what_does_not_fit_is_refused() {
     }
     let odd = AttentionSpec { heads: 3, ..spec };
     assert!(matches!(attend(&odd, 6, 4), Err(CpuError::Heads { heads: 3, kv_heads: 2 })));
-    let linear = Linear::new(2, 3, vec![1.0; 6]).expect("a matrix");
-    assert!(Linear::new(2, 3, vec![1.0; 5]).is_err());
-    assert!(linear.forward(&cpu, &[1.0; 4]).is_err() && linear.input(&cpu, &[1.0; 3]).is_err());
-    assert!(linear.weight(&cpu, &[1.0; 3], &[1.0; 4]).is_err());
-    let (shape, vectors) = shapes().into_iter().next().expect("one");
-    let values = shape.matrices().map(|(rows, cols)| vec![0.1; rows * cols]);
-    let mut short = values.clone();
-    short[3].pop();
-    assert!(BlockMatrices::new(&shape, short).is_err());
-    let matrices = BlockMatrices::new(&shape, values).expect("shapes fit");
-    let block = Block { cpu: &cpu, shape: &shape, vectors: &vectors, matrices: &matrices };
-    assert!(block.forward(vec![1.0; 3 * shape.hidden + 1], &[3]).is_err());
-    let (_, tape) = block.forward(vec![1.0; 3 * shape.hidden], &[3]).expect("it runs");
-    assert!(block.backward(&tape, vec![1.0; 3 * shape.hidden - 1], false).is_err());
 }

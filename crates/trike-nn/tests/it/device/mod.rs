@@ -58,29 +58,6 @@ impl<'a> Random<'a> {
         Self { spec, kind, rng: Rng::new(7) }
     }
 
-    fn shape(&self, name: WeightName) -> (usize, usize) {
-        let s = self.spec;
-        match name {
-            WeightName::Embedding | WeightName::Head => (s.vocab, s.hidden),
-            WeightName::Query(_) => (s.query_width(), s.hidden),
-            WeightName::Key(_) | WeightName::Value(_) => (s.kv_width(), s.hidden),
-            WeightName::Output(_) => (s.hidden, s.query_width()),
-            WeightName::Gate(_) | WeightName::Up(_) => (s.intermediate, s.hidden),
-            WeightName::Down(_) => (s.hidden, s.intermediate),
-            WeightName::QueryBias(_) | WeightName::AttentionSubNorm(_) => (1, s.query_width()),
-            WeightName::KeyBias(_) | WeightName::ValueBias(_) => (1, s.kv_width()),
-            WeightName::GateBias(_) | WeightName::UpBias(_) | WeightName::MlpSubNorm(_) => {
-                (1, s.intermediate)
-            }
-            WeightName::QueryNorm(_) | WeightName::KeyNorm(_) => (1, s.head_dim),
-            WeightName::OutputBias(_)
-            | WeightName::DownBias(_)
-            | WeightName::AttentionNorm(_)
-            | WeightName::MlpNorm(_)
-            | WeightName::FinalNorm => (1, s.hidden),
-        }
-    }
-
     fn trits(&mut self, rows: usize, cols: usize, depth: usize, granularity: Granularity) -> Tensor {
         let planes: Vec<Vec<i8>> = (0..depth).map(|_| self.rng.trits(rows * cols, 0.5)).collect();
         let planes: Vec<&[i8]> = planes.iter().map(Vec::as_slice).collect();
@@ -116,7 +93,7 @@ impl Random<'_> {
 
 impl DecoderWeights for Random<'_> {
     fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
-        let (rows, cols) = self.shape(name);
+        let (rows, cols) = self.spec.shape(name);
         let values =
             |rng: &mut Rng, size: f32| rng.normals(rows * cols).iter().map(|v| size * v).collect::<Vec<_>>();
         Ok(match (self.kind, name) {
@@ -158,7 +135,7 @@ impl DecoderWeights for Random<'_> {
     }
 
     fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
-        let (_, len) = self.shape(name);
+        let (_, len) = self.spec.shape(name);
         Ok(self.rng.normals(len).iter().map(|v| 1.0 + 0.2 * v).collect())
     }
 }
@@ -310,8 +287,8 @@ fn caches_that_a_device_has_not_are_refused() {
     let Some(device) = software() else { return };
     let decoder = gpu(&device, &base(), Kind::Trits, ActivationPrecision::F32);
     for precision in [KvPrecision::Int4, KvPrecision::Int8Int4] {
-        assert!(!decoder.backend().can_cache(precision));
-        assert_eq!(decoder.backend().cache_precision(precision), KvPrecision::Int8);
+        assert!(!decoder.backend().capabilities().can_cache(precision));
+        assert_eq!(decoder.backend().capabilities().cache_precision(precision), KvPrecision::Int8);
         let refused = decoder.sequence(KvSpec::new(precision, 8)).err().expect("refused").to_string();
         assert!(refused.contains(&format!("{} KV cache", precision.name())), "{refused}");
     }

@@ -67,15 +67,7 @@ impl LoraTarget {
     /// The weight of a layer.
     #[must_use]
     pub fn weight(self, layer: usize) -> WeightName {
-        match self {
-            Self::Query => WeightName::Query(layer),
-            Self::Key => WeightName::Key(layer),
-            Self::Value => WeightName::Value(layer),
-            Self::Output => WeightName::Output(layer),
-            Self::Gate => WeightName::Gate(layer),
-            Self::Up => WeightName::Up(layer),
-            Self::Down => WeightName::Down(layer),
-        }
+        WeightName::matrices(layer)[self as usize]
     }
 }
 

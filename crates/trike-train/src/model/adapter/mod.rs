@@ -185,12 +185,5 @@ pub(crate) fn targeted<'a>(
 
 /// Rows and columns of a target.
 pub(crate) fn shape(target: LoraTarget, spec: &DecoderSpec) -> (usize, usize) {
-    let (h, i, q, kv) = (spec.hidden, spec.intermediate, spec.query_width(), spec.kv_width());
-    match target {
-        LoraTarget::Query => (q, h),
-        LoraTarget::Key | LoraTarget::Value => (kv, h),
-        LoraTarget::Output => (h, q),
-        LoraTarget::Gate | LoraTarget::Up => (i, h),
-        LoraTarget::Down => (h, i),
-    }
+    spec.shape(target.weight(0))
 }

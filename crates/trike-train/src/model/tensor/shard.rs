@@ -6,7 +6,7 @@ use trike_comm::{Communicator, Shards};
 use trike_core::{AttentionSpec, Bounds, OptionError};
 use trike_grad::Elements;
 use trike_llm::WeightSource;
-use trike_nn::{DecoderSpec, NnError, WeightName};
+use trike_nn::{DecoderSpec, HookPoint, NnError, WeightName};
 
 use super::super::division::Division;
 use super::super::{Parameters, shapes};
@@ -89,21 +89,20 @@ impl TensorShard {
 
     /// How the outputs of a linear layer are divided; `None` for weights of no layer of the blocks.
     pub(crate) fn outputs(&self, name: WeightName) -> Option<&Shards> {
-        use WeightName as W;
-        match name {
-            W::Query(_) | W::QueryBias(_) => Some(&self.query),
-            W::Key(_) | W::Value(_) | W::KeyBias(_) | W::ValueBias(_) => Some(&self.kv),
-            W::Output(_) | W::Down(_) | W::OutputBias(_) | W::DownBias(_) => Some(&self.hidden),
-            W::Gate(_) | W::Up(_) | W::GateBias(_) | W::UpBias(_) => Some(&self.intermediate),
-            _ => None,
-        }
+        let matrix = name.matrix()?;
+        Some(match matrix.read_at()? {
+            HookPoint::Attention if matches!(matrix, WeightName::Query(_)) => &self.query,
+            HookPoint::Attention => &self.kv,
+            HookPoint::Mlp => &self.intermediate,
+            HookPoint::Output | HookPoint::Down => &self.hidden,
+        })
     }
 
     /// How the inputs of a linear layer are divided.
     pub(crate) fn inputs(&self, name: WeightName) -> &Shards {
-        match name {
-            WeightName::Output(_) => &self.query,
-            WeightName::Down(_) => &self.intermediate,
+        match name.read_at() {
+            Some(HookPoint::Output) => &self.query,
+            Some(HookPoint::Down) => &self.intermediate,
             _ => &self.hidden,
         }
     }

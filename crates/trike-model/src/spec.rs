@@ -1,8 +1,8 @@
 //! The architecture of a decoder, read from a checkpoint's configuration.
 
-use trike_core::{AttentionSpec, GatedActivation, RopePairing, RopeSpec};
+use trike_core::{AttentionSpec, GatedActivation, RopePairing, RopeSpec, SpecError};
 
-use crate::NnError;
+use crate::WeightName;
 
 /// Linear layers that add a bias to their output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl DecoderSpec {
     /// halves with theta 10,000. Override them with struct update syntax:
     ///
     /// ```
-    /// use trike_nn::DecoderSpec;
+    /// use trike_model::DecoderSpec;
     ///
     /// let spec = DecoderSpec { kv_heads: 2, tied_head: true, ..DecoderSpec::llama(64, 2, 4, 1000) };
     /// assert_eq!((spec.head_dim, spec.kv_width(), spec.intermediate), (16, 32, 256));
@@ -97,10 +97,9 @@ impl DecoderSpec {
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`], which names the field, the rule and the value.
-    pub fn validate(&self) -> Result<(), NnError> {
-        let fail =
-            |field: &'static str, rule: &'static str, got: String| Err(NnError::Spec { field, rule, got });
+    /// [`SpecError`], which names the field, the rule and the value.
+    pub fn validate(&self) -> Result<(), SpecError> {
+        let fail = |field: &'static str, rule: &'static str, got: String| Err(SpecError { field, rule, got });
         for (field, n) in [
             ("hidden", self.hidden),
             ("intermediate", self.intermediate),
@@ -134,7 +133,7 @@ impl DecoderSpec {
         if self.window == Some(0) {
             return fail("window", "must be at least 1", "0".to_owned());
         }
-        Ok(self.rope.validate(self.head_dim)?)
+        self.rope.validate(self.head_dim)
     }
 
     /// The attention of every layer, scaled by `1 / sqrt(head_dim)` and by the query/key scaling of the rotary embedding.
@@ -157,13 +156,80 @@ impl DecoderSpec {
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
+
+    /// The weights of the decoder, in the order of the forward pass.
+    ///
+    /// ```
+    /// use trike_model::{DecoderSpec, WeightName};
+    ///
+    /// let spec = DecoderSpec { tied_head: true, ..DecoderSpec::llama(64, 2, 4, 1000) };
+    /// assert_eq!(spec.weights().len(), 1 + 2 * 9 + 1);
+    /// assert_eq!(spec.weights()[2], WeightName::Query(0));
+    /// ```
+    pub fn weights(&self) -> Vec<WeightName> {
+        let blocks = (0..self.layers).flat_map(WeightName::of_block);
+        let all = [WeightName::Embedding]
+            .into_iter()
+            .chain(blocks)
+            .chain([WeightName::FinalNorm, WeightName::Head]);
+        all.filter(|&name| self.has(name)).collect()
+    }
+
+    /// Whether the decoder has a weight, of whatever layer.
+    pub fn has(&self, name: WeightName) -> bool {
+        use WeightName as W;
+        match name {
+            W::QueryBias(_) | W::KeyBias(_) | W::ValueBias(_) => self.biases.qkv,
+            W::OutputBias(_) => self.biases.output,
+            W::GateBias(_) | W::UpBias(_) | W::DownBias(_) => self.biases.mlp,
+            W::QueryNorm(_) | W::KeyNorm(_) => self.qk_norm,
+            W::AttentionSubNorm(_) | W::MlpSubNorm(_) => self.sub_norms,
+            W::Head => !self.tied_head,
+            _ => true,
+        }
+    }
+
+    /// A weight if the decoder has it.
+    pub fn optional(&self, name: WeightName) -> Option<WeightName> {
+        Some(name).filter(|&name| self.has(name))
+    }
+
+    /// Rows and columns of a weight, `out x in`; a norm or a bias is one row.
+    ///
+    /// ```
+    /// use trike_model::{DecoderSpec, WeightName};
+    ///
+    /// let spec = DecoderSpec { kv_heads: 2, ..DecoderSpec::llama(64, 2, 4, 1000) };
+    /// assert_eq!(spec.shape(WeightName::Key(1)), (32, 64));
+    /// assert_eq!(spec.shape(WeightName::DownBias(0)), (1, 64));
+    /// ```
+    pub fn shape(&self, name: WeightName) -> (usize, usize) {
+        use WeightName as W;
+        let (hidden, inner) = (self.hidden, self.intermediate);
+        let (query, kv) = (self.query_width(), self.kv_width());
+        match name {
+            W::Embedding | W::Head => (self.vocab, hidden),
+            W::Query(_) => (query, hidden),
+            W::Key(_) | W::Value(_) => (kv, hidden),
+            W::Output(_) => (hidden, query),
+            W::Gate(_) | W::Up(_) => (inner, hidden),
+            W::Down(_) => (hidden, inner),
+            W::QueryNorm(_) | W::KeyNorm(_) => (1, self.head_dim),
+            W::AttentionSubNorm(_) | W::QueryBias(_) => (1, query),
+            W::KeyBias(_) | W::ValueBias(_) => (1, kv),
+            W::MlpSubNorm(_) | W::GateBias(_) | W::UpBias(_) => (1, inner),
+            W::AttentionNorm(_) | W::MlpNorm(_) | W::FinalNorm | W::OutputBias(_) | W::DownBias(_) => {
+                (1, hidden)
+            }
+        }
+    }
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
 
-    pub(crate) fn small() -> DecoderSpec {
+    fn small() -> DecoderSpec {
         DecoderSpec {
             intermediate: 80,
             kv_heads: 2,
@@ -193,7 +259,7 @@ pub(crate) mod tests {
             let mut spec = small();
             spoil(&mut spec);
             match spec.validate() {
-                Err(NnError::Spec { field, .. }) => assert_eq!(field, want),
+                Err(SpecError { field, .. }) => assert_eq!(field, want),
                 other => panic!("{want}: {other:?}"),
             }
         }

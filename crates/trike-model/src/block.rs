@@ -1,0 +1,228 @@
+//! The decoder block, over the operations of whoever runs it.
+
+use crate::{DecoderSpec, WeightName};
+
+/// A point of a block at which linear layers read their input, in the order of the forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HookPoint {
+    /// The normed residual stream, read by the query, key and value projections.
+    Attention,
+    /// The output of attention, read by the output projection.
+    Output,
+    /// The normed residual stream, read by the gate and up projections.
+    Mlp,
+    /// The gated activation, read by the down projection.
+    Down,
+}
+
+impl HookPoint {
+    /// All points, in order.
+    pub const ALL: [Self; 4] = [Self::Attention, Self::Output, Self::Mlp, Self::Down];
+
+    /// The matrices of a layer that read this input.
+    pub fn matrices(self, layer: usize) -> Vec<WeightName> {
+        WeightName::matrices(layer).into_iter().filter(|name| name.read_at() == Some(self)).collect()
+    }
+
+    /// Whether the output of the matrices is added to the residual stream directly.
+    pub fn adds_to_residual(self) -> bool {
+        matches!(self, Self::Output | Self::Down)
+    }
+}
+
+/// What a layer reads whose output is added to the residual stream.
+#[derive(Debug)]
+pub enum Input<'x, T> {
+    /// A tensor.
+    Plain(&'x T),
+    /// The [gated activation](trike_core::GatedActivation) of two tensors.
+    Gated {
+        /// Input of the activation.
+        gate: &'x T,
+        /// Factor of the activation.
+        up: &'x T,
+    },
+}
+
+impl<T> Clone for Input<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Input<'_, T> {}
+
+/// Linear layers and what is done to their inputs.
+///
+/// Activations are `tokens x width`. An operation gets all that it can fuse. Biases are those that the decoder
+/// [has](DecoderSpec::has); norms are RMSNorms.
+#[expect(clippy::missing_errors_doc, reason = "those of the interpreter")]
+pub trait LayerOps {
+    /// Activations.
+    type Tensor;
+    /// Failures of an operation.
+    type Error;
+
+    /// Linear layers that share the input `norm(x)`.
+    fn project<const N: usize>(
+        &mut self,
+        x: &Self::Tensor,
+        norm: WeightName,
+        layers: [WeightName; N],
+    ) -> Result<[Self::Tensor; N], Self::Error>;
+
+    /// Adds the output of a linear layer to the residual stream `x`; a norm of its input comes first.
+    fn project_add(
+        &mut self,
+        input: Input<'_, Self::Tensor>,
+        norm: Option<WeightName>,
+        layer: WeightName,
+        x: &mut Self::Tensor,
+    ) -> Result<(), Self::Error>;
+}
+
+/// Attention on top of [`LayerOps`]. `S` is what it reads and writes besides its arguments: positions, cached keys and values.
+#[expect(clippy::missing_errors_doc, reason = "those of the interpreter")]
+pub trait AttentionOps<S>: LayerOps {
+    /// The norm of every head of queries or keys.
+    fn head_norm(&mut self, x: Self::Tensor, norm: WeightName) -> Result<Self::Tensor, Self::Error>;
+
+    /// Attention of queries, keys and values, of which the first two are rotated first.
+    fn attend(&mut self, qkv: [Self::Tensor; 3], state: &mut S) -> Result<Self::Tensor, Self::Error>;
+}
+
+/// Passes the residual stream `x` through a block.
+///
+/// ```text
+/// x += O attention(rope(Q norm(x)), rope(K norm(x)), V norm(x))
+/// x += D (f(G norm(x)) * U norm(x))
+/// ```
+///
+/// with the norms and biases that `spec` [has](DecoderSpec::has) besides.
+///
+/// # Errors
+///
+/// Those of the operations.
+pub fn block<S, O: AttentionOps<S>>(
+    ops: &mut O,
+    spec: &DecoderSpec,
+    layer: usize,
+    x: &mut O::Tensor,
+    state: &mut S,
+) -> Result<(), O::Error> {
+    attention(ops, spec, layer, x, state)?;
+    mlp(ops, spec, layer, x)
+}
+
+/// The first half of a [`block`](fn@block): attention, added to `x`.
+///
+/// # Errors
+///
+/// Those of the operations.
+pub fn attention<S, O: AttentionOps<S>>(
+    ops: &mut O,
+    spec: &DecoderSpec,
+    layer: usize,
+    x: &mut O::Tensor,
+    state: &mut S,
+) -> Result<(), O::Error> {
+    use WeightName as W;
+    let layers = [W::Query(layer), W::Key(layer), W::Value(layer)];
+    let [mut q, mut k, v] = ops.project(x, W::AttentionNorm(layer), layers)?;
+    if spec.qk_norm {
+        q = ops.head_norm(q, W::QueryNorm(layer))?;
+        k = ops.head_norm(k, W::KeyNorm(layer))?;
+    }
+    let attended = ops.attend([q, k, v], state)?;
+    ops.project_add(Input::Plain(&attended), spec.optional(W::AttentionSubNorm(layer)), W::Output(layer), x)
+}
+
+/// The second half of a [`block`](fn@block): the gated MLP, added to `x`.
+///
+/// # Errors
+///
+/// Those of the operations.
+pub fn mlp<O: LayerOps>(
+    ops: &mut O,
+    spec: &DecoderSpec,
+    layer: usize,
+    x: &mut O::Tensor,
+) -> Result<(), O::Error> {
+    use WeightName as W;
+    let [gate, up] = ops.project(x, W::MlpNorm(layer), [W::Gate(layer), W::Up(layer)])?;
+    let input = Input::Gated { gate: &gate, up: &up };
+    ops.project_add(input, spec.optional(W::MlpSubNorm(layer)), W::Down(layer), x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes down what is asked of it; a tensor is its description.
+    #[derive(Default)]
+    struct Trace(Vec<String>);
+
+    fn short(name: WeightName) -> String {
+        name.to_string().trim_start_matches("model.layers.1.").trim_end_matches(".weight").to_owned()
+    }
+
+    impl LayerOps for Trace {
+        type Tensor = String;
+        type Error = String;
+
+        fn project<const N: usize>(
+            &mut self,
+            x: &String,
+            norm: WeightName,
+            layers: [WeightName; N],
+        ) -> Result<[String; N], String> {
+            Ok(layers.map(|layer| format!("{}({}({x}))", short(layer), short(norm))))
+        }
+
+        fn project_add(
+            &mut self,
+            input: Input<'_, String>,
+            norm: Option<WeightName>,
+            layer: WeightName,
+            x: &mut String,
+        ) -> Result<(), String> {
+            let input = match input {
+                Input::Plain(input) => input.clone(),
+                Input::Gated { gate, up } => format!("{gate} * {up}"),
+            };
+            let norm = norm.map_or(String::new(), short);
+            self.0.push(format!("{x} + {}({norm}({input}))", short(layer)));
+            "x".clone_into(x);
+            Ok(())
+        }
+    }
+
+    impl AttentionOps<usize> for Trace {
+        fn head_norm(&mut self, x: String, norm: WeightName) -> Result<String, String> {
+            Ok(format!("{}({x})", short(norm)))
+        }
+
+        fn attend(&mut self, qkv: [String; 3], state: &mut usize) -> Result<String, String> {
+            *state += 1;
+            if *state > 1 { Err("full".to_owned()) } else { Ok(qkv.join(", ")) }
+        }
+    }
+
+    #[test]
+    fn a_block_is_attention_and_a_gated_mlp() {
+        let spec = DecoderSpec { qk_norm: true, sub_norms: true, ..DecoderSpec::llama(8, 2, 2, 10) };
+        let (mut trace, mut x, mut state) = (Trace::default(), "x".to_owned(), 0);
+        block(&mut trace, &spec, 1, &mut x, &mut state).expect("a block");
+        assert_eq!(
+            trace.0,
+            [
+                "x + self_attn.o_proj(self_attn.attn_sub_norm(self_attn.q_norm(self_attn.q_proj(input_layernorm(x))), \
+                 self_attn.k_norm(self_attn.k_proj(input_layernorm(x))), self_attn.v_proj(input_layernorm(x))))",
+                "x + mlp.down_proj(mlp.ffn_sub_norm(mlp.gate_proj(post_attention_layernorm(x)) * \
+                 mlp.up_proj(post_attention_layernorm(x))))",
+            ]
+        );
+        assert_eq!(block(&mut trace, &spec, 1, &mut x, &mut state), Err("full".to_owned()));
+        assert_eq!(trace.0.len(), 2);
+    }
+}

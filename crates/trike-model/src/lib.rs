@@ -1,0 +1,24 @@
+//! What a decoder is, once: its sizes, the names and shapes of its weights, and the block as a function over operations.
+//!
+//! Start from [`block`](fn@block): attention and a gated MLP over the operations of [`AttentionOps`]. Whoever implements these
+//! operations interprets the same block: `trike-nn` runs it on a backend with fused layers and KV caches, `trike-train` and
+//! `trike-calibrate` record it on a tape.
+//!
+//! The decision that shaped this crate: the order of a block's operations is written here and nowhere else, and an interpreter
+//! gets weights by their names. The cost: an interpreter looks weights up, and what it fuses it must see from the arguments of one
+//! operation.
+//!
+//! * sizes: [`DecoderSpec`], [`Biases`]
+//! * weights: [`WeightName`], [`DecoderSpec::weights`], [`DecoderSpec::shape`], [`HookPoint`]
+//! * the block: [`block`](fn@block), [`attention`], [`mlp`], [`LayerOps`], [`AttentionOps`], [`Input`]
+//!
+//! It depends on the shared types of `trike-core` only: no kernel, no backend.
+#![forbid(unsafe_code)]
+
+mod block;
+mod name;
+mod spec;
+
+pub use block::{AttentionOps, HookPoint, Input, LayerOps, attention, block, mlp};
+pub use name::WeightName;
+pub use spec::{Biases, DecoderSpec};
