@@ -167,6 +167,31 @@ struct Tutor<'a, E: Engine> {
     model: Trained<'a, E>,
 }
 
+/// Where the weights and the rows of a step lie, chosen once.
+#[derive(Debug, Default)]
+enum Distribution<'a> {
+    /// All on this rank.
+    #[default]
+    Alone,
+    /// All ranks have all weights, and divide the rows.
+    Data(Ranks<'a>),
+    /// Each rank has some blocks.
+    Pipeline(Pipeline<'a>),
+    /// Each rank has some rows of every matrix.
+    Tensor(TensorRanks<'a>),
+}
+
+impl<'a> Distribution<'a> {
+    /// The other ranks, and which part of the weights each of them holds; `None` if this one holds all.
+    fn division(&self) -> Option<(&'a dyn Communicator, &dyn Division)> {
+        match self {
+            Self::Alone | Self::Data(_) => None,
+            Self::Pipeline(pipeline) => Some((pipeline.comm(), pipeline.stage())),
+            Self::Tensor(tensor) => Some((tensor.comm, &tensor.shard)),
+        }
+    }
+}
+
 /// A model in training, on the host or on a device.
 ///
 /// Steps are deterministic: weights depend on configuration, data, seed and executor, and not on the number of threads. Weights,
@@ -184,9 +209,7 @@ pub struct Trainer<'a, E: Engine = Cpu> {
     pub(crate) gradients: Vec<E::Tensor>,
     pub(crate) step: usize,
     pub(crate) scaler: Option<LossScaler>,
-    pub(crate) ranks: Option<Ranks<'a>>,
-    pipeline: Option<Pipeline<'a>>,
-    tensor: Option<TensorRanks<'a>>,
+    distribution: Distribution<'a>,
 }
 
 impl<'a, E: TrainEngine> Trainer<'a, E> {
@@ -269,9 +292,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
             gradients,
             step: 0,
             scaler,
-            ranks: None,
-            pipeline: None,
-            tensor: None,
+            distribution: Distribution::Alone,
         })
     }
 
@@ -330,10 +351,10 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     ) -> Result<PathBuf, TrainError> {
         let config = self.with_settings(settings)?;
         let state = RunState { step: self.step, position, config, memory, loss_scaler: self.scaler };
-        if let Some(ranks) = &self.ranks {
+        if let Distribution::Data(ranks) = &self.distribution {
             return self.save_together(ranks, dir, &state, keep);
         }
-        if let Some((comm, division)) = self.division() {
+        if let Some((comm, division)) = self.distribution.division() {
             return self.save_parts(comm, division, dir, &state, keep);
         }
         let tensors = checkpoint::tensors_of(self.parameters(), &self.optimizer, |tensor| {
@@ -350,28 +371,18 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     /// As [`checkpoint::load`].
     pub fn resume(&mut self, path: &Path, settings: Value) -> Result<RunState, TrainError> {
         let config = self.with_settings(settings)?;
-        let state = match (self.ranks.take(), self.pipeline.take(), self.tensor.take()) {
-            (Some(mut ranks), ..) => {
-                let state = self.resume_together(&mut ranks, path, &config);
-                self.ranks = Some(ranks);
-                state?
+        let state = self.with_distribution(|trainer, distribution| match distribution {
+            Distribution::Alone => {
+                let (parameters, optimizer) = (trainer.trainable.trained_mut(), &mut trainer.optimizer);
+                let write = |values| Ok(trainer.engine.upload(values)?);
+                checkpoint::load_into(path, &config, parameters, optimizer, write)
             }
-            (None, Some(pipeline), _) => {
-                let state = self.resume_parts(pipeline.comm(), pipeline.stage(), path, &config);
-                self.pipeline = Some(pipeline);
-                state?
+            Distribution::Data(ranks) => trainer.resume_together(ranks, path, &config),
+            Distribution::Pipeline(pipeline) => {
+                trainer.resume_parts(pipeline.comm(), pipeline.stage(), path, &config)
             }
-            (None, None, Some(tensor)) => {
-                let state = self.resume_parts(tensor.comm, &tensor.shard, path, &config);
-                self.tensor = Some(tensor);
-                state?
-            }
-            (None, None, None) => {
-                let (parameters, optimizer) = (self.trainable.trained_mut(), &mut self.optimizer);
-                let write = |values| Ok(self.engine.upload(values)?);
-                checkpoint::load_into(path, &config, parameters, optimizer, write)?
-            }
-        };
+            Distribution::Tensor(tensor) => trainer.resume_parts(tensor.comm, &tensor.shard, path, &config),
+        })?;
         (self.step, self.scaler) = (state.step, state.loss_scaler);
         Ok(state)
     }
@@ -396,21 +407,23 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     /// [`TrainError::NonFinite`] for a loss or gradient that is not finite, after which weights are what they were; with products
     /// in f16 only if the factor of the loss is the smallest already, otherwise the step is skipped. And those of the data.
     pub fn step(&mut self, batches: &mut Batches<'_>) -> Result<StepReport, TrainError> {
-        if let Some(mut ranks) = self.ranks.take() {
-            let report = self.step_together(&mut ranks, batches);
-            self.ranks = Some(ranks);
-            return report;
-        }
-        if let Some(pipeline) = self.pipeline.take() {
-            let report = self.step_in_pipeline(&pipeline, batches);
-            self.pipeline = Some(pipeline);
-            return report;
-        }
-        if let Some(tensor) = self.tensor.take() {
-            let report = self.step_in_tensor(&tensor, batches);
-            self.tensor = Some(tensor);
-            return report;
-        }
+        self.with_distribution(|trainer, distribution| match distribution {
+            Distribution::Alone => trainer.step_on_this_rank(batches),
+            Distribution::Data(ranks) => trainer.step_together(ranks, batches),
+            Distribution::Pipeline(pipeline) => trainer.step_in_pipeline(pipeline, batches),
+            Distribution::Tensor(tensor) => trainer.step_in_tensor(tensor, batches),
+        })
+    }
+
+    /// Calls `run` with the distribution beside the rest of the trainer, which it changes.
+    fn with_distribution<T>(&mut self, run: impl FnOnce(&mut Self, &mut Distribution<'a>) -> T) -> T {
+        let mut distribution = std::mem::take(&mut self.distribution);
+        let done = run(self, &mut distribution);
+        self.distribution = distribution;
+        done
+    }
+
+    fn step_on_this_rank(&mut self, batches: &mut Batches<'_>) -> Result<StepReport, TrainError> {
         let loss = self.accumulate(batches)?;
         let gradients = std::mem::take(&mut self.gradients);
         let report = self.update(loss, &gradients, loss.tokens);
@@ -442,15 +455,9 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         self.update(loss, gradients, loss.tokens)
     }
 
-    /// The other ranks, and which part of the weights each of them holds; `None` if this one holds all.
-    fn division(&self) -> Option<(&'a dyn Communicator, &dyn Division)> {
-        let pipeline = self.pipeline.as_ref().map(|p| (p.comm(), p.stage() as &dyn Division));
-        pipeline.or(self.tensor.as_ref().map(|tensor| (tensor.comm, &tensor.shard as &dyn Division)))
-    }
-
     /// Whether other ranks hold parts of the weights.
     pub(crate) fn is_divided(&self) -> bool {
-        self.division().is_some()
+        self.distribution.division().is_some()
     }
 
     /// The teacher's weights.
@@ -459,8 +466,11 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     }
 
     fn check_alone(&self, what: &'static str) -> Result<(), TrainError> {
-        let is_alone = self.ranks.is_none() && self.division().is_none();
-        if is_alone { Ok(()) } else { Err(TrainError::Alone { what }) }
+        if matches!(self.distribution, Distribution::Alone) {
+            Ok(())
+        } else {
+            Err(TrainError::Alone { what })
+        }
     }
 
     /// The loss of the next batches, whose gradients replace those of the last.
@@ -604,16 +614,18 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     ///
     /// Those of the data and of [`Trained::loss`].
     pub fn evaluate(&self, batches: impl IntoIterator<Item = Batch>) -> Result<Loss, TrainError> {
-        if let Some(pipeline) = &self.pipeline {
-            let (weights, policy) = (self.trainable.weights(), &self.policy);
-            return losses_of(pipeline.comm(), self.engine, &self.model, weights, policy, batches);
-        }
-        if let Some(TensorRanks { comm, shard, .. }) = &self.tensor {
-            let (weights, policy) = (self.trainable.weights(), &self.policy);
-            return losses_of_shards(*comm, shard, &self.model, weights, policy, batches);
-        }
-        let each = |batch: &Batch| self.model.loss(self.trainable.weights(), batch, &self.policy);
-        ranks::sum_of_losses(self.ranks.as_ref().map(|ranks| ranks.comm), batches, each)
+        let (weights, policy) = (self.trainable.weights(), &self.policy);
+        let comm = match &self.distribution {
+            Distribution::Pipeline(pipeline) => {
+                return losses_of(pipeline.comm(), self.engine, &self.model, weights, policy, batches);
+            }
+            Distribution::Tensor(TensorRanks { comm, shard, .. }) => {
+                return losses_of_shards(*comm, shard, &self.model, weights, policy, batches);
+            }
+            Distribution::Data(ranks) => Some(ranks.comm),
+            Distribution::Alone => None,
+        };
+        ranks::sum_of_losses(comm, batches, |batch| self.model.loss(weights, batch, policy))
     }
 }
 

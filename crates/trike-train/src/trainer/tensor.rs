@@ -12,7 +12,7 @@ use trike_cpu::Store;
 use trike_grad::{GradError, Operand, ProductPrecision};
 use trike_nn::DecoderSpec;
 
-use super::{SMALL, Trainable, Trainer, TrainerConfig, Tutor, agree_on_run};
+use super::{Distribution, SMALL, Trainable, Trainer, TrainerConfig, Tutor, agree_on_run};
 use crate::data::{Batch, Batches};
 use crate::model::{ByPlace, Prepared, ShardedModel, Sums, count};
 use crate::optimizer::{Updates, orthogonal};
@@ -147,14 +147,17 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         agree(comm, "embedding, norms and head", &format!("checksum {checksum:08x}"))?;
         let mut trainer =
             Self::start(engine, config, policy, Trainable::All(parameters.upload(engine)?), teacher)?;
-        trainer.tensor = Some(TensorRanks { comm, shard, of_teacher });
+        trainer.distribution = Distribution::Tensor(TensorRanks { comm, shard, of_teacher });
         Ok(trainer)
     }
 
     /// The rows of each matrix that this rank holds; `None` if it holds all of them, or whole matrices.
     #[must_use]
     pub fn shard(&self) -> Option<&TensorShard> {
-        self.tensor.as_ref().map(|tensor| &tensor.shard)
+        match &self.distribution {
+            Distribution::Tensor(tensor) => Some(&tensor.shard),
+            _ => None,
+        }
     }
 
     /// A step of all ranks.

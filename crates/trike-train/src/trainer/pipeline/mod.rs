@@ -18,7 +18,7 @@ use trike_core::{Bounds, OptionError};
 use trike_nn::{DecoderSpec, WeightName};
 
 use self::tied::TiedSum;
-use super::{Trainable, agree_on_run, all_numbers};
+use super::{Distribution, Trainable, agree_on_run, all_numbers};
 use crate::data::{Batch, Batches};
 use crate::model::shapes;
 use crate::{
@@ -98,14 +98,17 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         trainer.optimizer = Optimizer::of(engine, config.optimizer, trainer.parameters(), &owns)?;
         let pipeline = Pipeline { comm, stage, of_teacher };
         trainer.check_copies(&pipeline)?;
-        trainer.pipeline = Some(pipeline);
+        trainer.distribution = Distribution::Pipeline(pipeline);
         Ok(trainer)
     }
 
     /// The part of the model that this rank holds; `None` if it holds all.
     #[must_use]
     pub fn stage(&self) -> Option<&Stage> {
-        self.pipeline.as_ref().map(|pipeline| &pipeline.stage)
+        match &self.distribution {
+            Distribution::Pipeline(pipeline) => Some(&pipeline.stage),
+            _ => None,
+        }
     }
 
     /// Refuses ranks whose copies of a weight differ.

@@ -15,6 +15,7 @@ use trike_grad::Elements;
 
 use self::exact::Owners;
 use self::local::Local;
+use super::Distribution;
 use crate::data::{Batch, Batches};
 use crate::{Loss, Optimizer, Parameters, StepReport, TrainEngine, TrainError, Trainer};
 
@@ -146,14 +147,17 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         };
         // Each step has its own.
         self.gradients = Vec::new();
-        self.ranks = Some(Ranks { comm, config, mode });
+        self.distribution = Distribution::Data(Ranks { comm, config, mode });
         Ok(self)
     }
 
     /// Whether all ranks have the same weights now, as after every exchange.
     #[must_use]
     pub fn is_together(&self) -> bool {
-        self.ranks.as_ref().is_none_or(|ranks| self.is_last_of(ranks.config.local_steps))
+        match &self.distribution {
+            Distribution::Data(ranks) => self.is_last_of(ranks.config.local_steps),
+            _ => true,
+        }
     }
 
     /// Whether the last step was the last of so many local ones.
