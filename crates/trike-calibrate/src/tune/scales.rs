@@ -133,7 +133,7 @@ impl AllScales<'_> {
             codes.push((name, of));
             Ok((values, true))
         };
-        let (mut matrices, mut trained) = ([const { Cow::Borrowed(&[][..]) }; 7], [false; 7]);
+        let (mut matrices, mut trained) = ([const { Cow::Borrowed(&[] as &[f32]) }; 7], [false; 7]);
         for (i, name) in WeightName::matrices(layer).into_iter().enumerate() {
             let (values, is_trained) = value(name)?;
             (matrices[i], trained[i]) = (Cow::Owned(values), is_trained);

@@ -30,7 +30,7 @@ struct OnTape<'a, 'p, 't, E: Engine> {
     own: Option<AttentionSpec>,
 }
 
-impl<'p, E: Engine> OnTape<'_, 'p, '_, E> {
+impl<'p: 't, 't, E: Engine> OnTape<'_, 'p, 't, E> {
     /// Whether the rank has only its own columns of what is read at a point.
     fn is_own(&self, point: Option<HookPoint>) -> bool {
         match point {
