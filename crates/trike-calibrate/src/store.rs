@@ -13,7 +13,7 @@ use trike_format::{
 use trike_llm::{LlmError, ModelFile};
 use trike_nn::{HookPoint, WeightName};
 
-use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, error::io, tune};
+use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, error::io};
 
 const SETTINGS: &str = "settings.txt";
 /// Prefix of settings written by Trike; directories without it are not removed.

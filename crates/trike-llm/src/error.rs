@@ -354,6 +354,12 @@ fn listed(files: &[String]) -> String {
     format!("files: {}", files.iter().map(plain).collect::<Vec<_>>().join(", "))
 }
 
+impl From<trike_core::SpecError> for LlmError {
+    fn from(error: trike_core::SpecError) -> Self {
+        Self::Nn(error.into())
+    }
+}
+
 impl From<crate::chat::ChatError> for LlmError {
     fn from(error: crate::chat::ChatError) -> Self {
         Self::Chat(Box::new(error))

@@ -6,7 +6,7 @@ use trike_cpu::{FileRange, Tiles};
 use trike_format::{StoredType, Tensor, TensorInfo};
 use trike_nn::WeightName;
 
-use crate::{LlmError, ModelConfig, names};
+use crate::{LlmError, ModelConfig};
 
 /// The weights of one decoder, under the decoder's names.
 ///

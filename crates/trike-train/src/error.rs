@@ -218,6 +218,12 @@ fn last_checkpoint(path: Option<&Path>) -> String {
     }
 }
 
+impl From<trike_core::SpecError> for TrainError {
+    fn from(error: trike_core::SpecError) -> Self {
+        Self::Nn(error.into())
+    }
+}
+
 impl From<trike_llm::LlmError> for TrainError {
     fn from(error: trike_llm::LlmError) -> Self {
         Self::Llm(Box::new(error))

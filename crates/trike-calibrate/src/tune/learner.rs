@@ -80,6 +80,19 @@ impl Learned {
     }
 }
 
+impl Learned {
+    /// The values of this moment.
+    fn values(&self, name: WeightName, cpu: &Cpu) -> Result<Cow<'_, [f32]>, CalibrateError> {
+        match self {
+            Self::Latent(m) => {
+                let values = m.rotated(&m.latent.values(cpu));
+                values.map(Cow::Owned).map_err(|e| CalibrateError::quantize(name, e))
+            }
+            Self::Fixed(values) => Ok(Cow::Borrowed(values)),
+        }
+    }
+}
+
 impl Learner {
     pub(crate) fn new(
         input: &dyn WeightSource,
@@ -105,14 +118,7 @@ impl Learner {
 
     /// The weights of this moment.
     pub(crate) fn values(&self, cpu: &Cpu) -> Result<BlockValues<'_>, CalibrateError> {
-        let value = |(name, matrix): &'_ (WeightName, Learned)| match matrix {
-            Learned::Latent(m) => {
-                let values = m.rotated(&m.latent.values(cpu));
-                values.map(Cow::Owned).map_err(|e| CalibrateError::quantize(*name, e))
-            }
-            Learned::Fixed(values) => Ok(Cow::Borrowed(&values[..])),
-        };
-        let [q, k, v, o, g, u, d] = self.matrices.each_ref().map(value);
+        let [q, k, v, o, g, u, d] = self.matrices.each_ref().map(|(name, matrix)| matrix.values(*name, cpu));
         Ok(BlockValues {
             matrices: [q?, k?, v?, o?, g?, u?, d?],
             trained: self.matrices.each_ref().map(|(_, matrix)| matches!(matrix, Learned::Latent(_))),

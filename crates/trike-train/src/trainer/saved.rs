@@ -265,7 +265,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
     ///
     /// [`TrainError::Grad`] of the executor, and [`TrainError::Comm`].
     pub fn gather(&self) -> Result<Option<Parameters>, TrainError> {
-        let Some((comm, division)) = self.division() else { return self.download().map(Some) };
+        let Some((comm, division)) = self.distribution.division() else { return self.download().map(Some) };
         let spec = self.parameters().spec();
         let mut all = Vec::new();
         for (name, shape) in shapes(spec) {
