@@ -190,7 +190,7 @@ pub(crate) const HOUSE: &[Row] = &[
         layer: 7,
         name: "trike",
         purpose: "the facade; re-exports without logic",
-        uses: "trike-trit trike-core trike-cpu trike-comm trike-format trike-vsa trike-quant trike-nn trike-text trike-candle? trike-llm \
+        uses: "trike-trit trike-core trike-model trike-cpu trike-comm trike-format trike-vsa trike-quant trike-nn trike-text trike-candle? trike-llm \
                trike-calibrate trike-grad trike-train",
         registry: "",
         unsafe_in: &[],

@@ -58,7 +58,8 @@
 //!   [`Backend`]
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
 //! * errors: [`LlmError`], [`CalibrateError`]
-//! * everything else, by crate: [`trit`], [`cpu`], [`comm`], [`format`](mod@format), [`quant`], [`nn`], [`text`],
+//! * everything else, by crate: [`trit`], [`cpu`], [`comm`], [`format`](mod@format), [`quant`], [`model`], [`nn`],
+//!   [`text`],
 //!   [`llm`], [`calibrate`], [`grad`], [`train`], [`vsa`]
 //!
 //! An application depends on this crate. The feature `candle`, off by default, adds `trike::candle`: ternary layers as
@@ -85,6 +86,7 @@ pub use trike_cpu as cpu;
 pub use trike_format as format;
 pub use trike_grad as grad;
 pub use trike_llm as llm;
+pub use trike_model as model;
 pub use trike_nn as nn;
 pub use trike_quant as quant;
 pub use trike_text as text;

@@ -40,7 +40,7 @@ impl DecoderWeights for EditedWeights<'_> {
 
 /// Random edits of the first plane of a weight.
 pub(crate) fn some(spec: &DecoderSpec, name: WeightName, count: usize) -> Vec<Edit> {
-    let ((rows, cols), mut rng) = (Random::new(spec, Kind::Trits).shape(name), Rng::new(31));
+    let ((rows, cols), mut rng) = (spec.shape(name), Rng::new(31));
     let trits = [Trit::N, Trit::Z, Trit::P];
     let mut edit =
         || Edit { plane: 0, row: rng.below(rows), col: rng.below(cols), trit: trits[rng.below(3)] };
