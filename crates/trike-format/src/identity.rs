@@ -48,16 +48,7 @@ impl Identity {
 
     /// The first fact in which `stored` differs; `None` if it is the same identity.
     pub fn differs_from(&self, stored: &[(String, String)]) -> Option<Difference> {
-        let find = |facts: &[(String, String)], name: &str| {
-            facts.iter().find(|(fact, _)| fact == name).map(|(_, value)| value.clone())
-        };
-        let all = self.facts.iter().chain(stored).map(|(name, _)| name);
-        all.map(|name| Difference {
-            fact: name.clone(),
-            stored: find(stored, name),
-            now: find(&self.facts, name),
-        })
-        .find(|difference| difference.stored != difference.now)
+        Difference::between(stored, &self.facts)
     }
 
     /// A digest of all facts, such as for the name of a file. The facts themselves belong into the file, too.
@@ -76,6 +67,18 @@ pub struct Difference {
     pub stored: Option<String>,
     /// Its value now.
     pub now: Option<String>,
+}
+
+impl Difference {
+    /// The first of the facts `now` that `stored` has otherwise, or of the facts that only `stored` has.
+    pub fn between(stored: &[(String, String)], now: &[(String, String)]) -> Option<Self> {
+        let find = |facts: &[(String, String)], name: &str| {
+            facts.iter().find(|(fact, _)| fact == name).map(|(_, value)| value.clone())
+        };
+        let all = now.iter().chain(stored).map(|(name, _)| name);
+        all.map(|name| Self { fact: name.clone(), stored: find(stored, name), now: find(now, name) })
+            .find(|difference| difference.stored != difference.now)
+    }
 }
 
 impl Display for Difference {

@@ -1,5 +1,7 @@
 """Gradient codecs, and exchanges between ranks of this process."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -38,3 +40,29 @@ def test_low_rank_is_exact_for_low_ranks():
         trike.GradientExchange("sign", [(16, 8)], 0)
     with pytest.raises(ValueError, match="low_rank"):
         trike.GradientExchange("nothing", [(16, 8)], 1)
+
+
+@pytest.mark.parametrize("kind", ["compress", "exchange"])
+def test_an_array_is_copied_before_other_threads_may_write(kind):
+    """A result is that of the array at one moment, whatever another thread writes into it meanwhile."""
+    shape, shapes = ((1 << 21,), [(1 << 21, 1)]) if kind == "compress" else ((2, 1 << 20), [(1 << 20, 1)])
+    states = [RNG.normal(size=shape).astype(np.float32) for _ in range(2)]
+
+    def result(array):
+        if kind == "compress":
+            return trike.GradientCompressor("ternary", shapes).compress(array)[0]
+        return trike.GradientExchange("ternary", shapes, 2).exchange(array).tobytes()
+
+    want = [result(state) for state in states]
+    assert want[0] != want[1]
+    for _ in range(4):
+        array = states[0].copy()
+        bytes_of = lambda each: memoryview(each.reshape(-1)).cast("B")  # noqa: E731
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(result, array)
+            at = 0
+            while not done.done():
+                at = 1 - at
+                # Unlike NumPy, a view copies with the interpreter's lock, so that the array is never between two states.
+                bytes_of(array)[:] = bytes_of(states[at])
+        assert done.result() in want

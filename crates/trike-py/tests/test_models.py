@@ -305,3 +305,58 @@ def test_chat(talking):
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant"}
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
     assert text == done["choices"][0]["message"]["content"]
+
+
+def test_messages_are_whole(tiny_path, tmp_path):
+    """Calls, thoughts, content parts and tools go into the template, and what no template knows is named."""
+    import shutil
+
+    path = tmp_path / "model"
+    shutil.copytree(tiny_path, path)
+    template = (
+        "{% for t in tools or [] %}{{ t.name }};{% endfor %}{% for m in messages %}[{{ m.role }}"
+        "{% if m.reasoning_content %} ({{ m.reasoning_content }}){% endif %}"
+        "{% if m.content is string %} {{ m.content }}{% else %}{% for p in m.content or [] %} {{ p.text }}{% endfor %}{% endif %}"
+        "{% for c in m.tool_calls or [] %} {{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+        "{% if m.tool_call_id %} {{ m.name }} {{ m.tool_call_id }}{% endif %}]{% endfor %}"
+        "{% if add_generation_prompt %}[assistant{% endif %}"
+    )
+    (path / "chat_template.jinja").write_text(template)
+    model = trike.Model(path, device="cpu")
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"b": 2, "a": [1, None]}}}
+    talk = [
+        {"role": "user", "content": [{"type": "text", "text": "1 +"}, {"type": "text", "text": "2?"}]},
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "name": "add", "content": "3"},
+        {"role": "assistant", "tool_calls": [call], "content": ""},
+    ]
+    want = (
+        'add;[user 1 + 2?][assistant (hm) add{"b": 2, "a": [1, null]}][tool 3 add c1]'
+        '[assistant  add{"b": 2, "a": [1, null]}]'
+    )
+    tools = [{"name": "add"}]
+    text = model.apply_chat_template(talk, tools=tools, tokenize=False, add_generation_prompt=False)
+    assert text == want
+    ids = model.apply_chat_template(talk, tools=tools)
+    assert model.detokenize(ids) == want + "[assistant"
+    done = model.chat(talk, tools=tools, max_tokens=2, **GREEDY)
+    assert done["prompt_ids"] == ids
+    assert "".join(model.stream_chat(talk, tools=tools, max_tokens=2, **GREEDY)) == done["text"]
+    assert model.apply_chat_template("Hi", tokenize=False) == "[user Hi][assistant"
+    assert model.apply_chat_template([("user", "Hi")], tokenize=False) == "[user Hi][assistant"
+    for message, words in [
+        ({"role": "user", "content": "Hi", "refusal": "no"}, "got refusal"),
+        ({"content": "Hi"}, "expected a `role`"),
+        ({"role": "user", "content": None}, "`content`: expected a text or parts"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": "a"}]}, "part 1 of `content`"),
+        ({"role": "user", "content": "Hi", "tool_calls": [call]}, "got one of the role user"),
+        ({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}, "`arguments` of call 1"),
+        ({"role": "tool", "content": "3", "tool_call_id": 5}, "`tool_call_id`: expected a text, got 5"),
+    ]:
+        with pytest.raises(ValueError) as raised:
+            model.chat([("user", "Hi"), message])
+        assert "messages[1]: " in str(raised.value) and words in str(raised.value)
+    with pytest.raises(TypeError, match="messages: expected what JSON can hold"):
+        model.chat([{"role": "user", "content": b"Hi"}])
+    with pytest.raises(TypeError, match=r"messages\[0\]: expected a dict, or a pair"):
+        model.chat([5])

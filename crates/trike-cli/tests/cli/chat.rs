@@ -11,7 +11,11 @@ use crate::harness::{Trike, text, tiny, utf8};
 const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{{ m.content }}\n{% endfor %}";
 
 fn talk(trike: &Trike, args: &[&str], lines: &str) -> Output {
-    let template = trike.write("chat.jinja", TEMPLATE);
+    talk_by(trike, TEMPLATE, args, lines)
+}
+
+fn talk_by(trike: &Trike, template: &str, args: &[&str], lines: &str) -> Output {
+    let template = trike.write("chat.jinja", template);
     let model = tiny();
     let mut all = vec!["chat", "-m", &model, "--temperature", "0", "--chat-template", &template];
     all.extend(args);
@@ -176,6 +180,68 @@ fn slash_commands_change_the_conversation() {
     }
     let (spaced, _) = good(talk(&trike, &["-n", "3", "-q"], " /nothing\n"));
     assert!(!spaced.is_empty(), "a message");
+}
+
+/// Calls of tools, their answers, thoughts and content parts are read, rendered and written as they were.
+#[test]
+fn a_saved_conversation_has_whole_messages() {
+    let trike = Trike::new();
+    let template = "{{ bos_token }}{% for t in tools or [] %}{{ t.name }} {% endfor %}{% for m in messages %}\
+        {% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content or [] %}{{ p.text }}{% endfor %}{% endif %}\
+        {% for c in m.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}\n{% endfor %}";
+    let messages = serde_json::json!([
+        {"role": "user", "content": [{"type": "text", "text": "Once upon"}, {"type": "text", "text": " a time"}]},
+        {"role": "assistant", "content": null, "reasoning_content": "hm", "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "find", "arguments": {"what": "a dog", "of": 2}}}]},
+        {"role": "tool", "tool_call_id": "c1", "name": "find", "content": "a big dog"},
+    ]);
+    let whole = serde_json::json!({"messages": messages, "tools": [{"name": "find"}]});
+    let (file, copy) = (trike.write("talk.json", &whole.to_string()), trike.path("copy.json"));
+    let say = |lines: &str| {
+        let (lines, notes) = good(talk_by(&trike, template, &["-n", "2", "--json", "-q"], lines));
+        let tokens = |line: &str| {
+            serde_json::from_str::<serde_json::Value>(line).expect("JSON")["prompt_tokens"].as_u64()
+        };
+        (lines.lines().map(tokens).collect::<Vec<_>>(), notes)
+    };
+    say(&format!("/load {file}\n/save {copy}\n"));
+    let saved: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&copy).expect("a file")).expect("JSON");
+    assert_eq!(saved.to_string(), whole.to_string());
+    // The last message of a tool is answered, and after that answer again.
+    let (tokens, notes) = say(&format!("/load {file}\n/regenerate\n/regenerate\n/save! {copy}\n"));
+    assert_eq!(notes, "");
+    let [first, second] = tokens[..] else { panic!("{tokens:?}") };
+    assert_eq!(first, second);
+    let saved: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&copy).expect("a file")).expect("JSON");
+    assert_eq!(saved["messages"].as_array().expect("a list").len(), 4);
+    assert_eq!(saved["messages"][1].to_string(), messages[1].to_string());
+    // Without calls and tools the prompt is a shorter one.
+    let plain = serde_json::json!({"messages": [{"role": "user", "content": "Once upon a time"},
+        {"role": "tool", "content": "a big dog"}]});
+    let plain = trike.write("plain.json", &plain.to_string());
+    let (tokens, _) = say(&format!("/load {plain}\n/regenerate\n"));
+    assert!(tokens[0] < first, "{tokens:?} {first:?}");
+    // What is no conversation is named.
+    for (text, words) in [
+        (
+            r#"{"messages": [{"content": "a"}]}"#,
+            "expected a saved conversation: a message: expected a `role`",
+        ),
+        (r#"{"messages": [], "documents": []}"#, "expected a saved conversation: unknown field `documents`"),
+        (
+            r#"{"messages": [{"role": "user", "content": "a", "audio": "b"}]}"#,
+            "message 1: a message: expected role",
+        ),
+        (
+            r#"{"messages": [{"role": "user", "content": null}]}"#,
+            "message 1: `content`: expected a text or parts",
+        ),
+    ] {
+        let (_, notes) = say(&format!("/load {}\n", trike.write("wrong.json", text)));
+        assert!(notes.contains(words), "{words}: {notes}");
+    }
 }
 
 #[test]

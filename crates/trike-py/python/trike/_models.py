@@ -12,7 +12,8 @@ from trike import _trike
 from trike._hub import PathLike, resolve
 
 Prompt = Union[str, Sequence[int]]
-Messages = Union[str, Iterable[Union[Mapping[str, str], Tuple[str, str]]]]
+Messages = Union[str, Iterable[Union[Mapping[str, Any], Tuple[str, str]]]]
+Tools = Optional[Sequence[Mapping[str, Any]]]
 
 
 @dataclass
@@ -41,23 +42,31 @@ class Sampling:
             self.json_schema = json.dumps(self.json_schema)
 
 
-def pairs(messages: Messages) -> List[Tuple[str, str]]:
-    """Messages as (role, content): a text is one message of the user."""
+def messages_json(messages: Messages) -> str:
+    """Messages in JSON, which the library checks: a text is one message of the user, a pair a role and a text."""
     if isinstance(messages, str):
-        return [("user", messages)]
+        messages = [("user", messages)]
     result = []
-    for message in messages:
-        if isinstance(message, Mapping):
+    for at, message in enumerate(messages):
+        if not isinstance(message, Mapping):
             try:
-                role, content = message["role"], message["content"]
-            except KeyError as missing:
-                raise ValueError(f"messages: expected the keys role and content, got {sorted(message)}") from missing
-        else:
-            role, content = message
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise TypeError("messages: expected texts as role and content")
-        result.append((role, content))
-    return result
+                role, content = message
+            except (TypeError, ValueError) as wrong:
+                raise TypeError(f"messages[{at}]: expected a dict, or a pair of role and content, got {message!r}") from wrong
+            message = {"role": role, "content": content}
+        result.append(dict(message))
+    return _json("messages", result)
+
+
+def _tools_json(tools: Tools) -> Optional[str]:
+    return _json("tools", [dict(tool) for tool in tools]) if tools else None
+
+
+def _json(name: str, value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as wrong:
+        raise TypeError(f"{name}: expected what JSON can hold: {wrong}") from wrong
 
 
 class Model(_trike.Model):
@@ -112,14 +121,36 @@ class Model(_trike.Model):
         """`generate` for each prompt, one after another."""
         return [self.generate(prompt, **options) for prompt in prompts]
 
-    def chat(self, messages: Messages, *, on_text: Optional[Callable[[str], object]] = None, **options: Any) -> dict:
-        """Answers a conversation: a text, or messages as dicts with `role` and `content`. The oldest turns are dropped when they do
-        not fit. What the model has read in the call before is not read again. Returns what `generate` returns."""
-        return self._chat(pairs(messages), Sampling(**options), on_text)
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Tools = None,
+        on_text: Optional[Callable[[str], object]] = None,
+        **options: Any,
+    ) -> dict:
+        """Answers a conversation: a text, or messages as dicts with `role` and `content`, and for templates that know them
+        `tool_calls`, `reasoning_content`, `tool_call_id` and `name`; a content may be a list of parts with texts, or None beside calls.
+        `tools` are the functions that the template shows the model, as dicts. The oldest turns are dropped when they do not fit. What
+        the model has read in the call before is not read again. Returns what `generate` returns."""
+        return self._chat(messages_json(messages), _tools_json(tools), Sampling(**options), on_text)
 
-    def stream_chat(self, messages: Messages, **options: Any) -> _trike.Stream:
+    def stream_chat(self, messages: Messages, *, tools: Tools = None, **options: Any) -> _trike.Stream:
         """As `chat`, as an iterator."""
-        return self._stream_chat(pairs(messages), Sampling(**options))
+        return self._stream_chat(messages_json(messages), _tools_json(tools), Sampling(**options))
+
+    def apply_chat_template(
+        self,
+        messages: Messages,
+        *,
+        tools: Tools = None,
+        add_generation_prompt: bool = True,
+        tokenize: bool = True,
+    ) -> Union[str, List[int]]:
+        """The prompt of a conversation in the model's own template, as token ids or as text. What a message says is never a special
+        token of the ids."""
+        how = (messages_json(messages), _tools_json(tools), add_generation_prompt)
+        return self._chat_ids(*how) if tokenize else self._rendered(*how)
 
 
 def _prompt(prompt: Prompt) -> Union[str, List[int]]:

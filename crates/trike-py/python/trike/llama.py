@@ -147,7 +147,7 @@ class Llama:
 
     def create_chat_completion(
         self,
-        messages: List[Mapping[str, str]],
+        messages: List[Mapping[str, Any]],
         max_tokens: Optional[int] = None,
         stream: bool = False,
         stop: Union[None, str, List[str]] = None,

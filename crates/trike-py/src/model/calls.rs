@@ -4,10 +4,11 @@ use std::{ops::ControlFlow, sync::mpsc::channel};
 
 use numpy::{PyArray1, PyArray2};
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
+use serde_json::{Map, Value};
 use trike::{
     GenerateOptions, KvSpec, ScoreOptions,
     llm::Session,
-    text::chat::{Conversation, Message, RenderOptions},
+    text::chat::{ChatTemplate, Conversation, Message, RenderOptions},
 };
 
 use super::{PyModel, Served};
@@ -67,26 +68,24 @@ impl PyModel {
         Ok(Request { ids, ends, options, chat: false })
     }
 
-    fn conversation(&self, messages: Vec<(String, String)>, sampling: &Sampling) -> PyResult<Request> {
-        let tokenizer = self.tokenizer()?;
-        let template = self.facts.template.as_ref().ok_or_else(|| {
+    fn template(&self) -> PyResult<&ChatTemplate> {
+        self.facts.template.as_ref().ok_or_else(|| {
             errors::ModelError::new_err(format!(
                 "{}: the model has no chat template: use generate",
                 self.facts.path.display()
             ))
-        })?;
-        if messages.is_empty() {
-            return Err(PyValueError::new_err("messages: expected at least one, got none"));
-        }
+        })
+    }
+
+    fn conversation(&self, messages: &str, tools: Option<String>, sampling: &Sampling) -> PyResult<Request> {
+        let (tokenizer, template) = (self.tokenizer()?, self.template()?);
+        let mut talk = Conversation::of(parse(messages)?);
         let options = sampling.options(&self.facts.sampling)?;
         let context = options.context.unwrap_or(self.facts.context);
         // At least half of the context is for the conversation.
         let room = options.max_tokens.unwrap_or(context / 4).min(context / 2);
-        let messages = messages.into_iter().map(|(role, content)| Message::new(role, content));
-        let mut talk = Conversation::of(messages.collect());
-        let prompt = talk
-            .fit(template, tokenizer, &RenderOptions::default(), context - room)
-            .map_err(errors::value)?;
+        let rendering = RenderOptions::default().with_tools(tools);
+        let prompt = talk.fit(template, tokenizer, &rendering, context - room).map_err(errors::value)?;
         let options = options.with_context(context);
         Ok(Request { ids: prompt.ids, ends: tokenizer.turn_ends(), options, chat: true })
     }
@@ -140,6 +139,21 @@ impl PyModel {
     }
 }
 
+/// Messages in JSON, at least one.
+fn parse(messages: &str) -> PyResult<Vec<Message>> {
+    let objects: Vec<Map<String, Value>> = serde_json::from_str(messages).map_err(errors::value)?;
+    if objects.is_empty() {
+        return Err(PyValueError::new_err("messages: expected at least one, got none"));
+    }
+    let message = |(i, object): (usize, Map<String, Value>)| -> PyResult<Message> {
+        let wrong = |problem: String| PyValueError::new_err(format!("messages[{i}]: {problem}"));
+        let message = Message::try_from(object).map_err(wrong)?;
+        message.check().map_err(|e| wrong(e.to_string()))?;
+        Ok(message)
+    };
+    objects.into_iter().enumerate().map(message).collect()
+}
+
 #[pymethods]
 impl PyModel {
     /// Continues a prompt, a text or a list of tokens.
@@ -159,21 +173,49 @@ impl PyModel {
         self.pieces(self.prompt(prompt, &sampling)?)
     }
 
-    /// Answers a conversation of (role, content).
-    #[pyo3(signature = (messages, sampling, on_text=None))]
+    /// Answers a conversation, messages and tools in JSON.
+    #[pyo3(signature = (messages, tools, sampling, on_text=None))]
     fn _chat<'py>(
         &self,
         py: Python<'py>,
-        messages: Vec<(String, String)>,
+        messages: &str,
+        tools: Option<String>,
         sampling: Sampling,
         on_text: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        self.text(py, self.conversation(messages, &sampling)?, on_text.as_ref())
+        self.text(py, self.conversation(messages, tools, &sampling)?, on_text.as_ref())
     }
 
     /// As `_chat`, piece by piece.
-    fn _stream_chat(&self, messages: Vec<(String, String)>, sampling: Sampling) -> PyResult<PyStream> {
-        self.pieces(self.conversation(messages, &sampling)?)
+    #[pyo3(signature = (messages, tools, sampling))]
+    fn _stream_chat(&self, messages: &str, tools: Option<String>, sampling: Sampling) -> PyResult<PyStream> {
+        self.pieces(self.conversation(messages, tools, &sampling)?)
+    }
+
+    /// A conversation as the template renders it.
+    #[pyo3(signature = (messages, tools, add_generation_prompt))]
+    fn _rendered(
+        &self,
+        messages: &str,
+        tools: Option<String>,
+        add_generation_prompt: bool,
+    ) -> PyResult<String> {
+        let options =
+            RenderOptions::default().with_tools(tools).with_add_generation_prompt(add_generation_prompt);
+        self.template()?.render(&parse(messages)?, &options).map_err(errors::value)
+    }
+
+    /// The tokens of a conversation.
+    #[pyo3(signature = (messages, tools, add_generation_prompt))]
+    fn _chat_ids(
+        &self,
+        messages: &str,
+        tools: Option<String>,
+        add_generation_prompt: bool,
+    ) -> PyResult<Vec<u32>> {
+        let options =
+            RenderOptions::default().with_tools(tools).with_add_generation_prompt(add_generation_prompt);
+        self.template()?.encode(self.tokenizer()?, &parse(messages)?, &options).map_err(errors::value)
     }
 
     /// The logits of every token, a new f32 array (tokens, vocab).

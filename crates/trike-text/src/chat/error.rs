@@ -76,6 +76,14 @@ pub enum ChatError {
         /// The value found.
         got: String,
     },
+    /// The template renders something of a conversation to learn from not at all, or not as what it is.
+    #[error("{whose}: the chat template {problem}")]
+    Unrendered {
+        /// `tools`, or `message` with its number, counted from 1.
+        whose: String,
+        /// What the template does.
+        problem: &'static str,
+    },
     /// The messages use all private-use characters, so that none is left as a placeholder for a special token.
     #[error(
         "the messages contain special tokens and use every private-use character of plane 16: shorten them"

@@ -4,12 +4,24 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// Names under which templates read the thoughts of an answer; the first one is today's.
-const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+pub(super) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// A kind of text that a message says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    /// Its content.
+    Content,
+    /// What it thought before.
+    Thought,
+    /// Names and arguments of its calls of tools.
+    Call,
+}
 
 /// One message.
 ///
 /// Besides its role and text a message may have `tool_calls`, `reasoning_content` and other fields, a content of `null` or one of
-/// several parts; they come from JSON, and go into templates as the `transformers` package passes them.
+/// several parts; they come from JSON, and go into templates as the `transformers` package passes them. [`check`](Self::check) says
+/// which of them templates read.
 ///
 /// ```
 /// use trike_text::chat::{ChatTemplate, Message, RenderOptions};
@@ -104,6 +116,41 @@ impl Message {
         Self { role: change(&self.role), content: change(&self.content), object: object.collect() }
     }
 
+    /// Whether it is a role and a text, and nothing else.
+    pub(super) fn is_plain(&self) -> bool {
+        self.object.is_empty()
+    }
+
+    /// The message with the texts that it says changed by `change`; empty ones stay, and so does everything that templates decide by.
+    pub(super) fn map_said(&self, change: &impl Fn(Said, &str) -> String) -> Self {
+        let filled = |said: Said, text: &str| {
+            if text.is_empty() { String::new() } else { change(said, text) }
+        };
+        let mut object = self.object.clone();
+        for (name, value) in &mut object {
+            match name.as_str() {
+                "content" => map_parts(value, &filled),
+                "tool_calls" => map_calls(value, &|text| filled(Said::Call, text)),
+                name if REASONING.contains(&name) => map_values(value, &|text| filled(Said::Thought, text)),
+                _ => {}
+            }
+        }
+        let content = match object.get("content").filter(|content| !content.is_string()) {
+            Some(content) => text_of(content).unwrap_or_default(),
+            None => filled(Said::Content, &self.content),
+        };
+        Self { role: self.role.clone(), content, object }
+    }
+
+    /// The message with one more key in each part of its content.
+    pub(super) fn with_key_in_parts(mut self, key: &str) -> Self {
+        let parts = self.object.get_mut("content").and_then(Value::as_array_mut);
+        for part in parts.into_iter().flatten().filter_map(Value::as_object_mut) {
+            part.insert(key.to_owned(), key.into());
+        }
+        self
+    }
+
     /// Every text in it.
     pub(super) fn texts<'a>(&'a self, texts: &mut Vec<&'a str>) {
         texts.extend([self.role.as_str(), self.content.as_str()]);
@@ -111,7 +158,64 @@ impl Message {
     }
 }
 
-fn map_texts(value: &Value, change: &impl Fn(&str) -> String) -> Value {
+/// Changes all texts but the names of keys.
+fn map_values(value: &mut Value, change: &impl Fn(&str) -> String) {
+    match value {
+        Value::String(text) => *text = change(text),
+        Value::Array(list) => list.iter_mut().for_each(|value| map_values(value, change)),
+        Value::Object(map) => map.values_mut().for_each(|value| map_values(value, change)),
+        _ => {}
+    }
+}
+
+/// Changes the texts of a content and of its parts.
+fn map_parts(content: &mut Value, change: &impl Fn(Said, &str) -> String) {
+    let text = |said: Said, value: Option<&mut Value>| {
+        if let Some(Value::String(text)) = value {
+            *text = change(said, text);
+        }
+    };
+    match content {
+        Value::Array(parts) => parts.iter_mut().for_each(|part| match part {
+            Value::Object(part) => {
+                text(Said::Content, part.get_mut("text"));
+                text(Said::Thought, part.get_mut("thinking"));
+            }
+            part => text(Said::Content, Some(part)),
+        }),
+        content => text(Said::Content, Some(content)),
+    }
+}
+
+/// Changes names and arguments of calls, of either form: with a `function`, or without.
+fn map_calls(calls: &mut Value, change: &impl Fn(&str) -> String) {
+    for call in calls.as_array_mut().into_iter().flatten() {
+        let function = match call.get("function") {
+            Some(Value::Object(_)) => call.get_mut("function"),
+            _ => Some(call),
+        };
+        for (name, value) in function.and_then(Value::as_object_mut).into_iter().flatten() {
+            if ["name", "arguments"].contains(&name.as_str()) {
+                map_values(value, change);
+            }
+        }
+    }
+}
+
+/// Changes the names of tools, of either form: with a `function`, or without.
+pub(super) fn map_tools(tools: &mut Value, change: &impl Fn(&str) -> String) {
+    for tool in tools.as_array_mut().into_iter().flatten() {
+        let name = match tool.get("function") {
+            Some(Value::Object(_)) => tool.get_mut("function").and_then(|function| function.get_mut("name")),
+            _ => tool.get_mut("name"),
+        };
+        if let Some(name) = name {
+            map_values(name, change);
+        }
+    }
+}
+
+pub(super) fn map_texts(value: &Value, change: &impl Fn(&str) -> String) -> Value {
     match value {
         Value::String(text) => change(text).into(),
         Value::Array(list) => list.iter().map(|value| map_texts(value, change)).collect(),
@@ -124,7 +228,7 @@ fn map_texts(value: &Value, change: &impl Fn(&str) -> String) -> Value {
     }
 }
 
-fn collect_texts<'a>(value: &'a Value, texts: &mut Vec<&'a str>) {
+pub(super) fn collect_texts<'a>(value: &'a Value, texts: &mut Vec<&'a str>) {
     match value {
         Value::String(text) => texts.push(text),
         Value::Array(list) => list.iter().for_each(|value| collect_texts(value, texts)),

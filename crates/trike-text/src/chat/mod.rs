@@ -13,6 +13,7 @@
 //!
 //! * [`ChatTemplate`], [`RenderOptions`], [`Message`]
 //! * [`Conversation`], [`Prompt`]: a history trimmed to a number of tokens
+//! * [`Transcript`]: a complete conversation, with the parts that the model writes
 //! * [`ChatError`]
 
 mod budget;
@@ -20,12 +21,14 @@ mod builtins;
 mod conversation;
 mod engine;
 mod error;
+mod fields;
 mod guard;
 mod message;
 mod python;
 mod source;
 mod text;
 mod time;
+mod transcript;
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -34,6 +37,7 @@ use minijinja::value::{Serde, Value};
 pub use conversation::{Conversation, Prompt};
 pub use error::ChatError;
 pub use message::Message;
+pub use transcript::Transcript;
 
 use crate::tokenizer::{Shield, Tokenizer};
 
@@ -198,7 +202,7 @@ impl ChatTemplate {
         engine::render(source, Value::from_pairs(variables), now)
     }
 
-    /// The prompt as token ids: special tokens printed by the template are recognized, those in messages are
+    /// The prompt as token ids: special tokens printed by the template are recognized, those in messages and tools are
     /// encoded as text.
     ///
     /// BOS is not added: a template prints it if its model needs one.
@@ -219,14 +223,32 @@ impl ChatTemplate {
         messages: &[Message],
         options: &RenderOptions,
     ) -> Result<Vec<u32>, ChatError> {
-        let mut texts = Vec::new();
-        messages.iter().for_each(|message| message.texts(&mut texts));
-        let shield = Shield::new(tokenizer, &texts).ok_or(ChatError::NoPlaceholder)?;
-        let cover = |text: &str| shield.cover(tokenizer, text);
-        let covered: Vec<Message> = messages.iter().map(|message| message.map_texts(&cover)).collect();
-        let prompt = self.render(&covered, options)?;
+        let (shield, messages, options) = covered(tokenizer, messages, options)?;
+        let prompt = self.render(&messages, &options)?;
         Ok(tokenizer.encode_shielded(&prompt, &shield)?)
     }
+}
+
+/// Messages and tools with placeholders for the special tokens in them.
+fn covered(
+    tokenizer: &Tokenizer,
+    messages: &[Message],
+    options: &RenderOptions,
+) -> Result<(Shield, Vec<Message>, RenderOptions), ChatError> {
+    // What is no JSON is refused when it is rendered.
+    let tools: Option<serde_json::Value> =
+        options.tools.as_deref().and_then(|json| serde_json::from_str(json).ok());
+    let mut texts = Vec::new();
+    messages.iter().for_each(|message| message.texts(&mut texts));
+    tools.iter().for_each(|tools| message::collect_texts(tools, &mut texts));
+    let shield = Shield::new(tokenizer, &texts).ok_or(ChatError::NoPlaceholder)?;
+    let cover = |text: &str| shield.cover(tokenizer, text);
+    let messages = messages.iter().map(|message| message.map_texts(&cover)).collect();
+    let mut options = options.clone();
+    if let Some(tools) = tools.filter(|_| !shield.is_empty()) {
+        options.tools = Some(message::map_texts(&tools, &cover).to_string());
+    }
+    Ok((shield, messages, options))
 }
 
 #[cfg(test)]

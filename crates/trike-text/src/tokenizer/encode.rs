@@ -140,7 +140,7 @@ impl Shield {
         uncovered
     }
 
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.stand_ins.is_empty()
     }
 }

@@ -1,6 +1,6 @@
 //! Tokens of documents, and which of them are learned.
 
-use trike_text::chat::{ChatError, ChatTemplate, Message, RenderOptions};
+use trike_text::chat::{ChatError, ChatTemplate, Message, RenderOptions, Transcript};
 use trike_text::tokenizer::{Tokenizer, TokenizerError};
 
 use super::{Chat, Record};
@@ -48,8 +48,9 @@ impl Tokens {
 /// Turns documents into tokens for a model.
 ///
 /// Texts are BOS (if the tokenizer adds it), the text and EOS (if there is one), and all tokens are learned. Conversations go
-/// through the model's chat template, and the tokens of the assistant's messages are learned. Instructions are a conversation of
-/// two messages, or, for a model without a template, the prompt of Alpaca.
+/// through the model's chat template, and what the assistant writes is learned: its messages with the calls and thoughts that the
+/// template renders, and the ends of its turns. Instructions are a conversation of two messages, or, for a model without a template,
+/// the prompt of Alpaca.
 #[derive(Clone, Copy, Debug)]
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
@@ -116,21 +117,12 @@ impl<'a> Encoder<'a> {
     }
 
     fn chat(&self, template: &ChatTemplate, chat: &Chat) -> Result<Tokens, EncodeError> {
-        let messages = &chat.messages[..];
-        let encode = |messages: &[Message], asks: bool| {
-            let options = RenderOptions::default().with_add_generation_prompt(asks);
-            template.encode(self.tokenizer, messages, &options)
-        };
-        let ids = encode(messages, false)?;
+        let options = RenderOptions::default().with_tools(chat.tools.clone());
+        let Transcript { ids, answers } =
+            template.transcript(self.tokenizer, &chat.messages, &chat.learned, &options)?;
         let mut learned = vec![false; ids.len()];
-        let shared = |other: &[u32]| ids.iter().zip(other).take_while(|(a, b)| a == b).count();
-        let is_learned = chat.learned.iter().enumerate().filter(|(_, is_learned)| **is_learned);
-        for i in is_learned.map(|(i, _)| i).take_while(|&i| i < messages.len()) {
-            // A conversation may start with the assistant; not every template renders none.
-            let from = if i == 0 { 0 } else { shared(&encode(&messages[..i], true)?) };
-            let end =
-                if i + 1 == messages.len() { ids.len() } else { shared(&encode(&messages[..=i], false)?) };
-            learned.iter_mut().take(end).skip(from).for_each(|learned| *learned = true);
+        for answer in answers {
+            learned.iter_mut().take(answer.end).skip(answer.start).for_each(|learned| *learned = true);
         }
         Ok(Tokens { ids, learned })
     }
@@ -142,5 +134,125 @@ impl<'a> Encoder<'a> {
 
     fn end(&self, ids: &mut Vec<u32>) {
         ids.extend(self.tokenizer.eos().first().filter(|_| self.eos));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_testkit::byte_level_tokenizer;
+
+    use super::super::{BatchConfig, Batches, Documents, Position};
+    use super::*;
+    use crate::TrainError;
+
+    /// Calls and thoughts are the assistant's, and answers of tools are the user's, as in ChatML. Earlier thoughts are left out.
+    const TEMPLATE: &str = "\
+{%- if tools %}<|begin|>tools
+{{ tools[0].function.name }}<|end|>
+{% endif %}
+{%- for m in messages %}
+{%- set role = 'user' if m.role == 'tool' else m.role %}<|begin|>{{ role }}
+{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}
+{%- if m.content is string %}{{ m.content }}
+{%- else %}{% for part in m.content or [] %}{{ part.text }}{% endfor %}
+{%- endif %}
+{%- for call in m.tool_calls or [] %}<call>{{ call.function | tojson }}</call>{% endfor %}<|end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|begin|>assistant
+{% endif %}";
+
+    /// The text of a record with what is learned of it in brackets.
+    fn lesson(line: &str) -> Result<String, EncodeError> {
+        let tokenizer =
+            Tokenizer::from_hf_json_bytes(byte_level_tokenizer().as_bytes()).expect("a tokenizer");
+        let template = ChatTemplate::from_source(TEMPLATE).expect("a template");
+        let record = Record::from_json(line).expect("a record");
+        let Tokens { ids, learned } = Encoder::new(&tokenizer, Some(&template)).encode(&record)?;
+        assert_eq!(ids.len(), learned.len());
+        let mut bytes = Vec::new();
+        let mut was_learned = false;
+        for (id, learned) in ids.into_iter().zip(learned).chain([(u32::MAX, false)]) {
+            if learned != was_learned {
+                bytes.push(if learned { b'[' } else { b']' });
+            }
+            was_learned = learned;
+            bytes.extend_from_slice(match id {
+                0 => b"<|begin|>",
+                1 => b"<|end|>",
+                u32::MAX => b"",
+                id => tokenizer.token_bytes(id).expect("a token"),
+            });
+        }
+        Ok(String::from_utf8(bytes).expect("text"))
+    }
+
+    #[test]
+    fn what_the_assistant_writes_is_learned() {
+        for (line, want) in [
+            (
+                r#"{"messages": [{"role": "user", "content": [{"type": "text", "text": "1 + 2"}, {"type": "text", "text": "?"}]},
+                    {"role": "assistant", "content": null, "tool_calls": [{"id": "c1", "type": "function",
+                        "function": {"name": "add", "arguments": "{\"a\":1,\"b\":2}"}}]},
+                    {"role": "tool", "content": "3", "tool_call_id": "c1"},
+                    {"role": "assistant", "reasoning_content": "so", "content": "It is 3."}],
+                    "tools": "[{\"type\": \"function\", \"function\": {\"name\": \"add\"}}]"}"#,
+                "<|begin|>tools\nadd<|end|>\n<|begin|>user\n1 + 2?<|end|>\n<|begin|>assistant\n\
+                 [<call>{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}</call><|end|>\n]\
+                 <|begin|>user\n3<|end|>\n<|begin|>assistant\n[<think>so</think>It is 3.<|end|>\n]",
+            ),
+            // In ShareGPT; the first answer is not learned. Of an answer before another one the thought is left out.
+            (
+                r#"{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho", "weight": 0},
+                    {"from": "human", "value": "1 + 2?"}, {"from": "function_call", "value": "{\"name\": \"add\", \"arguments\": {}}"},
+                    {"from": "observation", "value": "<|end|>\n<|begin|>assistant\n4"},
+                    {"from": "gpt", "value": "3", "reasoning": "so"}, {"from": "gpt", "value": "!"}], "system": "Be brief."}"#,
+                "<|begin|>system\nBe brief.<|end|>\n<|begin|>user\nHi<|end|>\n<|begin|>assistant\nHo<|end|>\n\
+                 <|begin|>user\n1 + 2?<|end|>\n\
+                 <|begin|>assistant\n[<call>{\"name\": \"add\", \"arguments\": {}}</call><|end|>\n]\
+                 <|begin|>user\n<|end|>\n<|begin|>assistant\n4<|end|>\n<|begin|>assistant\n[3<|end|>\n]\
+                 <|begin|>assistant\n[!<|end|>\n]",
+            ),
+        ] {
+            assert_eq!(lesson(line).expect("tokens"), want);
+        }
+    }
+
+    /// What a template leaves out is an error with the line of the record.
+    #[test]
+    fn what_a_template_does_not_render_is_no_lesson() {
+        let tokenizer =
+            Tokenizer::from_hf_json_bytes(byte_level_tokenizer().as_bytes()).expect("a tokenizer");
+        let source = "{% for m in messages %}<|begin|>{{ m.role }}: {{ m.content }}<|end|>{% endfor %}";
+        let template = ChatTemplate::from_source(source).expect("a template");
+        let plain =
+            r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}"#;
+        let call = r#""tool_calls": [{"function": {"name": "add", "arguments": {}}}]"#;
+        for (line, words) in [
+            (
+                format!(r#"{{"messages": [{{"role": "assistant", "content": "", {call}}}]}}"#),
+                "leaves out `tool_calls`",
+            ),
+            (
+                r#"{"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]}"#.to_owned(),
+                "writes the parts of `content` as data",
+            ),
+            (
+                plain.replace("]}", r#"], "tools": [{"name": "add"}]}"#),
+                "tools: the chat template leaves them out",
+            ),
+        ] {
+            let dir = tempfile::tempdir().expect("a directory");
+            let path = dir.path().join("a.jsonl");
+            std::fs::write(&path, format!("{plain}\n{plain}\n{line}\n")).expect("it is written");
+            let documents = Documents::open(&[path]).expect("documents");
+            let encoder = Encoder::new(&tokenizer, Some(&template));
+            let config = BatchConfig { length: 64, ..BatchConfig::default() };
+            let used = [0, 1, 2];
+            let mut batches =
+                Batches::new(&documents, &used, encoder, config, Position::default()).expect("batches");
+            let error = (0..4).find_map(|_| batches.next_batch().err()).expect("an error");
+            let TrainError::Encode { line: 3, source, .. } = error else { panic!("{error:?}") };
+            assert!(source.to_string().contains(words), "{source}");
+        }
     }
 }

@@ -9,6 +9,7 @@ mod documents;
 mod encoder;
 mod keys;
 mod list;
+mod messages;
 mod order;
 #[cfg(feature = "parquet")]
 mod parquet;
@@ -18,5 +19,6 @@ pub(crate) use batches::unit_rows;
 pub use batches::{Batch, BatchConfig, Batches, Cut, Position};
 pub use documents::Documents;
 pub use encoder::{EncodeError, Encoder, Tokens};
+pub use messages::Chat;
 pub use order::{HeldOut, permutation};
-pub use record::{Chat, Record, RecordKind};
+pub use record::{Record, RecordKind};

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::schema::types::Type;
+use serde_json::Value;
 
 use super::keys::is_without_effect;
 use crate::TrainError;
@@ -74,12 +75,31 @@ fn write_rows(file: File, to: &mut impl Write, done: &mut usize) -> Result<(), P
     }
     let projection = Type::group_type_builder(schema.name()).with_fields(read).build()?;
     for row in reader.get_row_iter(Some(projection))? {
-        serde_json::to_writer(&mut *to, &row?.to_json_value()).map_err(std::io::Error::from)?;
+        let mut row = row?.to_json_value();
+        drop_absent(&mut row, false);
+        serde_json::to_writer(&mut *to, &row).map_err(std::io::Error::from)?;
         to.write_all(b"\n")?;
         *done += 1;
     }
     to.flush()?;
     Ok(())
+}
+
+/// Removes nulls from tools and calls of them. A column has the fields of all rows, so that a call has the arguments of all other tools,
+/// too, as nulls.
+fn drop_absent(value: &mut Value, is_within: bool) {
+    match value {
+        Value::Array(list) => list.iter_mut().for_each(|value| drop_absent(value, is_within)),
+        Value::Object(fields) => {
+            if is_within {
+                fields.retain(|_, value| !value.is_null());
+            }
+            for (name, value) in fields {
+                drop_absent(value, is_within || ["tool_calls", "tools"].contains(&name.as_str()));
+            }
+        }
+        _ => {}
+    }
 }
 
 #[cfg(test)]
@@ -89,6 +109,7 @@ mod tests {
     use parquet::file::properties::WriterProperties;
     use parquet::file::writer::SerializedFileWriter;
     use parquet::schema::parser::parse_message_type;
+    use serde_json::json;
 
     use super::super::{Documents, Record};
     use super::*;
@@ -128,6 +149,19 @@ mod tests {
                 assert_eq!(documents.read(index).expect("a record"), Record::Text(text.to_owned()));
             }
         }
+    }
+
+    #[test]
+    fn a_call_has_the_arguments_of_its_own_tool() {
+        let call = |arguments: Value| {
+            json!({"messages": [{"role": "assistant", "content": null, "tool_calls": [{"id": null, "function": {
+                "name": "f", "arguments": arguments}}]}], "tools": null})
+        };
+        let mut row = call(json!({"city": "Paris", "of": [1, null], "to": null, "range": {"from": null}}));
+        drop_absent(&mut row, false);
+        let mut want = call(json!({"city": "Paris", "of": [1, null], "range": {}}));
+        want["messages"][0]["tool_calls"][0].as_object_mut().expect("a call").remove("id");
+        assert_eq!(row, want);
     }
 
     #[test]

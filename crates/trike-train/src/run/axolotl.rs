@@ -332,6 +332,8 @@ const OF_DATASET: &[(&str, &[&str])] = &[
     ("field_model", &["\"gpt\""]),
     ("field_output", &["\"output\""]),
     ("field_system", &["\"system\""]),
+    ("field_thinking", &["\"reasoning_content\"", "\"thinking\"", "\"reasoning\""]),
+    ("field_tools", &["\"tools\""]),
     ("message_field_content", &["\"content\"", "\"value\""]),
     ("message_field_role", &["\"role\"", "\"from\""]),
     ("message_field_training", &["\"train\"", "\"training\"", "\"weight\"", "\"loss\""]),
@@ -482,6 +484,8 @@ datasets:
     split: train
     field_messages: conversations
     message_property_mappings: {role: from, content: value}
+    field_tools: tools
+    field_thinking: reasoning_content
     roles_to_train: [assistant]
     train_on_eos: turn
   - path: json

@@ -1,5 +1,6 @@
 //! What the result of a run depends on, so that it continues as the same run or not at all.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -8,46 +9,49 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use trike_comm::{CommError, Communicator};
-use trike_format::gguf_parts;
+use trike_format::{Difference, Identity, gguf_parts};
 
 use super::setup::NONE;
 use super::{Run, RunConfig, ranks, to_json};
 use crate::TrainError;
-use crate::checkpoint::{self, difference};
+use crate::checkpoint;
 
 /// Bytes that are read at once.
 const PIECE: usize = 1 << 20;
+/// Digits of a digest in a message: as many as git shows of a commit.
+const SHOWN: usize = 12;
 
 /// What the weights of a run depend on, beside what the trainer knows of itself (steps, optimizer, rounding). It is written into each
 /// checkpoint, as `config.settings` of its `state.json`, and nowhere else; a run continues only if all of it is what it was.
 ///
 /// Files are read once more for it when a run starts, on every rank: about a second per gigabyte on a processor with SHA instructions.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Identity {
-    /// The configuration without paths, in whose place the contents of files count, and without what changes no weight: where and how
-    /// often something is written, and what computes.
-    run: Value,
-    /// Every file that is read: base model or architecture, tokenizer, teacher, data (from which the documents for the evaluation are
-    /// taken, too).
-    files: Vec<Contents>,
+pub(super) struct RunIdentity {
+    /// The version of Trike; every file that is read (base model or architecture, tokenizer, teacher, data, from which the documents for
+    /// the evaluation are taken, too) by what it is for, with length and digest; and the settings without paths, in whose place the
+    /// contents of files count, and without those that change no weight: where and how often something is written, and what computes.
+    facts: Identity,
+    /// Names of the files by their facts, for messages: a file may be renamed.
+    files: BTreeMap<String, String>,
 }
 
-/// The contents of a file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A [`RunIdentity`] in a checkpoint.
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Contents {
-    /// What it is for.
+struct Stored {
+    facts: Vec<(String, String)>,
+    files: BTreeMap<String, String>,
+}
+
+/// A file that is not what it was.
+struct Change {
     of: Part,
-    /// Its name, for messages: a file may be renamed.
     name: String,
-    bytes: u64,
-    sha256: String,
+    was: String,
+    is: String,
 }
 
 /// What a file is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy)]
 enum Part {
     BaseModel,
     BaseModelConfig,
@@ -83,51 +87,38 @@ impl Part {
     }
 }
 
-/// A file that is not what it was.
-struct Change {
-    of: Part,
-    name: String,
-    was: String,
-    is: String,
-}
-
-impl Contents {
-    /// Of what is read from the start of a file on.
-    fn read(of: Part, path: &Path, file: &mut File) -> io::Result<Self> {
-        file.seek(SeekFrom::Start(0))?;
-        let (mut hash, mut bytes) = (Sha256::new(), 0);
-        let mut piece = vec![0; PIECE];
-        loop {
-            match file.read(&mut piece) {
-                Ok(0) => break,
-                Ok(read) => {
-                    hash.update(&piece[..read]);
-                    bytes += read as u64;
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+/// Length and digest of what is read from the start of a file on.
+fn contents(file: &mut File) -> io::Result<String> {
+    file.seek(SeekFrom::Start(0))?;
+    let (mut hash, mut bytes) = (Sha256::new(), 0);
+    let mut piece = vec![0; PIECE];
+    loop {
+        match file.read(&mut piece) {
+            Ok(0) => break,
+            Ok(read) => {
+                hash.update(&piece[..read]);
+                bytes += read as u64;
             }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
-        let sha256 = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Self { of, name, bytes, sha256 })
     }
-
-    fn is_same(&self, other: &Self) -> bool {
-        (self.bytes, &self.sha256) == (other.bytes, &other.sha256)
-    }
-
-    fn words(&self) -> String {
-        // As much of it as git shows of a commit.
-        format!("{} bytes with SHA-256 {}", self.bytes, self.sha256.get(..12).unwrap_or(&self.sha256))
-    }
+    let digest: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("{bytes} bytes with SHA-256 {digest}"))
 }
 
-impl Identity {
+/// What [`contents`] says, for a message; of a file that is not there, that.
+fn shown(contents: Option<String>) -> String {
+    let Some(contents) = contents else { return "absent".to_owned() };
+    let before = contents.rsplit_once(' ').map_or(0, |(before, _)| before.chars().count() + 1);
+    contents.chars().take(before + SHOWN).collect()
+}
+
+impl RunIdentity {
     /// That of a run, whose files are read.
     pub(super) fn of(run: &Run) -> Result<Self, TrainError> {
         let config = run.config();
-        let mut files = Vec::new();
+        let mut all = Self { facts: Identity::new(), files: BTreeMap::new() };
         let given = config.teacher.as_deref().filter(|path| path.as_os_str() != NONE);
         for (of, path) in [
             (Part::BaseModel, config.base_model.as_deref()),
@@ -136,20 +127,44 @@ impl Identity {
             (Part::Teacher, given),
         ] {
             for path in path.map_or_else(|| Ok(Vec::new()), |path| files_of(of, path))? {
-                let read = File::open(&path).and_then(|mut file| Contents::read(of, &path, &mut file));
-                files.push(read.map_err(|source| TrainError::Io { path, source })?);
+                let read = File::open(&path).and_then(|mut file| contents(&mut file));
+                all = all.with_file(
+                    of,
+                    &path,
+                    read.map_err(|source| TrainError::Io { path: path.clone(), source })?,
+                );
             }
         }
+        let mut data = Vec::new();
         run.documents.each_file(&mut |path, file| {
-            files.push(Contents::read(Part::Data, path, file)?);
+            data.push((path.to_owned(), contents(file)?));
             Ok(())
         })?;
-        Ok(Self { run: settings(config)?, files })
+        for (path, contents) in data {
+            all = all.with_file(Part::Data, &path, contents);
+        }
+        let mut leaves = Vec::new();
+        flatten("", &settings(config)?, &mut leaves);
+        all.facts = leaves.into_iter().fold(all.facts, |facts, (name, value)| facts.with(&name, value));
+        Ok(all)
+    }
+
+    fn with_file(mut self, of: Part, path: &Path, contents: String) -> Self {
+        let of = of.words();
+        let number = 1 + self.files.keys().filter(|fact| fact.starts_with(of)).count();
+        let fact = format!("{of} {number}");
+        self.facts = self.facts.with(&fact, contents);
+        self.files.insert(fact, path.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        self
+    }
+
+    fn stored(&self) -> Stored {
+        Stored { facts: self.facts.facts().to_vec(), files: self.files.clone() }
     }
 
     /// As the settings of a checkpoint.
     pub(super) fn to_json(&self) -> Result<Value, TrainError> {
-        to_json(self)
+        to_json(&self.stored())
     }
 
     /// The settings of a checkpoint, which are those of this run.
@@ -161,57 +176,66 @@ impl Identity {
         let wrong = |problem: String| TrainError::Checkpoint { path: path.to_owned(), problem };
         let mut state = checkpoint::peek(path)?;
         let settings = state.config.get_mut("settings").map(Value::take).unwrap_or_default();
-        let old = Self::deserialize(&settings)
+        let old = Stored::deserialize(&settings)
             .map_err(|e| wrong(format!("it does not say which files it was made from: {e}")))?;
-        if let Some(Change { of, name: file, was: expected, is: got }) = self.change_from(&old) {
-            let (checkpoint, what) = (path.to_owned(), of.words());
-            return Err(TrainError::Changed { checkpoint, what, file, expected, got });
-        }
-        match difference("", &old.run, &self.run) {
-            None => Ok(settings),
-            Some((setting, was, is)) => {
-                Err(wrong(format!("it belongs to another run: {setting} was {was}, and is {is} now")))
+        let Some(difference) = self.facts.differs_from(&old.facts) else { return Ok(settings) };
+        Err(match Change::of(&difference, &self.files, &old.files) {
+            Some(Change { of, name: file, was: expected, is: got }) => {
+                TrainError::Changed { checkpoint: path.to_owned(), what: of.words(), file, expected, got }
             }
-        }
+            None => {
+                let [was, is] = values(&difference);
+                wrong(format!("it belongs to another run: {} was {was}, and is {is} now", difference.fact))
+            }
+        })
     }
 
     /// Checks that all ranks have the same.
     pub(super) fn agree(&self, comm: &dyn Communicator) -> Result<(), TrainError> {
-        let all = ranks::of_all(comm, self)?;
+        let all = ranks::of_all(comm, &self.stored())?;
         let Some(first) = all.first() else { return Ok(()) };
         for (rank, other) in all.iter().enumerate() {
-            if let Some((what, first, theirs)) = difference("run", &first.run, &other.run) {
-                let (first, theirs) = (first.to_string(), theirs.to_string());
-                return Err(CommError::Differs { what, rank, first, theirs }.into());
-            }
-            if let Some(Change { of, name, was, is }) = other.change_from(first) {
-                let what = format!("the {}, {name}", of.words());
-                return Err(CommError::Differs { what, rank, first: was, theirs: is }.into());
-            }
+            let Some(difference) = Difference::between(&first.facts, &other.facts) else { continue };
+            let (what, was, is) = match Change::of(&difference, &other.files, &first.files) {
+                Some(Change { of, name, was, is }) => (format!("the {}, {name}", of.words()), was, is),
+                None => {
+                    let [was, is] = values(&difference);
+                    (format!("run.{}", difference.fact), was, is)
+                }
+            };
+            return Err(CommError::Differs { what, rank, first: was, theirs: is }.into());
         }
         Ok(())
     }
+}
 
-    fn files_for(&self, of: Part) -> Vec<&Contents> {
-        self.files.iter().filter(|file| file.of == of).collect()
+impl Change {
+    /// The file of a fact, with its name now or earlier; `None` for a fact of no file.
+    fn of(
+        difference: &Difference,
+        now: &BTreeMap<String, String>,
+        earlier: &BTreeMap<String, String>,
+    ) -> Option<Self> {
+        let Difference { fact, stored, now: is } = difference;
+        let name = now.get(fact).or_else(|| earlier.get(fact))?.clone();
+        let of = Part::ALL.into_iter().find(|part| fact.starts_with(part.words()))?;
+        Some(Self { of, name, was: shown(stored.clone()), is: shown(is.clone()) })
     }
+}
 
-    /// The first file that is not what it was.
-    fn change_from(&self, old: &Self) -> Option<Change> {
-        Part::ALL.into_iter().find_map(|of| {
-            let (was, is) = (old.files_for(of), self.files_for(of));
-            if was.len() != is.len() {
-                let is_gone = was.len() > is.len();
-                let (more, fewer) = if is_gone { (&was, &is) } else { (&is, &was) };
-                let is_there = |file: &Contents| fewer.iter().any(|other| file.is_same(other));
-                let file = more.iter().find(|file| !is_there(file)).or(more.last())?;
-                let (there, absent) = (file.words(), "absent".to_owned());
-                let (was, is) = if is_gone { (there, absent) } else { (absent, there) };
-                return Some(Change { of, name: file.name.clone(), was, is });
-            }
-            let (was, is) = was.iter().zip(&is).find(|(was, is)| !was.is_same(is))?;
-            Some(Change { of, name: is.name.clone(), was: was.words(), is: is.words() })
-        })
+/// Earlier and present value of a setting.
+fn values(Difference { stored, now, .. }: &Difference) -> [String; 2] {
+    [stored, now].map(|value| value.clone().unwrap_or_else(|| "not recorded".to_owned()))
+}
+
+/// The leaves of an object, with their paths.
+fn flatten(path: &str, value: &Value, leaves: &mut Vec<(String, String)>) {
+    match value {
+        Value::Object(object) if !object.is_empty() => object.iter().for_each(|(name, value)| {
+            let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+            flatten(&path, value, leaves);
+        }),
+        value => leaves.push((path.to_owned(), value.to_string())),
     }
 }
 

@@ -34,7 +34,7 @@ pub use names::{CodecName, Dataset, Parallel, ScaleKind, Scheduler, Sharing, Who
 pub use setup::Run;
 
 use self::directory::RunDirectory;
-use self::identity::Identity;
+use self::identity::RunIdentity;
 use self::log::Log;
 use self::ranks::{Moment, StepTraffic};
 use self::track::{Means, Watch};
@@ -285,7 +285,7 @@ impl Run {
             agree(comm, "version", env!("CARGO_PKG_VERSION"))?;
             agree(comm, "parallel", &format!("{:?}", self.config.parallel))?;
         }
-        let identity = Identity::of(&self)?;
+        let identity = RunIdentity::of(&self)?;
         if let Some(comm) = comm {
             identity.agree(comm)?;
             self.check_alike(cpu, comm)?;
@@ -463,7 +463,7 @@ impl Run {
         trainer: &Trainer<'_, E>,
         batches: &Batches<'_>,
         memory: &Memory,
-        identity: &Identity,
+        identity: &RunIdentity,
         dir: &Path,
     ) -> Result<(), TrainError> {
         let also = memory.best.map(|best| best.step);

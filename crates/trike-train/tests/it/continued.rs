@@ -96,7 +96,33 @@ fn a_run_continues_with_the_files_it_was_started_with() {
     }
     let other = "base_model = 'dense'\ntokenizer = 'words.json'\nteacher = 'none'\nmax_steps = 6\nsave_steps = 2\nteacher_documents = 0";
     let error = train(place.config("stopped", other), 1).expect_err("no teacher").to_string();
-    assert!(error.contains("the teacher has changed: ") && error.contains("and is absent now"), "{error}");
+    assert!(error.contains("teacher was \"given\", and is \"none\" now"), "{error}");
+    // A checkpoint of another version, and one that a version before facts wrote.
+    let checkpoints = place.at("stopped/checkpoints");
+    let newest =
+        fs::read_dir(&checkpoints).expect("a folder").map(|entry| entry.expect("a file").path()).max();
+    let path = newest.expect("a checkpoint").join("state.json");
+    let state = fs::read_to_string(&path).expect("a file");
+    let version = env!("CARGO_PKG_VERSION");
+    let older = |state: &mut Value| {
+        let facts = state.pointer_mut("/config/settings/facts/0").expect("the first fact");
+        assert_eq!(facts.to_string(), format!("[\"the version of Trike\",\"{version}\"]"));
+        facts[1] = "0.0.1".into();
+    };
+    let without =
+        |state: &mut Value| state["config"]["settings"] = serde_json::json!({"run": {}, "files": []});
+    let edits: [(&dyn Fn(&mut Value), String); 2] = [
+        (&older, format!("the version of Trike was 0.0.1, and is {version} now")),
+        (&without, "it does not say which files it was made from: ".to_owned()),
+    ];
+    for (edit, words) in edits {
+        let mut other: Value = serde_json::from_str(&state).expect("JSON");
+        edit(&mut other);
+        fs::write(&path, other.to_string()).expect("it is written");
+        let error = train(place.config("stopped", more), 1).expect_err(&words).to_string();
+        assert!(error.contains(&words), "{error}");
+    }
+    fs::write(&path, state).expect("it is written");
     let mut added = place.config("stopped", more);
     added.datasets.push(added.datasets[0].clone());
     let error = train(added, 1).expect_err("more data").to_string();

@@ -7,6 +7,7 @@ use std::{ops::ControlFlow, path::PathBuf};
 
 use anyhow::Context;
 use serde::Serialize;
+use serde_json::Value;
 use trike::{
     FinishReason, GenerateOptions, Generation, Model, ModelFile, SamplerConfig, Tokenizer,
     llm::Session,
@@ -34,6 +35,8 @@ struct Chat {
     model: Box<dyn Model>,
     template: ChatTemplate,
     talk: Conversation,
+    /// Tools of a loaded conversation, for the template.
+    tools: Option<Value>,
     options: GenerateOptions,
     /// Maximum number of tokens of the conversation.
     context: usize,
@@ -179,6 +182,7 @@ impl Chat {
             model,
             template,
             talk: Conversation::new(args.system.as_deref()),
+            tools: None,
             options: options.with_kv(kv.precision).with_context(capacity),
             context: capacity,
             session: Session::default(),
@@ -246,7 +250,8 @@ impl Chat {
         // At least half of the context is reserved for the conversation.
         let room = options.max_tokens.unwrap_or(self.context / 4).min(self.context / 2);
         let budget = self.context - room;
-        let prompt = self.talk.fit(&self.template, tokenizer, &RenderOptions::default(), budget)?;
+        let rendering = RenderOptions::default().with_tools(self.tools.as_ref().map(Value::to_string));
+        let prompt = self.talk.fit(&self.template, tokenizer, &rendering, budget)?;
         if prompt.dropped_turns > 0 && !self.quiet {
             output::note(&format!(
                 "the conversation exceeded the context: dropped the oldest {} messages",

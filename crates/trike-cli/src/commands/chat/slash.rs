@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use trike::{
     format::OutputFile,
     text::chat::{Conversation, Message},
@@ -67,14 +68,12 @@ impl<'a> Slash<'a> {
 
 /// A saved conversation.
 #[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 struct Saved {
-    messages: Vec<SavedMessage>,
-}
-
-#[derive(Debug, Deserialize, Serialize)]
-struct SavedMessage {
-    role: String,
-    content: String,
+    messages: Vec<Message>,
+    /// Those of the conversation, see [`Chat::tools`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tools: Option<Value>,
 }
 
 impl Chat {
@@ -97,15 +96,16 @@ impl Chat {
             Slash::Replace(path) => self.save(Path::new(path))?,
             Slash::Load(path) => self.load(Path::new(path))?,
             Slash::Regenerate => {
+                // What tools answered within the turn stays.
                 let mut turn = self.talk.pop_turn();
-                turn.truncate(1);
-                match turn.pop() {
-                    Some(message) => {
-                        self.talk.push(message);
-                        self.answer()?;
-                    }
-                    None => bail!("there is no message to answer"),
+                while turn.len() > 1 && turn.last().is_some_and(|message| message.role == "assistant") {
+                    turn.pop();
                 }
+                if turn.is_empty() {
+                    bail!("there is no message to answer");
+                }
+                turn.into_iter().for_each(|message| self.talk.push(message));
+                self.answer()?;
             }
             Slash::Undo => match self.talk.pop_turn()[..] {
                 [] => bail!("there is nothing to take back"),
@@ -138,8 +138,7 @@ impl Chat {
     }
 
     fn save(&mut self, path: &Path) -> anyhow::Result<()> {
-        let message = |m: &Message| SavedMessage { role: m.role.clone(), content: m.content.clone() };
-        let saved = Saved { messages: self.talk.messages().iter().map(message).collect() };
+        let saved = Saved { messages: self.talk.messages().to_vec(), tools: self.tools.clone() };
         let json = serde_json::to_string_pretty(&saved)? + "\n";
         OutputFile::replace(path, json).with_context(|| format!("cannot write {}", path.display()))?;
         self.file = Some(path.to_owned());
@@ -150,10 +149,12 @@ impl Chat {
     fn load(&mut self, path: &Path) -> anyhow::Result<()> {
         let saved: Saved = serde_json::from_str(&text::read(path)?)
             .with_context(|| format!("{}: expected a saved conversation", path.display()))?;
+        for (i, message) in saved.messages.iter().enumerate() {
+            message.check().with_context(|| format!("{}: message {}", path.display(), i + 1))?;
+        }
         let count = saved.messages.len();
         self.file = Some(path.to_owned());
-        self.talk =
-            Conversation::of(saved.messages.into_iter().map(|m| Message::new(m.role, m.content)).collect());
+        (self.talk, self.tools) = (Conversation::of(saved.messages), saved.tools);
         self.say(&format!("{count} messages from {}", path.display()));
         Ok(())
     }
