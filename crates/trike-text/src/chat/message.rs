@@ -9,7 +9,7 @@ const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// One message.
 ///
 /// Besides its role and text a message may have `tool_calls`, `reasoning_content` and other fields, a content of `null` or one of
-/// several parts; they come from JSON, and go into templates as the `transformers` package passes them.
+/// several parts; they come from JSON, and go into templates as the `transformers` package passes them: without those of `null`.
 ///
 /// ```
 /// use trike_text::chat::{ChatTemplate, Message, RenderOptions};
@@ -21,7 +21,7 @@ const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// let template = ChatTemplate::from_source("{{ messages[0].content }}: {{ messages[0].tool_calls | tojson }}")?;
 /// assert_eq!(
 ///     template.render(&[message], &RenderOptions::default())?,
-///     r#"None: [{"function": {"name": "add", "arguments": {"b": 1, "a": 2}}}]"#
+///     r#": [{"function": {"name": "add", "arguments": {"b": 1, "a": 2}}}]"#
 /// );
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -84,10 +84,11 @@ impl Message {
         self.object.get(name).filter(|value| name != "role" && (name != "content" || !value.is_string()))
     }
 
-    /// The message as a template reads it: thoughts have every name that templates know.
+    /// The message as a template reads it: fields of `null` are left out, and thoughts have every name that templates know.
     pub(super) fn for_template(&self) -> Map<String, Value> {
         let mut object = Map::from(self);
-        let reasoning = REASONING.iter().find_map(|name| object.get(*name).filter(|value| !value.is_null()));
+        object.retain(|_, value| !value.is_null());
+        let reasoning = REASONING.iter().find_map(|name| object.get(*name));
         if let Some(reasoning) = reasoning.cloned() {
             // It comes first, also where the message has it, whose value stays.
             let rest = std::mem::take(&mut object);
