@@ -193,7 +193,10 @@ fn add_tests(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     env.add_test("boolean", tests::is_boolean);
     env.add_test("odd", |v: &Value| python::remainder_of_two(v).map(|rest| rest == 1));
     env.add_test("even", |v: &Value| python::remainder_of_two(v).map(|rest| rest == 0));
-    env.add_test("divisibleby", tests::is_divisibleby);
+    let b = budget.clone();
+    env.add_test("divisibleby", move |v: &Value, by: &Value| {
+        Ok::<_, Error>(!python::remainder(&b, v, by)?.is_true())
+    });
     env.add_test("number", |v: &Value| matches!(v.kind(), ValueKind::Bool | ValueKind::Number));
     env.add_test("integer", tests::is_integer);
     env.add_test("float", tests::is_float);
@@ -210,8 +213,14 @@ fn add_tests(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     env.add_test("true", tests::is_true);
     env.add_test("false", tests::is_false);
     env.add_test("sameas", tests::is_sameas);
-    env.add_test("lower", tests::is_lower);
-    env.add_test("upper", tests::is_upper);
+    for (name, method) in [("lower", "islower"), ("upper", "isupper")] {
+        let b = budget.clone();
+        env.add_test(name, move |v: &Value| {
+            let mut text = String::new();
+            display(v, &mut text, &b)?;
+            strings::call(&b, &text, method, &[])
+        });
+    }
     env.add_test("escaped", |_: &Value| false);
     env.add_test("callable", python::is_callable);
     env.add_test("filter", tests::is_filter);

@@ -4,7 +4,7 @@ use std::{fmt::Write as _, sync::Arc};
 
 use minijinja::{
     Environment, Error, State, filters,
-    value::{Rest, Tuple, Value, ValueKind, ValueOrKwargs},
+    value::{Kwargs, Rest, Tuple, Value, ValueKind, ValueOrKwargs},
 };
 
 use super::{
@@ -17,6 +17,8 @@ use super::{
     values::{self, Generator},
 };
 
+const NO_ARGUMENTS: [(String, Value); 0] = [];
+
 /// A filter of our own: its value, and the arguments after it.
 type Own = fn(&Budget, &Value, &[Value]) -> Result<Value, Error>;
 
@@ -24,7 +26,7 @@ type Own = fn(&Budget, &Value, &[Value]) -> Result<Value, Error>;
 type Names = fn(&[Value]) -> Result<Value, Error>;
 
 pub(super) fn add(env: &mut Environment<'_>, budget: &Arc<Budget>) {
-    let own: [(&str, Own); 34] = [
+    let own: [(&str, Own); 36] = [
         ("upper", |b, value, args| plain(b, value, args, str::to_uppercase)),
         ("lower", |b, value, args| plain(b, value, args, str::to_lowercase)),
         ("capitalize", |b, value, args| plain(b, value, args, strings::capitalized)),
@@ -41,7 +43,7 @@ pub(super) fn add(env: &mut Environment<'_>, budget: &Arc<Budget>) {
         ("center", center),
         ("indent", indent),
         ("truncate", truncate),
-        ("format", |b, value, args| format::printf(b, &text_of(b, value)?, args)),
+        ("format", |b, value, args| format::printf(b, &text_of(b, value)?, args, false)),
         ("list", |b, value, _| guard::collect(b, iterable(value)?).map(Value::from)),
         ("reverse", reverse),
         ("join", join),
@@ -58,6 +60,8 @@ pub(super) fn add(env: &mut Environment<'_>, budget: &Arc<Budget>) {
         ("float", float),
         ("abs", |_, value, _| filters::abs(guard::without_bool(value))),
         ("attr", attr),
+        ("round", round),
+        ("sum", sum),
         ("tojson", to_json),
     ];
     for (name, filter) in own {
@@ -96,45 +100,30 @@ pub(super) fn add(env: &mut Environment<'_>, budget: &Arc<Budget>) {
             let (value, args) = args.split_first().ok_or_else(|| invalid("a filter without a value"))?;
             iterable(value)?;
             let named = names(args)?;
-            if name == "sort" && named.get_attr("attribute")?.is_undefined() {
+            if matches!(name, "sort" | "min" | "max") && named.get_attr("attribute")?.is_undefined() {
                 guard::assert_ordered(&b, value)?;
             }
             let result = filter.call(state, &[value.clone(), named])?;
             if name == "unique" { generator(&b, &result) } else { Ok(result) }
         });
     }
-    let others: [(&str, bool, Option<Names>, Value); 7] = [
-        ("round", false, Some(|a| by_name(a, ["precision", "method"])), Value::from_function(filters::round)),
-        ("sum", false, Some(|a| by_name(a, ["attribute", "start"])), Value::from_function(filters::sum)),
-        ("select", true, None, Value::from_function(filters::select)),
-        ("reject", true, None, Value::from_function(filters::reject)),
-        ("selectattr", true, None, Value::from_function(filters::selectattr)),
-        ("rejectattr", true, None, Value::from_function(filters::rejectattr)),
-        ("map", true, None, Value::from_function(filters::map)),
+    let lazy = [
+        ("select", Value::from_function(filters::select)),
+        ("reject", Value::from_function(filters::reject)),
+        ("selectattr", Value::from_function(filters::selectattr)),
+        ("rejectattr", Value::from_function(filters::rejectattr)),
+        ("map", Value::from_function(filters::map)),
     ];
-    for (name, generates, names, filter) in others {
+    for (name, filter) in lazy {
         let b = budget.clone();
         env.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
-            let mut args = args.into_values();
-            // A sum of lists copies them.
-            args.iter().try_for_each(|value| match name {
-                "sum" => b.charge_deep(value),
-                _ => b.charge_shallow(value),
-            })?;
-            let (value, rest) = args.split_first().ok_or_else(|| invalid("a filter without a value"))?;
+            let args = args.into_values();
+            args.iter().try_for_each(|value| b.charge_shallow(value))?;
             // As in Jinja, these take none and the like for an empty list.
-            if generates && !value.is_true() {
+            if args.first().is_none_or(|value| !value.is_true()) {
                 return Ok(Generator::value(Vec::new()));
             }
-            if name == "sum" {
-                iterable(value)?;
-            }
-            if let Some(names) = names {
-                let value = if name == "round" { guard::without_bool(value) } else { value.clone() };
-                args = vec![value, names(rest)?];
-            }
-            let result = filter.call(state, &args)?;
-            if generates { generator(&b, &result) } else { Ok(result) }
+            generator(&b, &filter.call(state, &args)?)
         });
     }
 }
@@ -244,7 +233,8 @@ fn center(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error
 fn indent(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {
     let [width, first, blank] = bind(args, ["width", "first", "blank"])?;
     let is_true = |value: Option<Value>| value.is_some_and(|value| value.is_true());
-    let text = text_of(budget, value)?;
+    let text =
+        value.as_str().ok_or_else(|| invalid(format!("indent takes a text, got a {}", value.kind())))?;
     let indentation = match &width {
         Some(width) if width.kind() == ValueKind::String => text_of(budget, width)?,
         other => {
@@ -254,7 +244,7 @@ fn indent(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error
             " ".repeat(width)
         }
     };
-    guard::indent(budget, &text, &indentation, is_true(first), is_true(blank))
+    guard::indent(budget, text, &indentation, is_true(first), is_true(blank))
 }
 
 fn truncate(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {
@@ -265,13 +255,21 @@ fn truncate(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Err
     };
     let (length, leeway) = (number(length, 255)?, number(leeway, 5)?);
     let end = end.map_or(Ok("...".to_owned()), |end| text_of(budget, &end))?;
-    let text = text_of(budget, value)?;
+    let is_list = value.kind() != ValueKind::String;
+    if value.is_undefined() {
+        return Ok(value.clone());
+    }
+    if is_list && value.len().is_some_and(|len| len as i64 <= length.saturating_add(leeway)) {
+        return Ok(value.clone());
+    }
+    let text =
+        value.as_str().ok_or_else(|| invalid(format!("truncate takes a text, got a {}", value.kind())))?;
     let kept = length - end.chars().count() as i64;
     let (Ok(kept), true) = (usize::try_from(kept), leeway >= 0) else {
         return Err(invalid(format!("truncate: expected a length for the end `{end}`, got {length}")));
     };
     if text.chars().count() as i64 <= length.saturating_add(leeway) {
-        return Ok(Value::from(text));
+        return Ok(value.clone());
     }
     let at = text.char_indices().nth(kept).map_or(text.len(), |(at, _)| at);
     let mut text = &text[..at];
@@ -289,7 +287,9 @@ fn reverse(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Erro
     }
     let mut items = guard::collect(budget, iterable(value)?)?;
     items.reverse();
-    Ok(Generator::value(items))
+    // What cannot be read backwards becomes a list.
+    let is_generator = value.downcast_object_ref::<Generator>().is_some();
+    Ok(if is_generator { Value::from(items) } else { Generator::value(items) })
 }
 
 /// The value at a path such as `a.b.0`.
@@ -404,6 +404,29 @@ fn float(_: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {
         None => f64::try_from(guard::without_bool(value)).ok().filter(|_| !value.is_none()),
     };
     Ok(number.map(Value::from).or(default).unwrap_or_else(|| Value::from(0.0)))
+}
+
+fn round(_: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {
+    let [precision, method] = bind(args, ["precision", "method"])?;
+    let precision = precision.map(i32::try_from).transpose()?;
+    let method =
+        method.as_ref().map(|method| method.as_str().ok_or_else(|| invalid("round: a method is a text")));
+    filters::round(
+        guard::without_bool(value),
+        precision,
+        method.transpose()?,
+        Kwargs::from_iter(NO_ARGUMENTS),
+    )
+}
+
+fn sum(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {
+    let [attribute, start] = bind(args, ["attribute", "start"])?;
+    let attribute = attribute.filter(|attribute| !attribute.is_none());
+    let start = start.unwrap_or_else(|| Value::from(0));
+    guard::collect(budget, iterable(value)?)?.iter().try_fold(start, |sum, item| match &attribute {
+        Some(attribute) => guard::add(budget, &sum, &at_path(item, attribute)?),
+        None => guard::add(budget, &sum, item),
+    })
 }
 
 fn attr(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {

@@ -175,8 +175,8 @@ fn starts_with_width(spec: &str) -> bool {
     spec.trim_start_matches('+').starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// `text % args`: all arguments are used, unless they are named.
-pub(super) fn printf(budget: &Budget, text: &str, args: &[Value]) -> Result<Value, Error> {
+/// `text % args`: all arguments are used, unless they are named or `may_be_left`.
+pub(super) fn printf(budget: &Budget, text: &str, args: &[Value], may_be_left: bool) -> Result<Value, Error> {
     budget.charge(text.len())?;
     let map = match args {
         [map] if map.kind() == ValueKind::Map => Some(map),
@@ -238,7 +238,7 @@ pub(super) fn printf(budget: &Budget, text: &str, args: &[Value]) -> Result<Valu
         out.push_str(&converted(budget, kind, &flags, &width, precision.as_deref(), &value)?);
     }
     out.push_str(rest);
-    if map.is_none() && next.next().is_some() {
+    if map.is_none() && !may_be_left && next.next().is_some() {
         return Err(invalid("not all arguments converted during string formatting"));
     }
     Ok(Value::from(out))

@@ -74,15 +74,16 @@ pub(super) fn multiply(budget: &Budget, a: &Value, b: &Value) -> Result<Value, E
         return Ok(Value::from(f64::try_from(a.clone())? * f64::try_from(b.clone())?));
     }
     let (text, times) = if a.kind() == ValueKind::Number { (b, a) } else { (a, b) };
-    match (text.as_str(), i64::try_from(times.clone())) {
-        (None, Ok(times)) if is_list(text) => {
+    let whole = if times.is_integer() { i64::try_from(times.clone()).ok() } else { None };
+    match (text.as_str(), whole) {
+        (None, Some(times)) if is_list(text) => {
             let items = collect(budget, text)?;
             let times = usize::try_from(times).unwrap_or(0);
             budget.charge(items.len().saturating_mul(times).saturating_mul(24))?;
             let len = items.len().saturating_mul(times);
             Ok(list_like(text, items.into_iter().cycle().take(len).collect()))
         }
-        (Some(text), Ok(times)) => {
+        (Some(text), Some(times)) => {
             let times = usize::try_from(times).unwrap_or(0);
             budget.charge(text.len().saturating_mul(times))?;
             Ok(Value::from(text.repeat(times)))

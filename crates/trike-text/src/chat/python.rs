@@ -45,8 +45,11 @@ pub(super) fn remainder(budget: &Budget, a: &Value, b: &Value) -> Result<Value, 
             true => collect(budget, b)?,
             false => vec![b.clone()],
         };
-        return format::printf(budget, text, &args);
+        // Python takes what has items for a map, whose items need not all be used.
+        let has_items = matches!(b.kind(), ValueKind::Seq | ValueKind::Undefined) && !b.is_tuple();
+        return format::printf(budget, text, &args, has_items);
     }
+    let (a, b) = (&without_bool(a), &without_bool(b));
     if a.kind() != ValueKind::Number || b.kind() != ValueKind::Number {
         let message = format!("tried to use % operator on unsupported types {} and {}", a.kind(), b.kind());
         return Err(invalid(message));

@@ -207,17 +207,8 @@ fn statement<'a>(tag: &'a str, line: usize, out: &mut String) -> Result<&'a str,
     let after = inside[word.len()..].trim_start();
     let plain = match word {
         "raw" if after.trim_start_matches(['-', '+']).starts_with("%}") => {
-            let end = tag
-                .match_indices("{%")
-                .map(|(at, _)| at)
-                .find(|&at| tag[at + 2..].trim_start_matches(['-', '+']).trim_start().starts_with("endraw"));
-            // The tag that ends it is no tag to look at.
-            let end = end.and_then(|at| Some(at + tag[at..].find("%}")? + 2)).unwrap_or(tag.len());
             out.push_str(&tag[..tag.len() - after.len()]);
-            // Jinja keeps the line end after the tag that starts it.
-            out.push_str(if after.starts_with('%') { " +" } else { "" });
-            out.push_str(&tag[tag.len() - after.len()..end]);
-            return Ok(&tag[end..]);
+            return Ok(raw(after, out));
         }
         "do" => return Err(ChatError::Syntax { line, message: "unknown tag `do`".to_owned() }),
         "macro" | "with" => {
@@ -234,6 +225,28 @@ fn statement<'a>(tag: &'a str, line: usize, out: &mut String) -> Result<&'a str,
     let end = tail.find("%}").map_or(tail.len(), |at| at + 2);
     out.push_str(&tail[..end]);
     Ok(&tail[end..])
+}
+
+/// Copies a raw block, from after its first word to the end of the tag that ends it.
+fn raw<'a>(after: &'a str, out: &mut String) -> &'a str {
+    let (open, inside) = after.split_at(after.find("%}").map_or(after.len(), |at| at + 2));
+    // Jinja keeps the line end after the tag, and spaces that are all of the block.
+    out.push_str(if open.starts_with('%') { " +" } else { "" });
+    out.push_str(open);
+    let is_end =
+        |at: &usize| inside[at + 2..].trim_start_matches(['-', '+']).trim_start().starts_with("endraw");
+    let Some(end) = inside.match_indices("{%").map(|(at, _)| at).find(is_end) else {
+        out.push_str(inside);
+        return "";
+    };
+    let (content, close) = inside.split_at(end);
+    let (close, rest) = close.split_at(close.find("%}").map_or(close.len(), |at| at + 2));
+    out.push_str(content);
+    match close[2..].starts_with(['-', '+']) || content.contains('\n') {
+        true => out.push_str(close),
+        false => out.extend(["{%+", &close[2..]]),
+    }
+    rest
 }
 
 /// Refuses values of a macro's arguments or of a `with` that name another one of them: the engine evaluates them in another order.

@@ -79,7 +79,7 @@ fn published_templates_are_rendered_as_by_transformers() {
             }
             let rendered = match &template {
                 Ok(template) => template.render(&messages, &options),
-                Err(error) => Err(ChatError::Refused { message: error.to_string() }),
+                Err(error) => Err(ChatError::Syntax { line: 0, message: error.to_string() }),
             };
             let outcome = compare(&rendered, expected_one);
             counts[outcome as usize] += 1;
