@@ -151,7 +151,7 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "trike-text",
         purpose: "tokenizers, chat templates, samplers, streaming detokenization; independent of any model",
         uses: "trike-core",
-        registry: "llguidance minijinja minijinja-contrib rand_chacha serde serde_json thiserror tokenizers",
+        registry: "llguidance minijinja rand_chacha serde serde_json thiserror tokenizers",
         unsafe_in: &[],
     },
     Row {

@@ -10,6 +10,8 @@ use minijinja::{
     value::{Value, ValueKind},
 };
 
+use super::values::Generator;
+
 /// Maximum nesting depth of lists and maps. Tool descriptions have about ten levels.
 pub(super) const MAX_DEPTH: usize = 64;
 
@@ -62,6 +64,7 @@ impl Budget {
     pub(super) fn charge_shallow(&self, value: &Value) -> Result<(), Error> {
         let size = match value.as_str() {
             Some(text) => text.len(),
+            None if let Some(generator) = value.downcast_object_ref::<Generator>() => generator.left(),
             // The length of an unsized iterable is unknown; charge ten thousand items.
             None if value.kind() == ValueKind::Iterable => value.len().unwrap_or(10_000),
             None => value.len().unwrap_or(0),
@@ -84,7 +87,14 @@ impl Budget {
             ValueKind::String => self.charge(STEP + value.as_str().map_or(0, str::len)),
             ValueKind::Seq | ValueKind::Iterable => {
                 self.charge(STEP)?;
-                value.try_iter()?.try_for_each(|item| self.walk(&item, depth + 1))
+                // A generator is not used up by this.
+                match value.downcast_object_ref::<Generator>() {
+                    Some(generator) => {
+                        self.charge(generator.left().saturating_mul(24))?;
+                        generator.rest().iter().try_for_each(|item| self.walk(item, depth + 1))
+                    }
+                    None => value.try_iter()?.try_for_each(|item| self.walk(&item, depth + 1)),
+                }
             }
             ValueKind::Map => {
                 self.charge(STEP)?;

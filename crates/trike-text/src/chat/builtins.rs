@@ -1,18 +1,18 @@
 //! The operators, filters, tests, functions and Python methods available to a template, all charged to the budget.
 
-use std::{fmt, sync::Arc, time::SystemTime};
+use std::{cmp::Ordering, fmt, sync::Arc, time::SystemTime};
 
 use minijinja::{
-    Environment, Error, ErrorKind, State, filters, functions,
-    value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs},
+    Environment, Error, ErrorKind, State, functions,
+    value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs, from_args},
 };
-use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::{
     budget::Budget,
-    guard, python,
-    text::{Dumps, display},
+    filters, guard, python, strings,
+    text::display,
     time::strftime,
+    values::{self, Generator, Range, View},
 };
 
 /// Marks an error that the template raised.
@@ -60,6 +60,10 @@ pub(super) mod call {
     pub(in crate::chat) const CHARGE: &str = "<charge>";
     pub(in crate::chat) const LISTS: &str = "<*args>";
     pub(in crate::chat) const KWARGS: &str = "<**kwargs>";
+    pub(in crate::chat) const ATTRIBUTE: &str = "<.>";
+    pub(in crate::chat) const ITEM: &str = "<[]>";
+    pub(in crate::chat) const ITERATED: &str = "<for>";
+    pub(in crate::chat) const PRIVATE: &str = "<._>";
 }
 
 /// The engine, limited to `fuel` instructions and to `budget` for data.
@@ -77,7 +81,7 @@ pub(super) fn environment(budget: &Arc<Budget>, fuel: u64, now: SystemTime) -> E
         call_method(&b, state, value, method, args)
     });
     add_operators(&mut env, budget);
-    add_filters(&mut env, budget);
+    filters::add(&mut env, budget);
     add_tests(&mut env, budget);
     add_functions(&mut env, budget, now);
     env
@@ -91,10 +95,10 @@ fn add_operators(env: &mut Environment<'_>, budget: &Arc<Budget>) {
         (call::MULTIPLY, guard::multiply),
         (call::EQUAL, |b, x, y| compared(b, x, y, |x, y| x == y)),
         (call::UNEQUAL, |b, x, y| compared(b, x, y, |x, y| x != y)),
-        (call::LESS, |b, x, y| compared(b, x, y, |x, y| x < y)),
-        (call::LESS_EQUAL, |b, x, y| compared(b, x, y, |x, y| x <= y)),
-        (call::GREATER, |b, x, y| compared(b, x, y, |x, y| x > y)),
-        (call::GREATER_EQUAL, |b, x, y| compared(b, x, y, |x, y| x >= y)),
+        (call::LESS, |b, x, y| ordered(b, x, y, Ordering::is_lt)),
+        (call::LESS_EQUAL, |b, x, y| ordered(b, x, y, Ordering::is_le)),
+        (call::GREATER, |b, x, y| ordered(b, x, y, Ordering::is_gt)),
+        (call::GREATER_EQUAL, |b, x, y| ordered(b, x, y, Ordering::is_ge)),
         (call::IN, contains),
         (call::REMAINDER, python::remainder),
     ];
@@ -121,6 +125,18 @@ fn add_operators(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     });
     let b = budget.clone();
     env.add_filter(call::KWARGS, move |maps: Rest<ValueOrKwargs>| python::merged(&b, &maps.into_values()));
+    env.add_filter(call::ATTRIBUTE, |value: &Value, name: &str| values::attribute(value, name));
+    env.add_filter(call::ITEM, values::item);
+    let b = budget.clone();
+    env.add_filter(call::ITERATED, move |value: &Value| match value.downcast_object_ref::<Generator>() {
+        // A loop asks how many there are.
+        Some(_) => guard::collect(&b, value).map(Value::from),
+        None => filters::iterable(value).cloned(),
+    });
+    env.add_filter(call::PRIVATE, |_: &Value| -> Result<Value, Error> {
+        let message = "a namespace cannot have names that start with an underscore";
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
 }
 
 fn compared(
@@ -134,6 +150,13 @@ fn compared(
     Ok(Value::from(compare(x, y)))
 }
 
+/// `x < y` and its like, of values that Python orders.
+fn ordered(budget: &Budget, x: &Value, y: &Value, is_right: fn(Ordering) -> bool) -> Result<Value, Error> {
+    budget.charge_deep(x)?;
+    budget.charge_deep(y)?;
+    Ok(Value::from(guard::order(x, y)?.is_some_and(is_right)))
+}
+
 /// `value in container`.
 fn contains(budget: &Budget, value: &Value, container: &Value) -> Result<Value, Error> {
     if let (Some(text), Some(part)) = (container.as_str(), value.as_str()) {
@@ -144,6 +167,10 @@ fn contains(budget: &Budget, value: &Value, container: &Value) -> Result<Value, 
         ValueKind::Undefined => Ok(Value::from(false)),
         ValueKind::Map => {
             budget.charge_deep(value)?;
+            if values::is_list(value) && !value.is_tuple() || value.kind() == ValueKind::Map {
+                let message = format!("a {} is no key of a map", value.kind());
+                return Err(Error::new(ErrorKind::InvalidOperation, message));
+            }
             Ok(Value::from(container.get_item(value).is_ok_and(|found| !found.is_undefined())))
         }
         ValueKind::Seq | ValueKind::Iterable => {
@@ -158,157 +185,19 @@ fn contains(budget: &Budget, value: &Value, container: &Value) -> Result<Value, 
     }
 }
 
-/// Cost model of a filter's arguments.
-#[derive(Clone, Copy)]
-enum Cost {
-    /// The filter accesses at most the items themselves.
-    Shallow,
-    /// The filter compares or converts nested values.
-    Deep,
-}
-
-fn add_filters(env: &mut Environment<'_>, budget: &Arc<Budget>) {
-    use Cost::{Deep, Shallow};
-    let builtin = [
-        ("safe", Shallow, Value::from_function(filters::safe)),
-        ("lower", Shallow, Value::from_function(filters::lower)),
-        ("upper", Shallow, Value::from_function(filters::upper)),
-        ("title", Shallow, Value::from_function(filters::title)),
-        ("capitalize", Shallow, Value::from_function(filters::capitalize)),
-        ("length", Shallow, Value::from_function(filters::length)),
-        ("count", Shallow, Value::from_function(filters::length)),
-        ("dictsort", Deep, Value::from_function(filters::dictsort)),
-        ("items", Shallow, Value::from_function(filters::items)),
-        ("trim", Shallow, Value::from_function(filters::trim)),
-        ("default", Shallow, Value::from_function(filters::default)),
-        ("d", Shallow, Value::from_function(filters::default)),
-        ("round", Shallow, Value::from_function(filters::round)),
-        ("abs", Shallow, Value::from_function(filters::abs)),
-        ("int", Shallow, Value::from_function(filters::int)),
-        ("float", Shallow, Value::from_function(filters::float)),
-        ("attr", Shallow, Value::from_function(filters::attr)),
-        ("first", Shallow, Value::from_function(filters::first)),
-        ("last", Shallow, Value::from_function(filters::last)),
-        ("min", Deep, Value::from_function(filters::min)),
-        ("max", Deep, Value::from_function(filters::max)),
-        ("sort", Deep, Value::from_function(filters::sort)),
-        ("bool", Shallow, Value::from_function(filters::bool)),
-        ("sum", Deep, Value::from_function(filters::sum)),
-        ("select", Shallow, Value::from_function(filters::select)),
-        ("reject", Shallow, Value::from_function(filters::reject)),
-        ("selectattr", Shallow, Value::from_function(filters::selectattr)),
-        ("rejectattr", Shallow, Value::from_function(filters::rejectattr)),
-        ("map", Shallow, Value::from_function(filters::map)),
-        ("groupby", Deep, Value::from_function(filters::groupby)),
-        ("unique", Deep, Value::from_function(filters::unique)),
-        ("urlencode", Deep, Value::from_function(python::url_encoded)),
-        ("wordcount", Shallow, Value::from_function(python::word_count)),
-        ("escape", Shallow, Value::from_function(python::escaped)),
-        ("e", Shallow, Value::from_function(python::escaped)),
-        ("forceescape", Shallow, Value::from_function(python::escaped)),
-    ];
-    for (name, cost, filter) in builtin {
-        let b = budget.clone();
-        env.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
-            let args = args.into_values();
-            args.iter().try_for_each(|value| match cost {
-                Cost::Shallow => b.charge_shallow(value),
-                Cost::Deep => b.charge_deep(value),
-            })?;
-            filter.call(state, &args)
-        });
-    }
-    let b = budget.clone();
-    env.add_filter("string", move |value: &Value| {
-        let mut text = String::new();
-        display(value, &mut text, &b)?;
-        Ok::<_, Error>(Value::from(text))
-    });
-    let b = budget.clone();
-    env.add_filter("list", move |value: &Value| match value.as_str() {
-        Some(text) => {
-            b.charge(text.len().saturating_mul(24))?;
-            Ok(Value::from(text.chars().map(Value::from).collect::<Vec<_>>()))
-        }
-        None => guard::collect(&b, value).map(Value::from),
-    });
-    let b = budget.clone();
-    env.add_filter("reverse", move |value: &Value| match value.as_str() {
-        Some(text) => {
-            b.charge(text.len())?;
-            Ok(Value::from(text.chars().rev().collect::<String>()))
-        }
-        None => guard::collect(&b, value).map(|mut items| {
-            items.reverse();
-            Value::from(items)
-        }),
-    });
-    let b = budget.clone();
-    env.add_filter("join", move |value: &Value, separator: Option<&str>| {
-        guard::join(&b, value, separator.unwrap_or(""))
-    });
-    let b = budget.clone();
-    env.add_filter("replace", move |text: &str, from: &str, to: &str, count: Option<usize>| {
-        guard::replace(&b, text, from, to, count)
-    });
-    let b = budget.clone();
-    env.add_filter(
-        "indent",
-        move |text: &str, width: Option<usize>, first: Option<bool>, blank: Option<bool>, kwargs: Kwargs| {
-            let width = width.or(kwargs.get("width")?).unwrap_or(4);
-            let first = first.or(kwargs.get("first")?).unwrap_or(false);
-            let blank = blank.or(kwargs.get("blank")?).unwrap_or(false);
-            kwargs.assert_all_used()?;
-            guard::indent(&b, text, width, first, blank)
-        },
-    );
-    let b = budget.clone();
-    env.add_filter("format", move |format: &str, args: Rest<ValueOrKwargs>| {
-        python::printf(&b, format, args.into_values())
-    });
-    let b = budget.clone();
-    env.add_filter("batch", move |list: &Value, count: usize, fill: Option<Value>| {
-        python::batch(&b, list, count, fill.as_ref())
-    });
-    let b = budget.clone();
-    env.add_filter("slice", move |list: &Value, count: usize, fill: Option<Value>| {
-        python::slices(&b, list, count, fill.as_ref())
-    });
-    let b = budget.clone();
-    env.add_filter("center", move |text: &str, width: Option<usize>| {
-        python::pad(&b, text, width.unwrap_or(80), ' ', python::Side::Both)
-    });
-    let b = budget.clone();
-    env.add_filter("tojson", move |value: &Value, indent: Option<usize>, kwargs: Kwargs| {
-        let indent = indent.or(kwargs.get("indent")?);
-        let separators: Option<Vec<String>> = kwargs.get("separators")?;
-        let separators = match separators.map(<[String; 2]>::try_from) {
-            None => None,
-            Some(Ok([item, key])) => Some((item, key)),
-            Some(Err(_)) => {
-                return Err(Error::new(ErrorKind::InvalidOperation, "separators must be two strings"));
-            }
-        };
-        let ascii: Option<bool> = kwargs.get("ensure_ascii")?;
-        let sort_keys: Option<bool> = kwargs.get("sort_keys")?;
-        kwargs.assert_all_used()?;
-        let dumps = Dumps::new(indent, separators, ascii.unwrap_or(false), sort_keys.unwrap_or(false));
-        let mut text = String::new();
-        dumps.write(value, &mut text, &b)?;
-        Ok(Value::from(text))
-    });
-}
-
 fn add_tests(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     use minijinja::tests;
     env.add_test("undefined", tests::is_undefined);
     env.add_test("defined", tests::is_defined);
     env.add_test("none", tests::is_none);
     env.add_test("boolean", tests::is_boolean);
-    env.add_test("odd", tests::is_odd);
-    env.add_test("even", tests::is_even);
-    env.add_test("divisibleby", tests::is_divisibleby);
-    env.add_test("number", tests::is_number);
+    env.add_test("odd", |v: &Value| python::remainder_of_two(v).map(|rest| rest == 1));
+    env.add_test("even", |v: &Value| python::remainder_of_two(v).map(|rest| rest == 0));
+    let b = budget.clone();
+    env.add_test("divisibleby", move |v: &Value, by: &Value| {
+        Ok::<_, Error>(!python::remainder(&b, v, by)?.is_true())
+    });
+    env.add_test("number", |v: &Value| matches!(v.kind(), ValueKind::Bool | ValueKind::Number));
     env.add_test("integer", tests::is_integer);
     env.add_test("float", tests::is_float);
     env.add_test("string", tests::is_string);
@@ -320,29 +209,35 @@ fn add_tests(env: &mut Environment<'_>, budget: &Arc<Budget>) {
         use ValueKind::{Iterable, Map, Seq, String, Undefined};
         matches!(v.kind(), String | Seq | Map | Iterable | Undefined)
     });
-    env.add_test("mapping", tests::is_mapping);
+    env.add_test("mapping", values::is_dict);
     env.add_test("true", tests::is_true);
     env.add_test("false", tests::is_false);
     env.add_test("sameas", tests::is_sameas);
-    env.add_test("lower", tests::is_lower);
-    env.add_test("upper", tests::is_upper);
+    for (name, method) in [("lower", "islower"), ("upper", "isupper")] {
+        let b = budget.clone();
+        env.add_test(name, move |v: &Value| {
+            let mut text = String::new();
+            display(v, &mut text, &b)?;
+            strings::call(&b, &text, method, &[])
+        });
+    }
     env.add_test("escaped", |_: &Value| false);
     env.add_test("callable", python::is_callable);
     env.add_test("filter", tests::is_filter);
     env.add_test("test", tests::is_test);
-    type Comparison = fn(&Value, &Value) -> bool;
+    type Comparison = fn(&Budget, &Value, &Value) -> Result<Value, Error>;
     let comparisons: [(&[&str], Comparison); 6] = [
-        (&["eq", "equalto", "=="], |x, y| x == y),
-        (&["ne", "!="], |x, y| x != y),
-        (&["lt", "lessthan", "<"], |x, y| x < y),
-        (&["le", "<="], |x, y| x <= y),
-        (&["gt", "greaterthan", ">"], |x, y| x > y),
-        (&["ge", ">="], |x, y| x >= y),
+        (&["eq", "equalto", "=="], |b, x, y| compared(b, x, y, |x, y| x == y)),
+        (&["ne", "!="], |b, x, y| compared(b, x, y, |x, y| x != y)),
+        (&["lt", "lessthan", "<"], |b, x, y| ordered(b, x, y, Ordering::is_lt)),
+        (&["le", "<="], |b, x, y| ordered(b, x, y, Ordering::is_le)),
+        (&["gt", "greaterthan", ">"], |b, x, y| ordered(b, x, y, Ordering::is_gt)),
+        (&["ge", ">="], |b, x, y| ordered(b, x, y, Ordering::is_ge)),
     ];
     for (names, comparison) in comparisons {
         for &name in names {
             let b = budget.clone();
-            env.add_test(name, move |x: &Value, y: &Value| compared(&b, x, y, comparison));
+            env.add_test(name, move |x: &Value, y: &Value| comparison(&b, x, y));
         }
     }
     let b = budget.clone();
@@ -350,25 +245,33 @@ fn add_tests(env: &mut Environment<'_>, budget: &Arc<Budget>) {
 }
 
 fn add_functions(env: &mut Environment<'_>, budget: &Arc<Budget>, now: SystemTime) {
-    env.add_function("range", functions::range);
-    for (name, function) in [
-        ("dict", Value::from_function(functions::dict)),
-        ("namespace", Value::from_function(functions::namespace)),
-    ] {
-        let b = budget.clone();
-        env.add_function(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
-            let args = args.into_values();
-            args.iter().try_for_each(|value| b.charge_shallow(value))?;
-            function.call(state, &args)
-        });
-    }
+    env.add_function("range", |start: i64, stop: Option<i64>, step: Option<i64>| {
+        let (start, stop) = stop.map_or((0, start), |stop| (start, stop));
+        let step = step.unwrap_or(1);
+        if step == 0 {
+            return Err(Error::new(ErrorKind::InvalidOperation, "range: the step must not be 0"));
+        }
+        // Jinja's sandbox has the same limit.
+        let limit = || Error::new(ErrorKind::InvalidOperation, "range: more than 100000 items");
+        Range::value(start, stop, step, 100_000).ok_or_else(limit)
+    });
+    let b = budget.clone();
+    env.add_function("dict", move |args: Rest<ValueOrKwargs>| dict(&b, &args.into_values()));
+    let b = budget.clone();
+    let namespace = Value::from_function(functions::namespace);
+    env.add_function("namespace", move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+        namespace.call(state, &[dict(&b, &args.into_values())?])
+    });
     let b = budget.clone();
     env.add_function("joiner", move |separator: Option<Value>| python::joiner(&b, separator));
     let b = budget.clone();
     env.add_function("cycler", move |items: Rest<Value>| python::cycler(&b, items.to_vec()));
-    env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
+    let b = budget.clone();
+    env.add_function("raise_exception", move |message: &Value| -> Result<Value, Error> {
+        let mut text = String::new();
+        display(message, &mut text, &b)?;
         // Truncated: the relevant part of a message is at its start.
-        let message: String = message.to_string().chars().take(1000).collect();
+        let message: String = text.chars().take(1000).collect();
         Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(message)))
     });
     env.add_function("strftime_now", move |format: &str| {
@@ -389,32 +292,86 @@ fn call_method(
 ) -> Result<Value, Error> {
     budget.charge_shallow(value)?;
     args.iter().try_for_each(|arg| budget.charge_shallow(arg))?;
-    match (method, value.as_str()) {
-        ("replace", Some(text)) => {
-            let (from, to, count): (&str, &str, Option<i64>) = minijinja::value::from_args(args)?;
-            // A negative count replaces all occurrences.
-            guard::replace(budget, text, from, to, count.and_then(|n| usize::try_from(n).ok()))
-        }
-        ("join", Some(separator)) => {
-            let (items,): (&Value,) = minijinja::value::from_args(args)?;
-            guard::join(budget, items, separator)
-        }
-        ("format", Some(text)) => python::str_format(budget, text, args),
-        // Each piece is a separate value of 24 bytes.
-        ("split" | "splitlines", Some(text)) => {
-            budget.charge(text.len().saturating_mul(24))?;
-            unknown_method_callback(state, value, method, args)
-        }
-        ("count", None) => {
-            budget.charge_deep(value)?;
-            unknown_method_callback(state, value, method, args)
-        }
-        (_, Some(text)) => match python::string_method(budget, text, method, args)? {
-            Some(result) => Ok(result),
-            None => unknown_method_callback(state, value, method, args),
-        },
-        ("index", None) => python::list_index(budget, value, args),
-        ("copy", None) => Ok(value.clone()),
-        _ => unknown_method_callback(state, value, method, args),
+    if let Some(text) = value.as_str() {
+        return strings::call(budget, text, method, args);
     }
+    match (method, value.kind()) {
+        (_, ValueKind::Map) if values::is_dict(value) => map_method(budget, value, method, args),
+        ("copy", ValueKind::Seq) if !value.is_tuple() => {
+            let () = from_args(args)?;
+            Ok(value.clone())
+        }
+        ("count", ValueKind::Seq) => {
+            let (item,): (&Value,) = from_args(args)?;
+            budget.charge_deep(value)?;
+            budget.charge_deep(item)?;
+            Ok(Value::from(value.try_iter()?.filter(|other| other == item).count()))
+        }
+        ("index", ValueKind::Seq) => python::list_index(budget, value, args),
+        // The value of a name of a namespace or a loop, called.
+        (_, ValueKind::Map) => value.get_attr(method)?.call(state, args),
+        _ => Err(Error::from(ErrorKind::UnknownMethod)),
+    }
+}
+
+fn map_method(budget: &Budget, map: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+    match method {
+        "keys" => {
+            let () = from_args(args)?;
+            Ok(View::value("dict_keys", guard::collect(budget, map)?))
+        }
+        "values" => {
+            let () = from_args(args)?;
+            let keys = guard::collect(budget, map)?;
+            let values: Result<_, Error> = keys.iter().map(|key| map.get_item(key)).collect();
+            Ok(View::value("dict_values", values?))
+        }
+        "items" => {
+            let () = from_args(args)?;
+            Ok(View::value("dict_items", filters::pairs_of(budget, map)?))
+        }
+        "get" => {
+            let (key, default): (&Value, Option<Value>) = from_args(args)?;
+            let found = map.get_item(key)?;
+            Ok(if found.is_undefined() { default.unwrap_or_else(|| Value::from(())) } else { found })
+        }
+        "copy" => {
+            let () = from_args(args)?;
+            Ok(map.clone())
+        }
+        "fromkeys" => {
+            let (keys, value): (&Value, Option<Value>) = from_args(args)?;
+            let value = value.unwrap_or_else(|| Value::from(()));
+            let keys = guard::collect(budget, keys)?;
+            Ok(Value::from_pairs(keys.into_iter().map(|key| (key, value.clone()))))
+        }
+        _ => Err(Error::from(ErrorKind::UnknownMethod)),
+    }
+}
+
+/// `dict(..)`: the items of a map or pairs, and named ones.
+fn dict(budget: &Budget, args: &[Value]) -> Result<Value, Error> {
+    let (places, kwargs): (&[Value], Kwargs) = from_args(args)?;
+    let mut pairs = Vec::new();
+    if let Some(given) = places.first() {
+        let items = match given.kind() == ValueKind::Map {
+            true => filters::pairs_of(budget, given)?,
+            false => guard::collect(budget, filters::iterable(given)?)?,
+        };
+        for pair in items {
+            let pair = guard::collect(budget, &pair)?;
+            let [key, value] = pair.as_slice() else {
+                return Err(Error::new(ErrorKind::InvalidOperation, "dict: expected pairs"));
+            };
+            pairs.push((key.clone(), value.clone()));
+        }
+    }
+    for name in kwargs.args() {
+        budget.charge(48)?;
+        pairs.push((Value::from(name), kwargs.get::<Value>(name)?));
+    }
+    if places.len() > 1 {
+        return Err(Error::from(ErrorKind::TooManyArguments));
+    }
+    Ok(Value::from_pairs(pairs))
 }

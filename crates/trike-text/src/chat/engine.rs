@@ -18,6 +18,7 @@ use super::{
     ChatError,
     budget::{Budget, OverLimit, over_limit},
     builtins::{LeftOut, Raised, call, environment},
+    values::may_be_method,
 };
 
 /// Maximum size of a template, in bytes. The longest in use have 40,000.
@@ -106,7 +107,11 @@ fn guarded<'s>(old: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
     for pc in 0.. {
         places.push(next);
         match old.get(pc) {
-            Some(Instruction::EmitRaw(_) | Instruction::UnpackLists(_)) => next += 2,
+            Some(Instruction::EmitRaw(_) | Instruction::UnpackLists(_) | Instruction::PushLoop(_)) => {
+                next += 2;
+            }
+            Some(Instruction::GetAttr(name)) if may_be_method(name) => next += 2,
+            Some(Instruction::SetAttr(name)) if name.starts_with('_') => next += 2,
             Some(Instruction::CompareAndPreserve(_)) => next += 5,
             Some(_) => next += 1,
             None => break,
@@ -139,6 +144,19 @@ fn guarded<'s>(old: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
             Instruction::Gt => filter(call::GREATER, 2),
             Instruction::Gte => filter(call::GREATER_EQUAL, 2),
             Instruction::In => filter(call::IN, 2),
+            Instruction::GetItem => filter(call::ITEM, 2),
+            Instruction::GetAttr(name) if may_be_method(name) => {
+                new.add_with_line(Instruction::LoadConst(Value::from(*name)), line as u16);
+                filter(call::ATTRIBUTE, 2)
+            }
+            Instruction::SetAttr(name) if name.starts_with('_') => {
+                new.add_with_line(filter(call::PRIVATE, 1), line as u16);
+                instruction.clone()
+            }
+            Instruction::PushLoop(_) => {
+                new.add_with_line(filter(call::ITERATED, 1), line as u16);
+                instruction.clone()
+            }
             Instruction::Iterate(target) => Instruction::Iterate(place(*target)),
             Instruction::Jump(target) => Instruction::Jump(place(*target)),
             Instruction::JumpIfFalse(target) => Instruction::JumpIfFalse(place(*target)),

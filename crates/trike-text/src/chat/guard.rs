@@ -3,12 +3,20 @@
 //! The engine's fuel counts instructions, but one instruction can double a string: forty of them would request a
 //! terabyte. So such operations are replaced (see `engine`) by functions here that charge a [`Budget`] first.
 
+use std::cmp::Ordering;
+
 use minijinja::{
     Error, ErrorKind,
-    value::{Value, ValueKind},
+    value::{Tuple, Value, ValueKind},
 };
 
-use super::{budget::Budget, text::display};
+use super::{
+    budget::Budget,
+    python::escaped,
+    strings::lines,
+    text::display,
+    values::{Generator, is_list},
+};
 
 fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, message)
@@ -16,9 +24,18 @@ fn invalid(message: String) -> Error {
 
 /// `a + b`: numbers, strings, lists.
 pub(super) fn add(budget: &Budget, a: &Value, b: &Value) -> Result<Value, Error> {
-    if let (Some(a), Some(b)) = (a.as_str(), b.as_str()) {
-        budget.charge(a.len() + b.len())?;
-        return Ok(Value::from([a, b].concat()));
+    let (a, b) = (&without_bool(a), &without_bool(b));
+    if let (Some(x), Some(y)) = (a.as_str(), b.as_str()) {
+        budget.charge(x.len() + y.len())?;
+        if a.is_safe() == b.is_safe() {
+            let text = [x, y].concat();
+            return Ok(if a.is_safe() { Value::from_safe_string(text) } else { Value::from(text) });
+        }
+        // Safe is that which is HTML already: what is added to it becomes HTML.
+        let html = |value: &Value, text: &str| if value.is_safe() { text.to_owned() } else { escaped(text) };
+        let (x, y) = (html(a, x), html(b, y));
+        budget.charge(x.len() + y.len())?;
+        return Ok(Value::from_safe_string(x + &y));
     }
     if a.kind() == ValueKind::Number && b.kind() == ValueKind::Number {
         let whole = (i128::try_from(a.clone()), i128::try_from(b.clone()));
@@ -28,11 +45,10 @@ pub(super) fn add(budget: &Budget, a: &Value, b: &Value) -> Result<Value, Error>
         }
         return Ok(Value::from(f64::try_from(a.clone())? + f64::try_from(b.clone())?));
     }
-    let list = |v: &Value| matches!(v.kind(), ValueKind::Seq | ValueKind::Iterable);
-    if list(a) && list(b) {
+    if is_list(a) && is_list(b) && a.is_tuple() == b.is_tuple() {
         let mut items = collect(budget, a)?;
         items.extend(collect(budget, b)?);
-        return Ok(Value::from(items));
+        return Ok(list_like(a, items));
     }
     Err(invalid(format!("tried to use + operator on unsupported types {} and {}", a.kind(), b.kind())))
 }
@@ -45,8 +61,9 @@ pub(super) fn concat(budget: &Budget, a: &Value, b: &Value) -> Result<Value, Err
     Ok(Value::from(text))
 }
 
-/// `a * b`: product of numbers, or repetition of a string.
+/// `a * b`: product of numbers, or repetition of a string or a list.
 pub(super) fn multiply(budget: &Budget, a: &Value, b: &Value) -> Result<Value, Error> {
+    let (a, b) = (&without_bool(a), &without_bool(b));
     if a.kind() == ValueKind::Number && b.kind() == ValueKind::Number {
         let whole = (i128::try_from(a.clone()), i128::try_from(b.clone()));
         if let (true, true, (Ok(x), Ok(y))) = (a.is_integer(), b.is_integer(), whole) {
@@ -56,9 +73,17 @@ pub(super) fn multiply(budget: &Budget, a: &Value, b: &Value) -> Result<Value, E
         }
         return Ok(Value::from(f64::try_from(a.clone())? * f64::try_from(b.clone())?));
     }
-    let (text, times) = if a.as_str().is_some() { (a, b) } else { (b, a) };
-    match (text.as_str(), i64::try_from(times.clone())) {
-        (Some(text), Ok(times)) => {
+    let (text, times) = if a.kind() == ValueKind::Number { (b, a) } else { (a, b) };
+    let whole = if times.is_integer() { i64::try_from(times.clone()).ok() } else { None };
+    match (text.as_str(), whole) {
+        (None, Some(times)) if is_list(text) => {
+            let items = collect(budget, text)?;
+            let times = usize::try_from(times).unwrap_or(0);
+            budget.charge(items.len().saturating_mul(times).saturating_mul(24))?;
+            let len = items.len().saturating_mul(times);
+            Ok(list_like(text, items.into_iter().cycle().take(len).collect()))
+        }
+        (Some(text), Some(times)) => {
             let times = usize::try_from(times).unwrap_or(0);
             budget.charge(text.len().saturating_mul(times))?;
             Ok(Value::from(text.repeat(times)))
@@ -107,13 +132,56 @@ pub(super) fn slice(
         return Ok(Value::from(picks(characters.len()).iter().map(|&i| characters[i]).collect::<String>()));
     }
     match value.kind() {
-        ValueKind::Undefined | ValueKind::None => Ok(Value::from(Vec::<Value>::new())),
-        ValueKind::Seq | ValueKind::Iterable => {
+        ValueKind::Undefined => Err(Error::from(ErrorKind::UndefinedError)),
+        ValueKind::Seq | ValueKind::Iterable if is_list(value) || value.kind() == ValueKind::Seq => {
             let items = collect(budget, value)?;
-            Ok(Value::from(picks(items.len()).iter().map(|&i| items[i].clone()).collect::<Vec<_>>()))
+            Ok(list_like(value, picks(items.len()).iter().map(|&i| items[i].clone()).collect()))
         }
-        kind => Err(invalid(format!("value of type {kind} cannot be sliced"))),
+        kind => Err(invalid(format!("a {kind} has no slices"))),
     }
+}
+
+/// A list, or a tuple if `pattern` is one.
+fn list_like(pattern: &Value, items: Vec<Value>) -> Value {
+    if pattern.is_tuple() { Value::from(Tuple::from(items)) } else { Value::from(items) }
+}
+
+/// True and false as 1 and 0, other values as they are.
+pub(super) fn without_bool(value: &Value) -> Value {
+    if value.kind() == ValueKind::Bool { Value::from(i64::from(value.is_true())) } else { value.clone() }
+}
+
+/// The order of two values, for those that Python orders; `None` if one is not a number. Both are charged before.
+pub(super) fn order(x: &Value, y: &Value) -> Result<Option<Ordering>, Error> {
+    let (x, y) = (&without_bool(x), &without_bool(y));
+    match (x.kind(), y.kind()) {
+        (ValueKind::Number, ValueKind::Number) => {
+            let is_nan = |v: &Value| f64::try_from(v.clone()).is_ok_and(f64::is_nan);
+            Ok(if is_nan(x) || is_nan(y) { None } else { Some(x.cmp(y)) })
+        }
+        (ValueKind::String, ValueKind::String) => Ok(Some(x.cmp(y))),
+        (ValueKind::Seq, ValueKind::Seq) if x.is_tuple() == y.is_tuple() => {
+            let (mut left, mut right) = (x.try_iter()?, y.try_iter()?);
+            loop {
+                match (left.next(), right.next()) {
+                    (Some(x), Some(y)) if x == y => {}
+                    (Some(x), Some(y)) => return order(&x, &y),
+                    (x, y) => return Ok(Some(x.is_some().cmp(&y.is_some()))),
+                }
+            }
+        }
+        (ValueKind::Undefined, _) | (_, ValueKind::Undefined) => Err(Error::from(ErrorKind::UndefinedError)),
+        (a, b) => Err(invalid(format!("a {a} and a {b} cannot be ordered"))),
+    }
+}
+
+/// Checks that the items of a list can be sorted.
+pub(super) fn assert_ordered(budget: &Budget, list: &Value) -> Result<(), Error> {
+    let items = match list.downcast_object_ref::<Generator>() {
+        Some(generator) => generator.rest(),
+        None => collect(budget, super::filters::iterable(list)?)?,
+    };
+    items.windows(2).try_for_each(|pair| order(&pair[0], &pair[1]).map(drop))
 }
 
 /// The items of a list, charged.
@@ -155,24 +223,25 @@ pub(super) fn join(budget: &Budget, items: &Value, separator: &str) -> Result<Va
     Ok(Value::from(text))
 }
 
-/// `text` with each line indented by `width` spaces; the first line only if `first`, empty lines only if `blank`.
+/// `text` with each line after `indentation`; the first line only if `first`, empty lines only if `blank`.
 pub(super) fn indent(
     budget: &Budget,
     text: &str,
-    width: usize,
+    indentation: &str,
     first: bool,
     blank: bool,
 ) -> Result<Value, Error> {
-    let lines = text.matches('\n').count() + 1;
-    budget.charge(text.len().saturating_add(lines.saturating_mul(width)))?;
-    let spaces = " ".repeat(width);
+    // Jinja adds a line end, so that an end of the text is the start of an empty line.
+    let text = [text, "\n"].concat();
+    let lines = lines(&text, false);
+    budget.charge(text.len().saturating_add(lines.len().saturating_mul(indentation.len())))?;
     let mut out = String::new();
-    for (index, line) in text.split('\n').enumerate() {
+    for (index, line) in lines.iter().enumerate() {
         if index > 0 {
             out.push('\n');
         }
-        if (index > 0 || first) && (blank || index == 0 || !line.is_empty()) {
-            out.push_str(&spaces);
+        if if index == 0 { first } else { blank || !line.is_empty() } {
+            out.push_str(indentation);
         }
         out.push_str(line);
     }

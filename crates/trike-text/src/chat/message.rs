@@ -20,8 +20,8 @@ pub(super) enum Said {
 /// One message.
 ///
 /// Besides its role and text a message may have `tool_calls`, `reasoning_content` and other fields, a content of `null` or one of
-/// several parts; they come from JSON, and go into templates as the `transformers` package passes them. [`check`](Self::check) says
-/// which of them templates read.
+/// several parts; they come from JSON, and go into templates as the `transformers` package passes them: without those of `null`.
+/// [`check`](Self::check) says which of them templates read.
 ///
 /// ```
 /// use trike_text::chat::{ChatTemplate, Message, RenderOptions};
@@ -33,7 +33,7 @@ pub(super) enum Said {
 /// let template = ChatTemplate::from_source("{{ messages[0].content }}: {{ messages[0].tool_calls | tojson }}")?;
 /// assert_eq!(
 ///     template.render(&[message], &RenderOptions::default())?,
-///     r#"None: [{"function": {"name": "add", "arguments": {"b": 1, "a": 2}}}]"#
+///     r#": [{"function": {"name": "add", "arguments": {"b": 1, "a": 2}}}]"#
 /// );
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -96,10 +96,11 @@ impl Message {
         self.object.get(name).filter(|value| name != "role" && (name != "content" || !value.is_string()))
     }
 
-    /// The message as a template reads it: thoughts have every name that templates know.
+    /// The message as a template reads it: fields of `null` are left out, and thoughts have every name that templates know.
     pub(super) fn for_template(&self) -> Map<String, Value> {
         let mut object = Map::from(self);
-        let reasoning = REASONING.iter().find_map(|name| object.get(*name).filter(|value| !value.is_null()));
+        object.retain(|_, value| !value.is_null());
+        let reasoning = REASONING.iter().find_map(|name| object.get(*name));
         if let Some(reasoning) = reasoning.cloned() {
             // It comes first, also where the message has it, whose value stays.
             let rest = std::mem::take(&mut object);

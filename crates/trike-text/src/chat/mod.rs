@@ -16,19 +16,24 @@
 //! * [`Transcript`]: a complete conversation, with the parts that the model writes
 //! * [`ChatError`]
 
+mod arguments;
 mod budget;
 mod builtins;
 mod conversation;
 mod engine;
 mod error;
 mod fields;
+mod filters;
+mod format;
 mod guard;
 mod message;
 mod python;
 mod source;
+mod strings;
 mod text;
 mod time;
 mod transcript;
+mod values;
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -54,7 +59,7 @@ pub struct RenderOptions {
     pub add_generation_prompt: bool,
     /// Tools as a JSON list; the template prints their keys in this order.
     pub tools: Option<String>,
-    /// Additional variables, such as `enable_thinking`.
+    /// Additional variables, such as `enable_thinking` and `documents`.
     pub extra: BTreeMap<String, serde_json::Value>,
     /// The name of the template, for a model with several; `None` = `default`, or `tool_use` with tools.
     pub template: Option<String>,
@@ -134,7 +139,7 @@ impl ChatTemplate {
     }
 
     fn add(&mut self, name: &str, text: &str) -> Result<(), ChatError> {
-        let text = source::without_generation_tags(&source::with_line_feeds(text))?;
+        let text = source::for_the_engine(&source::with_line_feeds(text))?;
         engine::check(&text)?;
         self.templates.insert(name.to_owned(), text);
         Ok(())
@@ -179,9 +184,11 @@ impl ChatTemplate {
     /// [`ChatError::Malformed`] for tools that are not JSON.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, ChatError> {
         let source = self.template(options)?;
-        let mut variables: Vec<(String, Value)> =
-            options.extra.iter().map(|(name, value)| (name.clone(), Value::from(Serde(value)))).collect();
-        variables.extend(self.tokens.iter().map(|(name, token)| (name.clone(), Value::from(token.as_str()))));
+        let tokens = self.tokens.iter().map(|(name, token)| (name.clone(), Value::from(token.as_str())));
+        let extra = options.extra.iter().map(|(name, value)| (name.clone(), Value::from(Serde(value))));
+        // A later one of the same name wins.
+        let mut variables = vec![("documents".to_owned(), Value::from(()))];
+        variables.extend(tokens.chain(extra));
         let tools = match options.tools.as_deref() {
             None => Value::from(()),
             Some(json) => serde_json::from_str::<Value>(json).map_err(|e| ChatError::Malformed {
@@ -195,7 +202,6 @@ impl ChatTemplate {
         variables.extend([
             ("messages".to_owned(), Value::from(messages)),
             ("tools".to_owned(), tools),
-            ("documents".to_owned(), Value::from(())),
             ("add_generation_prompt".to_owned(), Value::from(options.add_generation_prompt)),
         ]);
         let now = options.now.unwrap_or_else(SystemTime::now);

@@ -1,5 +1,5 @@
-//! Parts of Python and Jinja that the engine lacks or cannot limit: formatting, further methods of strings, `joiner`, `cycler`,
-//! `batch`. All of them are charged to the budget.
+//! Parts of Python and Jinja that the engine lacks or cannot limit: the remainder, padding, numbers in text, `joiner`, `cycler`, `batch`.
+//! All of them are charged to the budget.
 
 use std::sync::{
     Arc,
@@ -8,13 +8,17 @@ use std::sync::{
 
 use minijinja::{
     Error, ErrorKind, State,
-    formatting::{FormatStyle, format},
     value::{Kwargs, Object, ObjectRepr, Value, ValueKind, from_args},
 };
 
-use super::{budget::Budget, guard::collect, text::display};
+use super::{
+    budget::Budget,
+    format,
+    guard::{collect, without_bool},
+    strings::stripped,
+};
 
-fn invalid(message: impl Into<String>) -> Error {
+pub(super) fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
@@ -41,8 +45,11 @@ pub(super) fn remainder(budget: &Budget, a: &Value, b: &Value) -> Result<Value, 
             true => collect(budget, b)?,
             false => vec![b.clone()],
         };
-        return printf(budget, text, args);
+        // Python takes what has items for a map, whose items need not all be used.
+        let has_items = matches!(b.kind(), ValueKind::Seq | ValueKind::Undefined) && !b.is_tuple();
+        return format::printf(budget, text, &args, has_items);
     }
+    let (a, b) = (&without_bool(a), &without_bool(b));
     if a.kind() != ValueKind::Number || b.kind() != ValueKind::Number {
         let message = format!("tried to use % operator on unsupported types {} and {}", a.kind(), b.kind());
         return Err(invalid(message));
@@ -60,67 +67,6 @@ pub(super) fn remainder(budget: &Budget, a: &Value, b: &Value) -> Result<Value, 
     }
     let rest = x % y;
     Ok(Value::from(if rest != 0.0 && (rest < 0.0) != (y < 0.0) { rest + y } else { rest }))
-}
-
-/// Printf-style formatting, of `%` and of the filter `format`.
-pub(super) fn printf(budget: &Budget, text: &str, args: Vec<Value>) -> Result<Value, Error> {
-    let args = printable(budget, text, args)?;
-    // Python takes exactly as many as there are, unless they are named.
-    let named = args.first().is_some_and(|arg| arg.kind() == ValueKind::Map);
-    let fields = text.replace("%%", "").matches('%').count();
-    if !named && fields < args.len() {
-        return Err(invalid("not all arguments converted during string formatting"));
-    }
-    format(FormatStyle::Printf, text, &args).map(Value::from)
-}
-
-/// `text.format(..)`.
-pub(super) fn str_format(budget: &Budget, text: &str, args: &[Value]) -> Result<Value, Error> {
-    let args = printable(budget, text, args.to_vec())?;
-    format(FormatStyle::StrFormat, text, &args).map(Value::from)
-}
-
-/// The arguments of a format string, charged with all that it may make of them: each may be printed once for every field, and
-/// each number in the string may be a width.
-fn printable(budget: &Budget, text: &str, args: Vec<Value>) -> Result<Vec<Value>, Error> {
-    let mut widths = 0_usize;
-    for digits in text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty()) {
-        widths = widths.saturating_add(digits.parse().unwrap_or(usize::MAX));
-    }
-    // A character of padding has up to four bytes.
-    budget.charge(text.len().saturating_add(widths.saturating_mul(4)))?;
-    let fields = text.matches(['%', '{']).count();
-    args.iter().map(|value| shown(budget, value, fields)).collect()
-}
-
-/// A value as the engine's formatting prints it in Python's way.
-fn shown(budget: &Budget, value: &Value, fields: usize) -> Result<Value, Error> {
-    let value = match value.kind() {
-        ValueKind::None | ValueKind::Seq | ValueKind::Iterable => {
-            let mut text = String::new();
-            display(value, &mut text, budget)?;
-            Value::from(text)
-        }
-        ValueKind::Map => {
-            budget.charge_deep(value)?;
-            let mut pairs = Vec::new();
-            for key in value.try_iter()? {
-                let inner = value.get_item(&key)?;
-                let plain = matches!(inner.kind(), ValueKind::Map | ValueKind::Seq);
-                pairs.push((key, if plain { inner } else { shown(budget, &inner, fields)? }));
-            }
-            let names = |(key, value): (Value, Value)| Some((key.as_str()?.to_owned(), value));
-            match value.is_kwargs() {
-                true => Value::from(pairs.into_iter().filter_map(names).collect::<Kwargs>()),
-                false => Value::from_pairs(pairs),
-            }
-        }
-        _ => value.clone(),
-    };
-    if let Some(text) = value.as_str() {
-        budget.charge(text.len().saturating_mul(fields))?;
-    }
-    Ok(value)
 }
 
 /// The side of a text that is padded.
@@ -145,124 +91,6 @@ pub(super) fn pad(budget: &Budget, text: &str, width: usize, fill: char, side: S
     Ok(Value::from(fill(left).chain(text.chars()).chain(fill(missing - left)).collect::<String>()))
 }
 
-/// Methods of Python's strings beyond those of the engine; `None` for others.
-pub(super) fn string_method(
-    budget: &Budget,
-    text: &str,
-    method: &str,
-    args: &[Value],
-) -> Result<Option<Value>, Error> {
-    let width_and_fill = || -> Result<(usize, char), Error> {
-        let (width, fill): (i64, Option<&str>) = from_args(args)?;
-        let fill = fill.map_or(Some(' '), |fill| fill.chars().next().filter(|_| fill.chars().count() == 1));
-        Ok((
-            usize::try_from(width).unwrap_or(0),
-            fill.ok_or_else(|| invalid("the fill must be one character"))?,
-        ))
-    };
-    let padded = |side| width_and_fill().and_then(|(width, fill)| pad(budget, text, width, fill, side));
-    let parts = |cut: Option<usize>, separator: &str, last: bool| {
-        let (before, found, after) = match cut {
-            Some(at) => (&text[..at], separator, &text[at + separator.len()..]),
-            None if last => ("", "", text),
-            None => (text, "", ""),
-        };
-        minijinja::value::Tuple::from([before, found, after].map(Value::from))
-    };
-    let separator = || -> Result<&str, Error> {
-        let (separator,): (&str,) = from_args(args)?;
-        if separator.is_empty() { Err(invalid("empty separator")) } else { Ok(separator) }
-    };
-    budget.charge(text.len())?;
-    Ok(Some(match method {
-        "rsplit" => rsplit(budget, text, args)?,
-        "removeprefix" => {
-            let (prefix,): (&str,) = from_args(args)?;
-            Value::from(text.strip_prefix(prefix).unwrap_or(text))
-        }
-        "removesuffix" => {
-            let (suffix,): (&str,) = from_args(args)?;
-            Value::from(text.strip_suffix(suffix).unwrap_or(text))
-        }
-        "partition" => Value::from(separator().map(|s| parts(text.find(s), s, false))?),
-        "rpartition" => Value::from(separator().map(|s| parts(text.rfind(s), s, true))?),
-        "index" | "rindex" => {
-            let (part,): (&str,) = from_args(args)?;
-            let at = if method == "index" { text.find(part) } else { text.rfind(part) };
-            let at = at.ok_or_else(|| invalid("substring not found"))?;
-            Value::from(text[..at].chars().count())
-        }
-        "ljust" => padded(Side::Right)?,
-        "rjust" => padded(Side::Left)?,
-        "center" => padded(Side::Both)?,
-        "zfill" => {
-            let (width,): (i64,) = from_args(args)?;
-            let sign = usize::from(text.starts_with(['+', '-']));
-            let width = usize::try_from(width).unwrap_or(0).saturating_sub(sign);
-            let number = pad(budget, &text[sign..], width, '0', Side::Left)?;
-            Value::from([&text[..sign], number.as_str().unwrap_or_default()].concat())
-        }
-        "casefold" => {
-            let () = from_args(args)?;
-            Value::from(text.to_lowercase().replace('\u{df}', "ss"))
-        }
-        "swapcase" => {
-            let () = from_args(args)?;
-            let swap = |c: char| match c.is_uppercase() {
-                true => c.to_lowercase().collect::<String>(),
-                false => c.to_uppercase().collect(),
-            };
-            Value::from(text.chars().map(swap).collect::<String>())
-        }
-        "isdecimal" => {
-            let () = from_args(args)?;
-            Value::from(!text.is_empty() && text.chars().all(|c| c.is_ascii_digit()))
-        }
-        _ => return Ok(None),
-    }))
-}
-
-/// `text.rsplit(separator, maximum)`.
-fn rsplit(budget: &Budget, text: &str, args: &[Value]) -> Result<Value, Error> {
-    let (separator, most, kwargs): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
-    let separator = separator.or(kwargs.get("sep")?).filter(|separator| !separator.is_none());
-    let most = most.or(kwargs.get("maxsplit")?).unwrap_or(-1);
-    kwargs.assert_all_used()?;
-    let most = usize::try_from(most).unwrap_or(usize::MAX - 1);
-    // Each piece is a separate value of 24 bytes.
-    budget.charge(text.len().saturating_mul(24))?;
-    let mut pieces: Vec<&str> = match &separator {
-        None => {
-            let mut pieces = Vec::new();
-            let mut rest = text.trim_end();
-            while !rest.is_empty() {
-                match rest.rfind(char::is_whitespace).filter(|_| pieces.len() < most) {
-                    Some(at) => {
-                        let word = rest[at..].trim_start();
-                        pieces.push(word);
-                        rest = rest[..at].trim_end();
-                    }
-                    None => {
-                        // The rest keeps its spaces, except at the end; without a limit there are none.
-                        pieces.push(if pieces.len() < most { rest.trim_start() } else { rest });
-                        rest = "";
-                    }
-                }
-            }
-            pieces
-        }
-        Some(separator) => {
-            let separator = separator.as_str().ok_or_else(|| invalid("the separator must be a string"))?;
-            if separator.is_empty() {
-                return Err(invalid("empty separator"));
-            }
-            text.rsplitn(most + 1, separator).collect()
-        }
-    };
-    pieces.reverse();
-    Ok(pieces.into_iter().map(Value::from).collect::<Vec<_>>().into())
-}
-
 /// `list.index(item)`.
 pub(super) fn list_index(budget: &Budget, list: &Value, args: &[Value]) -> Result<Value, Error> {
     if !matches!(list.kind(), ValueKind::Seq | ValueKind::Iterable) {
@@ -281,7 +109,7 @@ pub(super) fn batch(
     list: &Value,
     count: usize,
     fill: Option<&Value>,
-) -> Result<Value, Error> {
+) -> Result<Vec<Value>, Error> {
     let count = Some(count).filter(|&count| count > 0).ok_or_else(|| invalid("count cannot be 0"))?;
     let items = collect(budget, list)?;
     let mut rows: Vec<Vec<Value>> = items.chunks(count).map(<[Value]>::to_vec).collect();
@@ -290,7 +118,7 @@ pub(super) fn batch(
         budget.charge((count - last.len()).saturating_mul(24))?;
         last.resize(count, fill.clone());
     }
-    Ok(rows.into_iter().map(Value::from).collect::<Vec<_>>().into())
+    Ok(rows.into_iter().map(Value::from).collect())
 }
 
 /// `count` lists of about the same length; shorter ones get `fill`.
@@ -299,7 +127,7 @@ pub(super) fn slices(
     list: &Value,
     count: usize,
     fill: Option<&Value>,
-) -> Result<Value, Error> {
+) -> Result<Vec<Value>, Error> {
     if count == 0 {
         return Err(invalid("count cannot be 0"));
     }
@@ -315,7 +143,7 @@ pub(super) fn slices(
         slice.extend(fill.filter(|_| longer > 0 && index >= longer).cloned());
         slices.push(Value::from(slice));
     }
-    Ok(slices.into())
+    Ok(slices)
 }
 
 pub(super) fn word_count(text: &str) -> usize {
@@ -325,7 +153,7 @@ pub(super) fn word_count(text: &str) -> usize {
 }
 
 /// `text` with HTML's signs as entities.
-pub(super) fn escaped(text: String) -> String {
+pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
@@ -340,23 +168,70 @@ pub(super) fn escaped(text: String) -> String {
     out
 }
 
-/// `text` for a URL.
-pub(super) fn url_encoded(text: String) -> String {
+/// `text` for a URL; a slash stays in a path.
+pub(super) fn url_encoded(text: &str, is_path: bool) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' | b'/' => {
-                out.push(char::from(byte));
-            }
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' => out.push(char::from(byte)),
+            b'/' if is_path => out.push('/'),
             other => out.push_str(&format!("%{other:02X}")),
         }
     }
     out
 }
 
-/// Whether a value can be called: macros, functions, joiners.
+/// Whether a value can be called: macros, functions, joiners, and in Jinja what is not defined.
 pub(super) fn is_callable(value: &Value) -> bool {
-    value.kind() == ValueKind::Plain && !value.is_undefined()
+    matches!(value.kind(), ValueKind::Plain | ValueKind::Undefined)
+}
+
+/// `value % 2`, rounded down.
+pub(super) fn remainder_of_two(value: &Value) -> Result<i64, Error> {
+    let value = without_bool(value);
+    if value.kind() != ValueKind::Number {
+        return Err(invalid(format!("expected a number, got a {}", value.kind())));
+    }
+    match i128::try_from(value.clone()) {
+        Ok(whole) => Ok(whole.rem_euclid(2) as i64),
+        // A fraction is neither odd nor even.
+        Err(_) => Ok(-1),
+    }
+}
+
+/// `int(text, base)`.
+pub(super) fn parse_int(text: &str, base: u32) -> Option<i128> {
+    let text = stripped(text);
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let marked = digits.get(..2).and_then(|mark| match mark {
+        "0x" | "0X" => Some(16),
+        "0o" | "0O" => Some(8),
+        "0b" | "0B" => Some(2),
+        _ => None,
+    });
+    let (digits, base) = match marked {
+        Some(marked) if base == 0 || base == marked => (&digits[2..], marked),
+        _ => (digits, if base == 0 { 10 } else { base }),
+    };
+    if !(2..=36).contains(&base) {
+        return None;
+    }
+    let number = i128::from_str_radix(&without_underscores(digits)?, base).ok()?;
+    Some(if negative { -number } else { number })
+}
+
+/// `float(text)`.
+pub(super) fn parse_float(text: &str) -> Option<f64> {
+    without_underscores(stripped(text))?.parse().ok()
+}
+
+/// Digits without the single underscores between them; `None` for others, and for a second sign.
+fn without_underscores(digits: &str) -> Option<String> {
+    let wrong = digits.starts_with('_') || digits.ends_with('_') || digits.contains("__");
+    (!wrong).then(|| digits.replace('_', ""))
 }
 
 #[derive(Debug)]

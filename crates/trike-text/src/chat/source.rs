@@ -160,31 +160,207 @@ pub(super) fn with_line_feeds(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// `text` with the tags `{% generation %}` and `{% endgeneration %}` replaced by a plain scope.
+/// `text` as the engine reads it: tags that it does not know the way Jinja does, and escapes of Python in strings, are rewritten.
 ///
-/// They mark the model's output for training and are not part of Jinja.
-pub(super) fn without_generation_tags(text: &str) -> Result<String, ChatError> {
+/// `{% generation %}` and `{% endgeneration %}` mark the model's output for training; they become a plain scope. Data, comments
+/// and raw blocks stay as they are.
+pub(super) fn for_the_engine(text: &str) -> Result<String, ChatError> {
     if text.len() > MAX_TEMPLATE_BYTES {
         let limit = MAX_TEMPLATE_BYTES as u64;
         return Err(ChatError::LimitExceeded { what: "bytes of template", limit });
     }
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start + 2);
+    let (mut line, mut counted) = (1, text);
+    while let Some(start) = tag_start(rest) {
+        let (before, tag) = rest.split_at(start);
         out.push_str(before);
-        rest = tag;
-        let Some(end) = tag.find("%}") else { break };
-        let inside = &tag[..end];
-        let word = inside.trim_matches(|c: char| c.is_ascii_whitespace() || c == '-' || c == '+');
-        let plain = match word {
-            "generation" => "with",
-            "endgeneration" => "endwith",
-            _ => continue,
+        line += counted[..counted.len() - tag.len()].matches('\n').count();
+        counted = tag;
+        rest = match &tag[..2] {
+            "{#" => copied_to(tag, "#}", &mut out),
+            "{{" => expression(tag, "}}", line, &mut out)?,
+            _ => statement(tag, line, &mut out)?,
         };
-        out.push_str(&inside.replacen(word, plain, 1));
-        rest = &tag[end..];
     }
     out.push_str(rest);
     Ok(out)
+}
+
+/// Where the next tag begins.
+fn tag_start(text: &str) -> Option<usize> {
+    let mut tags = text.match_indices('{').map(|(at, _)| at);
+    tags.find(|&at| matches!(text.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#')))
+}
+
+/// Copies `text` up to the end of `end`, and returns what is after it.
+fn copied_to<'a>(text: &'a str, end: &str, out: &mut String) -> &'a str {
+    let at = text[2..].find(end).map_or(text.len(), |at| 2 + at + end.len());
+    out.push_str(&text[..at]);
+    &text[at..]
+}
+
+/// Copies a statement.
+fn statement<'a>(tag: &'a str, line: usize, out: &mut String) -> Result<&'a str, ChatError> {
+    let inside = tag[2..].trim_start_matches(['-', '+']).trim_start();
+    let word = inside.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
+    let after = inside[word.len()..].trim_start();
+    let plain = match word {
+        "raw" if after.trim_start_matches(['-', '+']).starts_with("%}") => {
+            out.push_str(&tag[..tag.len() - after.len()]);
+            return Ok(raw(after, out));
+        }
+        "do" => return Err(ChatError::Syntax { line, message: "unknown tag `do`".to_owned() }),
+        "macro" | "with" => {
+            assert_independent(word, after, line)?;
+            return expression(tag, "%}", line, out);
+        }
+        "generation" => "with",
+        "endgeneration" => "endwith",
+        _ => return expression(tag, "%}", line, out),
+    };
+    out.push_str(&tag[..tag.len() - inside.len()]);
+    out.push_str(plain);
+    let tail = &inside[word.len()..];
+    let end = tail.find("%}").map_or(tail.len(), |at| at + 2);
+    out.push_str(&tail[..end]);
+    Ok(&tail[end..])
+}
+
+/// Copies a raw block, from after its first word to the end of the tag that ends it.
+fn raw<'a>(after: &'a str, out: &mut String) -> &'a str {
+    let (open, inside) = after.split_at(after.find("%}").map_or(after.len(), |at| at + 2));
+    // Jinja keeps the line end after the tag, and spaces that are all of the block.
+    out.push_str(if open.starts_with('%') { " +" } else { "" });
+    out.push_str(open);
+    let is_end =
+        |at: &usize| inside[at + 2..].trim_start_matches(['-', '+']).trim_start().starts_with("endraw");
+    let Some(end) = inside.match_indices("{%").map(|(at, _)| at).find(is_end) else {
+        out.push_str(inside);
+        return "";
+    };
+    let (content, close) = inside.split_at(end);
+    let (close, rest) = close.split_at(close.find("%}").map_or(close.len(), |at| at + 2));
+    out.push_str(content);
+    match close[2..].starts_with(['-', '+']) || content.contains('\n') {
+        true => out.push_str(close),
+        false => out.extend(["{%+", &close[2..]]),
+    }
+    rest
+}
+
+/// Refuses values of a macro's arguments or of a `with` that name another one of them: the engine evaluates them in another order.
+fn assert_independent(word: &str, after: &str, line: usize) -> Result<(), ChatError> {
+    let mut names: Vec<&str> = Vec::new();
+    // The name of the argument is read, then its value.
+    let (mut depth, mut is_value, mut quote) = (0_usize, false, None);
+    let base = usize::from(word == "macro");
+    let mut rest = after;
+    while let Some(c) = rest.chars().next() {
+        let width = c.len_utf8();
+        if let Some(open) = quote {
+            let escaped = if c == '\\' { rest[width..].chars().next().map_or(0, char::len_utf8) } else { 0 };
+            quote = quote.filter(|_| c != open);
+            rest = &rest[width + escaped..];
+            continue;
+        }
+        match c {
+            _ if depth <= base && rest.starts_with("%}") => break,
+            '\'' | '"' => quote = Some(c),
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            ',' if depth == base => is_value = false,
+            '=' if depth == base => is_value = true,
+            c if c.is_alphabetic() || c == '_' => {
+                let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+                let name = &rest[..end];
+                if !is_value && depth == base {
+                    names.push(name);
+                } else if names[..names.len().saturating_sub(1)].contains(&name) {
+                    let feature = "a value that names an argument beside it (in a macro or a `with`)";
+                    return Err(ChatError::Unsupported { line, feature });
+                }
+                rest = &rest[end..];
+                continue;
+            }
+            _ => {}
+        }
+        rest = &rest[width..];
+    }
+    Ok(())
+}
+
+/// Copies the tag up to `end`, with its strings rewritten, and returns what is after it.
+fn expression<'a>(tag: &'a str, end: &str, line: usize, out: &mut String) -> Result<&'a str, ChatError> {
+    out.push_str(&tag[..2]);
+    let mut rest = &tag[2..];
+    let mut depth = 0_usize;
+    while let Some(c) = rest.chars().next() {
+        // In Jinja, a brace that closes a map is no end of the tag.
+        if depth == 0 && rest.starts_with(end) {
+            break;
+        }
+        match c {
+            '\'' | '"' => {
+                rest = string(c, &rest[1..], line, out)?;
+                continue;
+            }
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        out.push(c);
+        rest = &rest[c.len_utf8()..];
+    }
+    Ok(copied_end(rest, end, out))
+}
+
+fn copied_end<'a>(rest: &'a str, end: &str, out: &mut String) -> &'a str {
+    match rest.strip_prefix(end) {
+        Some(after) => {
+            out.push_str(end);
+            after
+        }
+        None => rest,
+    }
+}
+
+/// Copies a string up to its closing quote, with the escapes that only Python has as the engine's.
+fn string<'a>(quote: char, text: &'a str, line: usize, out: &mut String) -> Result<&'a str, ChatError> {
+    out.push(quote);
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        if c != '\\' {
+            out.push(c);
+            if c == quote {
+                break;
+            }
+            continue;
+        }
+        match chars.next() {
+            Some('a') => out.push_str("\\x07"),
+            Some('v') => out.push_str("\\x0b"),
+            Some('/') => out.push_str("\\\\/"),
+            Some('\n') => {}
+            Some('N') if chars.as_str().starts_with('{') => {
+                return Err(ChatError::Unsupported { line, feature: "a character by its name (`\\N{..}`)" });
+            }
+            Some('U') => {
+                let digits = chars.as_str().get(..8);
+                let wanted = digits.and_then(|digits| char::from_u32(u32::from_str_radix(digits, 16).ok()?));
+                let Some(wanted) = wanted else {
+                    let message = r"`\U` takes the eight digits of a character".to_owned();
+                    return Err(ChatError::Syntax { line, message });
+                };
+                chars = chars.as_str()[8..].chars();
+                match wanted {
+                    '\\' | '\'' | '"' => out.extend(['\\', wanted]),
+                    other => out.push(other),
+                }
+            }
+            Some(other) => out.extend(['\\', other]),
+            None => out.push('\\'),
+        }
+    }
+    Ok(chars.as_str())
 }

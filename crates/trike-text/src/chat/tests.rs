@@ -23,6 +23,7 @@ fn errors_name_the_line_and_pass_the_template_s_words_on() {
         ("a\n\n{% for x in y %}", 3),
         ("{{ 'a }}", 1),
         ("{% unknown %}", 1),
+        ("a\n{% do messages %}", 2),
         ("{{ messages", 1),
     ] {
         let error = render(source).unwrap_err();
@@ -36,7 +37,7 @@ fn errors_name_the_line_and_pass_the_template_s_words_on() {
         ("{{ 1 + 'a' }}", 1),
         ("\ntext\n{{ 1 // 0 }}", 3),
         ("{{ strftime_now('%Q') }}", 1),
-        ("{{ messages | tojson(indent='x') }}", 1),
+        ("{{ messages | tojson(nosuch='x') }}", 1),
         ("{{ {'a': range} | tojson }}", 1),
     ] {
         let error = render(source).unwrap_err();
@@ -50,6 +51,9 @@ fn parts_that_are_left_out_are_named() {
         ("{% block a %}{% endblock %}", "block"),
         ("{% include 'a' %}", "include"),
         ("\n{% extends 'a' %}", "block, an include"),
+        ("\n{{ '\\N{BULLET}' }}", "a character by its name"),
+        ("{% macro m(a, b=[a]) %}{% endmacro %}", "names an argument beside it"),
+        ("{% with a = 1, b = a %}{% endwith %}", "names an argument beside it"),
     ] {
         let error = render(source).unwrap_err();
         assert!(matches!(error, ChatError::Unsupported { line: 1.., .. }), "{source}: {error:?}");
@@ -90,6 +94,16 @@ fn hostile_templates_end_with_a_limit() {
         "{{ 'a' * 1000000000000 }}".to_owned(),
         "{{ '{:>1000000000000}'.format(1) }}".to_owned(),
         "{{ '%01000000000d' % 1 }}".to_owned(),
+        "{{ '%*d' % (1000000000000, 1) }}".to_owned(),
+        "{{ '{:>{}}'.format(1, 1000000000000) }}".to_owned(),
+        "{{ '\\t'.expandtabs(1000000000000) }}".to_owned(),
+        "{{ ([0] * 1000000000000) | length }}".to_owned(),
+        "{{ [[1]] | tojson(indent=1000000000000) }}".to_owned(),
+        "{{ 'a\\nb' | indent(1000000000000) }}".to_owned(),
+        set("ns.x.translate({120: ns.x})"),
+        set("'%(a)s%(a)s' % {'a': ns.x}"),
+        set("ns.x | map('replace', 'x', ns.x) | join(ns.x)"),
+        lists("(ns.x | map('string') | list) + ns.x"),
         "{{ 'a'.center(1000000000000) }}{{ 'a' | center(10000000000) }}".to_owned(),
         "{{ [1] | batch(1000000000000, 0) }}".to_owned(),
         "{{ [1] | slice(1000000000000) }}".to_owned(),
@@ -249,6 +263,12 @@ fn further_variables_reach_the_template_but_never_the_messages_place() {
         options.extra.insert(name.to_owned(), value);
     }
     assert_eq!(template.render(&[], &options).unwrap(), "True 1.5 0");
+    // As in transformers, they win over special tokens.
+    let template = ChatTemplate::from_source("{{ bos_token }}{{ documents }}").unwrap();
+    let template = template.with_token("bos_token", "<s>");
+    assert_eq!(template.render(&[], &RenderOptions::default()).unwrap(), "<s>None");
+    let options = RenderOptions::default().with_extra("bos_token", "<x>").with_extra("documents", json!([1]));
+    assert_eq!(template.render(&[], &options).unwrap(), "<x>[1]");
 }
 
 /// Broken templates are errors, whatever is broken in them.

@@ -7,10 +7,12 @@ use minijinja::{
     value::{Value, ValueKind},
 };
 
-use super::budget::{Budget, MAX_DEPTH, nested_too_deep};
-
-/// Maximum number of spaces per level of indented JSON.
-const MAX_INDENT: usize = 16;
+use super::{
+    budget::{Budget, MAX_DEPTH, nested_too_deep},
+    guard::order,
+    strings::is_printable,
+    values::{View, is_dict, is_list},
+};
 
 /// `str(value)`.
 pub(super) fn display(value: &Value, out: &mut String, budget: &Budget) -> Result<(), Error> {
@@ -19,6 +21,13 @@ pub(super) fn display(value: &Value, out: &mut String, budget: &Budget) -> Resul
         None if value.is_undefined() => Ok(()),
         None => repr(value, out, budget, 0),
     }
+}
+
+/// `repr(value)`.
+pub(super) fn repr_of(value: &Value, budget: &Budget) -> Result<String, Error> {
+    let mut text = String::new();
+    repr(value, &mut text, budget, 0)?;
+    Ok(text)
 }
 
 fn push(out: &mut String, text: &str, budget: &Budget) -> Result<(), Error> {
@@ -37,6 +46,13 @@ fn repr(value: &Value, out: &mut String, budget: &Budget, depth: usize) -> Resul
         ValueKind::Bool => push(out, if value.is_true() { "True" } else { "False" }, budget),
         ValueKind::Number => push(out, &number(value), budget),
         ValueKind::String => quoted(value.as_str().unwrap_or_default(), out, budget),
+        ValueKind::Iterable if let Some(view) = value.downcast_object_ref::<View>() => {
+            push(out, view.name, budget)?;
+            push(out, "(", budget)?;
+            repr(&value.try_iter()?.collect::<Value>(), out, budget, depth + 1)?;
+            push(out, ")", budget)
+        }
+        ValueKind::Seq | ValueKind::Iterable if !is_list(value) => push(out, &value.to_string(), budget),
         ValueKind::Seq | ValueKind::Iterable => {
             let (open, close) = if value.is_tuple() { ("(", ")") } else { ("[", "]") };
             push(out, open, budget)?;
@@ -63,9 +79,9 @@ fn repr(value: &Value, out: &mut String, budget: &Budget, depth: usize) -> Resul
     }
 }
 
-/// A string as formatted by Python's `repr`, for the characters that occur in practice.
+/// A string as formatted by Python's `repr`.
 fn quoted(text: &str, out: &mut String, budget: &Budget) -> Result<(), Error> {
-    budget.charge(text.len() * 2 + 2)?;
+    budget.charge(text.len() * 4 + 2)?;
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
     for character in text.chars() {
@@ -75,10 +91,14 @@ fn quoted(text: &str, out: &mut String, budget: &Budget) -> Result<(), Error> {
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
             c if c == quote => out.extend(['\\', c]),
-            c if (c as u32) < 0x20 || c as u32 == 0x7f => {
-                let _ = write!(out, "\\x{:02x}", c as u32);
+            c if c.is_ascii_graphic() || c == ' ' || (!c.is_ascii() && is_printable(c)) => out.push(c),
+            c => {
+                let _ = match c as u32 {
+                    code @ ..=0xff => write!(out, "\\x{code:02x}"),
+                    code @ ..=0xffff => write!(out, "\\u{code:04x}"),
+                    code => write!(out, "\\U{code:08x}"),
+                };
             }
-            c => out.push(c),
         }
     }
     out.push(quote);
@@ -110,7 +130,7 @@ fn number(value: &Value) -> String {
 
 /// The options of `json.dumps`.
 pub(super) struct Dumps {
-    indent: Option<usize>,
+    indent: Option<String>,
     item: String,
     key: String,
     ascii: bool,
@@ -119,14 +139,14 @@ pub(super) struct Dumps {
 
 impl Dumps {
     pub(super) fn new(
-        indent: Option<usize>,
+        indent: Option<String>,
         separators: Option<(String, String)>,
         ascii: bool,
         sort_keys: bool,
     ) -> Self {
         let item = if indent.is_some() { "," } else { ", " };
         let (item, key) = separators.unwrap_or((item.to_owned(), ": ".to_owned()));
-        Self { indent: indent.map(|n| n.min(MAX_INDENT)), item, key, ascii, sort_keys }
+        Self { indent, item, key, ascii, sort_keys }
     }
 
     pub(super) fn write(&self, value: &Value, out: &mut String, budget: &Budget) -> Result<(), Error> {
@@ -134,10 +154,10 @@ impl Dumps {
     }
 
     fn line(&self, out: &mut String, budget: &Budget, depth: usize) -> Result<(), Error> {
-        let Some(indent) = self.indent else { return Ok(()) };
-        budget.charge(1 + indent * depth)?;
+        let Some(indent) = &self.indent else { return Ok(()) };
+        budget.charge(indent.len().saturating_mul(depth).saturating_add(1))?;
         out.push('\n');
-        out.extend(std::iter::repeat_n(' ', indent * depth));
+        out.push_str(&indent.repeat(depth));
         Ok(())
     }
 
@@ -150,7 +170,7 @@ impl Dumps {
             ValueKind::Bool => push(out, if value.is_true() { "true" } else { "false" }, budget),
             ValueKind::Number => push(out, &json_number(value), budget),
             ValueKind::String => self.string(value.as_str().unwrap_or_default(), out, budget),
-            ValueKind::Seq | ValueKind::Iterable => {
+            ValueKind::Seq | ValueKind::Iterable if is_list(value) => {
                 push(out, "[", budget)?;
                 let mut any = false;
                 for item in value.try_iter()? {
@@ -164,12 +184,13 @@ impl Dumps {
                 }
                 push(out, "]", budget)
             }
-            ValueKind::Map => {
+            ValueKind::Map if is_dict(value) => {
                 push(out, "{", budget)?;
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
                 budget.charge(keys.len())?;
                 if self.sort_keys {
-                    keys.sort_by(|a, b| a.as_str().cmp(&b.as_str()));
+                    keys.windows(2).try_for_each(|pair| order(&pair[0], &pair[1]).map(drop))?;
+                    keys.sort();
                 }
                 for (index, key) in keys.iter().enumerate() {
                     push(out, if index > 0 { &self.item } else { "" }, budget)?;

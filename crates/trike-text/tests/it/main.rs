@@ -7,4 +7,5 @@ mod files;
 mod keys;
 mod mixed;
 mod pre;
+mod templates;
 mod tokenizer;

@@ -7,7 +7,7 @@ import json
 import pathlib
 import sys
 
-from transformers.utils.chat_template_utils import render_jinja_template
+from templates import new_tokenizer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"b": 2, "a": [1, None]}}}
 CONVERSATIONS = {
@@ -32,14 +32,15 @@ CONVERSATIONS = {
 
 def main():
     template = pathlib.Path(__file__).with_name("python.jinja").read_text()
+    tokenizer = new_tokenizer()
     goldens = []
     for name, messages in CONVERSATIONS.items():
         for ends in ("\n", "\r\n", "\r"):
             text = template.replace("\n", ends)
-            rendered, _ = render_jinja_template(
-                conversations=[messages], chat_template=text, add_generation_prompt=True
+            rendered = tokenizer.apply_chat_template(
+                messages, chat_template=text, add_generation_prompt=True, tokenize=False
             )
-            goldens.append({"name": name, "ends": ends, "messages": messages, "rendered": rendered[0]})
+            goldens.append({"name": name, "ends": ends, "messages": messages, "rendered": rendered})
     json.dump(goldens, sys.stdout, indent=1)
     print()
 
