@@ -237,6 +237,7 @@ impl<S: Simd, const T: usize> Sets<S, T> for TwoBitSets<'_, T> {
             } else {
                 match cols {
                     32 => short_units::<S, T, 2>(s, 1, lines, rows, whole, scales, sums),
+                    64 if const { T == 1 } => short_units::<S, T, 4>(s, 1, lines, rows, whole, scales, sums),
                     _ => short_units::<S, T, 4>(s, cols / 64, lines, rows, whole, scales, sums),
                 }
             };
@@ -524,24 +525,34 @@ fn short_units<S: Simd, const T: usize, const L: usize>(
     for t in 0..T {
         columns[t] = &x[t].as_chunks().0[..lines.len()];
     }
-    for (u, (unit_lines, unit)) in lines.chunks_exact(parts).zip(units).enumerate() {
-        // Before the products: a branch after them would separate the loads of activations from their use. Without
-        // group factors, multiplying by one changes nothing, and costs less than a branch.
-        let scale = scales.load(s, unit.group);
-        let mut factors = [scale; T];
-        for t in 0..T {
-            factors[t] = s.mul(scale, s.splat(unit.factors[t]));
+    if parts == 1 {
+        // Without the loop over parts: for units of a few lines it would cost a tenth.
+        for (u, (lines, unit)) in lines.iter().zip(units).enumerate() {
+            let mut x = [&columns[0][u]; T];
+            for t in 0..T {
+                x[t] = &columns[t][u];
+            }
+            let factors = unit_factors(s, unit, scales);
+            let mut exact = [s.no_sums(); T];
+            add_lines(s, &mut exact, lines, x);
+            let mut ints = [s.splat_int(0); T];
+            for t in 0..T {
+                ints[t] = s.finish(exact[t]);
+            }
+            add_unit(s, &mut sums, unit, factors, ints);
         }
+        return sums;
+    }
+    for (u, (unit_lines, unit)) in lines.chunks_exact(parts).zip(units).enumerate() {
+        let factors = unit_factors(s, unit, scales);
         let mut ints = [s.splat_int(0); T];
         let mut exact = [s.no_sums(); T];
         for (p, lines) in unit_lines.iter().enumerate() {
-            for i in 0..L {
-                s.prefetch(&lines[i], AHEAD);
-                let fields = s.fields(s.load(&lines[i]));
-                for t in 0..T {
-                    exact[t] = s.line(exact[t], fields, &columns[t][u * parts + p][i]);
-                }
+            let mut x = [&columns[0][u * parts + p]; T];
+            for t in 0..T {
+                x[t] = &columns[t][u * parts + p];
             }
+            add_lines(s, &mut exact, lines, x);
             if const { L >= S::LINES } {
                 // No more lines fit these sums.
                 for t in 0..T {
@@ -555,12 +566,52 @@ fn short_units<S: Simd, const T: usize, const L: usize>(
                 ints[t] = s.finish(exact[t]);
             }
         }
-        for t in 0..T {
-            let exact = s.add_ints(ints[t], s.splat_int(unit.negated[t]));
-            sums[t] = s.add(sums[t], s.mul(factors[t], s.to_floats(exact)));
-        }
+        add_unit(s, &mut sums, unit, factors, ints);
     }
     sums
+}
+
+/// Scale times factor of each row. Before the products of the unit: a branch after them would separate the loads of activations
+/// from their use. Without group factors, multiplying by one changes nothing, and costs less than a branch.
+#[inline(always)]
+fn unit_factors<S: Simd, const T: usize>(s: S, unit: &Unit<T>, scales: Groups<'_>) -> [S::Floats; T] {
+    let scale = scales.load(s, unit.group);
+    let mut factors = [scale; T];
+    for t in 0..T {
+        factors[t] = s.mul(scale, s.splat(unit.factors[t]));
+    }
+    factors
+}
+
+/// Adds the products of some lines, unrolled.
+#[inline(always)]
+fn add_lines<S: Simd, const T: usize, const L: usize>(
+    s: S,
+    exact: &mut [S::Sums; T],
+    lines: &[CodeLine; L],
+    x: [&[[i8; 16]; L]; T],
+) {
+    for i in 0..L {
+        s.prefetch(&lines[i], AHEAD);
+        let fields = s.fields(s.load(&lines[i]));
+        for t in 0..T {
+            exact[t] = s.line(exact[t], fields, &x[t][i]);
+        }
+    }
+}
+
+#[inline(always)]
+fn add_unit<S: Simd, const T: usize>(
+    s: S,
+    sums: &mut [S::Floats; T],
+    unit: &Unit<T>,
+    factors: [S::Floats; T],
+    ints: [S::Ints; T],
+) {
+    for t in 0..T {
+        let exact = s.add_ints(ints[t], s.splat_int(unit.negated[t]));
+        sums[t] = s.add(sums[t], s.mul(factors[t], s.to_floats(exact)));
+    }
 }
 
 /// Sums of digit times activation over lines whose digits belong to five units: one sum per unit.
