@@ -31,7 +31,7 @@ mod norm;
 mod rotary;
 mod round;
 
-pub use attention::{attend, attention};
+pub use attention::{attend, attend_bytes, attention, attention_bytes};
 pub use block::{Block, BlockGradients, BlockMatrices, BlockShape, BlockVectors, Tape};
 pub use gated::gated;
 pub use linear::Linear;
