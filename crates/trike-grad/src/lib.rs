@@ -11,7 +11,8 @@
 //! Every sum has a fixed order, so values and gradients are bit-identical for any number of threads.
 //!
 //! A tape runs on an [`Engine`]: the host is [`Cpu`](trike_cpu::Cpu), the default of all type parameters; with the feature
-//! `gpu`, `CubeEngine` is a device on which tensors stay. The cost: values are [`Engine::View`], a slice on the host only.
+//! `gpu`, `CubeEngine` is a device on which tensors stay. The cost: values are [`Engine::View`], a slice on the host only. [`Count`] has
+//! no values: it runs the same tape and counts the memory that it takes on the host.
 //!
 //! * tape: [`Tape`], [`Var`], [`Gradients`], [`Buffers`]
 //! * ternary layers: [`Tape::bit_linear`] with [`BitLinear`], [`Tape::ternarize`] with [`Ternarize`] and
@@ -23,6 +24,7 @@
 //! * products of less precision: [`MixedPrecision`], [`ProductPrecision`]
 //! * operations of other crates: [`Operation`], [`Backward`], [`Tape::record`]
 //! * executors: [`Engine`], [`Elements`], [`Operand`], [`ScaleGroups`], [`AdamW`]; `CubeEngine`, `CubeTensor`, `Transfers`
+//! * memory: [`Count`], [`Counted`], [`CountTensor`], [`CountList`]
 //! * errors: [`GradError`]
 //!
 //! It depends on the kernels (`trike-cpu`) and on the trit tensors that [`Ternarize::tensor`] exports (`trike-trit`),
@@ -38,7 +40,9 @@ mod tape;
 mod var;
 
 pub use buffers::Buffers;
-pub use engine::{AdamW, Elements, Engine, Operand, Rotary, ScaleGroups};
+pub use engine::{
+    AdamW, Count, CountList, CountTensor, Counted, Elements, Engine, Operand, Rotary, ScaleGroups,
+};
 #[cfg(feature = "gpu")]
 pub use engine::{CubeEngine, CubeRopeTable, CubeRotary, CubeTensor, Transfers};
 pub use error::GradError;

@@ -2,9 +2,10 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 use trike_comm::{Communicator, Threads};
-use trike_cpu::Cpu;
+use trike_cpu::{Cpu, MatrixRef, Store, matmul};
 use trike_grad::{BitLinear, Ternarize, TernaryScale};
 use trike_nn::{Biases, DecoderSpec};
 use trike_testkit::assert_near;
@@ -12,8 +13,8 @@ use trike_text::tokenizer::Tokenizer;
 use trike_train::data::{Batch, BatchConfig, Batches, Documents, Encoder, Position};
 use trike_train::{
     Adapter, LoraConfig, LoraTarget, Objective, OptimizerConfig, OptimizerKind, Parameters, RunShape,
-    Schedule, Shape, Stage, Teacher, TensorShard, TernaryPolicy, Trained, Trainer, TrainerConfig,
-    estimate_shard_memory, estimate_stage_memory, estimate_training_memory,
+    Schedule, Shape, Stage, Teacher, TensorShard, TernaryPolicy, TrainError, Trained, Trainer, TrainerConfig,
+    TrainingMemory, estimate_shard_memory, estimate_stage_memory, estimate_training_memory,
 };
 use trike_trit::{Granularity, GroupSize};
 
@@ -55,14 +56,40 @@ type How = (usize, usize, Option<usize>, OptimizerKind);
 
 fn run<'a>(spec: &'a DecoderSpec, policy: &'a TernaryPolicy, how: How) -> RunShape<'a> {
     let (rows, length, checkpoint, optimizer) = how;
-    RunShape { spec, policy, optimizer, rows, length, checkpoint, adapter: None, teacher: None, threads: 2 }
+    // Which of two threads needs its first scratch memory in which step is chance.
+    let threads = if rows * length > 512 { 2 } else { 1 };
+    RunShape { spec, policy, optimizer, rows, length, checkpoint, adapter: None, teacher: None, threads }
+}
+
+/// A pool of threads, of which this one has the panels of products that it keeps.
+fn with_panels(threads: usize) -> Cpu {
+    let cpu = Cpu::new(threads).expect("threads");
+    let (a, mut out) = (vec![0.0; 512 * 256], vec![0.0; 512 * 512]);
+    let a = MatrixRef::new(&a, 256).expect("whole rows");
+    matmul(&cpu, a, a.t(), &mut out, Store::Overwrite).expect("a product");
+    cpu
+}
+
+/// What kernels keep for each thread and what is not counted: above all the panels of products, of which one thread has its own already.
+fn of_kernels(threads: usize) -> i64 {
+    (threads as i64 - 1) * (600 << 10)
+}
+
+/// The memory as it is estimated; the bytes of lists that the estimate took itself, as the run will; and its time.
+fn estimated(
+    estimate: impl FnOnce() -> Result<TrainingMemory, TrainError>,
+) -> (TrainingMemory, i64, Duration) {
+    let before = HELD.load(SeqCst);
+    PEAK.store(before, SeqCst);
+    let start = Instant::now();
+    let estimate = estimate().expect("an estimate");
+    (estimate, PEAK.load(SeqCst) - before, start.elapsed())
 }
 
 /// The most bytes of four steps, over those before the weights exist.
 fn measured(run: &RunShape<'_>, documents: &Documents, tokenizer: &Tokenizer) -> i64 {
-    let side_by_side = run.rows * run.length > 512;
-    // Which of two threads needs its first scratch memory in which step is chance.
-    let cpu = Cpu::new(if side_by_side { 2 } else { 1 }).expect("threads");
+    let side_by_side = run.threads > 1;
+    let cpu = Cpu::new(run.threads).expect("threads");
     let used: Vec<u32> = (0..documents.len() as u32).collect();
     let config = BatchConfig { rows: run.rows, length: run.length, packed: true, seed: 4 };
     let encoder = Encoder::new(tokenizer, None);
@@ -144,21 +171,29 @@ fn ranks_take_what_was_estimated(
 ) {
     let used: Vec<u32> = (0..documents.len() as u32).collect();
     let policy = ternary();
-    let run = run(spec, &policy, (8, 256, Some(1), OptimizerKind::AdamW));
+    let run = RunShape { threads: 1, ..run(spec, &policy, (8, 256, Some(1), OptimizerKind::AdamW)) };
     for ranks in 1..=3 {
         let of_rank = |rank| match is_tensor {
             true => estimate_shard_memory(&run, &TensorShard::new(spec, rank, ranks), None),
             false => estimate_stage_memory(&run, &Stage::new(spec, rank, ranks), None),
         };
-        let estimate: u64 = (0..ranks).map(|rank| of_rank(rank).expect("an estimate").total()).sum();
-        let before = HELD.load(SeqCst);
-        PEAK.store(before, SeqCst);
-        Threads::run(ranks, |comm| {
-            let cpu = Cpu::new(1).expect("a thread");
+        let (mut estimate, mut lists) = (0, 0);
+        for rank in 0..ranks {
+            let (of_rank, of_lists, _) = estimated(|| of_rank(rank));
+            estimate += of_rank.total() as i64;
+            lists += of_lists;
+        }
+        let taken = Threads::run(ranks, |comm| {
+            let cpu = with_panels(1);
             let config = BatchConfig { rows: run.rows, length: run.length, packed: true, seed: 4 };
             let encoder = Encoder::new(tokenizer, None);
             let mut batches =
                 Batches::new(documents, &used, encoder, config, Position::default()).expect("batches");
+            drop(batches.next_batch().expect("a batch"));
+            comm.barrier().expect("all ranks");
+            let before = HELD.load(SeqCst);
+            PEAK.store(before, SeqCst);
+            comm.barrier().expect("all ranks");
             let config =
                 TrainerConfig { steps: 3, accumulation: 1, checkpoint: Some(1), ..TrainerConfig::default() };
             let trainer = if is_tensor {
@@ -174,9 +209,15 @@ fn ranks_take_what_was_estimated(
             for _ in 0..3 {
                 trainer.step(&mut batches).expect("a step");
             }
+            comm.barrier().expect("all ranks");
+            PEAK.load(SeqCst) - before
         });
-        let share = (PEAK.load(SeqCst) - before) as f64 / estimate as f64;
-        assert!((0.8..1.0).contains(&share), "tensor {is_tensor}, {ranks} ranks: {share}");
+        let rest = taken[0] - estimate;
+        // The peaks of several ranks do not coincide, and fewer messages wait than may; and all of them have the tokens of all units, of
+        // which the estimate runs two.
+        let least = if ranks == 1 { 0 } else { -estimate / 5 };
+        let most = lists + (16 * ranks * run.rows * run.length) as i64;
+        assert!((least..=most).contains(&rest), "tensor {is_tensor}, {ranks} ranks: {rest} of {}", taken[0]);
     }
 }
 
@@ -184,9 +225,11 @@ fn ranks_take_what_was_estimated(
 #[test]
 fn estimates_are_what_runs_take() {
     let dir = tempfile::tempdir().expect("a folder");
+    // No run comes to its end: rows are pieces of it, and nothing is read between steps.
     let path = dir.path().join("a.txt");
-    std::fs::write(&path, "Once upon a time there was a cat. ".repeat(400)).expect("it is written");
+    std::fs::write(&path, "Once upon a time there was a cat. ".repeat(2000)).expect("it is written");
     let documents = Documents::open(&[path]).expect("documents");
+    drop(with_panels(1));
     let json = trike_models::TINY.iter().find(|(name, _)| *name == "tokenizer.json").expect("a tokenizer").1;
     let tokenizer = Tokenizer::from_hf_json_bytes(json).expect("a tokenizer");
     let vocab = tokenizer.vocab_size();
@@ -255,15 +298,17 @@ fn estimates_are_what_runs_take() {
         ),
     ];
     for (name, run) in &table {
-        let estimate = estimate_training_memory(run).expect("an estimate");
-        let (want, got) = (measured(run, &documents, &tokenizer) as f64, estimate.total() as f64);
-        println!("{name}: {:.2} MB measured, {:+.1} %: {estimate:?}", want / 1e6, 100.0 * (got / want - 1.0));
-        if run.rows * run.length > 512 && !name.contains("one after another") {
-            // Side by side, the peaks of two threads coincide or not.
-            assert!((0.95..2.0).contains(&(got / want)), "{name}: {want} measured, {estimate:?}");
-        } else {
-            assert_near!(got, want, rel = 0.15, "{name}: {estimate:?}");
-        }
+        let (estimate, lists, time) = estimated(|| estimate_training_memory(run));
+        let want = measured(run, &documents, &tokenizer);
+        let rest = want - estimate.total() as i64;
+        println!(
+            "{name}: {want} bytes measured, {rest} not estimated ({:.3} %), {lists} of lists, {time:?}",
+            100.0 * rest as f64 / want as f64
+        );
+        let most = lists + of_kernels(run.threads);
+        // Side by side, the peaks of two threads coincide or not.
+        let least = if run.threads > 1 { -want } else { 0 };
+        assert!((least..=most).contains(&rest), "{name}: {rest} of {want}, {lists} of lists: {estimate:?}");
     }
     sizes_are_not_collected(&small);
     for tied_head in [true, false] {

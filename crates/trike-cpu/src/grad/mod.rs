@@ -28,7 +28,7 @@ mod norm;
 mod rotary;
 mod round;
 
-pub use attention::{attend, attention};
+pub use attention::{attend, attend_bytes, attention, attention_bytes};
 pub use gated::gated;
 pub use loss::{cross_entropy, distill, divergence};
 pub use norm::{rms_norm, rms_norm_weight};

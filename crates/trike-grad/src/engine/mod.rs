@@ -1,5 +1,6 @@
 //! The executor of a tape: where tensors lie and which kernels compute on them.
 
+mod count;
 #[cfg(feature = "gpu")]
 mod cube;
 mod host;
@@ -11,8 +12,9 @@ use trike_core::{AttentionSpec, GatedActivation, ProductPrecision, RopePairing};
 use trike_cpu::Store;
 use trike_trit::Granularity;
 
-use crate::error::GradError;
+use crate::error::{GradError, check_len};
 
+pub use count::{Count, CountList, CountTensor, Counted};
 pub use host::Rotary;
 pub(crate) use host::{least_squares, trit};
 
@@ -146,7 +148,7 @@ pub struct AdamW {
 }
 
 /// An executor of the operations of a [`Tape`](crate::Tape) and of the updates of an optimizer: the host ([`Cpu`](trike_cpu::Cpu)),
-/// or a device.
+/// a device, or [`Count`], which only counts the memory that the host would take.
 ///
 /// Tensors stay where the executor keeps them. Outputs are overwritten whatever they held, unless a method says that it adds.
 /// Every sum has an order that depends only on the shapes, so repeated runs on one executor give the same bits.
@@ -182,6 +184,19 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
     fn upload(&self, values: Vec<f32>) -> Result<Self::Tensor, GradError>;
     /// The values of a tensor.
     fn download<'v>(&self, tensor: &'v Self::View) -> Result<Cow<'v, [f32]>, GradError>;
+    /// Values that the host makes of those of some tensors, such as what ranks give to each other for them; `lens` are their lengths.
+    fn through_host<X: From<GradError>>(
+        &self,
+        from: &[&Self::View],
+        lens: &[usize],
+        make: impl FnOnce(&[Cow<'_, [f32]>]) -> Result<Vec<Vec<f32>>, X>,
+    ) -> Result<Vec<Self::Tensor>, X> {
+        let own = from.iter().map(|tensor| self.download(tensor)).collect::<Result<Vec<_>, _>>()?;
+        let made = make(&own)?;
+        drop(own);
+        check_len("tensors that the host made", lens.len(), made.len())?;
+        made.into_iter().map(|values| Ok(self.upload(values)?)).collect()
+    }
     /// Sets all elements.
     fn fill(&self, tensor: &mut Self::View, value: f32) -> Result<(), GradError>;
     /// Copies all elements.

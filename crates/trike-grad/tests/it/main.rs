@@ -2,6 +2,7 @@
 //!
 //! One binary for all files: each further one is linked anew.
 
+mod count;
 mod device;
 mod gradients;
 mod precision;

@@ -1,21 +1,25 @@
 //! Memory of a run, before it starts.
 
-mod dry;
-mod shard;
-mod stage;
-mod step;
+mod silent;
 
-use trike_grad::BitLinear;
-use trike_nn::DecoderSpec;
+use trike_grad::{Count, Counted};
+use trike_nn::{DecoderSpec, WeightName};
 
-use crate::data::unit_rows;
-use crate::model::shapes;
-use crate::trainer::SMALL;
-use crate::{LoraConfig, OptimizerKind, TernaryPolicy, TrainError};
-use dry::bytes;
-pub use shard::estimate_shard_memory;
-pub use stage::estimate_stage_memory;
-use step::Step;
+use self::silent::Silent;
+use crate::data::{Batch, unit_rows};
+use crate::model::{Division, count, shapes, targeted};
+use crate::trainer::{Pipeline, SMALL, TensorRanks, Trainable, check_vocabulary};
+use crate::{
+    Adapter, LoraConfig, OptimizerConfig, OptimizerKind, Parameters, Resident, Stage, TensorShard,
+    TernaryPolicy, TrainError, Trainer, TrainerConfig,
+};
+
+/// Tokens of a row and blocks of a model that are run without numbers. What a step takes is linear in both, or less: more of them take
+/// a multiple of it.
+const LONGEST: usize = 1 << 20;
+const DEEPEST: usize = 256;
+/// Bytes of a model of which no step is run: its weights alone are too large for every machine.
+const LARGEST: u64 = 1 << 56;
 
 /// Sizes on which the memory of a run depends.
 #[derive(Clone, Debug)]
@@ -36,7 +40,7 @@ pub struct RunShape<'a> {
     pub adapter: Option<&'a LoraConfig>,
     /// Architecture and rounding of a teacher, if there is one.
     pub teacher: Option<(&'a DecoderSpec, &'a TernaryPolicy)>,
-    /// Threads that compute: rows of small models are computed side by side.
+    /// Threads that compute: rows of small models are computed side by side, all of which are counted at their peak.
     pub threads: usize,
 }
 
@@ -49,9 +53,10 @@ pub struct TrainingMemory {
     pub gradients: u64,
     /// State of the optimizer: AdamW has two numbers per trained value, Muon and gradient descent one.
     pub optimizer: u64,
-    /// Values and gradients on the tapes of a step at their peak, with ternarized weights, and what the kernels need beside them.
+    /// Values and gradients on the tapes of a step at their peak, with ternarized weights, tables of the rotary embedding, and what the
+    /// kernels need beside them.
     pub activations: u64,
-    /// Logits, of which some rows exist at a time; with a teacher three times, its own and a copy.
+    /// Logits, of which some rows exist at a time; with a teacher also its own.
     pub logits: u64,
     /// Weights of the teacher, with its hidden states and its head for the batch.
     pub teacher: u64,
@@ -77,13 +82,14 @@ impl TrainingMemory {
     }
 }
 
-/// The memory of a run at its peak: a dry run of a training step counts the buffers that tapes take and return. It does not
-/// contain the program, data and tokenizer, and some hundred kilobytes per thread. Rows have `length` tokens, as packed ones
-/// do.
+/// The memory of a run on the host at its peak: two steps of a [`Trainer`] without numbers ([`Count`]) allocate and release what steps
+/// with numbers do. It does not contain the program, data and tokenizer, the lists that tapes keep of their operations, and some
+/// hundred kilobytes per thread. Rows have `length` tokens, as packed ones do.
 ///
 /// # Errors
 ///
-/// [`TrainError::Nn`] for an inconsistent spec, [`TrainError::Option`] for an adapter out of range.
+/// [`TrainError::Nn`] for an inconsistent spec, [`TrainError::Option`] for an adapter out of range, [`TrainError::Vocabulary`] for a
+/// teacher with another vocabulary.
 ///
 /// ```
 /// use trike_nn::DecoderSpec;
@@ -112,51 +118,258 @@ impl TrainingMemory {
 /// # Ok::<(), TrainError>(())
 /// ```
 pub fn estimate_training_memory(run: &RunShape<'_>) -> Result<TrainingMemory, TrainError> {
-    run.spec.validate()?;
-    let values = |spec: &DecoderSpec, of: &dyn Fn(bool) -> u64| {
-        shapes(spec).into_iter().fold(0u64, |sum, (name, (rows, cols))| {
-            let count = (rows as u64).saturating_mul(cols as u64);
-            sum.saturating_add(count.saturating_mul(of(name.is_block_matrix())))
-        })
-    };
-    let weights = values(run.spec, &|_| 4);
-    // Muon keeps one number for the matrices of the blocks, to which the factors of an adapter count.
-    let (muon, sgd) = (run.optimizer == OptimizerKind::Muon, run.optimizer == OptimizerKind::Sgd);
-    let (trained, optimizer) = match run.adapter {
-        None => (weights, values(run.spec, &|block| if sgd || block && muon { 4 } else { 8 })),
-        Some(adapter) => {
-            adapter.validate()?;
-            let factors = step::factors(adapter, run.spec).fold(0, u64::saturating_add);
-            (bytes(factors), bytes(factors).saturating_mul(if muon || sgd { 1 } else { 2 }))
+    estimate(run, Held::All)
+}
+
+/// [`estimate_training_memory`] for a rank of a pipeline, which holds a part of the model and of the teacher.
+///
+/// # Errors
+///
+/// As [`estimate_training_memory`].
+pub fn estimate_stage_memory(
+    run: &RunShape<'_>,
+    stage: &Stage,
+    of_teacher: Option<&Stage>,
+) -> Result<TrainingMemory, TrainError> {
+    estimate(run, Held::Stage(stage, of_teacher))
+}
+
+/// [`estimate_training_memory`] for a rank that holds some rows of every matrix of the model and of the teacher.
+///
+/// # Errors
+///
+/// As [`estimate_training_memory`].
+pub fn estimate_shard_memory(
+    run: &RunShape<'_>,
+    shard: &TensorShard,
+    of_teacher: Option<&TensorShard>,
+) -> Result<TrainingMemory, TrainError> {
+    estimate(run, Held::Shard(shard, of_teacher))
+}
+
+/// The parts of model and teacher that are in memory.
+#[derive(Clone, Copy)]
+enum Held<'h> {
+    All,
+    Stage(&'h Stage, Option<&'h Stage>),
+    Shard(&'h TensorShard, Option<&'h TensorShard>),
+}
+
+impl<'h> Held<'h> {
+    fn model(self) -> Option<&'h dyn Division> {
+        match self {
+            Self::All => None,
+            Self::Stage(stage, _) => Some(stage),
+            Self::Shard(shard, _) => Some(shard),
         }
-    };
-    // As `Trainer::step` divides its rows.
-    let rows = unit_rows(run.length).min(run.rows.max(1));
-    let units = run.rows.max(1).div_ceil(rows);
-    let tokens = (rows as u64).saturating_mul(run.length as u64);
-    let is_small = weights / 4 <= SMALL as u64;
-    let side_by_side = if is_small { units.min(run.threads.max(1)) as u64 } else { 1 };
-    let alone = is_small && units > 1;
-    let mut teacher = 0;
+    }
+
+    fn teacher(self) -> Option<&'h dyn Division> {
+        match self {
+            Self::All => None,
+            Self::Stage(_, stage) => stage.map(|stage| stage as &dyn Division),
+            Self::Shard(_, shard) => shard.map(|shard| shard as &dyn Division),
+        }
+    }
+}
+
+/// Rows of a step.
+#[derive(Clone, Copy)]
+struct Units {
+    /// Rows of a unit.
+    rows: usize,
+    /// Units of as many rows.
+    whole: usize,
+    /// Rows of the last unit, if it is a smaller one.
+    rest: usize,
+}
+
+impl Units {
+    /// As a trainer divides the rows of a step.
+    fn new(run: &RunShape<'_>) -> Self {
+        let all = run.rows.max(1);
+        let rows = unit_rows(run.length).min(all);
+        Self { rows, whole: all / rows, rest: all % rows }
+    }
+
+    fn count(self) -> usize {
+        self.whole + usize::from(self.rest > 0)
+    }
+
+    /// Units that are computed at once, if the model is small.
+    fn together(self, threads: usize) -> usize {
+        threads.max(1).min(self.count())
+    }
+
+    /// Batches that take what all units take: a third one finds the memory of the second.
+    fn batches(self, length: usize) -> Vec<Batch> {
+        let rows = std::iter::repeat_n(self.rows, self.whole.min(2));
+        let batch = |rows: usize| Batch {
+            ids: vec![0; rows * length],
+            targets: vec![Some(0); rows * length],
+            segments: (0..rows).map(|row| row * length..(row + 1) * length).collect(),
+        };
+        rows.chain((self.rest > 0).then_some(self.rest)).map(batch).collect()
+    }
+}
+
+/// Bytes of numbers in f32.
+fn bytes(len: u64) -> u64 {
+    len.saturating_mul(4)
+}
+
+fn estimate(run: &RunShape<'_>, held: Held<'_>) -> Result<TrainingMemory, TrainError> {
+    run.spec.validate()?;
     if let Some((spec, _)) = run.teacher {
         spec.validate()?;
-        let outputs = tokens.saturating_add(spec.vocab as u64).saturating_mul(spec.hidden as u64);
-        teacher = values(spec, &|_| 4).saturating_add(bytes(outputs).saturating_mul(side_by_side));
+        check_vocabulary(run.spec, spec)?;
     }
-    let prepares = |how: &BitLinear| !how.weights.needs_scales();
-    let prepared = alone && run.adapter.is_none() && run.policy.blocks.as_ref().is_some_and(prepares);
-    let ternary = if prepared { values(run.spec, &|block| if block { 4 } else { 0 }) } else { 0 };
-    let (peak, logits, outputs) = Step { run, tokens, prepared, alone }.peak();
+    if let Some(adapter) = run.adapter {
+        adapter.validate()?;
+    }
+    let all = kept(run, held);
+    if all.total() > LARGEST {
+        return Ok(TrainingMemory { activations: u64::MAX, ..all });
+    }
+    let units = Units::new(run);
+    // Ranks have parts of the blocks as they are.
+    let deepest = if matches!(held, Held::All) { DEEPEST } else { usize::MAX };
+    let shorten = |spec: &DecoderSpec| DecoderSpec { layers: spec.layers.min(deepest), ..spec.clone() };
+    let (spec, teacher) = (shorten(run.spec), run.teacher.map(|(spec, policy)| (shorten(spec), policy)));
+    let teacher = teacher.as_ref().map(|(spec, policy)| (spec, *policy));
+    let short = RunShape { spec: &spec, teacher, length: run.length.clamp(1, LONGEST), ..run.clone() };
+    let layers = run.teacher.map_or(0, |(spec, _)| spec.layers).max(run.spec.layers);
+    let times = (run.length.div_ceil(LONGEST).max(1) as u64).saturating_mul(layers.div_ceil(deepest) as u64);
+
+    let Counted { peak, logits, .. } = count_steps(&short, held, units)?;
+    let beside = peak.saturating_sub(kept(&short, held).total()).saturating_sub(logits).saturating_mul(times);
+    let outputs = outputs(run, held, units);
+    let of_stage = if let Held::Stage(stage, _) = held { of_stage(run, stage, units) } else { 0 };
     Ok(TrainingMemory {
-        weights: weights.saturating_add(if run.adapter.is_some() { trained } else { 0 }),
-        gradients: trained,
-        optimizer,
-        activations: (peak.saturating_sub(logits).saturating_sub(outputs))
-            .saturating_mul(side_by_side)
-            .saturating_add(ternary),
-        logits: logits.saturating_mul(side_by_side),
-        teacher,
+        activations: beside.saturating_sub(outputs).saturating_add(of_stage),
+        logits,
+        teacher: all.teacher.saturating_add(outputs),
+        ..all
     })
+}
+
+/// What is in memory from the first step to the last: weights, gradients, the optimizer's state and the teacher.
+fn kept(run: &RunShape<'_>, held: Held<'_>) -> TrainingMemory {
+    // Elements that are here, each counted with its bytes.
+    let sum =
+        |spec: &DecoderSpec, len: &dyn Fn(WeightName, (usize, usize)) -> usize, of: &dyn Fn(bool) -> u64| {
+            shapes(spec).into_iter().fold(0u64, |sum, (name, shape)| {
+                sum.saturating_add((len(name, shape) as u64).saturating_mul(of(name.is_block_matrix())))
+            })
+        };
+    let part = |division: Option<&dyn Division>, name, shape: (usize, usize)| match division {
+        None => shape.0 * shape.1,
+        Some(division) => division.part(name, shape, division.rank()).map_or(0, |part| part.len()),
+    };
+    let state = |name, shape: (usize, usize)| match held.model() {
+        None => shape.0 * shape.1,
+        Some(division) => division.state(name, shape, division.rank()).map_or(0, |part| part.len()),
+    };
+    let weights = sum(run.spec, &|name, shape| part(held.model(), name, shape), &|_| 4);
+    // Muon keeps one number for the matrices of the blocks, to which the factors of an adapter count.
+    let (muon, sgd) = (run.optimizer == OptimizerKind::Muon, run.optimizer == OptimizerKind::Sgd);
+    let (factors, gradients, optimizer) = match run.adapter {
+        None => (0, weights, sum(run.spec, &state, &|block| if sgd || block && muon { 4 } else { 8 })),
+        Some(adapter) => {
+            let rank = adapter.rank as u64;
+            let factors = targeted(adapter, run.spec).fold(0u64, |sum, (_, (rows, cols))| {
+                sum.saturating_add(bytes((rows as u64 + cols as u64).saturating_mul(rank)))
+            });
+            (factors, factors, factors.saturating_mul(if muon || sgd { 1 } else { 2 }))
+        }
+    };
+    let of_teacher = |spec: &DecoderSpec| sum(spec, &|name, shape| part(held.teacher(), name, shape), &|_| 4);
+    TrainingMemory {
+        weights: weights.saturating_add(factors),
+        gradients,
+        optimizer,
+        teacher: run.teacher.map_or(0, |(spec, _)| of_teacher(spec)),
+        ..TrainingMemory::default()
+    }
+}
+
+/// A teacher's hidden states and its head as it is multiplied, which are counted among activations.
+fn outputs(run: &RunShape<'_>, held: Held<'_>, units: Units) -> u64 {
+    let (Some((spec, _)), true) = (run.teacher, computes_head(held)) else { return 0 };
+    let tokens = (units.rows as u64).saturating_mul(run.length as u64);
+    let outputs = bytes(tokens.saturating_add(spec.vocab as u64).saturating_mul(spec.hidden as u64));
+    let is_alone = matches!(held, Held::All) && count(run.spec) <= SMALL;
+    outputs.saturating_mul(if is_alone { units.together(run.threads) as u64 } else { 1 })
+}
+
+fn computes_head(held: Held<'_>) -> bool {
+    if let Held::Stage(stage, _) = held { stage.is_last() } else { true }
+}
+
+/// What a rank of a pipeline has beside the tensors of the units that are run: messages of the ranks beside it, which may be a step
+/// ahead; the inputs of more units that wait for their gradients; and on the last one, for an embedding that is the head, lists of
+/// rows, which the host adds up.
+fn of_stage(run: &RunShape<'_>, stage: &Stage, units: Units) -> u64 {
+    let tokens = (units.rows as u64).saturating_mul(run.length as u64);
+    let (width, vocab, count) = (run.spec.hidden as u64, run.spec.vocab as u64, units.count() as u64);
+    let seam = bytes(tokens.saturating_mul(width));
+    let beside = u64::from(!stage.is_first()) + u64::from(!stage.is_last());
+    let messages = seam.saturating_mul(count.saturating_mul(beside));
+    if !stage.is_last() {
+        let layers = stage.layers().len().max(1);
+        let segments = layers.div_ceil(run.checkpoint.unwrap_or(layers).clamp(1, layers)) as u64;
+        let more = units.whole.saturating_sub(2) as u64;
+        return messages.saturating_add(seam.saturating_mul(more.saturating_mul(segments)));
+    }
+    if !stage.copies(WeightName::Embedding) {
+        return messages;
+    }
+    let rows = count.saturating_add(1).saturating_mul(vocab.min(count.saturating_mul(tokens)));
+    messages.saturating_add(bytes(width.saturating_mul(rows)))
+}
+
+/// The memory of two steps, of which the second finds the buffers of the first.
+fn count_steps(run: &RunShape<'_>, held: Held<'_>, units: Units) -> Result<Counted, TrainError> {
+    let (rank, size) = held.model().map_or((0, 1), |division| (division.rank(), division.ranks()));
+    let comm = Silent { rank, size, most: 8 * shapes(run.spec).len() };
+    let engine = Count::new(run.threads.max(1), units.together(run.threads));
+    let allocate = |spec: &DecoderSpec, of: Option<&dyn Division>| Parameters::allocate(&engine, spec, of);
+    let resident = |spec: &DecoderSpec, of: Option<&dyn Division>| {
+        Ok::<_, TrainError>(Resident::Owned(Box::new(allocate(spec, of)?)))
+    };
+    let trainable = match run.adapter {
+        None => Trainable::All(allocate(run.spec, held.model())?),
+        Some(adapter) => Trainable::Adapter {
+            frozen: resident(run.spec, None)?,
+            adapter: Adapter::allocate(&engine, adapter, run.spec)?,
+        },
+    };
+    let teacher = match run.teacher {
+        Some((spec, policy)) => Some((resident(spec, held.teacher())?, policy.clone())),
+        None => None,
+    };
+    let config = TrainerConfig {
+        optimizer: OptimizerConfig { kind: run.optimizer, ..OptimizerConfig::default() },
+        lambda: 0.0,
+        checkpoint: run.checkpoint,
+        ..TrainerConfig::default()
+    };
+    let trainer = Trainer::of(&engine, config, run.policy.clone(), trainable, teacher)?;
+    let mut trainer = match held {
+        Held::All => trainer,
+        Held::Stage(stage, of_teacher) => {
+            trainer.along(Pipeline::new(&comm, stage.clone(), of_teacher.cloned()))?
+        }
+        Held::Shard(shard, of_teacher) => {
+            let (shard, of_teacher) = (shard.clone(), of_teacher.cloned());
+            trainer.beside(TensorRanks { comm: &comm, shard, of_teacher })
+        }
+    };
+    let batches = units.batches(run.length);
+    for _ in 0..2 {
+        trainer.step_of(&batches)?;
+    }
+    Ok(engine.counted())
 }
 
 #[cfg(test)]
@@ -190,5 +403,27 @@ mod tests {
         let none = DecoderSpec { hidden: 0, ..largest.clone() };
         let run = RunShape { spec: &none, ..run };
         assert!(matches!(estimate_training_memory(&run), Err(TrainError::Nn(_))));
+    }
+
+    #[test]
+    fn more_blocks_than_are_run_take_a_multiple() {
+        let of = |layers| {
+            let spec = DecoderSpec { layers, tied_head: true, ..DecoderSpec::llama(8, 2, 2, 10) };
+            let run = RunShape {
+                spec: &spec,
+                policy: &TernaryPolicy::DENSE,
+                optimizer: OptimizerKind::AdamW,
+                rows: 1,
+                length: 4,
+                checkpoint: None,
+                adapter: None,
+                teacher: None,
+                threads: 1,
+            };
+            estimate_training_memory(&run).expect("an estimate")
+        };
+        let (some, twice) = (of(DEEPEST), of(2 * DEEPEST));
+        assert_eq!(twice.activations, 2 * some.activations);
+        assert!(twice.weights > 2 * some.weights - 1000 && twice.logits == some.logits);
     }
 }

@@ -13,6 +13,9 @@ pub(crate) trait Division {
     /// This rank.
     fn rank(&self) -> usize;
 
+    /// Number of ranks.
+    fn ranks(&self) -> usize;
+
     /// The elements of a weight that a rank holds; `None` for a weight that it does not have.
     fn part(&self, name: WeightName, shape: (usize, usize), rank: usize) -> Option<Range<usize>>;
 

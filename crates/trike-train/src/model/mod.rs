@@ -14,8 +14,8 @@ mod stage;
 mod tensor;
 mod weights;
 
+pub(crate) use adapter::targeted;
 pub use adapter::{Adapter, AdapterError, LoraConfig, LoraTarget, MergeReport, MergedMatrix};
-pub(crate) use adapter::{shape, targeted};
 pub(crate) use backward::Behind;
 pub(crate) use division::Division;
 pub use forward::Trained;

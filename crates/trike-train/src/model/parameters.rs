@@ -10,6 +10,7 @@ use trike_grad::{Elements, Engine, GradError};
 use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, DecoderWeights, NnError, WeightName};
 
+use super::division::Division;
 use crate::TrainError;
 
 /// Standard deviation of random weights.
@@ -54,7 +55,7 @@ impl<T: Elements> Parameter<T> {
     }
 
     /// The same with other values.
-    fn with<U>(&self, values: U) -> Parameter<U> {
+    pub(super) fn with<U>(&self, values: U) -> Parameter<U> {
         Parameter { name: self.name, part: self.part, cols: self.cols, values }
     }
 }
@@ -225,6 +226,22 @@ impl<T: Elements> Parameters<T> {
     /// Some parameters of a decoder.
     pub(crate) fn of(spec: &DecoderSpec, all: Vec<Parameter<T>>) -> Self {
         Self { spec: spec.clone(), all }
+    }
+
+    /// All parameters of a decoder, or those of a rank, with arbitrary values in the memory of an executor.
+    pub(crate) fn allocate<E: Engine<Tensor = T>>(
+        engine: &E,
+        spec: &DecoderSpec,
+        of: Option<&dyn Division>,
+    ) -> Result<Self, GradError> {
+        let mut all = Vec::new();
+        for (name, shape) in shapes(spec) {
+            let elements = of.map_or_else(|| whole(name, shape), |of| of.part(name, shape, of.rank()));
+            let Some(len) = elements.map(|elements| elements.len()) else { continue };
+            let cols = if name.is_vector() { len } else { shape.1 };
+            all.push(Parameter { name, part: Part::Whole, cols, values: engine.allocate(len)? });
+        }
+        Ok(Self::of(spec, all))
     }
 
     /// The architecture.

@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 
 use trike_cpu::Cpu;
-use trike_grad::{Engine, GradError};
+use trike_grad::{Count, CountTensor, Engine, GradError};
 
-use super::Parameters;
+use super::{Parameter, Parameters};
 
-/// An executor that training runs on: the host, or with the feature `gpu` a device.
+/// An executor that training runs on: the host, with the feature `gpu` a device, or [`Count`], which counts the memory of the host.
 pub trait TrainEngine: Engine {
     /// Weights of the host that are read but not changed: borrowed on the host, copied to a device.
     ///
@@ -51,6 +51,20 @@ impl TrainEngine for Cpu {
 
     fn on_host<'p>(&self, weights: &'p Parameters) -> Result<Cow<'p, Parameters>, GradError> {
         Ok(Cow::Borrowed(weights))
+    }
+}
+
+impl TrainEngine for Count {
+    fn resident<'p>(&self, host: &'p Parameters) -> Result<Resident<'p, CountTensor>, GradError> {
+        let allocate = |parameter: &Parameter| {
+            Ok::<_, GradError>(parameter.with(self.allocate(parameter.values.len())?))
+        };
+        let all = host.all().iter().map(allocate).collect::<Result<_, _>>()?;
+        Ok(Resident::Owned(Box::new(Parameters::of(host.spec(), all))))
+    }
+
+    fn on_host<'p>(&self, weights: &'p Parameters<CountTensor>) -> Result<Cow<'p, Parameters>, GradError> {
+        Ok(Cow::Owned(weights.download(self)?))
     }
 }
 

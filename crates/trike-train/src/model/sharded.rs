@@ -60,10 +60,14 @@ impl<'w, E: Engine> ShardedModel<'w, E> {
             };
             let scale = prepared.scales.get(place).and_then(Option::as_ref);
             let ternary = how.map(|how| self.model.ternarized_matrix(parameter, &how, scale)).transpose()?;
-            let rows = engine.download(ternary.as_ref().unwrap_or(&parameter.values).borrow())?;
-            let columns = columns_of(self.comm, outputs, self.shard.inputs(name), &rows)?;
-            drop(rows);
-            prepared.columns.push(Some(engine.upload(columns)?));
+            let rows: &E::View = ternary.as_ref().unwrap_or(&parameter.values).borrow();
+            prepared.columns.push(Some(columns_of(
+                engine,
+                self.comm,
+                outputs,
+                self.shard.inputs(name),
+                rows,
+            )?));
             if keeps_ternary {
                 prepared.ternary.push(ternary);
             } else {

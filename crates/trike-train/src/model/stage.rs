@@ -88,6 +88,10 @@ impl Division for Stage {
         self.rank
     }
 
+    fn ranks(&self) -> usize {
+        self.ranks
+    }
+
     fn part(&self, name: WeightName, (rows, cols): (usize, usize), rank: usize) -> Option<Range<usize>> {
         let has = self.owner(name) == rank || self.copies(name) && rank == 0;
         has.then_some(0..rows * cols)

@@ -25,13 +25,11 @@ use crate::{
     Resident, Schedule, Shape, TernaryPolicy, TrainEngine, TrainError, Trained, Weights,
 };
 
-use self::pipeline::Pipeline;
-pub(crate) use self::pipeline::{check_ranks, losses_of};
+pub(crate) use self::pipeline::{Pipeline, check_ranks, losses_of};
 use self::ranks::Ranks;
 pub use self::ranks::{OuterConfig, RanksConfig};
 pub(crate) use self::ranks::{all_numbers, sum_of_losses};
-use self::tensor::TensorRanks;
-pub(crate) use self::tensor::{check_tensor_ranks, losses_of_shards};
+pub(crate) use self::tensor::{TensorRanks, check_tensor_ranks, losses_of_shards};
 
 /// Parameters of a model whose rows are computed side by side, each with gradients of its own: at most 32 MiB per thread.
 pub(crate) const SMALL: usize = 1 << 23;
@@ -258,25 +256,33 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         trainable: Trainable<'a, E::Tensor>,
         teacher: Option<Teacher<'a>>,
     ) -> Result<Self, TrainError> {
-        config.validate()?;
-        let spec = match &trainable {
-            Trainable::All(parameters) => parameters.spec(),
-            Trainable::Adapter { frozen, .. } => frozen.get().spec(),
-        };
-        let model = Trained::new(engine, spec, config.checkpoint)?;
-        let model = model.with_precision(config.precision.products());
         let teacher = match teacher {
             None => None,
-            Some(teacher) => {
-                let [expected, got] = [spec.vocab, teacher.parameters.spec().vocab];
-                if expected != got {
-                    return Err(TrainError::Vocabulary { expected, got });
-                }
-                let model = Trained::new(engine, teacher.parameters.spec(), None)?;
-                let Teacher { parameters, policy } = teacher;
-                Some(Tutor { parameters: engine.resident(parameters)?, policy, model })
+            Some(Teacher { parameters, policy }) => {
+                check_vocabulary(trainable.weights().all.spec(), parameters.spec())?;
+                Some((engine.resident(parameters)?, policy))
             }
         };
+        Self::of(engine, config, policy, trainable, teacher)
+    }
+
+    /// A run from step 0 whose weights are where the executor reads them.
+    pub(crate) fn of(
+        engine: &'a E,
+        config: TrainerConfig,
+        policy: TernaryPolicy,
+        trainable: Trainable<'a, E::Tensor>,
+        teacher: Option<(Resident<'a, E::Tensor>, TernaryPolicy)>,
+    ) -> Result<Self, TrainError> {
+        config.validate()?;
+        let spec = trainable.weights().all.spec();
+        let model = Trained::new(engine, spec, config.checkpoint)?;
+        let model = model.with_precision(config.precision.products());
+        let teacher = teacher.map(|(parameters, policy)| {
+            let model = Trained::new(engine, parameters.get().spec(), None)?;
+            Ok::<_, TrainError>(Tutor { parameters, policy, model })
+        });
+        let teacher = teacher.transpose()?;
         let trained = trainable.weights().trained();
         let optimizer = Optimizer::on(engine, config.optimizer, trained)?;
         let gradients = trained.zeros_on(engine)?;
@@ -408,10 +414,11 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     /// in f16 only if the factor of the loss is the smallest already, otherwise the step is skipped. And those of the data.
     pub fn step(&mut self, batches: &mut Batches<'_>) -> Result<StepReport, TrainError> {
         self.with_distribution(|trainer, distribution| match distribution {
-            Distribution::Alone => trainer.step_on_this_rank(batches),
             Distribution::Data(ranks) => trainer.step_together(ranks, batches),
-            Distribution::Pipeline(pipeline) => trainer.step_in_pipeline(pipeline, batches),
-            Distribution::Tensor(tensor) => trainer.step_in_tensor(tensor, batches),
+            other => {
+                let units = batches.next_units(trainer.config.accumulation)?;
+                trainer.step_units(other, &units)
+            }
         })
     }
 
@@ -423,8 +430,22 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         done
     }
 
-    fn step_on_this_rank(&mut self, batches: &mut Batches<'_>) -> Result<StepReport, TrainError> {
-        let loss = self.accumulate(batches)?;
+    /// A step with these units; not for ranks that divide them between them.
+    pub(crate) fn step_of(&mut self, units: &[Batch]) -> Result<StepReport, TrainError> {
+        self.with_distribution(|trainer, distribution| trainer.step_units(distribution, units))
+    }
+
+    fn step_units(
+        &mut self,
+        distribution: &mut Distribution<'a>,
+        units: &[Batch],
+    ) -> Result<StepReport, TrainError> {
+        match distribution {
+            Distribution::Pipeline(pipeline) => return self.step_in_pipeline(pipeline, units),
+            Distribution::Tensor(tensor) => return self.step_in_tensor(tensor, units),
+            Distribution::Alone | Distribution::Data(_) => {}
+        }
+        let loss = self.accumulate(units)?;
         let gradients = std::mem::take(&mut self.gradients);
         let report = self.update(loss, &gradients, loss.tokens);
         self.gradients = gradients;
@@ -439,7 +460,8 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     /// As [`step`](Self::step), and [`TrainError::Alone`] with ranks.
     pub fn gradients(&mut self, batches: &mut Batches<'_>) -> Result<(Loss, &[E::Tensor]), TrainError> {
         self.check_alone("gradients without a step")?;
-        let loss = self.accumulate(batches)?;
+        let units = batches.next_units(self.config.accumulation)?;
+        let loss = self.accumulate(&units)?;
         Ok((loss, &self.gradients))
     }
 
@@ -473,13 +495,12 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         }
     }
 
-    /// The loss of the next batches, whose gradients replace those of the last.
-    fn accumulate(&mut self, batches: &mut Batches<'_>) -> Result<Loss, TrainError> {
-        let units = batches.next_units(self.config.accumulation)?;
-        let scale = self.scale_of(&units);
+    /// The loss of some units, whose gradients replace those of the last.
+    fn accumulate(&mut self, units: &[Batch]) -> Result<Loss, TrainError> {
+        let scale = self.scale_of(units);
         let mut sums = std::mem::take(&mut self.gradients);
         let cleared = sums.iter_mut().try_for_each(|sum| self.engine.fill(sum.borrow_mut(), 0.0));
-        let added = self.add_units(&units, scale, &mut sums);
+        let added = self.add_units(units, scale, &mut sums);
         let unscaled = self.unscale(&mut sums);
         self.gradients = sums;
         cleared?;
@@ -627,6 +648,12 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         };
         ranks::sum_of_losses(comm, batches, |batch| self.model.loss(weights, batch, policy))
     }
+}
+
+/// Refuses a teacher with another vocabulary.
+pub(crate) fn check_vocabulary(spec: &DecoderSpec, of_teacher: &DecoderSpec) -> Result<(), TrainError> {
+    let [expected, got] = [spec.vocab, of_teacher.vocab];
+    if expected == got { Ok(()) } else { Err(TrainError::Vocabulary { expected, got }) }
 }
 
 /// What a unit is computed with.

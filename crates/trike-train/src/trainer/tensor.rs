@@ -13,7 +13,7 @@ use trike_grad::{GradError, Operand, ProductPrecision};
 use trike_nn::DecoderSpec;
 
 use super::{Distribution, SMALL, Trainable, Trainer, TrainerConfig, Tutor, agree_on_run};
-use crate::data::{Batch, Batches};
+use crate::data::Batch;
 use crate::model::{ByPlace, Prepared, ShardedModel, Sums, count};
 use crate::optimizer::{Updates, orthogonal};
 use crate::{
@@ -22,11 +22,11 @@ use crate::{
 };
 
 /// The other ranks of a trainer that holds some rows of every matrix.
-pub(super) struct TensorRanks<'a> {
-    pub(super) comm: &'a dyn Communicator,
-    pub(super) shard: TensorShard,
+pub(crate) struct TensorRanks<'a> {
+    pub(crate) comm: &'a dyn Communicator,
+    pub(crate) shard: TensorShard,
     /// The teacher's rows; `None` for a teacher that is whole on all ranks.
-    of_teacher: Option<TensorShard>,
+    pub(crate) of_teacher: Option<TensorShard>,
 }
 
 impl std::fmt::Debug for TensorRanks<'_> {
@@ -51,26 +51,44 @@ impl TensorRanks<'_> {
             Some(self.shard.outputs(parameter.name)?.times(parameter.cols))
         };
         let len = |matrix, rank| elements(matrix).map_or(0, |elements| elements.of_rank(rank).len());
-        let mut parts = vec![Vec::new(); ranks];
-        for (part, ahead) in parts.iter_mut().zip(&ahead) {
-            *part = engine.download(ahead.borrow())?.into_owned();
-        }
-        let lens: Vec<usize> = (0..ranks).map(|rank| len(comm.rank(), rank)).collect();
-        let whole = exchange_floats(comm, &parts, &lens)?.concat();
-        parts = vec![Vec::new(); ranks];
-        if let (Some(parameter), Some(elements)) = (parameters.get(comm.rank()), elements(comm.rank())) {
-            let update = orthogonal(engine, engine.upload(whole)?, parameter.cols)?;
-            let update = engine.download(update.borrow())?;
-            for (rank, part) in parts.iter_mut().enumerate() {
-                part.extend_from_slice(&update[elements.of_rank(rank)]);
+        let own = elements(comm.rank());
+        let views: Vec<&E::View> = ahead.iter().map(Borrow::borrow).collect();
+        let elements_of_whole = own.as_ref().map(Shards::len);
+        let whole = engine.through_host(&views, elements_of_whole.as_slice(), |ahead| {
+            let mut parts = vec![Vec::new(); ranks];
+            for (part, ahead) in parts.iter_mut().zip(ahead) {
+                part.extend_from_slice(ahead);
             }
-        }
-        let lens: Vec<usize> = (0..ranks).map(|matrix| len(matrix, comm.rank())).collect();
-        let own = exchange_floats(comm, &parts, &lens)?;
+            let lens: Vec<usize> = (0..ranks).map(|rank| len(comm.rank(), rank)).collect();
+            let whole = exchange_floats(comm, &parts, &lens)?.concat();
+            Ok::<_, TrainError>(if own.is_some() { vec![whole] } else { Vec::new() })
+        })?;
+        let update = match parameters.get(comm.rank()) {
+            Some(parameter) => {
+                let each = whole.into_iter().map(|whole| orthogonal(engine, whole, parameter.cols));
+                each.collect::<Result<Vec<_>, _>>()?
+            }
+            None => Vec::new(),
+        };
+        let update: Vec<&E::View> = update.iter().map(Borrow::borrow).collect();
+        let lens: Vec<usize> = (0..parameters.len()).map(|matrix| len(matrix, comm.rank())).collect();
+        let updates = engine.through_host(&update, &lens, |update| {
+            let mut parts = vec![Vec::new(); ranks];
+            for (update, elements) in update.iter().zip(&own) {
+                for (rank, part) in parts.iter_mut().enumerate() {
+                    part.extend_from_slice(&update[elements.of_rank(rank)]);
+                }
+            }
+            let lens: Vec<usize> = (0..ranks).map(|matrix| len(matrix, comm.rank())).collect();
+            let mut own = exchange_floats(comm, &parts, &lens)?;
+            // Ranks without a matrix have given nothing.
+            own.truncate(parameters.len());
+            Ok::<_, TrainError>(own)
+        })?;
         let rows =
             |parameter: &Parameter<E::Tensor>| self.shard.outputs(parameter.name).map_or(0, Shards::len);
-        let each = own.into_iter().zip(parameters);
-        each.map(|(update, parameter)| Ok((engine.upload(update)?, rows(parameter)))).collect()
+        let each = updates.into_iter().zip(parameters);
+        Ok(each.map(|(update, parameter)| (update, rows(parameter))).collect())
     }
 }
 
@@ -145,10 +163,14 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
             .flat_map(|parameter| &parameter.values)
             .fold(0, |sum, value| crc32c::crc32c_append(sum, &value.to_le_bytes()));
         agree(comm, "embedding, norms and head", &format!("checksum {checksum:08x}"))?;
-        let mut trainer =
+        let trainer =
             Self::start(engine, config, policy, Trainable::All(parameters.upload(engine)?), teacher)?;
-        trainer.distribution = Distribution::Tensor(TensorRanks { comm, shard, of_teacher });
-        Ok(trainer)
+        Ok(trainer.beside(TensorRanks { comm, shard, of_teacher }))
+    }
+
+    /// The same as one of the ranks among which matrices are divided.
+    pub(crate) fn beside(self, tensor: TensorRanks<'a>) -> Self {
+        Self { distribution: Distribution::Tensor(tensor), ..self }
     }
 
     /// The rows of each matrix that this rank holds; `None` if it holds all of them, or whole matrices.
@@ -164,11 +186,10 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     pub(super) fn step_in_tensor(
         &mut self,
         tensor: &TensorRanks<'_>,
-        batches: &mut Batches<'_>,
+        units: &[Batch],
     ) -> Result<StepReport, TrainError> {
-        let units = batches.next_units(self.config.accumulation)?;
         let mut sums = std::mem::take(&mut self.gradients);
-        let report = self.step_of_shards(tensor, &units, &mut sums);
+        let report = self.step_of_shards(tensor, units, &mut sums);
         self.gradients = sums;
         report.map_err(cause)
     }

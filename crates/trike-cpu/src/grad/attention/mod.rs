@@ -115,6 +115,32 @@ pub fn attention(
     Ok(())
 }
 
+/// Bytes that [`attend`] allocates at its peak: the keys and values of the longest sequence, head by head.
+#[must_use]
+pub fn attend_bytes(spec: &AttentionSpec, lengths: &[usize]) -> u64 {
+    let longest = lengths.iter().max().map_or(0, |length| *length as u64);
+    8 * longest * (spec.kv_heads * spec.head_dim) as u64
+}
+
+/// Bytes that [`attention`] allocates at its peak on so many threads: the gradients of all heads, and what each thread needs for one
+/// key/value head of the longest sequence.
+///
+/// ```
+/// use trike_cpu::{AttentionSpec, grad};
+///
+/// let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 64, scale: 0.125, window: None };
+/// let gradients = 4 * 128 * (4 + 2 + 2) * 64;
+/// assert!(grad::attention_bytes(&spec, &[128], 1) > gradients);
+/// ```
+#[must_use]
+pub fn attention_bytes(spec: &AttentionSpec, lengths: &[usize], threads: usize) -> u64 {
+    let (tokens, longest) =
+        lengths.iter().fold((0, 0), |(sum, most), &length| (sum + length, most.max(length)));
+    let gradients = 4 * tokens as u64 * ((spec.heads + 2 * spec.kv_heads) * spec.head_dim) as u64;
+    let tasks = lengths.len() * spec.kv_heads;
+    gradients + tiles::head_bytes(spec.head_dim, longest) * threads.clamp(1, tasks.max(1)) as u64
+}
+
 /// Checks all arguments and returns the widths of the query and key rows.
 fn check(
     spec: &AttentionSpec,

@@ -37,6 +37,13 @@ pub(super) struct Head<'a, S> {
     pub(super) dy: &'a [f32],
 }
 
+/// Bytes that a key/value head of a sequence takes beside its gradients: keys, values and both gradients as lines, and the tile.
+pub(super) fn head_bytes(dim: usize, tokens: usize) -> u64 {
+    let (padded, lines) = (dim.next_multiple_of(SIDE) as u64, tokens.div_ceil(LINE) as u64);
+    let (line, query) = (size_of::<Line>() as u64, size_of::<[f32; QUERIES]>() as u64);
+    (4 * padded + 2 * QUERIES as u64) * lines * line + 2 * padded * query
+}
+
 impl<S: FloatLanes> Loop for Head<'_, S> {
     type Output = [Vec<f32>; 3];
 

@@ -73,22 +73,6 @@ impl Adapter {
         })
     }
 
-    /// An adapter whose factors are given by name, part and shape.
-    fn fill<E>(
-        config: LoraConfig,
-        spec: &DecoderSpec,
-        mut values: impl FnMut(WeightName, Part, (usize, usize)) -> Result<Vec<f32>, E>,
-    ) -> Result<Self, E> {
-        let mut all = Vec::new();
-        for (name, (rows, cols)) in targeted(&config, spec) {
-            let shapes = [(Part::LoraA, (config.rank, cols)), (Part::LoraB, (rows, config.rank))];
-            for (part, shape) in shapes {
-                all.push(Parameter { name, part, cols: shape.1, values: values(name, part, shape)? });
-            }
-        }
-        Ok(Self { config, factors: Parameters::of(spec, all) })
-    }
-
     /// What the adapter adds to a matrix, `s B A` of `out x in`; `None` if the matrix is not a target.
     ///
     /// # Errors
@@ -115,6 +99,31 @@ impl Adapter {
 }
 
 impl<T: Elements> Adapter<T> {
+    /// An adapter whose factors are given by name, part and shape.
+    fn fill<E>(
+        config: LoraConfig,
+        spec: &DecoderSpec,
+        mut values: impl FnMut(WeightName, Part, (usize, usize)) -> Result<T, E>,
+    ) -> Result<Self, E> {
+        let mut all = Vec::new();
+        for (name, (rows, cols)) in targeted(&config, spec) {
+            let shapes = [(Part::LoraA, (config.rank, cols)), (Part::LoraB, (rows, config.rank))];
+            for (part, shape) in shapes {
+                all.push(Parameter { name, part, cols: shape.1, values: values(name, part, shape)? });
+            }
+        }
+        Ok(Self { config, factors: Parameters::of(spec, all) })
+    }
+
+    /// An adapter with arbitrary values in the memory of an executor.
+    pub(crate) fn allocate<E: Engine<Tensor = T>>(
+        engine: &E,
+        config: &LoraConfig,
+        spec: &DecoderSpec,
+    ) -> Result<Self, GradError> {
+        Self::fill(config.clone(), spec, |_, _, (rows, cols)| engine.allocate(rows * cols))
+    }
+
     /// Its constants.
     #[must_use]
     pub fn config(&self) -> &LoraConfig {
@@ -184,6 +193,6 @@ pub(crate) fn targeted<'a>(
 }
 
 /// Rows and columns of a target.
-pub(crate) fn shape(target: LoraTarget, spec: &DecoderSpec) -> (usize, usize) {
+fn shape(target: LoraTarget, spec: &DecoderSpec) -> (usize, usize) {
     spec.shape(target.weight(0))
 }

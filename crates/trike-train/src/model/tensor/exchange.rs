@@ -1,37 +1,65 @@
 //! What ranks give to each other.
 
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 use std::ops::Range;
 
 use trike_comm::{CommError, Communicator, Shards, exchange_floats, receive_floats, send_floats};
-use trike_grad::{Engine, ScaleGroups, TernaryScale};
+use trike_grad::{Elements, Engine, GradError, ScaleGroups, TernaryScale};
 use trike_trit::Granularity;
 
 use super::TensorShard;
 use crate::{Parameters, TrainError};
 
 /// Some columns of a matrix of rows of `width`.
-pub(super) fn columns(matrix: &[f32], width: usize, own: Range<usize>) -> Vec<f32> {
+fn columns(matrix: &[f32], width: usize, own: Range<usize>) -> Vec<f32> {
     matrix.chunks_exact(width.max(1)).flat_map(|row| &row[own.clone()]).copied().collect()
 }
 
+/// This rank's columns of a matrix that it has.
+pub(super) fn own_columns<E: Engine>(
+    engine: &E,
+    comm: &dyn Communicator,
+    shards: &Shards,
+    matrix: &E::View,
+) -> Result<E::Tensor, GradError> {
+    let (width, own) = (shards.len(), shards.of_rank(comm.rank()));
+    let len = matrix.elements() / width.max(1) * own.len();
+    let mut all = engine.through_host(&[matrix], &[len], |values| {
+        Ok::<_, GradError>(vec![columns(&values[0], width, own)])
+    })?;
+    Ok(all.swap_remove(0))
+}
+
 /// Matrices of `tokens` rows of which each rank has some columns, one message for all of them.
-pub(super) fn gather_columns(
+pub(super) fn gather_columns<E: Engine>(
+    engine: &E,
     comm: &dyn Communicator,
     tokens: usize,
-    matrices: &[(&Shards, &[f32])],
+    shards: &[&Shards],
+    own: &[&E::View],
+) -> Result<Vec<E::Tensor>, GradError> {
+    let lens: Vec<usize> = shards.iter().map(|shards| tokens * shards.len()).collect();
+    engine.through_host(own, &lens, |own| {
+        gathered(comm, tokens, shards, own).map_err(|error| GradError::Operation(Box::new(error)))
+    })
+}
+
+fn gathered(
+    comm: &dyn Communicator,
+    tokens: usize,
+    all_shards: &[&Shards],
+    own: &[Cow<'_, [f32]>],
 ) -> Result<Vec<Vec<f32>>, CommError> {
-    let own: Vec<f32> = matrices.iter().flat_map(|(_, own)| *own).copied().collect();
-    let width = |rank: usize| matrices.iter().map(|(shards, _)| shards.of_rank(rank).len()).sum::<usize>();
+    let own: Vec<f32> = own.iter().flat_map(|own| &**own).copied().collect();
+    let width = |rank: usize| all_shards.iter().map(|shards| shards.of_rank(rank).len()).sum::<usize>();
     let lens: Vec<usize> = (0..comm.size()).map(|rank| tokens * width(rank)).collect();
     let messages = Shards::of(&lens)?;
     let mut all = vec![0.0; messages.len()];
     messages.all_gather(comm, &own, &mut all)?;
-    let mut whole: Vec<Vec<f32>> =
-        matrices.iter().map(|(shards, _)| vec![0.0; tokens * shards.len()]).collect();
+    let mut whole: Vec<Vec<f32>> = all_shards.iter().map(|shards| vec![0.0; tokens * shards.len()]).collect();
     for rank in 0..comm.size() {
         let mut rest = &all[messages.of_rank(rank)];
-        for ((shards, _), whole) in matrices.iter().zip(&mut whole) {
+        for (shards, whole) in all_shards.iter().zip(&mut whole) {
             let columns = shards.of_rank(rank);
             let (part, after) = rest.split_at(tokens * columns.len());
             rest = after;
@@ -45,17 +73,21 @@ pub(super) fn gather_columns(
 }
 
 /// This rank's columns of all rows of a matrix of which each rank has some rows.
-pub(crate) fn columns_of(
+pub(crate) fn columns_of<E: Engine>(
+    engine: &E,
     comm: &dyn Communicator,
     rows: &Shards,
     cols: &Shards,
-    own: &[f32],
-) -> Result<Vec<f32>, CommError> {
-    let parts: Vec<Vec<f32>> =
-        (0..comm.size()).map(|rank| columns(own, cols.len(), cols.of_rank(rank))).collect();
+    own: &E::View,
+) -> Result<E::Tensor, TrainError> {
     let width = cols.of_rank(comm.rank()).len();
-    let lens: Vec<usize> = (0..comm.size()).map(|rank| rows.of_rank(rank).len() * width).collect();
-    Ok(exchange_floats(comm, &parts, &lens)?.concat())
+    let mut all = engine.through_host(&[own], &[rows.len() * width], |own| {
+        let parts: Vec<Vec<f32>> =
+            (0..comm.size()).map(|rank| columns(&own[0], cols.len(), cols.of_rank(rank))).collect();
+        let lens: Vec<usize> = (0..comm.size()).map(|rank| rows.of_rank(rank).len() * width).collect();
+        Ok::<_, TrainError>(vec![exchange_floats(comm, &parts, &lens)?.concat()])
+    })?;
+    Ok(all.swap_remove(0))
 }
 
 /// The scales of matrices that have one each, by their place. The ranks take turns in receiving a whole matrix, whose mean they compute
@@ -73,24 +105,25 @@ pub(crate) fn scales_of<E: Engine>(
     let mut own = Vec::new();
     for (turn, &place) in places.iter().enumerate() {
         let parameter = &parameters.all()[place];
-        let values = engine.download(parameter.values.borrow())?;
-        let owner = turn % comm.size();
-        if owner != comm.rank() {
-            send_floats(comm, owner, &values)?;
-            continue;
-        }
         let Some(rows) = shard.outputs(parameter.name) else { continue };
-        let mut whole = Vec::with_capacity(rows.len() * parameter.cols);
-        for rank in 0..comm.size() {
-            match rank == owner {
-                true => whole.extend_from_slice(&values),
-                false => {
-                    whole.extend(receive_floats(comm, rank, rows.of_rank(rank).len() * parameter.cols)?);
+        let (owner, cols) = (turn % comm.size(), parameter.cols);
+        let len = (owner == comm.rank()).then_some(rows.len() * cols);
+        let whole = engine.through_host(&[parameter.values.borrow()], len.as_slice(), |values| {
+            if owner != comm.rank() {
+                send_floats(comm, owner, &values[0])?;
+                return Ok::<_, TrainError>(Vec::new());
+            }
+            let mut whole = Vec::with_capacity(rows.len() * cols);
+            for rank in 0..comm.size() {
+                match rank == owner {
+                    true => whole.extend_from_slice(&values[0]),
+                    false => whole.extend(receive_floats(comm, rank, rows.of_rank(rank).len() * cols)?),
                 }
             }
-        }
-        let groups = ScaleGroups::new(Granularity::Tensor, rows.len(), parameter.cols);
-        let whole = engine.upload(whole)?;
+            Ok(vec![whole])
+        })?;
+        let Some(whole) = whole.first() else { continue };
+        let groups = ScaleGroups::new(Granularity::Tensor, rows.len(), cols);
         let scale = engine.scales(whole.borrow(), groups, rule == TernaryScale::LeastSquares)?;
         own.extend_from_slice(&engine.download(scale.borrow())?);
     }
@@ -99,13 +132,16 @@ pub(crate) fn scales_of<E: Engine>(
             .map(|rank| (0..places.len()).filter(|turn| turn % comm.size() == rank).count())
             .collect::<Vec<_>>(),
     )?;
-    let mut all = vec![0.0; found.len()];
-    found.all_gather(comm, &own, &mut all)?;
+    let all = engine.through_host(&[], &vec![1; places.len()], |_| {
+        let mut all = vec![0.0; found.len()];
+        found.all_gather(comm, &own, &mut all)?;
+        let of_turn = |turn: usize| all[found.of_rank(turn % comm.size()).start + turn / comm.size()];
+        Ok::<_, TrainError>((0..places.len()).map(|turn| vec![of_turn(turn)]).collect())
+    })?;
     let mut scales: Vec<Option<E::Tensor>> = Vec::new();
     scales.resize_with(parameters.all().len(), || None);
-    for (turn, place) in places.into_iter().enumerate() {
-        let of_rank = found.of_rank(turn % comm.size());
-        scales[place] = Some(engine.upload(vec![all[of_rank.start + turn / comm.size()]])?);
+    for (place, scale) in places.into_iter().zip(all) {
+        scales[place] = Some(scale);
     }
     Ok(scales)
 }

@@ -4,13 +4,13 @@ use std::borrow::{Borrow, BorrowMut};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use trike_comm::{CommError, Shards};
+use trike_comm::Shards;
 use trike_cpu::Store;
 use trike_grad::{Backward, Elements, Engine, GradError, MixedPrecision, Operand, Operation, Tape, Var};
 use trike_nn::WeightName;
 
 use super::Divided;
-use super::exchange::{columns, gather_columns};
+use super::exchange::{gather_columns, own_columns};
 
 /// The input of a divided linear layer.
 #[derive(Clone, Copy)]
@@ -46,13 +46,9 @@ pub(in crate::model) enum Outputs<'g, 'd, E: Engine> {
     Own { group: &'g Group<'d, E>, is_first: bool },
 }
 
-fn failed(error: CommError) -> GradError {
-    GradError::Operation(Box::new(error))
-}
-
 /// Values in memory of a tape, so that the pool gets back what it gave.
-fn placed<E: Engine>(engine: &E, mut to: E::Tensor, values: Vec<f32>) -> Result<E::Tensor, GradError> {
-    engine.copy(engine.upload(values)?.borrow(), to.borrow_mut())?;
+fn placed<E: Engine>(engine: &E, mut to: E::Tensor, values: &E::Tensor) -> Result<E::Tensor, GradError> {
+    engine.copy(values.borrow(), to.borrow_mut())?;
     Ok(to)
 }
 
@@ -81,9 +77,9 @@ impl<'d, E: Engine> Divided<'d, E> {
     ) -> Result<Var, GradError> {
         let shards = self.shard.inputs(name);
         let (tokens, _) = tape.shape(x)?;
-        let own = tape.engine().download(tape.value(x)?)?;
-        let whole = gather_columns(self.comm, tokens, &[(shards, &own)]).map_err(failed)?.swap_remove(0);
-        let y = placed(tape.engine(), tape.take(whole.len())?, whole)?;
+        let whole =
+            gather_columns(tape.engine(), self.comm, tokens, &[shards], &[tape.value(x)?])?.swap_remove(0);
+        let y = placed(tape.engine(), tape.take(whole.elements())?, &whole)?;
         tape.record(&[x], y, shards.len(), Gather { divided: self, x, shards })
     }
 
@@ -113,12 +109,10 @@ impl<'d, E: Engine> Divided<'d, E> {
         let group = match to {
             Outputs::Own { group, is_first } => Some((Group(Rc::clone(&group.0)), *is_first)),
             Outputs::Gathered => {
-                let own = engine.download(y.borrow())?;
                 let whole =
-                    gather_columns(self.comm, tokens, &[(outputs, &own)]).map_err(failed)?.swap_remove(0);
-                drop(own);
+                    gather_columns(engine, self.comm, tokens, &[outputs], &[y.borrow()])?.swap_remove(0);
                 tape.buffers().give(y);
-                y = placed(engine, tape.take(whole.len())?, whole)?;
+                y = placed(engine, tape.take(whole.elements())?, &whole)?;
                 None
             }
         };
@@ -184,8 +178,7 @@ impl<E: Engine> Operation<E> for RowLinear<'_, E> {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let (engine, comm, outputs) = (pass.engine(), self.divided.comm, self.outputs);
         let Some((group, is_first)) = &self.group else {
-            let own = columns(&engine.download(dy.borrow())?, outputs.len(), outputs.of_rank(comm.rank()));
-            self.rows_back(pass, engine.upload(own)?.borrow())?;
+            self.rows_back(pass, own_columns(engine, comm, outputs, dy.borrow())?.borrow())?;
             self.columns_back(pass, dy.borrow(), outputs, self.columns)?;
             pass.buffers().give(dy);
             return Ok(());
@@ -199,14 +192,12 @@ impl<E: Engine> Operation<E> for RowLinear<'_, E> {
         let tokens = waiting
             .first()
             .map_or(0, |own| own.dy.elements() / own.outputs.of_rank(comm.rank()).len().max(1));
-        let own = waiting.iter().map(|own| engine.download(own.dy.borrow()));
-        let own = own.collect::<Result<Vec<_>, _>>()?;
-        let matrices = waiting.iter().zip(&own).map(|(waiting, own)| (waiting.outputs, &**own));
-        let whole = gather_columns(comm, tokens, &matrices.collect::<Vec<_>>()).map_err(failed)?;
-        drop(own);
+        let shards: Vec<&Shards> = waiting.iter().map(|waiting| waiting.outputs).collect();
+        let own: Vec<&E::View> = waiting.iter().map(|waiting| waiting.dy.borrow()).collect();
+        let whole = gather_columns(engine, comm, tokens, &shards, &own)?;
         // In the order in which the gradients came, as on one machine.
         for (Waiting { dy, outputs, columns }, whole) in waiting.into_iter().zip(whole) {
-            self.columns_back(pass, engine.upload(whole)?.borrow(), outputs, columns)?;
+            self.columns_back(pass, whole.borrow(), outputs, columns)?;
             pass.buffers().give(dy);
         }
         Ok(())
@@ -223,12 +214,10 @@ struct Columns<'d, E: Engine> {
 impl<E: Engine> Operation<E> for Columns<'_, E> {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let Self { divided: Divided { comm, .. }, x, shards } = *self;
-        let own = pass.engine().download(dy.borrow())?;
-        let tokens = own.len() / shards.of_rank(comm.rank()).len().max(1);
-        let whole = gather_columns(comm, tokens, &[(shards, &own)]).map_err(failed)?.swap_remove(0);
-        drop(own);
+        let tokens = dy.elements() / shards.of_rank(comm.rank()).len().max(1);
+        let whole = gather_columns(pass.engine(), comm, tokens, &[shards], &[dy.borrow()])?.swap_remove(0);
         pass.buffers().give(dy);
-        let dx = placed(pass.engine(), pass.take(whole.len())?, whole)?;
+        let dx = placed(pass.engine(), pass.take(whole.elements())?, &whole)?;
         pass.add(x, dx)
     }
 }
@@ -243,9 +232,9 @@ struct Gather<'d, E: Engine> {
 impl<E: Engine> Operation<E> for Gather<'_, E> {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let Self { divided: Divided { comm, .. }, x, shards } = *self;
-        let own = columns(&pass.engine().download(dy.borrow())?, shards.len(), shards.of_rank(comm.rank()));
+        let own = own_columns(pass.engine(), comm, shards, dy.borrow())?;
         pass.buffers().give(dy);
-        let dx = placed(pass.engine(), pass.take(own.len())?, own)?;
+        let dx = placed(pass.engine(), pass.take(own.elements())?, &own)?;
         pass.add(x, dx)
     }
 }

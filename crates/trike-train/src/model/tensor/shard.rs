@@ -108,14 +108,9 @@ impl TensorShard {
     }
 
     /// Query heads and key/value heads of this rank; `None` if it computes all.
-    pub(crate) fn heads(&self) -> Option<(usize, usize)> {
+    fn heads(&self) -> Option<(usize, usize)> {
         let heads = |shards: &Shards| shards.of_rank(self.rank).len() / self.head_dim;
         self.by_heads.then(|| (heads(&self.query), heads(&self.kv)))
-    }
-
-    /// Width of the hidden layer of the MLP on this rank.
-    pub(crate) fn intermediate(&self) -> usize {
-        self.intermediate.of_rank(self.rank).len()
     }
 
     /// The attention of this rank's heads; `None` if it computes all.
@@ -127,6 +122,10 @@ impl TensorShard {
 impl Division for TensorShard {
     fn rank(&self) -> usize {
         self.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.ranks
     }
 
     fn part(&self, name: WeightName, (rows, cols): (usize, usize), rank: usize) -> Option<Range<usize>> {

@@ -3,12 +3,12 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
-use trike_comm::{Communicator, receive_floats, send_floats};
+use trike_comm::Communicator;
 use trike_cpu::Store;
 use trike_grad::{GradError, Operand, ProductPrecision};
 
 use super::tied::TiedSum;
-use super::{Pipeline, loss_of_last};
+use super::{Pipeline, loss_of_last, receive, send};
 use crate::data::Batch;
 use crate::model::{Behind, StageModel, Sums};
 use crate::trainer::SMALL;
@@ -23,11 +23,11 @@ struct Seams<'s, E: TrainEngine> {
 
 impl<E: TrainEngine> Seams<'_, E> {
     fn send(&self, to: usize, x: &E::Tensor) -> Result<(), TrainError> {
-        Ok(send_floats(self.comm, to, &self.engine.download(x.borrow())?)?)
+        send(self.engine, self.comm, to, x)
     }
 
     fn receive(&self, from: usize, len: usize) -> Result<E::Tensor, TrainError> {
-        Ok(self.engine.upload(receive_floats(self.comm, from, len)?)?)
+        receive(self.engine, self.comm, from, len)
     }
 
     /// The residual stream before this rank's blocks; `None` on the first rank.

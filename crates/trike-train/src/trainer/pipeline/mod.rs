@@ -15,11 +15,12 @@ use std::borrow::{Borrow, BorrowMut};
 
 use trike_comm::{CommError, Communicator, agree, receive_floats, send_floats};
 use trike_core::{Bounds, OptionError};
+use trike_grad::Elements;
 use trike_nn::{DecoderSpec, WeightName};
 
 use self::tied::TiedSum;
 use super::{Distribution, Trainable, agree_on_run, all_numbers};
-use crate::data::{Batch, Batches};
+use crate::data::Batch;
 use crate::model::shapes;
 use crate::{
     Loss, Optimizer, Parameters, Stage, StepReport, Teacher, TernaryPolicy, TrainEngine, TrainError, Trainer,
@@ -37,6 +38,10 @@ pub(crate) struct Pipeline<'a> {
 }
 
 impl<'a> Pipeline<'a> {
+    pub(crate) fn new(comm: &'a dyn Communicator, stage: Stage, of_teacher: Option<Stage>) -> Self {
+        Self { comm, stage, of_teacher }
+    }
+
     pub(super) fn comm(&self) -> &'a dyn Communicator {
         self.comm
     }
@@ -92,14 +97,22 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         let of_teacher = of_teacher.map(|spec| Stage::new(spec, rank, ranks));
         let stage = Stage::new(&spec, rank, ranks);
         let parameters = parameters.into_stage(&stage)?;
-        let mut trainer =
+        let trainer =
             Self::start(engine, config, policy, Trainable::All(parameters.upload(engine)?), teacher)?;
-        let owns = |place: usize| stage.owner(trainer.parameters().all()[place].name) == rank;
-        trainer.optimizer = Optimizer::of(engine, config.optimizer, trainer.parameters(), &owns)?;
-        let pipeline = Pipeline { comm, stage, of_teacher };
+        let pipeline = Pipeline::new(comm, stage, of_teacher);
         trainer.check_copies(&pipeline)?;
-        trainer.distribution = Distribution::Pipeline(pipeline);
-        Ok(trainer)
+        trainer.along(pipeline)
+    }
+
+    /// The same as one of the ranks of a pipeline.
+    pub(crate) fn along(mut self, pipeline: Pipeline<'a>) -> Result<Self, TrainError> {
+        let rank = pipeline.comm.rank();
+        // Not beside the means of all.
+        self.optimizer.restore(0, Vec::new(), Vec::new());
+        let owns = |place: usize| pipeline.stage.owner(self.parameters().all()[place].name) == rank;
+        self.optimizer = Optimizer::of(self.engine, self.config.optimizer, self.parameters(), &owns)?;
+        self.distribution = Distribution::Pipeline(pipeline);
+        Ok(self)
     }
 
     /// The part of the model that this rank holds; `None` if it holds all.
@@ -140,11 +153,10 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     pub(super) fn step_in_pipeline(
         &mut self,
         pipeline: &Pipeline<'_>,
-        batches: &mut Batches<'_>,
+        units: &[Batch],
     ) -> Result<StepReport, TrainError> {
-        let units = batches.next_units(self.config.accumulation)?;
         let mut sums = std::mem::take(&mut self.gradients);
-        let report = self.step_along(pipeline, &units, &mut sums);
+        let report = self.step_along(pipeline, units, &mut sums);
         self.gradients = sums;
         report
     }
@@ -209,14 +221,38 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         let Some(place) = place.filter(|_| stage.copies(WeightName::Embedding)) else { return Ok(()) };
         let values = &self.parameters().all()[place].values;
         if stage.is_last() {
-            send_floats(*comm, 0, &self.engine.download(values.borrow())?)?;
-            return Ok(());
+            return send(self.engine, *comm, 0, values);
         }
-        let len = trike_grad::Elements::elements(values);
-        let values = receive_floats(*comm, comm.size() - 1, len)?;
-        self.trainable.trained_mut().all_mut()[place].values = self.engine.upload(values)?;
+        let values = receive(self.engine, *comm, comm.size() - 1, values.elements())?;
+        self.trainable.trained_mut().all_mut()[place].values = values;
         Ok(())
     }
+}
+
+/// Sends a tensor to another rank, which calls [`receive`].
+fn send<E: TrainEngine>(
+    engine: &E,
+    comm: &dyn Communicator,
+    to: usize,
+    x: &E::Tensor,
+) -> Result<(), TrainError> {
+    let sent = engine.through_host(&[x.borrow()], &[], |values| {
+        send_floats(comm, to, &values[0])?;
+        Ok::<_, TrainError>(Vec::new())
+    });
+    sent.map(drop)
+}
+
+/// The next tensor of another rank.
+fn receive<E: TrainEngine>(
+    engine: &E,
+    comm: &dyn Communicator,
+    from: usize,
+    len: usize,
+) -> Result<E::Tensor, TrainError> {
+    let received =
+        engine.through_host(&[], &[len], |_| Ok::<_, TrainError>(vec![receive_floats(comm, from, len)?]));
+    Ok(received?.swap_remove(0))
 }
 
 /// The sum of the losses of the last rank, on all ranks.

@@ -110,29 +110,32 @@ impl<E: TrainEngine> TiedSum<E> {
         sums: &mut [E::Tensor],
     ) -> Result<(), TrainError> {
         let Some(place) = self.place.filter(|_| self.is_split && stage.is_last()) else { return Ok(()) };
-        let [cols, _] = self.shape;
-        let mut rows = vec![0.0f32; self.tokens.len() * cols];
-        for (batch, of_head) in units.iter().zip(self.of_head) {
-            let tokens = tokens_of([batch]);
-            let of_embedding = receive_floats(comm, 0, tokens.len() * cols)?;
-            let mut parts = tokens.iter().zip(of_embedding.chunks_exact(cols)).peekable();
-            let each = self.tokens.iter().zip(rows.chunks_exact_mut(cols).zip(of_head.chunks_exact(cols)));
-            for (token, (sum, head)) in each {
-                let embedding = parts.next_if(|(of_unit, _)| *of_unit == token).map(|(_, row)| row);
-                for (i, sum) in sum.iter_mut().enumerate() {
-                    *sum = match (embedding, self.adds_units) {
-                        (None, _) => *sum + head[i],
-                        (Some(embedding), true) => *sum + (head[i] + embedding[i]),
-                        (Some(embedding), false) => *sum + head[i] + embedding[i],
-                    };
+        let [cols, rows] = self.shape;
+        let added = engine.through_host(&[sums[place].borrow()], &[rows * cols], |table| {
+            let mut rows = vec![0.0f32; self.tokens.len() * cols];
+            for (batch, of_head) in units.iter().zip(self.of_head) {
+                let tokens = tokens_of([batch]);
+                let of_embedding = receive_floats(comm, 0, tokens.len() * cols)?;
+                let mut parts = tokens.iter().zip(of_embedding.chunks_exact(cols)).peekable();
+                let each = rows.chunks_exact_mut(cols).zip(of_head.chunks_exact(cols));
+                for (token, (sum, head)) in self.tokens.iter().zip(each) {
+                    let embedding = parts.next_if(|(of_unit, _)| *of_unit == token).map(|(_, row)| row);
+                    for (i, sum) in sum.iter_mut().enumerate() {
+                        *sum = match (embedding, self.adds_units) {
+                            (None, _) => *sum + head[i],
+                            (Some(embedding), true) => *sum + (head[i] + embedding[i]),
+                            (Some(embedding), false) => *sum + head[i] + embedding[i],
+                        };
+                    }
                 }
             }
-        }
-        let mut table = engine.download(sums[place].borrow())?.into_owned();
-        for (token, row) in self.tokens.iter().zip(rows.chunks_exact(cols)) {
-            table[*token as usize * cols..][..cols].copy_from_slice(row);
-        }
-        sums[place] = engine.upload(table)?;
+            let mut table = table[0].to_vec();
+            for (token, row) in self.tokens.iter().zip(rows.chunks_exact(cols)) {
+                table[*token as usize * cols..][..cols].copy_from_slice(row);
+            }
+            Ok::<_, TrainError>(vec![table])
+        });
+        sums[place] = added?.swap_remove(0);
         Ok(())
     }
 }
