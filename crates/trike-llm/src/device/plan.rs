@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 use trike_core::Layout;
 use trike_format::StoredType;
-use trike_nn::{DecoderSpec, Division, HookPoint, KvSpec, LayerWeights, MemoryPlan, WeightName};
+use trike_nn::{DecoderSpec, Division, KvSpec, LayerWeights, MemoryPlan, WeightName};
 use trike_trit::{Coupling, Encoding};
 
 use crate::{LlmError, LoadOptions, ModelFile, WeightSource, generate::STEP, load::HEAD_GROUP};
@@ -143,8 +143,8 @@ pub(super) fn pieces(
         let form = form(file, options, name)?;
         let bytes = form.largest(rows as u64, cols as u64);
         let beside = match (name.layer(), name.read_at()) {
-            (Some(layer), Some(HookPoint::Attention)) => Some((layer, "query")),
-            (Some(layer), Some(HookPoint::Mlp)) => Some((layer, "gate")),
+            (Some(layer), Some(trike_nn::HookPoint::Attention)) => Some((layer, "query")),
+            (Some(layer), Some(trike_nn::HookPoint::Mlp)) => Some((layer, "gate")),
             _ => None,
         };
         match beside.filter(|_| matches!(form, Form::Trits { .. } | Form::Packed { .. })) {
