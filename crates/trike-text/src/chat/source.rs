@@ -215,16 +215,59 @@ fn statement<'a>(tag: &'a str, line: usize, out: &mut String) -> Result<&'a str,
             assert_independent(word, after, line)?;
             return expression(tag, "%}", line, out);
         }
+        // In Jinja, what these set inside of them ends with them.
+        "filter" => return opened_scope(tag, line, out),
+        "set" if !assigns(after) => return opened_scope(tag, line, out),
+        "endfilter" | "endset" => {
+            out.extend([&tag[..tag.len() - inside.len()], "endwith %}{% ", word]);
+            return expression_end(&inside[word.len()..], out);
+        }
         "generation" => "with",
         "endgeneration" => "endwith",
         _ => return expression(tag, "%}", line, out),
     };
     out.push_str(&tag[..tag.len() - inside.len()]);
     out.push_str(plain);
-    let tail = &inside[word.len()..];
-    let end = tail.find("%}").map_or(tail.len(), |at| at + 2);
-    out.push_str(&tail[..end]);
-    Ok(&tail[end..])
+    expression_end(&inside[word.len()..], out)
+}
+
+/// Copies the rest of a tag without an expression.
+fn expression_end<'a>(tail: &'a str, out: &mut String) -> Result<&'a str, ChatError> {
+    let (end, rest) = tail.split_at(tail.find("%}").map_or(tail.len(), |at| at + 2));
+    out.push_str(end);
+    Ok(rest)
+}
+
+/// Copies a tag with a plain scope after it.
+fn opened_scope<'a>(tag: &'a str, line: usize, out: &mut String) -> Result<&'a str, ChatError> {
+    let start = out.len();
+    let rest = expression(tag, "%}", line, out)?;
+    let copied = &out[start..];
+    if let Some(body) = copied.strip_suffix("%}") {
+        // Marks for the space after the tag go to the end.
+        let plain = body.trim_end_matches(['-', '+']);
+        let mark = body[plain.len()..].to_owned();
+        out.truncate(start + plain.len());
+        out.extend([" %}{% with ", &mark, "%}"]);
+    }
+    Ok(rest)
+}
+
+/// Whether a `set` has a value, and not the block up to its end.
+fn assigns(after: &str) -> bool {
+    let (mut depth, mut quote) = (0_usize, None);
+    for (at, c) in after.char_indices() {
+        match (quote, c) {
+            (Some(open), _) => quote = quote.filter(|_| c != open),
+            (None, '\'' | '"') => quote = Some(c),
+            (None, '(' | '[' | '{') => depth += 1,
+            (None, ')' | ']' | '}') => depth = depth.saturating_sub(1),
+            (None, '=') if depth == 0 => return true,
+            (None, '%') if after[at..].starts_with("%}") => return false,
+            _ => {}
+        }
+    }
+    false
 }
 
 /// Copies a raw block, from after its first word to the end of the tag that ends it.
