@@ -196,7 +196,7 @@ fn a_saved_conversation_has_whole_messages() {
         {"role": "tool", "tool_call_id": "c1", "name": "find", "content": "a big dog"},
     ]);
     let whole = serde_json::json!({"messages": messages, "tools": [{"name": "find"}]});
-    let (file, copy) = (trike.write("talk.json", &whole.to_string()), trike.path("copy.json"));
+    let (file, copy) = (trike.write("talk.json", whole.to_string()), trike.path("copy.json"));
     let say = |lines: &str| {
         let (lines, notes) = good(talk_by(&trike, template, &["-n", "2", "--json", "-q"], lines));
         let tokens = |line: &str| {
@@ -220,7 +220,7 @@ fn a_saved_conversation_has_whole_messages() {
     // Without calls and tools the prompt is a shorter one.
     let plain = serde_json::json!({"messages": [{"role": "user", "content": "Once upon a time"},
         {"role": "tool", "content": "a big dog"}]});
-    let plain = trike.write("plain.json", &plain.to_string());
+    let plain = trike.write("plain.json", plain.to_string());
     let (tokens, _) = say(&format!("/load {plain}\n/regenerate\n"));
     assert!(tokens[0] < first, "{tokens:?} {first:?}");
     // What is no conversation is named.
