@@ -61,6 +61,9 @@ fn two_tokens(bytes: &[u8]) -> Vec<u8> {
     json.to_string().into_bytes()
 }
 
+/// A change of the stored run, and what the refusal says.
+type StateEdit<'e> = (&'e dyn Fn(&mut Value), String);
+
 #[test]
 fn a_run_continues_with_the_files_it_was_started_with() {
     let place = Place::new();
@@ -111,7 +114,7 @@ fn a_run_continues_with_the_files_it_was_started_with() {
     };
     let without =
         |state: &mut Value| state["config"]["settings"] = serde_json::json!({"run": {}, "files": []});
-    let edits: [(&dyn Fn(&mut Value), String); 2] = [
+    let edits: [StateEdit<'_>; 2] = [
         (&older, format!("the version of Trike was 0.0.1, and is {version} now")),
         (&without, "it does not say which files it was made from: ".to_owned()),
     ];
