@@ -77,7 +77,8 @@ fn checkpoint(options: &Options, dir: &std::path::Path) -> Result<()> {
         "bos_token_id": 0, "eos_token_id": 1,
     });
     let mut writer = HfDirWriter::create(dir, config)?;
-    let spec = DecoderSpec { intermediate: inner, kv_heads, ..DecoderSpec::llama(hidden, layers, heads, VOCAB) };
+    let spec =
+        DecoderSpec { intermediate: inner, kv_heads, ..DecoderSpec::llama(hidden, layers, heads, VOCAB) };
     let tensor = |seed: u64, shape: Vec<usize>, spread: f32| -> Result<DenseTensor> {
         let mut rng = Rng::new(seed);
         let values = (0..shape.iter().product()).map(|_| f16::from_f32(spread * rng.normal())).collect();

@@ -206,7 +206,10 @@ fn the_reference_refuses_an_int8_cache() {
     let refused = candle().new_cache(&cache(KvPrecision::Int8)).expect_err("no int8");
     assert_eq!(refused.to_string(), "precision of a KV cache must be f32 or f16 with Candle, got int8");
     for precision in KvPrecision::ALL {
-        assert_eq!(candle().capabilities().can_cache(precision), candle().new_cache(&cache(precision)).is_ok());
+        assert_eq!(
+            candle().capabilities().can_cache(precision),
+            candle().new_cache(&cache(precision)).is_ok()
+        );
         assert!(cpu().capabilities().can_cache(precision) && cpu().new_cache(&cache(precision)).is_ok());
     }
 }

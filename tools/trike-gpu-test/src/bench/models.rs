@@ -123,8 +123,7 @@ struct RandomWeights {
     rng: Rng,
 }
 
-impl RandomWeights {
-}
+impl RandomWeights {}
 
 impl DecoderWeights for RandomWeights {
     fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
