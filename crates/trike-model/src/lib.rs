@@ -19,6 +19,6 @@ mod block;
 mod name;
 mod spec;
 
-pub use block::{AttentionOps, HookPoint, Input, LayerOps, attention, block, mlp};
-pub use name::WeightName;
+pub use block::{AttentionOps, Input, LayerOps, attention, block, mlp};
+pub use name::{HookPoint, WeightName};
 pub use spec::{Biases, DecoderSpec};

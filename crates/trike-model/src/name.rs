@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use crate::HookPoint;
-
 /// Name of a weight of a decoder. `Display` gives the name in HuggingFace checkpoints.
 ///
 /// ```
@@ -234,6 +232,34 @@ impl fmt::Display for WeightName {
 
 fn bias(f: &mut fmt::Formatter<'_>, layer: usize, rest: &str) -> fmt::Result {
     f.pad(&format!("model.layers.{layer}.{rest}.bias"))
+}
+
+/// A point of a block at which linear layers read their input, in the order of the forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HookPoint {
+    /// The normed residual stream, read by the query, key and value projections.
+    Attention,
+    /// The output of attention, read by the output projection.
+    Output,
+    /// The normed residual stream, read by the gate and up projections.
+    Mlp,
+    /// The gated activation, read by the down projection.
+    Down,
+}
+
+impl HookPoint {
+    /// All points, in order.
+    pub const ALL: [Self; 4] = [Self::Attention, Self::Output, Self::Mlp, Self::Down];
+
+    /// The matrices of a layer that read this input.
+    pub fn matrices(self, layer: usize) -> Vec<WeightName> {
+        WeightName::matrices(layer).into_iter().filter(|name| name.read_at() == Some(self)).collect()
+    }
+
+    /// Whether the output of the matrices is added to the residual stream directly.
+    pub fn adds_to_residual(self) -> bool {
+        matches!(self, Self::Output | Self::Down)
+    }
 }
 
 #[cfg(test)]

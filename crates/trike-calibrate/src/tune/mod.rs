@@ -20,6 +20,7 @@ mod tape;
 #[cfg(test)]
 mod tests;
 mod text;
+mod vectors;
 mod whole;
 
 pub(crate) use block::block;

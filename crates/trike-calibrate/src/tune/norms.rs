@@ -2,41 +2,11 @@
 
 use trike_core::{DenseData, DenseTensor, Tensor};
 use trike_llm::WeightSource;
-use trike_nn::{DecoderSpec, DecoderWeights, NnError, WeightName};
+use trike_nn::WeightName;
 use trike_quant::Adam;
 
-use super::tape::BlockGradients;
+use super::{tape::BlockGradients, vectors::Vectors};
 use crate::{CalibrateError, weights::BlockWeights};
-
-/// Norms and biases of a block; `None` for those that are absent.
-#[derive(Clone, Debug)]
-pub(crate) struct Vectors {
-    /// In the order of [`WeightName::norms`].
-    pub(crate) norms: [Option<Vec<f32>>; 6],
-    /// In the order of [`WeightName::matrices`].
-    pub(crate) biases: [Option<Vec<f32>>; 7],
-}
-
-impl Vectors {
-    pub(super) fn load(
-        spec: &DecoderSpec,
-        layer: usize,
-        weights: &mut impl DecoderWeights,
-    ) -> Result<Self, NnError> {
-        let mut load = |name: Option<WeightName>| {
-            let name = name.and_then(|name| spec.optional(name));
-            name.map(|name| weights.vector(name)).transpose()
-        };
-        let (mut norms, mut biases) = ([const { None }; 6], [const { None }; 7]);
-        for (norm, name) in norms.iter_mut().zip(WeightName::norms(layer)) {
-            *norm = load(Some(name))?;
-        }
-        for (bias, name) in biases.iter_mut().zip(WeightName::matrices(layer)) {
-            *bias = load(name.bias())?;
-        }
-        Ok(Self { norms, biases })
-    }
-}
 
 /// The weights of the norms of a block, which are trained, and its biases, which are not.
 #[derive(Clone)]

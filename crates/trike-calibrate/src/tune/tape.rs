@@ -9,7 +9,7 @@ use trike_grad::{
 };
 use trike_model::{AttentionOps, DecoderSpec, Input, LayerOps, WeightName, block};
 
-use super::norms::Vectors;
+use super::vectors::Vectors;
 
 /// What the tapes of a model share.
 pub(crate) struct TapeSpec {

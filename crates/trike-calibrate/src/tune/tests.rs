@@ -16,9 +16,9 @@ use trike_testkit::{
 };
 
 use super::{
-    norms::Vectors,
     tape::{BlockValues, Recording, TapeSpec, Wanted},
     text::{Text, schedule},
+    vectors::Vectors,
 };
 use crate::streams::embed;
 

@@ -131,7 +131,7 @@ fn add_operators(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     env.add_filter(call::ITERATED, move |value: &Value| match value.downcast_object_ref::<Generator>() {
         // A loop asks how many there are.
         Some(_) => guard::collect(&b, value).map(Value::from),
-        None => filters::iterable(value).cloned(),
+        None => super::scalar::iterable(value).cloned(),
     });
     env.add_filter(call::PRIVATE, |_: &Value| -> Result<Value, Error> {
         let message = "a namespace cannot have names that start with an underscore";
@@ -154,7 +154,7 @@ fn compared(
 fn ordered(budget: &Budget, x: &Value, y: &Value, is_right: fn(Ordering) -> bool) -> Result<Value, Error> {
     budget.charge_deep(x)?;
     budget.charge_deep(y)?;
-    Ok(Value::from(guard::order(x, y)?.is_some_and(is_right)))
+    Ok(Value::from(super::scalar::order(x, y)?.is_some_and(is_right)))
 }
 
 /// `value in container`.
@@ -356,7 +356,7 @@ fn dict(budget: &Budget, args: &[Value]) -> Result<Value, Error> {
     if let Some(given) = places.first() {
         let items = match given.kind() == ValueKind::Map {
             true => filters::pairs_of(budget, given)?,
-            false => guard::collect(budget, filters::iterable(given)?)?,
+            false => guard::collect(budget, super::scalar::iterable(given)?)?,
         };
         for pair in items {
             let pair = guard::collect(budget, &pair)?;

@@ -10,8 +10,8 @@ use minijinja::{
 use super::{
     arguments::{bind, by_name},
     budget::Budget,
-    format, guard,
-    python::{self, invalid},
+    format, guard, python,
+    scalar::{invalid, iterable},
     strings,
     text::{Dumps, display},
     values::{self, Generator},
@@ -58,7 +58,7 @@ pub(super) fn add(env: &mut Environment<'_>, budget: &Arc<Budget>) {
         ("d", default),
         ("int", int),
         ("float", float),
-        ("abs", |_, value, _| filters::abs(guard::without_bool(value))),
+        ("abs", |_, value, _| filters::abs(super::scalar::without_bool(value))),
         ("attr", attr),
         ("round", round),
         ("sum", sum),
@@ -149,15 +149,7 @@ fn plain<T: Into<String>>(
 fn escape(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {
     bind(args, [])?;
     let text = text_of(budget, value)?;
-    Ok(Value::from_safe_string(if value.is_safe() { text } else { python::escaped(&text) }))
-}
-
-/// A value that can be iterated; none is none of them.
-pub(super) fn iterable(value: &Value) -> Result<&Value, Error> {
-    if value.is_none() {
-        return Err(invalid("none is not iterable"));
-    }
-    Ok(value)
+    Ok(Value::from_safe_string(if value.is_safe() { text } else { super::scalar::escaped(&text) }))
 }
 
 fn generator(budget: &Budget, list: &Value) -> Result<Value, Error> {
@@ -165,7 +157,7 @@ fn generator(budget: &Budget, list: &Value) -> Result<Value, Error> {
 }
 
 fn titled(text: &str) -> String {
-    let is_start = |c: char| matches!(c, '-' | '(' | '{' | '[' | '<') || strings::is_space(c);
+    let is_start = |c: char| matches!(c, '-' | '(' | '{' | '[' | '<') || super::scalar::is_space(c);
     let mut out = String::with_capacity(text.len());
     let mut inside = false;
     for c in text.chars() {
@@ -184,7 +176,7 @@ fn trim(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> 
     let text = text_of(budget, value)?;
     Ok(Value::from(match chars.as_ref().and_then(Value::as_str) {
         Some(chars) => text.trim_matches(|c| chars.contains(c)),
-        None => strings::stripped(&text),
+        None => super::scalar::stripped(&text),
     }))
 }
 
@@ -227,7 +219,7 @@ fn url_encoded(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, 
 fn center(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {
     let [width] = bind(args, ["width"])?;
     let width = usize::try_from(width.map_or(Ok(80), i64::try_from)?).unwrap_or(0);
-    python::pad(budget, &text_of(budget, value)?, width, ' ', python::Side::Both)
+    super::pad::pad(budget, &text_of(budget, value)?, width, ' ', super::pad::Side::Both)
 }
 
 fn indent(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {
@@ -378,7 +370,7 @@ fn int(_: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {
     let default = default.unwrap_or_else(|| Value::from(0));
     let whole = |float: f64| float.is_finite().then(|| int_value(float.trunc() as i128));
     Ok(match value.kind() {
-        ValueKind::Bool => guard::without_bool(value),
+        ValueKind::Bool => super::scalar::without_bool(value),
         ValueKind::Number if value.is_integer() => value.clone(),
         ValueKind::Number => f64::try_from(value.clone()).ok().and_then(whole).unwrap_or(default),
         ValueKind::String => {
@@ -401,7 +393,7 @@ fn float(_: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {
     assert_defined(value)?;
     let number = match value.as_str() {
         Some(text) => python::parse_float(text),
-        None => f64::try_from(guard::without_bool(value)).ok().filter(|_| !value.is_none()),
+        None => f64::try_from(super::scalar::without_bool(value)).ok().filter(|_| !value.is_none()),
     };
     Ok(number.map(Value::from).or(default).unwrap_or_else(|| Value::from(0.0)))
 }
@@ -412,7 +404,7 @@ fn round(_: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {
     let method =
         method.as_ref().map(|method| method.as_str().ok_or_else(|| invalid("round: a method is a text")));
     filters::round(
-        guard::without_bool(value),
+        super::scalar::without_bool(value),
         precision,
         method.transpose()?,
         Kwargs::from_iter(NO_ARGUMENTS),

@@ -9,8 +9,8 @@ use minijinja::{
 
 use super::{
     budget::Budget,
-    guard::without_bool,
-    python::{Side, invalid, pad},
+    pad::{Side, pad},
+    scalar::{invalid, without_bool},
     text::{display, repr_of},
     values,
 };

@@ -3,8 +3,6 @@
 //! The engine's fuel counts instructions, but one instruction can double a string: forty of them would request a
 //! terabyte. So such operations are replaced (see `engine`) by functions here that charge a [`Budget`] first.
 
-use std::cmp::Ordering;
-
 use minijinja::{
     Error, ErrorKind,
     value::{Tuple, Value, ValueKind},
@@ -12,8 +10,7 @@ use minijinja::{
 
 use super::{
     budget::Budget,
-    python::escaped,
-    strings::lines,
+    scalar::{escaped, iterable, lines, order, without_bool},
     text::display,
     values::{Generator, is_list},
 };
@@ -146,40 +143,11 @@ fn list_like(pattern: &Value, items: Vec<Value>) -> Value {
     if pattern.is_tuple() { Value::from(Tuple::from(items)) } else { Value::from(items) }
 }
 
-/// True and false as 1 and 0, other values as they are.
-pub(super) fn without_bool(value: &Value) -> Value {
-    if value.kind() == ValueKind::Bool { Value::from(i64::from(value.is_true())) } else { value.clone() }
-}
-
-/// The order of two values, for those that Python orders; `None` if one is not a number. Both are charged before.
-pub(super) fn order(x: &Value, y: &Value) -> Result<Option<Ordering>, Error> {
-    let (x, y) = (&without_bool(x), &without_bool(y));
-    match (x.kind(), y.kind()) {
-        (ValueKind::Number, ValueKind::Number) => {
-            let is_nan = |v: &Value| f64::try_from(v.clone()).is_ok_and(f64::is_nan);
-            Ok(if is_nan(x) || is_nan(y) { None } else { Some(x.cmp(y)) })
-        }
-        (ValueKind::String, ValueKind::String) => Ok(Some(x.cmp(y))),
-        (ValueKind::Seq, ValueKind::Seq) if x.is_tuple() == y.is_tuple() => {
-            let (mut left, mut right) = (x.try_iter()?, y.try_iter()?);
-            loop {
-                match (left.next(), right.next()) {
-                    (Some(x), Some(y)) if x == y => {}
-                    (Some(x), Some(y)) => return order(&x, &y),
-                    (x, y) => return Ok(Some(x.is_some().cmp(&y.is_some()))),
-                }
-            }
-        }
-        (ValueKind::Undefined, _) | (_, ValueKind::Undefined) => Err(Error::from(ErrorKind::UndefinedError)),
-        (a, b) => Err(invalid(format!("a {a} and a {b} cannot be ordered"))),
-    }
-}
-
 /// Checks that the items of a list can be sorted.
 pub(super) fn assert_ordered(budget: &Budget, list: &Value) -> Result<(), Error> {
     let items = match list.downcast_object_ref::<Generator>() {
         Some(generator) => generator.rest(),
-        None => collect(budget, super::filters::iterable(list)?)?,
+        None => collect(budget, iterable(list)?)?,
     };
     items.windows(2).try_for_each(|pair| order(&pair[0], &pair[1]).map(drop))
 }

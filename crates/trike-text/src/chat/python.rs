@@ -14,13 +14,9 @@ use minijinja::{
 use super::{
     budget::Budget,
     format,
-    guard::{collect, without_bool},
-    strings::stripped,
+    guard::collect,
+    scalar::{invalid, stripped, without_bool},
 };
-
-pub(super) fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message.into())
-}
 
 /// Keyword arguments of several maps; a later one replaces an earlier one of the same name.
 pub(super) fn merged(budget: &Budget, maps: &[Value]) -> Result<Value, Error> {
@@ -67,28 +63,6 @@ pub(super) fn remainder(budget: &Budget, a: &Value, b: &Value) -> Result<Value, 
     }
     let rest = x % y;
     Ok(Value::from(if rest != 0.0 && (rest < 0.0) != (y < 0.0) { rest + y } else { rest }))
-}
-
-/// The side of a text that is padded.
-#[derive(Clone, Copy)]
-pub(super) enum Side {
-    Left,
-    Right,
-    Both,
-}
-
-/// `text` padded to `width` characters.
-pub(super) fn pad(budget: &Budget, text: &str, width: usize, fill: char, side: Side) -> Result<Value, Error> {
-    let missing = width.saturating_sub(text.chars().count());
-    budget.charge(text.len().saturating_add(missing.saturating_mul(4)))?;
-    let left = match side {
-        Side::Left => missing,
-        Side::Right => 0,
-        // As in CPython: of an odd number, the larger half goes to the left if the width is odd.
-        Side::Both => missing / 2 + (missing & width & 1),
-    };
-    let fill = |count| std::iter::repeat_n(fill, count);
-    Ok(Value::from(fill(left).chain(text.chars()).chain(fill(missing - left)).collect::<String>()))
 }
 
 /// `list.index(item)`.
@@ -150,22 +124,6 @@ pub(super) fn word_count(text: &str) -> usize {
     // Jinja counts runs of letters, digits and underscores.
     let word = |c: char| c.is_alphanumeric() || c == '_';
     text.split(|c| !word(c)).filter(|piece| !piece.is_empty()).count()
-}
-
-/// `text` with HTML's signs as entities.
-pub(super) fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&#34;"),
-            '\'' => out.push_str("&#39;"),
-            other => out.push(other),
-        }
-    }
-    out
 }
 
 /// `text` for a URL; a slash stays in a path.

@@ -9,24 +9,10 @@ use super::{
     arguments::bind,
     budget::Budget,
     format, guard,
-    python::{self, Side, invalid, pad},
+    pad::{Side, pad},
+    python,
+    scalar::{invalid, is_printable, is_space, lines},
 };
-
-/// Whether Python takes a character for a space.
-pub(super) fn is_space(c: char) -> bool {
-    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
-}
-
-/// `text` without spaces at its ends.
-pub(super) fn stripped(text: &str) -> &str {
-    text.trim_matches(is_space)
-}
-
-/// Whether Python's `repr` shows a character as it is.
-pub(super) fn is_printable(c: char) -> bool {
-    // The standard library escapes by the same categories of characters; it treats the first one of a text differently.
-    c == ' ' || c == '\'' || c == '"' || c == '\\' || format!("a{c}").escape_debug().count() == 2
-}
 
 /// The first character as a capital, the others small.
 pub(super) fn capitalized(text: &str) -> String {
@@ -79,29 +65,6 @@ fn is_decimal(c: char) -> bool {
 fn is_digit(c: char) -> bool {
     let raised = matches!(c, '\u{b2}' | '\u{b3}' | '\u{b9}' | '\u{2070}' | '\u{2074}'..='\u{2079}' | '\u{2080}'..='\u{2089}');
     is_decimal(c) || raised || matches!(c, '\u{2460}'..='\u{2468}' | '\u{2776}'..='\u{277e}')
-}
-
-/// The lines of `text`, with or without their ends.
-pub(super) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
-    let is_end = |c: char| {
-        matches!(
-            c,
-            '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}'
-        )
-    };
-    let mut lines = Vec::new();
-    let mut rest = text;
-    while let Some(at) = rest.find(is_end) {
-        let end = &rest[at..];
-        let width = match end.strip_prefix("\r\n") {
-            Some(_) => 2,
-            None => end.chars().next().map_or(0, char::len_utf8),
-        };
-        lines.push(if keep_ends { &rest[..at + width] } else { &rest[..at] });
-        rest = &rest[at + width..];
-    }
-    lines.extend(Some(rest).filter(|rest| !rest.is_empty()));
-    lines
 }
 
 /// `text.split(separator, most)`.

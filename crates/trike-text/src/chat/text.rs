@@ -9,8 +9,7 @@ use minijinja::{
 
 use super::{
     budget::{Budget, MAX_DEPTH, nested_too_deep},
-    guard::order,
-    strings::is_printable,
+    scalar::{is_printable, order},
     values::{View, is_dict, is_list},
 };
 

@@ -14,7 +14,7 @@ use minijinja::{
     value::{Enumerator, Object, ObjectRepr, Value, ValueKind},
 };
 
-use super::guard::without_bool;
+use super::scalar::without_bool;
 
 /// What filters such as `select` and `map` return: items that are read once.
 #[derive(Debug)]

@@ -55,6 +55,21 @@ pub(super) fn check(object: &Map<String, Value>, known: &[&str], whose: &str) ->
     Ok(())
 }
 
+pub(super) fn string<'a>(value: &'a Value, key: &str) -> Result<&'a str, String> {
+    value.as_str().ok_or_else(|| format!("`{key}` is {}: expected a string", kind(value)))
+}
+
+pub(super) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a truth value",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,8 +3,7 @@
 use serde_json::{Map, Value, json};
 use trike_text::chat::Message;
 
-use super::keys::{self, is_empty};
-use super::record::{kind, string};
+use super::keys::{self, is_empty, kind, string};
 
 /// A conversation to learn from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

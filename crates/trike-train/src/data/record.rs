@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::keys;
+use super::keys::{self, string};
 use super::messages::{Chat, chat};
 
 /// A document to learn from.
@@ -145,21 +145,6 @@ fn instruction(object: &Map<String, Value>) -> Result<Record, String> {
     }
     let system = Some(text("system")?).filter(|text| !text.trim().is_empty()).map(str::to_owned);
     Ok(Record::Instruction { system, prompt, answer: text("output")?.to_owned() })
-}
-
-pub(super) fn string<'a>(value: &'a Value, key: &str) -> Result<&'a str, String> {
-    value.as_str().ok_or_else(|| format!("`{key}` is {}: expected a string", kind(value)))
-}
-
-pub(super) fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a truth value",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    }
 }
 
 #[cfg(test)]

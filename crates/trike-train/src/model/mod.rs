@@ -7,6 +7,7 @@ mod division;
 mod forward;
 mod objective;
 mod parameters;
+mod parts;
 mod pass;
 mod resident;
 mod sharded;

@@ -1,0 +1,48 @@
+//! The weights that a rank holds.
+
+use trike_llm::WeightSource;
+use trike_nn::{DecoderSpec, NnError};
+
+use super::division::Division;
+use super::{Parameter, Parameters, shapes};
+use crate::TrainError;
+
+impl Parameters {
+    /// The random weights of a rank: those that [`random`](Self::random) has at their places.
+    pub(super) fn random_part(spec: &DecoderSpec, seed: u64, of: &dyn Division) -> Result<Self, NnError> {
+        Self::random_of(spec, seed, &|name, shape| of.part(name, shape, of.rank()))
+    }
+
+    /// The weights of a rank from a model file.
+    pub(super) fn open_part(source: &dyn WeightSource, of: &dyn Division) -> Result<Self, NnError> {
+        Self::open_of(source, &|name, shape| of.part(name, shape, of.rank()))
+    }
+
+    /// The weights of a rank, of which more may be here.
+    pub(super) fn into_part(self, of: &dyn Division) -> Result<Self, TrainError> {
+        let spec = self.spec().clone();
+        let mut given: Vec<Parameter> = self.into_all();
+        let mut own = Vec::new();
+        for (name, shape) in shapes(&spec) {
+            let Some(part) = of.part(name, shape, of.rank()) else { continue };
+            let Some(place) = given.iter().position(|parameter| parameter.name == name) else {
+                return Err(TrainError::NoParameter { name: name.to_string() });
+            };
+            let mut parameter = given.swap_remove(place);
+            let (got, whole) = (parameter.values.len(), shape.0 * shape.1);
+            if got != part.len() {
+                if got != whole {
+                    return Err(TrainError::Grad(trike_grad::GradError::Length {
+                        what: "weights of a rank",
+                        expected: part.len(),
+                        got,
+                    }));
+                }
+                parameter.cols = if name.is_vector() { part.len() } else { shape.1 };
+                parameter.values = parameter.values[part].to_vec();
+            }
+            own.push(parameter);
+        }
+        Ok(Self::of(&spec, own))
+    }
+}
