@@ -209,16 +209,19 @@ impl Reading<'_> {
             if has_calls && !rendered.contains(call) {
                 return Err(unrendered(i, "leaves out `tool_calls`"));
             }
-            if !message.content.trim().is_empty() && !rendered.contains(content) {
-                return Err(unrendered(i, "leaves out `content`"));
-            }
             // Data is written with its keys, the one that was added, too, and in Python's way unless the template asks for JSON.
             let has_parts = message.field("content").is_some_and(Value::is_array);
-            if has_parts && rendered.contains(&format!("'{of_parts}'")) {
+            let has_key = rendered.contains(&format!("'{of_parts}'"));
+            // Python's way also escapes the mark of the content.
+            let is_escaped = !rendered.contains(content) && rendered.contains("'type': ");
+            if has_parts && (has_key || is_escaped) {
                 return Err(unrendered(
                     i,
                     "writes the parts of `content` as data and not as text: expected a string",
                 ));
+            }
+            if !message.content.trim().is_empty() && !rendered.contains(content) {
+                return Err(unrendered(i, "leaves out `content`"));
             }
         }
         if options.tools.is_some() && !rendered.contains(&of_tools) {
@@ -381,6 +384,8 @@ mod tests {
     fn what_a_template_does_not_render_is_named() {
         let plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>{% endfor %}";
         let calls = "{% for m in messages %}{{ m.role }}: {{ m.tool_calls or m.content }}<|end|>{% endfor %}";
+        // A field that is not there is printed as nothing, but asked for it is none.
+        let asked = "{% for m in messages %}{{ m.role }}: {{ m.get('content') }}<|end|>{% endfor %}";
         let call = json!([{"function": {"name": "f", "arguments": {}}}]);
         for (source, message, words) in [
             (
@@ -389,7 +394,7 @@ mod tests {
                 "message 2: the chat template leaves out `tool_calls`",
             ),
             (
-                plain,
+                asked,
                 json!({"content": null, "reasoning_content": "a"}),
                 "writes a `content` of null as `None`",
             ),
