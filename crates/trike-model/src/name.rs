@@ -106,17 +106,17 @@ impl WeightName {
         .map(|name| name(layer))
     }
 
-    /// Where [`matrices`](Self::matrices) has it.
+    /// Its index in [`matrices`](Self::matrices); `None` for every other weight.
     pub fn matrix_index(self) -> Option<usize> {
         Self::matrices(self.layer()?).iter().position(|&name| name == self)
     }
 
-    /// Where [`norms`](Self::norms) has it.
+    /// Its index in [`norms`](Self::norms); `None` for every other weight.
     pub fn norm_index(self) -> Option<usize> {
         Self::norms(self.layer()?).iter().position(|&name| name == self)
     }
 
-    /// The name of a matrix's bias.
+    /// The bias of the same linear layer; `None` unless this is a matrix of a block.
     pub fn bias(self) -> Option<Self> {
         Some(match self {
             Self::Query(layer) => Self::QueryBias(layer),
@@ -130,7 +130,7 @@ impl WeightName {
         })
     }
 
-    /// The matrix of a linear layer of a block, given it or its bias.
+    /// The matrix of the linear layer that this matrix or bias belongs to; `None` for norms, embedding and head.
     pub fn matrix(self) -> Option<Self> {
         let mut all = Self::matrices(self.layer()?).into_iter();
         all.find(|&name| name == self || name.bias() == Some(self))

@@ -229,19 +229,10 @@ impl DecoderSpec {
 mod tests {
     use super::*;
 
-    fn small() -> DecoderSpec {
-        DecoderSpec {
-            intermediate: 80,
-            kv_heads: 2,
-            context: 64,
-            tied_head: true,
-            ..DecoderSpec::llama(48, 2, 6, 97)
-        }
-    }
-
     #[test]
     fn every_rule_names_its_field() {
-        assert_eq!(small().validate(), Ok(()));
+        let small = DecoderSpec::llama(48, 2, 6, 97);
+        assert_eq!(small.validate(), Ok(()));
         type Spoil = fn(&mut DecoderSpec);
         let table: [(&str, Spoil); 10] = [
             ("hidden", |s| s.hidden = 0),
@@ -256,7 +247,7 @@ mod tests {
             ("window", |s| s.window = Some(0)),
         ];
         for (want, spoil) in table {
-            let mut spec = small();
+            let mut spec = small.clone();
             spoil(&mut spec);
             match spec.validate() {
                 Err(SpecError { field, .. }) => assert_eq!(field, want),

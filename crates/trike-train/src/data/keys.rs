@@ -1,4 +1,4 @@
-//! Keys of records that are known to change nothing.
+//! Keys and values of records: what is known to change nothing, and what messages call the rest.
 
 use serde_json::{Map, Value};
 
@@ -55,10 +55,12 @@ pub(super) fn check(object: &Map<String, Value>, known: &[&str], whose: &str) ->
     Ok(())
 }
 
+/// The text of a value; the error names its key.
 pub(super) fn string<'a>(value: &'a Value, key: &str) -> Result<&'a str, String> {
     value.as_str().ok_or_else(|| format!("`{key}` is {}: expected a string", kind(value)))
 }
 
+/// What messages call a value.
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

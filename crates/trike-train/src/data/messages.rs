@@ -53,6 +53,7 @@ const LEARNED: [&str; 4] = ["weight", "train", "training", "loss"];
 const THOUGHTS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// Keys of a message that are read, beside those.
 const OF_MESSAGE: [&str; 7] = ["role", "from", "content", "value", "tool_calls", "tool_call_id", "name"];
+
 /// The conversation under `key` of a record.
 pub(super) fn chat(object: &Map<String, Value>, key: &str) -> Result<Chat, String> {
     let value = &object[key];
