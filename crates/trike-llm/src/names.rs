@@ -62,30 +62,11 @@ pub(crate) fn rotary_rows(
 
 #[cfg(test)]
 mod tests {
-    use trike_nn::{Biases, GatedActivation, RopeSpec};
-
     use super::*;
 
     #[test]
     fn pairing_there_and_back_is_the_identity() {
-        let spec = DecoderSpec {
-            hidden: 12,
-            intermediate: 4,
-            layers: 1,
-            heads: 2,
-            kv_heads: 1,
-            head_dim: 6,
-            vocab: 3,
-            context: 4,
-            rms_eps: 1e-5,
-            rope: RopeSpec::new(1e4, RopePairing::Halves),
-            activation: GatedActivation::SiLu,
-            tied_head: true,
-            window: None,
-            biases: Biases::default(),
-            qk_norm: false,
-            sub_norms: false,
-        };
+        let spec = DecoderSpec { kv_heads: 1, ..DecoderSpec::llama(12, 1, 2, 3) };
         let rows = |from, to| rotary_rows(WeightName::Query(0), &spec, from, to);
         let there = rows(RopePairing::Halves, RopePairing::Adjacent).unwrap();
         assert_eq!(there, [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]);

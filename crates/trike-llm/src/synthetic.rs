@@ -3,10 +3,7 @@
 use std::{path::PathBuf, time::Instant};
 
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
-use trike_nn::{
-    Backend, Biases, Decoder, DecoderSpec, DecoderWeights, GatedActivation, NnError, RopePairing, RopeSpec,
-    Tensor, WeightName,
-};
+use trike_nn::{Backend, Decoder, DecoderSpec, DecoderWeights, NnError, Tensor, WeightName};
 use trike_trit::{Encoding, Granularity, ScaleValues, Scales, TritTensor};
 
 use crate::{Family, LanguageModel, LlmError, Model, ModelConfig, SpecialIds};
@@ -34,22 +31,10 @@ impl Synthetic {
             Self::B8 => (32, 4096, 14_336, 32, 8),
         };
         DecoderSpec {
-            hidden,
             intermediate,
-            layers,
-            heads,
             kv_heads,
-            head_dim: hidden / heads,
-            vocab: 32_000,
             context: 4096,
-            rms_eps: 1e-5,
-            rope: RopeSpec::new(10_000.0, RopePairing::Halves),
-            activation: GatedActivation::SiLu,
-            tied_head: false,
-            window: None,
-            biases: Biases::default(),
-            qk_norm: false,
-            sub_norms: false,
+            ..DecoderSpec::llama(hidden, layers, heads, 32_000)
         }
     }
 

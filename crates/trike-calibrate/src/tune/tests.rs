@@ -24,22 +24,12 @@ use crate::streams::embed;
 
 fn plain() -> DecoderSpec {
     DecoderSpec {
-        hidden: 20,
         intermediate: 28,
-        layers: 1,
-        heads: 4,
         kv_heads: 2,
         head_dim: 6,
-        vocab: 31,
         context: 64,
-        rms_eps: 1e-5,
-        rope: RopeSpec::new(10_000.0, RopePairing::Halves),
-        activation: GatedActivation::SiLu,
         tied_head: true,
-        window: None,
-        biases: Biases::default(),
-        qk_norm: false,
-        sub_norms: false,
+        ..DecoderSpec::llama(20, 1, 4, 31)
     }
 }
 

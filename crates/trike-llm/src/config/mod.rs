@@ -9,7 +9,7 @@ pub(crate) use gguf::FACTORS as ROPE_FACTORS;
 use std::path::Path;
 
 use trike_format::Llama2c;
-use trike_nn::{ActivationPrecision, Biases, DecoderSpec, GatedActivation, RopePairing, RopeSpec};
+use trike_nn::{ActivationPrecision, DecoderSpec, RopePairing, RopeSpec};
 
 use crate::LlmError;
 
@@ -99,22 +99,13 @@ impl ModelConfig {
     pub fn from_llama2c(file: &Llama2c) -> Result<Self, LlmError> {
         let h = file.config();
         let spec = DecoderSpec {
-            hidden: h.dim,
             intermediate: h.hidden_dim,
-            layers: h.n_layers,
-            heads: h.n_heads,
             kv_heads: h.n_kv_heads,
             head_dim: h.head_dim(),
-            vocab: h.vocab_size,
             context: h.seq_len,
-            rms_eps: 1e-5,
             rope: RopeSpec::new(10_000.0, RopePairing::Adjacent),
-            activation: GatedActivation::SiLu,
             tied_head: h.shared_classifier,
-            window: None,
-            biases: Biases::default(),
-            qk_norm: false,
-            sub_norms: false,
+            ..DecoderSpec::llama(h.dim, h.n_layers, h.n_heads, h.vocab_size)
         };
         spec.validate()?;
         Ok(Self {

@@ -6,8 +6,8 @@ use trike_bench::{Contender, Launching, Limit, Model, ModelRun};
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cube::{Cost, Device};
 use trike_nn::{
-    ActivationPrecision, Biases, CubeBackend, Decoder, DecoderSpec, DecoderWeights, GatedActivation,
-    KvPrecision, KvSpec, Logits, NnError, RopePairing, RopeSpec, Sequence, Step, Tensor, WeightName,
+    ActivationPrecision, CubeBackend, Decoder, DecoderSpec, DecoderWeights, KvPrecision, KvSpec, Logits,
+    NnError, Sequence, Step, Tensor, WeightName,
 };
 use trike_testkit::Rng;
 use trike_trit::{Encoding, Granularity, ScaleValues, Scales, TritTensor};
@@ -99,22 +99,11 @@ fn step(decoder: &Decoder<CubeBackend>, sequence: &mut Sequence<CubeBackend>, id
 
 fn spec(model: &Model) -> DecoderSpec {
     DecoderSpec {
-        hidden: model.hidden,
         intermediate: model.intermediate,
-        layers: model.layers,
-        heads: model.heads.heads,
         kv_heads: model.heads.kv_heads,
         head_dim: model.heads.head_dim,
-        vocab: model.vocab,
         context: 4096,
-        rms_eps: 1e-5,
-        rope: RopeSpec::new(10_000.0, RopePairing::Halves),
-        activation: GatedActivation::SiLu,
-        tied_head: false,
-        window: None,
-        biases: Biases::default(),
-        qk_norm: false,
-        sub_norms: false,
+        ..DecoderSpec::llama(model.hidden, model.layers, model.heads.heads, model.vocab)
     }
 }
 
