@@ -133,7 +133,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for ids in &all {
         let mut inputs = StepInputs::default();
         inputs.push(ids, 0, None)?;
-        streams.push((backend.embed(&table, &inputs)?, inputs));
+        streams.push((backend.embed(&table, &inputs, spec.embedding_factor())?, inputs));
     }
     println!("{} windows of up to {} tokens, 1/{parts} of the positions", all.len(), spec.context);
     println!("layer  best positions  sign codes  first and last");

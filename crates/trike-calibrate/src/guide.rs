@@ -72,7 +72,7 @@ impl TokenWeights {
             }
             let next =
                 |ids: &Vec<u32>| ids.iter().skip(1).map(|id| Some(*id)).chain([None]).collect::<Vec<_>>();
-            let (_, mut dy) = head.gradient(cpu, spec.rms_eps, &x, |logits| {
+            let (_, mut dy) = head.gradient(cpu, &x, |logits| {
                 let targets: Vec<Option<u32>> = match labels {
                     Labels::Text => rest.by_ref().take(lengths.len()).flat_map(next).collect(),
                     Labels::Drawn => {

@@ -52,10 +52,16 @@ pub(crate) struct Batch {
     pub(crate) x: Vec<f32>,
 }
 
+/// An embedding, and the factor of its rows.
+pub(crate) struct Embedding {
+    pub(crate) table: Matrix,
+    pub(crate) factor: f32,
+}
+
 /// Packs whole sequences into batches and embeds their tokens.
 pub(crate) fn embed(
     backend: &CpuBackend,
-    table: &Matrix,
+    Embedding { table, factor }: &Embedding,
     sequences: &[Vec<u32>],
 ) -> Result<Vec<Batch>, CalibrateError> {
     let mut batches: Vec<StepInputs> = Vec::new();
@@ -70,7 +76,7 @@ pub(crate) fn embed(
         }
     }
     let batch = |inputs: StepInputs| {
-        let x = backend.move_to_host(backend.embed(table, &inputs)?)?;
+        let x = backend.move_to_host(backend.embed(table, &inputs, *factor)?)?;
         Ok(Batch { inputs, x })
     };
     batches.into_iter().map(batch).collect()
@@ -208,8 +214,9 @@ impl<'a> Blocks<'a> {
     }
 
     /// Loads the embedding.
-    pub(crate) fn embedding(&self) -> Result<Matrix, CalibrateError> {
-        Ok(self.backend.load_matrix(self.source.load(WeightName::Embedding)?)?)
+    pub(crate) fn embedding(&self) -> Result<Embedding, CalibrateError> {
+        let table = self.backend.load_matrix(self.source.load(WeightName::Embedding)?)?;
+        Ok(Embedding { table, factor: self.spec().embedding_factor() })
     }
 
     fn context(&self) -> BlockContext<'_, CpuBackend> {

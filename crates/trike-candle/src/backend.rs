@@ -145,11 +145,11 @@ impl Backend for CandleBackend {
         Ok(inputs)
     }
 
-    fn embed(&self, table: &CandleMatrix, inputs: &StepInputs) -> Result<Tensor, NnError> {
+    fn embed(&self, table: &CandleMatrix, inputs: &StepInputs, factor: f32) -> Result<Tensor, NnError> {
         computed(|| {
             check::embed(inputs, table.weight.dim(0)?)?;
             let rows = table.weight.index_select(&Tensor::new(inputs.ids(), &Device::Cpu)?, 0)?;
-            rotated(&rows, table.rotation)
+            Ok((rotated(&rows, table.rotation)? * f64::from(factor))?)
         })
     }
 

@@ -17,17 +17,17 @@ pub(crate) fn check_hf(dir: &HfDir) -> Result<(), LlmError> {
     let text =
         std::fs::read_to_string(&path).map_err(|source| LlmError::Io { path: path.clone(), source })?;
     // One that is no JSON is an error where its values are read.
-    GENERATION.check_json(&path, &serde_json::from_str(&text).unwrap_or_default())
+    GENERATION.check_json(&path, None, &serde_json::from_str(&text).unwrap_or_default())
 }
 
 /// As [`check_hf`], for the settings of a GGUF file.
 pub(crate) fn check_gguf(file: &Gguf) -> Result<(), LlmError> {
     if let Some(text) = file.str(&format!("{FILE_KEY}generation_config.json"))? {
         let json: Value = serde_json::from_str(text).unwrap_or_default();
-        return GENERATION.check_json(file.path(), &json);
+        return GENERATION.check_json(file.path(), None, &json);
     }
     for (key, value) in file.metadata().iter().filter(|(key, _)| key.starts_with(&sampling_key(""))) {
-        NAMESPACES.check_meta(file.path(), key, key, value)?;
+        NAMESPACES.check_meta(file.path(), None, (key, key), value)?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@
 //! gets weights by their names. The cost: an interpreter looks weights up, and what it fuses it must see from the arguments of one
 //! operation.
 //!
-//! * sizes: [`DecoderSpec`], [`Biases`]
+//! * sizes: [`DecoderSpec`], [`Biases`], [`ScaleFactors`]
 //! * weights: [`WeightName`], [`DecoderSpec::weights`], [`DecoderSpec::shape`], [`HookPoint`]
 //! * the block: [`block`](fn@block), [`attention`], [`mlp`], [`LayerOps`], [`AttentionOps`], [`Input`]
 //!
@@ -21,4 +21,4 @@ mod spec;
 
 pub use block::{AttentionOps, Input, LayerOps, attention, block, mlp};
 pub use name::{HookPoint, WeightName};
-pub use spec::{Biases, DecoderSpec};
+pub use spec::{Biases, DecoderSpec, ScaleFactors};

@@ -15,10 +15,27 @@ pub struct Biases {
     pub mlp: bool,
 }
 
+/// Constants that scale the activations of a decoder (Yang et al., 2022; MiniCPM); all are 1 in other families.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScaleFactors {
+    /// Of the embedding's rows.
+    pub embedding: f32,
+    /// Of what attention and the MLP of every block add to the residual stream.
+    pub residual: f32,
+    /// What the logits are divided by.
+    pub logits: f32,
+}
+
+impl Default for ScaleFactors {
+    fn default() -> Self {
+        Self { embedding: 1.0, residual: 1.0, logits: 1.0 }
+    }
+}
+
 /// Sizes and constants of a decoder; all counts are elements.
 ///
 /// The flags cover the supported model families: Llama uses none of them, Mistral a window, Qwen2 biases, Qwen3
-/// query and key norms, BitNet-b1.58 sub-norms and squared ReLU.
+/// query and key norms, BitNet-b1.58 sub-norms and squared ReLU, MiniCPM factors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderSpec {
     /// Width of the residual stream.
@@ -53,6 +70,8 @@ pub struct DecoderSpec {
     pub qk_norm: bool,
     /// Whether an RMSNorm is applied to the outputs of attention and of the gated activation before their projections.
     pub sub_norms: bool,
+    /// Factors of the embedding, the residual stream and the logits.
+    pub factors: ScaleFactors,
 }
 
 /// Largest value accepted for any size, so that products of two fit in 64 bits and a hostile configuration
@@ -90,6 +109,7 @@ impl DecoderSpec {
             biases: Biases::default(),
             qk_norm: false,
             sub_norms: false,
+            factors: ScaleFactors::default(),
         }
     }
 
@@ -130,6 +150,16 @@ impl DecoderSpec {
         if !(self.rms_eps >= 0.0 && self.rms_eps < 1.0) {
             return fail("rms_eps", "must be 0 or more and under 1", self.rms_eps.to_string());
         }
+        for (field, factor) in [
+            ("factors.embedding", self.factors.embedding),
+            ("factors.residual", self.factors.residual),
+            ("factors.logits", self.factors.logits),
+        ] {
+            // Their quotients and squares are finite and normal in f32.
+            if !(1e-6..=1e6).contains(&factor) {
+                return fail(field, "must be 1e-6 to 1e6", factor.to_string());
+            }
+        }
         if self.window == Some(0) {
             return fail("window", "must be at least 1", "0".to_owned());
         }
@@ -145,6 +175,36 @@ impl DecoderSpec {
             scale: self.rope.attention_factor().powi(2) / (self.head_dim as f32).sqrt(),
             window: self.window,
         }
+    }
+
+    /// Added to the mean square by the norm `name`.
+    ///
+    /// The residual stream is kept divided by the [factor](ScaleFactors::residual) `r` of what is added to it, so that a block adds its
+    /// outputs as they are. A norm of `x / r` is one of `x` if what is added to the mean square is divided by `r^2`:
+    ///
+    /// ```text
+    /// (x / r) / sqrt(mean((x / r)^2) + eps / r^2) = x / sqrt(mean(x^2) + eps)
+    /// ```
+    ///
+    /// Only norms outside of the stream, of heads and of inputs of the last layer of a half block, have `eps` itself.
+    pub fn norm_eps(&self, name: WeightName) -> f32 {
+        use WeightName as W;
+        match name {
+            W::AttentionNorm(_) | W::MlpNorm(_) | W::FinalNorm => {
+                self.rms_eps / self.factors.residual.powi(2)
+            }
+            _ => self.rms_eps,
+        }
+    }
+
+    /// Factor of the rows of the embedding in the residual stream, which is divided by [`ScaleFactors::residual`].
+    pub fn embedding_factor(&self) -> f32 {
+        self.factors.embedding / self.factors.residual
+    }
+
+    /// Factor of the final norm's output before the LM head: the head is linear, so that dividing its input divides the logits.
+    pub fn head_factor(&self) -> f32 {
+        self.factors.logits.recip()
     }
 
     /// Width of all query heads together.
@@ -234,7 +294,7 @@ mod tests {
         let small = DecoderSpec::llama(48, 2, 6, 97);
         assert_eq!(small.validate(), Ok(()));
         type Spoil = fn(&mut DecoderSpec);
-        let table: [(&str, Spoil); 10] = [
+        let table: [(&str, Spoil); 13] = [
             ("hidden", |s| s.hidden = 0),
             ("vocab", |s| s.vocab = (1 << 24) + 1),
             ("layers", |s| s.layers = 0),
@@ -245,6 +305,9 @@ mod tests {
             ("rms_eps", |s| s.rms_eps = -1e-9),
             ("rope.theta", |s| s.rope.theta = 1.0),
             ("window", |s| s.window = Some(0)),
+            ("factors.embedding", |s| s.factors.embedding = f32::INFINITY),
+            ("factors.residual", |s| s.factors.residual = 0.0),
+            ("factors.logits", |s| s.factors.logits = -1.0),
         ];
         for (want, spoil) in table {
             let mut spec = small.clone();

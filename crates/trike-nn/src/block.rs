@@ -235,7 +235,7 @@ impl<'a, B: Backend> Inference<'a, '_, '_, B> {
     fn norm(&self, name: WeightName) -> Result<Norm<'a, B>, NnError> {
         let found = name.norm_index().and_then(|index| self.block.norms[index].as_ref());
         let weight = found.ok_or_else(|| NnError::NoWeight { name: name.to_string() })?;
-        Ok(Norm { weight, eps: self.context.spec.rms_eps })
+        Ok(Norm { weight, eps: self.context.spec.norm_eps(name) })
     }
 
     /// The input of the layers at a point, whose stream is `x`. One that the backend fuses into a layer is never materialized, so
@@ -427,15 +427,21 @@ impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
     }
 
     pub(crate) fn vector(&mut self, name: WeightName, len: usize) -> Result<B::Vector, NnError> {
+        let values = self.values(name, len)?;
+        self.backend.load_vector(values)
+    }
+
+    /// The elements of a vector that the backend holds.
+    pub(crate) fn values(&mut self, name: WeightName, len: usize) -> Result<Vec<f32>, NnError> {
         let part = self.backend.rows_of(name, len);
         if part.is_empty() {
-            return self.backend.load_vector(Vec::new());
+            return Ok(Vec::new());
         }
         let mut values = self.weights.vector(name)?;
         check(name, (1, len), (1, values.len()))?;
         values.truncate(part.end);
         values.drain(..part.start);
-        self.backend.load_vector(values)
+        Ok(values)
     }
 }
 

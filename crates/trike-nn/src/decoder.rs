@@ -72,6 +72,8 @@ pub struct Decoder<B: Backend> {
     embedding: B::Matrix,
     blocks: Vec<DecoderBlock<B>>,
     norm: B::Vector,
+    /// The final norm as the head reads it, multiplied by [`DecoderSpec::head_factor`]; `None` if that is 1.
+    head_norm: Option<B::Vector>,
     /// `None` if the embedding serves as the head.
     head: Option<B::Matrix>,
     /// One for each stage of the backend.
@@ -109,7 +111,10 @@ impl<B: Backend> Decoder<B> {
             loader.backend = backend.stage(backend.stage_of(layer));
             blocks.push(DecoderBlock::from_loader(&mut loader, &spec, layer)?);
         }
-        let norm = loader.vector(WeightName::FinalNorm, spec.hidden)?;
+        let (norm, by) = (loader.values(WeightName::FinalNorm, spec.hidden)?, spec.head_factor());
+        let scaled = || loader.backend.load_vector(norm.iter().map(|weight| weight * by).collect());
+        let head_norm = (by != 1.0).then(scaled).transpose()?;
+        let norm = loader.backend.load_vector(norm)?;
         let head = match (spec.tied_head, stages) {
             (true, 1) => None,
             (true, _) => Some(loader.matrix(WeightName::Embedding, spec.vocab, spec.hidden)?),
@@ -118,7 +123,7 @@ impl<B: Backend> Decoder<B> {
         let rope = |index| backend.stage(index).load_rope(&spec.rope, spec.head_dim, spec.context);
         let ropes = (0..stages).map(rope).collect::<Result<_, _>>()?;
         let (version, recording) = (next_version(), next_version());
-        Ok(Self { backend, spec, embedding, blocks, norm, head, ropes, version, recording })
+        Ok(Self { backend, spec, embedding, blocks, norm, head_norm, head, ropes, version, recording })
     }
 
     /// Replaces the weight of a linear layer by one of the same shape, between steps.
@@ -319,7 +324,7 @@ impl<B: Backend> Decoder<B> {
         let inputs = self.backend.inputs(inputs)?;
         let states = self.states(&inputs, &mut caches_of(steps), selected.as_deref())?;
         let last = self.last_stage();
-        let normed = last.rms_norm(&states, &self.norm, self.spec.rms_eps)?;
+        let normed = last.rms_norm(&states, &self.norm, self.spec.norm_eps(WeightName::FinalNorm))?;
         let all = last.move_to_host(normed)?;
         let counts = counts(steps, rows);
         advance(steps);
@@ -462,7 +467,8 @@ impl<B: Backend> Decoder<B> {
         rows: Option<&[usize]>,
     ) -> Result<B::Tensor, NnError> {
         let x = self.states(inputs, caches, rows)?;
-        let normed = Input::Normed(&x, Norm { weight: &self.norm, eps: self.spec.rms_eps });
+        let weight = self.head_norm.as_ref().unwrap_or(&self.norm);
+        let normed = Input::Normed(&x, Norm { weight, eps: self.spec.norm_eps(WeightName::FinalNorm) });
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         let [out] = linear(self.last_stage(), normed, [head])?;
         Ok(out)
@@ -476,7 +482,7 @@ impl<B: Backend> Decoder<B> {
         rows: Option<&[usize]>,
     ) -> Result<B::Tensor, NnError> {
         let (mut at, mut stage) = (0, self.backend.stage(0));
-        let mut x = stage.embed(&self.embedding, inputs)?;
+        let mut x = stage.embed(&self.embedding, inputs, self.spec.embedding_factor())?;
         for (layer, block) in self.blocks.iter().enumerate() {
             let next = self.backend.stage_of(layer);
             if next != at {

@@ -10,7 +10,7 @@
 //! attention distinguishes which rows belong to which sequence, so there is no padding and the output is independent of
 //! the rest of the batch.
 //!
-//! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`], [`KvPrecisions`],
+//! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`ScaleFactors`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`], [`KvPrecisions`],
 //!   [`KeySelector`], [`PromptKeys`], [`Eviction`], [`Logits`]
 //! * memory: [`MemoryPlan`], [`DeviceUse`]; of layers on several devices: [`LayerWeights`], [`DeviceMemory`], [`StagePlan`]
 //! * a model on several ranks: [`RankBackend`], [`Division`], [`StepNotice`], [`Decoder::follow`]; its types [`RankTensor`],
@@ -67,6 +67,6 @@ pub use trike_core::{
 };
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;
-pub use trike_model::{Biases, DecoderSpec, HookPoint, WeightName};
+pub use trike_model::{Biases, DecoderSpec, HookPoint, ScaleFactors, WeightName};
 pub use tune::{TunedProduct, TunedTable, Tuning};
 pub use weights::DecoderWeights;

@@ -274,7 +274,7 @@ impl Pricing<'_> {
             if tokens >= HEAD_TOKENS {
                 break;
             }
-            let [ours, base] = [&rounded, &head].map(|head| head.logits(self.cpu(), spec.rms_eps, x));
+            let [ours, base] = [&rounded, &head].map(|head| head.logits(self.cpu(), x));
             let (ours, base) = (ours?, base?);
             let rows = ours.chunks_exact(spec.vocab).zip(base.chunks_exact(spec.vocab));
             sum += rows.map(|(ours, base)| divergence(ours, base)).sum::<f64>();

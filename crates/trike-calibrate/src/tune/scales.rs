@@ -159,13 +159,12 @@ impl AllScales<'_> {
     /// `wanted`.
     fn divergence(&self, x: &[f32], aim: &[f32], wanted: bool) -> Result<(f64, Vec<f32>), CalibrateError> {
         let (cpu, spec) = (self.cpu, &self.shared.spec);
-        let mut aim = self.head.logits(cpu, spec.rms_eps, aim)?;
+        let mut aim = self.head.logits(cpu, aim)?;
         if !wanted {
-            let mut logits = self.head.logits(cpu, spec.rms_eps, x)?;
+            let mut logits = self.head.logits(cpu, x)?;
             return Ok((grad::divergence(cpu, &mut logits, &mut aim, spec.vocab)?, Vec::new()));
         }
-        self.head
-            .gradient(cpu, spec.rms_eps, x, |logits| Ok(grad::divergence(cpu, logits, &mut aim, spec.vocab)?))
+        self.head.gradient(cpu, x, |logits| Ok(grad::divergence(cpu, logits, &mut aim, spec.vocab)?))
     }
 }
 

@@ -172,7 +172,7 @@ impl OnTape<'_, '_> {
         let weight = name.norm_index().and_then(|index| self.values.vectors.norms[index].as_deref());
         let weight = weight.ok_or_else(|| missing(name))?;
         let weight = self.recording.leaf(name, weight, true)?;
-        self.recording.tape.rms_norm(x, weight, self.recording.spec.rms_eps)
+        self.recording.tape.rms_norm(x, weight, self.recording.spec.norm_eps(name))
     }
 
     fn linear(&mut self, x: Var, name: WeightName) -> Result<Var, GradError> {

@@ -8,7 +8,7 @@ use trike_grad::MixedPrecision;
 use trike_model::{AttentionOps, Input, LayerOps};
 use trike_nn::{
     ActivationPrecision, AttentionSpec, Backend, Biases, BlockContext, CpuBackend, DecoderBlock, DecoderSpec,
-    DecoderWeights, NnError, RopeSpec, WeightName,
+    DecoderWeights, NnError, RopeSpec, ScaleFactors, WeightName,
 };
 use trike_testkit::{
     Rng, assert_all_near, assert_close,
@@ -20,7 +20,7 @@ use super::{
     text::{Text, schedule},
     vectors::Vectors,
 };
-use crate::streams::embed;
+use crate::streams::{Embedding, embed};
 
 fn plain() -> DecoderSpec {
     DecoderSpec {
@@ -37,7 +37,13 @@ fn plain() -> DecoderSpec {
 fn specs() -> [DecoderSpec; 3] {
     [
         DecoderSpec { rope: RopeSpec::new(500.0, RopePairing::Adjacent), window: Some(3), ..plain() },
-        DecoderSpec { biases: Biases { qkv: true, output: true, mlp: true }, qk_norm: true, ..plain() },
+        DecoderSpec {
+            biases: Biases { qkv: true, output: true, mlp: true },
+            qk_norm: true,
+            factors: ScaleFactors { residual: 0.4, ..ScaleFactors::default() },
+            rms_eps: 0.1,
+            ..plain()
+        },
         DecoderSpec { activation: GatedActivation::SquaredReLu, sub_norms: true, kv_heads: 4, ..plain() },
     ]
 }
@@ -90,6 +96,7 @@ fn a_block_on_a_tape_is_the_block_on_a_backend() {
         let block = DecoderBlock::load(&backend, &spec, 0, &mut Weights(&spec)).unwrap();
         let table = DenseData::F32(Rng::new(1).normals(spec.vocab * spec.hidden));
         let table = DenseMatrix::new(spec.vocab, spec.hidden, table).unwrap().into();
+        let table = Embedding { table, factor: 1.0 };
         let mut rng = Rng::new(2);
         let ids = LENGTHS.map(|n| (0..n).map(|_| rng.below(spec.vocab) as u32).collect::<Vec<_>>());
         let [batch] = embed(&backend, &table, &ids).unwrap().try_into().ok().expect("one batch");
@@ -125,7 +132,11 @@ impl Exact<'_> {
 
     fn norm(&self, x: &[f64], name: WeightName) -> Vec<f64> {
         let weight = self.norms[name.norm_index().expect("a norm")].as_ref().expect("a weight");
-        exact::rms_norm(x, weight, f64::from(self.spec.rms_eps))
+        let is_of_stream = matches!(name, WeightName::AttentionNorm(_) | WeightName::MlpNorm(_));
+        // The stream is divided by the factor: the norm is of the stream itself.
+        let by = if is_of_stream { f64::from(self.spec.factors.residual) } else { 1.0 };
+        let x: Vec<f64> = x.iter().map(|x| by * x).collect();
+        exact::rms_norm(&x, weight, f64::from(self.spec.rms_eps))
     }
 
     fn linear(&self, x: &[f64], name: WeightName) -> Vec<f64> {

@@ -55,8 +55,8 @@ impl Stack<'_> {
         for (layer, values) in values.iter().enumerate() {
             recording.block(layer, values)?;
         }
-        let mut aim = self.head.logits(cpu, spec.rms_eps, aim)?;
-        let (loss, dy) = self.head.gradient(cpu, spec.rms_eps, recording.output()?, |logits| {
+        let mut aim = self.head.logits(cpu, aim)?;
+        let (loss, dy) = self.head.gradient(cpu, recording.output()?, |logits| {
             Ok(grad::divergence(cpu, logits, &mut aim, spec.vocab)?)
         })?;
         drop(aim);
@@ -74,8 +74,8 @@ impl Stack<'_> {
             let step = std::slice::from_ref(sequence);
             let [x, aim] = ends_of(step, text, spec.hidden);
             let x = self.forward(&values, x, &lengths(step))?;
-            let mut logits = self.head.logits(self.cpu, spec.rms_eps, &x)?;
-            let mut aim = self.head.logits(self.cpu, spec.rms_eps, &aim)?;
+            let mut logits = self.head.logits(self.cpu, &x)?;
+            let mut aim = self.head.logits(self.cpu, &aim)?;
             let sum = grad::divergence(self.cpu, &mut logits, &mut aim, spec.vocab)?;
             Ok(Loss { sum, tokens: sequence.1.len() })
         };

@@ -78,11 +78,13 @@ fn rows_are_looked_up_in_every_kind_of_table() {
     fn rows<B: Backend>(backend: &B, weight: &Tensor) -> Vec<f32> {
         let table = backend.load_table(weight.clone()).expect("it loads");
         assert!(matches!(
-            backend.embed(&table, &inputs(backend, &[10])),
+            backend.embed(&table, &inputs(backend, &[10]), 1.0),
             Err(NnError::Token { id: 10, vocab: 10 })
         ));
         assert!(backend.matrix_bytes(&table) > 0);
-        backend.to_host(&backend.embed(&table, &inputs(backend, &[9, 0, 9])).expect("rows")).expect("values")
+        backend
+            .to_host(&backend.embed(&table, &inputs(backend, &[9, 0, 9]), 1.0).expect("rows"))
+            .expect("values")
     }
     for weight in weights(&mut Rng::new(2)) {
         let want: Vec<f32> = weight.to_f32();

@@ -13,7 +13,6 @@ use crate::simd::Simd;
 use trike_core::TileLayout;
 use trike_host::Line;
 use trike_host::Loop;
-use trike_host::isa::Scalar;
 
 /// Prefetch distance in bytes.
 const AHEAD: usize = 8192;
@@ -39,9 +38,8 @@ pub(super) fn piece<K: RunPermuting>(
 fn rows<K: RunPermuting, const T: usize>(k: K, job: Job<'_, '_>) {
     match (job.m.sparse(), job.m.shape().layout()) {
         (Some(sparse), _) => {
-            // Without permutes nonzeros are added one by one, for which no instruction set has more than another.
             if let Err(task) = k.try_permuting(Sparsely::<T> { job, sparse }) {
-                Scalar::portable().run_permuting(task);
+                k.plain().run_permuting(task);
             }
         }
         (None, TileLayout::TwoBit) => k.run(TwoBits::<K, T> { k, job }),

@@ -1,7 +1,7 @@
 //! Metadata of a GGUF file.
 
 use trike_format::{Gguf, MetaValue, TensorSource};
-use trike_nn::{Biases, DecoderSpec, GatedActivation, RopeScaling, RopeSpec};
+use trike_nn::{Biases, DecoderSpec, GatedActivation, RopeScaling, RopeSpec, ScaleFactors};
 
 use super::{Family, ModelConfig, SpecialIds, keys};
 use crate::LlmError;
@@ -65,11 +65,12 @@ pub(super) fn config(file: &Gguf) -> Result<ModelConfig, LlmError> {
         "llama" => (Family::Llama, GatedActivation::SiLu),
         "qwen2" => (Family::Qwen2, GatedActivation::SiLu),
         "qwen3" => (Family::Qwen3, GatedActivation::SiLu),
+        "minicpm" => (Family::MiniCpm, GatedActivation::SiLu),
         "bitnet" => (Family::BitNet, GatedActivation::SiLu),
         "bitnet-b1.58" | "bitnet-25" => (Family::BitNet, GatedActivation::SquaredReLu),
         _ => return Err(r.unsupported(format!("the architecture {architecture}"))),
     };
-    check_keys(&r)?;
+    check_keys(&r, family)?;
     let hidden = r.required("embedding_length")?;
     let heads = r.required("attention.head_count")?;
     let head_dim = r.size("attention.key_length")?.unwrap_or(hidden / heads);
@@ -86,10 +87,11 @@ pub(super) fn config(file: &Gguf) -> Result<ModelConfig, LlmError> {
     })?;
     let eps = r.key("attention.layer_norm_rms_epsilon");
     let has = |name: &str| file.info(name).is_some();
+    let layers = r.required("block_count")?;
     let spec = DecoderSpec {
         hidden,
         intermediate: r.required("feed_forward_length")?,
-        layers: r.required("block_count")?,
+        layers,
         heads,
         kv_heads: r.size("attention.head_count_kv")?.unwrap_or(heads),
         head_dim,
@@ -107,6 +109,10 @@ pub(super) fn config(file: &Gguf) -> Result<ModelConfig, LlmError> {
         },
         qk_norm: has("blk.0.attn_q_norm.weight"),
         sub_norms: has("blk.0.attn_sub_norm.weight"),
+        factors: match family {
+            Family::MiniCpm => factors(&r, hidden, layers)?,
+            _ => ScaleFactors::default(),
+        },
     };
     spec.validate()?;
     let special = SpecialIds {
@@ -119,6 +125,17 @@ pub(super) fn config(file: &Gguf) -> Result<ModelConfig, LlmError> {
     Ok(ModelConfig { architecture: architecture.to_owned(), family, spec, special })
 }
 
+/// The factors of MiniCPM. Files of older converters lack them: those of the first models are meant then, scale_emb 12, scale_depth
+/// 1.4 and dim_model_base 256. (llama.cpp multiplies by the last quotient where these models divide.)
+fn factors(r: &Reader<'_>, hidden: usize, layers: usize) -> Result<ScaleFactors, LlmError> {
+    let number = |key: &str, default: f32| Ok::<_, LlmError>(r.file.f32(&r.key(key))?.unwrap_or(default));
+    Ok(ScaleFactors {
+        embedding: number("embedding_scale", 12.0)?,
+        residual: number("residual_scale", 1.4 / (layers as f32).sqrt())?,
+        logits: number("logit_scale", hidden as f32 / 256.0)?,
+    })
+}
+
 /// A window of 0 means none.
 fn window(r: &Reader<'_>) -> Result<Option<usize>, LlmError> {
     match r.file.metadata().get(&r.key("attention.sliding_window")).and_then(MetaValue::as_i64) {
@@ -128,13 +145,13 @@ fn window(r: &Reader<'_>) -> Result<Option<usize>, LlmError> {
 }
 
 /// Refuses keys that change the result and are not implemented, and unknown keys of the architecture.
-fn check_keys(r: &Reader<'_>) -> Result<(), LlmError> {
+fn check_keys(r: &Reader<'_>, family: Family) -> Result<(), LlmError> {
     let own = r.key("");
     for (key, value) in r.file.metadata().iter() {
         if let Some(short) = key.strip_prefix(&own) {
-            keys::ARCHITECTURE.check_meta(r.file.path(), short, key, value)?;
+            keys::ARCHITECTURE.check_meta(r.file.path(), Some(family), (short, key), value)?;
         } else if keys::NAMESPACES.knows(key) && !key.starts_with(SAMPLING) {
-            keys::NAMESPACES.check_meta(r.file.path(), key, key, value)?;
+            keys::NAMESPACES.check_meta(r.file.path(), None, (key, key), value)?;
         }
     }
     match r.file.str("general.type")? {
@@ -158,7 +175,7 @@ fn rope(r: &Reader<'_>, family: Family, head_dim: usize) -> Result<RopeSpec, Llm
     let key = r.key("rope.scaling.type");
     let kind = r.file.str(&key)?.unwrap_or("linear");
     spec.scaling = match (kind, factor) {
-        ("none", _) | ("linear", None) => RopeScaling::None,
+        ("none", _) | ("linear", None) | ("longrope", None) => RopeScaling::None,
         ("linear", Some(factor)) => RopeScaling::Linear { factor },
         ("yarn", factor) => {
             let factor = factor.unwrap_or(1.0);
@@ -176,6 +193,14 @@ fn rope(r: &Reader<'_>, family: Family, head_dim: usize) -> Result<RopeSpec, Llm
         }
         (kind, _) => return Err(r.unsupported(format!("{key} {kind}"))),
     };
+    if kind == "longrope" {
+        if [SHORT, LONG].into_iter().any(|tensor| r.file.info(tensor).is_none()) {
+            return Err(r.unsupported(format!("{key} longrope without the tensors {SHORT} and {LONG}")));
+        }
+        spec.scaling = RopeScaling::Factors(longrope(r, head_dim)?);
+    } else if let Some(tensor) = [LONG, SHORT].into_iter().find(|tensor| r.file.info(tensor).is_some()) {
+        return Err(r.unsupported(format!("RoPE scaling by the tensor {tensor} with {key} {kind}")));
+    }
     let yarn = matches!(spec.scaling, RopeScaling::Yarn { .. });
     if attention != 1.0 && !yarn {
         let key = r.key("rope.scaling.attn_factor");
@@ -192,31 +217,49 @@ fn rope(r: &Reader<'_>, family: Family, head_dim: usize) -> Result<RopeSpec, Llm
             RopeScaling::Linear { factor } => factor,
             _ => return Err(r.unsupported(format!("{key} {kind} together with the tensor {FACTORS}"))),
         };
-        let mut factors = r.file.load(FACTORS)?.into_f32();
+        let mut factors = divisors(r, FACTORS, head_dim)?;
         factors.iter_mut().for_each(|factor| *factor *= linear);
-        if factors.len() != head_dim / 2 {
-            return Err(LlmError::Config {
-                path: r.file.path().to_owned(),
-                key: FACTORS.to_owned(),
-                expected: format!("{} factors", head_dim / 2),
-                got: factors.len().to_string(),
-            });
-        }
         spec.scaling = RopeScaling::Factors(factors);
     }
     Ok(spec)
 }
+
+/// A tensor of divisors of the rotary frequencies.
+fn divisors(r: &Reader<'_>, name: &str, head_dim: usize) -> Result<Vec<f32>, LlmError> {
+    let factors = r.file.load(name)?.into_f32();
+    if factors.len() == head_dim / 2 {
+        return Ok(factors);
+    }
+    Err(LlmError::Config {
+        path: r.file.path().to_owned(),
+        key: name.to_owned(),
+        expected: format!("{} factors", head_dim / 2),
+        got: factors.len().to_string(),
+    })
+}
+
+/// The divisors of LongRoPE, if one list serves every length: when both lists are equal, or when no text is longer than the original
+/// context.
+fn longrope(r: &Reader<'_>, head_dim: usize) -> Result<Vec<f32>, LlmError> {
+    let [short, long] = [divisors(r, SHORT, head_dim)?, divisors(r, LONG, head_dim)?];
+    let context = r.required("context_length")?;
+    let original = r.size("rope.scaling.original_context_length")?.unwrap_or(context);
+    if short != long && context > original {
+        let name = format!("longrope with another {LONG} past the original context of {original} tokens");
+        return Err(r.unsupported(name));
+    }
+    Ok(short)
+}
+
+/// The tensors of LongRoPE, for texts up to the original context and for longer ones.
+const SHORT: &str = "rope_factors_short.weight";
+const LONG: &str = "rope_factors_long.weight";
 
 /// The tensor that divides the rotary frequencies.
 pub(crate) const FACTORS: &str = "rope_freqs.weight";
 
 /// Refuses features that the decoder block does not implement.
 fn refuse_extras(r: &Reader<'_>, head_dim: usize) -> Result<(), LlmError> {
-    for tensor in ["rope_factors_long.weight", "rope_factors_short.weight"] {
-        if r.file.info(tensor).is_some() {
-            return Err(r.unsupported(format!("RoPE scaling by the tensor {tensor}")));
-        }
-    }
     for (key, width) in [("rope.dimension_count", "RoPE"), ("attention.value_length", "values")] {
         match r.size(key)? {
             Some(n) if n != head_dim => {

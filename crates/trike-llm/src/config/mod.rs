@@ -36,14 +36,28 @@ pub enum Family {
     Qwen3,
     /// Ternary, with sub-norms and one int8 activation scale per token.
     BitNet,
+    /// Llama with factors of the embedding, the residual stream and the logits.
+    MiniCpm,
 }
 
 impl Family {
     /// Pairing of the dimensions that RoPE rotates together in a GGUF file of this family.
     pub(crate) fn gguf_pairing(self) -> RopePairing {
         match self {
-            Self::Llama | Self::Mistral => RopePairing::Adjacent,
+            Self::Llama | Self::Mistral | Self::MiniCpm => RopePairing::Adjacent,
             Self::Qwen2 | Self::Qwen3 | Self::BitNet => RopePairing::Halves,
+        }
+    }
+
+    /// Its name in text.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "Llama",
+            Self::Mistral => "Mistral",
+            Self::Qwen2 => "Qwen2",
+            Self::Qwen3 => "Qwen3",
+            Self::BitNet => "BitNet",
+            Self::MiniCpm => "MiniCPM",
         }
     }
 

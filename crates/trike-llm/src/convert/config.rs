@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use trike_format::MetaValue;
-use trike_nn::{DecoderSpec, GatedActivation, RopePairing, RopeScaling, RopeSpec};
+use trike_nn::{DecoderSpec, GatedActivation, RopePairing, RopeScaling, RopeSpec, ScaleFactors};
 
 use crate::{Family, ModelConfig};
 
@@ -12,7 +12,9 @@ use crate::{Family, ModelConfig};
 pub(super) fn to_hf(path: &Path, config: &ModelConfig) -> Option<Value> {
     let (spec, special) = (&config.spec, &config.special);
     // Chosen by the features of the block: a `llama` GGUF file may have a window or biases.
-    let architecture = if spec.sub_norms {
+    let architecture = if spec.factors != ScaleFactors::default() {
+        "MiniCPMForCausalLM"
+    } else if spec.sub_norms {
         "BitNetForCausalLM"
     } else if spec.qk_norm {
         "Qwen3ForCausalLM"
@@ -46,6 +48,14 @@ pub(super) fn to_hf(path: &Path, config: &ModelConfig) -> Option<Value> {
         "eos_token_id": special.eos,
     });
     json["model_type"] = json!(architecture.trim_end_matches("ForCausalLM").to_lowercase());
+    if architecture == "MiniCPMForCausalLM" {
+        let ScaleFactors { embedding, residual, logits } = spec.factors;
+        json["scale_emb"] = json!(exact(embedding));
+        let root = (spec.layers as f64).sqrt();
+        json["scale_depth"] = json!(shortest(f64::from(residual) * root, |depth| (depth / root) as f32));
+        let hidden = spec.hidden as f64;
+        json["dim_model_base"] = json!(shortest(hidden / f64::from(logits), |base| (hidden / base) as f32));
+    }
     if let Some(window) = spec.window {
         json["sliding_window"] = json!(window);
         if architecture.starts_with("Qwen") {
@@ -102,6 +112,7 @@ pub(super) fn to_gguf(config: &ModelConfig, name: Option<&str>) -> Vec<(String, 
         (Family::Llama | Family::Mistral, _) => "llama",
         (Family::Qwen2, _) => "qwen2",
         (Family::Qwen3, _) => "qwen3",
+        (Family::MiniCpm, _) => "minicpm",
         (Family::BitNet, GatedActivation::SiLu) => "bitnet",
         (Family::BitNet, GatedActivation::SquaredReLu) => "bitnet-b1.58",
     };
@@ -126,6 +137,11 @@ pub(super) fn to_gguf(config: &ModelConfig, name: Option<&str>) -> Vec<(String, 
     }
     add("attention.layer_norm_rms_epsilon", spec.rms_eps.into());
     add("rope.freq_base", spec.rope.theta.into());
+    if config.family == Family::MiniCpm {
+        add("embedding_scale", spec.factors.embedding.into());
+        add("residual_scale", spec.factors.residual.into());
+        add("logit_scale", spec.factors.logits.into());
+    }
     if let Some(window) = spec.window {
         add("attention.sliding_window", n(window));
     }
@@ -201,6 +217,12 @@ fn named_factors(rope: &RopeSpec, head_dim: usize) -> Option<RopeScaling> {
             let pairs = scaled.frequencies(head_dim).into_iter().zip(rope.frequencies(head_dim));
             pairs.into_iter().all(|(ours, theirs)| (ours - theirs).abs() <= 1e-6 * theirs)
         })
+}
+
+/// The number with the fewest decimals that `read` makes the same f32 of as of `value`.
+fn shortest(value: f64, read: impl Fn(f64) -> f32) -> f64 {
+    let rounded = (0..12).map(|digits| (value * 10f64.powi(digits)).round() / 10f64.powi(digits));
+    rounded.into_iter().find(|&short| read(short) == read(value)).unwrap_or(value)
 }
 
 /// The f64 with the shortest decimal that round-trips through this f32, as configurations are written.

@@ -164,6 +164,14 @@ fn cases() -> Vec<(&'static str, Value)> {
     let yarn = json!({"max_position_embeddings": 16, "rope_scaling": {
         "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16,
     }});
+    // As BitCPM4 has it: the list for longer texts is never read. An epsilon near the mean square of what it is added to.
+    let minicpm = json!({
+        "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 64, "rms_norm_eps": 0.5, "tie_word_embeddings": null,
+        "rope_scaling": {
+            "rope_type": "longrope", "original_max_position_embeddings": 64, "long_factor": vec![9.0; 16],
+            "short_factor": (0..16).map(|i| 1.0 + 0.1 * f64::from(i)).collect::<Vec<_>>(),
+        },
+    });
     vec![
         ("LlamaForCausalLM", json!({})),
         ("LlamaForCausalLM", json!({"attention_bias": true, "mlp_bias": true, "tie_word_embeddings": true})),
@@ -173,6 +181,7 @@ fn cases() -> Vec<(&'static str, Value)> {
         ("MistralForCausalLM", json!({"sliding_window": 7})),
         ("Qwen2ForCausalLM", json!({})),
         ("BitNetForCausalLM", json!({"hidden_act": "relu2", "tie_word_embeddings": true})),
+        ("MiniCPMForCausalLM", minicpm),
     ]
 }
 

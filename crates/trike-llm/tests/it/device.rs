@@ -1,11 +1,14 @@
 //! Models on a device, through the library: the software Vulkan driver.
 #![cfg(feature = "gpu")]
 
+use crate::common;
+use serde_json::json;
 use trike_llm::{
-    DeviceChoice, DeviceShare, GenerateOptions, LlmError, LoadOptions, ModelFile, devices, memory_plan, open,
+    ConvertOptions, DeviceChoice, DeviceShare, GenerateOptions, HeadPrecision, LlmError, LoadOptions,
+    ModelFile, Target, convert, devices, memory_plan, open,
 };
 use trike_nn::{ActivationPrecision, KvPrecision, KvSpec, MemoryPlan, NnError, cube::CubeError};
-use trike_testkit::{golden, skip, storyteller, tiny};
+use trike_testkit::{assert_close, golden, skip, storyteller, tiny};
 
 /// The name of a software Vulkan driver; `None` after a line that the test runner counts.
 fn software() -> Option<DeviceChoice> {
@@ -42,6 +45,39 @@ fn the_bundled_model_tells_its_story_on_a_device() {
     assert!(model.backend().starts_with(&choice.to_string()), "{} and not a fall-back", model.backend());
     assert!(model.device_use().expect("a device").peak > model.weight_bytes() as u64);
     assert_eq!(format!("{prompt}{told}"), golden.text);
+}
+
+#[test]
+fn the_factors_of_minicpm_are_those_of_numpy_on_a_device() {
+    let Some(choice) = software() else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let [floats, from, file] = ["floats", "m", "m.gguf"].map(|name| dir.path().join(name));
+    let config = common::config(
+        "MiniCPMForCausalLM",
+        2,
+        113,
+        json!({
+            "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32,
+            "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 64, "tie_word_embeddings": true,
+        }),
+    );
+    common::random_checkpoint(&floats, &config, 4, false);
+    common::random_checkpoint(&from, &config, 4, true);
+    let ids = common::ids(12, 113, 4);
+    let Some(want) = common::numpy(&floats, &ids) else { return };
+    let options = ConvertOptions::new(Target::Tq2_0);
+    convert(&ModelFile::open(&from).expect("a model"), &file, &options, &mut |_, _| ()).expect("it converts");
+    for path in [&from, &file] {
+        let file = ModelFile::open(path).expect("a model");
+        let options = LoadOptions::default()
+            .with_activations(ActivationPrecision::F32)
+            .with_head(HeadPrecision::AsStored)
+            .with_sequence(KvSpec::new(KvPrecision::F32, 16));
+        let model = choice.open().and_then(|device| device.load(&file, &options, &mut |_, _| ()));
+        let (model, mut got) = (model.expect("it loads"), Vec::new());
+        model.logits(&ids, KvPrecision::F32, &mut |_, row| got.extend_from_slice(row)).expect("logits");
+        assert_close(&got, &want, 1e-3);
+    }
 }
 
 #[test]

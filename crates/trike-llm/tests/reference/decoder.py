@@ -6,7 +6,7 @@ Reads config.json and model.safetensors, of dense f32 tensors or as `trike conve
 a scale per tensor) and int8. Written from the papers and the published model
 definitions: RMSNorm, rotary embedding on halves with linear, Llama-3 and YaRN scaling, grouped-query
 attention with a window, gated MLP with SiLU or squared ReLU, biases, query and key norms, BitNet's
-sub-norms and its int8 activations.
+sub-norms and its int8 activations, MiniCPM's factors, LongRoPE within the original context.
 """
 
 import json
@@ -51,6 +51,9 @@ def frequencies(config, d):
     if not scaling:
         return plain, 1.0
     kind = scaling.get("rope_type", scaling.get("type"))
+    if kind == "longrope":
+        assert config["max_position_embeddings"] <= scaling["original_max_position_embeddings"]
+        return plain / np.array(scaling["short_factor"]), 1.0
     factor = scaling["factor"]
     if kind == "linear":
         return plain / factor, 1.0
@@ -92,6 +95,11 @@ def main(directory, out, ids):
     eps = config["rms_norm_eps"]
     window = config.get("sliding_window") if kind == "MistralForCausalLM" else None
     int8 = kind == "BitNetForCausalLM"
+    embedding_factor, depth, divisor = 1.0, 1.0, 1.0
+    if kind == "MiniCPMForCausalLM":
+        embedding_factor = config["scale_emb"]
+        depth = config["scale_depth"] / math.sqrt(config["num_hidden_layers"])
+        divisor = hidden / config["dim_model_base"]
 
     def norm(x, name):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w[name]
@@ -114,7 +122,7 @@ def main(directory, out, ids):
 
     i, j = np.arange(n)[:, None], np.arange(n)[None, :]
     seen = (j <= i) & ((j > i - window) if window else True)
-    x = w["model.embed_tokens.weight"][ids]
+    x = w["model.embed_tokens.weight"][ids] * embedding_factor
     for layer in range(config["num_hidden_layers"]):
         p = f"model.layers.{layer}."
         h = norm(x, p + "input_layernorm.weight")
@@ -133,17 +141,19 @@ def main(directory, out, ids):
         o = o.reshape(n, heads * d)
         if p + "self_attn.attn_sub_norm.weight" in w:
             o = norm(o, p + "self_attn.attn_sub_norm.weight")
-        x = x + linear(o, p + "self_attn.o_proj")
+        x = x + depth * linear(o, p + "self_attn.o_proj")
         h = norm(x, p + "post_attention_layernorm.weight")
         gate, up = linear(h, p + "mlp.gate_proj"), linear(h, p + "mlp.up_proj")
         act = config.get("hidden_act", "silu")
         h = (np.maximum(gate, 0) ** 2 if act == "relu2" else gate / (1 + np.exp(-gate))) * up
         if p + "mlp.ffn_sub_norm.weight" in w:
             h = norm(h, p + "mlp.ffn_sub_norm.weight")
-        x = x + linear(h, p + "mlp.down_proj")
+        x = x + depth * linear(h, p + "mlp.down_proj")
     x = norm(x, "model.norm.weight")
-    head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
-    (x @ w[head].T).astype("<f4").tofile(out)
+    tied = config["tie_word_embeddings"]
+    tied = kind == "MiniCPMForCausalLM" if tied is None else tied
+    head = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    (x / divisor @ w[head].T).astype("<f4").tofile(out)
 
 
 if __name__ == "__main__":

@@ -374,13 +374,18 @@ pub trait Backend {
 
     // ---- Operations.
 
-    /// The rows of a `vocab x hidden` table for the ids of the step.
+    /// The rows of a `vocab x hidden` table for the ids of the step, multiplied by `factor`.
     ///
     /// # Errors
     ///
     /// [`NnError::Token`] for an id past the last row, [`NnError::Shape`] for a step without ids, [`NnError::NotATable`] for a
     /// matrix of [`load_matrix`](Self::load_matrix) if the backend requires [`load_table`](Self::load_table).
-    fn embed(&self, table: &Self::Matrix, inputs: &Self::Inputs) -> Result<Self::Tensor, NnError>;
+    fn embed(
+        &self,
+        table: &Self::Matrix,
+        inputs: &Self::Inputs,
+        factor: f32,
+    ) -> Result<Self::Tensor, NnError>;
 
     /// `x / sqrt(mean(x^2) + eps) * weight` for every token (Zhang and Sennrich, 2019).
     ///

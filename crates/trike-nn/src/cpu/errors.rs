@@ -34,7 +34,7 @@ impl Decoder<CpuBackend> {
         for (at, ids) in ids.chunks(step).enumerate() {
             let mut inputs = StepInputs::default();
             inputs.push(ids, at * step, spec.window)?;
-            streams.push((backend.embed(self.embedding(), &inputs)?, inputs));
+            streams.push((backend.embed(self.embedding(), &inputs, spec.embedding_factor())?, inputs));
         }
         let cache = |precision| {
             backend.new_cache(&CacheSpec {

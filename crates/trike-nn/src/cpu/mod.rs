@@ -378,10 +378,13 @@ impl Backend for CpuBackend {
         Ok(inputs)
     }
 
-    fn embed(&self, table: &Matrix, inputs: &StepInputs) -> Result<CpuTensor, NnError> {
+    fn embed(&self, table: &Matrix, inputs: &StepInputs, factor: f32) -> Result<CpuTensor, NnError> {
         check::embed(inputs, table.rows())?;
         let mut out = self.tensor(inputs.rows(), table.cols());
         self.cpu.embed(table, inputs.ids(), out.values_mut())?;
+        if factor != 1.0 {
+            out.values_mut().iter_mut().for_each(|value| *value *= factor);
+        }
         Ok(out)
     }
 

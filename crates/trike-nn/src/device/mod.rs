@@ -249,8 +249,12 @@ impl Backend for CubeBackend {
         self.upload_inputs(inputs)
     }
 
-    fn embed(&self, table: &CubeMatrix, inputs: &CubeInputs) -> Result<CubeTensor, NnError> {
-        self.look_up(table, inputs)
+    fn embed(&self, table: &CubeMatrix, inputs: &CubeInputs, factor: f32) -> Result<CubeTensor, NnError> {
+        let x = self.look_up(table, inputs)?;
+        if factor != 1.0 {
+            self.device.scale(&x.buffer, factor)?;
+        }
+        Ok(x)
     }
 
     fn rms_norm(&self, x: &CubeTensor, weight: &Buffer<f32>, eps: f32) -> Result<CubeTensor, NnError> {

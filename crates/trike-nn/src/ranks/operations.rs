@@ -71,6 +71,7 @@ impl<B: Backend, C: Communicator> RankBackend<B, C> {
         table: &B::Matrix,
         parts: &Parts,
         inputs: &RankInputs<B::Inputs>,
+        factor: f32,
     ) -> Result<B::Tensor, NnError> {
         let (rank, hidden) = (self.comm.rank(), self.spec.hidden);
         let ids_of = |part: &Range<usize>| {
@@ -83,7 +84,8 @@ impl<B: Backend, C: Communicator> RankBackend<B, C> {
         if !own.is_empty() {
             let mut local = StepInputs::default();
             local.push(&own, 0, None)?;
-            rows[rank] = self.inner.to_host(&self.inner.embed(table, &self.inner.inputs(local)?)?)?;
+            rows[rank] =
+                self.inner.to_host(&self.inner.embed(table, &self.inner.inputs(local)?, factor)?)?;
             let message = self.message(&rows[rank])?;
             for to in (0..parts.len()).filter(|&to| to != rank) {
                 self.comm.send(to, &message)?;
@@ -257,11 +259,16 @@ impl<B: Backend, C: Communicator> Backend for RankBackend<B, C> {
         Ok(RankInputs { ids, rows, inner: self.inner.inputs(inputs)? })
     }
 
-    fn embed(&self, table: &Self::Matrix, inputs: &Self::Inputs) -> Result<Self::Tensor, NnError> {
+    fn embed(
+        &self,
+        table: &Self::Matrix,
+        inputs: &Self::Inputs,
+        factor: f32,
+    ) -> Result<Self::Tensor, NnError> {
         let local = match (&table.local, &table.parts) {
             (None, _) => None,
-            (Some(table), None) => Some(self.inner.embed(table, &inputs.inner)?),
-            (Some(table), Some(parts)) => Some(self.looked_up(table, parts, inputs)?),
+            (Some(table), None) => Some(self.inner.embed(table, &inputs.inner, factor)?),
+            (Some(table), Some(parts)) => Some(self.looked_up(table, parts, inputs, factor)?),
         };
         Ok(RankTensor::whole(local, inputs.rows, self.spec.hidden))
     }

@@ -52,7 +52,7 @@ fn block_by_block(steps: &[&[u32]], caches: &[CacheSpec]) -> (Vec<Vec<f32>>, Vec
         let mut inputs = StepInputs::default();
         inputs.push(ids, position, None).unwrap();
         position += ids.len();
-        streams.push((backend.embed(&table, &inputs).unwrap(), inputs));
+        streams.push((backend.embed(&table, &inputs, 1.0).unwrap(), inputs));
     }
     let mut saved = Vec::new();
     for (layer, cache) in caches.iter().enumerate() {
@@ -129,7 +129,7 @@ fn streams(ids: &[u32], caches: &[CacheSpec]) -> Vec<Vec<f32>> {
     let context = BlockContext { backend: &backend, spec: &spec, rope: &rope };
     let mut inputs = StepInputs::default();
     inputs.push(ids, 0, None).unwrap();
-    let mut x = backend.embed(&table, &inputs).unwrap();
+    let mut x = backend.embed(&table, &inputs, 1.0).unwrap();
     let mut seen = Vec::new();
     for (layer, cache) in caches.iter().enumerate() {
         let block = DecoderBlock::load(&backend, &spec, layer, &mut weights).unwrap();

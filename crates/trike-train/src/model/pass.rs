@@ -82,6 +82,11 @@ impl Leaves {
     }
 }
 
+/// `by x`, without an operation where that is `x`.
+fn scaled<E: Engine>(tape: &mut Tape<'_, E>, x: Var, by: f32) -> Result<Var, TrainError> {
+    Ok(if by == 1.0 { x } else { tape.scale(x, by)? })
+}
+
 impl<'p, E: Engine> Pass<'p, E> {
     /// An empty tape.
     pub(super) fn tape(&self) -> Tape<'p, E> {
@@ -139,7 +144,8 @@ impl<'p, E: Engine> Pass<'p, E> {
         'p: 't,
     {
         let table = self.table(tape, leaves, WeightName::Embedding)?;
-        Ok(tape.embed(table, &self.batch.ids.as_slice().into())?)
+        let x = tape.embed(table, &self.batch.ids.as_slice().into())?;
+        scaled(tape, x, self.spec.embedding_factor())
     }
 
     /// The residual stream before the first block.
@@ -202,7 +208,7 @@ impl<'p, E: Engine> Pass<'p, E> {
         'p: 't,
     {
         let weight = self.leaf(tape, leaves, name)?;
-        Ok(tape.rms_norm(x, weight, self.spec.rms_eps)?)
+        Ok(tape.rms_norm(x, weight, self.spec.norm_eps(name))?)
     }
 
     /// The normed residual stream `x` and the head.
@@ -216,6 +222,7 @@ impl<'p, E: Engine> Pass<'p, E> {
         'p: 't,
     {
         let hidden = self.norm(tape, leaves, x, WeightName::FinalNorm)?;
+        let hidden = scaled(tape, hidden, self.spec.head_factor())?;
         let name = if self.spec.tied_head { WeightName::Embedding } else { WeightName::Head };
         Ok((hidden, self.table(tape, leaves, name)?))
     }

@@ -5,7 +5,7 @@ use trike_cpu::Cpu;
 use trike_grad::BitLinear;
 use trike_nn::{
     ActivationPrecision, Biases, CpuBackend, Decoder, DecoderSpec, DecoderWeights, DenseData, DenseTensor,
-    KvPrecision, KvSpec, Logits, NnError, Step, Tensor, WeightName,
+    KvPrecision, KvSpec, Logits, NnError, ScaleFactors, Step, Tensor, WeightName,
 };
 use trike_testkit::{assert_all_near, assert_near};
 use trike_train::data::Batch;
@@ -34,8 +34,12 @@ fn specs() -> Vec<(&'static str, DecoderSpec)> {
             DecoderSpec {
                 biases: Biases { qkv: true, output: true, mlp: true },
                 rope: RopeSpec::new(100.0, RopePairing::Adjacent),
-                ..llama
+                ..llama.clone()
             },
+        ),
+        (
+            "minicpm",
+            DecoderSpec { factors: ScaleFactors { embedding: 3.0, residual: 0.8, logits: 2.0 }, ..llama },
         ),
     ]
 }

@@ -22,6 +22,12 @@ macro_rules! op {
 }
 
 impl RunPermuting for Avx512 {
+    type Plain = Self;
+
+    fn plain(self) -> Self {
+        self
+    }
+
     fn try_permuting<L: PermuteLoop<Self>>(self, task: L) -> Result<L::Output, L> {
         match self.vbmi() {
             // SAFETY: both tokens are created only on a CPU with every feature below.

@@ -7,6 +7,7 @@ use crate::kernels::Kernels;
 use crate::line::{CodeLine, TableLine};
 use crate::simd::Simd;
 use trike_host::Loop;
+use trike_host::isa::Scalar;
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -91,6 +92,12 @@ impl<S: Simd, P: Permutes<S>, L: PermuteLoop<S>> Loop for Bound<S, P, L> {
 
 /// Instruction sets that may have byte permutes.
 pub(crate) trait RunPermuting: Kernels {
+    /// The instruction set whose code runs loops that gain from permutes only: fewer copies of the same code.
+    type Plain: RunPermuting;
+
+    /// That instruction set.
+    fn plain(self) -> Self::Plain;
+
     /// Runs a loop with the byte permutes of the CPU, if available.
     fn run_permuting<L: PermuteLoop<Self>>(self, task: L) -> L::Output {
         match self.try_permuting(task) {
@@ -105,10 +112,37 @@ pub(crate) trait RunPermuting: Kernels {
     }
 }
 
-impl RunPermuting for trike_host::isa::Scalar {}
+impl RunPermuting for Scalar {
+    type Plain = Self;
+
+    fn plain(self) -> Self {
+        self
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
-impl RunPermuting for trike_host::isa::Sse41 {}
+impl RunPermuting for trike_host::isa::Sse41 {
+    type Plain = Scalar;
+
+    fn plain(self) -> Scalar {
+        Scalar::portable()
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
-impl RunPermuting for trike_host::isa::Avx2 {}
+impl RunPermuting for trike_host::isa::Avx2 {
+    type Plain = Self;
+
+    fn plain(self) -> Self {
+        self
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
-impl RunPermuting for trike_host::isa::AvxVnni {}
+impl RunPermuting for trike_host::isa::AvxVnni {
+    type Plain = trike_host::isa::Avx2;
+
+    fn plain(self) -> Self::Plain {
+        self.avx2()
+    }
+}

@@ -84,7 +84,7 @@ pub(super) fn add_plane<S: Simd, P: Permutes<S>, const T: usize>(
             add_entry(&mut ints[unit], x, entry);
         }
     } else if let [ints] = ints {
-        // Without the division by the columns of a unit, which takes as long as the rest.
+        // One unit has all columns: no division by those of a unit.
         for row in 0..ROWS {
             sparse.for_row(tile, row, |entry| add_entry(ints, x, entry));
         }

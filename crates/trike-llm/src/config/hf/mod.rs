@@ -5,7 +5,7 @@ mod rope;
 use std::path::Path;
 
 use serde_json::Value;
-use trike_nn::{Biases, DecoderSpec, GatedActivation};
+use trike_nn::{Biases, DecoderSpec, GatedActivation, ScaleFactors};
 
 use super::{Family, ModelConfig, SpecialIds, keys};
 use crate::LlmError;
@@ -24,7 +24,7 @@ impl Defaults {
     fn of(family: Family) -> Self {
         let llama = Self { context: 2048, theta: 1e4, rms_eps: 1e-6, kv_heads: None, window: None };
         match family {
-            Family::Llama => llama,
+            Family::Llama | Family::MiniCpm => llama,
             Family::Mistral => Self { context: 131_072, kv_heads: Some(8), window: Some(4096), ..llama },
             Family::Qwen2 | Family::Qwen3 => {
                 Self { context: 32_768, kv_heads: Some(32), window: Some(4096), ..llama }
@@ -117,14 +117,16 @@ pub(super) fn config(path: &Path, config: &Value) -> Result<ModelConfig, LlmErro
         "Qwen2ForCausalLM" | "qwen2" => Family::Qwen2,
         "Qwen3ForCausalLM" | "qwen3" => Family::Qwen3,
         "BitNetForCausalLM" | "bitnet" => Family::BitNet,
+        "MiniCPMForCausalLM" | "minicpm" => Family::MiniCpm,
         _ => {
             let name = format!("the architecture {}", shorten(&architecture));
-            return Err(
-                r.unsupported(name, "Trike runs Llama, Mistral, Qwen2, Qwen3 and BitNet for causal LM")
-            );
+            return Err(r.unsupported(
+                name,
+                "Trike runs Llama, Mistral, Qwen2, Qwen3, BitNet and MiniCPM for causal LM",
+            ));
         }
     };
-    keys::CONFIG.check_json(path, config)?;
+    keys::CONFIG.check_json(path, Some(family), config)?;
     let defaults = Defaults::of(family);
     let hidden = r.required("hidden_size")?;
     let heads = r.required("num_attention_heads")?;
@@ -159,7 +161,11 @@ pub(super) fn config(path: &Path, config: &Value) -> Result<ModelConfig, LlmErro
         rms_eps: r.float("rms_norm_eps", defaults.rms_eps)?,
         rope,
         activation: activation(&r, family)?,
-        tied_head: r.flag("tie_word_embeddings")?,
+        // In the configuration class of MiniCPM, the head is the embedding unless the key says otherwise.
+        tied_head: match r.get("tie_word_embeddings") {
+            None => family == Family::MiniCpm,
+            Some(_) => r.flag("tie_word_embeddings")?,
+        },
         window: window(&r, family, &defaults, layers, context)?,
         biases: Biases {
             qkv: attention_bias || family == Family::Qwen2,
@@ -168,6 +174,10 @@ pub(super) fn config(path: &Path, config: &Value) -> Result<ModelConfig, LlmErro
         },
         qk_norm: family == Family::Qwen3,
         sub_norms: family == Family::BitNet,
+        factors: match family {
+            Family::MiniCpm => factors(&r, hidden, layers)?,
+            _ => ScaleFactors::default(),
+        },
     };
     spec.validate()?;
     let special = SpecialIds { bos: r.ids("bos_token_id")?.first().copied(), eos: r.ids("eos_token_id")? };
@@ -183,6 +193,16 @@ fn activation(r: &Reader<'_>, family: Family) -> Result<GatedActivation, LlmErro
         (Some(Some(other)), _) => Err(r.unsupported(format!("hidden_act {}", shorten(other)), REMEDY)),
         (Some(None), _) => Err(r.error("hidden_act", "a name")),
     }
+}
+
+/// The factors of MiniCPM. Its two configuration classes have different defaults, and every published model has the keys.
+fn factors(r: &Reader<'_>, hidden: usize, layers: usize) -> Result<ScaleFactors, LlmError> {
+    let number = |key: &str| r.get(key).and_then(Value::as_f64).ok_or_else(|| r.error(key, "a number"));
+    Ok(ScaleFactors {
+        embedding: number("scale_emb")? as f32,
+        residual: (number("scale_depth")? / (layers as f64).sqrt()) as f32,
+        logits: (hidden as f64 / number("dim_model_base")?) as f32,
+    })
 }
 
 /// The window of every layer. In Mistral, each layer has the window; in Qwen2 and Qwen3, behind a flag, those from
@@ -229,7 +249,7 @@ fn window(
                 types => types.unwrap_or(by_flag),
             }
         }
-        Family::Llama | Family::BitNet => {
+        Family::Llama | Family::BitNet | Family::MiniCpm => {
             if flag || types.is_some_and(|sliding| sliding > 0) {
                 let key = if flag { "use_sliding_window" } else { "layer_types" };
                 return Err(r.unsupported(format!("`{key}` of an architecture without windows"), REMEDY));

@@ -2,8 +2,9 @@
 
 use super::{
     Keys,
-    Status::{NoEffect, Read, Refused},
+    Status::{NoEffect, OfFamily, Read, Refused},
 };
+use crate::Family;
 
 const OTHER: &str = "read by other architectures only";
 const NOTE: &str = "a note about the file";
@@ -64,9 +65,9 @@ pub(crate) const ARCHITECTURE: Keys = Keys {
         ("attn_logit_softcapping", Refused(&[0.0])),
         ("router_logit_softcapping", Refused(&[0.0])),
         ("final_logit_softcapping", Refused(&[0.0])),
-        ("logit_scale", Refused(&[0.0, 1.0])),
-        ("residual_scale", Refused(&[0.0, 1.0])),
-        ("embedding_scale", Refused(&[0.0, 1.0])),
+        ("logit_scale", OfFamily(Family::MiniCpm, &[0.0, 1.0])),
+        ("residual_scale", OfFamily(Family::MiniCpm, &[0.0, 1.0])),
+        ("embedding_scale", OfFamily(Family::MiniCpm, &[0.0, 1.0])),
         ("expert_count", Refused(&[0.0])),
         ("expert_*", Refused(&[0.0])),
         ("experts_per_group", Refused(&[0.0])),

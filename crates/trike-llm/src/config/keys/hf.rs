@@ -2,8 +2,9 @@
 
 use super::{
     Keys,
-    Status::{NoEffect, Read, Refused},
+    Status::{NoEffect, OfFamily, Read, Refused},
 };
+use crate::Family;
 
 const NOTE: &str = "a note of the program that wrote the file";
 const TRAINING: &str = "training only";
@@ -61,9 +62,11 @@ pub(crate) const CONFIG: Keys = Keys {
         ("residual_multiplier", Refused(&[1.0])),
         ("logits_scaling", Refused(&[1.0])),
         ("logit_scale", Refused(&[1.0])),
-        ("scale_emb", Refused(&[1.0])),
-        ("scale_depth", Refused(&[])),
-        ("dim_model_base", Refused(&[])),
+        ("scale_emb", OfFamily(Family::MiniCpm, &[1.0])),
+        ("scale_depth", OfFamily(Family::MiniCpm, &[])),
+        ("dim_model_base", OfFamily(Family::MiniCpm, &[])),
+        ("use_mup", Refused(&[])),
+        ("sparse_config", Refused(&[])),
         ("attn_logit_softcapping", Refused(&[0.0])),
         ("final_logit_softcapping", Refused(&[0.0])),
         ("attention_chunk_size", Refused(&[0.0])),
@@ -105,6 +108,7 @@ pub(crate) const CONFIG: Keys = Keys {
         ("neftune_noise_alpha", NoEffect(TRAINING)),
         ("loss_type", NoEffect(TRAINING)),
         ("pretraining_tp", NoEffect("tensor parallelism of the original training; sums in another order")),
+        ("mup_denominator", NoEffect(DRAFT)),
         ("use_cache", NoEffect(RUNTIME)),
         ("cache_implementation", NoEffect(RUNTIME)),
         ("dtype", NoEffect("each tensor's own type is used")),

@@ -11,6 +11,7 @@ use std::path::Path;
 use serde_json::Value;
 use trike_format::{MetaArray, MetaValue};
 
+use super::Family;
 use crate::LlmError;
 
 pub(super) use gguf::ARCHITECTURE;
@@ -28,6 +29,8 @@ pub(crate) enum Status {
     /// Not implemented: an error, unless the value is one of these, with which the key changes nothing. Null, false where 0 is
     /// listed, and empty lists are such values too.
     Refused(&'static [f64]),
+    /// Read for one family; refused for others, unless the value is one of these.
+    OfFamily(Family, &'static [f64]),
 }
 
 /// A key, or with a star at the end every key that begins so.
@@ -67,7 +70,7 @@ impl Keys {
     /// Checks one key; `neutral` says whether the value is one of a list, `value` is only named in errors.
     fn check(
         &self,
-        path: &Path,
+        (path, family): (&Path, Option<Family>),
         key: &str,
         full: &str,
         neutral: impl Fn(&[f64]) -> bool,
@@ -75,12 +78,15 @@ impl Keys {
     ) -> Result<(), LlmError> {
         match self.status(key) {
             Some(Status::Read | Status::NoEffect(_)) => Ok(()),
-            Some(Status::Refused(values)) if neutral(values) => Ok(()),
-            Some(Status::Refused(_)) => Err(LlmError::Unsupported {
-                path: path.to_owned(),
-                name: format!("`{full}` {} of {}", value(), self.place),
-                remedy: "use a model without it".to_owned(),
-            }),
+            Some(Status::OfFamily(whose, _)) if family == Some(whose) => Ok(()),
+            Some(Status::Refused(values) | Status::OfFamily(_, values)) if neutral(values) => Ok(()),
+            Some(Status::Refused(_)) => {
+                Err(unsupported(path, format!("`{full}` {} of {}", value(), self.place)))
+            }
+            Some(Status::OfFamily(whose, _)) => {
+                let whose = whose.name();
+                Err(unsupported(path, format!("`{full}` {} of {} outside of {whose}", value(), self.place)))
+            }
             // A value that says nothing changes nothing.
             None if neutral(&[]) => Ok(()),
             None => Err(LlmError::UnknownKey {
@@ -92,12 +98,18 @@ impl Keys {
         }
     }
 
-    /// Checks the keys of a JSON object. Keys that begin with an underscore are a program's own notes.
-    pub(crate) fn check_json(&self, path: &Path, object: &Value) -> Result<(), LlmError> {
+    /// Checks the keys of a JSON object, of a model of `family` if that matters. Keys that begin with an underscore are a program's
+    /// own notes.
+    pub(crate) fn check_json(
+        &self,
+        path: &Path,
+        family: Option<Family>,
+        object: &Value,
+    ) -> Result<(), LlmError> {
         let entries = object.as_object().into_iter().flatten();
         for (key, value) in entries.filter(|(key, _)| !key.starts_with('_')) {
             let text = || value.to_string().chars().take(60).collect();
-            self.check(path, key, key, |values| is_neutral(value, values), text)?;
+            self.check((path, family), key, key, |values| is_neutral(value, values), text)?;
         }
         Ok(())
     }
@@ -106,12 +118,16 @@ impl Keys {
     pub(crate) fn check_meta(
         &self,
         path: &Path,
-        key: &str,
-        full: &str,
+        family: Option<Family>,
+        (key, full): (&str, &str),
         value: &MetaValue,
     ) -> Result<(), LlmError> {
-        self.check(path, key, full, |values| is_neutral_meta(value, values), || value.describe())
+        self.check((path, family), key, full, |values| is_neutral_meta(value, values), || value.describe())
     }
+}
+
+fn unsupported(path: &Path, name: String) -> LlmError {
+    LlmError::Unsupported { path: path.to_owned(), name, remedy: "use a model without it".to_owned() }
 }
 
 fn is_neutral(value: &Value, values: &[f64]) -> bool {

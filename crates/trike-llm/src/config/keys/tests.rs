@@ -20,19 +20,25 @@ fn tables() -> String {
         ("GGUF: other namespaces", &NAMESPACES),
     ] {
         let count = |test: fn(&Status) -> bool| keys.list.iter().filter(|(_, status)| test(status)).count();
-        let read = count(|s| matches!(s, Status::Read));
+        let read = count(|s| matches!(s, Status::Read | Status::OfFamily(..)));
         let none = count(|s| matches!(s, Status::NoEffect(_)));
         let refused = count(|s| matches!(s, Status::Refused(_)));
         write!(text, "## {title}\n\n{read} read, {none} without effect, {refused} refused.\n\n").unwrap();
         text += "| key | status |\n|---|---|\n";
         for (name, status) in keys.list {
+            let refused = |values: &[f64]| match values {
+                [] => "refused".to_owned(),
+                values => {
+                    let values: Vec<String> = values.iter().map(f64::to_string).collect();
+                    format!("refused unless {}", values.join(" or "))
+                }
+            };
             let status = match status {
                 Status::Read => "read".to_owned(),
                 Status::NoEffect(why) => format!("without effect: {why}"),
-                Status::Refused([]) => "refused".to_owned(),
-                Status::Refused(values) => {
-                    let values: Vec<String> = values.iter().map(f64::to_string).collect();
-                    format!("refused unless {}", values.join(" or "))
+                Status::Refused(values) => refused(values),
+                Status::OfFamily(family, values) => {
+                    format!("read for {}, otherwise {}", family.name(), refused(values))
                 }
             };
             writeln!(text, "| `{name}` | {status} |").unwrap();
@@ -74,7 +80,8 @@ fn the_nearest_key_is_named_if_there_is_one() {
 
 #[test]
 fn generation_settings_that_are_not_implemented_are_named() {
-    let check = |text: &str| GENERATION.check_json(Path::new("g"), &serde_json::from_str(text).unwrap());
+    let check =
+        |text: &str| GENERATION.check_json(Path::new("g"), None, &serde_json::from_str(text).unwrap());
     for good in [
         r#"{"do_sample": true, "temperature": 0.6, "num_beams": 1, "typical_p": 1.0, "stop_strings": null}"#,
         r#"{"_from_model_config": true, "no_repeat_ngram_size": 0, "max_new_tokens": 2048, "bad_words_ids": []}"#,

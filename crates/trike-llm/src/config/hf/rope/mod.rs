@@ -16,7 +16,7 @@ pub(super) fn rope(r: &Reader<'_>, defaults: &Defaults) -> Result<(RopeSpec, usi
         let theta = r.float("rope_theta", defaults.theta)?;
         return Ok((RopeSpec::new(theta, RopePairing::Halves), context));
     };
-    keys::ROPE.check_json(r.path, object)?;
+    keys::ROPE.check_json(r.path, None, object)?;
     let inner = Reader { path: r.path, config: object };
     let theta = match inner.get("rope_theta") {
         Some(_) => inner.float("rope_theta", defaults.theta)?,
