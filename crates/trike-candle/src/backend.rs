@@ -7,7 +7,10 @@ use candle_core::{D, DType, Device, IndexOp, Tensor};
 use trike_trit::{GroupSize, Hadamard};
 
 use trike_core::Tensor as Weight;
-use trike_nn::{Backend, CacheSpec, Capabilities, NnError, StepInputs, check};
+use trike_nn::{
+    Backend, BackendBase, BackendCaches, BackendOps, BackendPlacement, BackendSteps, BackendTransfers,
+    BackendWeights, CacheSpec, Capabilities, NnError, StepInputs, check,
+};
 
 use crate::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, CandleError, GatedActivation, KvPrecision,
@@ -61,7 +64,7 @@ fn unsupported(precision: KvPrecision) -> NnError {
     NnError::Spec { field: "precision of a KV cache", rule, got: precision.name().to_owned() }
 }
 
-impl Backend for CandleBackend {
+impl BackendBase for CandleBackend {
     type Tensor = Tensor;
     type Matrix = CandleMatrix;
     type Vector = Tensor;
@@ -73,15 +76,9 @@ impl Backend for CandleBackend {
     fn name(&self) -> String {
         "candle".to_owned()
     }
+}
 
-    fn activations(&self) -> ActivationPolicy {
-        self.activations
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { kv: &[KvPrecision::F32, KvPrecision::F16], ..Capabilities::default() }
-    }
-
+impl BackendWeights for CandleBackend {
     fn load_matrix(&self, weight: Weight) -> Result<CandleMatrix, NnError> {
         computed(|| {
             let shape = (weight.rows(), weight.cols());
@@ -112,6 +109,12 @@ impl Backend for CandleBackend {
         })
     }
 
+    fn matrix_bytes(&self, matrix: &CandleMatrix) -> usize {
+        4 * matrix.weight.elem_count()
+    }
+}
+
+impl BackendCaches for CandleBackend {
     fn new_cache(&self, spec: &CacheSpec) -> Result<CandleCache, NnError> {
         let dtype = match spec.precision {
             KvPrecision::F32 => DType::F32,
@@ -125,11 +128,9 @@ impl Backend for CandleBackend {
             Ok(CandleCache { k: empty.clone(), v: empty, spec: *spec })
         })
     }
+}
 
-    fn matrix_bytes(&self, matrix: &CandleMatrix) -> usize {
-        4 * matrix.weight.elem_count()
-    }
-
+impl BackendTransfers for CandleBackend {
     fn upload(&self, values: &[f32], width: usize) -> Result<Tensor, NnError> {
         computed(|| {
             check::upload(values.len(), width)?;
@@ -144,7 +145,9 @@ impl Backend for CandleBackend {
     fn inputs(&self, inputs: StepInputs) -> Result<StepInputs, NnError> {
         Ok(inputs)
     }
+}
 
+impl BackendOps for CandleBackend {
     fn embed(&self, table: &CandleMatrix, inputs: &StepInputs, factor: f32) -> Result<Tensor, NnError> {
         computed(|| {
             check::embed(inputs, table.weight.dim(0)?)?;
@@ -290,6 +293,20 @@ impl Backend for CandleBackend {
             let rows: Vec<u32> = rows.iter().map(|&r| r as u32).collect();
             Ok(x.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)?)
         })
+    }
+}
+
+impl BackendPlacement for CandleBackend {}
+
+impl BackendSteps for CandleBackend {}
+
+impl Backend for CandleBackend {
+    fn activations(&self) -> ActivationPolicy {
+        self.activations
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { kv: &[KvPrecision::F32, KvPrecision::F16], ..Capabilities::default() }
     }
 }
 

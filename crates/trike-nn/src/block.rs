@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use trike_model::{AttentionOps, HookPoint, LayerOps, WeightName, attention, mlp};
 use trike_trit::{Edit, TritTensor};
 
-use crate::{Backend, DecoderSpec, DecoderWeights, Input, MatrixEdit, NnError, Norm, Tensor};
+use crate::{Backend, BackendBase, DecoderSpec, DecoderWeights, Input, MatrixEdit, NnError, Norm, Tensor};
 
 /// A linear layer.
 struct Linear<B: Backend> {
@@ -33,7 +33,11 @@ impl<B: Backend> Copy for BlockContext<'_, B> {}
 
 /// Called by [`DecoderBlock::forward_hooked`] at each [`HookPoint`] with the input of its matrices and with the residual stream
 /// to which the output of this half of the block will be added, each `tokens x width`. `Break` ends the pass at that point.
-pub type Hook<'a, B> = dyn FnMut(HookPoint, &<B as Backend>::Tensor, &<B as Backend>::Tensor) -> Result<ControlFlow<()>, NnError>
+pub type Hook<'a, B> = dyn FnMut(
+        HookPoint,
+        &<B as BackendBase>::Tensor,
+        &<B as BackendBase>::Tensor,
+    ) -> Result<ControlFlow<()>, NnError>
     + 'a;
 
 /// Attention and gated MLP, each preceded by an RMSNorm and added to the residual stream.
@@ -92,14 +96,14 @@ impl<B: Backend> DecoderBlock<B> {
     ///
     /// # Errors
     ///
-    /// As [`Backend::load_matrix`].
+    /// As [`BackendWeights::load_matrix`](crate::BackendWeights::load_matrix).
     pub fn replace(&mut self, backend: &B, name: WeightName, weight: Tensor) -> Result<bool, NnError> {
         let Some(matrix) = self.matrix_mut(name) else { return Ok(false) };
         *matrix = backend.load_matrix(weight)?;
         Ok(true)
     }
 
-    /// [`Backend::edit`] of one of the block's seven matrices; the layer number of `name` is ignored. Returns `None` if `name` is
+    /// [`BackendWeights::edit`](crate::BackendWeights::edit) of one of the block's seven matrices; the layer number of `name` is ignored. Returns `None` if `name` is
     /// not one of these matrices.
     ///
     /// # Errors

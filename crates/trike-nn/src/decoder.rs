@@ -90,7 +90,7 @@ fn next_version() -> u64 {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Loads every weight of `spec`, one after the other, onto `backend`. On a backend of several [stages](Backend::stages), an
+    /// Loads every weight of `spec`, one after the other, onto `backend`. On a backend of several [stages](crate::BackendPlacement::stages), an
     /// embedding that is also the LM head is requested and loaded twice: looked up on the first, multiplied on the last.
     ///
     /// # Errors
@@ -146,7 +146,7 @@ impl<B: Backend> Decoder<B> {
     /// # Errors
     ///
     /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, [`NnError::OnRanks`],
-    /// [`NnError::Trit`] for a position outside `edited`, and those of [`Backend::edit`].
+    /// [`NnError::Trit`] for a position outside `edited`, and those of [`BackendWeights::edit`](crate::BackendWeights::edit).
     pub fn edit(
         &mut self,
         name: WeightName,

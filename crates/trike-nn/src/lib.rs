@@ -18,7 +18,8 @@
 //! * one block alone: [`DecoderBlock`], [`BlockContext`], [`HookPoint`], [`Hook`]
 //! * weights: [`Tensor`], [`WeightName`], [`DecoderWeights`]
 //! * steps: [`Step`], [`StepInputs`], [`Segment`], [`StepLogits`], [`TokenStep`], [`StepCaches`], [`RunStep`]
-//! * backends: [`Backend`], [`Capabilities`], [`check`], [`CpuBackend`], with the feature `gpu` `CubeBackend`
+//! * backends: [`Backend`], which is [`BackendOps`], [`BackendWeights`], [`BackendCaches`], [`BackendTransfers`], [`BackendSteps`] and
+//!   [`BackendPlacement`] over the types of a [`BackendBase`]; [`Capabilities`], [`check`], [`CpuBackend`], with the feature `gpu` `CubeBackend`
 //! * kernels chosen by measurement: [`Tuning`], [`TunedProduct`], [`TunedTable`]
 //! * devices, with the feature `gpu`: `cube`, which is `trike-cube`
 //! * errors: [`NnError`]
@@ -47,7 +48,10 @@ mod step;
 mod tune;
 mod weights;
 
-pub use backend::{Backend, Capabilities, Input, MatrixEdit, Norm, RunStep, StepCaches, TokenStep};
+pub use backend::{
+    Backend, BackendBase, BackendCaches, BackendOps, BackendPlacement, BackendSteps, BackendTransfers,
+    BackendWeights, Capabilities, Input, MatrixEdit, Norm, RunStep, StepCaches, TokenStep,
+};
 pub use block::{BlockContext, DecoderBlock, Hook};
 pub use cache::{CacheSpec, KvLimit, KvSpec};
 pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};

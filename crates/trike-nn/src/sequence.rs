@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::{Backend, DecoderSpec, Eviction, KvSpec, NnError};
+use crate::{Backend, BackendBase, DecoderSpec, Eviction, KvSpec, NnError};
 
 /// One sequence of a [`Decoder`](crate::Decoder): cached keys and values of every layer.
 ///
@@ -32,7 +32,7 @@ fn next_id() -> u64 {
 }
 
 /// Shared by sequences that were made together.
-type Group<B> = Arc<Mutex<<B as Backend>::Recorded>>;
+type Group<B> = Arc<Mutex<<B as BackendBase>::Recorded>>;
 
 /// Checks that a backend can have caches of a spec.
 fn check<B: Backend>(backend: &B, decoder: &DecoderSpec, spec: &KvSpec) -> Result<(), NnError> {
@@ -173,7 +173,7 @@ impl<B: Backend> Sequence<B> {
     ///
     /// # Errors
     ///
-    /// As [`Backend::save_cache`]; [`NnError::Spec`] when positions were evicted.
+    /// As [`BackendCaches::save_cache`](crate::BackendCaches::save_cache); [`NnError::Spec`] when positions were evicted.
     pub fn save(&self, backend: &B) -> Result<Vec<Vec<u8>>, NnError> {
         if self.used < self.len && self.spec.eviction != Eviction::Never {
             let (rule, got) = ("must not have evicted any to be saved", (self.len - self.used).to_string());
@@ -190,7 +190,7 @@ impl<B: Backend> Sequence<B> {
     /// # Errors
     ///
     /// [`NnError::ContextFull`] when they do not fit, [`NnError::Spec`] for a rolling cache, a sequence with tokens, or another number
-    /// of layers, and as [`Backend::restore_cache`]; the sequence is then unusable.
+    /// of layers, and as [`BackendCaches::restore_cache`](crate::BackendCaches::restore_cache); the sequence is then unusable.
     pub fn restore(&mut self, backend: &B, len: usize, layers: &[&[u8]]) -> Result<(), NnError> {
         let fail = |field, rule, got: usize| Err(NnError::Spec { field, rule, got: got.to_string() });
         match self.spec.window {

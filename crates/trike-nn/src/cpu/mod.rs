@@ -15,7 +15,8 @@ use trike_cpu::{
 use trike_trit::{Edit, TritTensor};
 
 use crate::{
-    ActivationPolicy, ActivationPrecision, AttentionSpec, Backend, CacheSpec, Capabilities, Decoder,
+    ActivationPolicy, ActivationPrecision, AttentionSpec, Backend, BackendBase, BackendCaches, BackendOps,
+    BackendPlacement, BackendSteps, BackendTransfers, BackendWeights, CacheSpec, Capabilities, Decoder,
     GatedActivation, KvPrecision, KvPrecisions, KvSpec, Layout, MatrixEdit, NnError, RopePairing, RopeSpec,
     Segment, Sequence, StepInputs, Tensor, check,
 };
@@ -255,7 +256,7 @@ pub struct CpuRope {
 /// Positions with precomputed sines and cosines, at eight bytes per pair: 4 MiB for heads of 128.
 const KEPT_POSITIONS: usize = 8192;
 
-impl Backend for CpuBackend {
+impl BackendBase for CpuBackend {
     type Tensor = CpuTensor;
     type Matrix = Matrix;
     type Vector = Vec<f32>;
@@ -267,15 +268,9 @@ impl Backend for CpuBackend {
     fn name(&self) -> String {
         format!("cpu ({}, {} threads)", self.cpu.isa().name(), self.cpu.threads())
     }
+}
 
-    fn activations(&self) -> ActivationPolicy {
-        self.activations
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { kv: &KvPrecision::ALL, mixed: true, select: true, select_prompt: true, evict: true }
-    }
-
+impl BackendWeights for CpuBackend {
     fn load_matrix(&self, weight: Tensor) -> Result<Matrix, NnError> {
         Ok(match weight {
             Tensor::Ternary(w) => Matrix::Ternary(self.cpu.pack(&w, self.layout_of(&w))?),
@@ -341,6 +336,12 @@ impl Backend for CpuBackend {
         Ok(CpuRope { table, head_dim, pairing: spec.pairing })
     }
 
+    fn matrix_bytes(&self, matrix: &Matrix) -> usize {
+        matrix.bytes()
+    }
+}
+
+impl BackendCaches for CpuBackend {
     fn new_cache(&self, spec: &CacheSpec) -> Result<CpuCache, NnError> {
         CpuCache::new(spec)
     }
@@ -352,11 +353,9 @@ impl Backend for CpuBackend {
     fn restore_cache(&self, cache: &mut CpuCache, positions: usize, saved: &[u8]) -> Result<(), NnError> {
         cache.restore(positions, saved)
     }
+}
 
-    fn matrix_bytes(&self, matrix: &Matrix) -> usize {
-        matrix.bytes()
-    }
-
+impl BackendTransfers for CpuBackend {
     fn upload(&self, values: &[f32], width: usize) -> Result<CpuTensor, NnError> {
         check::upload(values.len(), width)?;
         let mut out = self.tensor(values.len() / width, width);
@@ -377,7 +376,9 @@ impl Backend for CpuBackend {
     fn inputs(&self, inputs: StepInputs) -> Result<StepInputs, NnError> {
         Ok(inputs)
     }
+}
 
+impl BackendOps for CpuBackend {
     fn embed(&self, table: &Matrix, inputs: &StepInputs, factor: f32) -> Result<CpuTensor, NnError> {
         check::embed(inputs, table.rows())?;
         let mut out = self.tensor(inputs.rows(), table.cols());
@@ -524,6 +525,20 @@ impl Backend for CpuBackend {
             out.copy_from_slice(&x.values()[row * x.width..(row + 1) * x.width]);
         }
         Ok(out)
+    }
+}
+
+impl BackendPlacement for CpuBackend {}
+
+impl BackendSteps for CpuBackend {}
+
+impl Backend for CpuBackend {
+    fn activations(&self) -> ActivationPolicy {
+        self.activations
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { kv: &KvPrecision::ALL, mixed: true, select: true, select_prompt: true, evict: true }
     }
 }
 

@@ -27,7 +27,8 @@ use self::tensors::Traffic;
 pub use self::tensors::{CubeInputs, CubeTensor};
 use crate::backend::Input;
 use crate::{
-    ActivationPolicy, AttentionSpec, Backend, CacheSpec, Capabilities, DeviceUse, GatedActivation,
+    ActivationPolicy, AttentionSpec, Backend, BackendBase, BackendCaches, BackendOps, BackendPlacement,
+    BackendSteps, BackendTransfers, BackendWeights, CacheSpec, Capabilities, DeviceUse, GatedActivation,
     KvPrecision, Largest, Layout, MatrixEdit, MemoryPlan, NnError, RopeSpec, RunStep, StepCaches, StepInputs,
     StepLogits, Tensor, TokenStep, Tuning, check,
 };
@@ -130,7 +131,7 @@ impl CubeBackend {
     }
 }
 
-impl Backend for CubeBackend {
+impl BackendBase for CubeBackend {
     type Tensor = CubeTensor;
     type Matrix = CubeMatrix;
     type Vector = Buffer<f32>;
@@ -142,48 +143,9 @@ impl Backend for CubeBackend {
     fn name(&self) -> String {
         self.each().map(Self::device_name).collect::<Vec<_>>().join(", ")
     }
+}
 
-    fn activations(&self) -> ActivationPolicy {
-        self.activations
-    }
-
-    fn device_use(&self) -> Option<DeviceUse> {
-        Some(self.used_by_all())
-    }
-
-    fn device_uses(&self) -> Vec<(String, DeviceUse)> {
-        self.each().map(|stage| (stage.device_name(), stage.used())).collect()
-    }
-
-    fn tune(&self, tokens: &[usize], progress: &mut dyn FnMut(usize, usize)) -> Result<Tuning, NnError> {
-        self.tune_all(tokens, progress)
-    }
-
-    fn stages(&self) -> usize {
-        1 + self.later.len()
-    }
-
-    fn stage_of(&self, layer: usize) -> usize {
-        self.stage_of_layer(layer)
-    }
-
-    fn stage(&self, index: usize) -> &Self {
-        self.stage_at(index)
-    }
-
-    fn receive(&self, from: &Self, x: &CubeTensor, width: usize) -> Result<CubeTensor, NnError> {
-        check::norm(x.width, width)?;
-        self.receive_tensor(from, x)
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        use KvPrecision::{F16, F32, Int8};
-        // In a pipeline, layers on a device without f16 are cached in f32.
-        let has_f16 = self.devices().any(|device| device.capabilities().f16);
-        let kv: &[KvPrecision] = if has_f16 { &[F32, F16, Int8] } else { &[F32, Int8] };
-        Capabilities { kv, select: true, ..Capabilities::default() }
-    }
-
+impl BackendWeights for CubeBackend {
     fn load_matrix(&self, weight: Tensor) -> Result<CubeMatrix, NnError> {
         self.upload_matrix(weight, false)
     }
@@ -223,7 +185,9 @@ impl Backend for CubeBackend {
     fn load_rope(&self, spec: &RopeSpec, head_dim: usize, context: usize) -> Result<CubeRope, NnError> {
         CubeRope::upload(self, spec, head_dim, context)
     }
+}
 
+impl BackendCaches for CubeBackend {
     fn new_cache(&self, spec: &CacheSpec) -> Result<KvCache, NnError> {
         let cache = KvCache::empty(&self.device, self.cache_shape(spec))?;
         Ok(cache.with_keys(&self.device, spec.keys)?)
@@ -235,6 +199,13 @@ impl Backend for CubeBackend {
             .into_iter()
             .map(|cache| cache.with_keys(&self.device, spec.keys))
             .collect::<Result<_, _>>()?)
+    }
+}
+
+impl BackendTransfers for CubeBackend {
+    fn receive(&self, from: &Self, x: &CubeTensor, width: usize) -> Result<CubeTensor, NnError> {
+        check::norm(x.width, width)?;
+        self.receive_tensor(from, x)
     }
 
     fn upload(&self, values: &[f32], width: usize) -> Result<CubeTensor, NnError> {
@@ -248,7 +219,9 @@ impl Backend for CubeBackend {
     fn inputs(&self, inputs: StepInputs) -> Result<CubeInputs, NnError> {
         self.upload_inputs(inputs)
     }
+}
 
+impl BackendOps for CubeBackend {
     fn embed(&self, table: &CubeMatrix, inputs: &CubeInputs, factor: f32) -> Result<CubeTensor, NnError> {
         let x = self.look_up(table, inputs)?;
         if factor != 1.0 {
@@ -336,7 +309,23 @@ impl Backend for CubeBackend {
     fn select_rows(&self, x: &CubeTensor, rows: &[usize]) -> Result<CubeTensor, NnError> {
         self.select(x, rows)
     }
+}
 
+impl BackendPlacement for CubeBackend {
+    fn stages(&self) -> usize {
+        1 + self.later.len()
+    }
+
+    fn stage_of(&self, layer: usize) -> usize {
+        self.stage_of_layer(layer)
+    }
+
+    fn stage(&self, index: usize) -> &Self {
+        self.stage_at(index)
+    }
+}
+
+impl BackendSteps for CubeBackend {
     fn top(&self, x: &CubeTensor, k: usize) -> Result<Option<Vec<Largest>>, NnError> {
         self.find_top(x, k)
     }
@@ -349,5 +338,31 @@ impl Backend for CubeBackend {
         run: &mut RunStep<'_, Self>,
     ) -> Result<Vec<StepLogits>, NnError> {
         self.recorded_tokens(step, recorded, caches, run)
+    }
+}
+
+impl Backend for CubeBackend {
+    fn activations(&self) -> ActivationPolicy {
+        self.activations
+    }
+
+    fn device_use(&self) -> Option<DeviceUse> {
+        Some(self.used_by_all())
+    }
+
+    fn device_uses(&self) -> Vec<(String, DeviceUse)> {
+        self.each().map(|stage| (stage.device_name(), stage.used())).collect()
+    }
+
+    fn tune(&self, tokens: &[usize], progress: &mut dyn FnMut(usize, usize)) -> Result<Tuning, NnError> {
+        self.tune_all(tokens, progress)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        use KvPrecision::{F16, F32, Int8};
+        // In a pipeline, layers on a device without f16 are cached in f32.
+        let has_f16 = self.devices().any(|device| device.capabilities().f16);
+        let kv: &[KvPrecision] = if has_f16 { &[F32, F16, Int8] } else { &[F32, Int8] };
+        Capabilities { kv, select: true, ..Capabilities::default() }
     }
 }

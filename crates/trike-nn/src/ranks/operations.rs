@@ -8,7 +8,8 @@ use trike_cpu::{FileRange, Tiles};
 
 use super::{MOST_NOTICE, Parts, RankBackend, RankMatrix, RankTensor, bytes, notice, read_values};
 use crate::{
-    ActivationPolicy, Backend, CacheSpec, Capabilities, DeviceUse, NnError, StepInputs, StepNotice,
+    ActivationPolicy, Backend, BackendBase, BackendCaches, BackendOps, BackendPlacement, BackendSteps,
+    BackendTransfers, BackendWeights, CacheSpec, Capabilities, DeviceUse, NnError, StepInputs, StepNotice,
     WeightName, check,
 };
 
@@ -120,7 +121,7 @@ fn joined(rows: usize, width: usize, parts: &Parts, columns: &[Vec<f32>]) -> Vec
     all
 }
 
-impl<B: Backend, C: Communicator> Backend for RankBackend<B, C> {
+impl<B: Backend, C: Communicator> BackendBase for RankBackend<B, C> {
     type Tensor = RankTensor<B::Tensor>;
     type Matrix = RankMatrix<B::Matrix>;
     type Vector = Option<B::Vector>;
@@ -132,62 +133,9 @@ impl<B: Backend, C: Communicator> Backend for RankBackend<B, C> {
     fn name(&self) -> String {
         format!("{}, {} on {} ranks", self.inner.name(), self.division.name(), self.comm.size())
     }
+}
 
-    fn activations(&self) -> ActivationPolicy {
-        self.inner.activations()
-    }
-
-    fn device_use(&self) -> Option<DeviceUse> {
-        self.inner.device_use()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn stages(&self) -> usize {
-        1 + self.later.len()
-    }
-
-    fn stage_of(&self, layer: usize) -> usize {
-        self.division.rank_of(layer)
-    }
-
-    fn stage(&self, index: usize) -> &Self {
-        index.checked_sub(1).and_then(|index| self.later.get(index)).unwrap_or(self)
-    }
-
-    fn receive(&self, from: &Self, x: &Self::Tensor, width: usize) -> Result<Self::Tensor, NnError> {
-        let mut local = None;
-        if from.is_here() {
-            if let Some(x) = &x.local {
-                self.comm.send(self.stage, &self.message(&self.inner.to_host(x)?)?)?;
-            }
-        } else if self.is_here() {
-            local = Some(self.inner.upload(&self.values(from.stage, x.rows * width)?, width)?);
-        }
-        Ok(RankTensor::whole(local, x.rows, width))
-    }
-
-    fn rows_of(&self, name: WeightName, rows: usize) -> Range<usize> {
-        self.rows_here(name, rows)
-    }
-
-    fn load_rows(
-        &self,
-        name: WeightName,
-        rows: usize,
-        weight: &mut dyn FnMut() -> Result<Tensor, NnError>,
-    ) -> Result<Self::Matrix, NnError> {
-        if !self.is_here() {
-            return Ok(RankMatrix { local: None, rows, parts: None });
-        }
-        let part = |rank| self.division.rows(rank, name, rows);
-        let local = Some(self.inner.load_part(weight()?, part(self.comm.rank()))?);
-        let parts = (!self.division.is_pipeline()).then(|| (0..self.comm.size()).map(part).collect());
-        Ok(RankMatrix { local, rows, parts })
-    }
-
+impl<B: Backend, C: Communicator> BackendWeights for RankBackend<B, C> {
     fn load_matrix(&self, weight: Tensor) -> Result<Self::Matrix, NnError> {
         let rows = weight.rows();
         let local = self.is_here().then(|| self.inner.load_matrix(weight)).transpose()?;
@@ -220,28 +168,26 @@ impl<B: Backend, C: Communicator> Backend for RankBackend<B, C> {
     fn load_rope(&self, spec: &RopeSpec, head_dim: usize, context: usize) -> Result<B::Rope, NnError> {
         self.inner.load_rope(spec, head_dim, context)
     }
+}
 
+impl<B: Backend, C: Communicator> BackendCaches for RankBackend<B, C> {
     fn new_cache(&self, spec: &CacheSpec) -> Result<Self::Cache, NnError> {
         let kv_heads = self.division.kv_heads(self.comm.rank()).len();
         self.is_here().then(|| self.inner.new_cache(&CacheSpec { kv_heads, ..*spec })).transpose()
     }
+}
 
-    fn announce(&self, step: &StepNotice<'_>) -> Result<(), NnError> {
-        if self.comm.rank() != 0 || self.comm.size() == 1 {
-            return Ok(());
+impl<B: Backend, C: Communicator> BackendTransfers for RankBackend<B, C> {
+    fn receive(&self, from: &Self, x: &Self::Tensor, width: usize) -> Result<Self::Tensor, NnError> {
+        let mut local = None;
+        if from.is_here() {
+            if let Some(x) = &x.local {
+                self.comm.send(self.stage, &self.message(&self.inner.to_host(x)?)?)?;
+            }
+        } else if self.is_here() {
+            local = Some(self.inner.upload(&self.values(from.stage, x.rows * width)?, width)?);
         }
-        if step.sequences != 1 {
-            return Err(NnError::OneSequence { got: step.sequences });
-        }
-        self.comm.broadcast(0, Some(&notice::message(step)), MOST_NOTICE)?;
-        Ok(())
-    }
-
-    fn next_step(&self) -> Result<Option<StepNotice<'static>>, NnError> {
-        match self.comm.rank() {
-            0 => Ok(None),
-            _ => notice::read(&self.comm.receive(0, MOST_NOTICE)?),
-        }
+        Ok(RankTensor::whole(local, x.rows, width))
     }
 
     fn upload(&self, values: &[f32], width: usize) -> Result<Self::Tensor, NnError> {
@@ -258,7 +204,9 @@ impl<B: Backend, C: Communicator> Backend for RankBackend<B, C> {
         let (ids, rows) = (inputs.ids().to_vec(), inputs.rows());
         Ok(RankInputs { ids, rows, inner: self.inner.inputs(inputs)? })
     }
+}
 
+impl<B: Backend, C: Communicator> BackendOps for RankBackend<B, C> {
     fn embed(
         &self,
         table: &Self::Matrix,
@@ -365,5 +313,72 @@ impl<B: Backend, C: Communicator> Backend for RankBackend<B, C> {
     fn select_rows(&self, x: &Self::Tensor, rows: &[usize]) -> Result<Self::Tensor, NnError> {
         let local = x.local.as_ref().map(|x| self.inner.select_rows(x, rows)).transpose()?;
         Ok(RankTensor { local, rows: rows.len(), width: x.width, parts: x.parts.clone() })
+    }
+}
+
+impl<B: Backend, C: Communicator> BackendPlacement for RankBackend<B, C> {
+    fn stages(&self) -> usize {
+        1 + self.later.len()
+    }
+
+    fn stage_of(&self, layer: usize) -> usize {
+        self.division.rank_of(layer)
+    }
+
+    fn stage(&self, index: usize) -> &Self {
+        index.checked_sub(1).and_then(|index| self.later.get(index)).unwrap_or(self)
+    }
+
+    fn rows_of(&self, name: WeightName, rows: usize) -> Range<usize> {
+        self.rows_here(name, rows)
+    }
+
+    fn load_rows(
+        &self,
+        name: WeightName,
+        rows: usize,
+        weight: &mut dyn FnMut() -> Result<Tensor, NnError>,
+    ) -> Result<Self::Matrix, NnError> {
+        if !self.is_here() {
+            return Ok(RankMatrix { local: None, rows, parts: None });
+        }
+        let part = |rank| self.division.rows(rank, name, rows);
+        let local = Some(self.inner.load_part(weight()?, part(self.comm.rank()))?);
+        let parts = (!self.division.is_pipeline()).then(|| (0..self.comm.size()).map(part).collect());
+        Ok(RankMatrix { local, rows, parts })
+    }
+
+    fn announce(&self, step: &StepNotice<'_>) -> Result<(), NnError> {
+        if self.comm.rank() != 0 || self.comm.size() == 1 {
+            return Ok(());
+        }
+        if step.sequences != 1 {
+            return Err(NnError::OneSequence { got: step.sequences });
+        }
+        self.comm.broadcast(0, Some(&notice::message(step)), MOST_NOTICE)?;
+        Ok(())
+    }
+
+    fn next_step(&self) -> Result<Option<StepNotice<'static>>, NnError> {
+        match self.comm.rank() {
+            0 => Ok(None),
+            _ => notice::read(&self.comm.receive(0, MOST_NOTICE)?),
+        }
+    }
+}
+
+impl<B: Backend, C: Communicator> BackendSteps for RankBackend<B, C> {}
+
+impl<B: Backend, C: Communicator> Backend for RankBackend<B, C> {
+    fn activations(&self) -> ActivationPolicy {
+        self.inner.activations()
+    }
+
+    fn device_use(&self) -> Option<DeviceUse> {
+        self.inner.device_use()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
     }
 }
