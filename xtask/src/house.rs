@@ -141,7 +141,7 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 4,
         name: "trike-nn",
-        purpose: "the `Backend` trait, the decoder on it, sequences and their KV caches",
+        purpose: "the `Backend` traits, the decoder on them, sequences and their KV caches",
         uses: "trike-trit trike-core trike-model trike-cpu trike-cube? trike-comm",
         registry: "thiserror",
         unsafe_in: &[],
