@@ -14,8 +14,9 @@ use trike_core::{Eviction, KeySelector, PromptKeys, SelectedKeys};
 use trike_cpu::{AttentionSpec, Cpu, CpuOps, KeyIndex, KeyScratch, KeySelection, KvData, KvView};
 use trike_llm::{ModelFile, Split, sequences};
 use trike_nn::{
-    ActivationPrecision, Backend, BlockContext, CacheSpec, CpuBackend, DecoderBlock, DecoderWeights,
-    HookPoint, KvPrecision, NnError, StepInputs, Tensor, WeightName,
+    ActivationPrecision, BackendCaches, BackendOps, BackendTransfers, BackendWeights, BlockContext,
+    CacheSpec, CpuBackend, DecoderBlock, DecoderWeights, HookPoint, KvPrecision, NnError, StepInputs, Tensor,
+    WeightName,
 };
 
 /// Tokens between two that are measured.

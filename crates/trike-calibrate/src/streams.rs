@@ -6,8 +6,9 @@ use trike_core::Tensor;
 use trike_cpu::{Cpu, Matrix};
 use trike_llm::WeightSource;
 use trike_nn::{
-    Backend, BlockContext, CacheSpec, CpuBackend, CpuCache, CpuRope, CpuTensor, DecoderBlock, DecoderSpec,
-    Eviction, Hook, HookPoint, KeySelector, KvPrecision, NnError, PromptKeys, StepInputs, WeightName,
+    BackendCaches, BackendOps, BackendTransfers, BackendWeights, BlockContext, CacheSpec, CpuBackend,
+    CpuCache, CpuRope, CpuTensor, DecoderBlock, DecoderSpec, Eviction, Hook, HookPoint, KeySelector,
+    KvPrecision, NnError, PromptKeys, StepInputs, WeightName,
 };
 
 use crate::{CalibrateError, weights::BlockWeights};

@@ -7,7 +7,9 @@ use trike_trit::TritTensor;
 
 use trike_core::Tensor;
 use trike_nn::cube::Device;
-use trike_nn::{Backend, CubeBackend, CubeMatrix, DeviceUse, NnError};
+use trike_nn::{
+    Backend, BackendOps, BackendTransfers, BackendWeights, CubeBackend, CubeMatrix, DeviceUse, NnError,
+};
 
 use crate::CandleError;
 

@@ -7,7 +7,7 @@ use pyo3::{exceptions::PyRuntimeError, prelude::*};
 use trike::{
     ActivationPrecision, CubeBackend,
     nn::{
-        Backend, NnError, Tensor,
+        BackendOps, BackendTransfers, BackendWeights, NnError, Tensor,
         cube::{Device, DeviceSpec},
     },
     vsa::{Algebra, DeviceVectors, PackedTritVec, VsaError},

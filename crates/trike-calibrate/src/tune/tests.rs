@@ -7,8 +7,8 @@ use trike_cpu::{Cpu, DenseData, DenseMatrix, GatedActivation, RopePairing};
 use trike_grad::MixedPrecision;
 use trike_model::{AttentionOps, Input, LayerOps};
 use trike_nn::{
-    ActivationPrecision, AttentionSpec, Backend, Biases, BlockContext, CpuBackend, DecoderBlock, DecoderSpec,
-    DecoderWeights, NnError, RopeSpec, ScaleFactors, WeightName,
+    ActivationPrecision, AttentionSpec, BackendWeights, Biases, BlockContext, CpuBackend, DecoderBlock,
+    DecoderSpec, DecoderWeights, NnError, RopeSpec, ScaleFactors, WeightName,
 };
 use trike_testkit::{
     Rng, assert_all_near, assert_close,

@@ -4,8 +4,9 @@ use trike_candle::CandleBackend;
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cpu::Cpu;
 use trike_nn::{
-    ActivationPrecision, AttentionSpec, Backend, CacheSpec, CpuBackend, Eviction, GatedActivation,
-    KeySelector, KvPrecision, NnError, PromptKeys, RopePairing, RopeSpec, StepInputs, Tensor,
+    ActivationPrecision, AttentionSpec, Backend, BackendCaches, CacheSpec, CpuBackend, Eviction,
+    GatedActivation, KeySelector, KvPrecision, NnError, PromptKeys, RopePairing, RopeSpec, StepInputs,
+    Tensor,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};

@@ -11,7 +11,9 @@ use serde::Serialize;
 use trike_core::DeviceSpec;
 use trike_cpu::Cpu;
 #[cfg(feature = "gpu")]
-use trike_nn::{ActivationPolicy, Backend, CubeBackend, DecoderSpec, DeviceMemory, LayerWeights, NnError};
+use trike_nn::{
+    ActivationPolicy, Backend, BackendBase, CubeBackend, DecoderSpec, DeviceMemory, LayerWeights, NnError,
+};
 use trike_nn::{CpuBackend, KvPrecision, KvSpec, StagePlan};
 use trike_trit::{Encoding, Granularity};
 

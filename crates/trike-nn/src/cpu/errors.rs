@@ -2,8 +2,8 @@
 
 use super::{CpuBackend, CpuTensor};
 use crate::{
-    Backend, BlockContext, CacheSpec, Decoder, Eviction, KeySelector, KvPrecision, NnError, PromptKeys,
-    StepInputs,
+    BackendCaches, BackendOps, BlockContext, CacheSpec, Decoder, Eviction, KeySelector, KvPrecision, NnError,
+    PromptKeys, StepInputs,
 };
 
 impl Decoder<CpuBackend> {

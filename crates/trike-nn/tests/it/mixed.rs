@@ -5,9 +5,10 @@ use std::ops::ControlFlow;
 use crate::common::Random;
 use trike_cpu::Cpu;
 use trike_nn::{
-    ActivationPrecision, Backend, BlockContext, CacheSpec, CpuBackend, CpuCache, Decoder, DecoderBlock,
-    DecoderSpec, DecoderWeights, Eviction, HookPoint, KeySelector, KvPrecision, KvPrecisions, KvSpec, Logits,
-    NnError, PromptKeys, Step, StepInputs, WeightName,
+    ActivationPrecision, BackendCaches, BackendOps, BackendTransfers, BackendWeights, BlockContext,
+    CacheSpec, CpuBackend, CpuCache, Decoder, DecoderBlock, DecoderSpec, DecoderWeights, Eviction, HookPoint,
+    KeySelector, KvPrecision, KvPrecisions, KvSpec, Logits, NnError, PromptKeys, Step, StepInputs,
+    WeightName,
 };
 use trike_testkit::{Rng, assert_near};
 

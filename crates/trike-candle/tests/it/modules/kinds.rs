@@ -11,7 +11,7 @@ use trike_candle::{
 };
 use trike_core::Tensor as Weight;
 use trike_cpu::choose_layout;
-use trike_nn::{Backend, CpuBackend};
+use trike_nn::{BackendWeights, CpuBackend};
 use trike_testkit::Rng;
 use trike_trit::{Encoding, Granularity, Scales, TritTensor};
 

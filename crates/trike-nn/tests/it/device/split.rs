@@ -3,7 +3,7 @@
 use super::*;
 use trike_core::ActivationPolicy;
 use trike_cube::CubeError;
-use trike_nn::{DeviceMemory, DeviceUse, LayerWeights};
+use trike_nn::{BackendBase, BackendPlacement, DeviceMemory, DeviceUse, LayerWeights};
 use trike_trit::{Edit, Trit};
 
 /// The software driver twice, opened anew, so that only what a test does is counted.
