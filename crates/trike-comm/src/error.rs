@@ -51,7 +51,7 @@ pub enum CommError {
     Damaged {
         /// The sender.
         rank: usize,
-        /// What is wrong.
+        /// The problem found.
         problem: &'static str,
     },
     /// A message out of order: the ranks are at different points of the program.
@@ -67,19 +67,19 @@ pub enum CommError {
     /// Ranks that were started with different settings.
     #[error("ranks {rank} and 0 differ in {what}: {theirs} and {first}")]
     Differs {
-        /// What differs.
+        /// The setting that differs.
         what: String,
         /// The first rank that differs from rank 0.
         rank: usize,
-        /// That of rank 0.
+        /// The value on rank 0.
         first: String,
-        /// That of the other.
+        /// The value on the other rank.
         theirs: String,
     },
     /// A slice of a wrong length.
     #[error("{what} of {got} elements, expected {expected}")]
     Length {
-        /// Which one.
+        /// Name of the slice.
         what: &'static str,
         /// Elements expected.
         expected: usize,
@@ -89,7 +89,7 @@ pub enum CommError {
     /// Tensors that do not fit in memory.
     #[error("tensor {tensor} of {rows} x {cols} elements after {before} others does not fit in memory")]
     Shape {
-        /// Its number.
+        /// Index of the tensor.
         tensor: usize,
         /// Its rows.
         rows: usize,
@@ -101,17 +101,17 @@ pub enum CommError {
     /// A codec with more message rounds than the operation supports.
     #[error("codec {codec} takes {got} rounds of messages, expected {expected}")]
     Rounds {
-        /// Its name.
+        /// Name of the codec.
         codec: &'static str,
         /// Rounds expected.
         expected: usize,
-        /// Its rounds.
+        /// Rounds of the codec.
         got: usize,
     },
     /// A number out of range.
     #[error("{what} is {got}, expected {expected}")]
     Range {
-        /// Which one.
+        /// Name of the setting or number.
         what: &'static str,
         /// The accepted values.
         expected: &'static str,

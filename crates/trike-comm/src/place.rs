@@ -21,7 +21,7 @@ pub struct RankPlace {
 ///
 /// # Errors
 ///
-/// Those of messages.
+/// Errors of messages.
 pub fn rank_places<C: Communicator + ?Sized>(comm: &C) -> Result<Vec<RankPlace>, CommError> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let (host, status) = (read("/proc/sys/kernel/hostname"), read("/proc/self/status"));

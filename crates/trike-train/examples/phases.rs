@@ -30,7 +30,7 @@ enum Method {
     Local,
 }
 
-/// What all runs share.
+/// Settings shared by all runs.
 struct Task<'a> {
     cpu: &'a Cpu,
     start: &'a Parameters,

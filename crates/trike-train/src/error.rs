@@ -23,7 +23,7 @@ pub enum TrainError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What is wrong.
+        /// The problem found.
         problem: String,
     },
     /// A data file of an unknown kind.
@@ -92,7 +92,7 @@ pub enum TrainError {
     /// A parameter of the architecture is missing.
     #[error("{name} is missing")]
     NoParameter {
-        /// Its name.
+        /// Name of the parameter.
         name: String,
     },
     /// A tokenizer without BOS and EOS, one of which starts generated documents.
@@ -109,9 +109,9 @@ pub enum TrainError {
     /// A loss or a gradient is NaN or infinite.
     #[error("the {what} of step {step} is not finite")]
     NonFinite {
-        /// What it is.
+        /// The loss or gradient concerned.
         what: &'static str,
-        /// Steps taken before.
+        /// Number of previous steps.
         step: u64,
     },
     /// The loss of a run is not finite, or rises and does not recover.
@@ -125,7 +125,7 @@ pub enum TrainError {
     /// The configuration of a run is malformed or incomplete.
     #[error("{problem}")]
     Config {
-        /// What is wrong.
+        /// The problem found.
         problem: String,
     },
     /// The tokenizer does not match the model.
@@ -164,11 +164,11 @@ pub enum TrainError {
         checkpoint: PathBuf,
         /// The role of the file, such as the data.
         what: &'static str,
-        /// Its name.
+        /// Name of the file.
         file: String,
         /// Its size and digest when the run was started, or that it was absent.
         expected: String,
-        /// The same now.
+        /// The current value.
         got: String,
     },
     /// A run exceeds its memory limit.
@@ -197,13 +197,13 @@ pub enum TrainError {
     OfRank {
         /// The rank, which reports the cause.
         rank: usize,
-        /// Its error.
+        /// The error of that rank.
         problem: String,
     },
     /// An operation that is not supported with ranks, since gradients and moments are distributed.
     #[error("{what} is not supported with several ranks")]
     Alone {
-        /// What was asked for.
+        /// The unsupported operation.
         what: &'static str,
     },
     /// An option is out of range.

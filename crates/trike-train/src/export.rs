@@ -37,7 +37,7 @@ pub fn packed(parameter: &Parameter, policy: &TernaryPolicy) -> Result<Tensor, T
 ///
 /// # Errors
 ///
-/// Those of [`packed`].
+/// Errors of [`packed`].
 pub fn as_packed(mut parameters: Parameters, policy: &TernaryPolicy) -> Result<Parameters, TrainError> {
     for parameter in parameters.all_mut() {
         parameter.values = packed(parameter, policy)?.into_f32();

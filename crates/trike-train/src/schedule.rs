@@ -53,7 +53,7 @@ pub struct Factors {
 pub struct Schedule {
     /// Number of warm-up steps.
     pub warmup: usize,
-    /// What comes after.
+    /// Shape after the warm-up.
     pub shape: Shape,
 }
 

@@ -27,9 +27,9 @@ pub struct GradientCompressor {
 /// A gradient as a message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompressedGradient {
-    /// Its bytes.
+    /// The encoded message.
     pub message: Vec<u8>,
-    /// Its figures.
+    /// Statistics of the message.
     pub stats: CompressionStats,
 }
 
@@ -50,7 +50,7 @@ impl GradientCompressor {
     ///
     /// # Errors
     ///
-    /// Those of [`CodecConfig::build_message`].
+    /// Errors of [`CodecConfig::build_message`].
     pub fn new(config: CodecConfig, shapes: &[[usize; 2]]) -> Result<Self, CommError> {
         Ok(Self { codec: config.build_message(shapes)? })
     }

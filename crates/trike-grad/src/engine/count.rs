@@ -16,7 +16,7 @@ const MESSAGE: u64 = 1 << 20;
 /// Bytes of everything that an executor has allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// Those in use.
+    /// Bytes in use.
     pub held: u64,
     /// The most that were in use at once.
     pub peak: u64,

@@ -99,7 +99,7 @@ impl<E: Engine> Tape<'_, E> {
     ///
     /// # Errors
     ///
-    /// Those of both.
+    /// Errors of both.
     pub fn distill(
         &mut self,
         hidden: Var,

@@ -218,7 +218,7 @@ impl Documents {
     ///
     /// # Errors
     ///
-    /// Those of [`read`](Self::read).
+    /// Errors of [`read`](Self::read).
     pub fn check(&self) -> Result<(), TrainError> {
         (0..self.places.len()).try_for_each(|index| self.read(index).map(drop))
     }

@@ -28,7 +28,7 @@ pub(super) fn is_list(reader: &mut impl BufRead, path: &Path) -> Result<(bool, u
 /// What may follow in a list.
 #[derive(Clone, Copy, PartialEq)]
 enum Next {
-    /// Its beginning.
+    /// The opening bracket.
     List,
     /// An object, or the end of an empty list.
     First,

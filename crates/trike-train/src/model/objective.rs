@@ -42,7 +42,7 @@ impl TernaryPolicy {
 /// Writes a teacher's logits of a range of tokens, `tokens x vocab`, into a view of the executor: a slice on the host.
 pub type TeacherLogits<'t, V = [f32]> = dyn FnMut(Range<usize>, &mut V) -> Result<(), GradError> + 't;
 
-/// What is minimized.
+/// The training objective.
 pub enum Objective<'t, V: ?Sized = [f32]> {
     /// The cross-entropy of the targets.
     Text,

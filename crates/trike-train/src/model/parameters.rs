@@ -31,7 +31,7 @@ pub enum Part {
 /// A matrix or vector, `rows x cols`, row-major; on the host, or in the memory of an [`Engine`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter<T = Vec<f32>> {
-    /// Which one.
+    /// The weight that it belongs to.
     pub name: WeightName,
     /// [`Part::Whole`], except in an [`Adapter`](crate::Adapter).
     pub part: Part,

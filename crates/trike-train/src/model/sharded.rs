@@ -17,7 +17,7 @@ use crate::data::Batch;
 /// A tensor-parallel decoder: a rank holds some rows of each matrix. All ranks call the same functions, with the same batches.
 pub(crate) struct ShardedModel<'w, E: Engine> {
     pub(crate) model: &'w Trained<'w, E>,
-    /// Those of the rank.
+    /// The weights of this rank.
     pub(crate) weights: Weights<'w, E::Tensor>,
     pub(crate) policy: &'w TernaryPolicy,
     pub(crate) comm: &'w dyn Communicator,

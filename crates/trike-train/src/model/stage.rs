@@ -143,7 +143,7 @@ pub(crate) fn count(spec: &DecoderSpec) -> usize {
 /// The stage of a decoder on a rank.
 pub(crate) struct StageModel<'w, E: Engine> {
     pub(crate) model: &'w Trained<'w, E>,
-    /// Those of the stage.
+    /// The weights of the stage.
     pub(crate) weights: Weights<'w, E::Tensor>,
     pub(crate) policy: &'w TernaryPolicy,
     pub(crate) stage: &'w Stage,

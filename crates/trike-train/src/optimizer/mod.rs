@@ -33,7 +33,7 @@ pub enum OptimizerKind {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerConfig {
-    /// Which one.
+    /// The optimizer algorithm.
     pub kind: OptimizerKind,
     /// Learning rate, more than 0.
     pub learning_rate: f32,

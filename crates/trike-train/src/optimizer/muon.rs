@@ -1,4 +1,4 @@
-//! Matrices made orthogonal.
+//! Orthogonalization of matrices for Muon.
 
 use std::borrow::{Borrow, BorrowMut};
 

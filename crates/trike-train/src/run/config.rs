@@ -342,7 +342,7 @@ impl RunConfig {
         })
     }
 
-    /// What ranks exchange.
+    /// Settings of the exchange between ranks.
     #[must_use]
     pub fn ranks(&self) -> RanksConfig {
         let outer = OuterConfig { learning_rate: self.outer_learning_rate, momentum: self.outer_momentum };

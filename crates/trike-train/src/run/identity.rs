@@ -259,7 +259,7 @@ fn settings(config: &RunConfig) -> Result<Value, TrainError> {
             "saves_per_epoch",
             "save_total_limit",
             "logging_steps",
-            // What computes.
+            // The executor.
             "device",
             "memory_limit",
             "parallel",

@@ -86,7 +86,7 @@ pub enum Event<'e> {
     Started(&'e RunPlan),
     /// A step was taken.
     Step {
-        /// What it did.
+        /// Report of the step.
         report: StepReport,
         /// Steps of the run.
         steps: usize,

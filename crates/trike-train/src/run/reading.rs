@@ -1,4 +1,4 @@
-//! What a rank reads.
+//! Reading of a rank's part of the models.
 
 use trike_comm::Communicator;
 use trike_core::OptionError;

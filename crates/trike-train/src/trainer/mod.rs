@@ -112,7 +112,7 @@ pub struct Teacher<'a> {
     pub policy: TernaryPolicy,
 }
 
-/// What a step did.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
     /// The step, from 0.
@@ -133,7 +133,7 @@ pub struct StepReport {
     pub skipped: bool,
 }
 
-/// What a run changes.
+/// The trained parameters.
 #[derive(Debug)]
 pub(crate) enum Trainable<'a, T> {
     All(Parameters<T>),

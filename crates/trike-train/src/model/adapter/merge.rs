@@ -34,7 +34,7 @@ impl MergedMatrix {
     }
 }
 
-/// What merging cost.
+/// Rounding error of a merge.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MergeReport {
     /// All targeted matrices, layer by layer.

@@ -124,7 +124,7 @@ impl<T: Elements> Adapter<T> {
         Self::fill(config.clone(), spec, |_, _, (rows, cols)| engine.allocate(rows * cols))
     }
 
-    /// Its constants.
+    /// Hyperparameters of the adapter.
     #[must_use]
     pub fn config(&self) -> &LoraConfig {
         &self.config
@@ -141,7 +141,7 @@ impl<T: Elements> Adapter<T> {
         &mut self.factors
     }
 
-    /// Its factors.
+    /// The factors, consuming the adapter.
     #[must_use]
     pub fn into_parameters(self) -> Parameters<T> {
         self.factors

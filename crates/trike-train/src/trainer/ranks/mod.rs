@@ -19,7 +19,7 @@ use super::Distribution;
 use crate::data::{Batch, Batches};
 use crate::{Loss, Optimizer, Parameters, StepReport, TrainEngine, TrainError, Trainer};
 
-/// What ranks exchange.
+/// What ranks exchange, and how often.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RanksConfig {
     /// Compression of the weight changes; `None` = uncompressed.
@@ -86,7 +86,7 @@ pub(crate) struct Ranks<'a> {
     mode: Mode,
 }
 
-/// What is exchanged.
+/// How ranks are synchronized.
 #[derive(Debug)]
 enum Mode {
     /// The sum of gradients is reduced to the rank that updates the weights, which broadcasts them.

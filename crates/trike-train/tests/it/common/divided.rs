@@ -28,7 +28,7 @@ pub(crate) const STEPS: usize = 3;
 /// Rows per unit: those that are computed together, of 512 tokens or more.
 pub(crate) const UNIT: usize = 22;
 
-/// What a run does.
+/// The settings of a run.
 #[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,
