@@ -16,7 +16,7 @@ fn what_is_not_there_is_refused_by_name() {
     }
 }
 
-/// In a build with SPIR-V no software driver is opened, in one without there is no need.
+/// A build with SPIR-V opens no software driver; other builds do not need to refuse it.
 #[test]
 fn software_drivers_are_not_given_spirv() {
     for info in devices() {
