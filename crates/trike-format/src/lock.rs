@@ -178,7 +178,7 @@ mod tests {
         let opened = File::open(dir.path().join(".cache.lock")).unwrap();
         drop(first);
         opened.lock().unwrap();
-        assert!(!is_at(&opened, &dir.path().join(".cache.lock")), "it would exclude nobody");
+        assert!(!is_at(&opened, &dir.path().join(".cache.lock")), "it would exclude no other process");
         assert!(Lock::new(&path).is_ok());
     }
 }

@@ -127,7 +127,7 @@ mod handler {
                 // SAFETY: this thread is reading the file, so it is still mapped, and its registration owns the name.
                 say(unsafe { std::slice::from_raw_parts(name, len) });
                 say(b": cannot be read any more: another process truncated the file, or its disk failed; ");
-                say(b"keep a model as it is while it is used, and run the command again\n");
+                say(b"do not modify a model while it is in use, and run the command again\n");
                 // SAFETY: async-signal-safe; nothing of this process runs afterwards.
                 unsafe { libc::_exit(CODE.load(Relaxed)) }
             }

@@ -33,7 +33,7 @@ fn count(bytes: i64) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
-        // SAFETY: the caller's layout, as `GlobalAlloc` asks for it.
+        // SAFETY: the caller's layout satisfies the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
 

@@ -41,7 +41,7 @@ pub struct CompressionStats {
     /// Compression ratio relative to f32; 1 for gradients without elements.
     pub ratio: f64,
     /// Cosine similarity of the gradient and its message; 0 if one of them is zero. The message includes the error feedback of
-    /// earlier gradients, so this does not measure what a run loses.
+    /// earlier gradients, so this does not measure the loss of a run.
     pub cosine: f64,
 }
 

@@ -41,7 +41,7 @@ impl Carry {
     ///
     /// // Two ranks owe 1 and 2 to the mean, which is 1.5; so do three ranks that hold 1.5 each.
     /// assert_eq!(Carry::Mean.over(&[&[1.0], &[2.0]], 2, 3)?, [1.5]);
-    /// // On two ranks again, each has what it had.
+    /// // Back on two ranks, each has its original state.
     /// assert_eq!(Carry::Mean.over(&[&[1.0], &[2.0]], 1, 2)?, [2.0]);
     /// # Ok::<(), trike_comm::CommError>(())
     /// ```

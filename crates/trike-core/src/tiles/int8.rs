@@ -225,7 +225,7 @@ impl<B: AsRef<[u8]>> Int8Tiles<B> {
     ///
     /// # Errors
     ///
-    /// Those of [`check_scales`](Self::check_scales).
+    /// The errors of [`check_scales`](Self::check_scales).
     pub fn to_tensor(&self) -> Result<Int8Tensor, TensorError> {
         self.check()?;
         let (shape, cols) = (self.shape(), self.cols);

@@ -38,7 +38,7 @@ const COLS: [usize; 16] = [1, 2, 7, 15, 17, 31, 63, 64, 65, 127, 128, 129, 300, 
 /// Few, some and many: every code path of the kernels, and its boundaries.
 const TOKENS: [usize; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 20, 24, 25, 27, 31];
 
-/// Weights, and what they are in f32.
+/// Weights, and their values in f32.
 fn weights(rng: &mut Rng, rows: usize, cols: usize, kind: Kind) -> (Matrix, Vec<f32>) {
     let values = rng.normals(rows * cols);
     let dense = |data| DenseMatrix::new(rows, cols, data).expect("valid");

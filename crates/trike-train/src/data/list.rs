@@ -25,7 +25,7 @@ pub(super) fn is_list(reader: &mut impl BufRead, path: &Path) -> Result<(bool, u
     }
 }
 
-/// What may follow in a list.
+/// The tokens that may follow in a list.
 #[derive(Clone, Copy, PartialEq)]
 enum Next {
     /// The opening bracket.

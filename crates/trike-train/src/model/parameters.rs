@@ -16,7 +16,7 @@ use crate::TrainError;
 /// Standard deviation of random weights.
 const SPREAD: f64 = 0.02;
 
-/// What a parameter is of its weight: all of it, or an adapter factor.
+/// The part of a weight that a parameter represents: the whole weight, or an adapter factor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Part {
     /// All of it.

@@ -167,7 +167,7 @@ impl RunIdentity {
         to_json(&self.stored())
     }
 
-    /// The settings of a checkpoint, checked to be those of this run.
+    /// The settings of a checkpoint, which must equal the settings of this run.
     ///
     /// # Errors
     ///

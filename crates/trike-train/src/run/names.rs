@@ -78,7 +78,7 @@ pub enum ScaleKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CodecName {
-    /// As it is.
+    /// No compression.
     #[default]
     None,
     /// [`CodecConfig::Ternary`].

@@ -45,7 +45,7 @@ fn json_of(dir: &Path) -> Value {
     serde_json::from_slice(&fs::read(dir.join(CONFIG)).expect("a file")).expect("JSON")
 }
 
-/// What remains of an error, which must be one of an adapter file.
+/// The reason of an error, which must be an error of an adapter file.
 fn refused(dir: &Path) -> AdapterError {
     match Adapter::open(dir, &spec()) {
         Err(TrainError::Adapter { source, .. }) => *source,

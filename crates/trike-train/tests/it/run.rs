@@ -471,7 +471,7 @@ fn ranks_write_the_model_of_one_machine(more: &str) {
     assert!(weights(&place.at("begun")) == want);
 }
 
-/// Random weights are those of a single machine, too, and so is the plan.
+/// Random weights and the plan are the same as on a single machine.
 #[test]
 fn ranks_that_hold_parts_read_their_part_only() {
     for parallel in ["pipeline", "tensor"] {

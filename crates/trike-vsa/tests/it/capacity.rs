@@ -1,4 +1,4 @@
-//! Simulations beside the theory.
+//! Simulations compared with the theory.
 
 use trike_testkit::assert_near;
 use trike_vsa::capacity::{BundleForm, efficiency, retrieval_probability};

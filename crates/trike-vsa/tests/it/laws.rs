@@ -58,7 +58,7 @@ fn common<A: Algebra>(dim: usize, seed: u64, by: isize) {
     assert_eq!(PackedTritVec::<A>::from_view(a.view()).unwrap(), a);
     assert_eq!(SparseVec::from_packed(&a).to_packed::<A>().unwrap(), a);
     assert_eq!(SparseVec::from_packed(&a).dot(&b).unwrap(), dot(&a, &b).unwrap());
-    // N-grams know their order.
+    // N-grams depend on the order.
     let gram = ngram(&[&a, &b, &c]).unwrap();
     let by_hand = bind(&permute(&a, 2).unwrap(), &bind(&permute(&b, 1).unwrap(), &c).unwrap()).unwrap();
     assert_eq!(gram, by_hand);

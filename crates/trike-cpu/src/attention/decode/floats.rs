@@ -18,7 +18,7 @@ const BLOCK: usize = 64;
 macro_rules! products {
     ($($element:ty),*) => {
         $(impl Products for $element {
-            /// As they are.
+            /// Queries are not converted.
             type Queries<'a> = &'a [f32];
             type Room = ();
 

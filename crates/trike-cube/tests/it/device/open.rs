@@ -6,7 +6,7 @@ use trike_cube::{CubeError, Device, DeviceSpec, Runtime, devices, is_linked};
 fn what_is_not_there_is_refused_by_name() {
     for runtime in Runtime::ALL {
         let spec = DeviceSpec::Numbered(runtime, 4242);
-        let refused = Device::open(spec).expect_err("no machine has so many");
+        let refused = Device::open(spec).expect_err("no such device");
         let expected = if is_linked(runtime) {
             matches!(refused, CubeError::NoDevice { .. })
         } else {
