@@ -242,11 +242,12 @@ fn estimate(run: &RunShape<'_>, held: Held<'_>) -> Result<TrainingMemory, TrainE
     let times = (run.length.div_ceil(LONGEST).max(1) as u64).saturating_mul(layers.div_ceil(deepest) as u64);
 
     let Counted { peak, logits, .. } = count_steps(&short, held, units)?;
-    let beside = peak.saturating_sub(kept(&short, held).total()).saturating_sub(logits).saturating_mul(times);
+    let transient =
+        peak.saturating_sub(kept(&short, held).total()).saturating_sub(logits).saturating_mul(times);
     let outputs = outputs(run, held, units);
     let of_stage = if let Held::Stage(stage, _) = held { of_stage(run, stage, units) } else { 0 };
     Ok(TrainingMemory {
-        activations: beside.saturating_sub(outputs).saturating_add(of_stage),
+        activations: transient.saturating_sub(outputs).saturating_add(of_stage),
         logits,
         teacher: all.teacher.saturating_add(outputs),
         ..all
@@ -313,8 +314,8 @@ fn of_stage(run: &RunShape<'_>, stage: &Stage, units: Units) -> u64 {
     let tokens = (units.rows as u64).saturating_mul(run.length as u64);
     let (width, vocab, count) = (run.spec.hidden as u64, run.spec.vocab as u64, units.count() as u64);
     let seam = bytes(tokens.saturating_mul(width));
-    let beside = u64::from(!stage.is_first()) + u64::from(!stage.is_last());
-    let messages = seam.saturating_mul(count.saturating_mul(beside));
+    let neighbours = u64::from(!stage.is_first()) + u64::from(!stage.is_last());
+    let messages = seam.saturating_mul(count.saturating_mul(neighbours));
     if !stage.is_last() {
         let layers = stage.layers().len().max(1);
         let segments = layers.div_ceil(run.checkpoint.unwrap_or(layers).clamp(1, layers)) as u64;

@@ -38,10 +38,10 @@ pub(crate) type ByPlace<T> = Vec<Option<T>>;
 /// Destination of parameter gradients, by parameter index.
 #[derive(Debug)]
 pub(crate) enum GradientSink<'g, T> {
-    /// Added to these.
-    Added(&'g mut [T]),
+    /// Adds the gradients to these sums.
+    Accumulate(&'g mut [T]),
     /// Moves a parameter's first gradient in instead of adding it to zeros.
-    Found(&'g mut [Option<T>]),
+    Collect(&'g mut [Option<T>]),
 }
 
 /// Parameters on a tape.

@@ -83,7 +83,7 @@ fn a_model_without_numbers_is_refused() {
 }
 
 #[test]
-fn tokens_are_documents_behind_those_of_files() {
+fn token_documents_follow_the_documents_of_files() {
     let tokenizer = tokenizer();
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("a.txt");
