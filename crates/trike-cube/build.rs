@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-/// Environment variable: folder of `libllvmstubs.a`, for a build without LLVM. `cargo xtask` creates the library.
+/// Environment variable: directory of `libllvmstubs.a`, for a build without LLVM. `cargo xtask` creates the library.
 const STUBS: &str = "TRIKE_LLVM_STUBS";
 
 fn main() {

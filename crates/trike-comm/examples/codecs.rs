@@ -1,8 +1,8 @@
 //! Bytes, speed and direction of one exchange of each codec: `cargo run --release -p trike-comm --example codecs`.
 //!
-//! Speeds are those of one core, in bytes of the gradient in f32: of writing and reading one message, and of a whole exchange of one
-//! rank with itself. The direction of one step is not what counts: the rest is sent later. It is here for comparison with codecs that
-//! keep nothing.
+//! Speeds are per core, in bytes of the f32 gradient per second: encoding and decoding one message, and a whole exchange of one
+//! rank with itself. The cosine of one step is no measure of quality, since the residual is sent later; it is printed for
+//! comparison with codecs without error feedback.
 #![expect(clippy::print_stdout, reason = "an example prints its figures")]
 
 use std::time::Instant;
@@ -12,7 +12,7 @@ use trike_comm::{Codec, CodecConfig, Threads};
 /// The tensors of a gradient: a matrix, and the vector of a norm.
 const SHAPES: [[usize; 2]; 2] = [[2048, 2048], [1, 2048]];
 const LEN: usize = 2049 * 2048;
-/// Exchanges of which the fastest counts; the first of them, which takes memory from the system, does not.
+/// Number of exchanges, of which the fastest counts; the first one is discarded, since it allocates the memory.
 const STEPS: usize = 8;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let normal: Vec<f32> = (0..LEN).map(|_| (0..6).map(|_| uniform()).sum()).collect();
     let tailed: Vec<f32> = normal.iter().map(|x| x.powi(5)).collect();
-    // Columns and rows of few patterns, and noise of the same size.
+    // Low-rank columns and rows, plus noise of the same size.
     let patterns: Vec<Vec<f32>> = (0..8).map(|_| (0..2048).map(|_| uniform()).collect()).collect();
     let low: Vec<f32> = (0..LEN)
         .map(|i| {
@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let exchange = exchange_seconds(&mut *codec, &tailed)?;
         let smaller = 4.0 * LEN as f64 / codec.sent_bytes(0, 2) as f64;
         let speed = |seconds: f64| format!("{:.2}", 4e-9 * LEN as f64 / seconds);
-        // Codecs of two rounds have no single message.
+        // Codecs of two rounds have no standalone message.
         let [encode, decode] = message_seconds(config, &tailed)?
             .map_or_else(|| ["-".to_owned(), "-".to_owned()], |seconds| seconds.map(speed));
         println!(

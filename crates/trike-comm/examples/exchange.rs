@@ -1,9 +1,9 @@
 //! Times of messages and exchanges between ranks, as lines of JSON:
 //! `cargo build --release -p trike-comm --features mpi --example exchange && mpirun -n 2 target/release/examples/exchange`.
 //!
-//! Messages go from rank 0 to rank 1 and back; half of this time is that of one message. The sum is that of a vector over all ranks,
-//! as training adds gradients. Times are what rank 0 has waited for: the median, and the first decile, which other programs of the
-//! machine disturb less.
+//! Messages go from rank 0 to rank 1 and back; half of the round-trip time is reported. The sum is an all-reduce of a vector, as
+//! training adds gradients. Times are measured on rank 0: the median, and the first decile, which is less sensitive to other
+//! programs on the machine.
 #![expect(clippy::print_stdout, reason = "an example prints its figures")]
 
 use std::error::Error;
@@ -11,10 +11,10 @@ use std::time::Instant;
 
 use trike_comm::{CommError, Communicator as _, Mpi, Part, Plan, TreeSum};
 
-/// Bytes of messages, and how often each is sent.
+/// Message sizes in bytes, and how often each is sent.
 const MESSAGES: [(usize, usize); 7] =
     [(8, 201), (64, 201), (1 << 10, 201), (16 << 10, 101), (256 << 10, 41), (2 << 20, 15), (16 << 20, 7)];
-/// Elements of vectors that are added up, and how often.
+/// Vector lengths, and how often each is summed.
 const SUMS: [(usize, usize); 2] = [(100_000, 21), (2_500_000, 7)];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 _ => Ok(()),
             })?;
             print("message_bytes", bytes, back_and_forth.map(|seconds| seconds / 2.0));
-            // The others, which have nothing to do, wait without looking for messages all the time.
+            // The other ranks wait in a blocking call instead of polling.
             comm.barrier()?;
         }
     }
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Median and first decile of so many times after a first one, which takes memory from the system.
+/// Median and first decile of `times` runs after a warm-up run, which allocates the memory.
 fn times_of(times: usize, mut run: impl FnMut() -> Result<(), CommError>) -> Result<[f64; 2], CommError> {
     run()?;
     let mut all = Vec::with_capacity(times);

@@ -1,5 +1,5 @@
-//! The same sum, to the bit, on any number of ranks up to four:
-//! `cargo build -p trike-comm --features mpi --example mpi && mpirun -n 4 target/debug/examples/mpi`.
+//! A sum that is bit-identical on one to four ranks: `cargo build -p trike-comm --features mpi --example mpi && mpirun -n 4
+//! target/debug/examples/mpi`.
 #![expect(clippy::print_stdout, reason = "an example prints its figures")]
 
 use std::error::Error;

@@ -1,15 +1,15 @@
-//! Ranks that were started with the same settings.
+//! Checks that ranks were started with the same settings.
 
 use crate::{CommError, Communicator};
 
-/// Most bytes of the text of a setting.
+/// Maximum length of a setting's text, in bytes.
 const MOST: usize = 1 << 20;
 
-/// Checks that all ranks were given the same text for `what`, such as a version, a model's fingerprint or a configuration.
+/// Checks that all ranks have the same text for `what`, such as a version, a model's fingerprint or a configuration.
 ///
 /// # Errors
 ///
-/// [`CommError::Differs`] on every rank, with the first rank that differs from rank 0, and the errors of messages.
+/// [`CommError::Differs`] on every rank, naming the first rank that differs from rank 0, and errors of messages.
 ///
 /// ```
 /// use trike_comm::{Communicator, Threads, agree};

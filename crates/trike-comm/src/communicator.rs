@@ -1,26 +1,26 @@
-//! What ranks can say to each other.
+//! Communication between ranks.
 
 use std::time::Duration;
 
 use crate::CommError;
 
-/// What a rank has sent and waited for.
+/// Statistics of a rank's messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Messages sent.
     pub messages: u64,
-    /// Bytes sent, with the headers of messages.
+    /// Bytes sent, including message headers.
     pub sent: u64,
-    /// Bytes received, with the headers of messages.
+    /// Bytes received, including message headers.
     pub received: u64,
-    /// Time in which nothing was done but waiting for a message.
+    /// Time spent blocked on a message.
     pub waiting: Duration,
 }
 
 /// One rank of a run, connected with the others.
 ///
-/// All ranks call the same collective functions in the same order. A message that does not arrive in time, that is damaged, or that
-/// was sent by a call of another kind is an error of the rank that waits for it, never a wrong result.
+/// All ranks call the same collective functions in the same order. A message that does not arrive in time, is damaged, or was sent
+/// by a call of another kind is an error of the receiving rank, never a wrong result.
 pub trait Communicator {
     /// The number of this rank, below [`size`](Self::size).
     fn rank(&self) -> usize;
@@ -28,25 +28,25 @@ pub trait Communicator {
     /// Ranks of the run.
     fn size(&self) -> usize;
 
-    /// Sends a message to another rank, without waiting for it. Messages between two ranks arrive in the order of their sending.
+    /// Sends a message to another rank, without blocking. Messages between two ranks arrive in the order of sending.
     ///
     /// # Errors
     ///
     /// [`CommError::Rank`] for this rank and for one that does not exist, [`CommError::Gone`].
     fn send(&self, to: usize, message: &[u8]) -> Result<(), CommError>;
 
-    /// The next message of another rank, of at most `most` bytes. After [`CommError::Deadline`] that message is still the next one, for
-    /// which this may be called again; a collective function may not, since it has sent its own already.
+    /// Receives the next message of another rank, of at most `most` bytes. After [`CommError::Deadline`] the same message is still
+    /// the next one, and the call may be repeated; a collective function may not, since it has already sent its own message.
     ///
     /// # Errors
     ///
     /// As [`send`](Self::send), and all errors of messages.
     fn receive(&self, from: usize, most: usize) -> Result<Vec<u8>, CommError>;
 
-    /// What was sent so far.
+    /// Statistics so far.
     fn traffic(&self) -> Traffic;
 
-    /// The message of each rank, each of at most `most` bytes, in the order of the ranks.
+    /// The messages of all ranks, each of at most `most` bytes, in rank order.
     ///
     /// # Errors
     ///
@@ -62,11 +62,11 @@ pub trait Communicator {
         all.collect()
     }
 
-    /// Gives message `i` to rank `i`, and returns what the ranks have given to this one, in their order.
+    /// Sends message `i` to rank `i`, and returns the messages from all ranks to this one, in rank order.
     ///
     /// # Errors
     ///
-    /// [`CommError::Length`] unless there is a message for each rank, and as [`receive`](Self::receive).
+    /// [`CommError::Length`] unless there is one message per rank, and as [`receive`](Self::receive).
     fn all_to_all(&self, messages: &[&[u8]], most: usize) -> Result<Vec<Vec<u8>>, CommError> {
         if messages.len() != self.size() {
             return Err(CommError::Length { what: "messages", expected: self.size(), got: messages.len() });
@@ -81,11 +81,11 @@ pub trait Communicator {
         all.collect()
     }
 
-    /// The message of rank `root`, of at most `most` bytes; the others give nothing.
+    /// The message of rank `root`, of at most `most` bytes; the other ranks pass `None`.
     ///
     /// # Errors
     ///
-    /// [`CommError::Length`] if `root` gives no message or another rank does, and as [`receive`](Self::receive).
+    /// [`CommError::Length`] if `root` passes no message or another rank does, and as [`receive`](Self::receive).
     fn broadcast(&self, root: usize, message: Option<&[u8]>, most: usize) -> Result<Vec<u8>, CommError> {
         if root >= self.size() {
             return Err(CommError::Rank { rank: root, size: self.size() });
@@ -103,7 +103,7 @@ pub trait Communicator {
         Ok(message.to_vec())
     }
 
-    /// Returns when all ranks have come here.
+    /// Returns when all ranks have called it.
     ///
     /// # Errors
     ///
@@ -113,7 +113,7 @@ pub trait Communicator {
     }
 }
 
-/// The other ranks, from the next one on, so that not all send to the same one first.
+/// The other ranks, starting with the next one, so that not all ranks send to the same one first.
 fn others<C: Communicator + ?Sized>(comm: &C) -> impl Iterator<Item = usize> {
     let (rank, size) = (comm.rank(), comm.size());
     (1..size).map(move |step| (rank + step) % size)

@@ -1,4 +1,4 @@
-//! Messages that are checked, over something that carries bytes.
+//! Checked messages over a byte transport.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use crate::communicator::{Communicator, Traffic};
 use crate::error::CommError;
 
-/// Seconds that a rank waits for a message if nothing else is said.
+/// Default receive timeout, in seconds.
 const DEADLINE: Duration = Duration::from_secs(600);
-/// Marks the beginning of a message of this version.
+/// Magic number of this version of the message format.
 const MAGIC: u32 = u32::from_le_bytes(*b"TKC1");
-/// Magic, number, checksum, and the length of what follows in eight bytes.
+/// Size of the header: magic, message number, checksum, and the content length in eight bytes.
 pub(crate) const HEADER: usize = 20;
 
-/// Something that carries messages between ranks.
+/// A transport of bytes between ranks.
 pub trait Transport {
     /// The number of this rank.
     fn rank(&self) -> usize;
@@ -21,15 +21,15 @@ pub trait Transport {
     /// Ranks of the run.
     fn size(&self) -> usize;
 
-    /// Carries a message to another rank, without waiting for it.
+    /// Sends a message to another rank, without blocking.
     ///
     /// # Errors
     ///
     /// [`CommError::Gone`].
     fn put(&self, to: usize, message: Vec<u8>) -> Result<(), CommError>;
 
-    /// The next message of another rank; `None` if there is none at the time `until`. Messages of more than `most` bytes are refused
-    /// before memory is taken for them, where that can be.
+    /// The next message of another rank; `None` if none arrived before `until`. Messages of more than `most` bytes are refused, if
+    /// possible before memory is allocated for them.
     ///
     /// # Errors
     ///
@@ -37,31 +37,31 @@ pub trait Transport {
     fn get(&self, from: usize, most: usize, until: Instant) -> Result<Option<Vec<u8>>, CommError>;
 }
 
-/// A rank over a [`Transport`]: numbers its messages and checks those of others.
+/// A rank over a [`Transport`]: numbers its messages and checks received ones.
 #[derive(Debug)]
 pub struct Endpoint<T> {
     pub(crate) transport: T,
     deadline: Duration,
-    /// Messages to and from each rank.
+    /// Numbers of the next message to and from each rank.
     numbers: Vec<[Cell<u32>; 2]>,
     traffic: Cell<Traffic>,
 }
 
 impl<T: Transport> Endpoint<T> {
-    /// A rank over this transport, which waits ten minutes for a message.
+    /// A rank over this transport, with a receive timeout of ten minutes.
     pub fn over(transport: T) -> Self {
         let numbers = (0..transport.size()).map(|_| <[Cell<u32>; 2]>::default()).collect();
         Self { transport, deadline: DEADLINE, numbers, traffic: Cell::default() }
     }
 
-    /// The same with another time after which a rank that sends nothing is an error.
+    /// The same with another receive timeout.
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }
 
-    /// Number of the next message to (0) or from (1) a rank. It is [counted](count_message) when a message has left or come, so that
-    /// one that is late is still the next one after a deadline.
+    /// Number of the next message to (0) or from (1) a rank. It is [incremented](count_message) after a message was sent or
+    /// received, so that a late message is still the next one after a timeout.
     fn number(&self, rank: usize, direction: usize) -> Result<&Cell<u32>, CommError> {
         let wrong = CommError::Rank { rank, size: self.size() };
         if rank == self.rank() {
@@ -102,10 +102,10 @@ impl<T: Transport> Communicator for Endpoint<T> {
     fn receive(&self, from: usize, most: usize) -> Result<Vec<u8>, CommError> {
         let number = self.number(from, 1)?;
         let start = Instant::now();
-        // A time beyond what the clock can say is no deadline.
+        // Out of the clock's range: use the default timeout.
         let until = start.checked_add(self.deadline).unwrap_or(start + DEADLINE);
         let whole = self.transport.get(from, most.saturating_add(HEADER), until).map_err(|e| match e {
-            // It has come, and is gone.
+            // The message has arrived and was discarded.
             CommError::TooLong { rank, got, .. } => {
                 count_message(number);
                 CommError::TooLong { rank, most, got: got.saturating_sub(HEADER) }
@@ -127,12 +127,12 @@ impl<T: Transport> Communicator for Endpoint<T> {
     }
 }
 
-/// The number of a message that has left or come, behind which the next one is.
+/// Increments a message number after sending or receiving; returns the old one.
 fn count_message(number: &Cell<u32>) -> u32 {
     number.replace(number.get().wrapping_add(1))
 }
 
-/// A message with its header.
+/// Prepends the header to a message.
 fn seal(number: u32, message: &[u8]) -> Vec<u8> {
     let mut whole = Vec::with_capacity(HEADER + message.len());
     whole.extend(MAGIC.to_le_bytes());
@@ -143,7 +143,7 @@ fn seal(number: u32, message: &[u8]) -> Vec<u8> {
     whole
 }
 
-/// The content of a message.
+/// Checks the header and returns the content of a message.
 fn open(rank: usize, expected: u32, most: usize, mut whole: Vec<u8>) -> Result<Vec<u8>, CommError> {
     let cut = CommError::Cut { rank, expected: HEADER, got: whole.len() };
     let (header, message) = whole.split_at_checked(HEADER).ok_or(cut)?;
@@ -173,7 +173,7 @@ fn open(rank: usize, expected: u32, most: usize, mut whole: Vec<u8>) -> Result<V
 mod tests {
     use super::*;
 
-    /// A link goes on after a deadline, after a message that was too long, and after one that could not be sent.
+    /// A link stays usable after a timeout, after an oversized message, and after a failed send.
     #[test]
     fn links_outlive_what_went_wrong() {
         let mut ranks = crate::Threads::new(2).into_iter();

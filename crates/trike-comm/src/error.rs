@@ -1,6 +1,6 @@
 //! The error type of the crate.
 
-/// A failure of a message or of what ranks do together.
+/// A failure of a message or of a collective operation.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
@@ -12,13 +12,13 @@ pub enum CommError {
         /// Ranks of the run.
         size: usize,
     },
-    /// A rank that has ended, or whose connection is lost.
+    /// A rank that has exited, or whose connection is lost.
     #[error("rank {rank} is gone")]
     Gone {
         /// The rank.
         rank: usize,
     },
-    /// A rank that sent nothing in time.
+    /// A receive timeout.
     #[error("rank {rank} sent nothing for {seconds} s")]
     Deadline {
         /// The rank.
@@ -26,17 +26,17 @@ pub enum CommError {
         /// Seconds that were waited.
         seconds: u64,
     },
-    /// A message that is larger than what was asked for can be.
+    /// A message that exceeds the receiver's limit.
     #[error("message of {got} bytes from rank {rank}, expected at most {most}")]
     TooLong {
         /// The sender.
         rank: usize,
-        /// The most bytes that the receiver takes.
+        /// The receiver's limit in bytes.
         most: usize,
         /// Bytes that arrived.
         got: usize,
     },
-    /// A message that is shorter than it says, or than its content needs.
+    /// A message shorter than its header or content requires.
     #[error("message of {got} bytes from rank {rank}, expected {expected}")]
     Cut {
         /// The sender.
@@ -46,72 +46,72 @@ pub enum CommError {
         /// Bytes that arrived.
         got: usize,
     },
-    /// A message whose content is not what was sent.
+    /// A message whose content was corrupted.
     #[error("damaged message from rank {rank}: {problem}")]
     Damaged {
         /// The sender.
         rank: usize,
-        /// What is wrong.
+        /// The problem found.
         problem: &'static str,
     },
-    /// A message that was sent for another purpose: the ranks are not at the same place of the program.
+    /// A message out of order: the ranks are at different points of the program.
     #[error("message {got} from rank {rank}, expected message {expected}")]
     Order {
         /// The sender.
         rank: usize,
-        /// Its number, as the receiver counts.
+        /// The receiver's message number.
         expected: u32,
-        /// Its number, as the sender counted.
+        /// The sender's message number.
         got: u32,
     },
     /// Ranks that were started with different settings.
     #[error("ranks {rank} and 0 differ in {what}: {theirs} and {first}")]
     Differs {
-        /// What differs.
+        /// The setting that differs.
         what: String,
         /// The first rank that differs from rank 0.
         rank: usize,
-        /// That of rank 0.
+        /// The value on rank 0.
         first: String,
-        /// That of the other.
+        /// The value on the other rank.
         theirs: String,
     },
     /// A slice of a wrong length.
     #[error("{what} of {got} elements, expected {expected}")]
     Length {
-        /// Which one.
+        /// Name of the slice.
         what: &'static str,
         /// Elements expected.
         expected: usize,
         /// Elements given.
         got: usize,
     },
-    /// Tensors with more elements than memory can hold.
+    /// Tensors that do not fit in memory.
     #[error("tensor {tensor} of {rows} x {cols} elements after {before} others does not fit in memory")]
     Shape {
-        /// Its number.
+        /// Index of the tensor.
         tensor: usize,
         /// Its rows.
         rows: usize,
         /// Its columns.
         cols: usize,
-        /// Elements of the tensors before it.
+        /// Total elements of the preceding tensors.
         before: usize,
     },
-    /// A codec that exchanges in more rounds than are possible.
+    /// A codec with more message rounds than the operation supports.
     #[error("codec {codec} takes {got} rounds of messages, expected {expected}")]
     Rounds {
-        /// Its name.
+        /// Name of the codec.
         codec: &'static str,
         /// Rounds expected.
         expected: usize,
-        /// Its rounds.
+        /// Rounds of the codec.
         got: usize,
     },
     /// A number out of range.
     #[error("{what} is {got}, expected {expected}")]
     Range {
-        /// Which one.
+        /// Name of the setting or number.
         what: &'static str,
         /// The accepted values.
         expected: &'static str,
@@ -122,13 +122,13 @@ pub enum CommError {
     #[cfg(feature = "nccl")]
     #[error("{problem}")]
     Device {
-        /// What failed, with the library's own name of the error.
+        /// The failed call, with the library's name of the error.
         problem: String,
     },
-    /// A finite gradient with which sums would not be finite.
+    /// A finite gradient whose sums would overflow.
     #[error("{what} of rank {rank} has an element of magnitude {got:e}, expected at most {most:e}")]
     TooLarge {
-        /// Which one: the gradient, or what it becomes with what has waited.
+        /// The gradient, or its sum with the residual.
         what: &'static str,
         /// The rank.
         rank: usize,
@@ -137,7 +137,7 @@ pub enum CommError {
         /// The largest accepted one.
         most: f32,
     },
-    /// A loss or a gradient that is not finite.
+    /// A loss or gradient that is not finite.
     #[error("a loss or gradient of rank {rank} is not finite")]
     NonFinite {
         /// The rank.
@@ -146,7 +146,7 @@ pub enum CommError {
 }
 
 impl CommError {
-    /// The same error of a gradient as that of another rank, for checks that do not know whose it is.
+    /// The same error for another rank; for checks that do not know the rank of a gradient.
     pub(crate) fn of_rank(self, rank: usize) -> Self {
         match self {
             Self::NonFinite { .. } => Self::NonFinite { rank },

@@ -1,9 +1,9 @@
-//! Numbers that one rank gives to another.
+//! Exchanges of f32 values between ranks.
 
 use crate::sum::{PIECE, append, floats};
 use crate::{CommError, Communicator};
 
-/// Sends numbers to another rank, which calls [`receive_floats`].
+/// Sends values to another rank, which calls [`receive_floats`].
 ///
 /// # Errors
 ///
@@ -26,11 +26,11 @@ pub fn send_floats<C: Communicator + ?Sized>(comm: &C, to: usize, values: &[f32]
     Ok(())
 }
 
-/// The next `len` numbers of another rank.
+/// Receives the next `len` values of another rank.
 ///
 /// # Errors
 ///
-/// [`CommError::Cut`] for fewer numbers than that, and as [`Communicator::receive`].
+/// [`CommError::Cut`] for fewer values, and as [`Communicator::receive`].
 pub fn receive_floats<C: Communicator + ?Sized>(
     comm: &C,
     from: usize,
@@ -48,12 +48,11 @@ pub fn receive_floats<C: Communicator + ?Sized>(
     Ok(all)
 }
 
-/// Gives the numbers `parts[i]` to rank `i`; returns what the ranks have given to this one, in their order, of which `lens` are the
-/// lengths.
+/// Sends `parts[i]` to rank `i` and returns the values from all ranks to this one, in rank order; `lens` are their lengths.
 ///
 /// # Errors
 ///
-/// [`CommError::Length`] unless there is a part and a length for each rank, [`CommError::Cut`] for a part of another length, and as
+/// [`CommError::Length`] unless there is one part and one length per rank, [`CommError::Cut`] for a part of another length, and as
 /// [`Communicator::receive`].
 ///
 /// ```
@@ -76,7 +75,7 @@ pub fn exchange_floats<C: Communicator + ?Sized>(
         }
     }
     let (rank, size) = (comm.rank(), comm.size());
-    // From the next rank on, so that not all send to the same one first.
+    // Starting with the next rank, so that not all ranks send to the same one first.
     for to in (1..size).map(|step| (rank + step) % size) {
         send_floats(comm, to, &parts[to])?;
     }

@@ -1,12 +1,12 @@
-//! Ranks that work on one model: messages between them, sums whose bits do not depend on the number of ranks, and codecs that
-//! make gradients small on the wire.
+//! Distributed training: messages between ranks, sums whose bits do not depend on the number of ranks, and codecs that compress
+//! gradients.
 //!
-//! A [`Communicator`] connects the ranks of a run. Those of one process are [`Threads`]; the features `mpi` and `nccl` add processes that
-//! `mpirun` starts (`Mpi`), and processes with an NVIDIA GPU each (`Nccl`).
+//! A [`Communicator`] connects the ranks of a run. [`Threads`] are ranks of one process; the features `mpi` and `nccl` add
+//! processes started by `mpirun` (`Mpi`) and processes with one NVIDIA GPU each (`Nccl`).
 //!
-//! Sums of gradients run in a tree over the numbers of the micro-batches ([`Plan`]), so one, two and four ranks give the same
-//! bits. A [`Codec`] replaces such an exact sum by an approximate mean of fewer bytes; what it leaves out it keeps for the next
-//! step (error feedback, Karimireddy et al., 1901.09847). [`CodecConfig`] builds one; the module [`codec`] compares them.
+//! Gradients are summed in a tree over the numbers of the micro-batches ([`Plan`]), so one, two and four ranks give the same bits.
+//! A [`Codec`] replaces this exact sum by a compressed approximate mean; the error is kept for the next step (error feedback,
+//! Karimireddy et al., 1901.09847). [`CodecConfig`] builds one; the module [`codec`] compares them.
 //!
 //! ```
 //! use trike_comm::{Part, Plan, Threads, TreeSum};

@@ -16,19 +16,19 @@ use crate::error::CommError;
 
 /// The tag of all messages.
 const TAG: i32 = 7;
-/// Looks for a message before the processor is left to others for longer: with more ranks than cores, a rank that looks without a
-/// pause keeps the one that it waits for from working.
+/// Number of polls that only yield the processor; later polls sleep. With more ranks than cores, a rank that polls without a pause
+/// starves the one it waits for.
 const LOOKS: u32 = 100;
 const PAUSE: Duration = Duration::from_micros(50);
-/// How long the last messages may take at the end of a run: their receivers may still compute.
+/// Timeout for outstanding messages at the end of a run: their receivers may still be computing.
 const FAREWELL: Duration = Duration::from_secs(600);
 
-/// A rank of a program that `mpirun` started. To be used from the main thread only, as MPI asks.
+/// A rank of a program that `mpirun` started. Use it from the main thread only, as MPI requires.
 pub type Mpi = Endpoint<World>;
 
 /// The world of MPI.
 pub struct World {
-    /// Messages on their way, each with the memory that MPI reads. Before `universe`, since that ends MPI.
+    /// Messages in flight, each with the memory that MPI reads. Dropped before `universe`, which finalizes MPI.
     sent: RefCell<Vec<Sent>>,
     world: SimpleCommunicator,
     _universe: Universe,
@@ -49,7 +49,7 @@ impl std::fmt::Debug for World {
 }
 
 impl Mpi {
-    /// This process as a rank; `None` if MPI was started before. Without `mpirun` it is the only rank.
+    /// This process as a rank; `None` if MPI was already initialized. Without `mpirun` it is the only rank.
     #[must_use]
     pub fn start() -> Option<Self> {
         let (universe, _) = mpi::initialize_with_threading(Threading::Funneled)?;
@@ -57,20 +57,21 @@ impl Mpi {
         Some(Endpoint::over(World { sent: RefCell::default(), world, _universe: universe }))
     }
 
-    /// Ends this rank and all others with this exit code, so that none waits for one that has failed.
+    /// Terminates all ranks with this exit code, so that none waits for one that has failed.
     pub fn abort(&self, code: i32) -> ! {
         self.transport.world.abort(code)
     }
 }
 
 impl World {
-    /// Lets MPI work, and takes back the memory of messages that have left; returns whether all have.
+    /// Lets MPI make progress and frees the memory of sent messages; returns whether all are sent.
     fn progress(&self) -> bool {
         let mut sent = self.sent.borrow_mut();
         for Sent { request, message } in std::mem::take(&mut *sent) {
             match request.test() {
                 Ok(_) => {
-                    // SAFETY: `put` got the pointer from `Box::into_raw`, and MPI has read the message: nothing refers to it.
+                    // SAFETY: `put` got the pointer from `Box::into_raw`, and MPI has read the message, so no reference to it is
+                    // left.
                     drop(unsafe { Box::from_raw(message) });
                 }
                 Err(request) => sent.push(Sent { request, message }),
@@ -79,7 +80,7 @@ impl World {
         sent.is_empty()
     }
 
-    /// Calls `look` until it finds something or the time has come.
+    /// Polls `look` until it returns `Some` or the deadline passes.
     fn poll<T>(&self, until: Instant, mut look: impl FnMut() -> Option<T>) -> Option<T> {
         for looks in 0u32.. {
             if let found @ Some(_) = look() {
@@ -110,7 +111,7 @@ impl Transport for World {
         }
         self.progress();
         let message: *mut [u8] = Box::into_raw(message.into_boxed_slice());
-        // SAFETY: the pointer is that of a box, which `progress` drops after MPI has read it, and nothing changes it before.
+        // SAFETY: the pointer comes from a box, which `progress` drops only after MPI has read it and which is not modified before.
         let bytes: &'static [u8] = unsafe { &*message };
         let to = self.world.process_at_rank(to as i32);
         let request = to.immediate_send_with_tag(StaticScope, bytes, TAG);
@@ -127,7 +128,7 @@ impl Transport for World {
         let Some((message, status)) = found else { return Ok(None) };
         let got = status.count(u8::equivalent_datatype()).unsigned_abs() as usize;
         let (bytes, _): (Vec<u8>, _) = (message, status).matched_receive_vec();
-        // MPI has the message in its memory until it is received.
+        // The size limit cannot save memory here: MPI has already buffered the message.
         if got > most { Err(CommError::TooLong { rank: from, most, got }) } else { Ok(Some(bytes)) }
     }
 }
@@ -135,7 +136,7 @@ impl Transport for World {
 impl Drop for World {
     fn drop(&mut self) {
         let until = Instant::now() + FAREWELL;
-        // After a panic, ranks that wait for this one would wait until their deadline.
+        // After a panic, ranks that wait for this one would block until their timeout.
         if std::thread::panicking() || self.poll(until, || self.progress().then_some(())).is_none() {
             self.world.abort(1);
         }

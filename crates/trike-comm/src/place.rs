@@ -2,25 +2,26 @@
 
 use crate::{CommError, Communicator};
 
-/// Most bytes of a name and a set of processors.
+/// Maximum size of a host name with a CPU set, in bytes.
 const MOST: usize = 1 << 16;
 
 /// Where a rank runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankPlace {
-    /// The name of its machine; empty if the system does not tell.
+    /// Host name; empty if unknown.
     pub host: String,
-    /// Ranks on that machine, this one included.
+    /// Number of ranks on that host, including this one.
     pub on_host: usize,
-    /// Ranks on the same processors of it, this one included: its threads should be that part of the processors.
+    /// Number of ranks with the same CPU set on that host, including this one: each should use that fraction of the CPUs for its
+    /// threads.
     pub sharing: usize,
 }
 
-/// Where each rank runs. All ranks call this.
+/// Host and CPU sharing of each rank. A collective call.
 ///
 /// # Errors
 ///
-/// Those of messages.
+/// Errors of messages.
 pub fn rank_places<C: Communicator + ?Sized>(comm: &C) -> Result<Vec<RankPlace>, CommError> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let (host, status) = (read("/proc/sys/kernel/hostname"), read("/proc/self/status"));

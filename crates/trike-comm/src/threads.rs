@@ -1,4 +1,4 @@
-//! Ranks that are threads of one process.
+//! Ranks as threads of one process.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::endpoint::{Endpoint, Transport};
 use crate::error::CommError;
 
-/// A rank of one process, for one thread: for tests, and for several devices of a machine.
+/// A rank of one process, for use by one thread: for tests, and for several devices in one machine.
 pub type Threads = Endpoint<Channels>;
 
 /// The channels of a rank in one process.
@@ -18,7 +18,7 @@ pub struct Channels {
 }
 
 impl Threads {
-    /// As many ranks, in order.
+    /// Channels for `size` ranks, in order.
     ///
     /// ```
     /// use trike_comm::{Communicator, Threads};
@@ -42,7 +42,7 @@ impl Threads {
         ranks.into_iter().map(Endpoint::over).collect()
     }
 
-    /// What as many ranks return, each on a thread of its own, in their order. A panic of one goes on here.
+    /// Runs `rank` on `size` threads and returns the results in rank order. Panics are propagated.
     ///
     /// ```
     /// use trike_comm::{Communicator, Threads};

@@ -41,7 +41,7 @@ pub enum BlockError {
         /// Words of each.
         cols: usize,
     },
-    /// A query block that does not attend to its own positions, so that a query could attend to nothing.
+    /// A query block that does not attend to its own key block: one of its queries might attend to nothing.
     #[error(
         "query block {block} of head {head} of a mask: expected key block {block} to be set, so that each query sees itself"
     )]
@@ -74,16 +74,16 @@ const WORD: usize = u32::BITS as usize;
 /// positions `64 b .. 64 b + 64`, wherever a prompt begins. So a query block's own positions are the key block of its number, and
 /// that block is always set: every query attends at least to itself.
 ///
-/// A query attends to a key if the bit of their blocks is set and the key is visible to it, that is, not after it and within the
-/// window. Bits of key blocks after the query block have no effect.
+/// A query attends to a key if the bit of their blocks is set and the key is visible to it, that is, causal and within the window.
+/// Bits of key blocks after the query block have no effect.
 ///
 /// ```text
 /// words    [head][query block][word]
 /// bit i    of word w: key block 32 w + i; bits past the last key block are zero
 /// ```
 ///
-/// There is one bitmap for all heads, or one per KV head. Query heads that share keys share a bitmap as well, because a cube
-/// reads each tile of keys once for all of them.
+/// There is one bitmap for all heads, or one per KV head. Query heads that share keys also share a bitmap, because a cube reads
+/// each tile of keys once for all of them.
 ///
 /// ```
 /// use trike_core::BlockBitmap;
@@ -102,7 +102,7 @@ pub struct BlockBitmap {
     words: Vec<u32>,
 }
 
-/// What a mask leaves of an attention, in total over the KV heads.
+/// The remaining work of a masked attention, in total over the KV heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MaskedWork {
     /// Pairs of a query token and a key that it attends to.
@@ -112,8 +112,8 @@ pub struct MaskedWork {
 }
 
 impl BlockBitmap {
-    /// Positions per block, of queries and of keys: the tile of keys of the kernel on matrix instructions, and the tokens of its
-    /// cubes where each query head has its own keys. Where query heads share keys, a cube has a fraction of that.
+    /// Positions per block, of queries and of keys: the key tile of the matrix-instruction kernel, and the query tile of its cubes
+    /// if each query head has its own keys. If query heads share keys, a cube has a fraction of these tokens.
     pub const BLOCK: usize = 64;
 
     /// The mask of queries at `positions` in which each query block attends only to its own positions.
@@ -187,7 +187,7 @@ impl BlockBitmap {
         Ok(all)
     }
 
-    /// Adds a key block to those that a query block attends to. Both are counted from position 0.
+    /// Sets the bit of a key block in a query block. Both are counted from position 0.
     ///
     /// # Errors
     ///
@@ -269,7 +269,7 @@ impl BlockBitmap {
         check_range("end of the positions of a masked segment", start + 1, end, positions.end)
     }
 
-    /// What is left for queries at `positions` with `kv_heads` KV heads. The mask must have these positions.
+    /// The remaining work for queries at `positions` with `kv_heads` KV heads. The mask must have these positions.
     #[must_use]
     pub fn work(&self, kv_heads: usize, positions: &Range<usize>, window: Option<usize>) -> MaskedWork {
         let each = (0..self.heads).map(|head| self.work_of(head, positions, window.unwrap_or(usize::MAX)));
@@ -293,7 +293,7 @@ impl BlockBitmap {
             }
             let row = self.row(head, block);
             let (start, full_start) = (start_of(first), start_of(end - 1));
-            // Blocks that all tokens see as a whole need no look at each token.
+            // Blocks that are visible to all tokens need no check per token.
             let full = full_start.div_ceil(Self::BLOCK)..(first + 1) / Self::BLOCK;
             for key_block in (start / Self::BLOCK..=block).filter(|&key_block| is_set(row, key_block)) {
                 let keys = key_block * Self::BLOCK..(key_block + 1) * Self::BLOCK;
@@ -303,7 +303,7 @@ impl BlockBitmap {
                     let seen = |p: usize| keys.end.min(p + 1).saturating_sub(keys.start.max(start_of(p)));
                     (first..end).map(|p| seen(p) as u64).sum()
                 };
-                // The first query block that attends to a block sees most of it.
+                // The first query block that attends to a key block sees most of it.
                 if !is_set(&read, key_block) {
                     read[key_block / WORD] |= 1 << (key_block % WORD);
                     work.keys += (keys.end.min(positions.end) - keys.start.max(start)) as u64;

@@ -7,7 +7,7 @@ use crate::TensorError;
 /// Maximum number of axes of a tensor; no transformer weight has more.
 pub const MAX_DIMS: usize = 4;
 
-/// The numbers of a dense tensor as they are stored.
+/// The numbers of a dense tensor in their storage format.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DenseData {
     /// Four bytes each.

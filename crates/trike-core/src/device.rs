@@ -70,7 +70,7 @@ impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
-            // The CPU runtime has one device.
+            // The CPU runtime has only one device.
             Self::Numbered(Runtime::Cpu, 0) => f.write_str("cpu"),
             Self::Numbered(runtime, index) => write!(f, "{runtime}:{index}"),
         }

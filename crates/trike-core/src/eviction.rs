@@ -1,11 +1,11 @@
 //! Eviction of keys and values from a full cache.
 
-/// Positions that a full cache forgets, to make room for new ones. What was evicted has no part in attention any more; keys keep the
-/// positions that they had, so no more positions are possible than the model has.
+/// The positions that a full cache evicts to make room for new ones. Evicted positions are no longer attended to; keys keep their
+/// positions, so the maximum position of the model still applies.
 ///
-/// A full cache forgets a quarter of its positions at once. The first and the last ones stay: models park attention at the first
-/// tokens, and drift without them (Xiao et al., 2023), and the last ones matter for every text. Each key/value head forgets
-/// positions of its own.
+/// A full cache evicts a quarter of its positions at once. The first and the last ones are kept: the first tokens are attention
+/// sinks, without which models drift (Xiao et al., 2023), and the most recent tokens matter for every text. Each key/value head
+/// selects its own positions.
 ///
 /// ```
 /// use trike_core::Eviction;
@@ -17,7 +17,7 @@
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Eviction {
-    /// None: a full cache ends the sequence.
+    /// No eviction: a full cache ends the sequence.
     #[default]
     Never,
     /// The oldest positions, all but the first ones.
@@ -35,25 +35,26 @@ impl Eviction {
     /// Tokens whose attention decides.
     pub const QUERIES: usize = 32;
 
-    /// Positions that stay when a cache of this capacity evicts.
+    /// Number of positions that remain when a cache of this capacity evicts.
     #[must_use]
     pub const fn kept(capacity: usize) -> usize {
         capacity - capacity / 4
     }
 
-    /// The first positions, which always stay.
+    /// Number of first positions, which are never evicted.
     #[must_use]
     pub fn first(capacity: usize) -> usize {
         (Self::kept(capacity) / 8).min(16)
     }
 
-    /// The last positions, which always stay.
+    /// Number of last positions, which are never evicted.
     #[must_use]
     pub fn last(capacity: usize) -> usize {
         (Self::kept(capacity) / 4).clamp(Self::QUERIES.min(Self::kept(capacity) / 2), 256)
     }
 
-    /// Positions of a cache that stay in front of a step of `tokens` tokens, if some have to go: `used` are in the cache.
+    /// Number of positions that remain before a step of `tokens` tokens, of a cache with `used` positions; `None` if no eviction is
+    /// needed.
     #[must_use]
     pub fn before(self, used: usize, tokens: usize, capacity: usize) -> Option<usize> {
         let full = used.saturating_add(tokens) > capacity;
@@ -69,7 +70,7 @@ impl Eviction {
         }
     }
 
-    /// The choice with this name.
+    /// The variant with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.name() == name)

@@ -197,7 +197,7 @@ mod tests {
                     assert_eq!(row, back[r * cols..(r + 1) * cols]);
                     for c in 0..cols {
                         let step = int8.scale(r, c / int8.group());
-                        // An f16 scale may be a little short of absmax / 127, which clamping adds to the error.
+                        // An f16 scale may be slightly less than absmax / 127, which adds a clamping error.
                         let bound = if half { 0.6 } else { 0.5001 } * step;
                         assert_near!(row[c], values[r * cols + c], abs = bound);
                     }

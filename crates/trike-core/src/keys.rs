@@ -25,8 +25,8 @@ pub enum KeySelector {
     /// All positions: exact attention.
     #[default]
     All,
-    /// By sign codes: a bit for the sign of each channel of a centred and rotated key, and a byte for its length. Selected are the positions whose codes agree
-    /// best with the query, and always the first and the last ones.
+    /// By sign codes: one bit per channel for the sign of the centred and rotated key, and one byte for its norm. Selects the
+    /// positions whose codes agree best with the query, and always the first and the last ones.
     Signs {
         /// Number of positions selected by their codes.
         top_k: NonZeroUsize,
@@ -36,9 +36,9 @@ pub enum KeySelector {
 /// Numbers of selected positions, per key/value head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SelectedKeys {
-    /// The first visible positions: models park attention there that no other position gets (Xiao et al., 2023).
+    /// The first visible positions, which act as attention sinks (Xiao et al., 2023).
     pub first: usize,
-    /// Those with the best codes between the first and the last ones.
+    /// Positions with the best codes, between the first and the last ones.
     pub best: usize,
     /// The last positions, the token's own included.
     pub last: usize,
@@ -55,9 +55,10 @@ impl SelectedKeys {
 impl KeySelector {
     /// First layers that attend to all positions.
     pub const EXACT_LAYERS: usize = 2;
-    /// A selection of `n` positions is made from at least this many times `n`: below, scoring and copying cost more than they save.
+    /// A selection of `n` positions is made from at least this many times `n` visible ones: below that, scoring and copying cost
+    /// more than they save.
     pub const LEAST_VISIBLE: usize = 4;
-    /// Largest numbers of first and of last positions that are always selected.
+    /// Maximum numbers of first and of last positions that are always selected.
     const MOST_FIRST: usize = 16;
     const MOST_LAST: usize = 256;
 
@@ -92,14 +93,14 @@ impl KeySelector {
         }
     }
 
-    /// Whether no position is ever left out.
+    /// Whether all positions are always selected.
     #[must_use]
     pub fn is_all(self) -> bool {
         self == Self::All
     }
 
-    /// The selection from `visible` positions; `None` = all of them. Beside the `top_k` best, it has a quarter as many of the first and
-    /// of the last positions, up to 16 and 256.
+    /// The selection from `visible` positions; `None` = all of them. In addition to the `top_k` best, it contains a quarter as many
+    /// of the first and of the last positions, up to 16 and 256.
     #[must_use]
     pub fn select(self, visible: usize) -> Option<SelectedKeys> {
         let Self::Signs { top_k } = self else { return None };
@@ -109,7 +110,7 @@ impl KeySelector {
         (visible / Self::LEAST_VISIBLE >= selected.total()).then_some(selected)
     }
 
-    /// Bytes of the codes of one head at one position: whole words of eight bytes, and one for the length.
+    /// Bytes of the codes of one head at one position: whole words of eight bytes, and one byte for the norm.
     #[must_use]
     pub fn bytes_per_head(self, head_dim: usize) -> usize {
         match self {

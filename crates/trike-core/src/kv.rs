@@ -4,10 +4,10 @@ use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 use crate::{Bounds, KvPrecision, OptionError, SpecError};
 
-/// Number formats of the KV cache of each layer: one for most layers, and others for single ones.
+/// Number formats of the KV cache of each layer: a base format, and exceptions for single layers.
 ///
-/// The text form is the precision of most layers, followed by others with their layers, which count from 0: `int4,int8:0-1+5` is int8
-/// in layers 0, 1 and 5 and int4 in all others. A single precision is `int8`.
+/// The text form is the base precision, followed by exceptions with their layers, counted from 0: `int4,int8:0-1+5` is int8 in
+/// layers 0, 1 and 5 and int4 in all others. A single precision is `int8`.
 ///
 /// ```
 /// use trike_core::{KvPrecision, KvPrecisions};
@@ -24,10 +24,10 @@ use crate::{Bounds, KvPrecision, OptionError, SpecError};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KvPrecisions {
-    /// The precision of the layers without one of their own.
+    /// The precision of the layers without an exception.
     base: KvPrecision,
-    /// A number of three bits per layer, one in each element: 0 = `base`, else one more than the index in [`KvPrecision::ALL`], which
-    /// is never that of `base`.
+    /// A three-bit code per layer, one bit in each element: 0 = `base`, otherwise the index in [`KvPrecision::ALL`] plus 1, which
+    /// is never the index of `base`.
     own: [u128; 3],
 }
 
@@ -44,7 +44,7 @@ impl KvPrecisions {
         number.checked_sub(1).and_then(|index| KvPrecision::ALL.get(index)).copied().unwrap_or(self.base)
     }
 
-    /// The precision of the layers without one of their own.
+    /// The precision of the layers without an exception.
     #[must_use]
     pub const fn base(self) -> KvPrecision {
         self.base
@@ -95,7 +95,7 @@ impl KvPrecisions {
         others.into_iter().try_fold(Self::from(base), |all, (layer, own)| all.with_layer(layer, *own))
     }
 
-    /// Checks that a decoder of so many layers can have these precisions.
+    /// Checks that these precisions are valid for a decoder of `layers` layers.
     ///
     /// # Errors
     ///
@@ -123,7 +123,7 @@ impl KvPrecisions {
         layers.map(of_layer).fold(0, u64::saturating_add)
     }
 
-    /// A form of fixed length, for messages; [`from_bytes`](Self::from_bytes) reads it.
+    /// A fixed-size encoding for messages; [`from_bytes`](Self::from_bytes) decodes it.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [index(self.base) as u8; Self::BYTES];
@@ -133,7 +133,7 @@ impl KvPrecisions {
         bytes
     }
 
-    /// Reads [`to_bytes`](Self::to_bytes); `None` for anything else.
+    /// Decodes [`to_bytes`](Self::to_bytes); `None` for invalid bytes.
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Option<Self> {
         let base = *KvPrecision::ALL.get(usize::from(bytes[0]))?;
@@ -149,19 +149,19 @@ impl KvPrecisions {
         (0..Self::MAX_LAYERS).all(valid).then_some(all)
     }
 
-    /// The number of a layer in [`own`](Self::own).
+    /// The code of a layer in [`own`](Self::own).
     fn number(self, layer: usize) -> usize {
         let bit = |own: u128| if layer < Self::MAX_LAYERS { (own >> layer & 1) as usize } else { 0 };
         let [low, middle, high] = self.own.map(bit);
         low | middle << 1 | high << 2
     }
 
-    /// The layers with a precision of their own, as bits.
+    /// The layers with an exception, as a bit mask.
     fn named(self) -> u128 {
         self.own.iter().fold(0, |all, own| all | own)
     }
 
-    /// Consecutive layers with this precision of their own.
+    /// Ranges of consecutive layers with an exception of this precision.
     fn ranges(self, precision: KvPrecision) -> Vec<RangeInclusive<usize>> {
         let mut ranges: Vec<RangeInclusive<usize>> = Vec::new();
         for layer in (0..Self::MAX_LAYERS).filter(|&layer| self.number(layer) == 1 + index(precision)) {
@@ -185,7 +185,7 @@ impl From<KvPrecision> for KvPrecisions {
     }
 }
 
-/// So that a setter that takes `impl Into<Option<KvPrecisions>>` also takes one precision.
+/// Lets a setter that takes `impl Into<Option<KvPrecisions>>` also take one precision.
 impl From<KvPrecision> for Option<KvPrecisions> {
     fn from(base: KvPrecision) -> Self {
         Some(base.into())
@@ -228,7 +228,7 @@ impl fmt::Debug for KvPrecisions {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{got}`: expected {expected}")]
 pub struct InvalidKvPrecisions {
-    /// The part that is wrong.
+    /// The invalid part.
     pub got: String,
     /// The expected text.
     pub expected: &'static str,
@@ -253,7 +253,7 @@ impl FromStr for KvPrecisions {
             let precision = named(name)?;
             for range in layers.split('+') {
                 let layer = |text: &str| -> Option<usize> {
-                    // No sign, which `parse` would take.
+                    // Digits only: `parse` would accept a sign.
                     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
                     text.parse().ok().filter(|&layer| digits && layer < Self::MAX_LAYERS)
                 };
@@ -267,7 +267,7 @@ impl FromStr for KvPrecisions {
                         return Err(wrong(&layer.to_string(), "each layer once"));
                     }
                     given |= 1 << layer;
-                    // Checked above, so that no error is left.
+                    // Checked above, so this cannot fail.
                     all = all.with_layer(layer, precision).unwrap_or(all);
                 }
             }
@@ -289,7 +289,7 @@ mod tests {
             ("int4,int8:5+0-1", "int4,int8:0-1+5"),
             ("int8-int4,f16:3,f32:127", "int8-int4,f32:127,f16:3"),
             ("int4,int8:0+1+2,f16:4", "int4,f16:4,int8:0-2"),
-            // The precision of all others needs no mention.
+            // The base precision is not listed as an exception.
             ("int4,int4:0-7,int8:9", "int4,int8:9"),
         ] {
             let read: KvPrecisions = text.parse().expect(text);
@@ -363,7 +363,7 @@ mod tests {
             KvPrecisions::from_bytes(bytes)
         };
         assert!(with(0, 0).is_some());
-        // No sixth precision, neither of all layers nor of layer 1; and none that is named as its own and is that of all.
+        // A sixth precision is invalid, both as the base and for layer 1; so is an exception equal to the base.
         assert_eq!(with(0, 5), None);
         assert_eq!(with(0, 4), None);
         let mut sixth = bytes;

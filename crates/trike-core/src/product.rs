@@ -1,6 +1,6 @@
 //! Precision of the products of training.
 
-/// What the operands of a product of floats are rounded to. Sums are f32 always.
+/// Rounding of the operands of a floating-point product. Accumulation is always f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ProductPrecision {
     /// Nothing: they are f32.
@@ -13,7 +13,7 @@ pub enum ProductPrecision {
 }
 
 impl ProductPrecision {
-    /// The nearest value of this precision, the even one of two.
+    /// Rounds to the nearest value of this precision, ties to even.
     ///
     /// ```
     /// use trike_core::ProductPrecision as P;

@@ -6,7 +6,8 @@ use crate::{Bounds, KeySelector, OptionError};
 
 /// Selection of the blocks of keys that each block of a prompt attends to; attention over the selected ones is exact.
 ///
-/// Steps of one token (generation) are not affected: see [`KeySelector`]. The first layers attend to all positions, as with it.
+/// Steps of one token (generation) are not affected: see [`KeySelector`]. As with [`KeySelector`], the first layers attend to all
+/// positions.
 ///
 /// ```
 /// use trike_core::PromptKeys;
@@ -24,18 +25,20 @@ pub enum PromptKeys {
     /// All visible keys: exact attention.
     #[default]
     All,
-    /// The blocks with the most attention of a sample of the block's tokens, and always the first block and the block itself.
+    /// The blocks with the most attention of a sample of the query block's tokens, and always the first block and the query block's
+    /// own block.
     Sampled {
-        /// Share of the visible blocks that is kept, in thousandths.
+        /// Share of the visible blocks that is selected, in thousandths.
         thousandths: NonZeroU16,
     },
 }
 
 impl PromptKeys {
-    /// Visible blocks up to which all are kept: attention over so few takes no time beside the layers.
+    /// Number of visible blocks up to which all are selected: attention over so few blocks takes a negligible share of a layer's
+    /// time.
     pub const LEAST_BLOCKS: usize = 4;
 
-    /// Selection of this share of the visible blocks, to a thousandth.
+    /// Selects this share of the visible blocks, rounded to a thousandth.
     ///
     /// # Errors
     ///
@@ -52,13 +55,13 @@ impl PromptKeys {
         if layer < KeySelector::EXACT_LAYERS { Self::All } else { self }
     }
 
-    /// Whether no key is ever left out.
+    /// Whether all keys are always selected.
     #[must_use]
     pub fn is_all(self) -> bool {
         self == Self::All
     }
 
-    /// The share of the visible blocks that is kept.
+    /// The share of the visible blocks that is selected.
     #[must_use]
     pub fn share(self) -> f64 {
         f64::from(self.thousandths()) / 1000.0
@@ -82,7 +85,7 @@ impl PromptKeys {
         }
     }
 
-    /// How many of `visible` key blocks, its own included, a query block attends to; `None` for all of them.
+    /// Number of key blocks, of `visible` ones including its own, that a query block attends to; `None` for all of them.
     #[must_use]
     pub fn kept(self, visible: usize) -> Option<usize> {
         let Self::Sampled { thousandths } = self else { return None };

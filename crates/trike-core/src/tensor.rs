@@ -159,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    /// Rows of every kind keep their values, and their scales where each has its own.
+    /// Selected rows keep their values in every kind of tensor, and their scales if each row has its own.
     #[test]
     fn selected_rows_have_the_values_of_the_whole() {
         let (rows, cols) = (4, 6);

@@ -13,7 +13,7 @@ const MIN_ABSMEAN: f32 = 1e-5;
 /// assert_eq!(trike_core::absmean(&[0.25, -1.5, 0.25, 0.0]), 0.5);
 /// ```
 pub fn absmean(weights: &[f32]) -> f32 {
-    // One chain of additions would take as long as they take one after another.
+    // A single accumulator would serialize the additions on their latency.
     let mut lanes = [0f64; 8];
     let (chunks, rest) = weights.as_chunks::<8>();
     for chunk in chunks {
@@ -189,7 +189,7 @@ mod tests {
         absmean_trits(&dense, granularity, Encoding::Planes).unwrap()
     }
 
-    /// Every group on its own is a tensor with one scale.
+    /// Each group is ternarized like a tensor with one scale.
     #[test]
     fn groups_are_tensors_of_their_own() {
         let (rows, cols) = (3, 100);
@@ -220,7 +220,7 @@ mod tests {
             (Granularity::Tensor, Encoding::Planes)
         );
         for (w, got) in rounded.iter().map(|w| w.to_f64() / mean).zip(tensor.dequantize()) {
-            // No weight of this seed is near a tie.
+            // No weight of this seed is close to a tie.
             let want = if w.abs() < 0.5 { 0.0 } else { mean.copysign(w) };
             assert_near!(f64::from(got), want, abs = 1e-6, "weight {w}");
         }
@@ -228,13 +228,13 @@ mod tests {
 
     #[test]
     fn tiny_and_huge_weights() {
-        // Below the smallest mean everything rounds to zero.
+        // Below the lower bound of the mean, everything rounds to zero.
         let pair = |pair: [f32; 2]| absmean(&[1, 2], DenseData::F32(pair.to_vec()), Granularity::Tensor);
         assert_eq!(pair([1e-6, 4e-6]).dequantize(), [0.0, 0.0]);
         assert_eq!(pair([1e-5, 0.0]).dequantize(), [1e-5, 0.0]);
         let huge = DenseTensor::new(vec![1, 2], DenseData::F32(vec![1e38, -1e38])).unwrap();
         assert_eq!(absmean_trits(&huge, Granularity::Tensor, Encoding::Base3).unwrap().zeros(), 0);
-        // One over f32's largest is subnormal, and one over that is past the largest again.
+        // The reciprocal of f32's maximum is subnormal, and the reciprocal of that overflows.
         let largest = DenseTensor::new(vec![1, 1], DenseData::F32(vec![f32::MAX])).unwrap();
         let refused = absmean_trits(&largest, Granularity::Tensor, Encoding::Base3);
         assert!(refused.is_err_and(|e| e.to_string().contains("scale")));

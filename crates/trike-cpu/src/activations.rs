@@ -16,11 +16,11 @@ use trike_host::Line;
 use trike_host::Loop;
 use trike_host::Pool;
 
-/// Columns that share an entry of the factors and of the sums.
+/// Columns per entry of the factors and of the sums.
 pub(crate) const SEGMENT: usize = 32;
 /// Maximum rows of codes for the in-place kernel.
 pub(crate) const IN_PLACE: usize = 4;
-/// Lower bound of the magnitude that a scale is computed from, so that a token of zeros stays zero.
+/// Lower bound of the absolute maximum that a scale is computed from, so that a token of zeros stays zero.
 const SMALLEST: f32 = 1e-5;
 
 /// Activations of some tokens as rows of int8 codes, padded with zeros. The default is empty, for weights that read
@@ -41,8 +41,8 @@ pub(crate) struct Activations {
     factors: Vec<f32>,
     /// Factors of the segments, `[row][segment]`; empty without group factors.
     groups: Vec<f32>,
-    /// 64 rows side by side, `[block of rows][column]`, for sparse weights.
-    beside: Vec<[i8; BESIDE]>,
+    /// Codes interleaved by 64 rows, `[block of rows][column]`, for sparse weights.
+    interleaved: Vec<[i8; INTERLEAVE]>,
     panels: Vec<Panel>,
     packed: Vec<[i8; 4]>,
 }
@@ -54,14 +54,14 @@ thread_local! {
     static ROTATED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
-/// Rows of codes that lie side by side for sparse weights.
-pub(crate) const BESIDE: usize = 64;
+/// Row interleave of codes for the sparse kernels.
+pub(crate) const INTERLEAVE: usize = 64;
 
-/// One value per row of a block of `BESIDE` rows.
+/// One value per row of a block of `INTERLEAVE` rows.
 #[repr(C, align(64))]
-pub(crate) struct Beside<T>(pub(crate) [T; BESIDE]);
+pub(crate) struct Interleaved<T>(pub(crate) [T; INTERLEAVE]);
 
-/// Interleaved rows for the panel kernel: four columns of each row, then the next four.
+/// Rows for the panel kernel, interleaved by four columns: four columns of each row, then the next four.
 #[derive(Clone, Copy)]
 pub(crate) struct Panel {
     /// The first row.
@@ -74,7 +74,7 @@ pub(crate) struct Panel {
 impl Activations {
     /// Quantizes `x` (rows of `cols`) into the kernel layout, padded to at least `padded` columns; applies the
     /// rotation of the weights first.
-    #[expect(clippy::too_many_arguments, reason = "one call site, and each says what the codes are")]
+    #[expect(clippy::too_many_arguments, reason = "a single call site; each argument describes the codes")]
     pub(crate) fn prepare(
         isa: Isa,
         pool: &Pool,
@@ -91,16 +91,17 @@ impl Activations {
         let blocks = padded.div_ceil(SEGMENT) * (SEGMENT / 16);
         let segments = blocks * 16 / SEGMENT;
         let rows = tokens * slices;
-        let Self { mut codes, mut negated, mut factors, mut groups, mut panels, packed, mut beside, .. } =
-            RECYCLED.take();
-        // Everything but the padding is written below.
+        let Self {
+            mut codes, mut negated, mut factors, mut groups, mut panels, packed, mut interleaved, ..
+        } = RECYCLED.take();
+        // All bytes except the padding are overwritten below.
         codes.resize(rows * blocks, [0; 16]);
         negated.resize(rows * (segments + 1), 0);
         factors.resize(tokens, 0.0);
         groups.clear();
         groups.resize(if group.is_some() { rows * segments } else { 0 }, 0.0);
         panels.clear();
-        beside.clear();
+        interleaved.clear();
         let mut group_rows = groups.chunks_mut(segments);
         let mut jobs: Vec<_> = codes
             .chunks_mut(slices * blocks)
@@ -133,7 +134,7 @@ impl Activations {
             }
             ROTATED.set(row);
         });
-        // For a non-finite value the quantizer leaves a non-finite factor.
+        // A non-finite value leaves a non-finite factor.
         if slices == 1
             && let Some(token) = factors.iter().position(|factor| !factor.is_finite())
             && let Some((index, &value)) =
@@ -142,13 +143,13 @@ impl Activations {
             return Err(CpuError::NonFinite { token, index, value });
         }
         let mut this =
-            Self { tokens, slices, codes, blocks, negated, factors, groups, panels, packed, beside };
+            Self { tokens, slices, codes, blocks, negated, factors, groups, panels, packed, interleaved };
         if rows > IN_PLACE {
             if wanted.panels {
-                this.interleave(with_kernels!(isa, kernels => widths(kernels)), pool);
+                this.fill_panels(with_kernels!(isa, kernels => widths(kernels)), pool);
             }
-            if wanted.beside {
-                this.put_beside(isa, pool);
+            if wanted.interleaved {
+                this.interleave_rows(isa, pool);
             }
         }
         Ok(this)
@@ -159,20 +160,24 @@ impl Activations {
         RECYCLED.set(self);
     }
 
-    /// Lays 64 rows side by side.
-    fn put_beside(&mut self, isa: Isa, pool: &Pool) {
+    /// Interleaves the codes by 64 rows.
+    fn interleave_rows(&mut self, isa: Isa, pool: &Pool) {
         /// Blocks of 16 columns per job.
         const SHARE: usize = 64;
         let (rows, blocks) = (self.tokens * self.slices, self.blocks);
-        self.beside.resize(rows.div_ceil(BESIDE) * blocks * 16, [0; BESIDE]);
+        self.interleaved.resize(rows.div_ceil(INTERLEAVE) * blocks * 16, [0; INTERLEAVE]);
         let mut jobs: Vec<Transpose<'_>> = Vec::new();
-        for (beside, codes) in self.beside.chunks_mut(blocks * 16).zip(self.codes.chunks(BESIDE * blocks)) {
-            jobs.extend(beside.chunks_mut(SHARE * 16).enumerate().map(|(share, beside)| Transpose {
-                codes,
-                blocks,
-                first: share * SHARE,
-                beside,
-            }));
+        for (interleaved, codes) in
+            self.interleaved.chunks_mut(blocks * 16).zip(self.codes.chunks(INTERLEAVE * blocks))
+        {
+            jobs.extend(
+                interleaved.chunks_mut(SHARE * 16).enumerate().map(|(share, interleaved)| Transpose {
+                    codes,
+                    blocks,
+                    first: share * SHARE,
+                    interleaved,
+                }),
+            );
         }
         pool.for_each_chunk(&mut jobs, 1, rows * blocks * 4, |_, jobs| {
             for job in jobs {
@@ -182,7 +187,7 @@ impl Activations {
     }
 
     /// Builds the panels; each has one of `widths` rows.
-    fn interleave(&mut self, widths: &[usize], pool: &Pool) {
+    fn fill_panels(&mut self, widths: &[usize], pool: &Pool) {
         let (rows, steps) = (self.tokens * self.slices, self.blocks * 4);
         let mut first = 0;
         while first < rows {
@@ -221,10 +226,10 @@ impl Activations {
         self.rows() <= IN_PLACE
     }
 
-    /// All columns of the `block`-th 64 rows; rows past the end are zeros.
+    /// All columns of the `block`-th block of 64 rows; rows past the end are zeros.
     #[inline(always)]
-    pub(crate) fn beside(&self, block: usize) -> &[[i8; BESIDE]] {
-        &self.beside[block * self.blocks * 16..][..self.blocks * 16]
+    pub(crate) fn interleaved(&self, block: usize) -> &[[i8; INTERLEAVE]] {
+        &self.interleaved[block * self.blocks * 16..][..self.blocks * 16]
     }
 
     /// The panels; empty when the weights are left in place.
@@ -267,7 +272,7 @@ impl Activations {
         self.groups.get(row * segments + start / SEGMENT).copied().unwrap_or(1.0)
     }
 
-    /// How the sums of the rows become outputs.
+    /// Parameters for converting the sums of the rows to outputs.
     pub(crate) fn joined(&self) -> Joined<'_> {
         Joined { slices: self.slices, base: 256.0, factors: &self.factors }
     }
@@ -276,20 +281,20 @@ impl Activations {
 /// Additional layouts that the kernels for many rows read.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Wanted {
-    /// Interleaved, for weights in dense layouts.
+    /// Panels, for weights in dense layouts.
     pub(crate) panels: bool,
-    /// Side by side, for sparse weights.
-    pub(crate) beside: bool,
+    /// Interleaved rows, for sparse weights.
+    pub(crate) interleaved: bool,
 }
 
-/// Lays some columns of up to 64 rows side by side.
+/// Interleaves some columns of up to 64 rows.
 struct Transpose<'a> {
     codes: &'a [[i8; 16]],
     /// Blocks per row.
     blocks: usize,
     /// The first block.
     first: usize,
-    beside: &'a mut [[i8; BESIDE]],
+    interleaved: &'a mut [[i8; INTERLEAVE]],
 }
 
 impl Loop for &mut Transpose<'_> {
@@ -297,7 +302,7 @@ impl Loop for &mut Transpose<'_> {
 
     #[inline(always)]
     fn run(self) {
-        for (i, beside) in self.beside.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        for (i, interleaved) in self.interleaved.as_chunks_mut::<16>().0.iter_mut().enumerate() {
             for (eight, codes) in self.codes.chunks(8 * self.blocks).enumerate() {
                 let mut words = [[0u64; 8]; 2];
                 for (r, codes) in codes.chunks_exact(self.blocks).enumerate() {
@@ -307,7 +312,7 @@ impl Loop for &mut Transpose<'_> {
                 for half in 0..2 {
                     let words = transposed(words[half]);
                     for c in 0..8 {
-                        let (word, places) = (words[c], beside[8 * half + c].as_chunks_mut::<8>().0);
+                        let (word, places) = (words[c], interleaved[8 * half + c].as_chunks_mut::<8>().0);
                         places[eight] = bytemuck::cast(word.to_le_bytes());
                     }
                 }
@@ -343,8 +348,8 @@ fn widths<S: Simd>(_: S) -> &'static [usize] {
     S::TOKENS
 }
 
-/// Rows of the next panel of `left` rows: the widest that fits, or the second widest if two of those take the rest, as
-/// panels of few rows do not keep the multipliers busy.
+/// Rows of the next panel of `left` rows: the widest that fits, or the second widest if two of those cover the rest, since panels
+/// of few rows underuse the multipliers.
 fn width(widths: &[usize], left: usize) -> usize {
     match widths {
         [widest, second, ..] if (widest + 1..=2 * second).contains(&left) => *second,
@@ -439,7 +444,7 @@ impl Quantize<'_> {
     #[allow(clippy::needless_range_loop, reason = "an iterator is not inlined here")]
     fn fixed_point<S: Simd, const SLICES: usize>(&mut self, s: S, x: &[f32]) {
         let Some((scale, factor)) = fixed_point(x, const { 8 * SLICES as i32 - 3 }) else {
-            // Every output of the token becomes NaN, whatever the codes are.
+            // A factor of NaN makes every output of the token NaN, whatever the codes.
             *self.factor = f32::NAN;
             self.codes.as_flattened_mut().fill(0);
             return;
@@ -470,8 +475,8 @@ impl Quantize<'_> {
     }
 }
 
-/// The factor that turns the values of a token into integers below `2^(bits + 1)`, and the value of one step; `None`
-/// for a non-finite value.
+/// The factor that scales the values of a token to integers below `2^(bits + 1)`, and the value of one step; `None` for a
+/// non-finite value.
 #[inline(always)]
 pub(crate) fn fixed_point(x: &[f32], bits: i32) -> Option<(f32, f32)> {
     let largest = largest_bits(x);
@@ -484,8 +489,7 @@ pub(crate) fn fixed_point(x: &[f32], bits: i32) -> Option<(f32, f32)> {
     Some((power(bits - exponent), power(exponent - bits)))
 }
 
-/// The largest magnitude of a token, at least a lower bound that keeps a token of zeros at zero; `None` for a non-finite
-/// value.
+/// The absolute maximum of a token, at least a lower bound that keeps a token of zeros at zero; `None` for a non-finite value.
 #[inline(always)]
 pub(crate) fn largest(x: &[f32]) -> Option<f32> {
     let bits = largest_bits(x);
@@ -495,8 +499,7 @@ pub(crate) fn largest(x: &[f32]) -> Option<f32> {
 /// Bit pattern of infinity.
 const INFINITE: u32 = 0x7F80_0000;
 
-/// Bit pattern of the largest magnitude. As integers, magnitudes sort like the floats, and non-finite values sort
-/// above all others.
+/// Bit pattern of the absolute maximum. As integers, magnitudes sort like the floats, and non-finite values sort above all others.
 #[inline(always)]
 fn largest_bits(x: &[f32]) -> u32 {
     x.iter().fold(0, |m, v| (v.to_bits() & 0x7FFF_FFFF).max(m))

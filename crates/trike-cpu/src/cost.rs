@@ -5,7 +5,7 @@ use trike_core::{ActivationPrecision, LinearProblem};
 use crate::matrix::Matrix;
 
 impl Matrix {
-    /// The problem of multiplying `tokens` tokens with this matrix: shape, resident bytes, and thereby cost.
+    /// The problem of multiplying `tokens` tokens by this matrix: shape, resident bytes and cost.
     ///
     /// ```
     /// use trike_cpu::{ActivationPrecision, DenseData, DenseMatrix, Matrix};

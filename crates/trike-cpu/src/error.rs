@@ -99,17 +99,17 @@ pub enum CpuError {
         /// Slots of the ring.
         capacity: usize,
     },
-    /// A key index of another shape than the cache whose keys it codes.
+    /// A key index whose shape is not that of the cache.
     #[error("{what} of a key index: expected {expected}, got {got}")]
     KeyIndex {
         /// The side that differs.
         what: &'static str,
-        /// That of the cache.
+        /// The shape of the cache.
         expected: usize,
-        /// That of the index.
+        /// The shape of the index.
         got: usize,
     },
-    /// A mask of key blocks that does not fit the attention.
+    /// A key-block mask that does not match the attention.
     #[error(transparent)]
     Blocks(#[from] trike_core::BlockError),
     /// Out of memory or threads, or an instruction set that this machine does not support.

@@ -14,12 +14,13 @@
 //!   [`DenseMatrix`] with [`DenseData`]
 //! * activations: [`ActivationPrecision`]
 //! * positions: [`RopeTable`], [`RopePairing`]
-//! * attention: [`AttentionSpec`], [`KvView`], [`KvData`], [`KvBuffer`], [`quantize_head`], [`quantize_head_int4`]; to selected keys: [`KeySelection`] of a [`KeySelector`],
-//!   [`KeyIndex`], [`KeyScratch`]; to blocks of keys: [`BlockBitmap`], chosen for [`PromptKeys`]
+//! * attention: [`AttentionSpec`], [`KvView`], [`KvData`], [`KvBuffer`], [`quantize_head`], [`quantize_head_int4`]; top-k:
+//!   [`KeySelection`] of a [`KeySelector`], [`KeyIndex`], [`KeyScratch`]; block-sparse: [`BlockBitmap`], chosen for [`PromptKeys`]
 //! * gated MLP: [`GatedActivation`]
 //! * backward passes: [`grad`], [`transpose`]
-//! * products of matrices that change with every step: [`matmul`] of [`MatrixRef`]s, and [`matmul_rounded`] of operands in bf16 or f16
-//! * loops of other crates for the CPU's instruction set: [`vectorized`]
+//! * matrix products without packed weights, for training: [`matmul`] of [`MatrixRef`]s, and [`matmul_rounded`] of operands in bf16
+//!   or f16
+//! * loops of other crates, compiled for the CPU's instruction set: [`vectorized`]
 //! * cost model: [`LinearProblem`] and its [`Cost`]; [`probe`] measures the peak rates of the machine
 //! * errors: [`CpuError`]
 //!

@@ -53,7 +53,8 @@ pub(crate) fn linear_many(
     let mut spreads = ws.iter().filter_map(|w| spread_of(w));
     let spread = spreads.next();
     if ws.iter().any(|w| rotation_of(w) != rotation) || spreads.any(|other| Some(other) != spread) {
-        // Codes are shared only by matrices of one rotation, and of one padding. Ternary matrices come first, because they may reject `x`.
+        // Codes are shared only between matrices with the same rotation and padding. Ternary matrices come first, because they may
+        // reject `x`.
         for ternary in [true, false] {
             for (&w, out) in ws.iter().zip(outs.iter_mut()) {
                 if matches!(w, Matrix::Ternary(_)) == ternary {
@@ -72,7 +73,7 @@ pub(crate) fn linear_many(
         Some(padded) => {
             let sparse = |w: &&Matrix| matches!(w, Matrix::Ternary(m) if m.layout() == Layout::Sparse);
             let fixed = |w: &&Matrix| matches!(w, Matrix::Ternary(m) if m.layout() != Layout::Sparse);
-            let wanted = Wanted { panels: ws.iter().any(fixed), beside: ws.iter().any(sparse) };
+            let wanted = Wanted { panels: ws.iter().any(fixed), interleaved: ws.iter().any(sparse) };
             Activations::prepare(isa, cpu.pool(), x, cols, padded, precision, rotation, wanted)?
         }
         None => Activations::default(),
@@ -117,7 +118,7 @@ fn rotation_of(w: &Matrix) -> Option<Hadamard> {
     }
 }
 
-/// The padding of the activations of a matrix, if it needs those in pairs.
+/// The padding of the activations of a matrix, if it requires padding.
 fn spread_of(w: &Matrix) -> Option<Spread> {
     match w {
         Matrix::Int8(m) => Some(m.spread()),

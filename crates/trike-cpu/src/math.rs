@@ -6,7 +6,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     // Within these limits, the powers of two below are normal numbers.
     const LARGEST: f32 = 88.0;
     const SMALLEST: f32 = -87.0;
-    // 355/512 has ten bits, so its product with a small integer is exact; the second constant is the rest of ln 2.
+    // 355/512 has ten bits, so its product with a small integer is exact; the second constant is the remainder of ln 2.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // Floats near 1.5 * 2^23 are 1 apart, so adding it rounds to an integer.

@@ -15,7 +15,7 @@ use crate::kernels::{Share, View, with_float_kernels};
 /// Rows per thread are a multiple of this: whole tiles on every instruction set.
 const TILE_ROWS: usize = 12;
 
-/// A borrowed matrix of f32, row-major, or the transpose of one.
+/// A borrowed row-major f32 matrix, or the transpose of one.
 ///
 /// ```
 /// use trike_cpu::MatrixRef;
@@ -49,7 +49,7 @@ impl<'a> MatrixRef<'a> {
     ///
     /// # Panics
     ///
-    /// If there are not as many columns.
+    /// If the range exceeds the columns.
     ///
     /// ```
     /// use trike_cpu::{Cpu, MatrixRef, Store, matmul};
@@ -70,7 +70,7 @@ impl<'a> MatrixRef<'a> {
     ///
     /// # Panics
     ///
-    /// If there are not as many rows.
+    /// If the range exceeds the rows.
     #[must_use]
     pub fn rows_of(self, rows: Range<usize>) -> Self {
         self.t().columns(rows).t()
@@ -92,7 +92,7 @@ impl<'a> MatrixRef<'a> {
 pub enum Store {
     /// Overwrites them.
     Overwrite,
-    /// Adds to them, as a gradient over several batches does.
+    /// Adds to them, as for a gradient over several batches.
     Add,
 }
 
@@ -130,11 +130,11 @@ pub fn matmul(
     product::<Exact>(cpu, a, b, out, store)
 }
 
-/// [`matmul`] of operands that are rounded to a [`ProductPrecision`], with sums in f32.
+/// [`matmul`] of operands that are rounded to a [`ProductPrecision`], with accumulation in f32.
 ///
-/// With bf16 on a CPU that has AVX-512 BF16, pairs of products are added at once, and subnormal numbers count as zero: 82 to 103 GMAC/s
-/// in place of 47 to 53 (one thread of an AMD EPYC, 2026-11-24, `2048 x 512 x 256` to `2048 x 2048 x 2048`). Elsewhere, and with f16,
-/// it takes as long as without rounding.
+/// With bf16 on a CPU that has AVX-512 BF16, pairs of products are added per instruction, and subnormal numbers count as zero: 82
+/// to 103 GMAC/s instead of 47 to 53 (one thread of an AMD EPYC, 2026-11-24, `2048 x 512 x 256` to `2048 x 2048 x 2048`).
+/// Elsewhere, and with f16, it takes as long as without rounding.
 ///
 /// # Errors
 ///

@@ -29,8 +29,8 @@ use crate::{gated, linear, norm, rotate};
 pub trait CpuOps {
     /// `out = x W^T`: `x` is `m x k`, `w` is `n x k`, `out` is `m x n`, all row-major; `m` is `x.len() / k`.
     ///
-    /// With f32 activations, a non-finite value affects every output of its token: NaN with ternary weights, IEEE
-    /// arithmetic with others.
+    /// With f32 activations, a non-finite value affects every output of its token: NaN with ternary weights, IEEE arithmetic
+    /// otherwise.
     ///
     /// # Errors
     ///
@@ -56,14 +56,12 @@ pub trait CpuOps {
         out: &mut [f32],
     ) -> Result<(), CpuError>;
 
-    /// [`CpuOps::linear`] for several matrices with the same input (q/k/v, gate/up): the activations are prepared
-    /// once, and the rows of all matrices are distributed over the threads together. Matrices with different rotations
-    /// are computed one after the other.
+    /// [`CpuOps::linear`] for several matrices with the same input (q/k/v, gate/up): the activations are prepared once, and the
+    /// rows of all matrices are distributed over the threads together. Matrices with different rotations are computed separately.
     ///
     /// # Errors
     ///
-    /// Those of [`CpuOps::linear`], and [`CpuError::Length`] when the lists differ in length or the matrices in
-    /// columns.
+    /// Errors of [`CpuOps::linear`], and [`CpuError::Length`] when the lists differ in length or the matrices in columns.
     fn linear_many(
         &self,
         x: &[f32],
@@ -119,10 +117,10 @@ pub trait CpuOps {
     /// Softmax attention of `m` queries at consecutive positions from `first_position`; `q` and `out` are
     /// `m x heads x head_dim`.
     ///
-    /// The query at position `p` attends to positions `max(0, p + 1 - window)..=p`, all of which must already be in
-    /// the ring buffer (its own included). Scores, their maximum and exponentials are f32. Products with keys and values in int8 and
-    /// int4, and those of long prompts in f16, are exact sums of 16-bit integers, to which queries and weights are rounded; others
-    /// are f32.
+    /// The query at position `p` attends to positions `max(0, p + 1 - window)..=p`, all of which must already be in the ring buffer
+    /// (its own included). Scores, their maximum and exponentials are f32. Products with keys and values in int8 and int4, and
+    /// those of long prompts in f16, are exact sums of 16-bit integers, to which queries and weights are rounded; all other
+    /// products are f32.
     ///
     /// # Errors
     ///
@@ -150,13 +148,14 @@ pub trait CpuOps {
         out: &mut [f32],
     ) -> Result<(), CpuError>;
 
-    /// [`attention`](Self::attention) to the key blocks that `mask` has for the block of each query, as far as they are visible to
-    /// it. Other key blocks are neither read nor multiplied. With a mask of all blocks the result is that of
-    /// [`attention`](Self::attention) for as many tokens as take the kernels for prompts, to the bit.
+    /// Block-sparse [`attention`](Self::attention): each query attends only to the key blocks that `mask` has for its query block,
+    /// as far as they are visible to it. Masked key blocks are neither read nor multiplied. With a full mask the result is
+    /// bit-identical to [`attention`](Self::attention) of enough tokens for the prefill kernels.
     ///
     /// # Errors
     ///
-    /// As [`attention`](Self::attention); [`CpuError::Blocks`] for a mask without these positions, or with another number of heads.
+    /// As [`attention`](Self::attention); [`CpuError::Blocks`] for a mask that does not cover these positions, or has another
+    /// number of heads.
     ///
     /// ```
     /// use trike_cpu::{AttentionSpec, BlockBitmap, Cpu, CpuOps, KvData, KvView};
@@ -181,13 +180,13 @@ pub trait CpuOps {
         out: &mut [f32],
     ) -> Result<(), CpuError>;
 
-    /// The key blocks for [`attention_masked`](Self::attention_masked) that have the most attention of four tokens of each query
-    /// block, for each key/value head: as many as `keys` keeps, the first visible block and the query block's own among them. `None`
-    /// where all are kept. The result does not depend on the number of threads.
+    /// The key blocks for [`attention_masked`](Self::attention_masked) with the most attention of four sampled tokens per query
+    /// block, for each key/value head: as many as `keys` keeps, always including the first visible block and the query block's own.
+    /// `None` if all are kept. The result does not depend on the number of threads.
     ///
     /// # Errors
     ///
-    /// As [`attention`](Self::attention); [`CpuError::Blocks`] for more positions than a mask can have.
+    /// As [`attention`](Self::attention); [`CpuError::Blocks`] for more positions than a mask supports.
     fn choose_blocks(
         &self,
         problem: &AttentionSpec,
@@ -197,10 +196,11 @@ pub trait CpuOps {
         keys: PromptKeys,
     ) -> Result<Option<BlockBitmap>, CpuError>;
 
-    /// The attention that each position gets from all queries, summed over these and over the heads that share its key: `[kv_heads][positions]`,
-    /// from position 0 to that of the last query. Every query head of every token gives 1 in all.
+    /// The attention that each position receives, summed over all queries and over the heads that share its key:
+    /// `[kv_heads][positions]`, from position 0 to that of the last query. Every query head of every token contributes a total of
+    /// 1.
     ///
-    /// With keys of f32 in f32, else with queries and keys in 16-bit integers, as in [`attention`](Self::attention) of prompts.
+    /// In f32 for f32 keys, otherwise with queries and keys in 16-bit integers, as in [`attention`](Self::attention) of prompts.
     ///
     /// # Errors
     ///
@@ -225,16 +225,16 @@ pub trait CpuOps {
         kv: KvView<'_>,
     ) -> Result<Vec<f32>, CpuError>;
 
-    /// [`attention`](Self::attention) of the query of one token at `position` to the positions that a selector selects for each key/value
-    /// head; to all of them if it selects from no fewer.
+    /// Top-k [`attention`](Self::attention) of one query token at `position`: to the positions that the selector chooses for each
+    /// key/value head, or to all positions if it would keep all of them.
     ///
-    /// Keys that the index has not coded yet are coded first. The result depends on neither the number of threads nor the steps in
-    /// which the keys came.
+    /// Keys that are not in the index yet are coded first. The result depends on neither the number of threads nor the division of
+    /// the keys into steps.
     ///
     /// # Errors
     ///
-    /// As [`attention`](Self::attention); [`CpuError::Length`] for the queries of several tokens, [`CpuError::KeyIndex`] for an index of
-    /// another shape than the cache.
+    /// As [`attention`](Self::attention); [`CpuError::Length`] for more than one query token, [`CpuError::KeyIndex`] for an index
+    /// whose shape is not that of the cache.
     ///
     /// ```
     /// use trike_cpu::{AttentionSpec, Cpu, CpuOps, KeyIndex, KeyScratch, KeySelection, KeySelector, KvData, KvView};
@@ -263,8 +263,8 @@ pub trait CpuOps {
         out: &mut [f32],
     ) -> Result<(), CpuError>;
 
-    /// The positions that [`attention_selected`](Self::attention_selected) attends to, in order, for each key/value head; `None` for all
-    /// visible ones.
+    /// The positions that [`attention_selected`](Self::attention_selected) attends to, in order, for each key/value head; `None`
+    /// for all visible ones.
     ///
     /// # Errors
     ///
@@ -340,14 +340,14 @@ pub trait CpuOps {
     ///
     /// # Errors
     ///
-    /// Those of [`TernaryMatrix::pack_as`].
+    /// Errors of [`TernaryMatrix::pack_as`].
     fn pack(&self, tensor: &TritTensor, layout: Layout) -> Result<TernaryMatrix, CpuError>;
 
     /// [`Int8Matrix::from_tensor`] on all threads, with a bit-identical result.
     ///
     /// # Errors
     ///
-    /// Those of [`Int8Matrix::from_tensor`].
+    /// Errors of [`Int8Matrix::from_tensor`].
     fn pack_int8(&self, tensor: &Int8Tensor) -> Result<Int8Matrix, CpuError>;
 
     /// The matrix of tiles in a mapped file, in place: pages are read when they are used, and shared with other processes. Products

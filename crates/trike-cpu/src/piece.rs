@@ -8,7 +8,7 @@ use crate::matrix::Matrix;
 use crate::simd::Simd;
 use trike_host::{Line, Loop};
 
-/// Tiles that kernels for few rows of activations compute before they write the outputs: few enough for the L1 cache.
+/// Tiles that kernels for few rows of activations compute between writes of the outputs: few enough for the L1 cache.
 pub(crate) const WRITTEN: usize = 16;
 
 /// A range of tiles of one matrix and their outputs: per token, the rows of those tiles.
@@ -18,11 +18,11 @@ pub(crate) struct Piece<'a> {
     pub(crate) out: Vec<&'a mut [f32]>,
 }
 
-/// How the sums of rows of activations become outputs: the `slices` rows of a token are digits, the least significant
-/// first.
+/// Parameters for converting the sums of rows of activations to outputs: the `slices` rows of a token are digits, the least
+/// significant first.
 pub(crate) struct Joined<'a> {
     pub(crate) slices: usize,
-    /// Value of a step of a digit in steps of the one before.
+    /// Base of the digits: the value of a digit's step in steps of the previous digit.
     pub(crate) base: f32,
     /// Value of one step, per token.
     pub(crate) factors: &'a [f32],
@@ -31,8 +31,8 @@ pub(crate) struct Joined<'a> {
 impl Piece<'_> {
     /// Writes the outputs of some tiles of [`ROWS`] rows; `sums` holds one line per tile and row of activations.
     ///
-    /// This is a loop of its own, as kernels of every kind end with it. Those for few rows of activations call it for
-    /// [`WRITTEN`] tiles at a time.
+    /// A separate loop, as kernels of every kind end with it. Those for few rows of activations call it for [`WRITTEN`] tiles at a
+    /// time.
     pub(crate) fn write<S: Kernels>(
         &mut self,
         s: S,
@@ -72,8 +72,8 @@ impl<S: Simd> Loop for Write<'_, '_, S> {
             }
             let mut place = token * x.slices;
             for out in piece.out[token][start..start + rows].chunks_mut(ROWS) {
-                // The most significant digit is last. With more than one digit factors are powers of two, so it does
-                // not matter for rounding that they come first; that way sums of large weights do not overflow.
+                // The most significant digit is last. With more than one digit the factors are powers of two, so multiplying by
+                // them first does not affect rounding, and it keeps sums of large weights from overflowing.
                 let mut factor = x.factors[token] * highest;
                 let slices = &sums[place..place + x.slices];
                 let mut joined = s.mul(s.load_floats(&slices[slices.len() - 1]), s.splat(factor));

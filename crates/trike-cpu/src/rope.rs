@@ -63,7 +63,7 @@ impl RopeTable {
         }
     }
 
-    /// Stores the sines and cosines of positions `0..positions`; others are computed on demand, bit-identical.
+    /// Stores the sines and cosines of positions `0..positions`; further positions are computed on demand, bit-identically.
     #[must_use]
     pub fn precompute(mut self, positions: u32) -> Self {
         let n = self.frequencies.len();
@@ -148,7 +148,7 @@ impl Loop for Turn<'_> {
     }
 }
 
-/// [`CpuOps::rope`](crate::CpuOps::rope), with a `sign` of -1 the rotation back.
+/// [`CpuOps::rope`](crate::CpuOps::rope); a `sign` of -1 rotates back.
 #[expect(clippy::too_many_arguments, reason = "those of the operation, and the sign")]
 pub(crate) fn rope(
     cpu: &Cpu,

@@ -4,8 +4,8 @@ use trike_host::{Cpu, Loop};
 
 use crate::kernels::{Kernels, with_shared_kernels};
 
-/// Runs a loop that was compiled for the instruction set of `cpu`. What it calls must be inlined, or it is compiled for the
-/// portable set. `f64::mul_add` and `f32::mul_add` are slow where [`Isa::has_fma`](crate::Isa::has_fma) is false.
+/// Runs a loop compiled for the instruction set of `cpu`. Functions that it calls must be inlined, or they are compiled for the
+/// portable set. `f64::mul_add` and `f32::mul_add` are slow if [`Isa::has_fma`](crate::Isa::has_fma) is false.
 ///
 /// ```
 /// use trike_cpu::{Cpu, Loop, vectorized};

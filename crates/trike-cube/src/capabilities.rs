@@ -11,7 +11,7 @@ pub enum Planes {
     /// If the runtime advertises them.
     #[default]
     Advertised,
-    /// Always. CubeCL advertises them for no software Vulkan driver, but lavapipe supports them, and tests use it.
+    /// Always. CubeCL does not advertise them for software Vulkan drivers, but lavapipe supports them, and tests use it.
     Forced,
     /// Never: selects the kernels for devices without planes.
     Off,
@@ -36,7 +36,7 @@ pub enum Graphs {
 pub struct Capabilities {
     /// The name of the device.
     pub name: String,
-    /// The family, by which plans assume rates.
+    /// The device family, which determines the assumed rates.
     pub family: Family,
     /// True for a software driver, which computes on the host CPU.
     pub software: bool,
@@ -76,7 +76,7 @@ pub struct Capabilities {
     pub f16_mma: bool,
     /// Asynchronous copies from global to shared memory.
     pub async_copy: bool,
-    /// Instructions of PTX in kernels: CUDA.
+    /// Support for PTX instructions in kernels, i.e. CUDA.
     pub ptx: bool,
     /// Maximum elements of a vector.
     pub max_vector: usize,
@@ -175,7 +175,7 @@ impl Capabilities {
     }
 }
 
-/// Shapes of cooperative matrices of one type with sums of another: square ones first, among them those with the largest `k`.
+/// Shapes of cooperative matrices with this element and accumulator type: square ones first, in descending order of `k`.
 fn cooperative(properties: &DeviceProperties, element: ElemType, sum: ElemType) -> Vec<[usize; 3]> {
     let of_type = properties
         .features

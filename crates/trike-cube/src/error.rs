@@ -25,7 +25,7 @@ pub enum CubeError {
     Tuned {
         /// The line, from 1.
         line: usize,
-        /// What is wrong.
+        /// The problem found.
         problem: String,
     },
     /// A table of measured choices for another device.
@@ -122,7 +122,7 @@ pub enum CubeError {
         /// The actual position.
         got: usize,
     },
-    /// A mask that does not fit its positions, or an attention that does not fit the mask.
+    /// A mask that does not match its positions, or an attention that does not match the mask.
     #[error(transparent)]
     Blocks(#[from] trike_core::BlockError),
     /// A shape with an empty side, or with `2^32` elements or more.
@@ -140,9 +140,9 @@ pub enum CubeError {
     NonFinite {
         /// Name of the parameter.
         what: &'static str,
-        /// Its index.
+        /// Index of the parameter.
         index: usize,
-        /// Its value.
+        /// Value of the parameter.
         value: f32,
     },
     /// A limit of the device is exceeded.
@@ -193,7 +193,7 @@ pub enum CubeError {
         /// The runtime's message.
         reason: String,
     },
-    /// A capture that contains something that cannot be recorded, or whose two runs differ.
+    /// A capture with an operation that cannot be recorded, or whose two runs differ.
     #[error("a capture cannot contain {what}")]
     Capture {
         /// The offending operation.
@@ -205,7 +205,7 @@ pub enum CubeError {
         /// Name of the values.
         what: &'static str,
     },
-    /// Caches of different shapes or allocations, or in other places than the tokens were uploaded with, for one launch.
+    /// Caches that cannot share a launch: of different shapes or allocations, or not those that the tokens were uploaded with.
     #[error(
         "caches of several sequences are not those that the tokens were uploaded with, or not made together"
     )]
@@ -220,12 +220,12 @@ pub enum CubeError {
         /// The runtime's message.
         reason: String,
     },
-    /// A buffer in the memory of another device than the one that was asked to use it.
+    /// A buffer in the memory of another device.
     #[error("{what} is not in the memory of {device}")]
     OtherDevice {
         /// Name of the buffer.
         what: &'static str,
-        /// The device that was asked.
+        /// Name of the device that was to use it.
         device: String,
     },
     /// Buffers that must not share memory.

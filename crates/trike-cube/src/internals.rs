@@ -1,6 +1,6 @@
-//! Not part of the interface, and may change in any release: what the tests in `tests/it` check of the inside.
+//! Unstable internals for the tests in `tests/it`; not part of the interface.
 //!
-//! The tests are a crate of their own, because a library with unit tests is compiled twice, and this one takes long.
+//! The tests are a separate crate, because a library with unit tests is compiled twice, and this one takes long.
 
 pub use crate::device::guarded;
 pub use crate::error::{check_range, unsupported};

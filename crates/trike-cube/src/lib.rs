@@ -1,13 +1,13 @@
 //! CubeCL kernels for ternary, int8 and dense weights: one source for CUDA, ROCm, Vulkan, Metal and WebGPU.
 //!
 //! Start from [`Device`]: open one with a [`DeviceSpec`] (`wgpu:0`, `cuda:0`, `auto`), upload into [`Buffer`]s, and call the
-//! operations. Kernels run in the order of the calls; nothing waits until something is read back.
+//! operations. Kernels run in call order and asynchronously; only reading data back waits.
 //!
-//! Main design decision: every kernel is planned on the host before it is launched. A [`Plan`] describes the problem, its
-//! blueprint the kernel variant (compiled into the kernel), [`Settings`] the launch (cubes, units, shared memory). Everything
-//! that a device could reject is rejected by the plan, with the limit and the requested value in the error: a failure on a
-//! device thread would leave the output silently unchanged. The cost: shapes are passed with every call, and every call is
-//! planned anew (a few comparisons).
+//! Main design decision: every kernel is planned on the host before it is launched. A [`Plan`] describes the problem, its blueprint
+//! the kernel variant (compiled into the kernel), [`Settings`] the launch (cubes, units, shared memory). Everything that a device
+//! could reject is rejected by the plan, with the limit and the requested value in the error: a failure on a device thread would
+//! leave the output silently unchanged. The cost: shapes are passed with every call, and every call is planned again (a few
+//! comparisons).
 //!
 //! Second decision: no runtime is linked unless its feature is enabled (`wgpu`, `vulkan`, `cuda`, `hip`, `metal`, `cpu`), and
 //! only the module `device` uses CubeCL's host API, which changes with every release.

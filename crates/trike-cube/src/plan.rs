@@ -11,7 +11,7 @@ use crate::error::{CubeError, Result};
 /// Kernel selection of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Strategy<B> {
-    /// The plan chooses for the device.
+    /// Chosen by the plan for the device.
     #[default]
     Inferred,
     /// This blueprint, for tests and tuning; an error if the device or the problem does not allow it.
@@ -131,7 +131,7 @@ pub trait Plan {
     ///
     /// # Errors
     ///
-    /// For a problem that is invalid on every device.
+    /// When the problem is invalid on every device.
     fn validate(&self) -> Result<()>;
 
     /// The blueprints for this problem on this device, best first.
@@ -141,7 +141,7 @@ pub trait Plan {
     ///
     /// # Errors
     ///
-    /// For a blueprint that does not support the problem or the device.
+    /// When the blueprint does not support the problem or the device.
     fn settings(&self, blueprint: &Self::Blueprint, device: &Capabilities) -> Result<Settings>;
 
     /// Operations and compulsory bytes.
@@ -151,7 +151,7 @@ pub trait Plan {
     ///
     /// # Errors
     ///
-    /// Those of [`Plan::validate`], [`Plan::settings`] and [`Settings::check`]; [`CubeError::NoKernel`] when there is no
+    /// Errors of [`Plan::validate`], [`Plan::settings`] and [`Settings::check`]; [`CubeError::NoKernel`] when there is no
     /// candidate.
     fn plan(
         &self,

@@ -43,7 +43,7 @@ pub struct Rates {
     pub matrix: f64,
     /// Cost of a second launch: the gap between two queued kernels, and one or two load latencies.
     pub launch: f64,
-    /// From a cube's last product until the last cube begins to add up the sums of all: two barriers and a counter.
+    /// From a cube's last product until the last cube begins to add up all sums: two barriers and a counter.
     pub join: f64,
 }
 
@@ -63,16 +63,16 @@ const HOPPER: Rates = Rates {
 };
 
 impl Family {
-    /// The family of a device by what its runtime compiles for, such as `ptx_sm90` or `hip-kernel_gfx942`, or by its name.
+    /// The family of a device, from its compilation target, such as `ptx_sm90` or `hip-kernel_gfx942`, or from its name.
     #[doc(hidden)]
     #[must_use]
     pub fn of(compiled_for: &str, name: &str) -> Self {
         let number = |prefix: &str| {
-            let (_, behind) = compiled_for.rsplit_once(prefix)?;
-            let behind = behind.trim_start_matches('_');
+            let (_, rest) = compiled_for.rsplit_once(prefix)?;
+            let rest = rest.trim_start_matches('_');
             // Letters after the digits name variants: sm90a, gfx90a.
-            let digits = behind.find(|c: char| !c.is_ascii_digit()).unwrap_or(behind.len());
-            behind[..digits].parse::<u32>().ok().map(|number| (number, digits))
+            let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+            rest[..digits].parse::<u32>().ok().map(|number| (number, digits))
         };
         match (number("sm"), number("gfx")) {
             (Some((80, _)), _) => return Self::Ampere,
@@ -80,7 +80,7 @@ impl Family {
             (Some((90..=99, _)), _) => return Self::Hopper,
             (Some((100..=119, _)), _) => return Self::Blackwell,
             (Some((120..=139, _)), _) => return Self::BlackwellRtx,
-            // gfx906 and gfx90a have their number in two or three digits, gfx1030 in four.
+            // gfx906 and gfx90a have a number of two or three digits, gfx1030 of four.
             (_, Some((_, 1..=3))) => return Self::Cdna,
             (_, Some((_, 4..))) => return Self::Rdna,
             _ => {}
@@ -104,7 +104,7 @@ impl Family {
     #[must_use]
     pub fn rates(self) -> Rates {
         match self {
-            // H200, and what plans assume where nothing is known.
+            // H200, also assumed for unknown devices.
             Self::Hopper | Self::Other => HOPPER,
             // A100: 108 at 1.41 GHz, 1.75 TB/s, 3.6 TB/s, 312 T multiply-adds.
             Self::Ampere => Rates {

@@ -1,4 +1,4 @@
-//! Choices of kernels of one device: measured ones by name, and plans by problem, without knowing of either.
+//! Kernel choices of a device: measured ones by name, and cached plans by problem, independent of both types.
 
 use std::any::{Any, TypeId};
 use std::collections::{BTreeMap, HashMap};
@@ -12,7 +12,7 @@ use crate::error::Result;
 #[derive(Default)]
 pub struct Tuning {
     choices: Mutex<BTreeMap<String, String>>,
-    /// Plans that were made, a `HashMap<K, V>` for each type of problem.
+    /// Cached plans, a `HashMap<K, V>` per type of problem.
     plans: Mutex<HashMap<TypeId, Box<dyn Any + Send>>>,
 }
 
@@ -33,20 +33,20 @@ impl Tuning {
         self.choices.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Adds choices, or replaces those for the same problems. Plans are made anew.
+    /// Adds or replaces choices, and clears the cached plans.
     pub fn add(&self, more: impl IntoIterator<Item = (String, String)>) {
         self.choices.lock().unwrap_or_else(PoisonError::into_inner).extend(more);
         self.plans.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// The plan made before for a problem, or the one that `infer` returns. The matrices of a model have few forms, and to compare
-    /// the kernels for one takes the host longer than many launches.
+    /// The cached plan of a problem, or the one that `infer` returns. The matrices of a model have few forms, and comparing the
+    /// kernels for one takes the host longer than many launches.
     pub fn planned<K, V>(&self, problem: &K, infer: impl FnOnce() -> Result<V>) -> Result<V>
     where
         K: Clone + Eq + Hash + Send + 'static,
         V: Copy + Send + 'static,
     {
-        /// Problems of a type that are remembered; prompts have any number of tokens.
+        /// Maximum cached problems per type, since prompts have any number of tokens.
         const MOST: usize = 4096;
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let of_type = TypeId::of::<(K, V)>();

@@ -1,4 +1,4 @@
-//! Outputs that appear whole or not at all, written by one process at a time.
+//! Atomically published outputs, each written by one process at a time.
 
 use std::{
     fs,
@@ -7,13 +7,13 @@ use std::{
 
 use crate::{FormatError, Lock, error::io_error, output};
 
-/// Name of the file that marks a directory of [`Claim::staging`], so that nothing else is ever removed.
+/// Name of the marker file in a directory of [`Claim::staging`]: directories without it are never removed.
 const MARK: &str = ".trike-staging";
 
-/// The right to create an output, for one process at a time.
+/// The exclusive right to create an output.
 ///
-/// It holds a [`Lock`] on the path. After a crash the system releases it, and the next claim removes what the crashed process
-/// left. A link to nothing stays, and the output appears where it points to.
+/// It holds a [`Lock`] on the path. After a crash, the operating system releases the lock, and the next claim removes the leftovers
+/// of the crashed process. A dangling symbolic link is kept: the output is created at its target.
 ///
 /// ```
 /// use trike_format::Claim;
@@ -39,7 +39,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Claims `output`, which must not exist; creates the directories above it.
+    /// Claims `output`, which must not exist, and creates its parent directories.
     ///
     /// # Errors
     ///
@@ -72,12 +72,12 @@ impl Claim {
         self.output.with_file_name(name)
     }
 
-    /// A new directory next to the output, to be filled and then [published](Self::publish). What an earlier process left
-    /// there is removed.
+    /// A new directory next to the output, to be filled and then [published](Self::publish). Leftovers of an earlier process are
+    /// removed.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Write`] if something else has its name; [`FormatError::Io`].
+    /// [`FormatError::Write`] if a file or directory without the marker has its name; [`FormatError::Io`].
     pub fn staging(&self) -> Result<PathBuf, FormatError> {
         let path = self.staging_path();
         if path.exists() {
@@ -129,13 +129,13 @@ mod tests {
         let claim = Claim::new(&output).unwrap();
         let staging = claim.staging().unwrap();
         fs::write(staging.join("half"), "x").unwrap();
-        // Killed: neither dropped nor published.
+        // As after a kill: neither dropped nor published.
         let (lock, left) = (dir.path().join(".out.lock"), staging.clone());
         std::mem::forget(claim);
         assert!(lock.exists() && left.exists());
         let message = Claim::new(&output).unwrap_err().to_string();
         assert!(message.contains("another process is writing it"), "{message}");
-        // The system releases the lock of a dead process; here the file is replaced instead.
+        // The operating system releases the lock of a dead process; here the lock file is removed instead.
         fs::remove_file(&lock).unwrap();
         let claim = Claim::new(&output).unwrap();
         assert!(!claim.staging().unwrap().join("half").exists());

@@ -73,16 +73,16 @@ pub enum FormatError {
         /// Bytes available.
         available: u64,
     },
-    /// Another process wrote into the file, or truncated it, while it was open.
+    /// Another process modified or truncated the file while it was open.
     #[error(
-        "{}: the file changed while it was open: expected {expected} bytes as they were, got {got}; wait until it is written, \
+        "{}: the file changed while it was open: expected {expected} unmodified bytes, got {got}; wait until it is written, \
          and open it again",
         path.display()
     )]
     Changed {
         /// The file.
         path: PathBuf,
-        /// Its bytes when it was opened.
+        /// Its size in bytes when it was opened.
         expected: u64,
         /// Its bytes now.
         got: u64,

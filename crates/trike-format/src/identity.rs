@@ -1,4 +1,4 @@
-//! What a stored result depends on.
+//! The identity of a stored result: everything it depends on.
 
 use std::{
     fmt::{self, Display},
@@ -10,8 +10,8 @@ use std::{
 
 use trike_trit::TritTensor;
 
-/// Everything that a stored result depends on, as named facts in a fixed order: a session, a choice, finished parts of a run. A
-/// result that was stored under another identity is not used, and the [`Difference`] says why.
+/// The identity of a stored result, such as a session, a decision or the finished parts of a run: everything it depends on, as
+/// named facts in a fixed order. A result stored under a different identity is not used, and the [`Difference`] gives the reason.
 ///
 /// ```
 /// use trike_format::Identity;
@@ -28,49 +28,52 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Only the version of Trike, which stands for how everything is computed.
-    #[expect(clippy::new_without_default, reason = "an identity without facts is no default of anything")]
+    /// An identity with only the version of Trike, which covers all changes of the code.
+    #[expect(
+        clippy::new_without_default,
+        reason = "an identity is not a default value: its facts must be added"
+    )]
     pub fn new() -> Self {
         Self { facts: Vec::new() }.with("the version of Trike", env!("CARGO_PKG_VERSION"))
     }
 
-    /// Adds a fact; names are unique and readable in a sentence, such as `the precision of the head`.
+    /// Adds a fact. Names are unique and fit into a sentence, such as `the precision of the head`.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Display) -> Self {
         self.facts.push((name.to_owned(), value.to_string()));
         self
     }
 
-    /// The facts, to be stored beside the result.
+    /// The facts, to be stored with the result.
     pub fn facts(&self) -> &[(String, String)] {
         &self.facts
     }
 
-    /// The first fact in which `stored` differs; `None` if it is the same identity.
+    /// The first fact in which `stored` differs; `None` if the identities are equal.
     pub fn differs_from(&self, stored: &[(String, String)]) -> Option<Difference> {
         Difference::between(stored, &self.facts)
     }
 
-    /// A digest of all facts, such as for the name of a file. The facts themselves belong into the file, too.
+    /// A digest of all facts, for example for a file name. The facts themselves should also be stored in the file.
     pub fn digest(&self) -> Digest {
         let part = |digest: Digest, text: &String| digest.bytes(text.as_bytes());
         self.facts.iter().fold(Digest::default(), |digest, (name, value)| part(part(digest, name), value))
     }
 }
 
-/// A fact of a stored result that is another one now.
+/// A fact that has changed since a result was stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Its name.
     pub fact: String,
-    /// Its value when the result was stored; `None` if it was not known then.
+    /// Its value when the result was stored; `None` if it was not recorded.
     pub stored: Option<String>,
     /// Its value now.
     pub now: Option<String>,
 }
 
 impl Difference {
-    /// The first of the facts `now` that `stored` has otherwise, or of the facts that only `stored` has.
+    /// The first fact of `now` with a different value in `stored`, otherwise the first fact that only `stored` has.
     pub fn between(stored: &[(String, String)], now: &[(String, String)]) -> Option<Self> {
         let find = |facts: &[(String, String)], name: &str| {
             facts.iter().find(|(fact, _)| fact == name).map(|(_, value)| value.clone())
@@ -88,14 +91,13 @@ impl Display for Difference {
     }
 }
 
-/// Most bytes of a file that is read as a whole.
+/// Maximum size of a file that is read completely.
 const WHOLE: u64 = 1 << 30;
-/// Bytes and number of the parts of a larger one.
+/// Size and number of the samples of a larger file.
 const PART: usize = 1 << 16;
 const PARTS: u64 = 1 << 12;
 
-/// A digest of 128 bits, to recognize equal contents at the speed of memory. It is no protection against someone who makes different
-/// contents look equal.
+/// A 128-bit digest to recognize equal contents at memory bandwidth. It is not cryptographic: collisions can be constructed.
 ///
 /// ```
 /// use trike_format::Digest;
@@ -109,7 +111,7 @@ const PARTS: u64 = 1 << 12;
 pub struct Digest([u64; 2]);
 
 impl Digest {
-    /// Adds bytes with their length: two calls are not one with the bytes of both.
+    /// Adds bytes, prefixed with their length, so that two calls differ from one call with the concatenation.
     #[must_use]
     pub fn bytes(self, bytes: &[u8]) -> Self {
         let (words, rest) = bytes.as_chunks::<8>();
@@ -122,7 +124,8 @@ impl Digest {
             .word(bytes.len() as u64)
     }
 
-    /// Adds a number. Two multiplicative hashes with other rotations: what cancels in one does not in the other.
+    /// Adds a number, with two multiplicative hashes of different rotations, so that changes that cancel in one do not cancel in
+    /// the other.
     #[must_use]
     pub fn word(self, word: u64) -> Self {
         let [a, b] = self.0;
@@ -137,17 +140,17 @@ impl Digest {
     pub fn ternary(self, tensor: &TritTensor) -> Self {
         let mut row = vec![0.0; tensor.cols()];
         (0..tensor.rows()).fold(self.word(tensor.rows() as u64).word(row.len() as u64), |digest, i| {
-            // The row is one of the tensor and has its length.
+            // The row index and the length of the buffer are valid.
             let _ = tensor.dequantize_row(i, &mut row);
             row.iter().fold(digest, |digest, value| digest.word(u64::from(value.to_bits())))
         })
     }
 
-    /// Adds the contents of a file: all bytes of one of up to 1 GiB, and of a larger one its size and 64 KiB in each of 4096 places.
+    /// Adds the contents of a file: all bytes up to 1 GiB; of a larger file, its size and 64 KiB at each of 4096 positions.
     ///
     /// # Errors
     ///
-    /// Those of the system.
+    /// The errors of the operating system.
     pub fn file(self, path: &Path) -> io::Result<Self> {
         let mut file = File::open(path)?;
         let bytes = file.metadata()?.len();
@@ -167,12 +170,11 @@ impl Digest {
         Ok(digest)
     }
 
-    /// As [`file`](Self::file), for one that stays on this machine: of a file that is not read as a whole, the time of its last
-    /// change is added.
+    /// As [`file`](Self::file), for a file that stays on this machine: for a file above 1 GiB, the modification time is also added.
     ///
     /// # Errors
     ///
-    /// Those of the system.
+    /// The errors of the operating system.
     pub fn local_file(self, path: &Path) -> io::Result<Self> {
         let digest = self.file(path)?;
         let meta = path.metadata()?;
@@ -195,7 +197,7 @@ impl Display for Digest {
 mod tests {
     use super::*;
 
-    /// Two flips that cancel in a hash that rotates by 5, and any single one.
+    /// Two bit flips that cancel in a hash that rotates by 5, and every single flip.
     #[test]
     fn changed_bytes_change_the_digest() {
         let dir = tempfile::tempdir().expect("a directory");

@@ -4,12 +4,12 @@
 //! three implement [`TensorSource`]: a list of tensors that load, one at a time, as a dense, int8 or ternary
 //! [`Tensor`]. [`GgufWriter`] and [`HfDirWriter`] write models.
 //!
-//! The decision that shaped this crate: files are memory-mapped, and a tensor is copied out of the map when it is
-//! loaded ([`HfDir::tiles`] alone gives parts of the map). Opening a file of any size touches only its header, no second copy of a model stays in memory, and a loaded
-//! tensor is validated once and independent of the file. The price is that copy, and a condition that cannot be
-//! enforced: **a file must not be truncated or rewritten in place while it is open**. The writers of this crate replace
-//! a file atomically, so they never violate it. Where others do, a tensor that is loaded afterwards is an error
-//! ([`FormatError::Changed`]), and [`exit_on_unreadable_map`] is for programs that are in the middle of reading.
+//! The decision that shaped this crate: files are memory-mapped, and a tensor is copied out of the map when it is loaded
+//! ([`HfDir::tiles`] alone gives parts of the map). Opening a file of any size touches only its header, no second copy of a model
+//! stays in memory, and a loaded tensor is validated once and independent of the file. The price is that copy, and a condition that
+//! cannot be enforced: **a file must not be truncated or rewritten in place while it is open**. The writers of this crate replace a
+//! file atomically, so they never violate it. If another program does, loading a tensor afterwards is an error
+//! ([`FormatError::Changed`]); [`exit_on_unreadable_map`] handles a read that is in progress.
 //!
 //! The second decision: readers never guess. A type, transform, layout or version that is not implemented is rejected,
 //! with its name and a remedy in the error. No file, however damaged, makes a reader panic or allocate more memory than its tensors
@@ -19,10 +19,10 @@
 //! * detection: [`detect`], [`FileKind`]
 //! * readers: [`TensorSource`], [`TensorInfo`], [`StoredType`]; [`Gguf`], [`gguf_parts`], [`HfDir`], [`Llama2c`]
 //! * writers: [`GgufWriter`], [`GgufType`]; [`HfDirWriter`]
-//! * outputs of any kind: [`OutputFile`], which replaces a file when it is whole; [`Claim`] for models that appear whole; [`Lock`]
+//! * atomic outputs of any kind: [`OutputFile`], which replaces a file when it is complete; [`Claim`] for whole models; [`Lock`]
 //! * tensors: [`Tensor`], [`DenseTensor`], [`Int8Tensor`]; [`exact_trits`], [`absmean_trits`]
 //! * GGUF metadata: [`Metadata`], [`MetaValue`], [`MetaArray`], [`StringArray`]
-//! * what a stored result depends on: [`Identity`], [`Digest`]
+//! * identity of a stored result: [`Identity`], [`Digest`]
 //! * errors: [`FormatError`], [`TensorError`]
 //!
 //! It depends on `trike-trit`, `trike-core`, `trike-host` and a few file libraries; it has no Cargo features.

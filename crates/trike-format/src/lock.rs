@@ -1,4 +1,4 @@
-//! Locks on files and directories that one process at a time may write.
+//! Exclusive locks on files and directories.
 
 use std::{
     ffi::OsString,
@@ -13,15 +13,15 @@ use crate::{
     output::{Place, folder, forget, remember, target},
 };
 
-/// Name of the lock in a directory.
+/// Name of the lock file in a directory.
 const INSIDE: &str = ".trike.lock";
-/// How often the file of a lock may vanish, because another process has finished, before that is an error.
+/// How many times the lock file may disappear, because another process has finished, before that is an error.
 const TRIES: usize = 100;
 
-/// The right to write a file or a directory, for one process at a time, until it is dropped.
+/// The exclusive right to write a file or a directory, until it is dropped.
 ///
-/// The lock is held on a hidden file, in the directory or next to the file, that names the process. After a crash the system
-/// releases it.
+/// The lock is held on a hidden file, in the directory or next to the file, that contains the process id. After a crash, the
+/// operating system releases it.
 ///
 /// ```
 /// use trike_format::Lock;
@@ -37,33 +37,34 @@ const TRIES: usize = 100;
 /// ```
 #[derive(Debug)]
 pub struct Lock {
-    /// The file that is locked, with its path; `None` where there is nothing to lock.
+    /// The locked file and its path; `None` if there is nothing to lock.
     held: Option<(PathBuf, File)>,
 }
 
 impl Lock {
-    /// Locks a directory that exists, or a file that may not. A pipe or a device needs no lock. Links are followed.
+    /// Locks an existing directory, or a file that may not exist yet. A pipe or a device needs no lock. Symbolic links are
+    /// followed.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Write`] with the process that has it, if there is one; [`FormatError::Io`].
+    /// [`FormatError::Write`] with the process that holds it, if any; [`FormatError::Io`].
     pub fn new(path: &Path) -> Result<Self, FormatError> {
         if path.is_dir() {
             return Self::on(path.join(INSIDE), path, "the directory");
         }
         match Place::of(path) {
             Ok(Place::Special { .. }) => Ok(Self { held: None }),
-            Ok(Place::File { target, .. }) => Self::beside(&target, path, "the file"),
+            Ok(Place::File { target, .. }) => Self::next_to(&target, path, "the file"),
             Err(error) => Err(io_error(path, "lock", error)),
         }
     }
 
     /// Locks a path that may become a file or a directory.
     pub(crate) fn of_new(path: &Path) -> Result<Self, FormatError> {
-        Self::beside(&target(path), path, "the output")
+        Self::next_to(&target(path), path, "the output")
     }
 
-    fn beside(target: &Path, path: &Path, what: &str) -> Result<Self, FormatError> {
+    fn next_to(target: &Path, path: &Path, what: &str) -> Result<Self, FormatError> {
         let mut hidden = OsString::from(".");
         hidden.push(target.file_name().unwrap_or_default());
         hidden.push(".lock");
@@ -84,27 +85,27 @@ impl Lock {
                         remedy: "wait for that process or choose another output".to_owned(),
                     });
                 }
-                // A file system without locks: as much as can be done there.
+                // On a file system without locks, exclusion is best effort.
                 Err(TryLockError::Error(e)) if e.kind() == std::io::ErrorKind::Unsupported => {}
                 Err(TryLockError::Error(e)) => return Err(io_error(&lock, "lock", e)),
             }
-            // The process that had it may have removed the file since it was opened: then this lock excludes nobody.
+            // The previous holder may have removed the file since it was opened: then this lock excludes no other process.
             if is_at(&file, &lock) {
-                // Only the message of another process needs it.
+                // Best effort: the process id is only for the error message of another process.
                 let _ = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
                 remember(&lock);
                 return Ok(Self { held: Some((lock, file)) });
             }
         }
-        let vanished = std::io::Error::other("its file vanishes again and again");
+        let vanished = std::io::Error::other("its lock file keeps disappearing");
         Err(io_error(&lock, "lock", vanished))
     }
 }
 
-/// The process that a lock names, in brackets.
+/// The process id in a lock file, in parentheses.
 fn holder(file: &mut File) -> String {
     let mut text = String::new();
-    // Some systems do not let others read a locked file.
+    // Some operating systems do not let other processes read a locked file.
     let read = file.take(20).read_to_string(&mut text);
     match (read, text.trim().parse::<u32>()) {
         (Ok(_), Ok(id)) => format!(" (process {id})"),
@@ -112,7 +113,7 @@ fn holder(file: &mut File) -> String {
     }
 }
 
-/// Whether a path still names the open file.
+/// Whether a path still refers to the open file.
 fn is_at(file: &File, path: &Path) -> bool {
     #[cfg(unix)]
     {
@@ -130,7 +131,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 impl Drop for Lock {
     fn drop(&mut self) {
         if let Some((path, _file)) = self.held.take() {
-            // Before it is released, so that the next process makes a new one.
+            // Before it is released, so that the next process creates a new one.
             let _ = fs::remove_file(&path);
             forget(&path);
         }
@@ -162,7 +163,7 @@ mod tests {
             drop(Lock::new(&two).unwrap());
         }
         assert!(!at("model").join(INSIDE).exists() && !at(".cache.lock").exists());
-        // What a killed process has left is no lock.
+        // A lock file left by a killed process is not a lock.
         fs::write(at(".cache.lock"), "1").unwrap();
         drop(Lock::new(&at("cache")).unwrap());
         assert!(Lock::new(&at("none/cache")).is_err());
@@ -177,7 +178,7 @@ mod tests {
         let opened = File::open(dir.path().join(".cache.lock")).unwrap();
         drop(first);
         opened.lock().unwrap();
-        assert!(!is_at(&opened, &dir.path().join(".cache.lock")), "it would exclude nobody");
+        assert!(!is_at(&opened, &dir.path().join(".cache.lock")), "it would exclude no other process");
         assert!(Lock::new(&path).is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! Mapped files with their paths.
+//! Memory-mapped files with their paths.
 
 use std::{
     fs::{File, Metadata},
@@ -12,8 +12,8 @@ use crate::{FormatError, error::io_error, look};
 
 /// A file mapped read-only: opening does not read it, pages are loaded on access.
 ///
-/// The file must not be truncated or rewritten in place while it is mapped. Trike's writers never do that: they
-/// write a temporary file next to the target and rename it. What others do is noticed by [`check`](Self::check).
+/// The file must not be truncated or rewritten in place while it is mapped. Trike's writers never do that: they write a temporary
+/// file next to the target and rename it. Changes by other programs are detected by [`check`](Self::check).
 #[derive(Debug)]
 pub(crate) struct MappedFile {
     path: PathBuf,
@@ -36,21 +36,21 @@ impl MappedFile {
     }
 
     /// Maps an open file; `path` is for error messages.
-    #[expect(unsafe_code, reason = "no system can promise that a file stays as it is")]
+    #[expect(unsafe_code, reason = "no operating system can guarantee that a file does not change")]
     pub(crate) fn map(path: &Path, file: File) -> Result<Self, FormatError> {
         let failed = |source| io_error(path, "map", source);
         let found = file.metadata().map_err(failed)?;
-        // SAFETY: that nobody truncates or rewrites a model file while it is open is the condition under which this crate reads
-        // files, stated in its documentation.
+        // SAFETY: this crate reads files on the documented condition that they are not truncated or rewritten in place while they
+        // are open.
         let map = unsafe { FileMap::new(&file, path) }.map_err(failed)?;
         let mapped = Self { path: path.to_owned(), map, file, found };
-        // Not between the two calls either: the range of the map is that of the file.
+        // Detects a change between opening and mapping.
         mapped.check()?;
         Ok(mapped)
     }
 
-    /// Whether the file is still the one that was mapped: as long, and not written since. Before its content is used, and after
-    /// it was copied.
+    /// Checks that the size and the modification time of the file are unchanged since it was mapped. Called before its content is
+    /// used, and after it was copied.
     pub(crate) fn check(&self) -> Result<(), FormatError> {
         let now = self.file.metadata().map_err(|source| io_error(&self.path, "read", source))?;
         let time = |meta: &Metadata| meta.modified().ok();
@@ -103,13 +103,13 @@ mod tests {
             let (map, file) = fresh();
             file.set_len(len).unwrap();
             let message = map.check().unwrap_err().to_string();
-            assert!(message.contains(&format!("expected 5000 bytes as they were, got {len}")), "{message}");
+            assert!(message.contains(&format!("expected 5000 unmodified bytes, got {len}")), "{message}");
         }
         let (map, file) = fresh();
-        // Written in place: as long as before.
+        // Rewritten in place with the same size.
         file.set_modified(SystemTime::now() + Duration::from_secs(2)).unwrap();
         assert!(map.check().is_err());
-        // Replaced by a rename, as Trike writes: the map is that of the old file.
+        // Replaced by a rename, as Trike writes: the map still shows the old file.
         let (map, _file) = fresh();
         crate::OutputFile::replace(&path, "new").unwrap();
         map.check().unwrap();

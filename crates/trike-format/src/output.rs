@@ -1,4 +1,4 @@
-//! The writer of every file that Trike makes: whole, or not at all.
+//! Atomic writer of all files that Trike creates.
 
 use std::{
     fs::{self, File, Metadata},
@@ -9,23 +9,23 @@ use std::{
 
 use tempfile::NamedTempFile;
 
-/// Symbolic links that are followed, as many as Linux follows.
+/// Maximum number of symbolic links that are followed, as in Linux.
 const MAX_LINKS: usize = 40;
-/// Bytes collected for a write; larger ones pass through.
+/// Buffer size in bytes; larger writes bypass the buffer.
 const BUFFER: usize = 1 << 16;
 
 /// Temporary files and locks of this process.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A file that appears at its path when it is [finished](Self::finish).
+/// An output file that appears at its path when it is [finished](Self::finish).
 ///
-/// Until then, its bytes are in a file with a random name next to the target, which is removed if writing fails or the value is
-/// dropped. `finish` waits until the bytes are on the disk, and then renames that file: whatever happens, a reader sees the old
-/// content or the new one, and after a power failure, too. A symbolic link stays, and the file that it points to is replaced. An
-/// existing file keeps its permissions and, where the system allows it, its owner; other hard links to it keep the old content.
-/// An existing file that may not be written is an error.
+/// Until then, the bytes are in a temporary file with a random name next to the target, which is removed if writing fails or the
+/// value is dropped. `finish` synchronizes the data to disk and then renames the temporary file: readers always see either the old
+/// content or the new one, even after a power failure. A symbolic link is kept, and its target is replaced. An existing file keeps
+/// its permissions and, where the operating system allows it, its owner; other hard links to it keep the old content. An existing
+/// file that is not writable is an error.
 ///
-/// What is no regular file (a pipe, a device, an open file of the process such as `/dev/stdout`) is written into.
+/// A path that is not a regular file (a pipe, a device, an open file of the process such as `/dev/stdout`) is written in place.
 ///
 /// ```
 /// use std::io::Write;
@@ -43,16 +43,16 @@ static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// ```
 #[derive(Debug)]
 pub struct OutputFile {
-    /// `None` once it is finished.
+    /// `None` after finishing.
     to: Option<BufWriter<Destination>>,
 }
 
 #[derive(Debug)]
 enum Destination {
-    /// The temporary file, and where it goes.
-    Beside { file: NamedTempFile, target: PathBuf },
-    /// What is written into.
-    Into(File),
+    /// A temporary file, and the path that it is renamed to.
+    Temporary { file: NamedTempFile, target: PathBuf },
+    /// A file that is written in place.
+    InPlace(File),
 }
 
 impl OutputFile {
@@ -60,26 +60,26 @@ impl OutputFile {
     ///
     /// # Errors
     ///
-    /// Those of the operating system: for a directory, a missing one, or a file that may not be written.
+    /// The errors of the operating system, for example for a directory, a missing one, or a file that is not writable.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
         let destination = match Place::of(path)? {
-            // Appended to where the shell appends: `>> file` with `/dev/stdout`.
+            // Appends if the shell does: `>> file` with `/dev/stdout`.
             Place::Special { append } => {
-                Destination::Into(File::options().write(true).append(append).open(path)?)
+                Destination::InPlace(File::options().write(true).append(append).open(path)?)
             }
             Place::File { target, found } => {
                 if found.is_some() {
-                    // Renaming would replace a file that is protected from being written.
+                    // Renaming would replace a write-protected file.
                     File::options().write(true).open(&target)?;
                 }
-                let file = beside(&target)?;
+                let file = temporary_for(&target)?;
                 if let Some(found) = found {
                     keep_owner(file.as_file(), &found);
                     file.as_file().set_permissions(found.permissions())?;
                 }
                 remember(file.path());
-                Destination::Beside { file, target }
+                Destination::Temporary { file, target }
             }
         };
         Ok(Self { to: Some(BufWriter::with_capacity(BUFFER, destination)) })
@@ -96,17 +96,17 @@ impl OutputFile {
         file.finish()
     }
 
-    /// Puts the file at its path, on the disk.
+    /// Synchronizes the file to disk and moves it to its path.
     ///
     /// # Errors
     ///
-    /// Those of the operating system; an older file is kept then.
+    /// The errors of the operating system; an existing file is then kept.
     pub fn finish(mut self) -> io::Result<()> {
         self.flush()?;
         let Some(to) = self.to.take() else { return Ok(()) };
         match to.into_parts().0 {
-            Destination::Into(file) => tolerated(file.sync_all()),
-            Destination::Beside { file, target } => {
+            Destination::InPlace(file) => tolerated(file.sync_all()),
+            Destination::Temporary { file, target } => {
                 let path = file.path().to_owned();
                 let synced = file.as_file().sync_all();
                 let placed = synced.and_then(|()| file.persist(&target).map_err(|error| error.error));
@@ -131,9 +131,9 @@ impl Write for OutputFile {
 impl Drop for OutputFile {
     fn drop(&mut self) {
         if let Some(to) = self.to.take() {
-            // The rest of the buffer is not written: the file is not wanted any more.
+            // The rest of the buffer is discarded: the file is no longer wanted.
             let (destination, _) = to.into_parts();
-            if let Destination::Beside { file, .. } = destination {
+            if let Destination::Temporary { file, .. } = destination {
                 forget(file.path());
             }
         }
@@ -143,24 +143,24 @@ impl Drop for OutputFile {
 impl Write for Destination {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Beside { file, .. } => file.write(bytes),
-            Self::Into(file) => file.write(bytes),
+            Self::Temporary { file, .. } => file.write(bytes),
+            Self::InPlace(file) => file.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Self::Beside { file, .. } => file.flush(),
-            Self::Into(file) => file.flush(),
+            Self::Temporary { file, .. } => file.flush(),
+            Self::InPlace(file) => file.flush(),
         }
     }
 }
 
-/// What stands at the path of an output.
+/// The kind of entry at the path of an output.
 pub(crate) enum Place {
-    /// A path that is no link, of a regular file or of nothing yet.
+    /// A path that is not a symbolic link, of a regular file or of a file that does not exist yet.
     File { target: PathBuf, found: Option<Metadata> },
-    /// Something that cannot be replaced.
+    /// An entry that cannot be replaced.
     Special { append: bool },
 }
 
@@ -178,7 +178,7 @@ impl Place {
             if !fs::symlink_metadata(&target).is_ok_and(|meta| meta.is_symlink()) {
                 return Ok(Self::File { target, found });
             }
-            // A link to an open file: it may have no name, and the shell's redirection is to see the bytes.
+            // A link to an open file, which may have no name; a redirection of the shell must receive the bytes.
             if fs::canonicalize(folder(&target)).is_ok_and(|folder| folder.starts_with("/proc")) {
                 return Ok(Self::Special { append: true });
             }
@@ -189,7 +189,7 @@ impl Place {
     }
 }
 
-/// The path that an output gets: that of the target of a link, also of one that does not exist yet.
+/// The final path of an output: the target of a symbolic link, which may not exist yet.
 pub(crate) fn target(path: &Path) -> PathBuf {
     match Place::of(path) {
         Ok(Place::File { target, .. }) => target,
@@ -197,11 +197,12 @@ pub(crate) fn target(path: &Path) -> PathBuf {
     }
 }
 
-/// Renames a finished file or directory to its final path, on the disk. A link to nothing stays: what it points to is made.
+/// Renames a finished file or directory to its final path and synchronizes the directory. A dangling symbolic link is kept: its
+/// target is created.
 ///
 /// # Errors
 ///
-/// Those of the operating system.
+/// The errors of the operating system.
 pub fn publish(from: &Path, to: &Path) -> io::Result<()> {
     if from.is_dir() {
         sync_folder(from)?;
@@ -211,16 +212,16 @@ pub fn publish(from: &Path, to: &Path) -> io::Result<()> {
     sync_folder(folder(&to))
 }
 
-/// Removes the temporary files and locks of this process, which is about to exit without dropping them.
+/// Removes the temporary files and locks of this process, for an exit that does not drop them.
 pub fn remove_unfinished() {
     for path in std::mem::take(&mut *unfinished()) {
-        // Best effort, on the way out.
+        // Best effort before the exit.
         let _ = fs::remove_file(path);
     }
 }
 
 fn unfinished() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
-    // A list of paths is never half changed.
+    // A panic cannot leave the list of paths inconsistent.
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -233,7 +234,7 @@ pub(crate) fn forget(path: &Path) {
 }
 
 /// A new temporary file in the directory of `target`, with the default permissions of new files.
-fn beside(target: &Path) -> io::Result<NamedTempFile> {
+fn temporary_for(target: &Path) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".trike-");
     #[cfg(unix)]
@@ -245,7 +246,7 @@ fn beside(target: &Path) -> io::Result<NamedTempFile> {
     builder.tempfile_in(folder(target))
 }
 
-/// Gives a file the owner of the one that it replaces. Only root can for another user, and others have a file of their own then.
+/// Gives a new file the owner of the file that it replaces, best effort: only root can do this for files of other users.
 fn keep_owner(file: &File, found: &Metadata) {
     #[cfg(unix)]
     {
@@ -258,13 +259,13 @@ fn keep_owner(file: &File, found: &Metadata) {
     let _ = (file, found);
 }
 
-/// Writes the entries of a directory to the disk, so that a rename lasts.
+/// Synchronizes a directory to disk, so that a rename is durable.
 fn sync_folder(folder: &Path) -> io::Result<()> {
-    // Other systems do not open directories as files.
+    // Other operating systems cannot open directories as files.
     if cfg!(unix) {
         match File::open(folder) {
             Ok(folder) => tolerated(folder.sync_all())?,
-            // A directory may be writable and not readable.
+            // A directory may be writable but not readable.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             Err(error) => return Err(error),
         }
@@ -272,7 +273,7 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Pipes, devices and some file systems have nothing to synchronize.
+/// Ignores that pipes, devices and some file systems cannot be synchronized.
 fn tolerated(synced: io::Result<()>) -> io::Result<()> {
     use io::ErrorKind::{InvalidInput, Unsupported};
     match synced {
@@ -301,7 +302,7 @@ mod tests {
     fn the_old_file_stays_until_the_new_one_is_whole() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
-        // The names that earlier versions used are no longer touched.
+        // The temporary names of earlier versions are no longer used.
         for name in ["a.partial", "a.incomplete", "a.new"] {
             fs::write(dir.path().join(name), "mine").unwrap();
         }
@@ -328,13 +329,13 @@ mod tests {
     fn what_an_exit_leaves_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let file = OutputFile::create(dir.path().join("a")).unwrap();
-        let Some(Destination::Beside { file: temporary, .. }) = file.to.as_ref().map(BufWriter::get_ref)
+        let Some(Destination::Temporary { file: temporary, .. }) = file.to.as_ref().map(BufWriter::get_ref)
         else {
             panic!("a temporary file")
         };
         let path = temporary.path().to_owned();
         assert!(path.exists() && unfinished().contains(&path));
-        // Not `remove_unfinished`: other tests of this process have files, too.
+        // Not `remove_unfinished`: other tests of this process also have files.
         drop(file);
         assert!(!path.exists() && !unfinished().contains(&path));
     }

@@ -53,8 +53,8 @@ impl Spill {
     }
 }
 
-/// Bytes written at once: the system keeps a file in pages as large as its writes, and a matrix is used in these pages when it
-/// is mapped. In small ones, products are up to 7 % slower.
+/// Bytes per write. The operating system caches a file in folios as large as its writes, and a mapped matrix is read from these;
+/// with small ones, products are up to 7 % slower.
 const BLOCK: usize = 2 << 20;
 
 /// Writes a complete [`OutputFile`].

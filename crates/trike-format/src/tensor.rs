@@ -58,7 +58,7 @@ pub enum StoredType {
     BitNet,
     /// Int8 codes with one scale per group along a row.
     Int8 {
-        /// Columns that share a scale.
+        /// Columns per scale.
         group: usize,
     },
     /// Trike's packed trits.

@@ -1,7 +1,7 @@
-//! Broken and hostile files: every truncation and thousands of flipped bits, in every format. Nothing may panic
-//! or take more memory than the file has bytes plus a cap; most are refused, and what still loads is checked.
+//! Damaged and malicious files: every truncation and thousands of bit flips, in every format. No file may cause a panic or take
+//! more memory than its size plus a limit; most are rejected, and what still loads is validated.
 //!
-//! The samples are made here, so that no binary lies in the repository.
+//! The samples are generated here, so that the repository contains no binary files.
 
 #[path = "it/common/mod.rs"]
 mod common;
@@ -24,7 +24,7 @@ use trike_format::{
 use trike_testkit::Rng;
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor};
 
-/// Counts what this thread holds and the most it held.
+/// An allocator that tracks the current and the peak memory of this thread.
 struct Counting;
 
 thread_local! {
@@ -38,12 +38,12 @@ fn count(bytes: isize) {
     PEAK.set(PEAK.get().max(held));
 }
 
-// SAFETY: every request goes to the system's allocator unchanged; counting allocates nothing, since the cells
-// are initialized in place and need no destructor.
+// SAFETY: every request is forwarded to the system allocator unchanged; counting allocates nothing, since the cells are initialized
+// in place and need no destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's layout, as `GlobalAlloc` asks for it.
+        // SAFETY: the caller's layout satisfies the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -57,12 +57,12 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What a file of a few kilobytes may cost beside its own size: lists, names, error messages, copies of tensors.
+/// Memory for a file of a few kilobytes in addition to its size: lists, names, error messages, copies of tensors.
 const CAP: isize = 1 << 20;
 /// A weight of `Q2_0` that becomes dense f32 takes 16 times its bits in the file.
 const GROWTH: isize = 20;
 
-/// Opens a path as what it is and loads everything; `true` when nothing was refused.
+/// Opens a path by its detected kind and loads all tensors; `true` if nothing was rejected.
 fn exercise(path: &Path) -> bool {
     fn load_all(source: Result<impl TensorSource, FormatError>) -> bool {
         let Ok(source) = source else { return false };
@@ -83,13 +83,13 @@ fn exercise(path: &Path) -> bool {
         Ok(FileKind::Llama2c) => load_all(Llama2c::open(path)),
         Ok(FileKind::HfDir) => load_all(HfDir::open(path)),
         Err(_) => {
-            // A header that is no longer recognized must not hurt the reader that gets it anyway.
+            // A header that is no longer recognized must not make a reader panic that is called anyway.
             load_all(Gguf::open(path)) && load_all(Llama2c::open(path))
         }
     }
 }
 
-/// Runs [`exercise`], bounding memory and saying which change it was when it panics.
+/// Runs [`exercise`] with a memory limit; a panic names the change.
 fn survives(model: &Path, size: usize, what: &str) -> bool {
     let before = HELD.get();
     PEAK.set(before);
@@ -100,10 +100,10 @@ fn survives(model: &Path, size: usize, what: &str) -> bool {
     whole
 }
 
-/// Every truncation of `file`, bytes after the end, and flipped bits: most within `header` bytes of the start.
+/// Every truncation of `file`, trailing bytes, and bit flips, most within `header` bytes of the start.
 fn attack(model: &Path, file: &Path, header: usize, seed: u64) {
     let good = std::fs::read(file).unwrap();
-    // A new file each time: some file systems force a truncated one to the disk before they go on.
+    // A new file each time: some file systems flush a truncated file to disk first.
     let put = |bytes: &[u8]| {
         std::fs::remove_file(file).unwrap();
         std::fs::write(file, bytes).unwrap();
@@ -112,7 +112,7 @@ fn attack(model: &Path, file: &Path, header: usize, seed: u64) {
     let step = good.len().div_ceil(800).max(1);
     for len in (0..header.min(good.len())).chain((header..good.len()).step_by(step)) {
         put(&good[..len]);
-        // Padding at the very end of a GGUF file may be missing; everything else is noticed.
+        // Padding at the end of a GGUF file may be missing; everything else is detected.
         let whole = survives(model, len, &format!("{} cut at {len}", file.display()));
         assert!(!whole || good.len() - len < 32, "{} cut at {len} was taken for whole", file.display());
     }
@@ -124,7 +124,7 @@ fn attack(model: &Path, file: &Path, header: usize, seed: u64) {
             bytes[at] ^= 1 << rng.below(8);
         }
         if i % 7 == 0 {
-            // Numbers at their limits find what single bits do not.
+            // Extreme values find what single bit flips do not.
             let at = rng.below(header.saturating_sub(8).max(1));
             let limit = [u64::MAX, 1 << 63, 1 << 32, u64::from(u32::MAX), 0][rng.below(5)].to_le_bytes();
             let len = [4, 8][rng.below(2)].min(bytes.len() - at);
@@ -161,7 +161,7 @@ fn gguf() {
         .tensor("half", &[4, 2], 1, &[0; 16])
         .tensor("brain", &[2, 2, 2], 30, &[0; 16])
         .tensor("int8", &[32, 2], 8, &[0; 68])
-        // Not the last one: cut to the right length, its blocks of 64 would be taken for blocks of 128.
+        // Not the last tensor: truncated to the right length, its blocks of 64 would look like blocks of 128.
         .tensor("q2", &[512, 8], 42, &q2_0_blocks(&[2; 4096], 64, |_| 0x3C00))
         .tensor("tq1", &[256], 34, &[0; 54])
         .tensor("i2s", &[128], 36, &[0x55; 64])
@@ -205,7 +205,7 @@ fn llama2c_in_every_version() {
     }
 }
 
-/// A directory with every packed form.
+/// A directory with a tensor in every packed form.
 fn packed_directory(path: &Path, shard_limit: u64) {
     let mut rng = Rng::new(61);
     let mut writer =
@@ -240,7 +240,7 @@ fn safetensors_and_configurations() {
     attack(&path, &weights, header, 62);
     let config = path.join("config.json");
     let len = std::fs::metadata(&config).unwrap().len() as usize;
-    // A description may lose its last line break and still be whole.
+    // A description without its last line break is still complete.
     attack(&path, &config, len, 63);
 }
 
@@ -281,7 +281,7 @@ fn shards_and_their_index() {
 
 #[test]
 fn header_numbers_never_become_memory() {
-    // Each claims a huge list in a file of a few bytes.
+    // Each header declares a huge list in a file of a few bytes.
     let array = |type_id: u32, n: u64| [&type_id.to_le_bytes()[..], &n.to_le_bytes()].concat();
     let raw = RawGguf::default;
     let mut samples: BTreeMap<String, Vec<u8>> = BTreeMap::new();

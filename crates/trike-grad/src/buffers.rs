@@ -88,8 +88,8 @@ pub(crate) fn take<E: Engine>(
 }
 
 impl Buffers {
-    /// A copy of a slice, for an [`Operation`](crate::Operation) of another crate: an output that is not from here would enlarge the
-    /// pool when the tape returns it.
+    /// A copy of a slice, for an [`Operation`](crate::Operation) of another crate. The tape returns outputs to this pool, so an
+    /// output allocated elsewhere would enlarge it.
     ///
     /// # Errors
     ///

@@ -20,7 +20,7 @@ pub enum GradError {
         /// The actual rows and columns.
         got: (usize, usize),
     },
-    /// A list does not have one element per row, or a slice not the elements of its shape.
+    /// A list without exactly one element per row, or a slice whose length does not match its shape.
     #[error("{what}: expected {expected} elements, got {got}")]
     Length {
         /// Name of the list.
@@ -33,7 +33,7 @@ pub enum GradError {
     /// A variable of another tape.
     #[error("the variable belongs to another tape: expected one that this tape returned")]
     ForeignVariable,
-    /// A value that an operation reads after the backward pass freed it: the operation was recorded without this input.
+    /// A value that an operation reads after the backward pass freed it, because the operation was recorded without this input.
     #[error("the value was freed: expected an input that the operation was recorded with")]
     Freed,
     /// A number outside its bounds.
@@ -48,7 +48,7 @@ pub enum GradError {
         /// The actual value.
         got: f32,
     },
-    /// A target outside the vocabulary.
+    /// A target id outside the vocabulary.
     #[error("target {target} of row {row}: expected less than {vocabulary}, the rows of the output head")]
     Target {
         /// Row of the hidden states.
@@ -58,7 +58,7 @@ pub enum GradError {
         /// Rows of the head.
         vocabulary: usize,
     },
-    /// A precision of products that an executor does not have.
+    /// A precision of matrix products that an executor does not support.
     #[error("{executor} has no products in {precision:?}: expected F32")]
     Precision {
         /// The executor.
@@ -66,7 +66,7 @@ pub enum GradError {
         /// The precision.
         precision: ProductPrecision,
     },
-    /// The system does not give the memory of an activation or a gradient.
+    /// Allocation of an activation or a gradient failed.
     #[error(
         "no memory for {elements} elements of an activation or a gradient: use fewer or shorter sequences"
     )]

@@ -19,8 +19,8 @@ impl<E: Engine> Gradients<E> {
         Self { tape, all }
     }
 
-    /// The gradient of a parameter, in its shape; `None` if the loss does not depend on it, if it is not a parameter of
-    /// the tape, or if it was taken.
+    /// The gradient of a parameter, in its shape; `None` if the loss does not depend on it, if it is not a parameter of the tape,
+    /// or if it was taken already.
     pub fn get(&self, parameter: Var) -> Option<&E::View> {
         let index = (parameter.tape == self.tape).then_some(parameter.index)?;
         self.all.get(index)?.as_ref().map(Borrow::borrow)

@@ -1,18 +1,19 @@
-//! The operations of a decoder with their gradients, for training and for adapting ternary models on the host or on a device.
+//! Automatic differentiation for the operations of a decoder, for training and for adapting ternary models on the host or on a
+//! device.
 //!
 //! Start from [`Tape`]: its methods are the operations, and [`Tape::backward`] returns the gradients of all
 //! parameters.
 //!
-//! Main design decisions: values are matrices (`tokens x width`), operations are as large as the kernels of
-//! `trike-cpu`, and their backward passes are written by hand. A tape is an array of operations, without reference
-//! counts, locks or panics: every failure is a [`GradError`]. The cost: an operation that is not here must be written
-//! with its gradient ([`Operation`]); elementwise expressions are not composed.
+//! Main design decisions: values are matrices (`tokens x width`), operations are as coarse as the kernels of `trike-cpu`, and their
+//! backward passes are written by hand. A tape is an array of operations, without reference counts, locks or panics: every failure
+//! is a [`GradError`]. The cost: a new operation must be written with its gradient ([`Operation`]); elementwise expressions are not
+//! composed.
 //!
-//! Every sum has a fixed order, so values and gradients are bit-identical for any number of threads.
+//! Every reduction has a fixed order, so values and gradients are bit-identical for any number of threads.
 //!
-//! A tape runs on an [`Engine`]: the host is [`Cpu`](trike_cpu::Cpu), the default of all type parameters; with the feature
-//! `gpu`, `CubeEngine` is a device on which tensors stay. The cost: values are [`Engine::View`], a slice on the host only. [`Count`] has
-//! no values: it runs the same tape and counts the memory that it takes on the host.
+//! A tape runs on an [`Engine`]: the host is [`Cpu`](trike_cpu::Cpu), the default of all type parameters; with the feature `gpu`,
+//! `CubeEngine` is a device on which tensors stay resident. The cost: values are [`Engine::View`], a slice on the host only.
+//! [`Count`] stores no values: it runs the same tape and counts the memory that it would use on the host.
 //!
 //! * tape: [`Tape`], [`Var`], [`Gradients`], [`Buffers`]
 //! * ternary layers: [`Tape::bit_linear`] with [`BitLinear`], [`Tape::ternarize`] with [`Ternarize`] and
@@ -21,14 +22,14 @@
 //!   [`Tape::gated`], [`Tape::embed`], [`Tape::add`], [`Tape::scale`]; [`Tape::int8_weights`] for embeddings and heads
 //! * losses, fused with the output head: [`Tape::cross_entropy`], [`Tape::divergence`], both at once with
 //!   [`Tape::distill`]; [`Loss`], [`Distillation`]
-//! * products of less precision: [`MixedPrecision`], [`ProductPrecision`]
+//! * reduced-precision products: [`MixedPrecision`], [`ProductPrecision`]
 //! * operations of other crates: [`Operation`], [`Backward`], [`Tape::record`]
 //! * executors: [`Engine`], [`Elements`], [`Operand`], [`ScaleGroups`], [`AdamW`]; `CubeEngine`, `CubeTensor`, `Transfers`
 //! * memory: [`Count`], [`Counted`], [`CountTensor`], [`CountList`]
 //! * errors: [`GradError`]
 //!
-//! It depends on the kernels (`trike-cpu`) and on the trit tensors that [`Ternarize::tensor`] exports (`trike-trit`),
-//! and with the feature `gpu` on `trike-cube`; the features `wgpu`, `vulkan`, `cuda`, `hip` and `metal` also link a runtime.
+//! It depends on the kernels (`trike-cpu`) and on the trit tensors that [`Ternarize::tensor`] exports (`trike-trit`), and with the
+//! feature `gpu` on `trike-cube`; the features `wgpu`, `vulkan`, `cuda`, `hip` and `metal` also link a runtime.
 #![forbid(unsafe_code)]
 
 mod buffers;

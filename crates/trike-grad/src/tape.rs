@@ -12,25 +12,25 @@ use crate::error::{GradError, check_len};
 use crate::gradients::Gradients;
 use crate::var::Var;
 
-/// Tapes are numbered, so that a variable of another tape is an error and not a wrong gradient.
+/// Tapes are numbered, so that using a variable on another tape is an error instead of a wrong gradient.
 static TAPES: AtomicU64 = AtomicU64::new(0);
 
-/// An operation as recorded, with whatever it needs to compute the gradients of its inputs. It stays on the thread of its tape, so it
-/// may hold what cannot be shared, such as a connection to other processes.
+/// A recorded operation with everything it needs to compute the gradients of its inputs. It stays on the thread of its tape, so it
+/// may hold values that are not `Send`, such as a connection to other processes.
 pub trait Operation<E: Engine = Cpu> {
-    /// Passes on `dy`, the gradient of the loss with respect to the output, as gradients of the inputs: reads the
-    /// inputs with [`Backward::value`] and adds to their gradients with [`Backward::add`].
+    /// Propagates `dy`, the gradient of the loss with respect to the output, to the inputs: reads them with [`Backward::value`] and
+    /// adds to their gradients with [`Backward::add`].
     ///
     /// # Errors
     ///
-    /// Those of the kernels; the backward pass ends with the first.
+    /// Errors of the kernels; the first one ends the backward pass.
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError>;
 }
 
 enum Value<'a, E: Engine> {
     Borrowed(&'a E::View),
     Owned(E::Tensor),
-    /// No operation reads it any more.
+    /// Freed after the last operation that reads it.
     Freed,
 }
 
@@ -38,7 +38,7 @@ struct Node<'a, E: Engine> {
     value: Value<'a, E>,
     rows: usize,
     cols: usize,
-    /// Whether a gradient is wanted, of this value or of one that it was computed from.
+    /// Whether this value needs a gradient: it is a parameter or depends on one.
     tracked: bool,
     operation: Option<Box<dyn Operation<E> + 'a>>,
 }
@@ -53,11 +53,10 @@ impl<E: Engine> Node<'_, E> {
     }
 }
 
-/// The record of a forward pass: values of `rows x cols` in the order in which they were computed, each with the
-/// operation that it came from.
+/// The record of a forward pass: values of `rows x cols` in the order of their computation, each with its operation.
 ///
-/// Parameters are borrowed, not copied. A tape is used for one backward pass, which consumes it and frees activations
-/// on the way; the memory goes to [`Buffers`], for the next tape.
+/// Parameters are borrowed, not copied. A tape is good for one backward pass, which consumes it and frees activations on the way;
+/// their memory returns to [`Buffers`] for the next tape.
 ///
 /// ```
 /// use trike_cpu::Cpu;
@@ -83,8 +82,8 @@ pub struct Tape<'a, E: Engine = Cpu> {
     nodes: Vec<Node<'a, E>>,
 }
 
-/// What the operands of the products of linear layers are rounded to. Sums, and all other operations, are f32: norms, rotary
-/// embedding, attention, gates, ternarization, losses and optimizers.
+/// The precision to which operands of the products of linear layers are rounded. Accumulation and all other operations are f32:
+/// norms, rotary embedding, attention, gates, ternarization, losses and optimizers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MixedPrecision {
     /// Outputs: `y = x W^T`.
@@ -104,7 +103,7 @@ impl MixedPrecision {
         Self { outputs: precision, input_gradients: precision, weight_gradients: precision, head: precision }
     }
 
-    /// Whether a product is f16, whose gradients need a scale to be in range.
+    /// Whether any product is in f16, whose gradients need loss scaling.
     #[must_use]
     pub fn has_f16(self) -> bool {
         [self.outputs, self.input_gradients, self.weight_gradients, self.head]
@@ -136,7 +135,7 @@ impl<'a, E: Engine> Tape<'a, E> {
         self.precision
     }
 
-    /// A value of rows of `cols` elements without a gradient.
+    /// A value of rows of `cols` elements that needs no gradient.
     ///
     /// # Errors
     ///
@@ -145,8 +144,8 @@ impl<'a, E: Engine> Tape<'a, E> {
         self.leaf(values, cols, false)
     }
 
-    /// A value of rows of `cols` elements whose gradient is wanted: a weight, or the input of a block that is
-    /// differentiated on its own.
+    /// A value of rows of `cols` elements that needs a gradient: a weight, or the input of a block that is differentiated on its
+    /// own.
     ///
     /// # Errors
     ///
@@ -165,8 +164,8 @@ impl<'a, E: Engine> Tape<'a, E> {
         Var { tape: self.id, index: self.nodes.len() - 1 }
     }
 
-    /// Records the output of an operation, rows of `cols` elements. `inputs` are the values that it was computed from;
-    /// if none of them has a gradient, the operation is dropped.
+    /// Records the output of an operation, rows of `cols` elements, computed from `inputs`. If none of them needs a gradient, the
+    /// operation is dropped.
     ///
     /// # Errors
     ///
@@ -200,7 +199,7 @@ impl<'a, E: Engine> Tape<'a, E> {
     ///
     /// # Errors
     ///
-    /// [`GradError::ForeignVariable`], and those of the executor.
+    /// [`GradError::ForeignVariable`], and errors of the executor.
     pub fn to_tensor(&self, var: Var) -> Result<E::Tensor, GradError> {
         let value = self.value(var)?;
         let mut copy = self.engine.allocate(value.elements())?;
@@ -208,7 +207,7 @@ impl<'a, E: Engine> Tape<'a, E> {
         Ok(copy)
     }
 
-    /// A value, without a copy if the tape owns it, of a tape that is not needed any more.
+    /// Consumes the tape and returns a value, without a copy if the tape owns it.
     ///
     /// # Errors
     ///
@@ -227,7 +226,7 @@ impl<'a, E: Engine> Tape<'a, E> {
     ///
     /// # Errors
     ///
-    /// Those of the executor without memory.
+    /// Out-of-memory errors of the executor.
     pub fn take(&self, len: usize) -> Result<E::Tensor, GradError> {
         take(self.engine, &self.buffers, len)
     }
@@ -249,7 +248,7 @@ impl<'a, E: Engine> Tape<'a, E> {
         self.node(var).map(|node| (node.rows, node.cols))
     }
 
-    /// Whether gradients reach a value.
+    /// Whether a value needs a gradient.
     ///
     /// # Errors
     ///
@@ -281,7 +280,7 @@ impl<'a, E: Engine> Tape<'a, E> {
     ///
     /// # Errors
     ///
-    /// [`GradError::Length`] for a value of more than one element, and those of [`Tape::backward_from`].
+    /// [`GradError::Length`] for a value of more than one element, and the errors of [`Tape::backward_from`].
     pub fn backward(self, loss: Var) -> Result<Gradients<E>, GradError> {
         check_len("gradient of the output", self.value(loss)?.elements(), 1)?;
         let mut one = self.engine.allocate(1)?;
@@ -294,8 +293,8 @@ impl<'a, E: Engine> Tape<'a, E> {
     ///
     /// # Errors
     ///
-    /// [`GradError::Length`] when `dy` has another length than `y`, [`GradError::ForeignVariable`], and the errors of
-    /// the operations.
+    /// [`GradError::Length`] when the length of `dy` is not that of `y`, [`GradError::ForeignVariable`], and the errors of the
+    /// operations.
     pub fn backward_from(self, y: Var, dy: E::Tensor) -> Result<Gradients<E>, GradError> {
         check_len("gradient of the output", self.value(y)?.elements(), dy.elements())?;
         let Self { id, engine, buffers, nodes, .. } = self;
@@ -309,7 +308,7 @@ impl<'a, E: Engine> Tape<'a, E> {
             if let Some(dy) = pass.gradients[index].take() {
                 operation.backward(&mut pass, dy)?;
             }
-            // All operations that read this value have passed.
+            // All operations that read this value are done.
             let value = std::mem::replace(&mut pass.nodes[index].value, Value::Freed);
             if let Value::Owned(values) = value {
                 pass.buffers.give(values);
@@ -340,7 +339,7 @@ impl<'a> Tape<'a> {
     }
 }
 
-/// A backward pass in progress, as an [`Operation`] sees it. Its variables are those that it was recorded with.
+/// A backward pass in progress, as seen by an [`Operation`]; its variables are the ones it was recorded with.
 pub struct Backward<'t, E: Engine = Cpu> {
     id: u64,
     engine: &'t E,
@@ -379,7 +378,7 @@ impl<'t, E: Engine> Backward<'t, E> {
     ///
     /// # Errors
     ///
-    /// Those of the executor without memory.
+    /// Out-of-memory errors of the executor.
     pub fn take(&self, len: usize) -> Result<E::Tensor, GradError> {
         take(self.engine, &self.buffers, len)
     }
@@ -393,7 +392,7 @@ impl<'t, E: Engine> Backward<'t, E> {
         self.node(input).map(|node| node.cols)
     }
 
-    /// Whether the gradient of an input is wanted.
+    /// Whether an input needs a gradient.
     ///
     /// # Errors
     ///
@@ -406,7 +405,7 @@ impl<'t, E: Engine> Backward<'t, E> {
     ///
     /// # Errors
     ///
-    /// [`GradError::ForeignVariable`], and [`GradError::Length`] when `gradient` has another length than the input.
+    /// [`GradError::ForeignVariable`], and [`GradError::Length`] when the length of `gradient` is not that of the input.
     pub fn add(&mut self, input: Var, gradient: E::Tensor) -> Result<(), GradError> {
         let node = self.node(input)?;
         check_len("gradient of an input", node.rows * node.cols, gradient.elements())?;

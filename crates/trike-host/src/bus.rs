@@ -1,8 +1,8 @@
-//! A sentence where a mapped file cannot be read any more.
+//! An error message for a mapped file that has become unreadable.
 //!
-//! The system then sends SIGBUS to the thread that reads, and a program that does nothing about it is killed without a word. The
-//! handler looks the address up among the mapped files, writes which one it was, and exits. Other signals of this kind, such as
-//! those of a stack that overflows, go to the handler that was there before.
+//! The system sends SIGBUS to the thread that reads such a file, which by default kills the program without a message. The handler
+//! looks the address up among the mapped files, prints the file's path, and exits. SIGBUS of other causes, such as a stack
+//! overflow, goes to the previously installed handler.
 
 use std::{
     path::Path,
@@ -13,9 +13,9 @@ use std::{
     },
 };
 
-/// Mapped files that the handler knows: those of a model in a thousand shards. It does not know more.
+/// Maximum number of mapped files that the handler knows, for a model in a thousand shards.
 const SLOTS: usize = 1024;
-/// A slot that is being filled.
+/// Marks a slot that is being filled.
 const RESERVED: usize = 1;
 
 /// A mapped file. Atomics, because a signal handler may neither lock nor allocate.
@@ -37,7 +37,7 @@ static MAPPED: [Slot; SLOTS] = [const {
     }
 }; SLOTS];
 
-/// The entry of a mapped file, until it is dropped.
+/// The registration of a mapped file, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Watched {
     slot: Option<usize>,
@@ -46,7 +46,7 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    /// Enters the memory of a file.
+    /// Registers the memory of a file.
     pub(crate) fn new(memory: &[u8], path: &Path) -> Self {
         let name: Box<[u8]> = path.as_os_str().as_encoded_bytes().into();
         let take = |slot: &&Slot| slot.start.compare_exchange(0, RESERVED, Acquire, Relaxed).is_ok();
@@ -69,8 +69,8 @@ impl Drop for Watched {
     }
 }
 
-/// From now on, a mapped file that cannot be read, because another process truncated it or its disk failed, ends the process with
-/// a sentence on stderr and this exit code, and not with a signal. For programs, not for libraries: it is a matter of the whole
+/// From now on, a mapped file that becomes unreadable, because another process truncated it or its disk failed, ends the process
+/// with a message on stderr and this exit code instead of a signal. For programs, not for libraries, since it affects the whole
 /// process. Does nothing on systems without signals.
 pub fn exit_on_unreadable_map(code: u8) {
     #[cfg(unix)]
@@ -96,13 +96,13 @@ mod handler {
     use super::MAPPED;
 
     static CODE: AtomicI32 = AtomicI32::new(1);
-    /// The action that was there before.
+    /// The previously installed action.
     static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
     pub(super) fn install(code: u8) {
         CODE.store(i32::from(code), Relaxed);
         BEFORE.get_or_init(|| {
-            // SAFETY: integers and an optional pointer to a function, for which zeros are values.
+            // SAFETY: the fields are integers and an optional function pointer, for which all zeros are valid.
             let mut before: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
             let mut action = before;
             action.sa_sigaction = on_signal as *const () as libc::sighandler_t;
@@ -117,27 +117,27 @@ mod handler {
     extern "C" fn on_signal(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
         // SAFETY: the system passes a valid structure to a handler with SA_SIGINFO.
         let info = unsafe { &*info };
-        // SAFETY: every SIGBUS of an access has an address; that of another process has 0, which no file is at.
+        // SAFETY: every SIGBUS caused by an access has an address; one sent by another process has 0, where no file is mapped.
         let address = unsafe { info.si_addr() }.addr();
         for slot in &MAPPED {
             let start = slot.start.load(Acquire);
             if start > super::RESERVED && (start..slot.end.load(Relaxed)).contains(&address) {
                 let (name, len) = (slot.name.load(Relaxed), slot.name_len.load(Relaxed));
                 say(b"error: ");
-                // SAFETY: the thread that is here reads the file, so it is mapped, and its entry owns the name.
+                // SAFETY: this thread is reading the file, so it is still mapped, and its registration owns the name.
                 say(unsafe { std::slice::from_raw_parts(name, len) });
                 say(b": cannot be read any more: another process truncated the file, or its disk failed; ");
-                say(b"keep a model as it is while it is used, and run the command again\n");
-                // SAFETY: allowed in a handler; nothing of this process runs afterwards.
+                say(b"do not modify a model while it is in use, and run the command again\n");
+                // SAFETY: async-signal-safe; nothing of this process runs afterwards.
                 unsafe { libc::_exit(CODE.load(Relaxed)) }
             }
         }
-        // Not a mapped file: the access is repeated under the action that was there before.
+        // Not a mapped file: restore the previous action and let the access fault again.
         match BEFORE.get() {
-            // SAFETY: an action that the system returned.
+            // SAFETY: the action was returned by `sigaction`.
             Some(before) => unsafe { libc::sigaction(libc::SIGBUS, before, ptr::null_mut()) },
             None => {
-                // SAFETY: the default action, which ends the process.
+                // SAFETY: installs the default action, which ends the process.
                 unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
                 0
             }
@@ -145,7 +145,7 @@ mod handler {
     }
 
     fn say(text: &[u8]) {
-        // SAFETY: allowed in a handler; the bytes are valid. What cannot be written is lost.
+        // SAFETY: async-signal-safe, and the bytes are valid. Write errors are ignored.
         let _ = unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
     }
 }

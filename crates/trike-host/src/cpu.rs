@@ -6,8 +6,8 @@ use crate::pool::Pool;
 
 /// The executor of every host kernel: an instruction set and a pool of threads.
 ///
-/// It has no state between calls, so many models may share one `Cpu`; a clone shares the threads. The traits of the
-/// kernel crates add the operations.
+/// It is stateless between calls, so many models may share one `Cpu`; a clone shares the threads. The traits of the kernel crates
+/// add the operations.
 ///
 /// ```
 /// use trike_host::{Cpu, Isa};
@@ -28,13 +28,13 @@ impl Cpu {
     ///
     /// # Errors
     ///
-    /// [`HostError::TooManyThreads`] above [`MAX_THREADS`](crate::MAX_THREADS), [`HostError::Threads`] if the operating system does
-    /// not start the threads.
+    /// [`HostError::TooManyThreads`] above [`MAX_THREADS`](crate::MAX_THREADS), [`HostError::Threads`] if the operating system
+    /// cannot start the threads.
     pub fn new(threads: usize) -> Result<Self, HostError> {
         Self::with_isa(Isa::detect(), threads)
     }
 
-    /// A given instruction set; for tests, benchmarks and bug reports.
+    /// An executor with a given instruction set; for tests, benchmarks and bug reports.
     ///
     /// # Errors
     ///

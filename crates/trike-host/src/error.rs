@@ -4,7 +4,7 @@
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// An instruction set name that this crate does not know.
+    /// An unknown instruction set name.
     #[error("unknown instruction set {name:?}, expected one of {known}")]
     UnknownIsa {
         /// The given name.
@@ -12,7 +12,7 @@ pub enum HostError {
         /// The known names.
         known: &'static str,
     },
-    /// An instruction set that this machine does not have.
+    /// An instruction set that this machine does not support.
     #[error("instruction set {name} is not available on this machine, available: {available}")]
     IsaUnavailable {
         /// The given name.
@@ -28,12 +28,12 @@ pub enum HostError {
         /// The largest accepted number.
         maximum: usize,
     },
-    /// The operating system did not start the threads.
+    /// The operating system could not start the threads.
     #[error("cannot start {requested} threads: {reason}")]
     Threads {
         /// Threads requested.
         requested: usize,
-        /// The reason that the operating system gave.
+        /// The error of the operating system.
         reason: String,
     },
     /// A memory allocation failed.

@@ -1,11 +1,11 @@
-//! Memory that this process can still use: of the machine, of its control group, and of its address space.
+//! Memory available to this process: limited by the machine, its control group, and its address space.
 
 use std::{fs, path::Path};
 
-/// What limits the memory of a process.
+/// A limit on the memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryLimit {
-    /// The machine: memory that is free, or holds only cached files.
+    /// The machine: memory that is free or used only as file cache.
     Machine,
     /// A control group, such as a container's.
     Group,
@@ -24,7 +24,7 @@ impl MemoryLimit {
     }
 }
 
-/// The bytes that each limit still leaves to this process, as far as the system tells: on Linux only, for now.
+/// The bytes still available to this process under each limit that the system reports; currently on Linux only.
 ///
 /// ```
 /// for (limit, bytes) in trike_host::free_memory() {
@@ -55,10 +55,10 @@ fn address_space(limits: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// The bytes that the tightest of the process's control groups leaves.
+/// The bytes available in the tightest of the process's control groups.
 fn group(groups: &str, read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
     let number = |path: &Path| read(path)?.trim().parse::<u64>().ok();
-    // Cached files are given back when memory is short.
+    // File cache is reclaimed when memory is short.
     let files = |path: &Path, names: [&str; 2]| {
         let stat = read(path).unwrap_or_default();
         let of = |name| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
@@ -78,7 +78,8 @@ fn group(groups: &str, read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
             ),
             _ => continue,
         };
-        // A group is limited by those above it. In a container, the path may be one of the host, and the root its own.
+        // A group is also limited by its ancestors. In a container, the path may be that of the host, with its own group mounted as
+        // the root.
         let own = Path::new(root).join(path.trim_start_matches('/'));
         for folder in own.ancestors().take_while(|folder| folder.starts_with(root)) {
             let Some(limit) = number(&folder.join(limit)) else { continue };

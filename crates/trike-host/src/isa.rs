@@ -219,7 +219,7 @@ impl Isa {
         }
     }
 
-    /// Whether a multiplication and an addition are one instruction, and `mul_add` of floats is fast.
+    /// Whether it has fused multiply-add, so that `mul_add` of floats is fast.
     pub fn has_fma(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]

@@ -17,9 +17,9 @@ use crate::bus::Watched;
 
 /// A file mapped read-only: pages are loaded on access. Clones share the mapping.
 ///
-/// **The file must not be truncated or rewritten in place while it is mapped.** No operating system that Rust supports can
-/// enforce that, which is why [`new`](Self::new) is `unsafe`; Trike's writers replace files by renaming. A program can call
-/// [`exit_on_unreadable_map`](crate::exit_on_unreadable_map) to end with a sentence where a file was truncated all the same.
+/// **The file must not be truncated or rewritten in place while it is mapped.** No operating system that Rust supports can enforce
+/// that, which is why [`new`](Self::new) is `unsafe`; Trike's writers replace files by renaming. A program can call
+/// [`exit_on_unreadable_map`](crate::exit_on_unreadable_map) to exit with an error message if a file is truncated nevertheless.
 ///
 /// ```
 /// use std::io::Write;
@@ -44,20 +44,21 @@ struct Mapping {
 }
 
 impl FileMap {
-    /// Maps an open file; `path` is for the sentence of a file that cannot be read any more.
+    /// Maps an open file; `path` is for error messages.
     ///
     /// # Safety
     ///
     /// Until the last clone, [`FileRange`] and [`Lines`](crate::Lines) of this map is dropped, no process may truncate the file or
-    /// write into it: bytes that were read could change, and those behind a new end are gone.
+    /// write to it: bytes that were read could change, and those past a new end would be gone.
     ///
     /// # Errors
     ///
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub unsafe fn new(file: &File, path: &Path) -> io::Result<Self> {
-        // SAFETY: the map is read-only and owned by this value. The caller promises that nobody truncates or writes the file.
+        // SAFETY: the map is read-only and owned by this value. The caller guarantees that the file is neither truncated nor
+        // written.
         let map = unsafe { Mmap::map(file)? };
-        // Best effort: a file that is not in the system's cache is read into huge pages.
+        // Best effort: an uncached file is read into huge pages.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         Ok(Self(Arc::new(Mapping { _watched: Watched::new(&map, path), memory: map })))
@@ -69,8 +70,8 @@ impl FileMap {
         Some(FileRange { map: self.clone(), range })
     }
 
-    /// Removes a range from this process's memory, for example after its content has been copied: otherwise a loaded model counts
-    /// twice. The pages stay in the system's cache, and a later access maps them again.
+    /// Removes a range from this process's resident memory, for example after its content has been copied, so that a loaded model
+    /// does not count twice. The pages stay in the system's cache, and a later access maps them again.
     pub fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         {
@@ -79,7 +80,7 @@ impl FileMap {
             let released = unsafe {
                 self.0.memory.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len())
             };
-            // Without it, the pages stay mapped: more memory, the same result.
+            // On failure the pages stay mapped: more memory, the same result.
             drop(released);
         }
         #[cfg(not(unix))]
@@ -133,7 +134,7 @@ unsafe impl<T: Sync> Send for Mapped<T> {}
 unsafe impl<T: Sync> Sync for Mapped<T> {}
 
 impl<T: AnyBitPattern> Mapped<T> {
-    /// The range as elements; `None` if it is not aligned for them or not a whole number of them.
+    /// The range as elements; `None` if it is misaligned or not a whole number of elements.
     pub(crate) fn new(range: &FileRange) -> Option<Self> {
         let elements: &[T] = bytemuck::try_cast_slice(range).ok()?;
         let start = NonNull::from(elements).cast();
@@ -169,13 +170,13 @@ mod tests {
     /// Several pages.
     const BYTES: usize = 1 << 16;
 
-    /// In a process of its own: reads a file that the test below truncates meanwhile.
+    /// Runs in a separate process: reads a file that the test below truncates meanwhile.
     #[test]
     fn reader() {
         let Some(path) = std::env::var_os(FILE) else { return };
         exit_on_unreadable_map(7);
         let file = File::open(&path).unwrap();
-        // SAFETY: the file is truncated while it is mapped, after which nothing but the signal handler runs.
+        // SAFETY: the file is truncated while it is mapped, after which only the signal handler runs.
         let map = unsafe { FileMap::new(&file, path.as_ref()) }.unwrap();
         assert_eq!(map[BYTES - 1], 9);
         std::io::stdout().write_all(b"mapped\n").unwrap();

@@ -73,8 +73,8 @@ impl<T: Copy + Zeroable> Lines<T> {
 }
 
 impl<T: Copy + Zeroable> Lines<T> {
-    /// As [`zeroed`](Self::zeroed), but a large buffer gets a mapping of its own, which is returned to the system when the buffer
-    /// is dropped: for buffers that come and go, such as the KV cache of a sequence.
+    /// As [`zeroed`](Self::zeroed), but a large buffer gets its own mapping, which is returned to the system when the buffer is
+    /// dropped: for short-lived buffers, such as the KV cache of a sequence.
     ///
     /// # Errors
     ///
@@ -95,7 +95,7 @@ impl<T: Copy + Zeroable> Lines<T> {
         {
             return Ok(Self(Store::Cut(cut)));
         }
-        // Not pushed one by one: the system zeroes large allocations when they are touched.
+        // Allocated as a whole: the system zeroes large allocations lazily, on the first access.
         let heap =
             bytemuck::allocation::try_zeroed_vec(len).map_err(|()| HostError::Memory { requested: bytes })?;
         Ok(Self(Store::Heap(heap)))
@@ -140,8 +140,8 @@ impl<T> Default for Lines<T> {
 }
 
 impl<T: AnyBitPattern> Lines<T> {
-    /// The elements in a part of a mapped file, without a copy; `None` if the part is not aligned for them or not a whole number
-    /// of them. Writing to the buffer copies them first.
+    /// The elements of a range of a mapped file, without a copy; `None` if the range is misaligned or not a whole number of
+    /// elements. Writing to the buffer copies them first.
     ///
     /// ```
     /// use std::{io::Write, path::Path};
@@ -272,7 +272,7 @@ mod chunks {
         }
     }
 
-    /// `len` zeroed elements in a chunk of their own; `None` if no more memory can be mapped.
+    /// `len` zeroed elements in a separate chunk; `None` if no more memory can be mapped.
     pub(super) fn alone<T: Copy + Zeroable>(len: usize) -> Option<Cut<T>> {
         const { assert!(align_of::<T>() <= ALIGN, "cuts are aligned to a cache line") };
         let chunk = Arc::new(Chunk::new(len.checked_mul(size_of::<T>())?)?);
@@ -318,7 +318,7 @@ mod tests {
 
     type CodeLine = Line<[u8; 64]>;
 
-    /// Lengths in lines: nothing, a heap buffer, either side of the limit, a part of a huge page, and more than a chunk.
+    /// Lengths in lines: empty, a heap buffer, either side of the limit, a part of a huge page, and more than a chunk.
     const LENGTHS: [usize; 7] = [0, 1, LARGE / 64 - 1, LARGE / 64, LARGE / 64 + 1, 50_001, (65 << 20) / 64];
 
     #[test]
@@ -333,7 +333,7 @@ mod tests {
                 lines.fill(Line([all.len() as u8 + 1; 64]));
                 all.push(lines);
             }
-            // Freed chunks come back as zeros as well.
+            // Freed chunks are returned as zeros as well.
             if round == 1 {
                 all.clear();
             }

@@ -1,18 +1,18 @@
 //! The default number of threads.
 //!
-//! Two hardware threads of one core share its vector units and caches, so the kernels gain nothing from the second, and
-//! they wait for each other at every hand-over. The default is therefore one thread per physical core.
+//! Two hardware threads of one core share its vector units and caches, so the kernels gain nothing from the second, and every
+//! hand-over waits for both. The default is therefore one thread per physical core.
 
 use std::fs;
 use std::num::NonZero;
 use std::thread;
 
-/// CPU numbers above this are not believed: far above any machine, but it bounds the memory of a parsed list.
+/// Larger CPU numbers are rejected: far above any machine, but it bounds the memory of a parsed list.
 const MAX_CPU: usize = 1 << 16;
 
 /// Number of physical cores within the process's affinity mask and control-group quota; at least one.
 ///
-/// Only Linux says which CPUs share a core. Elsewhere, and where the files cannot be read, the logical CPUs count.
+/// Only Linux reports which CPUs share a core. Elsewhere, and if the files cannot be read, logical CPUs are counted.
 pub(crate) fn default_threads() -> usize {
     // On Linux this number already respects the mask and the quota.
     let logical = thread::available_parallelism().map_or(1, NonZero::get);
@@ -25,7 +25,7 @@ fn physical_cores() -> Option<usize> {
     let status = fs::read_to_string("/proc/thread-self/status").ok()?;
     let siblings = |cpu: usize| {
         let folder = format!("/sys/devices/system/cpu/cpu{cpu}/topology");
-        // The second is the older name of the same list.
+        // The second is an older name of the same list.
         ["core_cpus_list", "thread_siblings_list"]
             .iter()
             .find_map(|name| parse_list(&fs::read_to_string(format!("{folder}/{name}")).ok()?))
@@ -52,12 +52,11 @@ fn parse_list(text: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-/// Number of distinct cores of these CPUs, given the CPUs that share a core with one of them; `None` if that is not known for
-/// all.
+/// Number of distinct cores of these CPUs, given the siblings of each; `None` if they are unknown for any CPU.
 fn count_cores(allowed: &[usize], siblings: impl Fn(usize) -> Option<Vec<usize>>) -> Option<usize> {
     let mut cores = Vec::with_capacity(allowed.len());
     for &cpu in allowed {
-        // The lowest CPU stands for its core. A list that lacks the CPU itself is not understood.
+        // The lowest CPU represents its core. A list that lacks the CPU itself is invalid.
         let siblings = siblings(cpu).filter(|siblings| siblings.contains(&cpu))?;
         cores.extend(siblings.into_iter().min());
     }

@@ -10,8 +10,8 @@ use crate::{
 /// Lower bound of the largest magnitude in the scale formula, as in BitNet's layers.
 const SMALLEST: f32 = 1e-5;
 
-/// Quantizes `tokens x width` activations to int8 codes with one scale per `group` values along a token (`group = width` for
-/// one scale per token; the last group of a token may be shorter). A value is about `code * scale`. As in BitNet's layers, the
+/// Quantizes `tokens x width` activations to int8 codes with one scale per `group` values along a token (`group = width` for one
+/// scale per token; the last group of a token may be shorter). A value is approximately `code * scale`. As in BitNet's layers, the
 /// scale is `max(|x|, 1e-5) / 127` over the group, and codes are rounded to nearest even.
 ///
 /// ```

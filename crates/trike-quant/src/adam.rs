@@ -1,4 +1,4 @@
-//! The optimizer of weights that are tuned.
+//! The Adam optimizer, for weights and scales that are tuned.
 
 use crate::{
     QuantError,
@@ -8,8 +8,8 @@ use crate::{
 /// `beta1` and `beta2`.
 const MOMENTA: (f32, f32) = (0.9, 0.98);
 
-/// Adam (Kingma and Ba, 1412.6980) without a rate: running means of the gradients of some parameters and of their squares, with
-/// decays of 0.9 and 0.98.
+/// Adam (Kingma and Ba, 1412.6980) without a learning rate: exponential moving averages of the gradients and of their squares, with
+/// beta1 = 0.9 and beta2 = 0.98.
 ///
 /// ```
 /// use trike_quant::Adam;
@@ -30,16 +30,17 @@ pub struct Adam {
 }
 
 impl Adam {
-    /// Before the first update of `len` parameters.
+    /// The initial state for `len` parameters.
     pub fn new(len: usize) -> Self {
         Self { mean: vec![0.0; len], square: vec![0.0; len], updates: 0 }
     }
 
-    /// Takes in a gradient, and calls `step` for each parameter with the direction of its step, about -1 to 1.
+    /// Updates the moments with a gradient, and calls `step` for each parameter with the normalized update direction, about -1 to
+    /// 1.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`], [`QuantError::NonFinite`]; in both cases nothing changes.
+    /// [`QuantError::Length`], [`QuantError::NonFinite`]; in both cases the state is unchanged.
     pub fn update(&mut self, gradient: &[f32], mut step: impl FnMut(usize, f32)) -> Result<(), QuantError> {
         check_len("gradient", self.mean.len(), gradient.len())?;
         check_finite("gradient", gradient)?;
@@ -51,18 +52,18 @@ impl Adam {
         Ok(())
     }
 
-    /// Begins an update: the bias correction factors of both moments.
+    /// Begins an update and returns the bias correction factors of both moments.
     pub(crate) fn begin(&mut self) -> (f32, f32) {
         self.updates = self.updates.saturating_add(1);
         (1.0 / (1.0 - MOMENTA.0.powi(self.updates)), 1.0 / (1.0 - MOMENTA.1.powi(self.updates)))
     }
 
-    // Into the loops that call it: on its own it would have none of their instructions.
+    // Inlined into the loops that call it: a separate function would be compiled without their instruction set.
     #[inline(always)]
     pub(crate) fn direction(mean: &mut f32, square: &mut f32, gradient: f32, unbias: (f32, f32)) -> f32 {
         *mean += (1.0 - MOMENTA.0) * (gradient - *mean);
         *square += (1.0 - MOMENTA.1) * (gradient * gradient - *square);
-        // The constant makes the result 0 without gradients.
+        // The epsilon makes the result 0 without gradients.
         *mean * unbias.0 / ((*square * unbias.1).sqrt() + 1e-30)
     }
 }

@@ -21,15 +21,16 @@ use crate::{
     tensor::{scales, stored_grids, tensor},
 };
 
-/// Rows that are rounded together at most, so that a row of the factor is read once for all of them.
+/// Maximum number of rows that are rounded together, so that each row of the factor is read once for all of them.
 const ROWS: usize = 192;
-/// Rows per thread are a multiple of this, of which products make use.
+/// The rows per thread are a multiple of this, the row tile of the matrix products.
 const TILE_ROWS: usize = 12;
-/// Columns whose errors are compensated at once in those that follow, unless groups are longer.
+/// Columns per block: the errors of a block are propagated to the columns after it at once. A group of up to twice as many columns is
+/// one block.
 const BLOCK: usize = 128;
-/// Columns of a product that stays in the cache while it is used.
+/// Columns of a matrix product that stay in the cache while they are used.
 const PANEL: usize = 1024;
-/// Bytes of the normal equations of the rows that are refitted together.
+/// Maximum size in bytes of the normal equations of the rows that are refitted together.
 const NORMAL_BYTES: usize = 32 << 20;
 /// Maximum number of coordinate descent passes over a row; most rows converge after two.
 const PASSES: usize = 4;
@@ -125,7 +126,7 @@ pub fn compensate(
     }
     let share = rows.div_ceil(cpu.threads()).next_multiple_of(TILE_ROWS).min(ROWS);
     let starts: Vec<usize> = (0..rows).step_by(share).collect();
-    // Rows are divided among the threads, not the products of one.
+    // The threads divide the rows; each matrix product runs on one thread.
     let alone = Cpu::with_isa(cpu.isa(), 1).map_err(CpuError::from)?;
     let chunks = cpu.pool().map(starts, |start| {
         let rows = start..(start + share).min(rows);
@@ -187,8 +188,8 @@ fn fit(weights: &[f32], importance: &[f32], layout: &TritLayout) -> Grid {
     }
 }
 
-/// Rounds column by column; each error is compensated by the columns that follow (GPTQ): within a block of columns at once, beyond it
-/// when their block is reached.
+/// Rounds column by column and propagates each error to the columns after it (GPTQ): to the rest of the block immediately, to a later
+/// block when it is reached.
 fn by_columns(
     cpu: &Cpu,
     target: Vec<f32>,
@@ -203,7 +204,7 @@ fn by_columns(
     let mut current = target.clone();
     let mut codes = vec![0i16; target.len()];
     let mut grids = vec![Grid::tied(layout.depth, 0.0, 0.0); rows * groups];
-    // Errors over the pivots: `columns x rows`.
+    // Errors divided by the pivots: `columns x rows`.
     let mut errors = vec![0f32; target.len()];
     let mut starting = factor.groups.iter().peekable();
     let mut group = 0;
@@ -273,7 +274,8 @@ impl Loop for Spread<'_> {
     }
 }
 
-/// Divides columns into blocks. A group is in one block; only a group of whole rows is longer, and it is fitted before any error.
+/// Divides the columns into blocks. A group lies within one block; only a group that spans a whole row is longer, and it is fitted
+/// before any error.
 fn blocks(groups: &[(usize, usize, usize)]) -> Vec<Range<usize>> {
     let mut blocks: Vec<Range<usize>> = Vec::new();
     for &(start, end, _) in groups {
@@ -431,7 +433,7 @@ fn descend(cpu: &Cpu, chunk: &mut Chunk, factor: &HessianFactor) -> Result<(), Q
     let mut active = vec![true; rows];
     for _ in 0..PASSES {
         let mut changed = vec![false; rows];
-        // All rows go through a group before the next one, so that its part of the Hessian stays in the cache.
+        // All rows process a group before the next group, so that its part of the Hessian stays in the cache.
         for &(start, end, group) in &factor.groups {
             for r in (0..rows).filter(|&r| active[r]) {
                 let gradient = &mut gradient[r * n..(r + 1) * n];

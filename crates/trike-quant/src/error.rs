@@ -117,7 +117,7 @@ pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Resu
 
 /// Checks that a length is a multiple of `unit`, the elements per row, token or block.
 pub(crate) fn check_whole(what: &'static str, unit: usize, got: usize) -> Result<(), QuantError> {
-    // No row of zero elements holds any.
+    // A row of zero elements cannot hold any.
     if got.checked_rem(unit) == Some(0) { Ok(()) } else { Err(QuantError::Partial { what, unit, got }) }
 }
 

@@ -10,11 +10,12 @@ use crate::{
     square::SquareMatrix,
 };
 
-/// Rows of the matrix that are computed together, each up to the diagonal of the last one.
+/// Rows of the matrix that are computed together, each up to the diagonal of the last row.
 const STRIPE: usize = 512;
 /// Maximum relative difference between the f32 sum and the f64 sum of a diagonal element.
 const DRIFT: f64 = 1e-3;
-/// Maximum absolute difference of the same sums: below it f32 squares may underflow, and inputs of 1e-16 are dead in any model.
+/// Maximum absolute difference of the same sums: below it, f32 squares may underflow, and inputs of 1e-16 are negligible in any
+/// model.
 const NOTHING: f64 = 1e-30;
 
 /// `X^T X` of the inputs `X` (`tokens x width`) of a layer, with the range of each input. Up to a factor, it is the Hessian of
@@ -41,7 +42,7 @@ pub struct Hessian {
     products: ProductPrecision,
 }
 
-/// What is known of each input of a layer by itself.
+/// Statistics of each input of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputStatistics {
     diagonal: Vec<f64>,
@@ -91,8 +92,8 @@ impl Hessian {
         Ok(Self { sum: vec![0.0; len], inputs, products: ProductPrecision::F32 })
     }
 
-    /// What activations are rounded to before they are multiplied; nothing by default. The [`InputStatistics`] are those of what
-    /// is not rounded.
+    /// Sets the rounding of activations before they are multiplied; none by default. The [`InputStatistics`] are computed from the
+    /// unrounded activations.
     #[must_use]
     pub fn with_products(self, products: ProductPrecision) -> Self {
         Self { products, ..self }
@@ -132,7 +133,7 @@ impl Hessian {
         self.inputs.width()
     }
 
-    /// The matrix `X^T X`, exactly symmetric and in the memory of the sums, and what is known of each input by itself.
+    /// The matrix `X^T X`, exactly symmetric, in the memory of the sums, and the statistics of each input.
     ///
     /// # Errors
     ///
@@ -140,7 +141,7 @@ impl Hessian {
     pub fn into_matrix(self) -> Result<(SquareMatrix, InputStatistics), QuantError> {
         let Self { sum: mut out, inputs, products } = self;
         let n = inputs.width();
-        // Both factors of a square have the same relative error: half of the distance of two numbers each, at most.
+        // Both factors of a square have the same relative rounding error, at most half a unit in the last place each.
         let rounding = match products {
             ProductPrecision::F32 => 0.0,
             ProductPrecision::Bf16 => 2f64.powi(-7),
@@ -155,12 +156,12 @@ impl Hessian {
             if !sound {
                 return Err(QuantError::Overflow { index: i, value: exact });
             }
-            // Of rounded activations the matrix is positive semidefinite with its own diagonal only.
+            // With rounded activations, the matrix is positive semidefinite only with its own diagonal.
             if products == ProductPrecision::F32 {
                 out[i * n + i] = exact as f32;
             }
             for j in 0..i {
-                // Above the diagonal, sums of a stripe end where it does.
+                // A stripe is summed only up to its own last column, so the upper triangle is incomplete.
                 out[j * n + i] = out[i * n + j];
             }
         }
@@ -188,7 +189,7 @@ impl CrossProduct {
         Ok(Self { rows, cols, sum: vec![0.0; rows * cols], products: ProductPrecision::F32 })
     }
 
-    /// What activations are rounded to before they are multiplied; nothing by default.
+    /// Sets the rounding of activations before they are multiplied; none by default.
     #[must_use]
     pub fn with_products(self, products: ProductPrecision) -> Self {
         Self { products, ..self }
@@ -214,9 +215,9 @@ impl CrossProduct {
         &self.sum
     }
 
-    /// The `shift` argument of [`HessianFactor::corrected`](crate::HessianFactor::corrected) for a layer whose inputs changed:
-    /// `self` is `X0^T X` of the original inputs `X0` and the current inputs `X`, and `hessian` is `X^T X`. The result is
-    /// `weights (X0^T X - X^T X)`.
+    /// The `shift` argument of [`HessianFactor::corrected`](crate::HessianFactor::corrected) for a layer with changed inputs:
+    /// `self` is `X0^T X` of the original inputs `X0` and the current inputs `X`, and `hessian` is `X^T X`. The result is `weights
+    /// (X0^T X - X^T X)`.
     ///
     /// # Errors
     ///
@@ -229,7 +230,7 @@ impl CrossProduct {
         product(cpu, MatrixRef::new(weights, self.cols)?, MatrixRef::new(&gap, self.cols)?)
     }
 
-    /// The same for a layer whose outputs shall be `Y`: `self` is `Y^T X`, and `hessian` is `X^T X`. The result is
+    /// As [`shift`](Self::shift), for a layer with target outputs `Y`: `self` is `Y^T X`, and `hessian` is `X^T X`. The result is
     /// `Y^T X - weights X^T X`.
     ///
     /// # Errors

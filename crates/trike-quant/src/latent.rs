@@ -165,15 +165,15 @@ impl LatentWeights {
         f32::from(Grid::max_code(self.layout.depth))
     }
 
-    /// Length of the spans of a row that share a grid, and their number.
+    /// Number of weights of a row that share a grid, and number of such spans per row.
     fn spans(&self) -> (usize, usize) {
         let len = self.layout.granularity.group_len(self.cols).max(1);
         (len, self.cols.div_ceil(len))
     }
 
-    /// Rows that a thread takes.
+    /// Rows per thread.
     fn share(&self, cpu: &Cpu) -> usize {
-        // About eight operations a weight.
+        // About eight operations per weight.
         self.rows.div_ceil(cpu.pool().parts(self.at.len().saturating_mul(8))).max(1)
     }
 
@@ -200,8 +200,8 @@ impl LatentWeights {
         out
     }
 
-    /// Takes one Adam step, where `gradient` is the gradient of a loss with respect to the weights [`values`](Self::values).
-    /// The result does not depend on the number of threads.
+    /// Performs one Adam step; `gradient` is the gradient of a loss with respect to the weights [`values`](Self::values). The
+    /// result does not depend on the number of threads.
     ///
     /// # Errors
     ///
@@ -217,7 +217,7 @@ impl LatentWeights {
         let unbias = self.of_codes.begin();
         let (most, (len, each), cols) = (self.most(), self.spans(), self.cols);
         let granularity = self.layout.granularity;
-        // Of each span: the gradients of its step and of its mean.
+        // Per span: the gradients with respect to its step and its mean.
         let mut sums = vec![[0f32; 2]; self.rows * each];
         if !self.at.is_empty() {
             let share = self.share(cpu);
@@ -284,7 +284,7 @@ impl LatentWeights {
     }
 }
 
-/// Latent weights with their gradients, the moments of both, and the sums of the spans of these rows.
+/// The latent weights of some rows with their gradients, their two Adam moments, and the gradient sums of their spans.
 type Part<'a> = (((&'a mut [f32], &'a [f32]), (&'a mut [f32], &'a mut [f32])), &'a mut [[f32; 2]]);
 
 /// Rounds latent weights of one grid.
@@ -307,7 +307,7 @@ impl Loop for Round<'_> {
     }
 }
 
-/// An Adam step of latent weights of one grid; returns the gradients of the step and of the mean of the grid.
+/// An Adam step on the latent weights of one grid; returns the gradients with respect to the step and the mean of the grid.
 struct Span<'a> {
     at: &'a mut [f32],
     gradient: &'a [f32],
@@ -327,7 +327,7 @@ impl Loop for Span<'_> {
     #[inline(always)]
     fn run(self) -> [f32; 2] {
         let Self { at, gradient, mean, square, keep, step, most, rate, unbias } = self;
-        // Sixteen sums each: one alone would wait for its own addition at every weight.
+        // Sixteen accumulators each: a single one would serialize the additions on their latency.
         let (mut of_step, mut of_mean) = ([0f32; 16], [0f32; 16]);
         for (at, gradient) in at.chunks(16).zip(gradient.chunks(16)) {
             for (((at, g), of_step), of_mean) in at.iter().zip(gradient).zip(&mut of_step).zip(&mut of_mean) {
@@ -347,12 +347,12 @@ impl Loop for Span<'_> {
     }
 }
 
-/// The grid of a span, counted through all rows.
+/// The grid of a span, by the span's index over all rows.
 fn grid_of_span(granularity: Granularity, span: usize) -> usize {
     if granularity == Granularity::Tensor { 0 } else { span }
 }
 
-/// Steps of the steps and means of all grids; `means` have gradients only where they are stored.
+/// Updates the steps and means of all grids; `means` have gradients only if they are stored.
 pub(crate) fn move_scales(
     [steps, means]: [&mut [f32]; 2],
     [of_steps, of_means]: [&mut Adam; 2],

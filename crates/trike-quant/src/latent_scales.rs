@@ -1,4 +1,4 @@
-//! Scales that are trained while the codes stay as they are.
+//! Training of the scales with fixed codes.
 
 use trike_trit::{Coupling, ScaleValues, Scales, TritTensor};
 
@@ -9,8 +9,8 @@ use crate::{
     tensor::stored_as,
 };
 
-/// The trained scales and means of a ternary matrix whose codes do not change: the second stage of EfficientQAT (Chen et al.,
-/// 2407.11062). The codes are not kept here, so that those of one matrix at a time are in memory.
+/// The trainable scales and means of a ternary matrix with fixed codes: the second stage of EfficientQAT (Chen et al., 2407.11062).
+/// The codes are not stored here, so that only one matrix at a time needs its codes in memory.
 ///
 /// ```
 /// use trike_quant::{LatentScales, MatrixView, QuantizeConfig, quantize_matrix};
@@ -29,7 +29,7 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct LatentScales {
-    /// In the order of [`Scales`]; those of tied planes are divided by nothing.
+    /// In the order of [`Scales`]; with tied planes, the undivided scale.
     scales: Vec<f32>,
     means: Vec<f32>,
     of_scales: Adam,
@@ -45,16 +45,16 @@ impl LatentScales {
         Self { scales, means, of_scales, of_means }
     }
 
-    /// The weights of `trits`, the tensor that this was made from, with the scales of this moment, row-major.
+    /// The dequantized weights of `trits`, the tensor that this was created from, with the current scales, row-major.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Trit`] if a scale is not finite or there are not as many.
+    /// [`QuantError::Trit`] if a scale is not finite or the number of scales differs.
     pub fn values(&self, trits: &TritTensor) -> Result<Vec<f32>, QuantError> {
         Ok(trits.clone().with_scales(self.stored(trits, false))?.dequantize())
     }
 
-    /// `trits`, the tensor that this was made from, with the scales of this moment, stored as they are there.
+    /// `trits`, the tensor that this was created from, with the current scales in the storage format of `trits`.
     ///
     /// # Errors
     ///
@@ -69,8 +69,9 @@ impl LatentScales {
         stored_as(trits.scales().granularity(), self.scales.clone(), means, half)
     }
 
-    /// Takes one Adam step. `gradient` is the gradient of a loss with respect to the [`values`](Self::values), before a rotation
-    /// of inputs; a step changes a scale by about a share of `rate`, and a mean by that share of the scale.
+    /// Performs one Adam step. `gradient` is the gradient of a loss with respect to the [`values`](Self::values), before a rotation
+    /// of the inputs; a step changes a scale by up to about the fraction `rate`, and a mean by up to about that fraction of the
+    /// scale.
     ///
     /// # Errors
     ///
@@ -109,7 +110,7 @@ impl LatentScales {
         )
     }
 
-    /// Number of grids: of means, if there are any, and of the scales of a plane.
+    /// Number of grids: the number of means, if there are any, and the number of scales per plane.
     fn grids(&self, trits: &TritTensor) -> usize {
         let free = trits.coupling() == Coupling::Free;
         self.scales.len() / if free { trits.depth() } else { 1 }

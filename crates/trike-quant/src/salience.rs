@@ -7,7 +7,7 @@ use crate::{
 
 /// Exponents that [`salience`] tries in addition to 0.
 const ALPHAS: [f32; 9] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0];
-/// Largest scale, and inverse of the smallest: limits the norm gains, which are stored divided by the scales.
+/// Largest scale, and the reciprocal of the smallest: limits the norm gains, which are stored divided by the scales.
 const LARGEST: f32 = 32.0;
 
 /// Result of [`salience`].
@@ -121,7 +121,7 @@ mod tests {
             assert_eq!((found.alpha, calls), (want, 1 + ALPHAS.len()), "{wanted}");
             assert!(found.after <= found.before);
         }
-        // A loss that is no number is never the best.
+        // A NaN loss is never the minimum.
         let found = salience(&magnitudes, &mut |s| Ok(if s[0] == 1.0 { 1.0 } else { f64::NAN }));
         assert_eq!(found.unwrap().scales, [1.0; 4]);
     }

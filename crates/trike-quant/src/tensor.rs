@@ -13,7 +13,7 @@ pub(crate) fn scales(grids: &[Grid], layout: &TritLayout) -> Scales {
     stored_as(layout.granularity, values, means, layout.scales == ScaleType::F16)
 }
 
-/// Scales and means in f16 if that is wanted and they fit, else in f32.
+/// Scales and means in f16 if `half` is set and all values fit, otherwise in f32.
 pub(crate) fn stored_as(
     granularity: Granularity,
     values: Vec<f32>,
@@ -28,8 +28,8 @@ pub(crate) fn stored_as(
     Scales::new(granularity, store(values), means.map(store))
 }
 
-/// Whether all values have the rounding error of normal f16 numbers. Values far below the largest may lose digits, because they
-/// matter little.
+/// Whether all values round to f16 with the relative error of normal numbers. Values far below the largest may be less precise,
+/// because they contribute little.
 fn fits_f16(values: &[f32]) -> bool {
     let largest = values.iter().fold(0f32, |m, v| m.max(v.abs()));
     values.iter().all(|&v| {
@@ -99,6 +99,6 @@ mod tests {
         assert!(fits_f16(&[0.0, 1.0, 0.02, 6e4]));
         assert!(!fits_f16(&[7e4]), "too large");
         assert!(!fits_f16(&[1e-7]), "too small to be precise");
-        assert!(fits_f16(&[1e-7, 0.1]), "beside a large one it changes nothing");
+        assert!(fits_f16(&[1e-7, 0.1]), "negligible next to a large value");
     }
 }

@@ -22,15 +22,15 @@
 //! ```
 //!
 //! The decision that shaped this crate: it handles text, ids and logits, and depends neither on models nor on their files. A
-//! vocabulary from a GGUF file is passed as plain lists, logits as a slice. The price is that the caller must extract the
-//! lists; `trike-llm` does so for every supported format. The benefit: code with another inference engine
-//! can use the tokenizers, the templates and the sampler without compiling a kernel.
+//! vocabulary from a GGUF file is passed as plain lists, logits as a slice. The price is that the caller must extract the lists;
+//! `trike-llm` does so for every supported format. The benefit: code with another inference engine can use the tokenizers, the
+//! templates and the sampler without compiling a kernel.
 //!
 //! * [`tokenizer`]: text to ids and back
 //! * [`chat`]: messages to a prompt, with the model's chat template
-//! * [`constraint`]: texts of a JSON schema, a grammar or a regular expression
+//! * [`constraint`]: constrained decoding with a JSON schema, a grammar or a regular expression
 //! * [`sampler`]: logits to the next token
-//! * [`stream`]: ids to text as they are generated
+//! * [`stream`]: streaming detokenization
 #![forbid(unsafe_code)]
 
 pub mod chat;

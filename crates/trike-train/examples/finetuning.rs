@@ -1,6 +1,6 @@
-//! Teaches a ternary model a text with an adapter of low rank: `finetuning MODEL TEXT OUTPUT`.
+//! Fine-tunes a ternary model on a text with LoRA: `finetuning MODEL TEXT OUTPUT`.
 //!
-//! The trits stay as they are; the adapter is written in the layout of peft. Prints the loss on the text before and after.
+//! The trits are frozen; the adapter is written in the layout of peft. Prints the loss on the text before and after.
 #![expect(clippy::print_stdout, reason = "the example prints its results")]
 
 use std::path::Path;
@@ -35,7 +35,7 @@ fn run(
     let mut batches = Batches::new(&documents, &used, encoder, config, Position::default())?;
     let held = Batches::new(&documents, &used, encoder, config, Position::default())?.next_batch()?;
 
-    // The weights are what the packed model multiplies; only their activations are rounded again.
+    // The frozen weights are already dequantized ternary values; only activations are rounded.
     let adapter = Adapter::new(LoraConfig { rank: 8, ..LoraConfig::default() }, frozen.spec(), 1)?;
     let run = TrainerConfig {
         steps,

@@ -1,6 +1,6 @@
-//! What gradient checkpointing saves: `memory_optimization MODEL`.
+//! Memory saved by gradient checkpointing: `memory_optimization MODEL`.
 //!
-//! Prints the estimated memory of a step for segments of several lengths, and shows that gradients do not change by a bit.
+//! Prints the estimated memory of a step for several segment lengths, and shows that the gradients are bit-identical.
 #![expect(clippy::print_stdout, reason = "the example prints its results")]
 
 use std::path::Path;
@@ -14,7 +14,7 @@ use trike_train::{
     estimate_training_memory,
 };
 
-/// A number of blocks per segment, its memory, and the gradients of a batch.
+/// Blocks per segment, the memory and time of a step, and the gradients of a batch.
 type Row = (Option<usize>, TrainingMemory, f64, Vec<Vec<f32>>);
 
 fn run(model: &Path, length: usize) -> Result<Vec<Row>, Box<dyn std::error::Error>> {

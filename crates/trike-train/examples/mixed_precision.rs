@@ -1,7 +1,7 @@
 //! The same run in f32, bf16 and f16: `mixed_precision TOKENIZER STEPS TEXT`, with a HuggingFace `tokenizer.json`.
 //!
-//! Prints the seconds and the loss of a small model that starts from random weights, and for f16 the factor of the loss and the
-//! steps that were skipped because gradients overflowed.
+//! Trains a small model from random weights and prints its time and loss, and for f16 the loss scale and the number of steps
+//! skipped because of overflowing gradients.
 #![expect(clippy::print_stdout, reason = "the example prints its results")]
 
 use std::path::Path;

@@ -1,7 +1,8 @@
-//! Steps along predicted gradients against plain steps and local ones, at equal backward passes: `phases MODEL TEXT [PASSES]`.
+//! Steps along predicted gradients compared with plain steps and local steps, at equal backward passes: `phases MODEL TEXT
+//! [PASSES]`.
 //!
 //! Trains a small random decoder with the tokenizer of `MODEL` on `TEXT` by gradient descent, with small and with large batches,
-//! and prints the best loss over some learning rates of: plain steps; the phases of [`DeterministicPhaseTrainer`]; and two
+//! and prints the best loss over several learning rates of: plain steps; the phases of [`DeterministicPhaseTrainer`]; and two
 //! workers that take four local steps before their weights are averaged.
 #![expect(clippy::print_stdout, reason = "the example prints its results")]
 
@@ -18,7 +19,7 @@ use trike_train::{
 
 type Failed = Box<dyn std::error::Error>;
 
-/// Backward passes between two averages of the weights of all workers, for each of them.
+/// Backward passes per worker between two averages of the weights.
 const LOCAL: usize = 4;
 const WORKERS: usize = 2;
 
@@ -29,7 +30,7 @@ enum Method {
     Local,
 }
 
-/// What all runs share.
+/// Settings shared by all runs.
 struct Task<'a> {
     cpu: &'a Cpu,
     start: &'a Parameters,
@@ -57,7 +58,7 @@ impl Task<'_> {
         Trainer::new(self.cpu, config, TernaryPolicy::DENSE, start.clone(), None)
     }
 
-    /// Loss of the text held out after `passes` backward passes of batches of `rows`, in nats per token.
+    /// Held-out loss after `passes` backward passes over batches of `rows`, in nats per token.
     fn run(&self, method: Method, rows: usize, rate: f32, passes: usize) -> Result<f64, TrainError> {
         let mut batches = (self.batches)(rows)?;
         let mut trainer = self.trainer(rate, self.start)?;
@@ -101,7 +102,7 @@ impl Task<'_> {
     }
 }
 
-/// The best loss and its rate, for both sizes of batches and all methods.
+/// The best loss and its rate, for both batch sizes and all methods.
 fn compare(
     model: &Path,
     text: &Path,
@@ -132,7 +133,7 @@ fn compare(
             for &rate in rates {
                 match task.run(method, rows, rate, passes) {
                     Ok(loss) if loss < best.0 => best = (loss, rate),
-                    // A rate that is too high.
+                    // The rate is too high.
                     Ok(_) | Err(TrainError::NonFinite { .. }) => {}
                     Err(e) => return Err(e.into()),
                 }

@@ -1,9 +1,7 @@
-//! Makes a dense model ternary, one plane, by training it through the rounding:
-//! `qat MODEL TOKENIZER EVALUATION STEPS|- TEXT...`.
+//! Quantization-aware training of a dense model to one ternary plane: `qat MODEL TOKENIZER EVALUATION STEPS|- TEXT...`.
 //!
-//! The dense model is the teacher, and writes most of the text itself. Prints the bits per token of the documents of
-//! `EVALUATION`, which are not trained on: of the dense model, of its rounded weights, and during training. The recipe is
-//! that of the library's defaults.
+//! The dense model is the teacher and also generates most of the training text. Prints the bits per token on the held-out documents
+//! of `EVALUATION`: of the dense model, of its rounded weights, and during training. The recipe is the library's default.
 #![expect(clippy::print_stdout, reason = "the example prints its results")]
 
 use std::time::Instant;

@@ -1,6 +1,6 @@
-//! Codecs judged by the loss at the end of a run: a configuration trained on ranks in one process, once for each codec and seed.
-//! `cargo run -p trike-train --example ranks -- run.toml 4 0..3 none ternary top-k none:16`, with ranks, seeds, and after a codec the
-//! number of local steps. Without arguments, a tiny run.
+//! Compares codecs by the final loss: trains a configuration on ranks in one process, once per codec and seed. `cargo run -p
+//! trike-train --example ranks -- run.toml 4 0..3 none ternary top-k none:16`: the configuration, the number of ranks, the seeds,
+//! then codecs with an optional number of local steps. Without arguments, a tiny run.
 #![expect(clippy::print_stdout, reason = "an example prints its figures")]
 
 use std::error::Error;
@@ -12,7 +12,7 @@ use trike_cpu::Cpu;
 use trike_train::TrainError;
 use trike_train::run::{Run, RunConfig, RunReport};
 
-/// Trains on ranks in this process; the first one writes.
+/// Trains on ranks in this process; only the first one writes files.
 fn train(config: &RunConfig, ranks: usize, dir: &Path) -> Result<RunReport, TrainError> {
     let reports: Result<Vec<RunReport>, TrainError> = Threads::run(ranks, |comm| {
         let output_dir = dir.join(format!("rank-{}", comm.rank()));
@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A model of the bundled one's architecture, from random weights, and sentences to learn.
+/// A model of the bundled one's architecture with random weights, and training sentences.
 fn write_tiny(dir: &Path, config: &Path) -> Result<(), Box<dyn Error>> {
     for (name, bytes) in trike_models::TINY {
         std::fs::write(dir.join(name), bytes)?;
@@ -89,6 +89,6 @@ fn trits_are_a_fraction_of_the_bytes() {
         assert!(ranks.sent_messages > 0 && ranks.step_seconds > ranks.waiting_seconds, "{ranks:?}");
         ranks.sent_bytes
     });
-    // Between two ranks 4 bytes per weight and rank, and messages without gradients, against 1.61 bits.
+    // Between two ranks, 4 bytes per weight and rank plus messages without gradients, compared with 1.61 bits.
     assert!(sent[0] > 15 * sent[1], "{sent:?}");
 }

@@ -1,8 +1,8 @@
-//! Lets a model write text, from which a student of any vocabulary can learn: `write MODEL TOKENIZER DOCUMENTS [SEED] > TEXT`.
+//! Generates training text with a model, for students with any vocabulary: `write MODEL TOKENIZER DOCUMENTS [SEED] > TEXT`.
 //!
-//! MODEL is a dense model, TOKENIZER its file in the format of llama2.c. The documents are drawn from the model's own
-//! distribution (temperature 1), one per seed and number, and separated as `trike train` reads them. Those that did not end within
-//! 512 tokens, or within the context of the model, are left out.
+//! MODEL is a dense model, TOKENIZER its file in the format of llama2.c. The documents are sampled at temperature 1, one per seed
+//! and index, and separated as `trike train` reads them. Documents that do not end within 512 tokens, or within the context of the
+//! model, are dropped.
 use std::io::Write as _;
 
 use trike_cpu::Cpu;

@@ -23,16 +23,16 @@ pub enum TrainError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What is wrong.
+        /// The problem found.
         problem: String,
     },
     /// A data file of an unknown kind.
-    #[error("{}: the kind of data is not known: expected a name that ends in .txt, .text, .md, .jsonl, .json or .parquet", path.display())]
+    #[error("{}: unknown data format: expected a file name ending in .txt, .text, .md, .jsonl, .json or .parquet", path.display())]
     Kind {
         /// The file.
         path: PathBuf,
     },
-    /// A Parquet file, in a build that cannot read them.
+    /// A Parquet file, in a build without support for them.
     #[cfg(not(feature = "parquet"))]
     #[error("{}: this build does not read Parquet files, build with the feature `parquet`", path.display())]
     NoParquet {
@@ -42,12 +42,12 @@ pub enum TrainError {
     /// The data has too few documents.
     #[error("{documents} documents with text: expected at least {needed}")]
     TooFewDocuments {
-        /// Documents that are not empty.
+        /// Number of nonempty documents.
         documents: usize,
         /// The least number.
         needed: usize,
     },
-    /// The data has more documents than can be counted.
+    /// More documents than can be indexed.
     #[error("{documents} documents: expected at most {most}")]
     TooManyDocuments {
         /// Documents of the files.
@@ -55,27 +55,27 @@ pub enum TrainError {
         /// The largest number.
         most: usize,
     },
-    /// The document cannot be turned into tokens.
+    /// The document cannot be tokenized.
     #[error("{}, line {line}: {source}", path.display())]
     Encode {
         /// The file.
         path: PathBuf,
-        /// The line on which the document starts, from 1.
+        /// The line on which the document starts, counted from 1.
         line: usize,
         /// The cause.
         source: Box<EncodeError>,
     },
-    /// No document of the data has a token to predict.
+    /// No document of the data has a target.
     #[error(
-        "none of {documents} documents has a token to learn from: with the model's tokenizer and template each is shorter than two tokens, or has no answer that is learned"
+        "none of {documents} documents has a target token: with the model's tokenizer and template each has fewer than two tokens, or no answer to train on"
     )]
     NothingToLearn {
         /// Documents that were read.
         documents: usize,
     },
-    /// No document has a token to predict before the end of its row.
+    /// All targets are beyond the end of their row.
     #[error(
-        "none of {documents} documents has a token to learn from in the {length} tokens of a row: the answers begin behind them; longer or packed rows hold them"
+        "none of {documents} documents has a target token in a row of {length} tokens: their answers begin after its end; use longer or packed rows"
     )]
     CutAway {
         /// Documents that were read.
@@ -84,54 +84,54 @@ pub enum TrainError {
         length: usize,
     },
     /// A run in which every step was skipped.
-    #[error("nothing was learned: gradients overflowed in f16 in all of {steps} steps")]
+    #[error("no step was taken: f16 gradients overflowed in all {steps} steps")]
     NothingLearned {
         /// Steps taken.
         steps: usize,
     },
-    /// A parameter that the architecture has is missing.
+    /// A parameter of the architecture is missing.
     #[error("{name} is missing")]
     NoParameter {
-        /// Its name.
+        /// Name of the parameter.
         name: String,
     },
-    /// A tokenizer without a token that starts a document.
-    #[error("the tokenizer has neither BOS nor EOS: a document that a model writes starts with one of them")]
+    /// A tokenizer without BOS and EOS, one of which starts generated documents.
+    #[error("the tokenizer has neither BOS nor EOS: generated documents start with one of them")]
     NoStart,
-    /// Student and teacher have different vocabularies.
-    #[error("the teacher has a vocabulary of {got} tokens: expected the student's {expected}")]
+    /// Student and teacher have different vocabulary sizes.
+    #[error("the teacher has a vocabulary of {got} tokens: expected {expected}, as the student has")]
     Vocabulary {
         /// Tokens of the student.
         expected: usize,
         /// Tokens of the teacher.
         got: usize,
     },
-    /// A loss or a gradient is not a number, or infinite.
+    /// A loss or a gradient is NaN or infinite.
     #[error("the {what} of step {step} is not finite")]
     NonFinite {
-        /// What it is.
+        /// The loss or gradient concerned.
         what: &'static str,
-        /// Steps taken before.
+        /// Number of previous steps.
         step: u64,
     },
-    /// A run's loss is not finite, or rises and does not come back.
+    /// The loss of a run is not finite, or rises and does not recover.
     #[error("the loss diverges at step {step}; {}", last_checkpoint(checkpoint.as_deref()))]
     Diverged {
         /// Steps taken.
         step: usize,
-        /// The last checkpoint, if there is one.
+        /// The last checkpoint, if any.
         checkpoint: Option<PathBuf>,
     },
     /// The configuration of a run is malformed or incomplete.
     #[error("{problem}")]
     Config {
-        /// What is wrong.
+        /// The problem found.
         problem: String,
     },
-    /// The tokenizer does not fit the model.
+    /// The tokenizer does not match the model.
     #[error(transparent)]
     Tokenizer(#[from] trike_text::tokenizer::TokenizerError),
-    /// The architecture or a weight does not fit.
+    /// An error of the architecture or a weight.
     #[error(transparent)]
     Nn(#[from] trike_nn::NnError),
     /// An operation or its gradient failed.
@@ -149,34 +149,34 @@ pub enum TrainError {
     /// A file of a model could not be read or written.
     #[error(transparent)]
     Format(Box<trike_format::FormatError>),
-    /// A checkpoint is not one of this run.
+    /// A checkpoint does not belong to this run.
     #[error("{}: {problem}", path.display())]
     Checkpoint {
         /// The checkpoint.
         path: PathBuf,
-        /// What differs or is wrong.
+        /// The difference or error.
         problem: String,
     },
-    /// A file is not the one with which the run of a checkpoint was started: the result would be that of neither.
+    /// A file changed since the run of the checkpoint was started.
     #[error("{}: the {what} has changed: {file} was {expected}, and is {got} now", checkpoint.display())]
     Changed {
         /// The checkpoint.
         checkpoint: PathBuf,
-        /// What the file is for, such as the data.
+        /// The role of the file, such as the data.
         what: &'static str,
-        /// Its name.
+        /// Name of the file.
         file: String,
-        /// Its length and digest when the run was started, or that it was not there.
+        /// Its size and digest when the run was started, or that it was absent.
         expected: String,
-        /// The same now.
+        /// The current value.
         got: String,
     },
-    /// A run needs more memory than it may take.
+    /// A run exceeds its memory limit.
     #[error(
-        "the run needs {needed} bytes of memory: expected at most {limit}; fewer or shorter rows and gradient checkpointing need less"
+        "the run needs {needed} bytes of memory: expected at most {limit}; use fewer or shorter rows or gradient checkpointing"
     )]
     Memory {
-        /// Bytes at the peak of the run.
+        /// Peak memory of the run in bytes.
         needed: u64,
         /// The largest accepted number.
         limit: u64,
@@ -189,21 +189,21 @@ pub enum TrainError {
         /// The cause.
         source: Box<crate::AdapterError>,
     },
-    /// Ranks that cannot work together, or a message between them that failed.
+    /// Ranks with different settings, or a failed message between them.
     #[error(transparent)]
     Comm(#[from] trike_comm::CommError),
-    /// What another rank could not do for all of them.
+    /// An operation that failed on another rank.
     #[error("rank {rank}: {problem}")]
     OfRank {
-        /// The rank, which has the error itself.
+        /// The rank, which reports the cause.
         rank: usize,
-        /// Its error.
+        /// The error of that rank.
         problem: String,
     },
-    /// Something that a trainer cannot do with ranks, whose gradients and means lie on all of them.
-    #[error("{what} is for a trainer without ranks")]
+    /// An operation that is not supported with ranks, since gradients and moments are distributed.
+    #[error("{what} is not supported with several ranks")]
     Alone {
-        /// What was asked for.
+        /// The unsupported operation.
         what: &'static str,
     },
     /// An option is out of range.

@@ -7,8 +7,8 @@ use trike_nn::WeightName;
 
 use crate::{EMBEDDING_GROUP, Parameter, Parameters, Part, TernaryPolicy, TrainError};
 
-/// A parameter as a packed model stores it: matrices of the blocks ternary, embedding and head int8, if `policy` says so, and all
-/// others in f32. Dequantized, it has the bits that the forward pass multiplied.
+/// A parameter as a packed model stores it: the matrices of the blocks ternary, embedding and head int8 if `policy` says so,
+/// everything else f32. Dequantized, it is bit-identical to the values used in the forward pass.
 ///
 /// # Errors
 ///
@@ -20,7 +20,7 @@ pub fn packed(parameter: &Parameter, policy: &TernaryPolicy) -> Result<Tensor, T
         Ok(DenseTensor::new(shape, DenseData::F32(values.clone()))?)
     };
     match (&policy.blocks, name) {
-        // Factors of an adapter are never rounded.
+        // Adapter factors are never rounded.
         _ if *part != Part::Whole => Ok(Tensor::Dense(dense()?)),
         (Some(how), name) if name.is_block_matrix() => {
             Ok(Tensor::Ternary(how.weights.tensor(values, *cols, &[])?))
@@ -32,12 +32,12 @@ pub fn packed(parameter: &Parameter, policy: &TernaryPolicy) -> Result<Tensor, T
     }
 }
 
-/// The parameters with the values that their [`packed`] tensors have: frozen weights below an [`Adapter`](crate::Adapter) that are
+/// Rounds the parameters to the values of their [`packed`] tensors, for the frozen weights of an [`Adapter`](crate::Adapter):
 /// ternary as in the packed model.
 ///
 /// # Errors
 ///
-/// Those of [`packed`].
+/// Errors of [`packed`].
 pub fn as_packed(mut parameters: Parameters, policy: &TernaryPolicy) -> Result<Parameters, TrainError> {
     for parameter in parameters.all_mut() {
         parameter.values = packed(parameter, policy)?.into_f32();
@@ -49,7 +49,7 @@ pub fn as_packed(mut parameters: Parameters, policy: &TernaryPolicy) -> Result<P
 ///
 /// # Errors
 ///
-/// Those of [`packed`] and of writing.
+/// Errors of [`packed`] and of writing.
 pub fn write_packed(
     writer: &mut HfDirWriter,
     parameters: &Parameters,

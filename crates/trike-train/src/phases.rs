@@ -1,4 +1,4 @@
-//! Steps along predicted gradients between steps along measured ones.
+//! Steps along predicted gradients, interleaved with steps along measured ones.
 
 use serde::{Deserialize, Serialize};
 use trike_core::{Bounds, OptionError};
@@ -7,7 +7,7 @@ use trike_grad::GradError;
 use crate::data::Batches;
 use crate::{StepReport, TrainError, Trainer};
 
-/// What the next step of a [`DeterministicPhaseTrainer`] follows.
+/// The kind of gradient that the next step of a [`DeterministicPhaseTrainer`] follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// A measured gradient, before the first cycle.
@@ -16,7 +16,7 @@ pub enum Phase {
     Full,
     /// A predicted gradient: no backward pass.
     Predict,
-    /// A measured gradient, with what the predictions before it have missed.
+    /// A measured gradient plus a correction for the preceding predictions.
     Correct,
 }
 
@@ -29,11 +29,11 @@ impl Phase {
 }
 
 /// Lengths of the phases: `warm_up` steps once, then cycles of `full` measured steps and `predict` predicted ones, with a
-/// correction after every `correct_every` of those.
+/// correction after every `correct_every` predicted steps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PhaseConfig {
-    /// Measured steps before the first cycle, at least 2: a line has two points.
+    /// Measured steps before the first cycle, at least 2, since a line needs two points.
     pub warm_up: usize,
     /// Measured steps at the beginning of a cycle.
     pub full: usize,
@@ -41,7 +41,7 @@ pub struct PhaseConfig {
     pub predict: usize,
     /// Predicted steps before a correction, at least 1.
     pub correct_every: usize,
-    /// Weight of a measured gradient in the prediction, relative to one that is a step younger: over 0, below 1.
+    /// Weight of a measured gradient in the fit, relative to one that is a step younger: in (0, 1).
     pub decay: f32,
 }
 
@@ -67,16 +67,16 @@ impl PhaseConfig {
 
 /// A trainer that takes some of its steps along predicted gradients.
 ///
-/// Each element of a gradient is predicted by the line of least squares through its measured values, whose weights fall by
-/// `decay` per step. At a correction the measured gradient `g` shows the error `e = g - p` of the prediction `p`; the error of
-/// the `k` steps since the last measurement grew about linearly from zero, so the step follows `g + e k / 2`. A
-/// prediction that points away from the gradient, `p . g <= 0`, ends the phase: the next cycle begins.
+/// Each element of a gradient is predicted by a least-squares line through its measured values, with weights that decay by `decay`
+/// per step. At a correction the measured gradient `g` gives the error `e = g - p` of the prediction `p`. The error grew about
+/// linearly from zero over the `k` steps since the last measurement, so the step follows `g + e k / 2`. A prediction that points
+/// away from the gradient, `p . g <= 0`, ends the phase, and the next cycle begins.
 ///
-/// Nothing is random. The history has two numbers per parameter, however long it is.
+/// Nothing is random. The history has two values per parameter, whatever its length.
 ///
-/// When it helps: where gradients change little from step to step, so where batches are large or rates are low. With the noise of
-/// small batches a predicted step repeats the noise of the steps before it, and plain steps with the same number of backward passes are
-/// better. The example `phases` measures both.
+/// It helps where gradients change little from step to step: with large batches or low rates. With the noise of small batches a
+/// predicted step repeats the noise of the preceding steps, and plain steps with the same number of backward passes are better. The
+/// example `phases` measures both.
 ///
 /// ```
 /// use trike_train::{DeterministicPhaseTrainer, PhaseConfig};
@@ -105,33 +105,33 @@ pub struct DeterministicPhaseTrainer {
     config: PhaseConfig,
     /// Steps that have ended.
     steps: u64,
-    /// Steps of the cycle that have ended; `None` in the warm-up.
+    /// Completed steps of the cycle; `None` in the warm-up.
     cycle: Option<usize>,
     /// Predicted steps since the last measurement.
     predicted: usize,
-    /// Cosine between the last prediction that was measured and its gradient.
+    /// Cosine between the last prediction that was followed by a measurement and the measured gradient.
     agreement: Option<f64>,
     history: History,
 }
 
-/// Sums of a line of least squares over time, which is counted back from the step of the last gradient.
+/// Sums for least-squares lines over time, where time 0 is the step of the last gradient.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct History {
     /// Sums of `w`, `w t` and `w t^2`.
     weights: [f64; 3],
-    /// Sums of `w g` and `w t g` for each element.
+    /// Sums of `w g` and `w t g` per element.
     sums: Vec<[Vec<f32>; 2]>,
     /// Steps since the last gradient.
     age: u32,
 }
 
 impl History {
-    /// How much the sums of the gradients so far count beside one of now, and the steps since the last.
+    /// The decay of the sums since the last gradient, and the number of steps since then.
     fn kept(&self, decay: f32) -> (f64, f64) {
         (f64::from(decay).powi(self.age.cast_signed()), f64::from(self.age))
     }
 
-    /// Whether sums with these gradients, of the right shapes, are finite.
+    /// Whether the sums stay finite with these gradients, which have the right shapes.
     fn takes(&self, gradients: &[Vec<f32>], decay: f32) -> bool {
         let (kept, passed) = self.kept(decay);
         let (kept, passed) = (kept as f32, passed as f32);
@@ -165,7 +165,7 @@ impl History {
         self.age = 0;
     }
 
-    /// The values of the lines `age` steps after the last gradient.
+    /// Evaluates the lines `age` steps after the last gradient.
     fn predict(&self) -> Vec<Vec<f32>> {
         let ([s0, s1, s2], t) = (self.weights, f64::from(self.age));
         let determinant = s0 * s2 - s1 * s1;
@@ -178,12 +178,13 @@ impl History {
     }
 }
 
-/// The sums of an element with its next gradient.
+/// Updates the sums of an element with its next gradient.
 fn next([sum, moment]: [f32; 2], g: f32, kept: f32, passed: f32) -> [f32; 2] {
     [kept * sum + g, kept * (moment - passed * sum)]
 }
 
-/// What a step follows in place of the measured gradients, and how these agree with the prediction; neither without a prediction.
+/// The gradients that a step follows instead of the measured ones, and the cosine of prediction and measurement; both `None`
+/// without a prediction.
 #[derive(Default)]
 struct Correction {
     gradients: Option<Vec<Vec<f32>>>,
@@ -191,7 +192,7 @@ struct Correction {
 }
 
 impl DeterministicPhaseTrainer {
-    /// A trainer that has taken no step.
+    /// A trainer before its first step.
     ///
     /// # Errors
     ///
@@ -202,7 +203,7 @@ impl DeterministicPhaseTrainer {
         Ok(Self { config, steps: 0, cycle: None, predicted: 0, agreement: None, history })
     }
 
-    /// What the step follows that begins now.
+    /// The phase of the step that begins now.
     #[must_use]
     pub fn begin_step(&self) -> Phase {
         let PhaseConfig { full, predict, correct_every, .. } = self.config;
@@ -214,19 +215,19 @@ impl DeterministicPhaseTrainer {
         if within < predicted { Phase::Predict } else { Phase::Correct }
     }
 
-    /// Takes the measured gradients of the step and returns those to follow.
+    /// Records the measured gradients of the step and returns the gradients to follow.
     ///
     /// # Errors
     ///
     /// [`TrainError::Grad`] for gradients of other shapes than the first ones, [`TrainError::NonFinite`] for gradients that are not
-    /// finite, and for finite ones whose sums or corrections are not. Nothing is recorded then.
+    /// finite, or whose sums or corrections overflow. Nothing is recorded then.
     pub fn record_full_gradients(&mut self, gradients: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>, TrainError> {
         let Correction { gradients: corrected, agreement } = self.correction(&gradients)?;
         self.record(&gradients, agreement);
         Ok(corrected.unwrap_or(gradients))
     }
 
-    /// What a step along measured gradients follows.
+    /// The correction of a step along measured gradients.
     fn correction(&self, gradients: &[Vec<f32>]) -> Result<Correction, TrainError> {
         let check = |what, expected, got| match expected == got {
             true => Ok(()),
@@ -260,14 +261,14 @@ impl DeterministicPhaseTrainer {
         Ok(Correction { gradients: Some(corrected), agreement })
     }
 
-    /// Adds measured gradients, which [`correction`](Self::correction) has taken, to the history.
+    /// Adds measured gradients, which [`correction`](Self::correction) has checked, to the history.
     fn record(&mut self, gradients: &[Vec<f32>], agreement: Option<f64>) {
         self.history.add(gradients, self.config.decay);
         self.agreement = agreement.or(self.agreement);
         self.predicted = 0;
     }
 
-    /// The gradients that the measured ones so far let expect in this step, in their shapes; empty before the first ones.
+    /// The predicted gradients of this step, in the shapes of the parameters; empty before the first measurement.
     #[must_use]
     pub fn get_predicted_gradients(&self) -> Vec<Vec<f32>> {
         self.history.predict()
@@ -293,15 +294,15 @@ impl DeterministicPhaseTrainer {
         };
     }
 
-    /// The cosine between the last prediction that was followed by a measurement and what was measured then.
+    /// The cosine between the last prediction that was followed by a measurement and the measured gradient.
     #[must_use]
     pub fn agreement(&self) -> Option<f64> {
         self.agreement
     }
 
-    /// Takes a step of `trainer`; batches are read for measured gradients only. A predicted step has no loss: the report's
-    /// is that of no tokens. Of a measured step that is [skipped](StepReport::skipped), or refused, nothing is recorded: the next step
-    /// has the same phase.
+    /// Takes a step of `trainer`; batches are read only for measured gradients. A predicted step has no loss: its report is that of
+    /// zero tokens. A measured step that is [skipped](StepReport::skipped) or refused is not recorded: the next step has the same
+    /// phase.
     ///
     /// # Errors
     ///
@@ -319,7 +320,7 @@ impl DeterministicPhaseTrainer {
         }
         let (loss, measured) = trainer.gradients(batches)?;
         let measured = measured.to_vec();
-        // Gradients that are not finite are for the trainer, which skips the step where a smaller factor of the loss may help.
+        // Non-finite gradients are left to the trainer, which skips the step if a smaller loss scale may help.
         let correction =
             if is_finite(&measured) { self.correction(&measured)? } else { Correction::default() };
         let report = trainer.step_with(loss, correction.gradients.as_ref().unwrap_or(&measured))?;
@@ -354,7 +355,7 @@ mod tests {
         PhaseConfig { warm_up, full, predict, correct_every, decay: 0.7 }
     }
 
-    /// Phases of the first steps as letters, with gradients that are always predicted right.
+    /// Phases of the first steps as letters, with perfect predictions.
     fn letters(config: PhaseConfig, steps: usize) -> String {
         let mut phases = DeterministicPhaseTrainer::new(config).expect("a trainer");
         let step = |_| {
@@ -383,7 +384,7 @@ mod tests {
         assert_eq!(letters(config(2, 0, 0, 1), 5), "wwfff");
     }
 
-    /// Lines are predicted as they go on, and nothing is corrected; the weighted fit agrees with the normal equations.
+    /// Lines are extrapolated without corrections; the weighted fit agrees with the normal equations.
     #[test]
     fn lines_go_on() {
         let mut phases = DeterministicPhaseTrainer::new(config(4, 1, 3, 3)).expect("a trainer");
@@ -416,7 +417,7 @@ mod tests {
         assert_near!(history.predict()[0][0], want, rel = 1e-5);
     }
 
-    /// What is not finite, or would not be, is refused before anything of it is recorded, in every phase.
+    /// In every phase, values that are not finite or would overflow are refused before anything is recorded.
     #[test]
     fn what_overflows_leaves_no_trace() {
         let mut phases = DeterministicPhaseTrainer::new(config(2, 1, 2, 2)).expect("a trainer");
@@ -429,7 +430,7 @@ mod tests {
                     "{refused:?}"
                 );
             }
-            // Finite, and finite once more is too much for the sums, or for what is followed.
+            // Finite, but doubled they overflow the sums or the gradients to follow.
             let mut other = phases.clone();
             let twice = (0..2).find_map(|_| other.record_full_gradients(vec![vec![1.0, f32::MAX]]).err());
             assert!(matches!(twice, Some(TrainError::NonFinite { .. })), "{twice:?}");
@@ -456,7 +457,7 @@ mod tests {
             assert_near!(phases.get_predicted_gradients()[0][0], 1.0, abs = 1e-6);
             phases.end_step();
         }
-        // The prediction was 1, the gradient is 3: two steps have missed 1 each on average.
+        // The prediction was 1, the gradient is 3: the error is 1 per step on average over two steps.
         let followed = phases.record_full_gradients(vec![vec![3.0]]).expect("gradients");
         assert_near!(followed[0][0], 3.0 + 2.0, abs = 1e-5);
         assert_near!(phases.agreement().expect("a cosine"), 1.0, abs = 1e-9);

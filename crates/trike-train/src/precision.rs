@@ -1,10 +1,10 @@
-//! Mixed precision: what products are rounded to, and the scale of the loss that keeps f16 gradients in range.
+//! Mixed precision: the rounding of product operands, and the loss scale that keeps f16 gradients in range.
 
 use serde::{Deserialize, Serialize};
 use trike_core::{Bounds, OptionError};
 use trike_grad::{MixedPrecision, ProductPrecision};
 
-/// What the operands of a product are rounded to; sums are f32.
+/// Rounding of the operands of a product; accumulation is in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -13,7 +13,7 @@ pub enum Precision {
     F32,
     /// bf16.
     Bf16,
-    /// f16; gradients are kept in its range by a [`LossScaler`].
+    /// f16; a [`LossScaler`] keeps gradients in range.
     F16,
 }
 
@@ -27,8 +27,8 @@ impl From<Precision> for ProductPrecision {
     }
 }
 
-/// Precision of each kind of operation. Weights, gradients, the optimizer's means and all operations that are not named here are
-/// f32; so are evaluation and the teacher.
+/// Precision of each kind of product. Weights, gradients, the optimizer's moments and all other operations are f32; so are
+/// evaluation and the teacher.
 ///
 /// ```
 /// use trike_train::{Precision, PrecisionPolicy};
@@ -47,7 +47,7 @@ pub struct PrecisionPolicy {
     pub weight_gradients: Precision,
     /// The products of the output head.
     pub head: Precision,
-    /// The scale of the loss, which is used if a product is f16.
+    /// The loss scale, used if any product is f16.
     pub loss_scale: LossScale,
 }
 
@@ -64,7 +64,7 @@ impl PrecisionPolicy {
         }
     }
 
-    /// Checks that the scale of the loss is in range.
+    /// Checks that the loss scale is in range.
     ///
     /// # Errors
     ///
@@ -87,13 +87,13 @@ impl PrecisionPolicy {
     }
 }
 
-/// Constants of a [`LossScaler`]. Scales that are powers of two round nothing.
+/// Settings of a [`LossScaler`]. Powers of two introduce no rounding.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LossScale {
     /// The scale of the first step.
     pub initial: f32,
-    /// The smallest scale: gradients that overflow with it end the run.
+    /// The smallest scale: an overflow at this scale ends the run.
     pub minimum: f32,
     /// The largest scale.
     pub maximum: f32,
@@ -109,7 +109,7 @@ impl Default for LossScale {
 
 impl LossScale {
     fn validate(&self) -> Result<(), OptionError> {
-        // Doubling the largest is finite still.
+        // Doubling the largest scale must stay finite.
         let most = f32::MAX / 2.0;
         OptionError::check("minimum", Bounds::at_least(f32::MIN_POSITIVE).at_most(most), self.minimum)?;
         OptionError::check("maximum", Bounds::at_least(self.minimum).at_most(most), self.maximum)?;
@@ -118,8 +118,8 @@ impl LossScale {
     }
 }
 
-/// The scale of the loss: halved when gradients overflow, and then the step is skipped; doubled after many steps without an overflow
-/// (Micikevicius et al., 1710.03740).
+/// Dynamic loss scaling: halved when gradients overflow, in which case the step is skipped; doubled after many steps without an
+/// overflow (Micikevicius et al., 1710.03740).
 ///
 /// ```
 /// use trike_train::{LossScale, LossScaler};
@@ -136,7 +136,7 @@ impl LossScale {
 pub struct LossScaler {
     config: LossScale,
     scale: f32,
-    /// Steps since the last change.
+    /// Steps since the last change of the scale.
     accepted: usize,
 }
 
@@ -161,7 +161,7 @@ impl LossScaler {
         self.scale
     }
 
-    /// After a step with finite gradients.
+    /// Records a step with finite gradients.
     pub fn accepted(&mut self) {
         self.accepted += 1;
         if self.accepted >= self.config.interval {
@@ -170,8 +170,7 @@ impl LossScaler {
         }
     }
 
-    /// After gradients that are not finite. Returns false if the scale is the smallest already: then they are wrong and not too
-    /// large.
+    /// Records gradients that are not finite. Returns false if the scale is already the smallest: then scaling cannot help.
     #[must_use]
     pub fn overflowed(&mut self) -> bool {
         let lower = self.scale > self.config.minimum;

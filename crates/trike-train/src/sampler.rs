@@ -1,4 +1,4 @@
-//! Text that a model writes, to distill it from.
+//! Text generation by the teacher, for distillation.
 
 use std::ops::{ControlFlow, Range};
 
@@ -12,22 +12,22 @@ use trike_text::tokenizer::Tokenizer;
 
 use crate::{Parameters, TrainError};
 
-/// Documents that a thread writes at the same time: products with one token at a time would read all weights for each.
+/// Documents that a thread decodes in one batch: with a single token per step, every document would read all weights.
 const TOGETHER: usize = 64;
-/// Documents that a thread takes at once.
+/// Documents per job of a thread.
 const SHARE: usize = 4 * TOGETHER;
 
-/// How a model writes documents.
+/// Settings of a [`Sampler`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SampleConfig {
-    /// Documents to write, see [`Sampler::all`].
+    /// Documents to generate, see [`Sampler::all`].
     pub documents: usize,
-    /// Tokens after which a document is cut, BOS included, at least 2; the context of the model is the upper limit.
+    /// Maximum number of tokens per document, including BOS, at least 2; bounded by the context of the model.
     pub length: usize,
-    /// Logits are divided by this before the softmax, more than 0: 1 draws from the distribution of the model itself.
+    /// Softmax temperature, more than 0: 1 samples from the model's own distribution.
     pub temperature: f32,
-    /// Seed; each document has a random stream of its own.
+    /// RNG seed; each document has an independent stream.
     pub seed: u64,
 }
 
@@ -49,11 +49,11 @@ impl SampleConfig {
     }
 }
 
-/// A model that writes documents to learn from: a teacher knows more about its own text than a corpus that is too small for
-/// its student shows.
+/// Generates training documents with a model. On its own text a teacher gives more information than on a corpus that is too small
+/// for its student.
 ///
-/// Document `i` depends on the model, the configuration and `i`, and not on the number of threads or the documents around it. A
-/// run that continues writes the same ones again.
+/// Document `i` depends only on the model, the configuration and `i`, not on the number of threads or on other documents. A resumed
+/// run generates the same ones again.
 ///
 /// ```
 /// use trike_cpu::Cpu;
@@ -73,7 +73,7 @@ impl SampleConfig {
 /// ```
 pub struct Sampler {
     decoder: Decoder<CpuBackend>,
-    /// The token that a document starts with.
+    /// The start token of documents.
     start: u32,
     /// Tokens that end one.
     ends: Vec<u32>,
@@ -87,8 +87,8 @@ impl std::fmt::Debug for Sampler {
 }
 
 impl Sampler {
-    /// A dense model and its tokenizer. Documents start with BOS, or with EOS for a tokenizer without BOS, and end before the
-    /// next BOS or EOS.
+    /// A sampler for a dense model and its tokenizer. Documents start with BOS, or with EOS for a tokenizer without BOS, and end
+    /// before the next BOS or EOS.
     ///
     /// # Errors
     ///
@@ -98,7 +98,7 @@ impl Sampler {
         let bos = tokenizer.bos();
         let ends: Vec<u32> = bos.into_iter().chain(tokenizer.eos().iter().copied()).collect();
         let start = *ends.first().ok_or(TrainError::NoStart)?;
-        // Documents are divided among the threads, not the products of one.
+        // Threads run separate documents, so products are single-threaded.
         let backend =
             CpuBackend::new(Cpu::new(1).map_err(trike_cpu::CpuError::from)?, ActivationPrecision::F32);
         let spec = model.spec().clone();
@@ -107,7 +107,8 @@ impl Sampler {
         Ok(Self { decoder, start, ends, config })
     }
 
-    /// The tokens of all documents of the configuration; `None` if `progress`, which is told how many are done, stops it.
+    /// The tokens of all documents of the configuration; `None` if `progress`, which receives the number of completed documents,
+    /// stops it.
     ///
     /// # Errors
     ///
@@ -141,7 +142,7 @@ impl Sampler {
     ///
     /// # Errors
     ///
-    /// [`TrainError::Nn`], and [`TrainError::NonFinite`] for a model whose logits are not numbers.
+    /// [`TrainError::Nn`], and [`TrainError::NonFinite`] for a model whose logits are not finite.
     pub fn documents(&self, cpu: &Cpu, range: Range<usize>) -> Result<Vec<Vec<u32>>, TrainError> {
         let shares: Vec<Range<usize>> =
             range.clone().step_by(SHARE).map(|first| first..(first + SHARE).min(range.end)).collect();
@@ -152,7 +153,7 @@ impl Sampler {
         Ok(all)
     }
 
-    /// Writes some documents on this thread, each next one when another ends.
+    /// Generates a range of documents on this thread in a continuous batch: a finished document is replaced by the next one.
     fn share(&self, range: Range<usize>) -> Result<Vec<Vec<u32>>, TrainError> {
         let mut done = vec![Vec::new(); range.len()];
         let spec = KvSpec::new(KvPrecision::F32, self.config.length);
@@ -188,7 +189,7 @@ impl Sampler {
     }
 }
 
-/// A document that is being written.
+/// A document during generation.
 struct Draft {
     index: usize,
     rng: ChaCha8Rng,
@@ -204,7 +205,7 @@ impl Draft {
         Self { index, rng, ids: vec![sampler.start], last: sampler.start, sequence }
     }
 
-    /// Adds a token; `false` at the end of the document.
+    /// Appends a token; returns `false` at the end of the document.
     fn extend(&mut self, logits: &[f32], sampler: &Sampler) -> Result<bool, TrainError> {
         let uniform = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         let Some(id) = draw(logits, sampler.config.temperature, uniform) else {
@@ -222,7 +223,7 @@ impl Draft {
     }
 }
 
-/// The token at the place `uniform`, from 0 to below 1, of the distribution; `None` if the logits have no distribution.
+/// The token at quantile `uniform`, in [0, 1), of the softmax distribution; `None` if the logits are not finite.
 fn draw(logits: &[f32], temperature: f32, uniform: f64) -> Option<u32> {
     let top = logits.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v));
     let weights: Vec<f64> = logits.iter().map(|v| f64::from(((v - top) / temperature).exp())).collect();
@@ -231,7 +232,7 @@ fn draw(logits: &[f32], temperature: f32, uniform: f64) -> Option<u32> {
         return None;
     }
     let mut left = uniform * sum;
-    // Rounding may leave a rest behind the last token.
+    // Rounding may leave a remainder after the last token.
     let last = weights.iter().rposition(|w| *w > 0.0)?;
     for (id, weight) in (0u32..).zip(&weights[..last]) {
         left -= weight;
@@ -252,7 +253,7 @@ mod tests {
         let drawn: Vec<Option<u32>> =
             [0.0, 0.49, 0.51, 0.74, 0.76, 0.999_999].iter().map(|u| draw(&logits, 1.0, *u)).collect();
         assert_eq!(drawn, [0, 0, 2, 2, 3, 3].map(Some));
-        // Colder: squares of the weights.
+        // A temperature of 0.5 squares the weights.
         assert_eq!(draw(&logits, 0.5, 0.66), Some(0));
         assert_eq!(draw(&[f32::NAN, 0.0], 1.0, 0.5), None);
         assert_eq!(draw(&[f32::NEG_INFINITY], 1.0, 0.5), None);

@@ -1,9 +1,9 @@
-//! Learning rate and weight decay over a run.
+//! Schedules of learning rate and weight decay.
 
 use serde::{Deserialize, Serialize};
 use trike_core::{Bounds, OptionError};
 
-/// How learning rate and weight decay change over a run, as factors of their values in the configuration.
+/// The shape of the learning rate and weight decay over a run, as factors of the configured values.
 ///
 /// All shapes start with a linear warm-up. A run of `n` steps has the steps `0..n`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -11,21 +11,21 @@ use trike_core::{Bounds, OptionError};
 pub enum Shape {
     /// Stays at 1.
     Constant,
-    /// Half a cosine, down to `end`.
+    /// Cosine decay to `end`.
     Cosine {
         /// The last factor.
         end: f32,
     },
-    /// Goes down to 0 linearly.
+    /// Linear decay to 0.
     Linear,
-    /// Warm-up, stable, decay: stays at 1, then goes down to 0 linearly (Hu et al., 2024).
+    /// Warm-up, stable, decay: constant at 1, then linear decay to 0 (Hu et al., 2024).
     Wsd {
-        /// Share of the steps in which it goes down.
+        /// Fraction of the steps in the decay.
         decay: f32,
     },
     /// The two stages of BitNet b1.58 2B4T: linearly from 1 to 8/15, then from 1/3 to 0 and without weight decay.
     TwoStage {
-        /// Share of the steps in the first stage.
+        /// Fraction of the steps in the first stage.
         first: f32,
     },
 }
@@ -51,14 +51,14 @@ pub struct Factors {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Schedule {
-    /// Steps until the rate is full.
+    /// Number of warm-up steps.
     pub warmup: usize,
-    /// What comes after.
+    /// Shape after the warm-up.
     pub shape: Shape,
 }
 
 impl Schedule {
-    /// Checks that shares are between 0 and 1.
+    /// Checks that fractions are between 0 and 1.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The memory of runs, as estimated and as it is: an allocator counts the most bytes held.
+//! Estimated and measured memory of runs: an allocator records the peak.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
@@ -18,7 +18,7 @@ use trike_train::{
 };
 use trike_trit::{Granularity, GroupSize};
 
-/// Counts the bytes that all threads hold, and the most they held.
+/// Counts the bytes held by all threads, and their peak.
 struct Counting;
 
 static HELD: AtomicI64 = AtomicI64::new(0);
@@ -29,11 +29,11 @@ fn count(bytes: i64) {
     PEAK.fetch_max(held, SeqCst);
 }
 
-// SAFETY: every request goes to the system's allocator unchanged, and counting allocates nothing.
+// SAFETY: every request is passed unchanged to the system's allocator, and counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
-        // SAFETY: the caller's layout, as `GlobalAlloc` asks for it.
+        // SAFETY: the caller's layout satisfies the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -51,17 +51,17 @@ fn ternary() -> TernaryPolicy {
     TernaryPolicy { blocks: Some(BitLinear::default()), int8_embedding: true }
 }
 
-/// A batch, the blocks of a segment, and the optimizer.
+/// A batch, the blocks per segment, and the optimizer.
 type How = (usize, usize, Option<usize>, OptimizerKind);
 
 fn run<'a>(spec: &'a DecoderSpec, policy: &'a TernaryPolicy, how: How) -> RunShape<'a> {
     let (rows, length, checkpoint, optimizer) = how;
-    // Which of two threads needs its first scratch memory in which step is chance.
+    // With two threads, the step in which each allocates its first scratch memory is random.
     let threads = if rows * length > 512 { 2 } else { 1 };
     RunShape { spec, policy, optimizer, rows, length, checkpoint, adapter: None, teacher: None, threads }
 }
 
-/// A pool of threads, of which this one has the panels of products that it keeps.
+/// A thread pool after the calling thread has allocated its product panels.
 fn with_panels(threads: usize) -> Cpu {
     let cpu = Cpu::new(threads).expect("threads");
     let (a, mut out) = (vec![0.0; 512 * 256], vec![0.0; 512 * 512]);
@@ -70,12 +70,12 @@ fn with_panels(threads: usize) -> Cpu {
     cpu
 }
 
-/// What kernels keep for each thread and what is not counted: above all the panels of products, of which one thread has its own already.
+/// Memory that kernels keep per thread, which is not counted: mainly the product panels, which one thread already has.
 fn of_kernels(threads: usize) -> i64 {
     (threads as i64 - 1) * (600 << 10)
 }
 
-/// The memory as it is estimated; the bytes of lists that the estimate took itself, as the run will; and its time.
+/// The estimated memory; the bytes of the lists that the estimate allocated, as the run will; and its time.
 fn estimated(
     estimate: impl FnOnce() -> Result<TrainingMemory, TrainError>,
 ) -> (TrainingMemory, i64, Duration) {
@@ -86,7 +86,7 @@ fn estimated(
     (estimate, PEAK.load(SeqCst) - before, start.elapsed())
 }
 
-/// The most bytes of four steps, over those before the weights exist.
+/// Peak bytes of four steps, minus those before the weights exist.
 fn measured(run: &RunShape<'_>, documents: &Documents, tokenizer: &Tokenizer) -> i64 {
     let side_by_side = run.threads > 1;
     let cpu = Cpu::new(run.threads).expect("threads");
@@ -162,7 +162,7 @@ fn sizes_are_not_collected(spec: &DecoderSpec) {
     assert!(held[0] < 0.95 * held[6], "{held:?}");
 }
 
-/// The most bytes of three steps of all ranks together, which is at most the sum of their estimates.
+/// Peak bytes of three steps of all ranks together, at most the sum of their estimates.
 fn ranks_take_what_was_estimated(
     spec: &DecoderSpec,
     documents: &Documents,
@@ -213,19 +213,19 @@ fn ranks_take_what_was_estimated(
             PEAK.load(SeqCst) - before
         });
         let rest = taken[0] - estimate;
-        // The peaks of several ranks do not coincide, and fewer messages wait than may; and all of them have the tokens of all units, of
-        // which the estimate runs two.
+        // The peaks of several ranks do not coincide, and fewer messages wait than the bound assumes; also, all ranks hold the
+        // tokens of all units, of which the estimate runs two.
         let least = if ranks == 1 { 0 } else { -estimate / 5 };
         let most = lists + (16 * ranks * run.rows * run.length) as i64;
         assert!((least..=most).contains(&rest), "tensor {is_tensor}, {ranks} ranks: {rest} of {}", taken[0]);
     }
 }
 
-/// One test, since all tests of a program share its allocator.
+/// A single test, since all tests of a program share its allocator.
 #[test]
 fn estimates_are_what_runs_take() {
     let dir = tempfile::tempdir().expect("a folder");
-    // No run comes to its end: rows are pieces of it, and nothing is read between steps.
+    // Every row is a piece of one long document, so nothing is read between steps.
     let path = dir.path().join("a.txt");
     std::fs::write(&path, "Once upon a time there was a cat. ".repeat(2000)).expect("it is written");
     let documents = Documents::open(&[path]).expect("documents");
@@ -243,7 +243,7 @@ fn estimates_are_what_runs_take() {
     };
     let wide = DecoderSpec { intermediate: 768, layers: 3, ..DecoderSpec::llama(256, 3, 8, vocab) };
     let large_vocabulary = DecoderSpec { vocab: 20_000, layers: 2, ..small.clone() };
-    // More parameters than are trained side by side.
+    // More parameters than the limit for concurrent rows.
     let large = DecoderSpec { intermediate: 1536, ..DecoderSpec::llama(512, 3, 8, vocab) };
     let all = DecoderSpec {
         biases: Biases { qkv: true, output: true, mlp: true },
@@ -306,7 +306,7 @@ fn estimates_are_what_runs_take() {
             100.0 * rest as f64 / want as f64
         );
         let most = lists + of_kernels(run.threads);
-        // Side by side, the peaks of two threads coincide or not.
+        // With concurrent rows, the peaks of two threads may or may not coincide.
         let least = if run.threads > 1 { -want } else { 0 };
         assert!((least..=most).contains(&rest), "{name}: {rest} of {want}, {lists} of lists: {estimate:?}");
     }

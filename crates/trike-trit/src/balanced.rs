@@ -302,7 +302,7 @@ impl Word6 {
 mod tests {
     use super::*;
 
-    /// Addition as it is taught: trit by trit, with a carry.
+    /// Schoolbook addition: trit by trit, with a carry.
     fn add<const N: usize>(a: [Trit; N], b: [Trit; N], mut carry: Trit) -> ([Trit; N], Trit) {
         let mut out = [Trit::Z; N];
         for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
@@ -379,7 +379,7 @@ mod tests {
         for value in edges.into_iter().chain(powers).chain(-2000..2000) {
             assert_eq!(value_of(&trits_of(value)), Some(value));
         }
-        // One above what an i64 holds, and one trit too many.
+        // One above `i64::MAX`, and one trit too many.
         let mut trits = trits_of(i64::MAX).to_vec();
         assert_eq!(value_of(&[trits.clone(), vec![Trit::Z; 9]].concat()), Some(i64::MAX));
         trits.push(Trit::P);

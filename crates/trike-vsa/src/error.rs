@@ -92,11 +92,11 @@ pub enum VsaError {
     /// A file that is not in Trike's hypervector format, is truncated, or is inconsistent.
     #[error("invalid hypervector file: {what}: expected {expected}, got {got}")]
     File {
-        /// Which part.
+        /// The invalid part.
         what: &'static str,
-        /// What it should be.
+        /// The expected value.
         expected: String,
-        /// What it is.
+        /// The actual value.
         got: String,
     },
     /// Reading or writing failed.

@@ -308,8 +308,8 @@ impl<A: Algebra> ItemMemory<A> {
     }
 
     /// Iterative cleanup of a superposition: each step bundles the stored vectors with a similarity of at least `threshold`,
-    /// weighted by similarity, until the vector stops changing or after `max_steps`. If no stored vector reaches the threshold,
-    /// the vector stays as it is.
+    /// weighted by similarity, until the vector stops changing or after `max_steps`. If no stored vector reaches the threshold, the
+    /// vector is unchanged.
     ///
     /// # Errors
     ///

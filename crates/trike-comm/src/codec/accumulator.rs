@@ -1,4 +1,4 @@
-//! Sums of trits in any order.
+//! Sums of ternary gradients, independent of their order.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,20 +7,20 @@ use crate::CommError;
 use crate::codec::check_len;
 use crate::codec::ternary::{DIGITS, read};
 
-/// Powers of two of a scale that share a sum.
+/// Number of exponents that share an integer sum.
 const WIDTH: u32 = 16;
-/// Most messages of a sum: a trit times its scale has less than `24 + WIDTH` bits, so as many fit in an i64.
+/// Maximum number of messages in a sum: a trit times its scale has less than `24 + WIDTH` bits, so this many fit in an i64.
 const MOST: u64 = 1 << (63 - 24 - WIDTH);
 
-/// Adds messages of [`Ternary`](crate::codec::Ternary) in any order, with the same bits for every order.
+/// Adds messages of [`Ternary`](crate::codec::Ternary); the result has the same bits for every order.
 ///
-/// Each rank has its own scale per chunk, so its trits cannot be added as they are. A scale common to the ranks would take a round of
-/// messages before each step and be wrong for most of them, and one fixed point for all chunks would lose small gradients. Here a
-/// scale is what an f32 is, an integer of 24 bits times a power of two. Scales whose powers lie in the same range of 16 share a sum
-/// of integers, scale times trit, in i64. That is exact, hence without an order; for a chunk whose ranks have gradients of similar size it
-/// is one sum, or two. The mean adds the sums, from the smallest power to the largest.
+/// Each rank has its own scale per chunk, so trits of different ranks cannot be added directly. A common scale would take a round
+/// of messages before each step and fit few ranks well, and one fixed point for all chunks would lose small gradients. An f32 scale
+/// is a 24-bit integer times a power of two. Scales whose exponents lie in the same range of 16 share an i64 sum of scale times
+/// trit, which is exact and therefore independent of the order. A chunk whose ranks have gradients of similar size needs one or two
+/// such sums. The mean adds the sums from the smallest exponent to the largest.
 ///
-/// Memory is 8 bytes per element and range of powers in use.
+/// Memory is 8 bytes per element and range of exponents in use.
 ///
 /// ```
 /// use trike_comm::codec::{MessageCodec, Ternary, TernaryGradientAccumulator};
@@ -37,12 +37,12 @@ const MOST: u64 = 1 << (63 - 24 - WIDTH);
 pub struct TernaryGradientAccumulator {
     len: usize,
     count: u64,
-    /// By the first element of a chunk and the range of powers, its elements in units of the range's lowest power.
+    /// By the first element of a chunk and the range of exponents: its elements, in units of the range's lowest power of two.
     sums: BTreeMap<(usize, u32), Vec<i64>>,
 }
 
 impl TernaryGradientAccumulator {
-    /// No sum yet, of gradients of `len` elements.
+    /// An empty sum of gradients of `len` elements.
     #[must_use]
     pub fn new(len: usize) -> Self {
         Self { len, count: 0, sums: BTreeMap::new() }
@@ -66,12 +66,12 @@ impl TernaryGradientAccumulator {
         self.count
     }
 
-    /// Adds a message from rank `rank`, which is named in errors.
+    /// Adds a message from `rank`, which errors name.
     ///
     /// # Errors
     ///
-    /// Those of [`MessageCodec::add`](crate::codec::MessageCodec::add) and, after 8,388,608 messages, [`CommError::Range`]; the sum is
-    /// then unchanged.
+    /// Errors of [`MessageCodec::add`](crate::codec::MessageCodec::add) and, after 8,388,608 messages, [`CommError::Range`]; the
+    /// sum is then unchanged.
     pub fn add(&mut self, rank: usize, message: &[u8]) -> Result<(), CommError> {
         if self.count == MOST {
             let got = MOST as f64 + 1.0;
@@ -95,15 +95,15 @@ impl TernaryGradientAccumulator {
     ///
     /// # Errors
     ///
-    /// [`CommError::Length`] if there are none.
+    /// [`CommError::Length`] for an empty sum.
     pub fn mean(&self) -> Result<Vec<f32>, CommError> {
         if self.count == 0 {
             check_len("list of messages", 1, 0)?;
         }
         let mut sum = vec![0f64; self.len];
-        // The keys of a chunk come by ascending powers.
+        // The keys of a chunk are in ascending order of exponents.
         for ((start, powers), integers) in &self.sums {
-            // 2^-149 is the least f32.
+            // 2^-149 is the smallest positive f32.
             let unit = 2f64.powi((WIDTH * powers) as i32 - 149);
             sum[*start..].iter_mut().zip(integers).for_each(|(sum, x)| *sum += *x as f64 * unit);
         }
@@ -111,10 +111,10 @@ impl TernaryGradientAccumulator {
     }
 }
 
-/// The range of powers of a positive scale, and the scale in units of its lowest.
+/// The exponent range of a positive scale, and the scale in units of the range's lowest power of two.
 fn split(scale: f32) -> (u32, i64) {
     let (exponent, fraction) = (scale.to_bits() >> 23, scale.to_bits() & 0x7f_ffff);
-    // Subnormal numbers have the power of the least normal ones, and no implicit bit.
+    // Subnormal numbers have the exponent of the smallest normal ones, and no implicit bit.
     let (power, integer) = if exponent == 0 { (0, fraction) } else { (exponent - 1, fraction | 1 << 23) };
     (power / WIDTH, i64::from(integer) << (power % WIDTH))
 }

@@ -3,7 +3,7 @@
 use crate::CommError;
 use crate::codec::{Codec, CodecConfig, MessageCodec};
 
-/// Writes gradients as messages of a codec, with figures of each, and reads them back. To exchange gradients between ranks, use
+/// Encodes gradients as messages of a codec, with statistics of each, and decodes them. To exchange gradients between ranks, use
 /// [`Codec::exchange`].
 ///
 /// ```
@@ -27,9 +27,9 @@ pub struct GradientCompressor {
 /// A gradient as a message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompressedGradient {
-    /// Its bytes.
+    /// The encoded message.
     pub message: Vec<u8>,
-    /// Its figures.
+    /// Statistics of the message.
     pub stats: CompressionStats,
 }
 
@@ -38,39 +38,39 @@ pub struct CompressedGradient {
 pub struct CompressionStats {
     /// Bytes of the message.
     pub bytes: usize,
-    /// Bytes of the gradient in f32 per byte of the message; 1 for gradients without elements.
+    /// Compression ratio relative to f32; 1 for gradients without elements.
     pub ratio: f64,
-    /// Cosine of the angle between the gradient and its message, -1 to 1; 0 if one of them is zero. The error feedback of earlier
-    /// gradients is in the message, so this is no measure of what a run loses.
+    /// Cosine similarity of the gradient and its message; 0 if one of them is zero. The message includes the error feedback of
+    /// earlier gradients, so this does not measure the loss of a run.
     pub cosine: f64,
 }
 
 impl GradientCompressor {
-    /// A compressor of gradients of tensors of these rows and columns.
+    /// A compressor for gradients of tensors of these shapes, rows and columns.
     ///
     /// # Errors
     ///
-    /// Those of [`CodecConfig::build_message`].
+    /// Errors of [`CodecConfig::build_message`].
     pub fn new(config: CodecConfig, shapes: &[[usize; 2]]) -> Result<Self, CommError> {
         Ok(Self { codec: config.build_message(shapes)? })
     }
 
-    /// The codec, whose [`state`](Codec::state) a run saves.
+    /// The codec; its [`state`](Codec::state) belongs in a run's checkpoint.
     #[must_use]
     pub fn codec(&self) -> &dyn Codec {
         &*self.codec
     }
 
-    /// The codec, to be [restored](crate::codec::restore).
+    /// The codec, for [restoring](crate::codec::restore) its state.
     pub fn codec_mut(&mut self) -> &mut dyn Codec {
         &mut *self.codec
     }
 
-    /// The message of a gradient plus what earlier messages left out.
+    /// Encodes a gradient plus the residual of earlier messages.
     ///
     /// # Errors
     ///
-    /// Those of [`Codec::check`], of rank 0; the state is then unchanged.
+    /// Errors of [`Codec::check`], as rank 0; the state is then unchanged.
     pub fn compress(&mut self, gradient: &[f32]) -> Result<CompressedGradient, CommError> {
         let message = self.codec.encode(gradient)?;
         let cosine = cosine(gradient, &self.decompress(&message)?);
@@ -79,11 +79,11 @@ impl GradientCompressor {
         Ok(CompressedGradient { message, stats: CompressionStats { bytes, ratio, cosine } })
     }
 
-    /// The gradient of a message.
+    /// Decodes the gradient of a message.
     ///
     /// # Errors
     ///
-    /// Those of [`MessageCodec::add`], of rank 0.
+    /// Errors of [`MessageCodec::add`], as rank 0.
     pub fn decompress(&self, message: &[u8]) -> Result<Vec<f32>, CommError> {
         let mut gradient = vec![0.0; self.codec.len()];
         self.codec.add(0, message, 1.0, &mut gradient)?;

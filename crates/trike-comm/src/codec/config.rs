@@ -3,7 +3,7 @@
 use crate::CommError;
 use crate::codec::{Codec, Demo, LowRank, MessageCodec, Sign, Sketch, SparseLoCo, Ternary, TopK, elements};
 
-/// A codec by its settings.
+/// The settings of a codec.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum CodecConfig {
@@ -13,33 +13,33 @@ pub enum CodecConfig {
     Sign,
     /// [`TopK`].
     TopK {
-        /// Fraction of the elements that are sent, over 0 up to 1.
+        /// Fraction of the elements that are sent, in (0, 1].
         share: f32,
-        /// Factor of the velocity per step, 0 to less than 1.
+        /// Momentum factor per step, in [0, 1).
         momentum: f32,
     },
     /// [`Demo`].
     Demo {
-        /// Fraction of the cosine coefficients that are sent, over 0 up to 1.
+        /// Fraction of the cosine coefficients that are sent, in (0, 1].
         share: f32,
-        /// Factor of the momentum per step, 0 to 1.
+        /// Momentum factor per step, in [0, 1].
         momentum: f32,
     },
     /// [`LowRank`].
     LowRank {
-        /// Columns of each of the two factors of a matrix, at least 1.
+        /// Rank of the factorization of each matrix, at least 1.
         rank: usize,
     },
     /// [`SparseLoCo`].
     SparseLoCo {
-        /// Fraction of the elements that are sent, over 0 up to 1.
+        /// Fraction of the elements that are sent, in (0, 1].
         share: f32,
-        /// Factor of the residual per exchange, 0 to 1.
+        /// Decay factor of the residual per exchange, in [0, 1].
         decay: f32,
     },
     /// [`Sketch`].
     Sketch {
-        /// Numbers sent per element, over 0 up to 1.
+        /// Numbers sent per element, in (0, 1].
         share: f32,
     },
 }
@@ -59,12 +59,12 @@ impl CodecConfig {
     /// One number per 20 elements.
     pub const SKETCH: Self = Self::Sketch { share: 0.05 };
 
-    /// The codec for tensors of these rows and columns; a vector of `n` elements is `[1, n]`. A gradient is one slice with the
-    /// elements of all tensors, one tensor after another, by rows.
+    /// The codec for tensors of these shapes (rows and columns); a vector of `n` elements is `[1, n]`. A gradient is one slice: the
+    /// elements of all tensors in order, row-major.
     ///
     /// # Errors
     ///
-    /// [`CommError::Range`] for settings out of range, [`CommError::Shape`] for tensors with more elements than memory.
+    /// [`CommError::Range`] for settings out of range, [`CommError::Shape`] for tensors that do not fit in memory.
     ///
     /// ```
     /// use trike_comm::{Codec, CodecConfig, Threads};
@@ -85,11 +85,11 @@ impl CodecConfig {
         }
     }
 
-    /// The same for a codec of one message per exchange.
+    /// Like [`build`](Self::build), for a codec with a single message per exchange.
     ///
     /// # Errors
     ///
-    /// Those of [`build`](Self::build), and [`CommError::Rounds`] for [`CodecConfig::LowRank`].
+    /// Errors of [`build`](Self::build), and [`CommError::Rounds`] for [`CodecConfig::LowRank`].
     pub fn build_message(self, shapes: &[[usize; 2]]) -> Result<Box<dyn MessageCodec>, CommError> {
         let len = elements(shapes)?;
         Ok(match self {

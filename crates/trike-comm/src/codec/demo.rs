@@ -1,4 +1,4 @@
-//! The fast components of momentum.
+//! The fast components of the momentum.
 
 use crate::codec::sparse::{CHUNK as GROUP, Geometric, Scratch, Sparse};
 use crate::codec::{
@@ -6,19 +6,19 @@ use crate::codec::{
 };
 use crate::{CommError, Communicator};
 
-/// Elements of a cosine transform.
+/// Length of a cosine transform.
 const CHUNK: usize = 64;
 const HALF: usize = CHUNK / 2;
 
-/// Decoupled momentum (DeMo, Peng et al., 2411.19870): of the cosine coefficients of the momentum, a share, in 16 bits each.
+/// Decoupled momentum (DeMo, Peng et al., 2411.19870): sends the largest cosine coefficients of the momentum, in 16 bits each.
 ///
-/// With `momentum = decay momentum + gradient`, each 64 elements of the momentum are transformed by the orthonormal DCT-II, and of
-/// each 4,096 coefficients the largest are sent and their elements taken away from the momentum. A coefficient is one of eight
-/// magnitudes, from that of the largest of its 4,096 down to 0.09 of it.
+/// With `momentum = decay momentum + gradient`, every 64 elements of the momentum are transformed by the orthonormal DCT-II. Of
+/// every 4,096 coefficients the largest are sent, and their contribution is subtracted from the momentum. A coefficient is
+/// quantized to eight magnitudes, from the largest of its 4,096 down to 0.09 of it.
 ///
-/// The paper sends as many coefficients of every chunk. Here 64 chunks share theirs, so a chunk of small gradients leaves its own to
-/// others. The transform has one dimension: 32 multiplications per element, where 64 x 64 chunks take twice as many and shapes that
-/// are multiples of 64. The last elements that are no whole chunk are their own coefficients.
+/// The paper sends equally many coefficients of every chunk. Here 64 chunks share a budget, so a chunk of small gradients leaves
+/// its part to the rest. The transform is one-dimensional: 32 multiplications per element, where 64 x 64 chunks take twice as many
+/// and shapes that are multiples of 64. Trailing elements that do not fill a chunk are sent untransformed.
 #[derive(Clone, Debug)]
 pub struct Demo {
     sparse: Sparse<Geometric>,
@@ -28,8 +28,8 @@ pub struct Demo {
 }
 
 impl Demo {
-    /// A codec for gradients of `len` elements that sends the `share` of their coefficients, over 0 up to 1. `momentum`, 0 to 1, is
-    /// the factor of the momentum per step; with 1 nothing is lost.
+    /// A codec for gradients of `len` elements that sends a fraction `share` of their coefficients, in (0, 1]. `momentum`, in [0,
+    /// 1], is the momentum factor per step; with 1 nothing is lost.
     ///
     /// # Errors
     ///
@@ -106,21 +106,21 @@ impl MessageCodec for Demo {
     }
 }
 
-/// The orthonormal DCT-II of 64 elements: row `k` of the matrix is `c cos(pi (2 n + 1) k / 128)`, with `c` the square root of 1 / 64
-/// for `k` 0 and of 2 / 64 for others.
+/// The orthonormal DCT-II of 64 elements: row `k` of the matrix is `c cos(pi (2 n + 1) k / 128)`, with `c` = sqrt(1 / 64) for `k` =
+/// 0, else sqrt(2 / 64).
 #[derive(Clone, Debug)]
 struct Cosines {
     rows: [[f32; CHUNK]; CHUNK],
-    /// The left halves of the even rows, transposed; their right halves are the mirror images.
+    /// The left halves of the even rows, transposed; the right halves are their mirror images.
     even: [[f32; HALF]; HALF],
-    /// The same of the odd rows, whose right halves are the negative mirror images.
+    /// The left halves of the odd rows, transposed; the right halves are their negated mirror images.
     odd: [[f32; HALF]; HALF],
 }
 
 impl Cosines {
     fn new() -> Self {
         let quarter = quarter();
-        // The cosine of `pi j / 128`, by the symmetries of the wave.
+        // `cos(pi j / 128)`, by symmetry.
         let cosine = |j: usize| match j % (4 * CHUNK) {
             j if j <= CHUNK => quarter[j],
             j if j <= 2 * CHUNK => -quarter[2 * CHUNK - j],
@@ -156,7 +156,7 @@ impl Cosines {
         std::array::from_fn(|k| if k % 2 == 0 { even[k / 2] } else { odd[k / 2] })
     }
 
-    /// Adds to `sum` the elements of the coefficient at `place`.
+    /// Adds the inverse transform of the coefficient at index `place` to `sum`.
     fn add(&self, place: usize, value: f32, sum: &mut [f32]) {
         let (chunks, rest) = sum.as_chunks_mut::<CHUNK>();
         match chunks.get_mut(place / CHUNK) {
@@ -170,12 +170,12 @@ impl Cosines {
 
 /// The cosines of `pi j / 128` for `j` of 0 to 64.
 ///
-/// They take square roots and divisions only, which IEEE 754 rounds in one way. The cosine of a system's library may differ in its
-/// last bit, and ranks on different systems would not have the same weights.
+/// Computed with square roots and divisions only, which IEEE 754 rounds exactly. The cosine of a system's math library may differ
+/// in its last bit, and ranks on different systems would end up with different weights.
 fn quarter() -> [f64; CHUNK + 1] {
     let mut cosines = [0.0; CHUNK + 1];
     cosines[0] = 1.0;
-    // The cosine of the distance between the known ones.
+    // The cosine of the distance between the known points.
     let (mut step, mut distance) = (CHUNK, 0f64);
     while step > 1 {
         // cos a + cos b = 2 cos((a + b) / 2) cos((a - b) / 2).

@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use crate::codec::{Codec, CodecConfig};
 use crate::{CommError, Communicator, Threads};
 
-/// The codecs of ranks that are threads of this process, such as to try a codec before a run. It is the exchange of a run, messages and
-/// all, so codecs of more than one message, such as [`LowRank`](crate::codec::LowRank), can be tried, too.
+/// The codecs of several ranks in one process, for evaluating a codec before a run. The exchange is that of a run, messages
+/// included, so codecs of more than one round, such as [`LowRank`](crate::codec::LowRank), work too.
 ///
 /// ```
 /// use trike_comm::CodecConfig;
@@ -20,17 +20,17 @@ use crate::{CommError, Communicator, Threads};
 /// ```
 #[derive(Debug)]
 pub struct LocalExchange {
-    /// One per rank; a rank locks its own only.
+    /// One per rank; each rank locks only its own.
     codecs: Vec<Mutex<Box<dyn Codec>>>,
     len: usize,
 }
 
 impl LocalExchange {
-    /// Codecs for gradients of tensors of these rows and columns.
+    /// Codecs for gradients of tensors of these shapes, rows and columns.
     ///
     /// # Errors
     ///
-    /// Those of [`CodecConfig::build`], and [`CommError::Range`] for no ranks.
+    /// Errors of [`CodecConfig::build`], and [`CommError::Range`] for zero ranks.
     pub fn new(config: CodecConfig, shapes: &[[usize; 2]], ranks: usize) -> Result<Self, CommError> {
         if ranks == 0 {
             return Err(CommError::Range { what: "ranks", expected: "1 or more", got: 0.0 });
@@ -59,7 +59,7 @@ impl LocalExchange {
         self.len == 0
     }
 
-    /// Bytes that a rank sends per exchange, without headers of messages; of the rank that sends most.
+    /// Maximum number of bytes that a rank sends per exchange, without message headers.
     #[must_use]
     pub fn sent_bytes(&mut self) -> usize {
         let ranks = self.ranks();
@@ -73,8 +73,8 @@ impl LocalExchange {
     ///
     /// # Errors
     ///
-    /// [`CommError::Length`] for another number of gradients, and those of [`Codec::check`] for one of them; the state is then
-    /// unchanged.
+    /// [`CommError::Length`] unless there is one gradient per rank, and errors of [`Codec::check`] for one of them; the state is
+    /// then unchanged.
     pub fn exchange(&mut self, gradients: &[&[f32]]) -> Result<Vec<f32>, CommError> {
         let ranks = self.ranks();
         if gradients.len() != ranks {
@@ -84,7 +84,7 @@ impl LocalExchange {
                 got: gradients.len(),
             });
         }
-        // Before any rank waits for another.
+        // Checked before any rank waits for another.
         for (rank, gradient) in gradients.iter().enumerate() {
             let codec = self.codecs[rank].lock().unwrap_or_else(PoisonError::into_inner);
             codec.check(rank, gradient)?;
@@ -96,7 +96,7 @@ impl LocalExchange {
             let mut codec = codecs[rank].lock().unwrap_or_else(PoisonError::into_inner);
             codec.exchange(&comm, &mut gradient).map(|()| gradient)
         });
-        // All ranks have the same.
+        // The mean is the same on all ranks.
         let means = means.into_iter().collect::<Result<Vec<_>, _>>()?;
         Ok(means.into_iter().next().unwrap_or_default())
     }

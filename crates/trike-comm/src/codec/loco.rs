@@ -1,4 +1,4 @@
-//! Differences of weights after local steps.
+//! Sparse differences of weights after local steps.
 
 use crate::codec::sparse::{CHUNK, Scratch, Sparse, Two};
 use crate::codec::{
@@ -6,12 +6,12 @@ use crate::codec::{
 };
 use crate::{CommError, Communicator};
 
-/// The outer step of SparseLoCo (Sarfi et al., 2508.15706): of each 4,096 elements, a share, in 14 bits each.
+/// The outer step of SparseLoCo (Sarfi et al., 2508.15706): sends the largest of every 4,096 elements, in 14 bits each.
 ///
-/// A rank trains alone for some steps. Then its gradient is the difference between the weights that all ranks had and its own, and
-/// all go on from the old weights less the mean (times an outer learning rate). With `residual = decay residual + gradient`, the
-/// largest elements of the residual are sent and taken away from it. A value is its sign and one of two magnitudes, chosen for each
-/// chunk such that the squared error is least.
+/// A rank takes some local steps. Its pseudo-gradient is the difference between the common weights before these steps and its own
+/// weights after them; all ranks continue from the common weights minus the mean (times an outer learning rate). With `residual =
+/// decay residual + gradient`, the largest elements of the residual are sent and subtracted from it. A value is its sign and one of
+/// two magnitudes per chunk, chosen to minimize the squared error.
 #[derive(Clone, Debug)]
 pub struct SparseLoCo {
     sparse: Sparse<Two>,
@@ -20,8 +20,8 @@ pub struct SparseLoCo {
 }
 
 impl SparseLoCo {
-    /// A codec for differences of `len` elements that sends the `share` of them, over 0 up to 1. The `decay`, 0 to 1, is the factor
-    /// of the residual per exchange; with 1 nothing is lost.
+    /// A codec for differences of `len` elements that sends a fraction `share` of them, in (0, 1]. The `decay`, in [0, 1], is the
+    /// factor of the residual per exchange; with 1 nothing is lost.
     ///
     /// # Errors
     ///

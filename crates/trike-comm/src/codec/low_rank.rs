@@ -1,31 +1,31 @@
-//! Matrices as products of two thin ones.
+//! Low-rank approximations of matrices.
 
 use crate::codec::{Carry, Codec, Saved, check_gradient, elements, mix, sums};
 use crate::sum::{mean, mean_bytes};
 use crate::{CommError, Communicator};
 
-/// A column of which no more than this part is left without the columns before it depends on them, but for the rounding of products
-/// in f32. As noise it would not be NaN, but the next `q` would have the directions of the other columns.
+/// A column counts as linearly dependent if orthogonalization leaves at most this fraction of its length: the f32 rounding errors
+/// of the products. They are not NaN, but with them the next `q` would point in the directions of the other columns.
 const DEPENDENT: f64 = 1e-4;
 
 /// Low-rank approximations (PowerSGD, Vogels et al., 1905.13727): one step of subspace iteration per exchange.
 ///
-/// With `m` a matrix of the gradient plus the residual, and `q` the factor of the last step, its columns of unit length:
+/// With `m` a matrix of the gradient plus the residual, and `q` the factor of the previous step, with unit columns:
 ///
-/// 1. `p = m q`; the mean over the ranks is exchanged, and its columns made orthonormal on each rank.
-/// 2. `q = m^T p`; the mean is exchanged. The result is `p q^T`.
+/// 1. `p = m q` is averaged over the ranks and its columns are orthonormalized on each rank.
+/// 2. `q = m^T p` is averaged over the ranks. The result is `p q^T`.
 ///
-/// A rank takes `p q^T` of its own `q` away from its residual. That is a projection of its own gradients: residuals of different
-/// ranks do not drift apart, and their mean is what the mean gradient lacks. Vectors, and matrices whose factors have as many
-/// elements as they, are sent whole.
+/// Each rank subtracts `p q^T` with its own `q` from its residual. That is a projection of its own gradients: residuals of
+/// different ranks do not drift apart, and their mean is the error of the mean gradient. Vectors, and matrices with no more
+/// elements than their factors, are sent whole.
 #[derive(Clone, Debug)]
 pub struct LowRank {
     rank: usize,
     tensors: Vec<Tensor>,
-    /// Numbers of the first round.
+    /// Length of the first round's message, in floats.
     first: usize,
     residual: Vec<f32>,
-    /// The factors of all matrices, each by columns.
+    /// The factors of all matrices, column-major.
     q: Vec<f32>,
 }
 
@@ -34,20 +34,20 @@ pub struct LowRank {
 struct Tensor {
     rows: usize,
     cols: usize,
-    /// Its first element in a gradient.
+    /// Index of its first element in a gradient.
     start: usize,
-    /// The first number of its `p`, or of its elements, in the first round.
+    /// Offset of its `p`, or of its elements, in the first round.
     p: usize,
-    /// The first number of its `q` in the second round; `None` if it is sent whole.
+    /// Offset of its `q` in the second round; `None` if it is sent whole.
     q: Option<usize>,
 }
 
 impl LowRank {
-    /// A codec for tensors of these rows and columns, of this rank, at least 1.
+    /// A codec of rank `rank`, at least 1, for tensors of these shapes, rows and columns.
     ///
     /// # Errors
     ///
-    /// [`CommError::Range`], and [`CommError::Shape`] for tensors with more elements than memory.
+    /// [`CommError::Range`], and [`CommError::Shape`] for tensors that do not fit in memory.
     pub fn new(shapes: &[[usize; 2]], rank: usize) -> Result<Self, CommError> {
         if rank == 0 {
             return Err(CommError::Range { what: "rank", expected: "1 or more", got: 0.0 });
@@ -55,7 +55,7 @@ impl LowRank {
         let len = elements(shapes)?;
         let (mut tensors, mut start, mut first, mut second) = (Vec::new(), 0, 0, 0);
         for [rows, cols] in shapes.iter().copied() {
-            // Factors that are as large as their matrix gain nothing.
+            // Factors as large as their matrix save nothing.
             let is_low = rank.saturating_mul(rows.saturating_add(cols)) < rows * cols;
             tensors.push(Tensor { rows, cols, start, p: first, q: is_low.then_some(second) });
             start += rows * cols;
@@ -68,12 +68,12 @@ impl LowRank {
         Ok(codec)
     }
 
-    /// The matrices, each with the place of its `q`.
+    /// The factorized matrices, each with the offset of its `q`.
     fn matrices(&self) -> impl Iterator<Item = (Tensor, usize)> + '_ {
         self.tensors.iter().filter_map(|tensor| Some((*tensor, tensor.q?)))
     }
 
-    /// The same factors with columns of unit length; columns of zeros begin anew with random ones, the same on all ranks.
+    /// Normalizes the columns of the factors; zero columns are reinitialized with random values, the same on all ranks.
     fn unit_columns(&self, mut q: Vec<f32>) -> Vec<f32> {
         for (number, (tensor, start)) in self.matrices().enumerate() {
             for (k, column) in q[start..][..self.rank * tensor.cols].chunks_mut(tensor.cols).enumerate() {
@@ -100,7 +100,7 @@ impl Tensor {
         }
     }
 
-    /// `m^T p`, by columns; `q` is zero before.
+    /// `q = m^T p`, column-major; `q` must be zero.
     fn transposed_times(&self, m: &[f32], p: &[f32], q: &mut [f32]) {
         for (i, row) in m.chunks(self.cols).enumerate() {
             for (p, q) in p.chunks(self.rows).zip(q.chunks_mut(self.cols)) {
@@ -194,7 +194,7 @@ impl Codec for LowRank {
     }
 }
 
-/// The sum of products, in lanes.
+/// The dot product, in f32 lanes.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0f32; 16];
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
@@ -206,12 +206,12 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f32>()
 }
 
-/// The same in f64, in order.
+/// The dot product in f64, in order.
 fn dot_f64(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// Gives a column unit length; one that is not longer than `least`, or has no length, becomes zero, which is `false`.
+/// Normalizes a column; returns `false` and zeroes it if its length is at most `least` or zero.
 fn normalize(column: &mut [f32], least: f64) -> bool {
     let length = dot_f64(column, column).sqrt();
     let is_long = length > least && length.is_finite();
@@ -219,8 +219,8 @@ fn normalize(column: &mut [f32], least: f64) -> bool {
     is_long
 }
 
-/// Makes the columns of `rows` elements orthonormal, one after another (Gram-Schmidt), each twice against those before it, since once
-/// leaves the rounding errors of almost dependent columns (Giraud et al., 2005). Dependent columns become zero.
+/// Orthonormalizes the columns of `rows` elements by Gram-Schmidt. Each column is orthogonalized twice, since one pass leaves the
+/// rounding errors of almost dependent columns (Giraud et al., 2005). Dependent columns become zero.
 fn orthonormalize(p: &mut [f32], rows: usize) {
     for k in 0..p.len() / rows {
         let (before, column) = p.split_at_mut(k * rows);
@@ -247,7 +247,7 @@ mod tests {
     fn columns_are_orthonormal_or_zero() {
         let rows = 33;
         let mut p = Rng::new(1).normals(5 * rows);
-        // The second depends on the first but for rounding, the fourth is zero.
+        // The second column depends on the first up to rounding, the fourth is zero.
         for i in 0..rows {
             p[rows + i] = 3.1 * p[i];
             p[3 * rows + i] = 0.0;

@@ -10,11 +10,12 @@ const CHUNK: usize = 4096;
 
 /// Signs with one scale per 4,096 of them (Seide et al., 2014): 31.8 times fewer bytes than f32.
 ///
-/// An element becomes the mean magnitude of its chunk with its own sign, that of zero is plus. The error goes to the next step. For
-/// normal numbers the cosine between one step and its gradient is 0.80; that of [`Ternary`](crate::codec::Ternary) is 0.90.
+/// An element becomes the mean magnitude of its chunk with the element's sign; zero counts as positive. The error is added to the
+/// next step. For normally distributed gradients the cosine between one step and its gradient is 0.80; for
+/// [`Ternary`](crate::codec::Ternary) it is 0.90.
 ///
-/// A chunk of `n` elements is its scale as f32 and `ceil(n / 8)` bytes of a bit per element, the first element lowest, 1 for minus.
-/// Bits behind the last element are zero.
+/// A chunk of `n` elements is its scale as f32 and `ceil(n / 8)` bytes of sign bits, least significant bit first, 1 = negative.
+/// Padding bits are zero.
 pub type Sign = Staged<Signs>;
 
 /// The rounding of [`Sign`].
@@ -54,7 +55,7 @@ impl Rounding for Signs {
             let scale = weight * scale(rank, header)?;
             for (eight, byte) in sum.chunks_mut(8).zip(bytes) {
                 if eight.len() < 8 && byte >> eight.len() != 0 {
-                    return Err(CommError::Damaged { rank, problem: "bits behind the last sign" });
+                    return Err(CommError::Damaged { rank, problem: "nonzero padding after the last sign" });
                 }
                 for (bit, sum) in eight.iter_mut().enumerate() {
                     *sum += if byte >> bit & 1 == 1 { -scale } else { scale };

@@ -4,38 +4,38 @@ use crate::codec::{Carry, Codec, MessageCodec, Saved, check_bytes, check_gradien
 use crate::codec::{chunked, count, mix, number, sums};
 use crate::{CommError, Communicator};
 
-/// Elements that share their buckets: they and these stay in the first cache.
+/// Elements per group of buckets; a chunk and its buckets stay in the L1 cache.
 const CHUNK: usize = 4096;
-/// Bytes of the step at the beginning of a message.
+/// Bytes of the step number at the start of a message.
 const HEADER: usize = 4;
-/// The bit of a hash that is the sign; those below are the bucket.
+/// The sign bit of a hash; the lower bits are the bucket.
 const SIGN: u16 = 1 << 15;
 
-/// A hashed sketch (count sketch, Charikar et al., 2002), the hypervector of a gradient without a matrix of projections.
+/// A count sketch (Charikar et al., 2002): the hypervector of a gradient without a projection matrix.
 ///
-/// With `residual += gradient`, each element of a chunk is added, with a random sign, to a random one of its `b` buckets. Both are
-/// hashes of the place and the step, so nothing but the sums is stored or sent. Sketches of ranks add up: all ranks add the buckets
-/// and decode once. An element is decoded as `a` times its bucket, with its sign; what a rank's own sketch decodes to is taken away
-/// from its residual.
+/// With `residual += gradient`, each element of a chunk is added, with a random sign, to one of its `b` buckets at random. Bucket
+/// and sign are hashes of the index and the step, so only the sums are stored or sent. Sketches are linear: all ranks add their
+/// buckets and decode once. An element is decoded as `a` times its bucket, with its sign; each rank subtracts the decoded values of
+/// its own sketch from its residual.
 ///
-/// The bucket is the element plus noise, the other elements of the bucket. For `n` elements `x`, decoded as `d`, over all hashes
-/// `E |x - d|^2 = (1 - 2 a + a^2 (1 + (n - 1) / b)) |x|^2`. This is least for `a = b / (b + n - 1)`, where it is `(1 - a) |x|^2`: less
-/// than `|x|^2`, so the residual is bounded (Karimireddy et al., 1901.09847), while `a` of 1 adds noise of `n / b` times the signal and
-/// diverges. Hashes are new in each step, so no two elements collide always.
+/// The bucket is the element plus noise from the other elements of the bucket. For `n` elements `x`, decoded as `d`, over all
+/// hashes `E |x - d|^2 = (1 - 2 a + a^2 (1 + (n - 1) / b)) |x|^2`. The minimum is at `a = b / (b + n - 1)`, where it is `(1 - a)
+/// |x|^2`: less than `|x|^2`, so the residual is bounded (Karimireddy et al., 1901.09847), while `a` = 1 adds noise of `n / b`
+/// times the signal and diverges. Hashes change in each step, so no two elements collide every time.
 ///
-/// A gradient arrives over about `n / b` steps and with noise: at the same size, the direction of a step is worse than that of
-/// [`TopK`](crate::codec::TopK). It is for wires that add.
+/// A gradient arrives over about `n / b` steps and with noise: at the same size, the direction of a step is worse than with
+/// [`TopK`](crate::codec::TopK). It is meant for networks that can add messages.
 #[doc(alias = "VSA")]
 #[derive(Clone, Debug)]
 pub struct Sketch {
     share: f32,
     residual: Vec<f32>,
-    /// The low and the high 16 bits of the step, since a state has numbers of f32.
+    /// The low and the high 16 bits of the step, since codec state is f32.
     step: [f32; 2],
 }
 
 impl Sketch {
-    /// A codec for gradients of `len` elements with `share` buckets per element, over 0 up to 1.
+    /// A codec for gradients of `len` elements with `share` buckets per element, in (0, 1].
     ///
     /// # Errors
     ///
@@ -60,7 +60,7 @@ impl Sketch {
         chunked(self.residual.len(), CHUNK, |len| count(self.share, len))
     }
 
-    /// Adds `weight` times what the buckets of a step decode to.
+    /// Adds `weight` times the decoded buckets of a step.
     fn decode(&self, step: u32, buckets: &[f32], weight: f32, sum: &mut [f32]) {
         let mut hashes = [0; CHUNK];
         let mut rest = buckets;
@@ -77,15 +77,15 @@ impl Sketch {
 fn hash(step: u32, chunk: usize, buckets: usize, hashes: &mut [u16]) {
     let seed = mix(mix(step) ^ chunk as u32);
     for (place, hash) in (0u32..).zip(hashes) {
-        // Places are spread by an odd number near 2^32 / golden ratio, so that seeds do not shift the hashes.
+        // Indices are multiplied by an odd number near 2^32 / golden ratio, so that seeds do not shift the hashes.
         let bits = mix(place.wrapping_mul(0x9e37_79b9).wrapping_add(seed));
-        // 16 bits for the bucket, of at most 4,096, and one that they do not have for the sign.
+        // 16 bits for the bucket, of at most 4,096, and an independent bit for the sign.
         let bucket = ((bits >> 16) * buckets as u32) >> 16;
         *hash = bucket as u16 | ((bits & 1) as u16 * SIGN);
     }
 }
 
-/// A bucket's number with the sign of an element.
+/// The value with the sign of the hash.
 #[inline(always)]
 fn signed(x: f32, hash: u16) -> f32 {
     f32::from_bits(x.to_bits() ^ u32::from(hash & SIGN) << 16)

@@ -1,51 +1,51 @@
-//! The largest values of chunks, each as a place, a sign and one of a few magnitudes.
+//! The largest values of each chunk, each as an index, a sign and a quantized magnitude.
 
 use std::marker::PhantomData;
 
 use crate::CommError;
 use crate::codec::{check_bytes, check_share, chunked, count, scale};
 
-/// Values of a chunk, from each of which as many are sent.
+/// Values per chunk; every chunk sends the same number of values.
 pub(super) const CHUNK: usize = 4096;
-/// Bits of a place in a chunk.
+/// Bits of an index in a chunk.
 const PLACE: u32 = CHUNK.ilog2();
 
-/// The magnitudes that the values of a chunk may have.
+/// The quantized magnitudes of a chunk.
 pub(super) trait Magnitudes: Sized {
-    /// Bits of the number of a magnitude.
+    /// Bits of a magnitude's level.
     const BITS: u32;
     /// Bytes of a chunk before its entries.
     const HEADER: usize;
 
-    /// Magnitudes for these values, at least one, which may be reordered.
+    /// Fits the magnitudes to `values`, at least one, which may be reordered.
     fn fit(values: &mut [f32]) -> Self;
-    /// The number of the magnitude nearest to `value`, which is not negative.
+    /// The level whose magnitude is nearest to `value`, which is not negative.
     fn level(&self, value: f32) -> u32;
-    /// The magnitude of a number below `2^BITS`.
+    /// The magnitude of a level below `2^BITS`.
     fn magnitude(&self, level: u32) -> f32;
     fn write(&self, message: &mut Vec<u8>);
     fn read(rank: usize, header: &[u8]) -> Result<Self, CommError>;
 }
 
-/// A share of the values of each chunk, the largest.
+/// The largest values of each chunk, as a fraction of the chunk.
 ///
-/// A chunk is its magnitudes and the entries, by ascending place: bits from the lowest of the first byte on, each entry the number of
-/// its magnitude, then the sign bit, then the place in 12 bits. The rest of the last byte is zero.
+/// A chunk is its magnitudes and its entries in ascending order of index. Entries are packed from the least significant bit of the
+/// first byte on: the level of the magnitude, the sign bit, the index in 12 bits. The last byte is padded with zeros.
 #[derive(Clone, Debug)]
 pub(super) struct Sparse<M> {
     share: f32,
     magnitudes: PhantomData<M>,
 }
 
-/// Memory that is used again for each chunk.
+/// Memory reused for every chunk.
 #[derive(Default)]
 pub(super) struct Scratch {
     /// Magnitudes and places.
     keys: Vec<u64>,
-    /// Places of the values that are sent, ascending.
+    /// Indices of the values that are sent, ascending.
     order: Vec<u16>,
     sizes: Vec<f32>,
-    /// Places and values of the last chunk, as its receivers read them.
+    /// Indices and decoded values of the last chunk.
     pub(super) sent: Vec<(usize, f32)>,
 }
 
@@ -66,10 +66,10 @@ impl<M: Magnitudes> Sparse<M> {
         M::HEADER + (count(self.share, len) * Self::BITS as usize).div_ceil(8)
     }
 
-    /// Appends a chunk, whose values are finite.
+    /// Encodes a chunk of finite values and appends it to the message.
     pub(super) fn write(&self, values: &[f32], message: &mut Vec<u8>, scratch: &mut Scratch) {
         let Scratch { keys, order, sizes, sent } = scratch;
-        // Magnitudes are ordered as their bits are, here the largest first; of equal ones, the first.
+        // Nonnegative floats are ordered like their bits; sorted in descending order, ties by index.
         let key = |(place, value): (u64, &f32)| u64::from(!value.abs().to_bits()) << PLACE | place;
         keys.clear();
         keys.extend((0..).zip(values).map(key));
@@ -106,7 +106,7 @@ impl<M: Magnitudes> Sparse<M> {
         }
     }
 
-    /// Gives each entry of the chunks of `len` values to `each`: the number of its value and the value.
+    /// Decodes the chunks of `len` values and calls `each` with the index and the value of each entry.
     pub(super) fn read(
         &self,
         rank: usize,
@@ -135,14 +135,14 @@ impl<M: Magnitudes> Sparse<M> {
                 bits >>= Self::BITS;
                 filled -= Self::BITS;
                 if !(least..len).contains(&place) {
-                    let problem = "a place that is not between the one before and the end";
+                    let problem = "an index that does not ascend or is past the end";
                     return Err(CommError::Damaged { rank, problem });
                 }
                 least = place + 1;
                 each(start + place, signed(magnitudes.magnitude(level), is_negative));
             }
             if bits != 0 {
-                return Err(CommError::Damaged { rank, problem: "bits behind the last entry" });
+                return Err(CommError::Damaged { rank, problem: "nonzero padding after the last entry" });
             }
         }
         Ok(())
@@ -153,7 +153,7 @@ fn signed(magnitude: f32, is_negative: bool) -> f32 {
     if is_negative { -magnitude } else { magnitude }
 }
 
-/// Eight magnitudes, the first the largest of the chunk, each `1 / sqrt(2)` of the one before.
+/// Eight magnitudes in geometric progression, from the largest of the chunk down by factors of `1 / sqrt(2)`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometric(f32);
 
@@ -167,9 +167,9 @@ impl Magnitudes for Geometric {
         Self(values.iter().fold(0f32, |most, value| most.max(*value)))
     }
 
-    /// The nearest as a ratio. None is zero: what is sent in place of a zero waits with the opposite sign.
+    /// The nearest level by ratio. No level is zero: a zero that is sent as nonzero leaves its negative as residual.
     fn level(&self, value: f32) -> u32 {
-        // Between two levels, the geometric mean: 2^(-1/4) of the upper one.
+        // The border between two levels, their geometric mean: 2^(-1/4) of the upper one.
         const BORDER: f32 = 0.840_896_4;
         LEVELS[..7].iter().take_while(|level| value < self.0 * *level * BORDER).count() as u32
     }
@@ -187,7 +187,7 @@ impl Magnitudes for Geometric {
     }
 }
 
-/// Two magnitudes with the least squared error: the means of the smaller and of the larger values at the best border.
+/// Two magnitudes with the least squared error: the means of the smaller and of the larger values at the best split.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Two {
     low: f32,
@@ -205,7 +205,7 @@ impl Magnitudes for Two {
         let mean = (all / len as f64) as f32;
         let (mut best, mut below) = (f64::MIN, 0.0);
         let mut fit = Self { low: mean, high: mean };
-        // With `a` values of the sum `s` and `b` of the sum `t`, the error is the sum of squares less `s^2 / a + t^2 / b`.
+        // With `a` values of sum `s` and `b` values of sum `t`, the squared error is the sum of squares minus `s^2 / a + t^2 / b`.
         for (value, (a, b)) in values.iter().zip((1..len).zip((1..len).rev())) {
             below += f64::from(*value);
             let (low, high) = (below / a as f64, (all - below) / b as f64);
@@ -219,7 +219,7 @@ impl Magnitudes for Two {
     }
 
     fn level(&self, value: f32) -> u32 {
-        // Not half of the sum, which may be infinite.
+        // Halved before adding, since the sum may be infinite.
         u32::from(value > 0.5 * self.low + 0.5 * self.high)
     }
 

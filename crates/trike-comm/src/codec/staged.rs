@@ -1,4 +1,4 @@
-//! Codecs in two stages, whose bytes do not grow with the number of ranks.
+//! Two-stage codecs (reduce-scatter, all-gather), whose bytes do not grow with the number of ranks.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -7,16 +7,16 @@ use std::ops::Range;
 use crate::codec::{Carry, Codec, MessageCodec, Saved, check_gradient, check_len, sums};
 use crate::{CommError, Communicator, Shards};
 
-/// How numbers become few bits.
+/// Quantization of values to a few bits.
 pub trait Rounding: Debug + Send {
-    /// Bytes of a message of so many numbers.
+    /// Size in bytes of a message of `len` values.
     fn bytes(len: usize) -> usize;
 
-    /// The message of some numbers, which become what it leaves out: numbers whose sum of magnitudes is finite, as [`Codec::check`]
-    /// sees to.
+    /// Encodes values and replaces them by the quantization errors. The sum of the magnitudes is finite, as [`Codec::check`]
+    /// ensures.
     fn write(values: &mut [f32]) -> Vec<u8>;
 
-    /// Adds `weight` times the numbers of a message from rank `rank` to `sum`.
+    /// Adds `weight` times the decoded message of `rank` to `sum`.
     ///
     /// # Errors
     ///
@@ -24,12 +24,12 @@ pub trait Rounding: Debug + Send {
     fn read(rank: usize, message: &[u8], weight: f32, sum: &mut [f32]) -> Result<(), CommError>;
 }
 
-/// A codec that rounds gradients, with error feedback.
+/// A codec that quantizes gradients, with error feedback.
 ///
-/// Each rank owns a shard. It gets the messages of this shard from the others, adds them to its own gradient, which was not rounded,
-/// and sends the sum to all in one message. What that leaves out waits with what the owner has to send itself. An exchange gives a
-/// mean, so the mean over the ranks of what waits is what the weights still have to get. A message of a shard has chunks of its own: the
-/// first one begins with the first element of the shard.
+/// Each rank owns a shard. It receives the messages of this shard from the other ranks, adds them to its own unquantized gradient,
+/// and sends the sum to all in one message. The error of that message is added to the owner's residual. An exchange computes a
+/// mean, so the mean of the residuals over the ranks is the update that the weights have yet to receive. The chunks of a message
+/// start at the first element of its shard.
 #[derive(Clone, Debug)]
 pub struct Staged<R> {
     residual: Vec<f32>,
@@ -43,7 +43,7 @@ impl<R: Rounding> Staged<R> {
         Self { residual: vec![0.0; len], rounding: PhantomData }
     }
 
-    /// Takes up the gradient of a range, of the same length.
+    /// Adds the gradient of a range to the residual.
     fn take_up(&mut self, range: Range<usize>, gradient: &[f32]) {
         self.residual[range].iter_mut().zip(gradient).for_each(|(r, g)| *r += g);
     }

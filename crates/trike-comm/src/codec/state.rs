@@ -1,46 +1,47 @@
-//! The state of codecs, for runs that stop and go on.
+//! The state of codecs, for runs that stop and resume.
 
 use crate::CommError;
 use crate::codec::{Codec, check_len};
 
-/// How a vector of a codec's state is carried over to another number of ranks.
+/// How a vector of a codec's state is converted to another number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carry {
-    /// Owed to the mean over the ranks, such as a residual: each rank gets the mean over the old ranks.
+    /// Pending updates of the mean over the ranks, such as a residual: each rank gets the mean over the old ranks.
     ///
-    /// An exchange gives a mean, so the mean of what the ranks hold is what the weights still have to get, and it stays the same.
+    /// An exchange computes a mean, so the mean of the ranks' vectors is the update that the weights have yet to receive, and it is
+    /// preserved.
     Mean,
-    /// The same on all ranks, such as the factors that [`LowRank`](crate::codec::LowRank) starts from: each rank gets it.
+    /// Identical on all ranks, such as the factors that [`LowRank`](crate::codec::LowRank) starts from: each rank gets a copy.
     Same,
 }
 
 /// A vector of a codec's state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Saved<'a> {
-    /// Its name, which no other vector of the codec has.
+    /// Its name, unique within the codec.
     pub name: &'static str,
-    /// How it is carried over.
+    /// How it is converted to another number of ranks.
     pub carry: Carry,
     /// Its elements.
     pub values: &'a [f32],
 }
 
 impl Carry {
-    /// The vector of rank `rank` of `ranks`, from those of all old ranks in their order.
+    /// The vector of rank `rank` of `ranks`, from those of all old ranks in order.
     ///
-    /// On as many ranks as before, a rank gets its own vector back, with the same bits. Sums are in f64.
+    /// With an unchanged number of ranks, a rank gets its own vector back, bit-identically. Means are computed in f64.
     ///
     /// # Errors
     ///
     /// [`CommError::Rank`] for a rank that does not exist, [`CommError::Length`] for no vectors or vectors of different lengths,
-    /// [`CommError::Differs`] for [`Carry::Same`] and vectors that are not.
+    /// [`CommError::Differs`] for [`Carry::Same`] and vectors that differ.
     ///
     /// ```
     /// use trike_comm::codec::Carry;
     ///
     /// // Two ranks owe 1 and 2 to the mean, which is 1.5; so do three ranks that hold 1.5 each.
     /// assert_eq!(Carry::Mean.over(&[&[1.0], &[2.0]], 2, 3)?, [1.5]);
-    /// // On two ranks again, each has what it had.
+    /// // Back on two ranks, each has its original state.
     /// assert_eq!(Carry::Mean.over(&[&[1.0], &[2.0]], 1, 2)?, [2.0]);
     /// # Ok::<(), trike_comm::CommError>(())
     /// ```
@@ -81,14 +82,14 @@ impl Carry {
     }
 }
 
-/// Gives a codec of rank `rank` of `ranks` the state that is carried over from all old ranks.
+/// Restores the state of a codec of rank `rank` of `ranks` from the states of all old ranks.
 ///
-/// `old` has, for each old rank in order, the vectors of [`Codec::state`] in order. A run that has not the memory for those of all
-/// ranks calls [`Carry::over`] for one vector after another.
+/// `old` has, for each old rank in order, the vectors of [`Codec::state`] in order. If the states of all ranks do not fit in
+/// memory, call [`Carry::over`] for one vector after another.
 ///
 /// # Errors
 ///
-/// Those of [`Carry::over`], and [`CommError::Length`] for vectors of another codec; the state is then unchanged.
+/// Errors of [`Carry::over`], and [`CommError::Length`] for vectors of another codec; the state is then unchanged.
 ///
 /// ```
 /// use trike_comm::codec::{Codec, MessageCodec, Ternary, restore};

@@ -7,20 +7,20 @@ use crate::codec::staged::{Rounding, Staged};
 use crate::codec::{check_bytes, chunked, scale};
 use crate::sum::sum_of;
 
-/// Elements that share a scale: whole bytes of five trits.
+/// Elements per scale: a multiple of five, for whole bytes of trits.
 const CHUNK: usize = 4095;
 /// Trits of a byte.
 const TRITS: usize = 5;
 /// Values of a byte.
 const VALUES: usize = 243;
-/// The threshold of a nonzero trit in units of the mean magnitude, near the best one for a bell-shaped distribution (Li et al.,
+/// The threshold of a nonzero trit in units of the mean magnitude, near the optimum for a normal distribution (Li et al.,
 /// 1605.04711).
 const THRESHOLD: f32 = 0.7;
 
 /// Five zeros.
 const ZEROS: u8 = 121;
 
-/// The trit of each digit, the lowest first, of each byte; zero for bytes that are none.
+/// The trits of each byte, lowest digit first; zero for invalid bytes.
 pub(super) const DIGITS: [[f32; 256]; TRITS] = {
     let mut digits = [[0.0; 256]; TRITS];
     let mut value = 0;
@@ -36,20 +36,20 @@ pub(super) const DIGITS: [[f32; 256]; TRITS] = {
     digits
 };
 
-/// Trits with one scale per 4,095 of them, 1.61 bits per element: 19.9 times fewer bytes than f32.
+/// Trits with one scale per 4,095 elements, 1.61 bits per element: 19.9 times fewer bytes than f32.
 ///
-/// With `m` the mean magnitude of a chunk, an element of more than `0.7 m` becomes the mean magnitude of such elements, with its
-/// sign, and others become zero. The error goes to the next step.
+/// With `m` the mean magnitude of a chunk, elements above `0.7 m` in magnitude become the mean magnitude of all such elements, with
+/// their sign; the rest become zero. The error is added to the next step.
 ///
-/// A chunk of `n` elements is its scale as f32 and `b = ceil(n / 5)` bytes; byte `i` has the trits of the elements `i`, `i + b` up to
-/// `i + 4 b` as digits to base 3, the first lowest, each one more than the trit.
+/// A chunk of `n` elements is its scale as f32 and `b = ceil(n / 5)` bytes; byte `i` holds the trits of the elements `i`, `i + b`
+/// up to `i + 4 b` as base-3 digits, lowest first, each digit the trit plus one.
 pub type Ternary = Staged<Trits>;
 
 /// The rounding of [`Ternary`].
 #[derive(Clone, Copy, Debug)]
 pub struct Trits;
 
-/// Adds the trits of some values as one digit of some bytes; the values become what these leave out.
+/// Adds the trits of `values` to `bytes` as one base-3 digit; the values become the quantization errors.
 #[inline(always)]
 fn pack(bytes: &mut [u8], values: &mut [f32], digit: u8, threshold: f32, scale: f32) {
     for (byte, value) in bytes.iter_mut().zip(values) {
@@ -114,7 +114,7 @@ pub(super) fn read(
         let (trits, after) = after.split_at(range.len().div_ceil(TRITS));
         rest = after;
         if trits.iter().any(|byte| usize::from(*byte) >= VALUES) {
-            return Err(CommError::Damaged { rank, problem: "a byte that is no trits" });
+            return Err(CommError::Damaged { rank, problem: "a byte that does not encode five trits" });
         }
         Ok((range, scale(rank, header)?, trits))
     }))

@@ -4,11 +4,11 @@ use crate::codec::sparse::{CHUNK, Geometric, Scratch, Sparse};
 use crate::codec::{Carry, Codec, MessageCodec, Saved, check_gradient, check_len, exchange_messages, sums};
 use crate::{CommError, Communicator};
 
-/// The largest elements, with momentum (Lin et al., 1712.01887): of each 4,096, a share, in 16 bits each.
+/// Top-k sparsification with momentum (Lin et al., 1712.01887): sends the largest of every 4,096 elements, in 16 bits each.
 ///
-/// A rank adds up its gradients as `velocity = momentum velocity + gradient` and `waiting += velocity`. What is sent of `waiting` is
-/// taken away from it, and the velocity of what is sent is cleared, so that old gradients do not push on. A value is one of eight
-/// magnitudes, from that of the largest of its chunk down to 0.09 of it.
+/// A rank accumulates its gradients as `velocity = momentum velocity + gradient` and `waiting += velocity`. Sent values are
+/// subtracted from `waiting`, and the velocity of sent elements is cleared, so that stale gradients lose their momentum. A value is
+/// quantized to eight magnitudes, from the largest of its chunk down to 0.09 of it.
 #[derive(Clone, Debug)]
 pub struct TopK {
     sparse: Sparse<Geometric>,
@@ -18,7 +18,8 @@ pub struct TopK {
 }
 
 impl TopK {
-    /// A codec for gradients of `len` elements that sends the `share` of them, 0 to 1; a `momentum` of 0 sends what has waited only.
+    /// A codec for gradients of `len` elements that sends a fraction `share` of them, in (0, 1]; with a `momentum` of 0 it is plain
+    /// top-k with error feedback.
     ///
     /// # Errors
     ///
@@ -47,7 +48,7 @@ impl Codec for TopK {
         if self.velocity.is_empty() {
             return check_gradient(rank, self.len(), gradient, sums(&self.waiting, gradient));
         }
-        // A velocity is not larger than what waits with it and what waited before.
+        // `|velocity| <= |waiting before| + |waiting after|`, so it needs no check of its own.
         let all = self.velocity.iter().zip(&self.waiting).zip(gradient);
         let states = all.map(|((velocity, waiting), g)| waiting + (self.momentum * *velocity + g));
         check_gradient(rank, self.len(), gradient, states)

@@ -1,9 +1,9 @@
 //! Sums over ranks whose bits do not depend on the number of ranks.
 //!
-//! The micro-batches of a step, its units, are numbered. They are divided into blocks: four for up to four ranks, else the next
-//! power of two of the number of ranks. The units of a block are added one after another, the sums of blocks in a binary tree over
-//! their numbers. Each rank has whole, consecutive blocks and computes the sums of the largest subtrees that are all its own; the
-//! rest of the tree is added where the parts meet. So one, two, three and four ranks add the same numbers in the same order.
+//! The micro-batches of a step, its units, are numbered. They are divided into blocks: four for up to four ranks, else the number
+//! of ranks rounded up to a power of two. The units of a block are added sequentially, the sums of blocks in a binary tree over
+//! their numbers. Each rank has whole, consecutive blocks and computes the sums of the largest subtrees inside its range; the rest
+//! of the tree is added across ranks. So one, two, three and four ranks add the same numbers in the same order.
 
 mod volume;
 
@@ -14,13 +14,13 @@ use crate::{CommError, Communicator};
 pub use volume::Volume;
 pub(crate) use volume::mean_bytes;
 
-/// Blocks of a step of up to as many ranks.
+/// Number of blocks of a step on up to this many ranks.
 const BLOCKS: usize = 4;
-/// Elements that are exchanged at once: messages of a mebibyte stay in caches, and in memory that the allocator keeps; longer ones took
-/// five times as long per element.
+/// Elements per message: messages of a mebibyte stay in caches and in memory that the allocator keeps; longer ones took five times
+/// as long per element.
 pub(crate) const PIECE: usize = 1 << 18;
 
-/// Which units of a step each rank computes, and how they are added.
+/// Assigns the units of a step to ranks, and defines the order of their addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     units: usize,
@@ -33,29 +33,29 @@ pub struct Plan {
 pub struct Shards(Vec<usize>);
 
 impl Shards {
-    /// A vector of `len` elements in equal shards, as far as it can be.
+    /// A vector of `len` elements in shards that are as equal as possible.
     #[must_use]
     pub fn even(len: usize, ranks: usize) -> Self {
         let (whole, rest) = (len / ranks.max(1), len % ranks.max(1));
         Self((0..=ranks).map(|rank| rank * whole + rank.min(rest)).collect())
     }
 
-    /// Shards of these lengths, one for each rank.
+    /// Shards of these lengths, one per rank.
     ///
     /// # Errors
     ///
-    /// [`CommError::Range`] if the vector is too long for its length to be counted.
+    /// [`CommError::Range`] if the total length overflows.
     pub fn of(lens: &[usize]) -> Result<Self, CommError> {
         let mut ends = vec![0usize];
         for len in lens {
             let end = ends[ends.len() - 1].checked_add(*len);
-            let (what, expected) = ("elements of all shards", "a number that can be counted");
+            let (what, expected) = ("elements of all shards", "at most usize::MAX");
             ends.push(end.ok_or(CommError::Range { what, expected, got: f64::INFINITY })?);
         }
         Ok(Self(ends))
     }
 
-    /// The same for a vector with `count` elements in place of each.
+    /// The same for a vector with `count` elements per element of this one.
     ///
     /// ```
     /// use trike_comm::Shards;
@@ -91,11 +91,11 @@ impl Shards {
         self.0.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or_default()
     }
 
-    /// The shards of all ranks, one after another, in `out`.
+    /// Gathers the shards of all ranks, in order, in `out`.
     ///
     /// # Errors
     ///
-    /// [`CommError::Length`] for a shard or an `out` of a wrong length, and those of messages.
+    /// [`CommError::Length`] for a shard or an `out` of a wrong length, and errors of messages.
     pub fn all_gather<C: Communicator + ?Sized>(
         &self,
         comm: &C,
@@ -120,7 +120,7 @@ impl Shards {
     }
 }
 
-/// The elements of a shard that are exchanged together, from its element `at` on.
+/// The next [`PIECE`] elements of a shard, starting at its element `at`.
 fn piece(shard: Range<usize>, at: usize) -> Range<usize> {
     let start = shard.start.saturating_add(at).min(shard.end);
     start..start.saturating_add(PIECE).min(shard.end)
@@ -137,7 +137,7 @@ pub struct Part<T> {
     pub sum: Option<T>,
 }
 
-/// Adds up the sums of consecutive blocks as the tree does. At most one part of each size is held.
+/// Tree sum over consecutive blocks. At most one part of each size is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeSum<T>(Vec<Part<T>>);
 
@@ -148,7 +148,7 @@ impl<T> Default for TreeSum<T> {
 }
 
 impl<T> TreeSum<T> {
-    /// Appends the sum of the units of block `block`, the one after the last. `add` adds its second argument to its first.
+    /// Appends the sum of the units of `block`, which follows the previous one. `add` adds its second argument to its first.
     pub fn push(&mut self, block: usize, sum: Option<T>, add: impl FnMut(&mut T, &T)) {
         self.push_part(Part { first: block, blocks: 1, sum }, add);
     }
@@ -210,7 +210,7 @@ impl Plan {
     /// The units of a block; none if there are fewer units than blocks.
     #[must_use]
     pub fn units(&self, block: usize) -> Range<usize> {
-        // Not their product, which could be too large.
+        // Written without the product of both, which could overflow.
         let (whole, rest, count) = (self.units / self.count(), self.units % self.count(), self.count());
         let start = |block: usize| block * whole + block * rest / count;
         start(block)..start(block + 1)
@@ -225,11 +225,11 @@ impl Plan {
         sum.into_parts()
     }
 
-    /// The sum over all units, of the elements in this rank's shard.
+    /// The sum over all units of this rank's shard.
     ///
     /// # Errors
     ///
-    /// [`CommError::Length`] for parts that are not this rank's, and those of messages.
+    /// [`CommError::Length`] for parts that do not match the plan, and errors of messages.
     pub fn reduce_scatter<C: Communicator + ?Sized>(
         &self,
         comm: &C,
@@ -240,7 +240,7 @@ impl Plan {
         check_len("list of shards", self.ranks + 1, shards.0.len())?;
         let own = shards.of_rank(self.rank);
         let mut out = vec![0.0; own.len()];
-        // All shards in pieces of one size, since all ranks send together.
+        // Every shard in pieces of one size, since all ranks send in lockstep.
         for at in (0..shards.longest()).step_by(PIECE) {
             let messages: Vec<Vec<u8>> = (0..self.ranks)
                 .map(|rank| {
@@ -311,11 +311,11 @@ fn check_len(what: &'static str, expected: usize, got: usize) -> Result<(), Comm
     if expected == got { Ok(()) } else { Err(CommError::Length { what, expected, got }) }
 }
 
-/// The numbers of rank `root` on every rank; the others give their number only.
+/// The values of rank `root` on every rank; the other ranks pass only their length.
 ///
 /// # Errors
 ///
-/// [`CommError::Length`] if `root` has another number of values than `len`, and those of messages.
+/// [`CommError::Length`] if `root` does not have `len` values, and errors of messages.
 pub fn broadcast_floats<C: Communicator + ?Sized>(
     comm: &C,
     root: usize,
@@ -342,11 +342,11 @@ pub fn broadcast_floats<C: Communicator + ?Sized>(
     Ok(all)
 }
 
-/// Replaces the numbers of each rank by their mean over the ranks, which are added in order. All ranks get the same bits.
+/// Replaces the values of each rank by their mean over the ranks, added in rank order. All ranks get the same bits.
 ///
 /// # Errors
 ///
-/// [`CommError::Cut`] for ranks with fewer numbers, [`CommError::NonFinite`] for a rank with numbers that are not finite, and those
+/// [`CommError::Cut`] for ranks with fewer values, [`CommError::NonFinite`] for a rank with values that are not finite, and errors
 /// of messages.
 pub fn mean<C: Communicator + ?Sized>(comm: &C, values: &mut [f32]) -> Result<(), CommError> {
     let shards = Shards::even(values.len(), comm.size());
@@ -363,7 +363,7 @@ pub fn mean<C: Communicator + ?Sized>(comm: &C, values: &mut [f32]) -> Result<()
             .collect();
         let messages: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
         let elements = piece(0..own.len(), at);
-        // In f64, since a sum of f32 may be infinite where the mean is not.
+        // In f64, since an f32 sum may overflow where the mean does not.
         let mut sum = vec![0f64; elements.len()];
         for (rank, message) in comm.all_to_all(&messages, 4 * elements.len())?.iter().enumerate() {
             let (expected, got) = (4 * elements.len(), message.len());
@@ -386,7 +386,7 @@ fn add(sum: &mut [f32], x: &[f32]) {
     sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
 }
 
-/// The sum of a function of all elements, in lanes.
+/// The sum of `of(x)` over all elements, in lanes.
 #[inline(always)]
 pub(crate) fn sum_of(x: &[f32], of: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0f32; 16];
@@ -399,7 +399,7 @@ pub(crate) fn sum_of(x: &[f32], of: impl Fn(f32) -> f32) -> f32 {
     lanes.iter().sum::<f32>() + rest.iter().map(|x| of(*x)).sum::<f32>()
 }
 
-/// Appends numbers to a message.
+/// Appends values to a message.
 pub(crate) fn append(message: &mut Vec<u8>, values: &[f32]) {
     let start = message.len();
     message.resize(start + 4 * values.len(), 0);
@@ -407,7 +407,7 @@ pub(crate) fn append(message: &mut Vec<u8>, values: &[f32]) {
     fours.iter_mut().zip(values).for_each(|(four, value)| *four = value.to_le_bytes());
 }
 
-/// The numbers of a message.
+/// Decodes the values of a message.
 pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
     let (fours, _) = bytes.as_chunks();
     fours.iter().map(|four| f32::from_le_bytes(*four)).collect()

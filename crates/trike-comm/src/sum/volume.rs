@@ -1,9 +1,9 @@
-//! Messages and bytes of sums, counted without sending them.
+//! Messages and bytes of collective operations, counted without sending.
 
 use super::{PIECE, Part, Plan, Shards};
 use crate::endpoint::HEADER;
 
-/// What one rank sends in an exchange, with the headers of messages, as [`Traffic`](crate::Traffic) counts it.
+/// Messages and bytes that one rank sends in an exchange, including message headers, as [`Traffic`](crate::Traffic) counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Volume {
     /// Messages.
@@ -13,7 +13,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// So many messages with this content, all together.
+    /// `messages` messages with `content` bytes of content in total.
     #[must_use]
     pub fn of(messages: u64, content: u64) -> Self {
         let headers = messages.saturating_mul(HEADER as u64);
@@ -33,13 +33,13 @@ impl std::ops::Add for Volume {
 }
 
 impl Plan {
-    /// The plan of one of several ranks, without a connection to the others.
+    /// The plan of one of several ranks, without connecting to the others.
     #[must_use]
     pub fn of_rank(units: usize, rank: usize, ranks: usize) -> Self {
         Self { units, rank, ranks }
     }
 
-    /// What this rank sends in a [`reduce_scatter`](Self::reduce_scatter).
+    /// The volume that this rank sends in a [`reduce_scatter`](Self::reduce_scatter).
     ///
     /// ```
     /// use trike_comm::{Plan, Shards};
@@ -62,7 +62,7 @@ impl Plan {
 }
 
 impl Shards {
-    /// What a rank sends when all gather the shards: [`all_gather`](Self::all_gather).
+    /// The volume that a rank sends in an [`all_gather`](Self::all_gather).
     #[must_use]
     pub fn all_gather_volume(&self, rank: usize, ranks: usize) -> Volume {
         let others = ranks.saturating_sub(1) as u64;
@@ -70,21 +70,21 @@ impl Shards {
         Volume::of(self.rounds(ranks), elements.saturating_mul(4 * others))
     }
 
-    /// What a rank sends for the [`mean`](super::mean) of vectors in these shards.
+    /// The volume that a rank sends in the [`mean`](super::mean) of vectors in these shards.
     #[must_use]
     pub fn mean_volume(&self, rank: usize, ranks: usize) -> Volume {
         let elements = (self.len() - self.of_rank(rank).len()) as u64;
         Volume::of(self.rounds(ranks), elements.saturating_mul(4)) + self.all_gather_volume(rank, ranks)
     }
 
-    /// Messages of one rank to all others, one to each for every piece.
+    /// Messages of one rank to all others, one per rank and piece.
     fn rounds(&self, ranks: usize) -> u64 {
         let pieces = (0..self.longest()).step_by(PIECE).len() as u64;
         pieces * ranks.saturating_sub(1) as u64
     }
 }
 
-/// Bytes that a rank sends for the [`mean`](super::mean) of `len` numbers, without headers.
+/// Bytes that a rank sends in the [`mean`](super::mean) of `len` values, without headers.
 pub(crate) fn mean_bytes(len: usize, rank: usize, ranks: usize) -> usize {
     let shards = Shards::even(len, ranks);
     let own = shards.of_rank(rank).len();
@@ -97,7 +97,7 @@ mod tests {
     use crate::sum::piece;
     use crate::{Communicator as _, Threads, TreeSum, mean};
 
-    /// Against the traffic that ranks count.
+    /// Compared with the traffic that ranks count.
     #[test]
     fn volumes_are_what_ranks_send() {
         for (ranks, units, len) in

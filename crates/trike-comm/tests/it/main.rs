@@ -1,6 +1,6 @@
 //! Sums over ranks, and codecs of messages.
 //!
-//! One binary for all files: each further one is linked anew.
+//! One binary for all files, since every binary is linked separately.
 
 mod codecs;
 mod sums;

@@ -1,11 +1,11 @@
-//! Sums over ranks: equal to the bit for 1, 2, 3 and 4, and errors in place of wrong results.
+//! Sums over ranks: bit-identical for 1, 2, 3 and 4 ranks, and errors instead of wrong results.
 
 use std::time::Duration;
 
 use trike_comm::{CommError, Communicator, Part, Plan, Shards, Threads, TreeSum, broadcast_floats, mean};
 use trike_testkit::{Rng, assert_all_near};
 
-/// The gradient of a unit, of which no two sums in different order are equal.
+/// The gradient of a unit; sums in different orders give different bits.
 fn gradient(unit: usize, len: usize) -> Vec<f32> {
     let mut rng = Rng::new(unit as u64 + 1);
     (0..len).map(|_| (rng.f32_unit() - 0.5) * 10f32.powi(rng.below(8) as i32)).collect()
@@ -37,7 +37,7 @@ fn all_reduce(comm: &Threads, units: usize, len: usize) -> Vec<f32> {
     out
 }
 
-/// Sixteen units in four blocks of four, and these in pairs.
+/// Sixteen units in four blocks of four, and the blocks in pairs.
 fn oracle(len: usize) -> Vec<f32> {
     let block = |block: usize| {
         (4 * block + 1..4 * block + 4).fold(gradient(4 * block, len), |mut sum, unit| {
@@ -69,7 +69,7 @@ fn up_to_four_ranks_have_the_same_bits() {
         for ranks in 2..=4 {
             assert!(Threads::run(ranks, |comm| all_reduce(&comm, units, 7)).iter().all(|sum| *sum == one[0]));
         }
-        // More ranks have more blocks, and all of them the same sum.
+        // More ranks have more blocks, and all ranks have the same sum.
         for ranks in 5..=9 {
             let all = Threads::run(ranks, |comm| all_reduce(&comm, units, 7));
             assert!(all.iter().all(|sum| *sum == all[0]), "{units} units, {ranks} ranks");
@@ -115,7 +115,7 @@ fn what_goes_wrong_is_an_error_of_those_who_wait() {
         }
         comm.barrier()
     });
-    // The first of the two that notices names the rank that is gone; the other one may find that one gone first.
+    // The first of the two to notice names the rank that has exited; the other one may find that one gone first.
     let gone =
         |rank: usize, by: &[usize]| by.iter().any(|&by| results[rank] == Err(CommError::Gone { rank: by }));
     assert!(gone(0, &[1, 2]) && gone(1, &[0, 2]), "{results:?}");
@@ -160,7 +160,7 @@ fn ranks_are_checked() {
     assert_eq!((traffic.messages, traffic.sent), (1, 25));
 }
 
-/// Each rank adds up the elements that are its own, of any number.
+/// Each rank adds up its own shard, of any length.
 #[test]
 fn shards_may_have_any_length() {
     for lens in [[3, 0, 4], [0, 0, 7], [7, 0, 0], [1, 5, 1]] {
@@ -208,7 +208,7 @@ fn a_mean_is_the_same_on_all_ranks() {
         let want: Vec<f32> = sum.iter().map(|sum| (sum / ranks as f64) as f32).collect();
         assert!(all.iter().all(|values| *values == want), "{ranks} ranks, {len} numbers");
     }
-    // The mean of numbers whose sum no f32 holds.
+    // The mean of numbers whose sum overflows f32.
     for (ranks, of_rank, want) in [
         (2, [3e38, 3e38, 0.0], 3e38),
         (3, [f32::MAX; 3], f32::MAX),

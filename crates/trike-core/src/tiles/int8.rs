@@ -9,7 +9,7 @@ use crate::{Int8Tensor, TensorError};
 /// A line of a tile.
 type Line = [u8; LINE_BYTES];
 
-/// How the columns of int8 weights are padded: every group to whole lines.
+/// Padding of the columns of int8 weights: every group is padded to whole lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spread {
     /// Columns of a group; the last group of a row may be shorter.
@@ -22,7 +22,7 @@ impl Spread {
     /// The padding of rows of `cols` columns with a scale per `group` columns.
     #[inline(always)]
     pub fn new(cols: usize, group: usize) -> Self {
-        // Groups that end with a line need no padding between them: they share activations whatever their size.
+        // Groups that end at a line boundary need no padding between them: they share activations for every group size.
         if group.is_multiple_of(4) || group >= cols {
             Self { group: 4, padded: 4 }
         } else {
@@ -39,14 +39,14 @@ impl Spread {
 
 /// The lines of a tile of sixteen rows of int8 weights.
 ///
-/// A tile is a sequence of blocks: a line of scales and the codes of the groups that they belong to, two groups with f16
-/// scales and one with f32. A line of codes holds four columns: a half of it two columns of each row, row after row, as i8.
+/// A tile is a sequence of blocks: one line of scales and the code lines of the groups that they belong to (two groups with f16
+/// scales, one with f32). A code line holds four columns; each half of it holds two columns of each row, row after row, as i8.
 /// Every group is padded with zeros to whole lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Int8Shape {
     /// Number of columns.
     pub cols: usize,
-    /// Columns that share a scale.
+    /// Columns per scale.
     pub group: usize,
     /// Whether the scales are f16; otherwise f32.
     pub halves: bool,
@@ -71,7 +71,7 @@ impl Int8Shape {
         self.code_lines() + if self.halves { self.groups().div_ceil(2) } else { self.groups() }
     }
 
-    /// Of a group, the line of its scales and the first line of its codes.
+    /// The scale line of a group, and the first of its code lines.
     #[inline(always)]
     pub fn place(self, group: usize) -> (usize, usize) {
         let lines = self.group.div_ceil(4);
@@ -113,7 +113,7 @@ impl Int8Shape {
         }
     }
 
-    /// The scale of a group of row `r`, of the line that holds it.
+    /// The scale of a group of row `r`, from the scale line that contains it.
     pub fn scale(self, line: &Line, group: usize, r: usize) -> f32 {
         if self.halves {
             f16::from_le_bytes(line.as_chunks().0[group % 2 * TILE_ROWS + r]).to_f32()
@@ -132,7 +132,7 @@ impl Int8Shape {
     }
 }
 
-/// The byte of a column, of four, in a line.
+/// The byte index of one of four columns in a line.
 fn byte_of(row: usize, col: usize) -> usize {
     32 * (col / 2) + 2 * row + col % 2
 }
@@ -165,7 +165,7 @@ pub struct Int8Tiles<B> {
     pub rows: usize,
     /// Number of columns.
     pub cols: usize,
-    /// Columns that share a scale, `1..=cols`.
+    /// Columns per scale, `1..=cols`.
     pub group: usize,
     /// Whether the scales are f16; otherwise f32.
     pub half_scales: bool,
@@ -204,7 +204,7 @@ impl<B: AsRef<[u8]>> Int8Tiles<B> {
     ///
     /// # Errors
     ///
-    /// Those of [`check`](Self::check), and [`TensorError::NonFinite`].
+    /// The errors of [`check`](Self::check), and [`TensorError::NonFinite`].
     pub fn check_scales(&self) -> Result<(), TensorError> {
         self.check()?;
         let (shape, groups) = (self.shape(), self.shape().groups());
@@ -225,7 +225,7 @@ impl<B: AsRef<[u8]>> Int8Tiles<B> {
     ///
     /// # Errors
     ///
-    /// Those of [`check_scales`](Self::check_scales).
+    /// The errors of [`check_scales`](Self::check_scales).
     pub fn to_tensor(&self) -> Result<Int8Tensor, TensorError> {
         self.check()?;
         let (shape, cols) = (self.shape(), self.cols);
@@ -241,7 +241,7 @@ impl<B: AsRef<[u8]>> Int8Tiles<B> {
             }
         }
         let scales = if self.half_scales {
-            // They were f16, so this is exact.
+            // The values were f16, so this is exact.
             ScaleValues::F16(scales.into_iter().map(f16::from_f32).collect())
         } else {
             ScaleValues::F32(scales)

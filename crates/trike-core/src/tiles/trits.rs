@@ -52,7 +52,7 @@ impl TritShape {
         self.layout
     }
 
-    /// Columns between two digits of a byte.
+    /// Columns between consecutive digits of a byte.
     #[inline(always)]
     pub fn span(&self) -> usize {
         self.span
@@ -137,7 +137,7 @@ impl TritShape {
             TileLayout::TwoBit => byte & byte >> 1 & 0x55 != 0,
             TileLayout::Base3 => byte > 242,
         };
-        // Without early exit within a block, so that the compiler vectorizes it.
+        // No early exit within a block, so that the compiler vectorizes it.
         let block = lines.chunks(4096).position(|block| match self.layout {
             TileLayout::TwoBit => block.iter().fold(0, |all, byte| all | byte & byte >> 1 & 0x55) != 0,
             TileLayout::Base3 => block.iter().fold(0, |most, &byte| byte.max(most)) > 242,
@@ -150,7 +150,7 @@ impl TritShape {
 #[inline]
 pub fn put_two_bits(line: &mut [u8; LINE_BYTES], r: usize, codes: &[u8; 16]) {
     let [a, b, c, d] = fours(codes);
-    // Codes stay below 4, so no carry crosses a byte.
+    // Codes are below 4, so nothing carries into the next byte.
     let bytes = a | b << 2 | c << 4 | d << 6;
     line.as_chunks_mut().0[r] = bytes.to_le_bytes();
 }
@@ -184,7 +184,7 @@ pub struct TritTiles<B> {
     pub cols: usize,
     /// Layout of the lines.
     pub layout: TileLayout,
-    /// Number of planes; every one is stored.
+    /// Number of planes; all of them are stored.
     pub depth: usize,
     /// Coupling of the planes.
     pub coupling: Coupling,
@@ -218,7 +218,7 @@ impl<B> TritTiles<B> {
         self.rows.div_ceil(TILE_ROWS)
     }
 
-    /// Numbers in `sets` sets of scales, with padding; `None` if that overflows.
+    /// Number of stored values for `sets` sets of scales, including padding; `None` on overflow.
     fn numbers(&self, sets: usize) -> Option<usize> {
         match self.granularity {
             Granularity::Tensor => Some(sets),
@@ -229,7 +229,7 @@ impl<B> TritTiles<B> {
         }
     }
 
-    /// Bytes of the codes, the scales and the means; `None` if they overflow. Means have a length whether there are any or not.
+    /// Bytes of the codes, the scales and the means; `None` on overflow. The length of the means is given even if there are none.
     pub fn part_bytes(&self) -> Option<[usize; 3]> {
         let lines = self.tiles().checked_mul(self.depth)?.checked_mul(self.shape().lines())?;
         let means = self.means.as_ref().is_some_and(|(_, halves)| *halves);
@@ -282,7 +282,7 @@ impl<B: AsRef<[u8]>> TritTiles<B> {
     ///
     /// # Errors
     ///
-    /// Those of [`check`](Self::check) as [`TritError::Length`], and those of [`TritTensor::new`].
+    /// The errors of [`check`](Self::check) as [`TritError::Length`], and the errors of [`TritTensor::new`].
     pub fn to_tensor(&self, encoding: Encoding) -> Result<TritTensor, TritError> {
         let (rows, cols, shape) = (self.rows, self.cols, self.shape());
         self.check().map_err(|error| match error {
@@ -324,7 +324,7 @@ impl TritTiles<Vec<u8>> {
     ///
     /// # Errors
     ///
-    /// Those of reading its rows.
+    /// The errors of reading its rows.
     pub fn of(tensor: &TritTensor, layout: TileLayout) -> Result<Self, TritError> {
         let (rows, cols) = (tensor.rows(), tensor.cols());
         let scales = tensor.scales();

@@ -1,4 +1,4 @@
-//! Keys or values with their memory.
+//! Memory for keys or values.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -11,10 +11,10 @@ use super::int8::quantize_head;
 use crate::error::{CpuError, check_len, check_range};
 use crate::rotate::Rotate;
 
-/// Keys or values of one layer of one sequence in one precision: the memory of a [`KvData`].
+/// Keys or values of one layer of one sequence in one precision; owns the memory of a [`KvData`].
 ///
-/// Slots are vectors of `head_dim` elements. A ring of `capacity` positions has `kv_heads * capacity` of them, and position `p` of a
-/// head is in slot `head * capacity + p % capacity`, as [`KvView`](super::KvView) wants it.
+/// A slot is a vector of `head_dim` elements. A ring of `capacity` positions has `kv_heads * capacity` slots, and position `p` of a
+/// head is in slot `head * capacity + p % capacity`, as in [`KvView`](super::KvView).
 ///
 /// ```
 /// use trike_core::KvPrecision;
@@ -46,13 +46,13 @@ enum Elements {
 }
 
 impl KvBuffer {
-    /// A buffer of `slots` vectors of zeros. [`KvPrecision::Int8Int4`] is int8, the precision of its keys: use
-    /// [`KvPrecision::key`] and [`KvPrecision::value`].
+    /// A buffer of `slots` zero vectors. [`KvPrecision::Int8Int4`] is int8, the precision of its keys: use [`KvPrecision::key`] and
+    /// [`KvPrecision::value`].
     ///
     /// # Errors
     ///
-    /// [`CpuError::Range`] for vectors of no elements, [`CpuError::Shape`] for more elements than can be addressed,
-    /// [`CpuError::Host`] without memory.
+    /// [`CpuError::Range`] for vectors without elements, [`CpuError::Shape`] for more elements than can be addressed,
+    /// [`CpuError::Host`] when out of memory.
     pub fn new(precision: KvPrecision, slots: usize, head_dim: usize) -> Result<Self, CpuError> {
         check_range("head_dim of a KV buffer", 1, 1 << 20, head_dim)?;
         let n = slots.checked_mul(head_dim).filter(|n| *n <= isize::MAX as usize / size_of::<f32>());
@@ -74,8 +74,7 @@ impl KvBuffer {
     ///
     /// # Errors
     ///
-    /// [`CpuError::Range`] for a slot that the buffer does not have, [`CpuError::Length`] for a vector of another length. Nothing
-    /// is written then.
+    /// [`CpuError::Range`] for a slot out of range, [`CpuError::Length`] for a vector of another length. Nothing is written then.
     pub fn write(&mut self, slot: usize, values: &[f32]) -> Result<(), CpuError> {
         self.check(slot, values.len())?;
         let at = slot * self.head_dim..(slot + 1) * self.head_dim;
@@ -91,7 +90,7 @@ impl KvBuffer {
         Ok(())
     }
 
-    /// Reads a vector: the values that its codes stand for, so int4 mixed back.
+    /// Reads and dequantizes a vector; for int4, the Hadamard transform is undone.
     ///
     /// # Errors
     ///
@@ -140,7 +139,7 @@ impl KvBuffer {
         self.arrays().iter().map(|(array, _)| array.len()).sum()
     }
 
-    /// The memory, one part for each array (elements or codes, then scales), with the bytes of a slot in it.
+    /// The memory as one part per array (elements or codes, then scales), each with its bytes per slot.
     #[must_use]
     pub fn arrays(&self) -> Vec<(&[u8], usize)> {
         let d = self.head_dim;
@@ -156,7 +155,7 @@ impl KvBuffer {
         }
     }
 
-    /// [`arrays`](Self::arrays) to write to; every byte is a valid element.
+    /// [`arrays`](Self::arrays), mutably; every byte pattern is a valid element.
     #[must_use]
     pub fn arrays_mut(&mut self) -> Vec<(&mut [u8], usize)> {
         let d = self.head_dim;
@@ -183,8 +182,8 @@ mod tests {
 
     use super::*;
 
-    /// Values come back within half a step of their precision: half an ulp of f16, half a scale of int8. An element of int4 is off by
-    /// at most the norm of the errors of its mixed head, a scale for each element.
+    /// Values are read back within half a step of their precision: half an ulp of f16, half a scale of int8. An element of int4 is
+    /// off by at most the norm of the errors of its transformed head, one scale per element.
     #[test]
     fn vectors_come_back_within_the_error_of_their_precision() {
         let mut rng = Rng::new(81);

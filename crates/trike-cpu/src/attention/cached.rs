@@ -1,18 +1,18 @@
-//! What a cache stores, and how the kernels read it.
+//! Storage formats of the KV cache, as the kernels read them.
 
 use crate::kernels::Element;
 
-/// Stored keys and values: elements that the kernels load as they are, or bytes of two codes that are unpacked first.
+/// Stored keys and values: elements that the kernels load directly, or bytes of two codes that are unpacked first.
 pub(super) trait Cached: bytemuck::Pod + Send + Sync {
-    /// What the kernels load.
+    /// The type that kernels load.
     type Element: Element;
-    /// Whether the elements of a head are mixed ([`int4`](super::int4)).
+    /// Whether the elements of a head are Hadamard-transformed ([`int4`](super::int4)).
     const MIXED: bool = false;
 
-    /// Stored items of one head at one position.
+    /// Number of stored items per head and position.
     fn width(head_dim: usize) -> usize;
 
-    /// Some heads as the kernels load them, in `room` unless they are so already.
+    /// The elements of some heads, unpacked to `room` if necessary.
     fn elements<'a>(heads: &'a [Self], head_dim: usize, room: &'a mut Vec<i8>) -> &'a [Self::Element];
 }
 

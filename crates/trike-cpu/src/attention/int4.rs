@@ -1,9 +1,9 @@
-//! Keys and values as codes of four bits, and one scale per head and position.
+//! Keys and values as 4-bit codes with one scale per head and position.
 //!
-//! The elements of a head are mixed by a Hadamard transform before they are rounded. A channel that is much larger than the others
-//! would take the scale for itself and leave the others a few codes; mixed, elements are close to normally distributed. The transform
-//! is orthogonal: products of mixed keys and mixed queries are those of the originals, and a weighted sum of mixed values is mixed back
-//! once (QuaRot, Ashkboos et al., 2024).
+//! The elements of a head are Hadamard-transformed before they are rounded. Otherwise an outlier channel would determine the scale
+//! and leave few codes to the rest; transformed elements are nearly normally distributed. The transform is orthogonal: products of
+//! transformed keys and transformed queries equal those of the originals, and a weighted sum of transformed values is transformed
+//! back once (QuaRot, Ashkboos et al., 2024).
 
 use trike_host::{Cpu, Loop};
 use trike_trit::Hadamard;
@@ -11,8 +11,8 @@ use trike_trit::Hadamard;
 use crate::error::CpuError;
 use crate::rotate::{Rotate, rotate};
 
-/// The largest code. Sixteen odd integers are symmetric and use all four bits: -7 to 7 would have 15 % more squared error on normally
-/// distributed elements, and zero, which odd integers lack, is nothing special among these.
+/// The largest code. Sixteen odd integers are symmetric and use all four bits: -7 to 7 would have 15 % more squared error on
+/// normally distributed elements. Odd integers lack zero, which has no special role here.
 const LARGEST: f32 = 15.0;
 
 /// Bytes of one head at one position.
@@ -21,27 +21,27 @@ pub(super) const fn bytes(head_dim: usize) -> usize {
     head_dim.div_ceil(2)
 }
 
-/// The transform of a head: that of its largest power-of-two blocks; none for an odd number of elements.
+/// The transform of a head, in its largest power-of-two blocks; `None` for an odd number of elements.
 pub(super) fn mixing(head_dim: usize) -> Option<Hadamard> {
     Hadamard::largest(head_dim, Hadamard::MAX)
 }
 
-/// Mixes whole heads, or mixes them back.
+/// Transforms whole heads in place; the transform is its own inverse.
 pub(super) fn mix(cpu: &Cpu, heads: &mut [f32], head_dim: usize) -> Result<(), CpuError> {
     mixing(head_dim).map_or(Ok(()), |rotation| rotate(cpu, heads, rotation))
 }
 
-/// The odd integer of four bits.
+/// The odd integer of a 4-bit code.
 #[inline(always)]
 fn code(bits: u8) -> i8 {
     (2 * bits).cast_signed() - 15
 }
 
-/// Writes the codes of one head as integers.
+/// Unpacks the codes of one head to integers.
 #[inline(always)]
 pub(super) fn unpack(packed: &[u8], to: &mut [i8]) {
     let (low, high) = to.split_at_mut(packed.len());
-    // Blocks of a known length become vectors.
+    // Blocks of constant length are vectorized.
     let (bytes, last) = packed.as_chunks::<32>();
     let (low, last_low) = low.as_chunks_mut::<32>();
     let mut high = high;
@@ -64,7 +64,7 @@ pub(super) fn unpack(packed: &[u8], to: &mut [i8]) {
     high.iter_mut().zip(last).for_each(|(to, byte)| *to = code(byte >> 4));
 }
 
-/// Rounds the key or value of one head at one position to codes of four bits, and returns their scale.
+/// Quantizes the key or value of one head at one position to 4-bit codes, and returns their scale.
 ///
 /// `y = H x` with the normalized Hadamard transform `H` of the largest power-of-two blocks of the head (the whole head of 64 or 128
 /// elements, blocks of 16 for 80, nothing for an odd number), `s = max|y| / 15`, and the code of an element is the nearest of the odd
@@ -75,9 +75,10 @@ pub(super) fn unpack(packed: &[u8], to: &mut [i8]) {
 /// byte i of ceil(head_dim / 2)    bits 0..4: (code i + 15) / 2    bits 4..8: (code i + ceil(head_dim / 2) + 15) / 2
 /// ```
 ///
-/// The last four bits of an odd number of elements are zero. Faults are as with [`quantize_head`](crate::quantize_head): a vector of
-/// zeros has scale 0, and one with an element that is NaN, infinite or so large that its transform overflows has a scale of NaN.
-/// `codes` has `ceil(head_dim / 2)` bytes; what is missing or too much is ignored.
+/// For an odd number of elements, the last four bits are zero. Non-finite values are handled as in
+/// [`quantize_head`](crate::quantize_head): a vector of zeros has scale 0, and one with an element that is NaN, infinite or so
+/// large that its transform overflows has a scale of NaN. `codes` has `ceil(head_dim / 2)` bytes; missing or excess bytes are
+/// ignored.
 ///
 /// ```
 /// use trike_cpu::quantize_head_int4;
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
     use trike_testkit::{Rng, assert_near};
 
-    /// The codes of a head, by the layout.
+    /// The codes of a head, decoded from the documented layout.
     fn codes_of(packed: &[u8], d: usize) -> Vec<i8> {
         let bits = |i: usize| if i < packed.len() { packed[i] & 15 } else { packed[i - packed.len()] >> 4 };
         (0..d).map(|i| 2 * bits(i) as i8 - 15).collect()
@@ -160,14 +161,14 @@ mod tests {
         }
     }
 
-    /// A channel a hundred times as large as the others hardly costs precision: the error of the others is that of a head of the
-    /// same length, a fifteenth of the largest mixed element, instead of a fifteenth of the outlier.
+    /// A channel a hundred times larger than the others hardly costs precision: their error is that of a head of the same norm, a
+    /// fifteenth of the largest transformed element, instead of a fifteenth of the outlier.
     #[test]
     fn outliers_are_spread() {
         let mut x = Rng::new(72).normals(128);
         x[17] = 100.0;
         let scale = quantize_head_int4(&x, &mut [0; 64]);
-        // The outlier is 100 / sqrt(128) of every mixed element; the rest is normal, below 4.5.
+        // The outlier contributes 100 / sqrt(128) to every transformed element; the rest is normal, below 4.5.
         assert!(scale < (100.0 / 128f32.sqrt() + 4.5) / 15.0, "{scale}");
     }
 
@@ -181,7 +182,7 @@ mod tests {
             let scale = quantize_head_int4(&x, &mut packed);
             for (code, x) in codes_of(&packed, 5).iter().zip(x) {
                 let back = f64::from(*code) * f64::from(scale);
-                // Half a step, and half the spacing of the subnormals for each of 15 scales.
+                // Half a step, plus half the subnormal spacing for each of 15 scales.
                 let bound = f64::from(scale) * 1.000_01 + 8.0 * 2f64.powi(-149);
                 assert_near!(back, f64::from(x), abs = bound, "2^{exponent}: {x} as {code} x {scale}");
             }

@@ -1,11 +1,11 @@
 //! Keys and values as codes: one signed byte per element and one scale per head and position.
 
-/// Rounds the key or value of one head at one position to codes, and returns their scale: `s = max|x| / 127`,
-/// `code = round(x / s)` (to nearest even). The error of an element is at most half the scale.
+/// Quantizes the key or value of one head at one position to codes, and returns their scale: `s = max|x| / 127`, `code = round(x /
+/// s)` (to nearest even). The error of an element is at most half the scale.
 ///
-/// A vector of zeros, or one so small that the scale would round to zero (below about `2^-143`), has scale 0 and codes of 0.
-/// If an element is NaN or infinite, the scale is NaN: attention to the position then gives NaN, where a saturated code
-/// would hide the fault. `codes` is as long as `values`; of different lengths, the rest of the longer one is ignored.
+/// A vector of zeros, or one so small that the scale would round to zero (below about `2^-143`), has scale 0 and codes of 0. If an
+/// element is NaN or infinite, the scale is NaN: attention to the position then gives NaN, where a saturated code would hide the
+/// fault. `codes` should be as long as `values`; the excess of the longer one is ignored.
 ///
 /// ```
 /// use trike_cpu::quantize_head;
@@ -53,7 +53,7 @@ mod tests {
             let scale = quantize_head(&values, &mut codes);
             for (code, value) in codes.iter().zip(values) {
                 let back = f64::from(*code) * f64::from(scale);
-                // Half a step, and half the spacing of the subnormals for each of 127 steps.
+                // Half a step, plus half the subnormal spacing for each of 127 steps.
                 let bound = f64::from(scale) * 0.5001 + 64.0 * 2f64.powi(-149);
                 assert_near!(
                     back,

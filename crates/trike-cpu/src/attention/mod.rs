@@ -41,8 +41,8 @@ pub(crate) use prefill::{attention_received, choose_blocks};
 /// Maximum query rows of a group of heads for which memory bandwidth is the bottleneck, not arithmetic.
 const FEW_ROWS: usize = 8;
 
-/// Queries at positions below this are attended to in f32 from every cache: over short contexts attention takes little of the time, and
-/// rounding them to integers would buy little.
+/// Queries at positions below this are computed in f32 for every cache: over short contexts attention takes little time, so
+/// integers would gain little.
 const EXACT: usize = 256;
 
 /// Keys or values, `[kv_heads][capacity][head_dim]`.
@@ -69,7 +69,7 @@ pub enum KvData<'a> {
 }
 
 impl KvData<'_> {
-    /// Checks the lengths for `slots` slots of all heads together.
+    /// Checks the lengths for `slots` slots over all heads.
     fn check(&self, what: [&'static str; 2], slots: usize, head_dim: usize) -> Result<(), CpuError> {
         let elements = slots * head_dim;
         match self {
@@ -86,12 +86,12 @@ impl KvData<'_> {
         }
     }
 
-    /// Whether the elements of a head are mixed ([`int4`]).
+    /// Whether the elements of a head are Hadamard-transformed ([`int4`]).
     fn is_mixed(&self) -> bool {
         matches!(self, Self::Int4 { .. })
     }
 
-    /// Queries as keys of this type need them: mixed, in `room`, if the keys are.
+    /// Queries in the basis of the keys: transformed, in `room`, if the keys are.
     fn queries<'q>(
         &self,
         cpu: &Cpu,
@@ -226,7 +226,7 @@ fn attend(
             let (k, v) = (Ring { elements: k, scales: k_scales }, Ring { elements: v, scales: v_scales });
             job.ints(isa, pool, k, v, out);
         }
-        // The kernels are compiled for the pairs of types that caches have; others are widened here.
+        // The kernels are compiled for the type pairs of actual caches; other pairs are widened here.
         (k, v) => {
             let (k, v) = (k.widened(d), v.widened(d));
             job.floats(isa, pool, &k, &v, out);
@@ -257,12 +257,12 @@ struct Job<'a> {
     tokens: usize,
     first_position: usize,
     capacity: usize,
-    /// The key blocks that query blocks attend to; all visible ones without it.
+    /// The key blocks that query blocks attend to; `None` = all visible ones.
     mask: Option<&'a BlockBitmap>,
 }
 
 impl Job<'_> {
-    /// Over a cache in f32.
+    /// Attention over a cache in f32.
     fn floats(&self, isa: Isa, pool: &Pool, k: &[f32], v: &[f32], out: &mut [f32]) {
         if self.few() {
             decode::run(self, isa, pool, Ring::plain(k), Ring::plain(v), out);
@@ -271,7 +271,7 @@ impl Job<'_> {
         }
     }
 
-    /// Over a cache of at most two bytes per element.
+    /// Attention over a cache of at most two bytes per element.
     fn ints<K, V>(&self, isa: Isa, pool: &Pool, k: Ring<'_, K>, v: Ring<'_, V>, out: &mut [f32])
     where
         K: decode::Products<Element: prefill::Stored>,
@@ -295,7 +295,7 @@ impl Job<'_> {
         }
     }
 
-    /// The visible keys or values of the first positions in f32, `[kv_heads][positions][head_dim]`; zeros for others.
+    /// The visible keys or values of the first positions in f32, `[kv_heads][positions][head_dim]`; invisible ones are zero.
     fn widened<E: Cached>(&self, ring: Ring<'_, E>) -> Vec<f32> {
         let (d, end) = (self.problem.head_dim, self.first_position + self.tokens);
         let positions = self.span(0).start..end;
@@ -318,11 +318,11 @@ impl Job<'_> {
 
     /// Whether memory bandwidth is the bottleneck, not arithmetic.
     fn few(&self) -> bool {
-        // Only the kernels for prompts leave out blocks.
+        // Only the prefill kernels skip blocks.
         self.mask.is_none() && (self.tokens == 1 || self.tokens * self.share() <= FEW_ROWS)
     }
 
-    /// Query heads that read the same keys.
+    /// Query heads per key/value head.
     fn share(&self) -> usize {
         self.problem.heads / self.problem.kv_heads
     }
@@ -337,8 +337,7 @@ impl Job<'_> {
         pool.parts(seen.saturating_mul(2 * self.problem.head_dim))
     }
 
-    /// The elements of a head at `positions`, all of which are in the ring: one run, and a second one after the
-    /// wrap-around.
+    /// The elements of a head at `positions`, all of which are in the ring: one run, and a second one after the wrap-around.
     fn runs<'k, E: Cached>(
         &self,
         ring: Ring<'k, E>,

@@ -14,7 +14,7 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + tail_a.iter().zip(tail_b).map(|(a, b)| a * b).sum::<f32>()
 }
 
-/// The largest value, or minus infinity if there is none; NaN is passed over.
+/// The largest value, or minus infinity if there is none; NaN is ignored.
 #[inline(always)]
 pub(super) fn largest(x: &[f32]) -> f32 {
     // Comparisons in lanes, because the maximum of the standard library is not vectorized.

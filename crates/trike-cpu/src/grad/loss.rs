@@ -215,7 +215,7 @@ impl Loop for Distill<'_> {
                 (q[lane], p[lane]) = (exp(student), exp(teacher));
                 sum[lane] += q[lane];
                 teacher_sum[lane] += p[lane];
-                // Nothing of an impossible token, even if its logit is infinite.
+                // A token of zero probability contributes nothing, even if its logit is infinite.
                 along[lane] += if p[lane] > 0.0 { p[lane] * (teacher - student) } else { 0.0 };
             }
         }

@@ -5,8 +5,8 @@ use trike_host::{Cpu, Loop};
 use crate::error::{CpuError, check_len, check_rows};
 use crate::kernels::{Kernels, with_shared_kernels};
 
-/// Activations as int8 represents them, in f32: `y = a clamp(round(x / a), -128, 127)` with `a = max(max|x|, smallest) / 127`
-/// over `group` consecutive elements of a token, the last group of which may be shorter. Ties are rounded to even.
+/// Fake int8 quantization of activations, in f32: `y = a clamp(round(x / a), -128, 127)` with `a = max(max|x|, smallest) / 127` per
+/// `group` consecutive elements of a token, of which the last group may be shorter. Ties are rounded to even.
 ///
 /// `x` and `out` are `tokens x width`.
 ///

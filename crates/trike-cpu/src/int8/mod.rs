@@ -7,9 +7,8 @@
 //! row = factor of the token * sum over units of scale * f32(sum of code * activation)
 //! ```
 //!
-//! A step multiplies two columns of sixteen rows. Weights are sign-extended to 16 bits in registers: a load does that,
-//! and with products of 16-bit pairs neither an offset nor a second byte of the activations has to be joined
-//! afterwards.
+//! A step multiplies two columns of sixteen rows. Weights are sign-extended to 16 bits on load; with products of 16-bit pairs,
+//! neither an offset nor a second byte of the activations has to be recombined afterwards.
 
 #![allow(
     clippy::needless_range_loop,
@@ -36,7 +35,7 @@ use trike_host::{Isa, Line, Loop};
 const UNIT: usize = 256;
 /// Columns of two tiles that stay in the L1 cache while all activations are multiplied with them.
 const BLOCK: usize = 512;
-/// Prefetch distance: far beyond what the processor fetches by itself, and within the L1 cache for two tiles.
+/// Prefetch distance: far beyond the hardware prefetchers, and within the L1 cache for two tiles.
 const AHEAD: usize = 8 << 10;
 
 /// Computes some tiles of one matrix for all tokens.
@@ -58,7 +57,7 @@ impl<S: Kernels> Loop for Product<'_, '_, S> {
     fn run(self) {
         let Self { s, m, x, piece } = self;
         let rows = x.rows();
-        // With one row of activations bandwidth is the limit, and one stream is read faster than two.
+        // With one row of activations bandwidth is the bottleneck, and one stream is read faster than two.
         let most = if S::PAIR_SUMS < 24 || rows == 1 { 1 } else { 2 };
         let mut sums = vec![Line([0.0; ROWS]); most * rows];
         let mut tile = piece.tiles.start;
@@ -186,7 +185,7 @@ fn products<S: Simd, const N: usize, const T: usize>(
     for t in 0..T {
         xs[t] = &x[t][..len];
     }
-    // Two sums for few products at a time, which would wait for each other.
+    // Two sums for small products, which would otherwise wait for each other.
     let mut sums = [[[s.splat_int(0); T]; N]; 2];
     for i in 0..len {
         for n in 0..N {

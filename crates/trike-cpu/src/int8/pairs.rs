@@ -1,4 +1,4 @@
-//! Activations in 16 bits, as the kernels of int8 weights read them.
+//! 16-bit activations in the layout of the int8 kernels.
 
 use trike_core::ActivationPrecision;
 
@@ -14,8 +14,8 @@ use trike_host::{Isa, Line, Loop, Pool};
 #[derive(Clone, Copy, Default)]
 pub(super) struct Four(pub(super) [i32; 2]);
 
-/// Activations of some tokens as rows of i16 in pairs, padded with zeros: one row per token, or two for
-/// [`ActivationPrecision::F32`], the less significant one first.
+/// Activations of some tokens as rows of i16 in pairs, zero-padded: one row per token, or two for [`ActivationPrecision::F32`], the
+/// less significant one first.
 #[derive(Default)]
 pub(crate) struct Pairs {
     slices: usize,
@@ -64,7 +64,7 @@ impl Pairs {
         &self.values[row * self.lines..][..self.lines]
     }
 
-    /// How the sums of the rows become outputs.
+    /// Parameters for converting the sums of the rows to outputs.
     pub(super) fn joined(&self) -> Joined<'_> {
         Joined { slices: self.slices, base: 65_536.0, factors: &self.factors }
     }
@@ -92,7 +92,7 @@ impl<S: Kernels> Loop for Run<'_, '_, S> {
         let Self { s, job } = self;
         let steps = if job.slices == 1 { sixteen_bits(job.x) } else { fixed_point(job.x, 29) };
         let Some((scale, factor)) = steps else {
-            // Every output of the token becomes NaN, whatever the values are.
+            // A factor of NaN makes every output of the token NaN, whatever the values.
             *job.factor = f32::NAN;
             return;
         };
@@ -112,8 +112,8 @@ impl<S: Kernels> Loop for Run<'_, '_, S> {
     }
 }
 
-/// The factor that turns the largest magnitude of a token into the largest i16, and the value of one step; `None` for a
-/// non-finite value.
+/// The factor that scales the absolute maximum of a token to the largest i16, and the value of one step; `None` for a non-finite
+/// value.
 #[inline(always)]
 fn sixteen_bits(x: &[f32]) -> Option<(f32, f32)> {
     let scale = 32_767.0 / largest(x)?;
@@ -133,7 +133,7 @@ fn round<S: Simd>(s: S, x: &[f32], scale: f32, low: &mut [Four], high: &mut [Fou
         if !high.is_empty() {
             let mut highs = [0i16; ROWS];
             for lane in 0..ROWS {
-                // What the sign-extended low half leaves is a multiple of `2^16`.
+                // The difference to the sign-extended low half is a multiple of `2^16`.
                 highs[lane] = ((ints.0[lane] - i32::from(lows[lane])) >> 16) as i16;
             }
             put(&highs, high, i);
@@ -141,7 +141,7 @@ fn round<S: Simd>(s: S, x: &[f32], scale: f32, low: &mut [Four], high: &mut [Fou
     }
 }
 
-/// Writes sixteen columns, or what is left of them.
+/// Writes up to sixteen columns.
 #[inline(always)]
 fn put(columns: &[i16; ROWS], to: &mut [Four], sixteen: usize) {
     for (to, four) in to.iter_mut().skip(4 * sixteen).zip(columns.as_chunks::<4>().0) {

@@ -1,12 +1,11 @@
 //! `A B` for f32 matrices in either order of storage: sums of outer products.
 //!
-//! The rows of a tile of `A` times two vectors of columns of `B` stay in registers while the inner dimension passes by:
-//! per step one element of each row is broadcast. Both operands are first copied into the order in which they are
-//! read, so a transposed operand costs no more than another. An output is one chain of fused multiply-adds per
-//! [`DEPTH`] steps of the inner dimension, and these partial sums are added in order. It therefore does not depend on
-//! the other rows and columns, and is bit-identical on every instruction set with FMA.
+//! A tile of `A` rows times two vectors of `B` columns stays in registers during the loop over the inner dimension; each step
+//! broadcasts one element of each row. Both operands are first packed in read order, so a transposed operand costs no more. An
+//! output is one chain of fused multiply-adds per [`DEPTH`] steps of the inner dimension, and these partial sums are added in
+//! order. It therefore does not depend on the other rows and columns, and is bit-identical on every instruction set with FMA.
 //!
-//! Operands of less precision are rounded when they are copied. With AVX-512 BF16, pairs of steps are multiplied at once
+//! Reduced-precision operands are rounded when they are packed. With AVX-512 BF16, pairs of steps are multiplied at a time
 //! ([`pairs`](super::pairs)).
 
 use std::any::Any;
@@ -20,7 +19,7 @@ use trike_host::Loop;
 
 /// Steps of the inner dimension that are summed in registers.
 pub(super) const DEPTH: usize = 256;
-/// Columns of `B` that are packed at once: with [`DEPTH`] rows, half a MiB.
+/// Columns of `B` that are packed at a time: with [`DEPTH`] rows, half a MiB.
 pub(super) const WIDTH: usize = 512;
 
 /// An operand: `rows x cols`, stored in this order or transposed.
@@ -43,7 +42,7 @@ impl<'a> View<'a> {
     /// Some of the columns.
     pub(crate) fn columns(self, columns: Range<usize>) -> Self {
         let from = if self.transposed { columns.start * self.stride } else { columns.start };
-        // No columns of no rows begin nowhere.
+        // An empty matrix may start past the end.
         let values = self.values.get(from..).unwrap_or_default();
         Self { values, cols: columns.len(), ..self }
     }
@@ -54,10 +53,10 @@ impl<'a> View<'a> {
     }
 }
 
-/// Rows and steps that are transposed at once.
+/// Rows and steps that are transposed at a time.
 const SIDE: usize = 4;
 
-/// A vector, or two, of columns: aligned, so that no load crosses a cache line.
+/// One or two vectors of columns: aligned, so that no load crosses a cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Step<const N: usize>([f32; N]);
@@ -70,15 +69,15 @@ impl<const N: usize> AsMut<[f32]> for Step<N> {
 }
 
 thread_local! {
-    /// The panels of the last product, for the next: clearing as much memory would take a fiftieth of a product.
+    /// The panels of the last product, kept for the next one: clearing that much memory would take a fiftieth of a product.
     static LAST: Cell<Option<Box<dyn Any>>> = const { Cell::new(None) };
 }
 
-/// Panels of `B`, which the thread keeps.
+/// Panels of `B`, kept per thread.
 struct Panels<const N: usize>(Vec<Step<N>>);
 
 impl<const N: usize> Panels<N> {
-    /// Panels of at least this many steps with arbitrary contents.
+    /// Panels of at least this many steps, uninitialized or stale.
     fn take(steps: usize) -> Self {
         let last = LAST.take().and_then(|last| last.downcast().ok());
         let mut panels: Vec<Step<N>> = last.map_or_else(Vec::new, |last| *last);
@@ -102,7 +101,7 @@ impl<const N: usize> Drop for Panels<N> {
 /// Some rows of a product.
 pub(crate) struct Share<'a, S, O> {
     pub(crate) simd: S,
-    /// What operands are rounded to.
+    /// The rounding of the operands.
     pub(crate) rounding: PhantomData<O>,
     pub(crate) a: View<'a>,
     pub(crate) b: View<'a>,
@@ -115,7 +114,7 @@ pub(crate) struct Share<'a, S, O> {
 }
 
 impl<S: FloatLanes, O: Rounding> Share<'_, S, O> {
-    /// Computes the rows. Packing and products are loops of their own: what operands are rounded to matters to the packing only.
+    /// Computes the rows. Packing and products are separate loops: the rounding matters only for packing.
     pub(crate) fn multiply(self) {
         // Accumulators, two vectors of `B` and one broadcast: 27 of 32 registers, or 15 of 16.
         if const { S::LANES == 16 } {
@@ -152,7 +151,7 @@ impl<S: FloatLanes, O: Rounding> Share<'_, S, O> {
     }
 }
 
-/// Copies columns of `B` to the order in which they are read, one panel after the other.
+/// Packs columns of `B` in read order, panel by panel.
 struct PackColumns<'a, O, const N: usize> {
     rounding: PhantomData<O>,
     b: View<'a>,
@@ -173,7 +172,7 @@ impl<O: Rounding, const N: usize> Loop for PackColumns<'_, O, N> {
     }
 }
 
-/// Copies rows of `A` to the order in which they are read.
+/// Packs rows of `A` in read order.
 struct PackRows<'a, O, const R: usize> {
     rounding: PhantomData<O>,
     a: View<'a>,
@@ -228,7 +227,7 @@ fn round<O: Rounding, const N: usize>(from: &[f32; N], to: &mut [f32; N]) {
     }
 }
 
-/// Copies and rounds the beginning of a step.
+/// Copies and rounds the start of a step.
 #[inline(always)]
 fn round_some<O: Rounding>(from: &[f32], to: &mut [f32]) {
     for (to, from) in to.iter_mut().zip(from) {
@@ -236,7 +235,7 @@ fn round_some<O: Rounding>(from: &[f32], to: &mut [f32]) {
     }
 }
 
-/// Copies columns of `B` to the order in which they are read. A partial panel keeps stale columns, which nobody reads.
+/// Packs columns of `B` in read order. The unused columns of a partial panel are stale; no kernel reads them.
 #[inline(always)]
 fn pack_columns<O: Rounding, const N: usize>(
     b: View<'_>,
@@ -257,7 +256,7 @@ fn pack_columns<O: Rounding, const N: usize>(
     }
 }
 
-/// Copies rows of `A` to the order in which they are read. A partial tile keeps stale rows, which nobody reads.
+/// Packs rows of `A` in read order. The unused rows of a partial tile are stale; no kernel reads them.
 #[inline(always)]
 fn pack_rows<O: Rounding, const R: usize>(
     a: View<'_>,
@@ -278,7 +277,7 @@ fn pack_rows<O: Rounding, const R: usize>(
     }
 }
 
-/// Copies stored rows to lanes of steps, a square of four by four at a time, which takes a quarter of the stores.
+/// Copies stored rows to lanes of steps, in 4 x 4 blocks, which takes a quarter of the stores.
 #[inline(always)]
 fn pack_lanes<O: Rounding, T: AsMut<[f32]>>(
     x: View<'_>,

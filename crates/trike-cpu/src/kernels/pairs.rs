@@ -2,7 +2,7 @@
 //! instruction.
 //!
 //! An element of a packed operand is a pair: the bf16 of an even step in the lower half of 32 bits, that of the next step in the
-//! upper one, zero behind the last.
+//! upper half, or zero past the last step.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -104,7 +104,7 @@ fn pair(even: f32, odd: f32) -> u32 {
     bf16_bits(even) >> 16 | bf16_bits(odd) & 0xFFFF_0000
 }
 
-/// Pairs of a run of values along the inner dimension, in the same lane of all steps.
+/// Packs a run of values along the inner dimension as pairs, in the same lane of all steps.
 #[inline(always)]
 fn pack_lane<'t>(from: &[f32], mut to: impl Iterator<Item = &'t mut u32>) {
     let (pairs, last) = from.as_chunks::<2>();
@@ -116,7 +116,7 @@ fn pack_lane<'t>(from: &[f32], mut to: impl Iterator<Item = &'t mut u32>) {
     }
 }
 
-/// Pairs of two neighbouring steps, lane by lane; none for the second behind the last.
+/// Packs two neighbouring steps as pairs, lane by lane; `odd` is `None` past the last step.
 #[inline(always)]
 fn pack_step<const N: usize>(even: &[f32], odd: Option<&[f32]>, to: &mut [u32; N]) {
     match odd {
@@ -139,7 +139,7 @@ fn pack_step<const N: usize>(even: &[f32], odd: Option<&[f32]>, to: &mut [u32; N
     }
 }
 
-/// Copies columns of `B`. A partial panel keeps stale columns, which nobody reads.
+/// Packs columns of `B`. The unused columns of a partial panel are stale; no kernel reads them.
 #[inline(always)]
 fn pack_columns(b: View<'_>, depth: Range<usize>, cols: Range<usize>, panel: &mut [Step]) {
     if b.transposed {
@@ -155,7 +155,7 @@ fn pack_columns(b: View<'_>, depth: Range<usize>, cols: Range<usize>, panel: &mu
     }
 }
 
-/// Copies rows of `A`. A partial tile keeps stale rows, which nobody reads.
+/// Packs rows of `A`. The unused rows of a partial tile are stale; no kernel reads them.
 #[inline(always)]
 fn pack_rows(a: View<'_>, rows: Range<usize>, depth: Range<usize>, tile: &mut [[u32; ROWS]]) {
     if a.transposed {

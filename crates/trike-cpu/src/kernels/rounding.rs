@@ -7,7 +7,7 @@ pub(crate) trait Rounding: Copy + Send + Sync {
     /// The precision that it rounds to.
     const TO: ProductPrecision;
 
-    /// The nearest value, the even one of two.
+    /// The nearest value, ties to even.
     fn round(value: f32) -> f32;
 }
 
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     fn check<R: Rounding>() {
-        // Every exponent, mantissas around ties, and what is no number.
+        // Every exponent, mantissas around ties, infinities and NaN.
         for high in 0..=0xFFFF_u32 {
             for low in [0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xEFFF, 0xF000, 0xF001, 0xFFFF]
             {

@@ -22,14 +22,14 @@ impl FloatKernels for Scalar {
 }
 
 impl Kernels for Scalar {
-    // Without target features to keep it apart, a loop would be compiled again in each function that runs it.
+    // Without target features to separate it, a loop would be compiled again in each function that runs it.
     #[inline(never)]
     fn run<L: Loop>(self, task: L) -> L::Output {
         task.run()
     }
 }
 
-/// Sixteen running sums, so that long rows lose no more precision than short ones.
+/// Sixteen running sums, so that long rows are as precise as short ones.
 #[inline(always)]
 fn dot_lanes<E: Element>(w: &[E], x: &[f32]) -> [f32; 16] {
     let mut sums = [0.0; 16];

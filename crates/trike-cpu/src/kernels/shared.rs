@@ -1,5 +1,4 @@
-//! Instruction sets that differ from others only in integer products: loops are compiled for them, float kernels are
-//! shared.
+//! Instruction sets that differ from another one only in integer products: loops are compiled for them, float kernels are shared.
 
 use trike_host::Loop;
 use trike_host::isa::{AvxVnni, Sse41};

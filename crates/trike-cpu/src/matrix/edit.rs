@@ -19,7 +19,7 @@ pub enum EditOutcome {
     NeedsRepack,
 }
 
-/// No slot for a nonzero, or a nonzero that cannot be removed from its slot.
+/// No free slot for a nonzero, or a nonzero that cannot be removed from its slot.
 struct NoPlace;
 
 /// Position of a weight within a plane of a tile.
@@ -33,15 +33,13 @@ struct Place {
 }
 
 impl TernaryMatrix {
-    /// Changes single trits, each identified by its plane, row and column in the packed tensor; of two edits of the
-    /// same trit, the later one wins. Either all edits are applied or none. Products are then bit-identical to those
-    /// of the edited tensor packed anew.
+    /// Changes single trits, each identified by its plane, row and column in the packed tensor; of two edits of the same trit, the
+    /// later one wins. Either all edits are applied or none. Products are then bit-identical to those of the repacked tensor.
     ///
-    /// [`Layout::TwoBit`](crate::Layout::TwoBit) and [`Layout::Base3`](crate::Layout::Base3) store every weight of a
-    /// packed plane. [`Layout::Sparse`](crate::Layout::Sparse) has slots for the nonzeros of a row and some free ones,
-    /// [`Layout::Blocks`](crate::Layout::Blocks) stores the weights of nonzero blocks. In all layouts a plane that is
-    /// not packed cannot get a nonzero, and the last nonzero of a plane cannot be removed. A matrix in the memory of a mapped
-    /// file is not edited in place.
+    /// [`Layout::TwoBit`](crate::Layout::TwoBit) and [`Layout::Base3`](crate::Layout::Base3) store every weight of a packed plane.
+    /// [`Layout::Sparse`](crate::Layout::Sparse) has slots for the nonzeros of a row and some free ones,
+    /// [`Layout::Blocks`](crate::Layout::Blocks) stores the weights of nonzero blocks. In all layouts a plane that is not packed
+    /// cannot get a nonzero, and the last nonzero of a plane cannot be removed. A matrix in a mapped file is not edited in place.
     ///
     /// ```
     /// use trike_cpu::{EditOutcome, Layout, TernaryMatrix};
@@ -148,7 +146,7 @@ fn swap_fixed(shape: &TritShape, lines: &mut [CodeLine], Place { row, col, .. }:
 /// Changes a weight of a stored block.
 fn swap_block(blocks: &mut Blocks, Place { index, row, col }: Place, new: Trit) -> Result<Trit, NoPlace> {
     let range = blocks.start(index)..blocks.ends[index];
-    // At most 2^20 columns, `MAX_COLS`, so the number of a block fits.
+    // At most 2^20 columns (`MAX_COLS`), so a block number fits.
     match blocks.places[range.clone()].binary_search(&((col / BLOCK) as u16)) {
         Ok(at) => {
             let line = &mut blocks.lines[range.start + at][col % BLOCK / LINE];

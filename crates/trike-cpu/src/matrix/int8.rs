@@ -13,10 +13,10 @@ use trike_host::{Cpu, Lines, Pool};
 /// `rows x cols` weights `code * scale`, with one scale per `group` columns; the last group of a row may be shorter.
 ///
 /// Intended for embeddings and LM heads, where one byte per weight is accurate enough but int8 activations are not:
-/// [`linear`](crate::CpuOps::linear) multiplies the codes with 16-bit activations, `code = round(x * s)` with
-/// `s = 32767 / max(max|x|, 1e-5)` per token, whatever integer precision it is given; given
-/// [`F32`](trike_core::ActivationPrecision::F32), with fixed-point numbers of that precision. Products are summed exactly
-/// over the columns of a group, at most 256 at a time, so results are bit-identical on every instruction set.
+/// [`linear`](crate::CpuOps::linear) multiplies the codes with 16-bit activations, `code = round(x * s)` with `s = 32767 /
+/// max(max|x|, 1e-5)` per token, for every integer precision; for [`F32`](trike_core::ActivationPrecision::F32), with fixed-point
+/// numbers of that precision. Products are summed exactly over the columns of a group, at most 256 at a time, so results are
+/// bit-identical on every instruction set.
 ///
 /// Like ternary weights, the matrix is a copy in tiles of sixteen rows: a line holds four columns of each.
 ///
@@ -92,7 +92,7 @@ impl Int8Matrix {
         self.cols
     }
 
-    /// Columns that share a scale.
+    /// Columns per scale.
     pub fn group(&self) -> usize {
         self.group
     }
@@ -181,7 +181,7 @@ impl Source<'_> {
         let Self { rows, cols, group, codes, scales } = self;
         let shape = Int8Shape { cols, group, halves: matches!(scales, ScaleValues::F16(_)) };
         let (tiles, lines, groups) = (rows.div_ceil(ROWS), shape.lines(), cols.div_ceil(group));
-        // LM heads are the largest matrices read in every step: in huge pages if available.
+        // LM heads are the largest matrices read in every step: use huge pages if available.
         let mut all = Lines::<CodeLine>::zeroed(tiles * lines)?;
         for_tiles(pool, rows * cols, tiles, &mut all, &|tile| tile * lines, |Share { tiles, part }| {
             for (tile, part) in tiles.zip(part.chunks_exact_mut(lines)) {

@@ -66,13 +66,13 @@ pub struct TernaryMatrix {
     pub(super) coupling: Coupling,
     /// Planes of the tensor.
     pub(super) depth: usize,
-    /// Nonzeros of each of them; `None` if they were not counted, and every plane is stored.
+    /// Number of nonzeros of each plane; `None` if they were not counted, in which case every plane is stored.
     pub(super) nonzeros: Option<Vec<u64>>,
     /// Sets of planes with independent scales, without all-zero ones.
     pub(super) sets: usize,
     /// Tied planes of a set, from the first to the last nonzero one.
     pub(super) planes: usize,
-    /// Omitted tied planes before them: the scale of the first is `3^-skipped` of that of the set.
+    /// Omitted tied planes before them: the scale of the first stored plane is `3^-skipped` of that of the set.
     pub(super) skipped: usize,
     pub(super) group: Option<GroupSize>,
     /// Padding of the columns and line layout.
@@ -143,7 +143,7 @@ impl Shared {
     }
 }
 
-/// [`Shared::read`]: a loop of its own, which the kernels share.
+/// [`Shared::read`] as a separate loop, which the kernels share.
 struct Read<'a, S> {
     s: S,
     shared: &'a Shared,
@@ -225,7 +225,7 @@ impl TernaryMatrix {
     ///
     /// # Errors
     ///
-    /// Those of [`TernaryMatrix::pack`]; [`CpuError::Layout`] for [`Layout::Bitmap`], which is for devices.
+    /// Errors of [`TernaryMatrix::pack`]; [`CpuError::Layout`] for [`Layout::Bitmap`], which is for devices.
     pub fn pack_as(tensor: &TritTensor, layout: Layout) -> Result<Self, CpuError> {
         Self::pack_with(tensor, layout, None)
     }
@@ -300,7 +300,7 @@ impl TernaryMatrix {
         self.depth
     }
 
-    /// Columns per scale; `None` if a whole row shares one.
+    /// Columns per scale; `None` if there is one scale per row.
     pub fn group(&self) -> Option<GroupSize> {
         self.group
     }
@@ -395,7 +395,7 @@ impl TernaryMatrix {
         (tile * self.sets + set) * self.planes + plane
     }
 
-    /// Room for the scales of a tile, or the scales of all sets if every tile has the same.
+    /// Room for the scales of a tile, or the scales of all sets if all tiles share them.
     pub(crate) fn scale_room(&self) -> ScaleRoom {
         let groups = self.groups();
         let is_constant = matches!(self.scales, Shared::Tensor(_));

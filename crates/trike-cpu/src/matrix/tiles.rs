@@ -50,7 +50,7 @@ fn trits(cpu: &Cpu, tiles: &TritTiles<FileRange>) -> Result<TernaryMatrix, CpuEr
     })
 }
 
-/// Checks all codes, on all threads: an invalid one would be read as some trit.
+/// Checks all codes, on all threads: an invalid one would be decoded as an arbitrary trit.
 fn check_codes(cpu: &Cpu, tiles: &TritTiles<FileRange>) -> Result<(), CpuError> {
     let (codes, shape): (&[u8], _) = (&tiles.codes, tiles.shape());
     // A byte costs less than a multiply-add.
@@ -98,7 +98,7 @@ fn shared(part: &FileRange, halves: bool, granularity: Granularity) -> Result<Sh
     }
 }
 
-/// The elements of a part, of which it holds a whole number: in place, or copied if they are not aligned there.
+/// The elements of a file range, which must be a whole number of them: in place, or copied if they are misaligned.
 fn lines<T>(part: &FileRange) -> Result<Lines<T>, CpuError>
 where
     T: AnyBitPattern + NoUninit,

@@ -20,8 +20,7 @@ macro_rules! op {
     };
 }
 
-/// `vpdpwssd`. For the intrinsic the compiler emits a product and a sum, and those sums compete with other products for
-/// ports.
+/// `vpdpwssd`. For the intrinsic the compiler emits a product and a sum, and these sums compete with other products for ports.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
 fn add_pairs(mut acc: __m512i, a: __m512i, b: __m512i) -> __m512i {

@@ -43,7 +43,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const TWO_LINES: bool = true;
     /// Whether the registers suffice for two steps of a panel at a time.
     const TWO_STEPS: bool = true;
-    /// Whether kernels for few rows of activations are compiled for three of them, or those for four take three.
+    /// Whether kernels for few rows of activations are also compiled for three rows; otherwise those for four are used.
     const THREE_ROWS: bool = true;
     /// Lines of a unit of two-bit codes that are unrolled, if it has that many; a multiple of four.
     const UNROLLED: usize = 4;
@@ -51,7 +51,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const TILES: usize;
     /// Token counts supported by the panel kernel, descending to 1.
     const TOKENS: &'static [usize];
-    /// Sums of [`Simd::dot_pairs`] that fit the registers beside its operands.
+    /// Sums of [`Simd::dot_pairs`] that fit the registers together with its operands.
     const PAIR_SUMS: usize;
 
     /// Loads a line.

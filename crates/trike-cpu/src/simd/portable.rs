@@ -1,4 +1,4 @@
-//! Portable implementation on arrays: the specification of the others, and the fallback.
+//! Portable implementation on arrays: the specification, and the fallback.
 
 use std::array::from_fn;
 
@@ -19,7 +19,7 @@ impl Simd for Scalar {
     /// `16 * 2 * 128` per line fits an i32 for `2^19` lines.
     const LINES: usize = 1 << 12;
     const WIDE: bool = true;
-    /// Elsewhere these are the only kernels.
+    /// On other architectures these are the only kernels.
     const THREE_ROWS: bool = cfg!(not(target_arch = "x86_64"));
     const TILES: usize = 1;
     const TOKENS: &'static [usize] = &[4, 1];
@@ -52,7 +52,7 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn line(self, sums: [i32; 16], line: [u8; 64], x: &[i8; 16]) -> [i32; 16] {
-        // At most `4 * 3 * 128` per byte. Sums of i16 vectorize without instructions for bytes.
+        // At most `4 * 3 * 128` per byte. Sums of i16 vectorize even without byte instructions.
         let mut bytes = [0i16; 64];
         for field in 0..4 {
             for i in 0..64 {

@@ -1,6 +1,6 @@
-//! Kernel for one plane of 2-bit codes and more than four rows of activations, for instruction sets with enough registers:
-//! the weights of two tiles are unpacked in registers, anew for every few rows. Masks and shifts run on execution ports
-//! that products do not use, so repeating them costs less than a panel.
+//! Kernel for one plane of 2-bit codes and more than four rows of activations, for instruction sets with enough registers: the
+//! weights of two tiles are unpacked in registers, again for every few rows. Masks and shifts run on execution ports that products
+//! do not use, so repeating them costs less than a panel.
 
 use super::{Units, add_means, bias};
 use crate::activations::{Activations, Panel};
@@ -44,7 +44,7 @@ impl<'a, 'p, K: Kernels> Batch<'a, 'p, K> {
     pub(super) const EXISTS: bool = K::WIDE && K::TILES == 2;
 }
 
-/// Whether the kernel supports a product, and is the best one for it.
+/// Whether the kernel supports a product and is the fastest for it.
 pub(super) fn takes(m: &TernaryMatrix, x: &Activations, units: Units) -> bool {
     m.planes() == 1
         && m.sparse().is_none()

@@ -96,7 +96,7 @@ impl<K: Kernels, const T: usize> Loop for FewTokens<'_, '_, K, T> {
         // A set of one plane needs no buffer for exact sums.
         let direct = skips && m.planes() == 1;
         let Few { mut scales, mut means, negated, mut exact } = Few::<T>::new(&job, direct);
-        // The last row stands for those after it, whose outputs nobody reads.
+        // Missing rows repeat the last one; their outputs are discarded.
         let row = |t: usize| x.row(t.min(x.rows() - 1)).as_chunks().0;
         let columns = Columns { codes: std::array::from_fn(row), negated: &negated };
         let mut outputs = [[Line([0.0; ROWS]); T]; WRITTEN];
@@ -162,7 +162,7 @@ impl<K: Kernels, const T: usize> Loop for FewTokens<'_, '_, K, T> {
     }
 }
 
-/// Room of [`FewTokens`], and what does not depend on the tile.
+/// Buffers of [`FewTokens`] and values that are equal for all tiles.
 struct Few<const T: usize> {
     scales: ScaleRoom,
     means: Vec<FloatLine>,

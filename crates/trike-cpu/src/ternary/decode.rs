@@ -143,7 +143,7 @@ impl<S: Kernels, const T: usize> PermuteLoop<S> for Sparsely<'_, '_, T> {
 }
 
 impl<'a> Job<'a, '_> {
-    /// The rows of activations; the last one stands for those after it, whose outputs nobody reads.
+    /// The rows of activations; missing ones repeat the last, and their outputs are discarded.
     #[inline(always)]
     fn rows<const T: usize>(&self) -> [&'a [[i8; 16]]; T] {
         std::array::from_fn(|t| self.x.row(t.min(self.x.rows() - 1)))
@@ -184,7 +184,7 @@ impl<'a> Job<'a, '_> {
     }
 }
 
-/// What does not depend on the tile.
+/// Values that are equal for all tiles.
 struct Scratch<const T: usize> {
     scales: ScaleRoom,
     means: Vec<FloatLine>,
@@ -335,7 +335,7 @@ impl<S: RunPermuting, P: Permutes<S>, const T: usize> Sets<S, T> for Base3Sets<'
     }
 }
 
-/// The sums of the units of a set for one row of activations: a loop of its own, which the numbers of rows share.
+/// The sums of the units of a set for one row of activations: a separate loop, compiled once for all row counts.
 struct PanelSums<'a, S> {
     s: S,
     m: &'a TernaryMatrix,
@@ -343,7 +343,7 @@ struct PanelSums<'a, S> {
     /// The unpacked columns of all folds.
     panel: &'a [CodeLine],
     x: &'a [[i8; 16]],
-    /// The sums, this many lines apart.
+    /// The sums, with a stride of this many lines.
     exact: &'a mut [IntLine],
     stride: usize,
 }
@@ -552,7 +552,7 @@ fn short_units<S: Simd, const T: usize, const L: usize>(
             }
             add_lines(s, &mut exact, lines, x);
             if const { L >= S::LINES } {
-                // No more lines fit these sums.
+                // These sums cannot hold further lines.
                 for t in 0..T {
                     ints[t] = s.add_ints(ints[t], s.finish(exact[t]));
                     exact[t] = s.no_sums();
@@ -569,8 +569,8 @@ fn short_units<S: Simd, const T: usize, const L: usize>(
     sums
 }
 
-/// Scale times factor of each row. Before the products of the unit: a branch after them would separate the loads of activations
-/// from their use. Without group factors, multiplying by one changes nothing, and costs less than a branch.
+/// Scale times factor of each row, computed before the products of the unit: a branch after them would separate the loads of
+/// activations from their use. Without group factors, multiplying by one changes nothing and is cheaper than a branch.
 #[inline(always)]
 fn unit_factors<S: Simd, const T: usize>(s: S, unit: &Unit<T>, scales: Groups<'_>) -> [S::Floats; T] {
     let scale = scales.load(s, unit.group);
@@ -700,8 +700,8 @@ fn two_bit<S: Simd, const T: usize>(s: S, lines: &[CodeLine], x: [&[[i8; 4]]; T]
     let mut start = 0;
     while start < lines.len() {
         let end = (start + S::LINES).min(lines.len());
-        // For one token, two lines at a time have separate sums where registers suffice, so that consecutive additions
-        // are independent; for few lines this does not matter.
+        // For one token, two lines at a time have separate sums if registers suffice, so that consecutive additions are
+        // independent; for few lines this does not matter.
         let (lines, part) = (&lines[start..end], start..end);
         if S::TWO_LINES && T == 1 && lines.len() > 16 {
             let (pairs, last) = lines.as_chunks::<2>();

@@ -1,10 +1,9 @@
 //! `y = x W^T` for ternary weights, written once over [`Simd`].
 //!
-//! Three kernels: for few rows of activations the weights stay packed and are read in one pass ([`decode`]); for more
-//! rows they are unpacked into a panel of bytes that stays in the L1 cache for all rows ([`prefill`]), or in registers,
-//! for one plane of 2-bit codes where those suffice ([`batch`]). All compute the same integers and convert them
-//! to floats in the same order, so the result of a token depends neither on the kernel, nor on the instruction set, nor
-//! on the other tokens:
+//! Three kernels: for few rows of activations the weights stay packed and are read in one pass ([`decode`]); for more rows they are
+//! unpacked into a panel of bytes that stays in the L1 cache for all rows ([`prefill`]), or, for one plane of 2-bit codes if
+//! registers suffice, in registers ([`batch`]). All compute the same integers and convert them to floats in the same order, so the
+//! result of a token depends neither on the kernel, nor on the instruction set, nor on the other tokens:
 //!
 //! ```text
 //! row = sum over sets, then over units of columns, of (scale * group factor) * f32(exact sum)
@@ -214,7 +213,7 @@ impl<S: Simd> PermuteLoop<S> for Unpack<'_> {
     }
 }
 
-/// Writes the codes of a plane, or folds them into those of the planes before.
+/// Writes the codes of a plane, or folds them into those of the preceding planes.
 #[inline(always)]
 fn put<S: Simd>(s: S, place: &mut CodeLine, codes: S::Bytes, first: bool) {
     let codes = if first { codes } else { s.fold(s.load(place), codes) };
@@ -311,7 +310,7 @@ fn run_of_products<S: Simd, const N: usize, const T: usize>(
     }
     let mut first = 0;
     if const { S::TWO_STEPS } {
-        // How compilers unroll this loop by themselves changes with the code around it.
+        // Unrolled explicitly, since the compiler's own choice changes with the surrounding code.
         for (i, pair) in x.as_chunks::<2>().0.iter().enumerate() {
             acc = step::<S, N, T>(s, parts, 2 * i, &pair[0], ahead, acc);
             // Two steps use the weights of half a line: one prefetch is enough.

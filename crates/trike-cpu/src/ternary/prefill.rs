@@ -142,7 +142,7 @@ impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
     }
 }
 
-/// What does not depend on the rows of the weights, and the memory of the panel.
+/// Values that do not depend on the rows of the weights, and the memory of the panel.
 struct Plan {
     /// Steps of a tile in the panel.
     room: usize,
@@ -235,7 +235,7 @@ struct Block<'a> {
 
 /// A run of folded planes.
 struct Fold {
-    /// What the sums of the folds before it are multiplied by.
+    /// Factor of the sums of the preceding folds.
     scale: i32,
     /// Maximum code.
     largest: u8,
@@ -298,7 +298,7 @@ impl Block<'_> {
         Ahead { places, stride: if rows.first + rows.rows == self.x.rows() { 16 } else { 0 } }
     }
 
-    /// The values that [`per_part`] made for the parts of this block; none for an empty list.
+    /// The values of [`per_part`] for the parts of this block; empty for an empty list.
     #[inline(always)]
     fn of_parts<'v, V, const T: usize>(&self, values: &'v [V], rows: Panel) -> &'v [[V; T]] {
         let parts = values.len() / self.x.rows();
@@ -432,7 +432,7 @@ impl Block<'_> {
                 if run == self.folds.len() {
                     break dots;
                 }
-                // In memory, where they are in nobody's way if there is one fold only.
+                // In memory, so that they use no registers if there is only one fold.
                 for n in 0..N {
                     for t in 0..T {
                         s.store_ints(dots[n][t], &mut folded[n * T + t]);

@@ -1,4 +1,4 @@
-//! Every operation of every instruction set against the portable one, and sums at the limits that they are proven for.
+//! Every operation of every instruction set compared with the portable one, and sums at their proven limits.
 
 use trike_testkit::Rng;
 
@@ -39,7 +39,7 @@ struct Outcome(Vec<[u8; 64]>, Vec<[i32; 16]>, Vec<[u32; 16]>);
 
 struct Run<'a>(&'a Case);
 
-/// The operations without byte permutes, where a processor has them.
+/// The operations without byte permutes, on a CPU that has them.
 struct WithoutPermutes<'a, S>(S, &'a Case);
 
 impl<S: Simd> Loop for WithoutPermutes<'_, S> {
@@ -51,7 +51,7 @@ impl<S: Simd> Loop for WithoutPermutes<'_, S> {
     }
 }
 
-/// Writes what an operation gave.
+/// Records the result of an operation.
 struct Writer<S>(S);
 
 impl<S: Simd> Writer<S> {

@@ -1,4 +1,4 @@
-//! Weights of which blocks of zeros, or whole planes, are left out.
+//! Weights with omitted blocks of zeros, or omitted planes.
 
 use crate::common::{GRANULARITIES, PRECISIONS, as_quantized, bits, cpus, describe, oracle};
 use trike_cpu::{
@@ -20,10 +20,10 @@ fn run(cpu: &Cpu, x: &[f32], w: &Matrix, precision: ActivationPrecision) -> Vec<
     out
 }
 
-/// Which weights of a plane may be other than zero.
+/// Which weights of a plane may be nonzero.
 type Pattern = fn(row: usize, col: usize) -> bool;
 
-/// Random zeros, blocks of zeros of several sizes and places, and nothing else.
+/// Random zeros, blocks of zeros of several sizes and offsets, and all zeros.
 const PATTERNS: [(&str, Pattern); 12] = [
     ("no structure", |_, _| true),
     ("nothing", |_, _| false),
@@ -63,7 +63,7 @@ fn tensor(
     TritTensor::from_planes(rows, cols, &planes, Encoding::TwoBit, coupling, scales).expect("valid parts")
 }
 
-/// The layout against the one of two bits bit by bit, on every instruction set; and against the oracle.
+/// Bit-identical to the two-bit layout on every instruction set, and compared with the oracle.
 fn check(cpus: &[Cpu], tensor: &TritTensor, tokens: usize, what: &str, rng: &mut Rng) {
     let cols = tensor.cols();
     let x = rng.normals(tokens * cols);
@@ -94,7 +94,7 @@ fn every_structure_and_granularity() {
                 (7, 2, Coupling::Free, false),
             ] {
                 let shape = [(70, 1100), (33, 1087)][tokens % 2];
-                // The planes have other blocks each.
+                // Each plane has different blocks.
                 let other = PATTERNS[rng.below(PATTERNS.len())].1;
                 let planes: Vec<_> =
                     [pattern, other][..depth].iter().map(|p| plane(shape, *p, &mut rng)).collect();
@@ -160,8 +160,7 @@ fn long_rows_and_extreme_activations_are_exact() {
     }
 }
 
-/// The product of a scale and a factor may be infinite, and what it makes of a sum of zero is no zero: units without
-/// blocks are not passed over then.
+/// The product of a scale and a factor may overflow, and times a sum of zero it is NaN: then units without blocks are not skipped.
 #[test]
 fn scales_that_overflow_reach_units_of_zeros() {
     let cols = 256;
@@ -197,7 +196,7 @@ fn rows_are_read_and_bytes_are_counted() {
             }
         }
     }
-    // What is there is two lines and a number, what is not is nothing; and each tile has an end and half a scale.
+    // A stored block is two lines and a number, an omitted one takes no space; each tile has an end and half a scale.
     for (present, size) in [(0usize, 512), (1, 512), (7, 512), (64, 512)] {
         let trits: Vec<i8> =
             (0..64 * size).map(|i| i8::from(i / size / 16 * 16 + i % size / 32 < present)).collect();
@@ -208,7 +207,7 @@ fn rows_are_read_and_bytes_are_counted() {
     }
 }
 
-/// A plane of zeros costs nothing, wherever it is; between tied ones it costs nothing where blocks are left out.
+/// A plane of zeros costs nothing, wherever it is; between tied planes it costs nothing in the block layout.
 #[test]
 fn planes_of_zeros_cost_nothing() {
     let (cpus, mut rng) = (cpus(), Rng::new(5));
@@ -262,12 +261,12 @@ fn the_planner_takes_blocks_where_they_are_faster() {
             (half, Layout::Blocks),
             (none, Layout::Blocks),
             (PATTERNS[11].1, Layout::Blocks),
-            // Fifteen of sixteen rows are zero, and no block is.
+            // Fifteen of sixteen rows are zero, but no block is.
             (PATTERNS[10].1, if granularity == g64 { Layout::TwoBit } else { Layout::Sparse }),
         ] {
             assert_eq!(choose(vec![pattern], granularity, Coupling::Free, &mut rng), want, "{granularity:?}");
         }
-        // Only a plane that every layout leaves out is no reason.
+        // Omitted only because every layout omits the plane.
         for (planes, want) in [
             (tied(all, all, none), Layout::TwoBit),
             (tied(none, all, none), Layout::TwoBit),
@@ -278,7 +277,7 @@ fn the_planner_takes_blocks_where_they_are_faster() {
     }
 }
 
-/// Packing in shares, on threads, makes the same matrix.
+/// Packing in shares on threads gives the same matrix.
 #[test]
 fn packing_on_threads_changes_no_bit() {
     let mut rng = Rng::new(7);

@@ -1,24 +1,24 @@
-//! Float and int8 weights: one table over every instruction set, against f64, against the specification's error, and
-//! against themselves with other tokens beside them.
+//! Float and int8 weights on every instruction set: compared with f64, within the specified error, and independent of other tokens
+//! in the call.
 
 use crate::common::bits;
 use half::{bf16, f16};
 use trike_cpu::{ActivationPrecision, Cpu, CpuOps, DenseData, DenseMatrix, Int8Matrix, Isa, Matrix};
 use trike_testkit::{Rng, assert_near};
 
-/// In which numbers weights are held.
+/// Storage of the weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     F32,
     F16,
     Bf16,
-    /// With a scale for so many columns.
+    /// One scale per this many columns.
     Int8(usize),
-    /// With one scale a row.
+    /// One scale per row.
     Int8Row,
 }
 
-/// Groups with loops of their own, groups without, and one that is the row.
+/// Groups with specialized loops, groups without, and one that spans the row.
 const KINDS: [Kind; 11] = [
     Kind::F32,
     Kind::F16,
@@ -35,10 +35,10 @@ const KINDS: [Kind; 11] = [
 
 /// Around the widths of vectors, blocks and spans.
 const COLS: [usize; 16] = [1, 2, 7, 15, 17, 31, 63, 64, 65, 127, 128, 129, 300, 769, 1600, 1999];
-/// Few, some and many: each way through the kernels, and the ends of each.
+/// Few, some and many: every code path of the kernels, and its boundaries.
 const TOKENS: [usize; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 20, 24, 25, 27, 31];
 
-/// Weights, and what they are in f32.
+/// Weights, and their values in f32.
 fn weights(rng: &mut Rng, rows: usize, cols: usize, kind: Kind) -> (Matrix, Vec<f32>) {
     let values = rng.normals(rows * cols);
     let dense = |data| DenseMatrix::new(rows, cols, data).expect("valid");
@@ -79,7 +79,7 @@ fn errors(x: &[f32], w: &[f32], cols: usize, got: &[f32]) -> (f64, f64, f64) {
     for (pairs, &got) in pairs.zip(got) {
         let exact: f64 = pairs.clone().map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
         let plain: f32 = pairs.clone().map(|(x, w)| x * w).sum();
-        // NaN stays: `f64::max` would drop it.
+        // Keeps NaN, which `f64::max` would drop.
         let off = (f64::from(got) - exact).abs();
         error = if off <= error { error } else { off };
         naive = naive.max((f64::from(plain) - exact).abs());
@@ -88,8 +88,8 @@ fn errors(x: &[f32], w: &[f32], cols: usize, got: &[f32]) -> (f64, f64, f64) {
     (error, naive, size)
 }
 
-/// An error no larger than twice that of a plain f32 sum; one rounding of the whole is free, for sums so short that the
-/// plain one happens to be exact.
+/// The error is at most twice that of a plain f32 sum, plus one rounding of the result, since a short plain sum may happen to be
+/// exact.
 fn check(cpus: &[Cpu], rng: &mut Rng, rows: usize, cols: usize, tokens: usize, kind: Kind) {
     let (w, values) = weights(rng, rows, cols, kind);
     let x = rng.normals(tokens * cols);
@@ -141,7 +141,7 @@ fn a_thousand_random_products() {
 }
 
 #[test]
-fn a_token_has_the_same_bits_whatever_is_beside_it() {
+fn output_is_independent_of_other_tokens() {
     let mut rng = Rng::new(4);
     for kind in KINDS {
         for (rows, cols) in [(7, 100), (66, 1601)] {
@@ -168,7 +168,7 @@ fn what_is_not_finite_reaches_its_token_and_no_other() {
     let mut rng = Rng::new(5);
     for kind in KINDS {
         for cols in [1, 64, 100] {
-            // Zeros among the weights: they pass on what is not finite as well.
+            // Zero weights propagate non-finite values as well.
             let (rows, bad_token) = (6, 1);
             let (w, _) = if let Kind::Int8(group) = kind {
                 let group = group.min(cols);

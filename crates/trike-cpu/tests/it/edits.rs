@@ -1,4 +1,4 @@
-//! Resident weights edited in place, against the edited tensor packed anew.
+//! In-place edits compared with repacking the edited tensor.
 
 use crate::common::{GRANULARITIES, PRECISIONS, Weights, bits, cpus, describe};
 use trike_cpu::{Cpu, CpuError, CpuOps, EditOutcome, Layout, Matrix, TernaryMatrix};
@@ -25,7 +25,7 @@ fn rows_of(cpu: &Cpu, w: &Matrix) -> Vec<f32> {
     out
 }
 
-/// Random edits; with `keep` only those that a matrix of any layout has a place for: other signs of nonzeros.
+/// Random edits; with `keep` only those that every layout can store: sign changes of nonzeros.
 fn some(tensor: &TritTensor, count: usize, keep: bool, rng: &mut Rng) -> Vec<Edit> {
     let mut edits = Vec::new();
     while edits.len() < count {
@@ -40,7 +40,7 @@ fn some(tensor: &TritTensor, count: usize, keep: bool, rng: &mut Rng) -> Vec<Edi
     edits
 }
 
-/// The edited matrix against the edited tensor, on every instruction set; and against the packed one where it is unchanged.
+/// The edited matrix compared with the repacked tensor on every instruction set, or with the original if it is unchanged.
 fn check(cpus: &[Cpu], tensor: &TritTensor, layout: Layout, edits: &[Edit], rng: &mut Rng) -> EditOutcome {
     let mut matrix = pack(tensor, layout);
     let outcome = matrix.edit(edits).expect("places");
@@ -90,7 +90,7 @@ fn edited_weights_are_those_of_the_edited_tensor() {
             for layout in LAYOUTS {
                 let edits = some(&tensor, 200, false, &mut rng);
                 let outcome = check(&cpus, &tensor, layout, &edits, &mut rng);
-                // With 60 % nonzeros every block is there, but few nonzeros have a slot next to them.
+                // With 60 % nonzeros every block is stored, but few nonzeros have a free slot.
                 if layout != Layout::Sparse {
                     assert_eq!(outcome, EditOutcome::InPlace, "{layout:?} {spec:?}");
                 }
@@ -101,7 +101,7 @@ fn edited_weights_are_those_of_the_edited_tensor() {
     }
 }
 
-/// One edit at a time, until a weight has no place.
+/// One edit at a time, until a weight cannot be stored.
 #[test]
 fn sparse_weights_are_edited_one_by_one() {
     let (cpu, mut rng) = (Cpu::new(1).expect("a thread"), Rng::new(2));
@@ -166,7 +166,7 @@ fn planes_that_come_or_go_need_packing() {
                 &[],
             ]
             .map(|edits| check(&cpus, &tensor, layout, edits, &mut rng) == EditOutcome::InPlace);
-            // The second plane is between two tied ones: packed, with a place in the first two layouts.
+            // The second plane is between two tied ones: packed, and stored by the first two layouts.
             let fixed = matches!(layout, Layout::TwoBit | Layout::Base3);
             let between = coupling == Coupling::Tied && (fixed || outcomes[3]);
             assert_eq!(outcomes, [false, true, true, between, true], "{layout:?} {coupling:?}");

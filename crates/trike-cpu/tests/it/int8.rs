@@ -1,4 +1,4 @@
-//! Int8 weights: every instruction set, bit by bit, against the formula of the documentation.
+//! Int8 weights: bit-identical to the documented formula on every instruction set.
 
 use crate::common::bits;
 use half::f16;
@@ -9,7 +9,7 @@ use trike_trit::ScaleValues;
 
 const PRECISIONS: [ActivationPrecision; 2] = [ActivationPrecision::Int16, ActivationPrecision::F32];
 
-/// A matrix by its parts.
+/// The components of a matrix.
 struct Parts {
     rows: usize,
     cols: usize,
@@ -27,7 +27,7 @@ impl Parts {
         Self { rows, cols, group, codes, scales }
     }
 
-    /// With scales as they are, and with f16 ones if those are the same.
+    /// With f32 scales, and with f16 scales if those are equal.
     fn matrices(&self) -> [Matrix; 2] {
         let (codes, scales) = (self.codes.clone(), self.scales.clone());
         let half = ScaleValues::F16(scales.iter().map(|&scale| f16::from_f32(scale)).collect());
@@ -36,8 +36,8 @@ impl Parts {
         [full, Int8Matrix::from_tensor(&tensor).expect("memory")].map(Matrix::from)
     }
 
-    /// Exact sums over at most 256 columns of a group, times the scale, in order; the high half of a fixed-point
-    /// number apart from the low one.
+    /// Exact sums over at most 256 columns of a group, times the scale, in order; the high half of a fixed-point number is summed
+    /// separately from the low one.
     fn linear(&self, x: &[f32], precision: ActivationPrecision) -> Vec<f32> {
         let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
         let exponent = (largest.log2().floor() as i32).max(29 - 120);
@@ -72,10 +72,10 @@ impl Parts {
     }
 }
 
-/// All instruction sets against the formula, on poisoned outputs.
+/// All instruction sets compared with the formula, on poisoned outputs.
 fn check(rng: &mut Rng, parts: &Parts, tokens: usize) {
     let mut x = rng.normals(tokens * parts.cols);
-    // Tokens of different sizes: each has its own step.
+    // Tokens of different magnitudes: each has its own step.
     for (t, x) in x.chunks_mut(parts.cols).enumerate() {
         x.iter_mut().for_each(|x| *x *= 10f32.powi(t as i32 % 7 - 3));
     }
@@ -98,7 +98,7 @@ fn check(rng: &mut Rng, parts: &Parts, tokens: usize) {
     }
 }
 
-/// Whole lines, parts of lines, one scale a row of less and of more than an exact sum.
+/// Whole lines, partial lines, and one scale per row of less and of more than an exact sum.
 const GROUPS: [usize; 11] = [32, 64, 96, 256, 320, 1, 3, 6, 24, 130, usize::MAX];
 
 #[test]

@@ -1,4 +1,4 @@
-//! Attention over selected keys, against exact attention over the same positions, and the selection against its definition.
+//! Top-k attention compared with exact attention over the same positions, and the selection with its definition.
 
 use crate::common::{bits, cpus, describe};
 use half::f16;
@@ -40,7 +40,7 @@ impl Rows {
         ]
     }
 
-    /// The rows of some slots of each head, of one precision.
+    /// The rows of some slots of each head.
     fn pick(&self, slots: &[Vec<usize>], capacity: usize, d: usize) -> Self {
         let (all, width) = (slots.iter().enumerate(), d.div_ceil(2));
         let rows = || all.clone().flat_map(|(head, slots)| slots.iter().map(move |s| head * capacity + s));
@@ -55,10 +55,10 @@ impl Rows {
     }
 }
 
-/// Key/value heads, query heads of each, `head_dim`, position, capacity, window, keys selected by their codes.
+/// Key/value heads, query heads per key/value head, `head_dim`, position, capacity, window, number of keys selected by their codes.
 type Case = (usize, usize, usize, usize, usize, Option<usize>, usize);
 
-/// Heads of every kind of code, rings that wrap, windows, fewer positions than are selected from, several blocks of positions.
+/// Every kind of code, rings that wrap, windows, fewer positions than the selector keeps, several blocks of positions.
 const CASES: [Case; 10] = [
     (1, 1, 128, 400, 401, None, 30),
     (2, 4, 128, 700, 800, None, 64),
@@ -86,7 +86,7 @@ fn attention_to_selected_keys_is_exact_attention_to_these_positions() {
         let n = kv_heads * capacity * d;
         let [k, v] = [(); 2].map(|()| Rows::new(rng.normals(n), d));
         let q = rng.normals(problem.heads * d);
-        // One precision for both, and int8 keys with int4 values.
+        // The same precision for both, and int8 keys with int4 values.
         for (of_k, of_v) in [(0, 0), (1, 1), (2, 2), (3, 3), (2, 3)] {
             let kv = KvView { k: k.views()[of_k], v: v.views()[of_v], capacity };
             let mut first: Option<Vec<Vec<usize>>> = None;
@@ -121,7 +121,7 @@ fn attention_to_selected_keys_is_exact_attention_to_these_positions() {
     }
 }
 
-/// As many as the selector says, in order, visible, with the first and the last ones.
+/// As many as the selector keeps, in order, visible, including the first and the last ones.
 fn check_positions(problem: &AttentionSpec, position: usize, selector: KeySelector, all: &[Vec<usize>]) {
     let visible = problem.span(position);
     let Some(selected) = selector.select(visible.len()) else {
@@ -138,7 +138,7 @@ fn check_positions(problem: &AttentionSpec, position: usize, selector: KeySelect
     }
 }
 
-/// Keys in a narrow cone, some of which point where the query does: they are the ones with most of the attention.
+/// Keys in a narrow cone, some of which point in the direction of the query: these get most of the attention.
 #[test]
 fn the_keys_that_a_query_looks_for_are_selected() {
     let mut rng = Rng::new(62);

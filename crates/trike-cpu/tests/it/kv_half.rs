@@ -1,5 +1,5 @@
-//! Attention of several tokens from position 256 on over an f16 cache, in 16-bit integers: the same bits on every instruction set, with any
-//! number of threads and beside any other tokens; every size of number; faults.
+//! Attention of several tokens from position 256 on over an f16 cache, in 16-bit integers: bit-identical on every instruction set,
+//! with any number of threads and among any other tokens; all magnitudes; non-finite values.
 
 use crate::common::{bits, cpus, describe};
 use half::f16;
@@ -27,7 +27,7 @@ fn attend(cpu: &Cpu, spec: &AttentionSpec, q: &[f32], first: usize, [k, v]: [&[f
     out
 }
 
-/// In double precision; one head of keys.
+/// In f64, for one key/value head.
 fn oracle(spec: &AttentionSpec, q: &[f32], first: usize, [k, v]: [&[f16]; 2]) -> Vec<f32> {
     let d = spec.head_dim;
     let at = |x: &[f16], p: usize, i: usize| f64::from(x[p * d + i].to_f32());
@@ -62,7 +62,7 @@ fn instruction_sets_threads_and_neighbours_change_no_bit() {
                 let cpu = Cpu::with_isa(isa, threads).expect("a few threads");
                 let all = attend(&cpu, &spec, &q, first, [&k, &v]);
                 assert_eq!(bits(&all[at..]), bits(&want), "{isa}, {threads}");
-                // In two calls: neither part is so small that it is attended to in f32.
+                // In two calls, each too large for the f32 path.
                 let cut = 28;
                 let mut parts = attend(&cpu, &spec, &q[..cut * row], first, [&k, &v]);
                 parts.extend(attend(&cpu, &spec, &q[cut * row..], first + cut, [&k, &v]));
@@ -79,7 +79,7 @@ fn every_size_of_number_fits() {
         let spec = spec(1, 2, d, None);
         let (tokens, positions) = (20, 300);
         let cases: [fn(usize, f32) -> f32; 6] = [
-            // The largest norm for the largest element, and the most that rounding can add to it.
+            // The largest norm for the largest element, and the maximum that rounding can add to it.
             |_, _| 1.0,
             |i, _| if i % 2 == 0 { 1.0 } else { 1.5 },
             |i, _| if i == 0 { 60_000.0 } else { 1e-3 },
@@ -92,12 +92,12 @@ fn every_size_of_number_fits() {
                 rng.normals(rows * d).into_iter().enumerate().map(|(i, x)| case(i % d, x)).collect()
             };
             let (q, k, v) = (make(tokens * 2), halves(make(positions)), halves(make(positions)));
-            // Scores of a size that softmax can weigh.
+            // Scores in the range of the softmax.
             let q: Vec<f32> = if matches!(n, 2 | 4) { q.iter().map(|x| x * 1e-9).collect() } else { q };
             let want = oracle(&spec, &q, positions - tokens, [&k, &v]);
             for cpu in cpus() {
                 let out = attend(&cpu, &spec, &q, positions - tokens, [&k, &v]);
-                // Relative to the values: their means may be much smaller.
+                // Relative to the values, since their means may be much smaller.
                 let largest = v.iter().fold(0f32, |most, v| most.max(v.to_f32().abs()));
                 let error = out.iter().zip(&want).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
                 assert!(error <= BOUND * largest, "d = {d}, case {n}, {}: {error}", describe(&cpu));

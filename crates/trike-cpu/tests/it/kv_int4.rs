@@ -1,4 +1,4 @@
-//! Attention over int4 keys and values, against a double-precision oracle on the same codes.
+//! Attention over int4 keys and values compared with an f64 oracle on the same codes.
 
 use crate::common::{bits, cpus, describe};
 use half::f16;
@@ -8,8 +8,8 @@ use trike_cpu::{
 use trike_testkit::{Rng, assert_close};
 use trike_trit::Hadamard;
 
-/// Relative to the largest output; the oracle reads the same codes, so only the arithmetic of the kernels is in it: that of int8, whose
-/// kernels are the same, and the roundings of the transforms of queries and outputs, about `2^-24 log2(head_dim)` each.
+/// Relative to the largest output. The oracle reads the same codes, so this covers only the arithmetic of the kernels: that of
+/// int8, whose kernels are the same, and the rounding of the transforms of queries and outputs, about `2^-24 log2(head_dim)` each.
 const BOUND: f32 = 1e-4;
 
 /// Keys or values of all slots of a ring. Slots that were never written have a scale of NaN.
@@ -27,7 +27,7 @@ impl Packed {
             Self { head_dim: d, codes: vec![0xA5; slots * d.div_ceil(2)], scales: vec![f32::NAN; slots] };
         for head in 0..problem.kv_heads {
             for p in 0..positions {
-                // Scales of different sizes, now and then a vector of zeros or one with an outlier.
+                // Different scales, occasionally a vector of zeros or one with an outlier.
                 let mut values = rng.normals(d);
                 let size = [1.0, 0.3, 3.0, 0.0][rng.below(16).min(3)];
                 values.iter_mut().for_each(|v| *v *= size);
@@ -49,20 +49,20 @@ impl Packed {
         KvData::Int4 { codes: &self.codes, scales: &self.scales }
     }
 
-    /// The code of an element, by the layout.
+    /// The code of an element, from the documented layout.
     fn code(&self, slot: usize, i: usize) -> i8 {
         let width = self.head_dim.div_ceil(2);
         let byte = self.codes[slot * width + i % width];
         2 * (if i < width { byte & 15 } else { byte >> 4 }) as i8 - 15
     }
 
-    /// All codes as bytes, one after the other.
+    /// All codes as consecutive bytes.
     fn unpacked(&self) -> Vec<i8> {
         let slots = 0..self.scales.len();
         slots.flat_map(|slot| (0..self.head_dim).map(move |i| self.code(slot, i))).collect()
     }
 
-    /// The vector of a slot before it was mixed, in double precision by the definition of the transform.
+    /// The vector of a slot with the transform undone, in f64 from its definition.
     fn vector(&self, slot: usize) -> Vec<f64> {
         let mixed = |i| f64::from(self.code(slot, i)) * f64::from(self.scales[slot]);
         let block = Hadamard::largest(self.head_dim, Hadamard::MAX).map_or(1, Hadamard::block);
@@ -104,7 +104,7 @@ impl Bytes {
     }
 }
 
-/// Softmax attention of all query heads in double precision.
+/// Softmax attention of all query heads in f64.
 fn oracle(problem: &AttentionSpec, q: &[f32], first: usize, [k, v]: [&[Vec<f64>]; 2]) -> Vec<f32> {
     let (d, capacity) = (problem.head_dim, k.len() / problem.kv_heads);
     let row = |(i, q): (usize, &[f32])| {
@@ -120,11 +120,11 @@ fn oracle(problem: &AttentionSpec, q: &[f32], first: usize, [k, v]: [&[Vec<f64>]
     q.chunks(d).enumerate().flat_map(row).collect()
 }
 
-/// Key/value heads, query heads of each, `head_dim`, query tokens, position of the first one, window.
+/// Key/value heads, query heads per key/value head, `head_dim`, query tokens, position of the first one, window.
 type Case = (usize, usize, usize, usize, usize, Option<usize>);
 
-/// As for int8: one and several chunks of positions, heads of every kind of tail, groups of heads of every remainder, decode and
-/// prefill, windows that wrap.
+/// As for int8: one and several chunks of positions, every tail of a head, every remainder of a group of heads, decode and prefill,
+/// windows that wrap.
 const CASES: [Case; 16] = [
     (1, 1, 1, 1, 0, None),
     (2, 4, 128, 1, 700, None),
@@ -160,7 +160,7 @@ fn attention_follows_the_oracle() {
     let mut rng = Rng::new(26);
     for case in CASES {
         let (problem, (kv_heads, _, d, tokens, first, _)) = (spec(case), case);
-        // As small as it may be, so that windows wrap, and larger.
+        // The smallest possible capacity, so that windows wrap, and a larger one.
         let needed = first + tokens - problem.span(first).start;
         for capacity in [needed, needed + 5] {
             let [k, v] = [(); 2].map(|()| Packed::new(&mut rng, &problem, first + tokens, capacity));
@@ -179,8 +179,8 @@ fn attention_follows_the_oracle() {
     }
 }
 
-/// The codes are widened to bytes exactly: attention has the bits of attention over the same codes in int8, of mixed queries and mixed
-/// back. So integer stages are equal on every instruction set where those of int8 are.
+/// Unpacking to bytes is exact: attention is bit-identical to int8 attention over the same codes with transformed queries,
+/// transformed back. So integer stages are equal on every instruction set if those of int8 are.
 #[test]
 fn attention_has_the_bits_of_the_same_codes_in_bytes() {
     let mut rng = Rng::new(27);
@@ -239,7 +239,7 @@ fn other_pairs_of_precisions_are_widened() {
 }
 
 /// The error of attention itself. A weighted mean of values is off by at most the largest norm of their errors, `s sqrt(d)` with a
-/// scale of `s`, since the transform keeps norms.
+/// scale of `s`, since the transform preserves norms.
 #[test]
 fn rounding_of_values_is_bounded_by_their_scales() {
     let mut rng = Rng::new(29);
@@ -292,7 +292,7 @@ fn a_fault_in_a_visible_position_is_not_hidden() {
         let want = oracle(&problem, &q, 280, [&k.vectors(), &v.vectors()]);
         let mut fault = [1.0; 24];
         fault[5] = f32::INFINITY;
-        // Not visible to the first query nor to later ones, visible to all.
+        // Once invisible to all queries, once visible to all.
         for (slot, is_seen) in [(10, false), (200, true)] {
             for part in [&mut k, &mut v] {
                 part.write(slot, &fault);
@@ -313,7 +313,7 @@ fn a_fault_in_a_visible_position_is_not_hidden() {
 #[test]
 fn codes_and_scales_of_another_length_are_refused() {
     let cpu = Cpu::new(1).expect("one thread");
-    // Two bytes per head, the last of which has one code.
+    // Two bytes per head; the last one has a single code.
     let problem = AttentionSpec { heads: 2, kv_heads: 2, head_dim: 3, scale: 1.0, window: None };
     for (codes, scales, good) in
         [(16, 8, true), (16, 7, false), (16, 9, false), (15, 8, false), (17, 8, false), (24, 8, false)]

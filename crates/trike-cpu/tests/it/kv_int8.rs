@@ -1,11 +1,11 @@
-//! Attention over int8 keys and values, against a double-precision oracle on the same codes.
+//! Attention over int8 keys and values compared with an f64 oracle on the same codes.
 
 use crate::common::{bits, cpus, describe};
 use half::f16;
 use trike_cpu::{AttentionSpec, Cpu, CpuError, CpuOps, KvData, KvView, quantize_head};
 use trike_testkit::{Rng, assert_close};
 
-/// Relative to the largest output; the oracle reads the same codes, so only the arithmetic of the kernels is in it.
+/// Relative to the largest output. The oracle reads the same codes, so this covers only the arithmetic of the kernels.
 const BOUND: f32 = 1e-4;
 
 /// Keys or values of all slots of a ring, as codes. Slots that were never written have a scale of NaN.
@@ -23,7 +23,7 @@ impl Codes {
             for p in 0..positions {
                 let slot = head * capacity + p % capacity;
                 let mut values = rng.normals(d);
-                // Scales of different sizes, and now and then a vector of zeros.
+                // Different scales, and occasionally a vector of zeros.
                 let size = [1.0, 0.3, 3.0, 0.0][rng.below(16).min(3)];
                 values.iter_mut().for_each(|v| *v *= size);
                 all.scales[slot] = quantize_head(&values, &mut all.codes[slot * d..][..d]);
@@ -48,7 +48,7 @@ impl Codes {
     }
 }
 
-/// Softmax attention of one query head in double precision.
+/// Softmax attention of one query head in f64.
 fn oracle(problem: &AttentionSpec, q: &[f32], position: usize, head: usize, [k, v]: [&Codes; 2]) -> Vec<f32> {
     let d = problem.head_dim;
     let capacity = k.scales.len() / problem.kv_heads;
@@ -66,11 +66,11 @@ fn oracle_of_all(problem: &AttentionSpec, q: &[f32], first: usize, kv: [&Codes; 
     rows.flat_map(|(i, q)| oracle(problem, q, first + i / problem.heads, i % problem.heads, kv)).collect()
 }
 
-/// Key/value heads, query heads of each, `head_dim`, query tokens, position of the first one, window.
+/// Key/value heads, query heads per key/value head, `head_dim`, query tokens, position of the first one, window.
 type Case = (usize, usize, usize, usize, usize, Option<usize>);
 
-/// One and several chunks of positions, heads of every kind of tail, groups of heads of every remainder, decode and prefill,
-/// windows that wrap.
+/// One and several chunks of positions, every tail of a head, every remainder of a group of heads, decode and prefill, windows that
+/// wrap.
 const CASES: [Case; 15] = [
     (1, 1, 1, 1, 0, None),
     (2, 4, 128, 1, 700, None),
@@ -99,7 +99,7 @@ fn attention_follows_the_oracle() {
     let mut rng = Rng::new(16);
     for case in CASES {
         let (problem, (.., tokens, first, _)) = (spec(case), case);
-        // As small as it may be, so that windows wrap, and larger.
+        // The smallest possible capacity, so that windows wrap, and a larger one.
         let needed = first + tokens - problem.span(first).start;
         for capacity in [needed, needed + 5] {
             let [k, v] = [(); 2].map(|()| Codes::new(&mut rng, &problem, first + tokens, capacity));
@@ -118,7 +118,7 @@ fn attention_follows_the_oracle() {
 #[test]
 fn the_largest_codes_and_negative_scales_are_exact() {
     for (d, tokens) in [(128, 20), (3000, 20), (128, 1), (3000, 1)] {
-        // Half of the positions have the opposite values, so that weights times scales would cancel.
+        // Half of the positions have negated values, so that weights times scales would cancel.
         let problem = spec((1, 2, d, tokens, 300, None));
         let (mut k, mut v) = (
             Codes::new(&mut Rng::new(20), &problem, 320, 320),
@@ -139,7 +139,7 @@ fn the_largest_codes_and_negative_scales_are_exact() {
     }
 }
 
-/// From position 256 on decoding adds integers, and rounds every operation on floats on its own.
+/// From position 256 on decoding uses integer sums, and float operations are rounded individually.
 #[test]
 fn decoding_gives_the_same_bits_on_every_instruction_set() {
     let mut rng = Rng::new(22);
@@ -220,7 +220,7 @@ fn a_fault_in_a_visible_position_is_not_hidden() {
         let [mut k, mut v] = [(); 2].map(|()| Codes::new(&mut rng, &problem, 300, 300));
         let q = rng.normals(tokens * 2 * 24);
         let want = oracle_of_all(&problem, &q, 280, [&k, &v]);
-        // Not visible to the first query nor to later ones, visible to all.
+        // Once invisible to all queries, once visible to all.
         for (slot, is_seen) in [(10, false), (200, true)] {
             for part in [&mut k, &mut v] {
                 part.scales[slot] = quantize_head(&[f32::INFINITY; 24], &mut [0; 24]);

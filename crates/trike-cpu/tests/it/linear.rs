@@ -1,4 +1,4 @@
-//! One table of shapes and weights over every instruction set, number of threads and precision.
+//! A table of shapes and weights on every instruction set, with several thread counts and precisions.
 #![allow(clippy::print_stdout, reason = "the run says which instruction sets it covered")]
 
 use crate::common::{GRANULARITIES, PRECISIONS, Weights, as_quantized, bits, cpus, describe, oracle};
@@ -24,7 +24,7 @@ fn linear(cpu: &Cpu, x: &[f32], w: &Matrix, precision: ActivationPrecision) -> V
     out
 }
 
-/// Every `Cpu` against the oracle, and every one against the scalar specification bit by bit.
+/// Every `Cpu` compared with the oracle, and bit by bit with the scalar specification.
 fn check_ternary(cpus: &[Cpu], spec: &Weights, tokens: usize, precision: ActivationPrecision, rng: &mut Rng) {
     let tensor = spec.make(rng);
     let x = rng.normals(tokens * spec.cols);
@@ -70,7 +70,7 @@ fn rotated_weights_rotate_their_inputs() {
                         assert_close(&got, &want, BOUND);
                         let apart = linear(cpu, &rotated, &plain, precision);
                         assert_eq!(bits(&got), bits(&apart), "{}: {layout:?}, {cols}", describe(cpu));
-                        // Beside a matrix that wants its inputs as they are.
+                        // Together with a matrix that does not rotate its inputs.
                         let mut outs = [vec![f32::NAN; 7 * 19], vec![f32::NAN; 7 * 19]];
                         let [first, second] = &mut outs;
                         cpu.linear_many(&x, &[&plain, &w], precision, &mut [first, second])
@@ -90,9 +90,9 @@ fn rotated_weights_rotate_their_inputs() {
 
 const LAYOUTS: [Layout; 4] = [Layout::TwoBit, Layout::Base3, Layout::Sparse, Layout::Blocks];
 
-/// A token's result does not depend on the tokens beside it, so neither on the kernel that computes them.
+/// A token's result does not depend on the other tokens of the call, so neither on the kernel.
 #[test]
-fn tokens_do_not_know_of_each_other() {
+fn output_is_independent_of_batch() {
     let (cpus, mut rng) = (cpus(), Rng::new(5));
     for (depth, coupling) in
         [(1, Coupling::Free), (2, Coupling::Free), (3, Coupling::Tied), (6, Coupling::Tied)]
@@ -108,7 +108,7 @@ fn tokens_do_not_know_of_each_other() {
                     for cpu in &cpus {
                         let some = [0, 6, 11, 15, 28];
                         let alone = some.map(|t| linear(cpu, &x[t * 700..][..700], &w, precision));
-                        // For every kernel, whatever the precision makes of a token.
+                        // For every kernel and precision.
                         for count in [7, 16, 29] {
                             let all = linear(cpu, &x[..count * 700], &w, precision);
                             for (t, alone) in some.iter().zip(&alone).filter(|(t, _)| **t < count) {
@@ -133,7 +133,7 @@ fn the_instruction_sets_that_ran_are_those_that_the_machine_has() {
     println!("instruction sets under test: {}", ran.join(", "));
     assert_eq!(ran.first(), Some(&"scalar"));
     assert_eq!(ran.last(), Some(&Isa::detect().name()));
-    // The kernel of the operating system reads the flags on its own.
+    // The operating system reports the flags independently.
     let Ok(info) = std::fs::read_to_string("/proc/cpuinfo") else { return };
     let Some(flags) = info.lines().find_map(|line| line.strip_prefix("flags")) else { return };
     let has = |names: &[&str]| names.iter().all(|name| flags.split_whitespace().any(|flag| flag == *name));
@@ -227,7 +227,7 @@ fn a_thousand_random_ternary_problems() {
     }
 }
 
-/// Rows so long, and codes so large, that a sum one bit too narrow would show.
+/// Rows so long, and codes so large, that a sum one bit too narrow would overflow.
 #[test]
 fn ternary_extremes_are_exact() {
     for cols in [65_536, 65_537, MAX_COLS] {
@@ -243,7 +243,7 @@ fn ternary_extremes_are_exact() {
                 for cpu in cpus().iter().filter(|cpu| cpu.threads() == 1) {
                     for tokens in if cols < MAX_COLS { &[1, 4, 5, 25][..] } else { &[1, 5] } {
                         for precision in [PRECISIONS[0], PRECISIONS[1]] {
-                            // Every partial sum is an integer below 2^28 times a power of two: f32 holds them.
+                            // Every partial sum is an integer below 2^28 times a power of two, so f32 is exact.
                             for got in linear(cpu, &vec![x; tokens * cols], &w, precision) {
                                 assert_near!(
                                     got,
@@ -337,7 +337,7 @@ fn a_thousand_random_dense_and_int8_problems() {
     let (cpus, mut rng) = (cpus(), Rng::new(9));
     for case in 0..2000 {
         let (rows, cols, tokens) = (2 + rng.below(30), 1 + rng.below(300), 1 + rng.below(9));
-        // The usual groups have their own loops, for whole rows and for ragged ones.
+        // Usual groups have specialized loops, for whole rows and for ragged ones.
         let usual = [32, 64, 128][rng.below(3)];
         let (cols, group) = match rng.below(3) {
             0 => (cols.max(usual) / usual * usual, usual),
@@ -352,7 +352,7 @@ fn a_thousand_random_dense_and_int8_problems() {
         let x = rng.normals(tokens * cols);
         let want = oracle(&x, &values, cols);
         for cpu in &cpus {
-            // Int8 weights are exact only with f32 activations; what they compute with others is in `int8.rs`.
+            // Int8 weights are exact only with f32 activations; other precisions are tested in `int8.rs`.
             let precision = if case % 2 == 0 { PRECISIONS[case % 6] } else { ActivationPrecision::F32 };
             assert_close(&linear(cpu, &x, &w, precision), &want, BOUND);
         }

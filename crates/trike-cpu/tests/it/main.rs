@@ -1,6 +1,6 @@
-//! Host kernels on every instruction set of this machine, against oracles.
+//! Host kernels on every instruction set of this machine, compared with oracles.
 //!
-//! One binary for all files: each further one is linked anew.
+//! One binary for all files, since every binary is linked separately.
 
 mod blocks;
 mod common;

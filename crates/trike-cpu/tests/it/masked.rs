@@ -1,4 +1,5 @@
-//! Attention to blocks of keys, the choice of these blocks, and the attention that each position gets: on every instruction set, over every cache, against oracles in f64.
+//! Block-sparse attention, the selection of key blocks, and the attention that each position receives: on every instruction set,
+//! over every cache, compared with f64 oracles.
 
 use crate::common::{bits, cpus, describe};
 use half::f16;
@@ -12,7 +13,7 @@ use trike_trit::Hadamard;
 /// About the rounding of f16, `2^-11`.
 const BOUND: f32 = 6e-4;
 
-/// The values of one head: odd integers times the scale, mixed back.
+/// The values of one head: odd integers times the scale, transformed back.
 fn int4_values(packed: &[u8], scale: f32, head_dim: usize) -> Vec<f32> {
     let bits = |i: usize| match packed.get(i) {
         Some(byte) => byte & 15,
@@ -30,7 +31,7 @@ enum Stored {
     F32(Vec<f32>),
     F16(Vec<f16>),
     Int8(Vec<i8>, Vec<f32>),
-    /// With the values that the codes stand for.
+    /// With the dequantized values.
     Int4(Vec<u8>, Vec<f32>, Vec<f32>),
 }
 
@@ -77,7 +78,7 @@ impl Stored {
     }
 }
 
-/// A problem with a ring that holds every position that the first query sees.
+/// A problem with a ring that holds every position visible to the first query.
 struct Problem {
     spec: AttentionSpec,
     first: usize,
@@ -107,7 +108,7 @@ impl Problem {
         out
     }
 
-    /// The exponentials of the scores of a row minus the largest, with the visible positions for which `sees` holds.
+    /// The exponentials of the scores of a row minus the maximum, for the visible positions selected by `sees`.
     fn weights(&self, k: &Stored, row: usize, sees: impl Fn(usize) -> bool) -> Vec<(usize, f64)> {
         let (d, heads) = (self.spec.head_dim, self.spec.heads);
         let kv_head = row % heads * self.spec.kv_heads / heads;
@@ -145,16 +146,16 @@ fn spec(kv_heads: usize, share: usize, head_dim: usize, window: Option<usize>) -
     AttentionSpec { heads: kv_heads * share, kv_heads, head_dim, scale, window }
 }
 
-/// Heads of keys, query heads for each, elements, window; the first position, tokens, slots.
+/// Key/value heads, query heads per key/value head, elements, window; first position, tokens, slots.
 type Case = (usize, usize, usize, Option<usize>, usize, usize, usize);
 
 const CASES: [Case; 8] = [
     (1, 1, 64, None, 0, 200, 200),
     (2, 3, 37, None, 100, 150, 260),
-    // Rows that other attention takes to the kernels for one token.
+    // Rows for which unmasked attention uses the decode kernels.
     (1, 2, 16, None, 500, 1, 501),
     (2, 2, 24, None, 320, 2, 400),
-    // Positions before and after 256, from which caches of few bytes are read as integers.
+    // Positions before and after 256, from which narrow caches use integers.
     (2, 4, 16, None, 250, 70, 320),
     (3, 1, 80, Some(100), 300, 130, 229),
     // A ring that has wrapped around, whose end is within a block.
@@ -223,7 +224,7 @@ fn a_mask_of_all_blocks_changes_no_bit_and_neither_do_threads() {
 }
 
 #[test]
-fn blocks_that_nobody_attends_to_are_not_read() {
+fn masked_blocks_are_not_read() {
     let mut rng = Rng::new(73);
     let mut problem = problem(&mut rng, (1, 4, 24, None, 320, 64, 384));
     let mask = BlockBitmap::from_fn(1, 320..384, |_, _, block| block != 2).unwrap();
@@ -291,7 +292,7 @@ fn the_blocks_with_the_most_attention_of_a_sample_are_kept() {
                     let best: f64 = between.iter().take(kept.saturating_sub(2)).sum();
                     let own: f64 =
                         chosen.iter().filter(|&&b| b != visible.start && b != block).map(|&b| sums[b]).sum();
-                    // Sums that differ by less than their rounding may change places.
+                    // Sums that differ by less than rounding may be swapped.
                     assert!(own >= best - 0.002, "{case:?}, block {block}: {own} of {best}");
                 }
             }
@@ -330,7 +331,7 @@ fn positions_get_the_attention_that_the_queries_give() {
                     cpu.attention_received(&problem.spec, &problem.q, problem.first, kv).expect("valid");
                 assert!(got.iter().all(|v| v.is_finite()), "{case:?}, {}", describe(&cpu));
                 assert_close(&got, &want, BOUND);
-                // What nobody sees gets nothing.
+                // Masked positions receive no attention.
                 assert!(got.iter().zip(&want).all(|(got, want)| *want > 0.0 || *got == 0.0), "{case:?}");
             }
         }

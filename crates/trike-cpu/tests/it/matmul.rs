@@ -1,4 +1,4 @@
-//! Products of matrices in either order of storage, on every instruction set: against f64, with 1 and 3 threads.
+//! Products of matrices in either order of storage, on every instruction set: compared with f64, with 1 and 3 threads.
 
 use crate::common::{cpus, describe};
 use trike_core::ProductPrecision;
@@ -110,7 +110,7 @@ fn results_do_not_depend_on_threads_or_on_other_rows() {
         for rows in [m, 150, 7, 1] {
             let mut out = vec![f32::NAN; rows * n];
             let a = MatrixRef::new(&a[(m - rows) * k..], k).expect("whole rows");
-            // Awake and asleep workers split the work differently.
+            // Awake and sleeping workers split the work differently.
             for _ in 0..3 {
                 matmul(&cpu, a, b, &mut out, Store::Overwrite).expect("shapes fit");
             }

@@ -1,4 +1,4 @@
-//! Normalization, positions, gates and attention on every instruction set, against oracles in f64.
+//! Normalization, positions, gates and attention on every instruction set, compared with f64 oracles.
 
 use crate::common::{bits, cpus, describe};
 use half::f16;
@@ -160,13 +160,13 @@ struct Cache {
 impl Cache {
     fn new(rng: &mut Rng, problem: &AttentionSpec, positions: usize, capacity: usize) -> Self {
         let (heads, d) = (problem.kv_heads, problem.head_dim);
-        // Values that f16 holds exactly, so that one oracle serves both.
+        // Values that f16 represents exactly, so that one oracle serves both.
         let mut halves = |n: usize| -> Vec<f32> {
             rng.normals(n).into_iter().map(|v| f16::from_f32(v).to_f32()).collect()
         };
         let (k, v) = (halves(heads * positions * d), halves(heads * positions * d));
         let ring = |all: &[f32]| {
-            // Slots that were never written are poison.
+            // Slots that were never written are poisoned.
             let mut ring = vec![f32::NAN; heads * capacity * d];
             for head in 0..heads {
                 for p in 0..positions {
@@ -230,8 +230,8 @@ fn a_thousand_random_attentions() {
 #[test]
 fn attention_over_many_blocks() {
     let (cpus, mut rng) = (cpus(), Rng::new(6));
-    // Few rows over several chunks, whole panels and parts of them, more heads in a group than a panel has rows, and
-    // windows that begin and end within blocks; the ring is as small as it may be, so that it wraps.
+    // Few rows over several chunks, whole panels and partial ones, more heads in a group than a panel has rows, and windows that
+    // begin and end within blocks; the ring has the smallest possible capacity, so that it wraps.
     for (kv_heads, share, d, tokens, first, window) in [
         (2, 4, 128, 1, 700, None),
         (2, 5, 64, 1, 900, Some(513)),
@@ -307,14 +307,14 @@ fn attention_threads_change_no_bit() {
     let problem = AttentionSpec { heads: 6, kv_heads: 3, head_dim: 64, scale: 0.125, window: Some(50) };
     let cache = Cache::new(&mut rng, &problem, 130, 100);
     let q = rng.normals(40 * 6 * 64);
-    // One token, some that are few rows, and blocks of rows.
+    // One token, few rows, and blocks of rows.
     let kv = KvView { k: KvData::F32(&cache.ring_k), v: KvData::F32(&cache.ring_v), capacity: 100 };
     for isa in trike_cpu::Isa::available() {
         for tokens in [1, 3, 40] {
             let q = &q[..tokens * 6 * 64];
             let outs = [1, 2, 5].map(|threads| {
                 let cpu = Cpu::with_isa(isa, threads).expect("a few threads");
-                // More than once, because the number of parts depends on whether the workers are awake.
+                // Repeated, because the number of parts depends on whether the workers are awake.
                 let outs = [(); 3].map(|()| {
                     let mut out = vec![f32::NAN; q.len()];
                     cpu.attention(&problem, q, 90, kv, &mut out).expect("valid");
@@ -357,7 +357,7 @@ fn attention_refuses_what_does_not_fit() {
     }
     let error = attend(problem, 1, 6, 6, 24).expect_err("seven positions in six slots");
     assert!(matches!(error, CpuError::KvCapacity { needed: 7, capacity: 6 }), "{error}");
-    // A window leaves old positions behind: the first query of several still needs its own.
+    // A window drops old positions, but the first of several queries still needs its own.
     let windowed = AttentionSpec { window: Some(4), ..problem };
     for (tokens, good) in [(1, true), (3, true), (4, false)] {
         assert_eq!(attend(windowed, tokens, 100, 6, 24).is_ok(), good, "{tokens} tokens in a window of 4");

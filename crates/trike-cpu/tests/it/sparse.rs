@@ -1,4 +1,4 @@
-//! Weights of which only the nonzeros are kept: every share of zeros, and the shapes that fill or overflow their slots.
+//! Sparse weights: every fraction of zeros, and shapes that fill or overflow their slots.
 
 use crate::common::{GRANULARITIES, PRECISIONS, as_quantized, bits, cpus, describe, oracle};
 use trike_cpu::{Cpu, CpuOps, Isa, Layout, MAX_COLS, Matrix, TernaryMatrix, choose_layout};
@@ -20,7 +20,7 @@ fn tensor(
     TritTensor::from_planes(rows, cols, &planes, Encoding::TwoBit, coupling, scales).expect("valid parts")
 }
 
-/// The sparse layout against the 2-bit one bit by bit, on every instruction set; and against the oracle.
+/// Bit-identical to the 2-bit layout on every instruction set, and compared with the oracle.
 fn check(cpus: &[Cpu], tensor: &TritTensor, tokens: usize, rng: &mut Rng) {
     let cols = tensor.cols();
     let x = rng.normals(tokens * cols);
@@ -65,7 +65,7 @@ fn every_share_of_zeros() {
     }
 }
 
-/// Rows that no choice of slots fits together: full ones beside empty ones, and runs of nonzeros.
+/// Rows that no assignment of slots fits together: full ones next to empty ones, and runs of nonzeros.
 #[test]
 fn rows_that_spill() {
     let (cpus, mut rng) = (cpus(), Rng::new(2));

@@ -1,4 +1,4 @@
-//! Matrices in mapped files, against the same tensors packed into memory.
+//! Matrices in mapped files compared with the same tensors packed into memory.
 
 use std::{io::Write, path::Path};
 
@@ -20,9 +20,9 @@ fn file(parts: &[&[u8]], offset: usize) -> Vec<FileRange> {
     let mut file = tempfile::tempfile().expect("a file");
     file.write_all(&vec![0; offset]).expect("it is written");
     parts.iter().for_each(|part| file.write_all(part).expect("it is written"));
-    // A file of no bytes cannot be mapped.
+    // An empty file cannot be mapped.
     file.write_all(&[0]).expect("it is written");
-    // SAFETY: a temporary file without a name, which is not written any more.
+    // SAFETY: an anonymous temporary file that is not written any more.
     let map = unsafe { FileMap::new(&file, Path::new("parts")) }.expect("a map");
     let mut at = offset;
     let range = |part: &&[u8]| {

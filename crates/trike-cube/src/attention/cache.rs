@@ -57,13 +57,14 @@ impl CacheShape {
         if self.head_dim.is_multiple_of(4) { 4 } else { 1 }
     }
 
-    /// Elements of which a cache beside others is a multiple, so that all of its views are aligned to `alignment` bytes.
+    /// Caches in one allocation are padded to a multiple of this many elements, so that all of their views are aligned to
+    /// `alignment` bytes.
     #[doc(hidden)]
     #[must_use]
     pub fn unit(&self, alignment: usize) -> usize {
         let per_position = self.precision.bytes_per_position(self.head_dim);
         match self.precision {
-            // Whole slots, whose two scales have eight bytes and whose codes have one byte each.
+            // Whole slots: the two scales of a slot take eight bytes, and each code one byte.
             KvPrecision::Int8 => {
                 self.head_dim * alignment.div_ceil(8.min(1 << self.head_dim.trailing_zeros()))
             }
@@ -72,7 +73,7 @@ impl CacheShape {
     }
 }
 
-/// Keys or values, `[kv_head][slot][head_dim]`. Lengths and places are in elements.
+/// Keys or values, `[kv_head][slot][head_dim]`. Lengths and offsets are in elements.
 #[derive(Clone, Debug)]
 pub(crate) enum KvBuffer {
     F32(Buffer<f32>),
@@ -83,9 +84,9 @@ pub(crate) enum KvBuffer {
 /// Keys or values in int8.
 #[derive(Clone, Debug)]
 pub(crate) struct Codes {
-    /// Four codes in a word.
+    /// Words of four codes each.
     words: Buffer<u32>,
-    /// `[kv_head][slot]`, the scale of the key and that of the value: one buffer for both.
+    /// `[kv_head][slot][2]`: the scales of the key and of the value, in one buffer for both.
     pub(crate) scales: Buffer<f32>,
     head_dim: usize,
 }
@@ -121,7 +122,7 @@ impl KvBuffer {
         }
     }
 
-    /// Elements, or words of codes.
+    /// The elements, or the words of codes.
     pub(super) fn numbers(&self) -> BufferArg {
         match self {
             Self::F32(buffer) => buffer.arg(),
@@ -206,7 +207,7 @@ impl KvBuffer {
         }
     }
 
-    /// The numbers in f32; `which` of the two scales of a slot is that of these.
+    /// The values in f32; `which` selects the scale of a slot.
     fn read(&self, device: &Device, which: usize) -> Result<Vec<f32>> {
         match self {
             Self::F32(buffer) => device.read(buffer),
@@ -239,7 +240,7 @@ impl KvCache {
         Self::of_elements(device, shape, shape.elements()?)
     }
 
-    /// As [`KvCache::empty`], with another number of elements: of whole slots.
+    /// As [`KvCache::empty`], with `len` elements: whole slots.
     pub(super) fn of_elements(device: &Device, shape: CacheShape, len: usize) -> Result<Self> {
         let [k, v] = KvBuffer::both(device, shape, len)?;
         let cache = Self { k, v, shape, index: None };
@@ -250,15 +251,15 @@ impl KvCache {
         Ok(cache)
     }
 
-    /// As [`KvCache::empty`], without a wait for the allocations: for the time of a call.
+    /// As [`KvCache::empty`], without waiting for the allocations: for temporary caches.
     pub(super) fn unconfirmed(device: &Device, shape: CacheShape) -> Result<Self> {
         let [k, v] = KvBuffer::both(device, shape, shape.elements()?)?;
         Ok(Self { k, v, shape, index: None })
     }
 
-    /// This cache with sign codes of its keys: [`Device::attention`] of a single token then attends to the positions that the selector selects, as soon as
-    /// more than four times as many are visible at all positions of one [`horizon`](super::horizon). With a window that leaves out positions it attends to
-    /// all others.
+    /// Adds sign codes of the keys: [`Device::attention`] of a single token then attends only to the positions that the selector
+    /// chooses, once more than four times as many are visible at all positions of a [`horizon`](super::horizon). With a window that
+    /// hides positions, all visible ones are attended to.
     ///
     /// # Errors
     ///
@@ -278,7 +279,7 @@ impl KvCache {
         Ok(Self { k: self.k.view(start, len)?, v: self.v.view(start, len)?, shape: self.shape, index: None })
     }
 
-    /// The whole allocation of a part, with the shape of one.
+    /// The whole allocation of a part, with the shape of the part.
     pub(super) fn all(&self) -> Self {
         Self { k: self.k.all(), v: self.v.all(), shape: self.shape, index: None }
     }
@@ -291,13 +292,13 @@ impl KvCache {
         }
     }
 
-    /// Its shape.
+    /// Shape of the cache.
     #[must_use]
     pub fn shape(&self) -> CacheShape {
         self.shape
     }
 
-    /// Keys, values and scales, as buffers that a launch writes.
+    /// Keys, values and scales, as the buffers written by a launch.
     pub(crate) fn written(&self) -> Vec<&dyn AnyBuffer> {
         let scales = self.k.scales().map(|scales| scales as &dyn AnyBuffer);
         [self.k.memory(), self.v.memory()].into_iter().chain(scales).collect()
@@ -341,7 +342,7 @@ impl Segment<'_> {
         positions.first_of(rows)?;
         check_range("tokens to store in a cache", 1, shape.capacity, rows.len())?;
         if is_capturing && rows.len() > 1 {
-            // Positions written before a replay need not be consecutive.
+            // Positions written before a replay may not be consecutive.
             return Err(CubeError::Capture { what: "keys and values of several positions" });
         }
         if [k, v].iter().any(|new| cache.overlaps(new)) {

@@ -1,8 +1,8 @@
-//! Caches in int8: how keys and values are rounded, stored and unpacked.
+//! int8 caches: quantization, storage and unpacking of keys and values.
 //!
-//! Rounding is that of `trike-cpu`: `s = max|x| / 127` for each key and each value of a head, `code = round(x / s)` to nearest
-//! even. Codes lie in words, because WGSL has no bytes: element `4 w + i` of a head is byte `i` of word `w`, plus 128. The scales
-//! of a slot lie side by side, the key's first.
+//! Quantization is that of `trike-cpu`: `s = max|x| / 127` for each key and each value of a head, `code = round(x / s)` to nearest
+//! even. Codes are stored in words, because WGSL has no bytes: element `4 w + i` of a head is byte `i` of word `w`, plus 128. The
+//! scales of a slot are adjacent, the key's first.
 
 use cubecl::prelude::*;
 use trike_core::RopePairing;
@@ -10,16 +10,16 @@ use trike_core::RopePairing;
 use super::ptx;
 use crate::math::{magnitude, nearest};
 
-/// What a byte has more than its code.
+/// Offset of a byte from its code.
 const OFFSET: u8 = 128;
 /// Codes per word.
 pub(super) const OF_WORD: usize = 4;
-/// Units per cube of the kernels that round.
+/// Units per cube of the quantization kernels.
 pub const UNITS: usize = 128;
 /// Bits of f32 infinity.
 const INFINITE: u32 = 0x7F80_0000;
 
-/// The codes of words, times the scales of their slots: what a kernel reads, on the host.
+/// Dequantizes the codes in `words` on the host, as kernels do.
 pub fn values_of(words: &[u32], scales: impl Iterator<Item = f32>, head_dim: usize) -> Vec<f32> {
     let slots = words.chunks_exact(head_dim / OF_WORD).zip(scales);
     slots
@@ -33,7 +33,7 @@ pub fn values_of(words: &[u32], scales: impl Iterator<Item = f32>, head_dim: usi
 /// Scales as an argument of kernels.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Scales {
-    /// `[kv_head][slot]`: of the key, of the value.
+    /// `[kv_head][slot]`: the scales of the key and of the value.
     pub(super) pairs: Box<[Vector<f32, Const<2>>]>,
 }
 
@@ -47,8 +47,8 @@ pub(super) fn scales_of(scales: &ComptimeOption<Scales>, slot: usize) -> Vector<
     }
 }
 
-/// The code in byte `i` of a word. Without a conversion, which has a fraction of the rate of other instructions: the byte becomes
-/// the last bits of a float from `2^23` on.
+/// The code in byte `i` of a word. Instead of a conversion, which has a lower throughput than other instructions, the byte becomes
+/// the low bits of a float at `2^23`.
 #[cube]
 pub(super) fn code_at(word: u32, #[comptime] i: u32, #[comptime] ptx: bool) -> f32 {
     let bits = if comptime!(ptx) {
@@ -59,7 +59,7 @@ pub(super) fn code_at(word: u32, #[comptime] i: u32, #[comptime] ptx: bool) -> f
     f32::reinterpret(bits) - comptime!(8_388_608.0 + OFFSET as f32)
 }
 
-/// Element `d` of a key in a slot: of elements, or of codes if there are scales.
+/// Element `d` of a key in a slot; dequantized if there are scales.
 #[cube]
 pub(super) fn element_at<E: Numeric>(
     k: &[E],
@@ -80,12 +80,12 @@ pub(super) fn element_at<E: Numeric>(
     }
 }
 
-/// Compile-time parameters of the kernels that round.
+/// Compile-time parameters of the quantization kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Form {
     /// Head dimension, a multiple of 4.
     pub head_dim: usize,
-    /// Pairs of elements of keys that are rotated; `None` = no rotation.
+    /// Pairing of the rotated elements of keys; `None` = no rotation.
     pub pairing: Option<RopePairing>,
 }
 
@@ -94,7 +94,7 @@ impl Form {
         self.head_dim / OF_WORD
     }
 
-    /// Units that round a key and its value together.
+    /// Units that quantize a key and its value together.
     #[must_use]
     pub fn lanes(self) -> usize {
         self.words().next_power_of_two().min(32)
@@ -106,14 +106,14 @@ impl Form {
     }
 }
 
-/// A new key or value, and the rotation of keys at its position.
+/// Destination of a new key or value, and the rotation of keys at its position.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Place {
-    /// Its first element.
+    /// Index of the first element.
     pub(crate) from: usize,
-    /// Its slot, counted from the beginning of the allocation.
+    /// Its slot, counted from the start of the allocation.
     pub(crate) slot: usize,
-    /// The cosine of its first pair.
+    /// Index of the cosine of its first pair.
     pub(crate) turns_at: usize,
     /// Elements that are rotated.
     pub(crate) rotated: usize,
@@ -142,7 +142,7 @@ fn rotated(k: &[f32], turns: &[f32], place: &Place, d: usize, #[comptime] form: 
     value
 }
 
-/// The scale of a vector, from the bits of its largest magnitude; NaN if that is not finite.
+/// The scale of a vector, given the bits of its absolute maximum; NaN if that is not finite.
 #[cube]
 fn scale_of(largest: u32) -> f32 {
     let mut scale = f32::reinterpret(largest | 0x7FC0_0000);
@@ -163,8 +163,8 @@ fn byte_of(x: f32, scale: f32) -> u32 {
     u32::cast_from(code + comptime!(OFFSET as i32))
 }
 
-/// Rounds a key and its value, and stores their codes and scales: with the [`Form::lanes`] units of a group, of which each must
-/// call it, `active` or not.
+/// Quantizes a key and its value, and stores their codes and scales, with the [`Form::lanes`] units of a group. All units must call
+/// it, `active` or not.
 #[cube]
 pub(crate) fn round_and_store(
     k: &[f32],

@@ -1,10 +1,10 @@
-//! Attention with few query rows, second kernel: the partial sums that several cubes left.
+//! Attention with few query rows, second kernel: combines the partial sums of several cubes.
 
 use cubecl::prelude::*;
 
 use super::decode::{LOWEST, power};
 
-/// Parts whose results a unit of [`combine`] loads before it uses them.
+/// Parts that a unit of [`combine`] loads before using them.
 const AT_ONCE: usize = 16;
 
 /// Cube `i` combines the partial results of all splits for one head of one row: sums, their maximum, and total weights.
@@ -44,7 +44,7 @@ pub(super) fn combine_several(
     }
 }
 
-/// The cube combines its partial results to those of `head`, counted from the first row.
+/// Combines the partial results of `head`, counted from the first row.
 #[cube]
 fn join(
     parts: &[f32],

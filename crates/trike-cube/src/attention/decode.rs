@@ -1,5 +1,4 @@
-//! Attention with few query rows: positions are split across cubes, and each cube reads a key and a value once for several
-//! heads.
+//! Attention with few query rows: positions are split across cubes, and each cube reads a key and a value once for several heads.
 
 use cubecl::prelude::*;
 
@@ -22,27 +21,27 @@ pub(super) struct Form {
     pub(super) units: usize,
     /// Elements per vector load.
     pub(super) width: usize,
-    /// Vectors of f32 that these elements become.
+    /// Vectors of f32 per load.
     pub(super) parts: usize,
-    /// True for an int8 cache: a load has `parts` words of four codes.
+    /// True for an int8 cache: a load is `parts` words of four codes.
     pub(super) codes: bool,
-    /// Positions of a group per turn, a power of two of at most [`Form::lanes`].
+    /// Positions per group and iteration, a power of two of at most [`Form::lanes`].
     pub(super) each: usize,
     /// True if positions are split across cubes, so that partial sums are written for [`combine`](super::combine).
     pub(super) split: bool,
-    /// True if only [`Chosen`] positions are attended to.
+    /// True if only the [`Chosen`] positions are attended to.
     pub(super) chosen: bool,
-    /// True for PTX: units of a plane wait for each other instead of the cube, and weights are powers of two.
+    /// True for PTX: synchronizes planes instead of cubes, and uses powers of two as weights.
     pub(super) ptx: bool,
 }
 
 impl Form {
     /// Maximum units per group.
     const LANES: usize = 16;
-    /// Vectors of keys, and as many of values, that a unit loads before it uses them.
+    /// Vectors of keys, and as many of values, that a unit loads before using them.
     const AHEAD: usize = 4;
 
-    /// The form with the most positions per turn whose scores fit `bytes` of shared memory, if any.
+    /// The form with the most positions per iteration whose scores fit `bytes` of shared memory.
     pub(super) fn with_turns_of(self, positions: usize, bytes: usize) -> Self {
         let most = (positions / self.groups()).min(Self::AHEAD / self.columns()).min(self.lanes());
         let forms = (0..=most.max(1).ilog2()).rev().map(|log| Self { each: 1 << log, ..self });
@@ -59,7 +58,7 @@ impl Form {
         self.head_dim / self.width
     }
 
-    /// Units per group: they share positions, and each of them has some of the columns.
+    /// Units per group; they share positions and divide the columns.
     fn lanes(self) -> usize {
         self.vectors().next_power_of_two().min(Self::LANES)
     }
@@ -69,7 +68,7 @@ impl Form {
         self.vectors().div_ceil(self.lanes())
     }
 
-    /// Groups of units, each with positions of its own.
+    /// Groups of units, each with its own positions.
     fn groups(self) -> usize {
         self.units / self.lanes()
     }
@@ -79,13 +78,13 @@ impl Form {
         self.lanes() / self.each
     }
 
-    /// Partial dot products of a position in shared memory: one more than lanes, so that those of eight positions start in
-    /// different banks.
+    /// Stride of a position's partial dot products in shared memory: padded by one, so that eight positions start in different
+    /// banks.
     fn stride(self) -> usize {
         self.lanes() + 1
     }
 
-    /// Numbers of [`Form::heads`] heads in shared memory: partial dot products, later the sums of half of the groups.
+    /// Floats in shared memory for [`Form::heads`] heads: partial dot products, later the sums of half of the groups.
     fn scratch(self) -> usize {
         let dots = self.groups() * self.each * self.stride();
         dots.max(self.groups() / 2 * (self.head_dim + 1))
@@ -104,7 +103,7 @@ pub(super) fn power(x: f32, #[comptime] ptx: bool) -> f32 {
     if comptime!(ptx) { ptx::exp2(x) } else { f32::exp(x) }
 }
 
-/// Waits until the units of a group have written to shared memory.
+/// Synchronizes the units of a group after writes to shared memory.
 #[cube]
 fn sync_group(#[comptime] form: Form) {
     if comptime!(form.ptx) {
@@ -114,14 +113,14 @@ fn sync_group(#[comptime] form: Form) {
     }
 }
 
-/// What a cube attends with.
+/// The query heads of a cube.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Heads {
     /// KV head.
     pub(super) kv: usize,
-    /// First query head, counted from the first that shares the KV head.
+    /// First query head, relative to the first that shares the KV head.
     pub(super) first: usize,
-    /// Query heads of a row.
+    /// Number of query heads per row.
     pub(super) of_row: usize,
 }
 
@@ -136,14 +135,14 @@ pub(super) fn heads_of(kv_heads: u32, #[comptime] form: Form) -> Heads {
     }
 }
 
-/// A token of several sequences.
+/// A token in a batch of several sequences.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct TokenOfCube {
     /// Row of queries and outputs.
     pub(super) row: usize,
     /// First vector of its cache.
     pub(super) place: usize,
-    /// Its position.
+    /// Position of the token.
     pub(super) position: u32,
 }
 
@@ -158,14 +157,14 @@ pub(super) fn token_of(table: &[u32], #[comptime] form: Form) -> TokenOfCube {
     }
 }
 
-/// Positions of one token that were selected, as an argument of kernels: `[KV head][count]`, in rising order.
+/// The selected positions of one token, as a kernel argument: `[KV head][count]`, in ascending order.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Chosen {
     positions: Box<[u32]>,
     count: u32,
 }
 
-/// The number of positions that a token attends to, and that of the first one.
+/// The number of visible positions of a token, and the first one.
 #[cube]
 fn visible(chosen: &ComptimeOption<Chosen>, position: u32, window: u32) -> (u32, u32) {
     let end = position + 1;
@@ -176,20 +175,20 @@ fn visible(chosen: &ComptimeOption<Chosen>, position: u32, window: u32) -> (u32,
     }
 }
 
-/// Where a part of the positions is in the cache.
+/// A part of the positions in the cache.
 #[derive(CubeType, Clone, Copy)]
 struct Part {
     /// First vector of the cache.
     place: usize,
     kv_head: usize,
-    /// Slot of the first position, counted from there.
+    /// Slot of the first position, relative to `place`.
     first: u32,
     /// Number of positions.
     count: u32,
     capacity: u32,
 }
 
-/// The slot of a position, which counts from the first slot of the ring or is one of those chosen.
+/// The slot of a position, which is an offset from the first slot of the ring, or an index of the selected positions.
 #[cube]
 fn slot_of(chosen: &ComptimeOption<Chosen>, past: u32, part: &Part) -> u32 {
     #[comptime]
@@ -201,7 +200,7 @@ fn slot_of(chosen: &ComptimeOption<Chosen>, past: u32, part: &Part) -> u32 {
     }
 }
 
-/// Finds the positions of the unit's group in a turn, as numbers of vectors. Those past the last repeat it.
+/// Locates the positions of the unit's group in an iteration, as vector indices. Positions past the last one repeat it.
 #[cube]
 fn locate(
     at: &mut Array<usize>,
@@ -222,7 +221,7 @@ fn locate(
     }
 }
 
-/// The unit's `i`-th vector of a head; past the last one, that one.
+/// The unit's `i`-th vector of a head, clamped to the last one.
 #[cube]
 fn column_of(lane: usize, #[comptime] i: usize, #[comptime] form: Form) -> usize {
     let mut column = lane + comptime!(i * form.lanes());
@@ -250,7 +249,7 @@ fn take<S: Numeric, W: Size>(
     }
 }
 
-/// Loads the scales of the located positions, if the cache has any.
+/// Loads the scales of the located positions, if the cache has scales.
 #[cube]
 fn take_scales(
     from: &ComptimeOption<Scales>,
@@ -266,7 +265,7 @@ fn take_scales(
     }
 }
 
-/// Part `p` of a loaded vector in f32: its codes, without their scale, in an int8 cache.
+/// Part `p` of a loaded vector in f32; for an int8 cache, its codes without their scale.
 #[cube]
 fn floats_of<E: Float, S: Numeric, N: Size, W: Size>(
     taken: Vector<S, W>,
@@ -289,19 +288,19 @@ fn floats_of<E: Float, S: Numeric, N: Size, W: Size>(
 /// Cube `(part, KV head and block of its query heads, row)` computes attention of `heads` query heads over its part of the
 /// row's visible positions. The last parts are empty when there are fewer positions than parts.
 ///
-/// A group of units takes every `groups`-th position of the part, several in a turn, with the columns of keys and values among
-/// its units, and has a maximum and sums of its own (online softmax: Milakov and Gimelshein, 2018); at the end the sums of all
-/// groups are joined. In a turn the units multiply their columns of the keys, add up the products of the group through shared
-/// memory, and sum their columns of the values. The keys of the next turn are on their way from when those of this one are
-/// multiplied, and the next values from when these are summed.
+/// A group of units takes every `groups`-th position of the part, several per iteration, with the columns of keys and values
+/// divided among its units, and has its own maximum and sums (online softmax: Milakov and Gimelshein, 2018); at the end the groups
+/// are combined. In an iteration the units multiply their columns of the keys, add up the products of the group through shared
+/// memory, and sum their columns of the values. The keys of the next iteration are loaded while the current ones are multiplied,
+/// and the next values while the current ones are summed.
 ///
-/// Vectors of `N` elements of type `E` are loaded as `W` numbers of type `S`: words where two f16 fit, because a compiler that
-/// sees f16 separates them into registers of their own as soon as they arrive, and so waits for them. Of an int8 cache `W` words are
-/// as many vectors of four elements. A key's scale multiplies its scores, a value's scale its weights, so that sums are those of
-/// codes; the scales of the next turn are on their way from the end of this one.
+/// Vectors of `N` elements of type `E` are loaded as `W` numbers of type `S`. Two f16 are loaded as one word: a compiler that sees
+/// f16 would separate them into registers on arrival, and so wait for the load. For an int8 cache, `W` words are as many vectors of
+/// four elements. A key's scale multiplies its scores and a value's scale its weights, so that the sums are over codes; the scales
+/// of the next iteration are loaded from the end of the current one.
 ///
-/// The loops depend only on the row's position, so every unit reaches every barrier. The kernel, not the host, computes the
-/// extent of a part, because the arguments of a recorded launch are fixed: the grid is sized for
+/// The loops depend only on the row's position, so every unit reaches every barrier. The kernel, not the host, computes the extent
+/// of a part, because the arguments of a recorded launch are fixed: the grid is sized for
 /// [`AttentionProblem::horizon`](super::AttentionProblem::horizon), and the position is read from a buffer.
 #[cube]
 pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
@@ -360,12 +359,12 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     let mut largest = Array::<f32>::new(heads);
     #[unroll]
     for h in 0..heads {
-        // Heads past the last repeat the last one and are not stored.
+        // Heads past the last one repeat it and are not stored.
         let head = kv_head * form.share + clamp_max(first_head + h, comptime!(form.share - 1));
         #[unroll]
         for i in 0..columns {
             let from = ((row * query_heads + head) * vectors + column_of(lane, i, form)) * parts;
-            // Columns past the last add nothing.
+            // Columns past the last one add nothing.
             let used = lane + comptime!(i * form.lanes()) < vectors;
             #[unroll]
             for p in 0..parts {
@@ -408,7 +407,7 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
             take::<S, W>(k, &mut keys, &at, lane, form);
         }
         sync_group(form);
-        // A unit adds `each` of the products of one position.
+        // A unit adds up `each` of the products of one position.
         let mut sum = Vector::<f32, M>::new(0.0f32);
         #[unroll]
         for l in 0..each {
@@ -524,7 +523,7 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
                         let sum = sums[comptime!((h * columns + i) * parts + n / floats)];
                         all.insert(h, sum.extract(comptime!(n % floats)));
                     }
-                    // Columns past the last hold what the last does.
+                    // Columns past the last one duplicate it.
                     scratch[place + n * vectors + column_of(lane, i, form)] = all;
                 }
             }
@@ -597,7 +596,7 @@ pub(super) fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     }
 }
 
-/// Attention of the tokens from `first_row` on, whose keys and values are in one cache.
+/// Attention of the tokens from `first_row` on, all with the same cache.
 #[cube(launch_unchecked)]
 pub(super) fn decode<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     q: &[Vector<f32, N>],
@@ -621,7 +620,7 @@ pub(super) fn decode<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     );
 }
 
-/// Attention of the tokens of a [table](super::Tokens), whose caches are in one allocation.
+/// Attention of the tokens of a [table](super::Tokens), with caches in one allocation.
 #[cube(launch_unchecked)]
 pub(super) fn decode_several<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     q: &[Vector<f32, N>],

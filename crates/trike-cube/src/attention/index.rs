@@ -8,9 +8,9 @@ use trike_core::KeySelector;
 use crate::device::{Buffer, Device};
 use crate::error::{CubeError, Result, check_range};
 
-/// Least elements of a head that a word of a code has room for.
+/// Minimum `head_dim`: smaller heads do not fill a word of a code.
 const LEAST: usize = 64;
-/// Most elements of a head: one unit each, of which every device has so many.
+/// Maximum `head_dim`: one unit per element, and every device supports this many.
 const MOST: usize = 256;
 /// Sign codes of the keys of a cache.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ pub(super) struct KeyIndex {
     pub(super) lengths: Buffer<u32>,
     /// `[kv head][channels + 1]`
     pub(super) centers: Buffer<f32>,
-    /// The [`horizon`](super::horizon) of the first step whose keys were all coded, or 0. Clones share it.
+    /// The [`horizon`](super::horizon) of the first step whose keys were all coded, or 0. Shared by clones.
     pub(super) coded: Arc<AtomicUsize>,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn words_of(head_dim: usize) -> usize {
 }
 
 impl KeyIndex {
-    /// For a cache of a shape that was checked: KV heads, head dimension, capacity.
+    /// Sign codes for a cache with a checked shape: KV heads, head dimension, capacity.
     pub(super) fn new(
         device: &Device,
         [kv_heads, head_dim, capacity]: [usize; 3],

@@ -1,5 +1,5 @@
-//! Attention with few query rows, for PTX: the last cube of some heads to arrive combines what all of them left, where other
-//! compilers have a [second kernel](super::combine) because their fences do not reach beyond a cube.
+//! Attention with few query rows, for PTX: the last of the cubes that share heads combines the partial results of all of them.
+//! Other compilers need a [second kernel](super::combine), because their fences do not reach beyond a cube.
 
 use cubecl::prelude::*;
 
@@ -8,7 +8,7 @@ use super::decode::{Chosen, Form, LOWEST, attend, heads_of, power, token_of};
 
 /// Units of a plane.
 const LANES: usize = 32;
-/// Parts whose results a unit loads before it uses them.
+/// Parts that a unit loads before using them.
 const AT_ONCE: usize = 8;
 
 /// As [`decode`](super::decode::decode); `parts` and `arrived` are those of [`join`].
@@ -75,11 +75,11 @@ pub(super) fn decode_several_joined<E: Float, S: Numeric, N: Size, W: Size, M: S
     join(parts, arrived, out, token.row, kv_heads, form);
 }
 
-/// If the cube is the last of those that share its heads and row, combines their partial results. Each plane has heads of its
-/// own; the order of sums does not depend on which cube is the last.
+/// If the cube is the last to arrive among those that share its heads and row, combines their partial results. Each plane has its
+/// own heads; the order of sums does not depend on which cube is the last.
 ///
-/// `parts` has `[row of the launch][head][cube along x]` sums, their maximum, and total weights; `arrived` one zero for each cube
-/// along `y` and `z`, which is zero again at the end.
+/// `parts` has `[row of the launch][head][cube along x]` sums, their maximum, and total weights; `arrived` one zero per cube along
+/// `y` and `z`, which is reset to zero at the end.
 #[cube]
 fn join(
     parts: &mut [f32],
@@ -129,7 +129,7 @@ fn join(
                 let mut taken = Array::<f32>::new(comptime!(AT_ONCE * columns));
                 let mut first = 0usize;
                 while first < splits {
-                    // The weight of a part that is the lane's own; nothing for parts past the last.
+                    // The weight of the lane's own part; zero for parts past the last.
                     let at = base + clamp_max(first + lane, splits - 1) * stride + form.head_dim;
                     let weight = power(parts[at] - most, form.ptx);
                     let weight = select(first + lane < splits, weight, 0.0f32);

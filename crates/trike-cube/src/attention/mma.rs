@@ -1,5 +1,5 @@
-//! Attention with many query rows on matrix instructions: `mma` f16 m16n8k16 with f32 accumulation (after FlashAttention-2:
-//! Dao, 2023). CUDA is the only runtime that has the instruction, so the kernel uses others of PTX as well.
+//! Attention with many query rows on matrix instructions: `mma` f16 m16n8k16 with f32 accumulation (after FlashAttention-2: Dao,
+//! 2023). Only CUDA has the instruction, so the kernel also uses other PTX instructions.
 
 use std::f32::consts::LOG2_E;
 
@@ -12,7 +12,7 @@ use super::decode::LOWEST;
 use super::ptx::{end_of_copies, exp2, packed, wait_for_copies};
 use super::walk::{self, BLOCK, Mask};
 
-/// Keys per tile: a key block of a mask.
+/// Keys per tile: one key block of a mask.
 const KEYS: usize = BLOCK;
 /// Rows per plane.
 pub(super) const PLANE_ROWS: usize = 16;
@@ -20,11 +20,11 @@ pub(super) const PLANE_ROWS: usize = 16;
 pub(super) const LANES: usize = 32;
 /// Elements per vector.
 const WIDTH: usize = 8;
-/// How far a score may exceed the reference of its row before sums are scaled to a new one. Weights are then up to `e^5`, far
-/// below the largest f16.
+/// Maximum excess of a score over the reference of its row before the sums are rescaled. Weights are then at most `e^5`, far below
+/// the largest f16.
 const HEADROOM: f32 = 5.0;
 
-/// Elements of a key or a value.
+/// Eight elements of a key or a value.
 type Eight = Vector<f16, Const<8>>;
 
 /// Compile-time parameters of the kernel.
@@ -36,7 +36,7 @@ pub(super) struct Form {
     pub(super) share: usize,
     /// Planes per cube.
     pub(super) planes: usize,
-    /// True if old positions are out of a query's sight.
+    /// True if a sliding window hides old positions.
     pub(super) windowed: bool,
     /// True if only the key blocks of a mask are attended to.
     pub(super) masked: bool,
@@ -79,7 +79,7 @@ fn from_end(count: u32, at: u32) -> u32 {
     count - 1 - at
 }
 
-/// The key of a tile and its vector that are a unit's `i`-th copy.
+/// The key of a tile, and the vector within it, of a unit's `i`-th copy.
 #[cube]
 fn place_of(#[comptime] i: usize, #[comptime] form: Form) -> (usize, usize) {
     let vectors = form.vectors();
@@ -94,9 +94,9 @@ fn place_of(#[comptime] i: usize, #[comptime] form: Form) -> (usize, usize) {
     (key, column)
 }
 
-/// Finds the unit's share of a tile in the ring, whose first visible key is in `slot`, behind `before` keys that nobody sees: there
-/// are some only with a window and a mask, whose tiles begin with a block. At most `left` keys follow the first visible one.
-/// Places before and behind get the nearest of these, because what is in the ring there may be no number.
+/// Computes the unit's addresses for a tile in the ring, whose first visible key is in `slot`, after `before` masked keys: these
+/// exist only with both a window and a mask, since a tile then starts at a block. At most `left` keys follow the first visible one.
+/// Keys outside this range are clamped to it, because the ring may hold NaN there.
 #[cube]
 fn locate(
     at: &mut Array<usize>,
@@ -121,14 +121,14 @@ fn locate(
     }
 }
 
-/// The slot of the key `ahead` places behind the one in `slot`; no more keys are visible than there are slots.
+/// The slot of the key `ahead` positions after the one in `slot`; no more keys are visible than there are slots.
 #[cube]
 fn slot_of(slot: u32, ahead: u32, capacity: u32) -> u32 {
     let past = slot + ahead;
     select(past >= capacity, past - capacity, past)
 }
 
-/// Starts to copy the unit's share of a tile to shared memory.
+/// Starts the asynchronous copy of the unit's share of a tile to shared memory.
 #[cube]
 fn copy(from: &[Eight], tile: &mut [Eight], at: &Array<usize>, #[comptime] form: Form) {
     #[unroll]
@@ -140,17 +140,17 @@ fn copy(from: &[Eight], tile: &mut [Eight], at: &Array<usize>, #[comptime] form:
     end_of_copies();
 }
 
-/// Plane `p` of cube `(block, KV head)` computes attention for rows `16 p ..` of the block; a row is one token and one query
-/// head of the KV head. The longest blocks come first.
+/// Plane `p` of cube `(block, KV head)` computes attention for rows `16 p ..` of the block; a row is one token and one query head
+/// of the KV head. The longest blocks come first.
 ///
-/// Lane `(g, t)` holds rows `g` and `g + 8`. Keys and values are copied to shared memory as they lie in the ring, the values
-/// while scores are computed, the next keys while values are summed; `ldmatrix` makes them operands, and transposes values. A
-/// lane's scores of two tiles of eight keys are its operands of the next product.
+/// Lane `(g, t)` holds rows `g` and `g + 8`. Keys and values are copied unchanged from the ring to shared memory, the values while
+/// scores are computed, the next keys while values are summed; `ldmatrix` loads them as operands, transposing the values. A lane's
+/// scores of two tiles of eight keys are its operands of the next product.
 ///
 /// A weight is a power of two: `e^(score - reference)` is `2^(log2(e) score - log2(e) reference)`, one multiply-add and one
-/// instruction. The reference of a row is raised only when a score exceeds it by [`HEADROOM`]: mostly once, in the first tile.
+/// instruction. The reference of a row is raised only when a score exceeds it by [`HEADROOM`], usually once, in the first tile.
 ///
-/// With a mask the cube walks over the key blocks of all its rows; where these are of several query blocks, each row masks the
+/// With a mask the cube iterates over the key blocks of all its rows; if the rows span several query blocks, each row masks the
 /// blocks that it does not attend to.
 #[cube(launch_unchecked)]
 pub(super) fn mma(
@@ -183,7 +183,7 @@ pub(super) fn mma(
     let of_cube = comptime!(PLANE_ROWS * form.planes);
     let block = from_end(CUBE_COUNT_X, CUBE_POS_X) as usize * of_cube;
 
-    // Visible keys of the first and of the last row of the block.
+    // Number of visible keys of the first and of the last row of the block.
     let low_end = first_position as usize + block / form.share + 1;
     let first_key = low_end - min(window as usize, low_end);
     let end = first_position as usize
@@ -204,7 +204,7 @@ pub(super) fn mma(
         let token = clamp_max(row / form.share, last);
         queries[h] = (first_row as usize + token) * query_heads + kv_head * form.share + row % form.share;
         let position_end = first_position as usize + token + 1;
-        // Counted from the lane's first column.
+        // Relative to the lane's first column.
         ends[h] = position_end as i32 - 2 * t as i32;
         starts[h] = (position_end - min(window as usize, position_end)) as i32 - 2 * t as i32;
         largest[h] = LOWEST;
@@ -242,7 +242,7 @@ pub(super) fn mma(
     let mut operand_b = Array::<Vector<f16, NB>>::new(2usize);
     let mut keys = Shared::<[Eight]>::new_aligned_slice(comptime!(KEYS * form.stride()), 16usize);
     let mut values = Shared::<[Eight]>::new_aligned_slice(comptime!(KEYS * form.stride()), 16usize);
-    // The rows that the lane names to `ldmatrix`: of eight keys and four vectors, of sixteen values and two vectors.
+    // The rows that the lane addresses for `ldmatrix`: of eight keys and four vectors, or of sixteen values and two vectors.
     let key_at = lane % 8 * comptime!(form.stride()) + lane / 8;
     let value_at = lane % 16 * comptime!(form.stride()) + lane / 16;
 
@@ -253,8 +253,8 @@ pub(super) fn mma(
     };
     let mut slot = first_key as u32 % capacity;
     let mut at = Array::<usize>::new(form.copies());
-    // With a mask, tiles are its key blocks, the next one is found while this one is multiplied, and `slot` remains that of the
-    // first visible key.
+    // With a mask, tiles are its key blocks; the next one is located while the current one is multiplied, and `slot` remains that
+    // of the first visible key.
     let rows = walk::rows_of(&mask, kv_head as u32, low_end as u32 - 1, end as u32);
     let mut walked = Array::<u32>::new(walk::STATE);
     if comptime!(form.masked) {

@@ -2,8 +2,8 @@
 //!
 //! [`Device::store`] appends keys and values to a [`KvCache`], [`Device::rotate_and_store`] rotates them and the queries as well,
 //! and [`Device::attention`] computes attention over the cache; [`Device::attention_masked`] only over the key blocks of a
-//! [`BlockMask`]. Single tokens of several sequences, whose caches were made by
-//! [`KvCache::several`], are a [`Batch`]: one launch of each instead of one per sequence.
+//! [`BlockMask`]. Single tokens of several sequences with caches from [`KvCache::several`] form a [`Batch`]: one launch of each
+//! operation instead of one per sequence.
 
 mod cache;
 pub(crate) mod codes;
@@ -48,20 +48,20 @@ impl Device {
     /// Softmax attention of the tokens of a segment over its cache, which must already contain their own keys and values. `q`
     /// and `out` have the shape `positions x heads x head_dim`; other rows of `out` are unchanged.
     ///
-    /// The query at position `p` attends to positions `max(0, p + 1 - window)..=p`. Scores, their maximum, exponentials and
-    /// sums are f32, but [`AttentionBlueprint::Mma`] multiplies f16. When positions are split across cubes, the partial sums
-    /// use temporary device memory between the two launches.
+    /// The query at position `p` attends to positions `max(0, p + 1 - window)..=p`. Scores, their maximum, exponentials and sums
+    /// are f32, except that [`AttentionBlueprint::Mma`] multiplies f16. When positions are split across cubes, the partial sums use
+    /// temporary device memory between the two launches.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] for queries or an output of the wrong length, [`CubeError::Range`] for rows that do not exist or
-    /// that attend to more positions than the cache holds, [`CubeError::NotConsecutive`], [`CubeError::NonFinite`] for the
-    /// scale, [`CubeError::Overlap`], [`CubeError::Capture`] within a capture for any kernel other than
-    /// [`AttentionBlueprint::Decode`], and those of [`Plan::plan`] and of the launch.
+    /// [`CubeError::Length`] for queries or an output of the wrong length, [`CubeError::Range`] for rows that do not exist or that
+    /// attend to more positions than the cache holds, [`CubeError::NotConsecutive`], [`CubeError::NonFinite`] for the scale,
+    /// [`CubeError::Overlap`], [`CubeError::Capture`] within a capture for any kernel other than [`AttentionBlueprint::Decode`],
+    /// and errors of [`Plan::plan`] and of the launch.
     ///
     /// A recorded launch reads the positions at replay; they must have the same [`horizon`].
     ///
-    /// A single token attends to some of the positions only, if the cache is one of [`KvCache::with_keys`].
+    /// With a cache from [`KvCache::with_keys`], a single token attends only to selected positions.
     pub fn attention(
         &self,
         spec: &AttentionSpec,
@@ -73,19 +73,19 @@ impl Device {
         self.attend(&Call::of_segment(spec, q, segment)?, strategy, out)
     }
 
-    /// As [`Device::attention`], but a query attends only to the key blocks that `mask` has for its query block, as far as they
-    /// are visible to it. Other key blocks are neither read nor multiplied, so the time falls with their share.
+    /// As [`Device::attention`], but a query attends only to the visible part of the key blocks that `mask` has for its query
+    /// block. Masked key blocks are neither read nor multiplied, so the time is proportional to the remaining ones.
     ///
-    /// A query always sees its own position, because a [`BlockBitmap`] has the diagonal. The mask may be one of more positions
-    /// than those of the segment: chunks of a prompt share one.
+    /// A query always sees its own position, because a [`BlockBitmap`] includes the diagonal. The mask may cover more positions
+    /// than the segment, so that the chunks of a prompt can share one.
     ///
-    /// Without a window, a mask of all blocks gives the results of [`Device::attention`] with the same kernel, to the bit.
+    /// Without a window, a full mask gives results bit-identical to [`Device::attention`] with the same kernel.
     ///
     /// # Errors
     ///
-    /// Those of [`Device::attention`]; [`CubeError::Blocks`] for a mask of another number of KV heads or
-    /// without the segment's positions, [`CubeError::Unsupported`] for [`AttentionBlueprint::Decode`], which
-    /// [`Strategy::Inferred`] does not choose here, and [`CubeError::Capture`] within every capture.
+    /// Errors of [`Device::attention`]; [`CubeError::Blocks`] for a mask with another number of KV heads or that does not cover the
+    /// segment's positions, [`CubeError::Unsupported`] for [`AttentionBlueprint::Decode`], which [`Strategy::Inferred`] does not
+    /// choose here, and [`CubeError::Capture`] within every capture.
     pub fn attention_masked(
         &self,
         spec: &AttentionSpec,
@@ -108,7 +108,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of [`Device::attention`], and [`CubeError::Apart`].
+    /// Errors of [`Device::attention`], and [`CubeError::Apart`].
     ///
     /// A recorded launch reads the tokens at replay; the largest of their positions must have the same [`horizon`].
     pub fn attention_of_tokens(
@@ -133,12 +133,12 @@ impl Device {
         self.attend(&call, strategy, out)
     }
 
-    /// The positions that [`Device::attention`] of a single token attends to, in rising order, for each KV head; `None` for all
-    /// visible ones. `q` is as there, and the cache is one of [`KvCache::with_keys`].
+    /// The positions that [`Device::attention`] of a single token attends to, in ascending order, for each KV head; `None` for all
+    /// visible ones. `q` is as in that call, and the cache must come from [`KvCache::with_keys`].
     ///
     /// # Errors
     ///
-    /// Those of [`Device::attention`] and [`Device::read`].
+    /// Errors of [`Device::attention`] and [`Device::read`].
     pub fn selected_positions(
         &self,
         spec: &AttentionSpec,
@@ -168,7 +168,7 @@ impl Device {
         }
         let chosen = self.select_keys(call)?;
         let call = &match &chosen {
-            // The selected positions are planned like a context of their own: keys carry their rotation, so none is lost.
+            // Planned like a context that consists of the selected positions: keys already contain their rotation.
             Some((positions, selected)) => call.of_chosen(positions, selected.total()),
             None => *call,
         };
@@ -177,7 +177,7 @@ impl Device {
         let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
         let one = problem.tokens == 1;
         if self.is_capturing() && !(one && matches!(blueprint, AttentionBlueprint::Decode { .. })) {
-            // Their position is a launch argument, and so is the start of a window.
+            // The position is a launch argument of these kernels, and so is the start of a window.
             return Err(CubeError::Capture { what: "attention of prompts" });
         }
         let wide;
@@ -270,7 +270,7 @@ impl Device {
     }
 }
 
-/// The problem of `tokens` tokens of each of `sequences` sequences with caches like this one.
+/// The problem of `tokens` tokens in each of `sequences` sequences with caches of this shape.
 fn problem_of(
     spec: &AttentionSpec,
     cache: &KvCache,
@@ -287,9 +287,9 @@ fn problem_of(
     Ok(problem)
 }
 
-/// Where the decode kernel writes.
+/// Destination of the decode kernel.
 struct Output<'a> {
-    /// The results; without `joined`, the partial ones, if positions are split.
+    /// The results or, without `joined` and with split positions, the partial results.
     all: &'a Buffer<f32>,
     /// Partial results and counters of [`joined::decode_joined`].
     joined: Option<[BufferArg; 2]>,
@@ -302,12 +302,12 @@ struct Call<'a> {
     q: &'a Buffer<f32>,
     /// The position of each row, or the table of several sequences.
     of_rows: &'a Buffer<u32>,
-    /// The cache, or the first one of several sequences.
+    /// The cache, or the first of several sequences' caches.
     cache: &'a KvCache,
     first_row: usize,
     scale: f32,
     mask: Option<&'a BlockMask>,
-    /// The positions to attend to.
+    /// The selected positions.
     chosen: Option<&'a Buffer<u32>>,
 }
 
@@ -336,7 +336,7 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// The call for `count` chosen positions of each KV head.
+    /// The call for `count` selected positions per KV head.
     fn of_chosen<'b>(&self, positions: &'b Buffer<u32>, count: usize) -> Call<'b>
     where
         'a: 'b,
@@ -356,7 +356,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The same over a copy of the visible positions.
+    /// The same call over a copy of the visible positions.
     fn over<'b>(&self, wide: &'b KvCache) -> Call<'b>
     where
         'a: 'b,
@@ -373,7 +373,7 @@ impl<'a> Call<'a> {
         let n = form.width;
         match self.cache.k {
             KvBuffer::F32(_) => self.decode_as::<f32, f32>(client, cubes, units, n, form, out),
-            // Other compilers take words apart at no better time, or have no vectors of eight f16.
+            // Other compilers unpack words at the same cost, or have no vectors of eight f16.
             KvBuffer::F16(_) if form.ptx && n > 1 => {
                 self.decode_as::<f16, u32>(client, cubes, units, n / 2, form, out);
             }
@@ -382,7 +382,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// `words` numbers of type `S` are a load of the form's width.
+    /// A load of the form's width is `words` numbers of type `S`.
     fn decode_as<E: Float, S: Numeric>(
         &self,
         client: &Client,
@@ -398,7 +398,7 @@ impl<'a> Call<'a> {
         let [first, heads, capacity] = [self.first_row, shape.kv_heads, shape.capacity].map(|n| n as u32);
         let (q, of_rows) = (self.q.vectors(n), self.of_rows.arg());
         let (joined, out) = (out.joined, out.all.arg());
-        // For PTX weights are powers of two.
+        // PTX weights are powers of two.
         let scale = if form.ptx { self.scale * LOG2_E } else { self.scale };
         let several = self.problem.sequences > 1;
         let all = if several { &self.cache.all() } else { self.cache };

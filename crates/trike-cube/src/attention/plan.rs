@@ -21,15 +21,15 @@ pub struct AttentionProblem {
     pub window: Option<usize>,
     /// Number of query tokens of each sequence.
     pub tokens: usize,
-    /// Number of sequences, each with a cache of its own. Several are planned like the one at `first_position`, which is the
-    /// largest of their positions, and have one token each.
+    /// Number of sequences, each with its own cache. Several sequences have one token each, and are planned like one at
+    /// `first_position`, the largest of their positions.
     pub sequences: usize,
     /// Position of the first token.
     pub first_position: usize,
     /// Shape of the KV cache.
     pub cache: CacheShape,
-    /// What a [block mask](super::BlockMask) leaves of the problem ([`BlockBitmap::work`](super::BlockBitmap::work)); `None`
-    /// without a mask.
+    /// Remaining work under a [block mask](super::BlockMask) ([`BlockBitmap::work`](super::BlockBitmap::work)); `None` without a
+    /// mask.
     pub mask: Option<MaskedWork>,
 }
 
@@ -54,17 +54,17 @@ pub enum AttentionBlueprint {
     },
 }
 
-/// Positions of a cube of the decode kernel that are on their way at once, if its shared memory suffices.
+/// Positions that a cube of the decode kernel has in flight, if its shared memory suffices.
 const CHUNK: usize = 64;
 /// Units per cube of the decode kernel.
 const DECODE_UNITS: u32 = 128;
 /// Maximum query heads per cube of the decode kernel: their sums stay in registers.
 const MOST_HEADS: usize = 4;
-/// Multiprocessors assumed for a device that does not say how many it has.
+/// Multiprocessors assumed for a device that does not report their number.
 pub(super) const PROCESSORS: usize = 32;
-/// Cubes of the decode kernel that fit on a multiprocessor: 168 registers per unit with four heads of 128.
+/// Resident cubes of the decode kernel per multiprocessor: 168 registers per unit with four heads of 128.
 const RESIDENT: usize = 3;
-/// The same over an int8 cache: 243 registers, because a unit has twice as many columns.
+/// The same for an int8 cache: 243 registers, because a unit has twice as many columns.
 const RESIDENT_OF_CODES: usize = 2;
 /// Maximum rows for which the decode kernel, which reads the keys once per row, is preferred.
 const FEW_ROWS: usize = 16;
@@ -116,8 +116,8 @@ impl AttentionProblem {
             form.with_turns_of(CHUNK, device.max_shared_bytes)
         };
         if precision == KvPrecision::Int8 {
-            // Loads of 16 bytes, or less where a head has fewer than four of them: a group has few units then, and a cube so many
-            // groups that their sums take most of the time and may not fit.
+            // Loads of 16 bytes, or fewer if a head has fewer than four such loads: the groups are then small, and a cube has so
+            // many of them that combining their sums takes most of the time and may exceed shared memory.
             let words = [4, 2]
                 .into_iter()
                 .filter(|words| head_dim.is_multiple_of(words * OF_WORD) && head_dim >= 4 * words * OF_WORD);
@@ -125,14 +125,14 @@ impl AttentionProblem {
             let mut fitting = forms.filter(|form| form.shared_bytes() <= device.max_shared_bytes);
             return fitting.next().unwrap_or_else(|| form(OF_WORD, 1));
         }
-        // Loads of 16 bytes, where the device has such vectors.
+        // Loads of 16 bytes, if the device has such vectors.
         let widest = if precision == KvPrecision::F32 { 4 } else { 8 };
         let wide = head_dim.is_multiple_of(widest) && widest <= device.max_vector;
         form(if wide { widest } else { self.cache.lanes() }, 1)
     }
 
-    /// The shape of the temporary cache in which the kernels for prompts read an int8 cache: the visible positions, in f16, or in
-    /// f32 where the device has no f16.
+    /// The shape of the temporary cache to which prefill kernels widen an int8 cache: the visible positions, in f16, or in f32 if
+    /// the device has no f16.
     #[doc(hidden)]
     #[must_use]
     pub fn wide_shape(&self, device: &Capabilities) -> CacheShape {
@@ -162,10 +162,11 @@ impl AttentionProblem {
     }
 }
 
-/// Number of positions that attention at `position` is planned for: at least the visible ones, and equal for many values of
-/// `position`, so that a launch recorded at one of them is valid for the others.
+/// Number of positions that attention at `position` is planned for: at least the visible ones, and equal for ranges of `position`,
+/// so that a launch recorded at one position is valid for the others.
 ///
-/// The visible positions in chunks of 64, rounded up to a power of two of chunks and capped by the window and the capacity.
+/// The visible positions in chunks of 64, with the number of chunks rounded up to a power of two, and capped by the window and the
+/// capacity.
 #[must_use]
 pub fn horizon(position: usize, window: Option<usize>, capacity: usize) -> usize {
     let window = window.unwrap_or(usize::MAX);
@@ -222,18 +223,18 @@ impl Plan for AttentionProblem {
         let possible = |blueprint: &AttentionBlueprint| {
             self.settings(blueprint, device).is_ok_and(|s| s.check(Self::NAME, device).is_ok())
         };
-        // Two cubes of four planes fill a multiprocessor, and one multiplies while the other one computes weights. Larger cubes
-        // read keys less often, smaller ones occupy more of the device.
+        // Two cubes of four planes fill a multiprocessor, and one multiplies while the other computes weights. Larger cubes read
+        // keys less often, smaller ones occupy more of the device.
         let wide = self.blocks(4 * mma::PLANE_ROWS) * self.cache.kv_heads >= processors;
         let planes: &[usize] = if wide { &[4, 8, 2] } else { &[2, 4, 8] };
         let mma = planes.iter().map(|&planes| AttentionBlueprint::Mma { planes });
-        // Kernels for many tokens have one cache.
+        // Kernels for many tokens support a single cache.
         if self.sequences > 1 {
             return all;
         }
         let tiles: Vec<_> = mma.chain([AttentionBlueprint::Prefill]).filter(possible).collect();
         if self.mask.is_some() {
-            // The kernel for few rows has no tiles to leave out. If no other fits, its error is returned.
+            // The kernel for few rows has no tiles to skip. If no other one fits, its error is returned.
             return if tiles.is_empty() { vec![AttentionBlueprint::Prefill] } else { tiles };
         }
         let many = self.tokens > 1 && self.tokens * self.share() > FEW_ROWS;
@@ -257,7 +258,7 @@ impl Plan for AttentionProblem {
         }
         // `Settings::check` rejects a number that does not fit.
         let sides = |x: usize, y: usize, z: usize| [x, y, z].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
-        // The mask is one more buffer.
+        // The mask is an additional buffer.
         let buffers = 4 + usize::from(self.mask.is_some());
         match *blueprint {
             AttentionBlueprint::Decode { .. } if self.mask.is_some() => {

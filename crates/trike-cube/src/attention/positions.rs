@@ -47,7 +47,7 @@ impl Positions {
         Ok(Self { values: values.to_vec(), writes: 0, buffer, shared: Arc::new(shared) })
     }
 
-    /// Overwrites the positions with the same number of new ones. Clones share the buffer, so launches with them fail from then
+    /// Overwrites the positions with the same number of new ones. Clones share the buffer, so launches with clones fail from then
     /// on.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ const KEYS: usize = 32;
 const PER_ROW: usize = 8;
 /// Units per cube.
 pub(super) const UNITS: usize = ROWS * PER_ROW;
-/// Vectors per slab, the columns of a tile that are in shared memory at once.
+/// Vectors per slab: the columns of a tile that are in shared memory at a time.
 const SLAB: usize = 8;
 /// Stride of the keys of a slab, in vectors: one of padding, so that units of a row access different banks.
 const STRIDE: usize = SLAB + 1;
@@ -48,8 +48,8 @@ impl Form {
     }
 }
 
-/// Copies a slab of the keys or values of a tile; keys past `end` and columns past the head are zero. So are keys before
-/// `first_key` in a tile of a mask, which begins with a block and not with the first visible key.
+/// Copies a slab of the keys or values of a tile, zero-padded past `end` and past the columns of the head. Keys before `first_key`
+/// are zero as well: a tile of a mask starts at a block, not at the first visible key.
 #[cube]
 fn load<E: Float>(
     from: &[Vector<E, Const<4>>],
@@ -83,8 +83,8 @@ fn load<E: Float>(
 
 /// Cube `(block, KV head)` computes attention for rows `16 block ..`, whose queries share their keys.
 ///
-/// Unit `(r, g)` holds the scores of row `r` with keys `g, g + 8, ..` of a tile, and columns `4 g ..` of each slab of the sums.
-/// All loop bounds depend only on scalars and the cube. With a mask the cube walks over the key blocks of all its rows; those that
+/// Unit `(r, g)` holds the scores of row `r` with keys `g, g + 8, ..` of a tile, and columns `4 g ..` of each slab of the sums. All
+/// loop bounds depend only on scalars and the cube. With a mask the cube iterates over the key blocks of all its rows; blocks that
 /// a row does not attend to have weight zero in it.
 #[cube(launch_unchecked)]
 pub(super) fn prefill<E: Float>(
@@ -111,7 +111,7 @@ pub(super) fn prefill<E: Float>(
     let last = tokens as usize - 1;
     let block = CUBE_POS_X as usize * ROWS;
 
-    // Visible keys of the first and of the last row of the block.
+    // Number of visible keys of the first and of the last row of the block.
     let low = first_position + block as u32 / form.share as u32 + 1;
     let first_key = (low - min(window, low)) as usize;
     let end = first_position as usize + clamp_max((block + comptime!(ROWS - 1)) / form.share, last) + 1;

@@ -1,4 +1,4 @@
-//! Single tokens of several sequences, whose caches are in one allocation: one launch for all of them.
+//! Single tokens of several sequences with caches in one allocation: one launch for all of them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -9,8 +9,8 @@ use super::cache::{CacheShape, KvCache};
 use super::positions::MAX_POSITION;
 
 impl KvCache {
-    /// Caches of one shape side by side in as few allocations as the device allows, so that tokens of their sequences can be
-    /// processed [together](Batch). The memory of an allocation is free again when all of its caches are dropped.
+    /// Caches of one shape in as few allocations as the device allows, so that tokens of their sequences can be processed
+    /// [together](Batch). An allocation is freed when all of its caches are dropped.
     ///
     /// # Errors
     ///
@@ -25,7 +25,7 @@ impl KvCache {
         let mut caches = Vec::with_capacity(count);
         while caches.len() < count {
             let together = (count - caches.len()).min(most.max(1));
-            // A single cache that is too large is refused with its own size.
+            // If a single cache is too large, the error reports its own size.
             let elements = if together == 1 { len } else { together * stride };
             let all = Self::of_elements(device, shape, elements)?;
             for i in 0..together {
@@ -35,16 +35,16 @@ impl KvCache {
         Ok(caches)
     }
 
-    /// Returns true if both have one shape and are in one allocation, so that one launch can process their tokens.
+    /// Returns true if both have the same shape and allocation, so that one launch can process their tokens.
     #[must_use]
     pub fn is_beside(&self, other: &Self) -> bool {
-        // Keys are selected for one sequence at a time.
+        // Key selection supports one sequence at a time.
         let all = self.index.is_none() && other.index.is_none();
         all && self.shape() == other.shape() && self.k.is_beside(&other.k) && self.v.is_beside(&other.v)
     }
 }
 
-/// A single token of a sequence, in a batch with tokens of others.
+/// A single token of a sequence, in a batch of several sequences.
 #[derive(Clone, Copy, Debug)]
 pub struct Token<'a> {
     /// Row of the batch.
@@ -56,7 +56,7 @@ pub struct Token<'a> {
 }
 
 impl Token<'_> {
-    /// What kernels have to know: row, first element of the cache, position.
+    /// The table entry for kernels: row, first element of the cache, position.
     fn place(&self) -> Result<[u32; 3]> {
         check_range("row of a token", 0, u32::MAX as usize, self.row)?;
         check_range("position", 0, MAX_POSITION - 1, self.position as usize)?;
@@ -65,21 +65,21 @@ impl Token<'_> {
     }
 }
 
-/// Rows of a batch that are single tokens of sequences, with the position of each token and the place of its sequence's cache,
-/// on the host and on the device.
+/// Rows of a batch that are single tokens of several sequences, with the position of each token and the offset of its sequence's
+/// cache, on the host and on the device.
 ///
-/// Caches of other layers that were made in the same way have the same places, so one upload is enough for a step. A recorded
-/// launch reads what was [written](Self::write) last.
+/// Caches of other layers that were created in the same way have the same offsets, so one upload suffices for a step. A recorded
+/// launch reads what was last [written](Self::write).
 #[derive(Debug)]
 pub struct Tokens {
     places: Vec<[u32; 3]>,
     table: Buffer<u32>,
-    /// Exclusive bound of positions and largest first element of a cache for which recorded launches stay within their memory.
+    /// Exclusive bounds of positions and of first elements of caches for which recorded launches stay within their memory.
     below: AtomicU32,
     last_start: AtomicU32,
 }
 
-/// What kernels have to know of each token; no two have one row or one cache.
+/// The table entries of all tokens; rows and caches must be distinct.
 fn places_of(tokens: &[Token<'_>]) -> Result<Vec<[u32; 3]>> {
     let places = tokens.iter().map(Token::place).collect::<Result<Vec<_>>>()?;
     check_range("tokens of several sequences", 2, u32::MAX as usize, places.len())?;
@@ -94,19 +94,19 @@ fn places_of(tokens: &[Token<'_>]) -> Result<Vec<[u32; 3]>> {
 }
 
 impl Tokens {
-    /// Uploads rows, positions and the places of caches.
+    /// Uploads rows, positions and offsets of caches.
     ///
     /// # Errors
     ///
     /// [`CubeError::Range`] for fewer than two tokens, a row of `2^32` or more or a position of `2^30` or more,
-    /// [`CubeError::Overlap`] for two tokens with one cache or row, and those of [`Device::upload`].
+    /// [`CubeError::Overlap`] for two tokens with the same cache or row, and errors of [`Device::upload`].
     pub fn upload(device: &Device, tokens: &[Token<'_>]) -> Result<Self> {
         let places = places_of(tokens)?;
         let table = device.upload(places.as_flattened())?;
         Ok(Self { places, table, below: AtomicU32::new(MAX_POSITION as u32), last_start: u32::MAX.into() })
     }
 
-    /// Overwrites them with the same rows of as many other tokens, whose caches must be beside those of the tokens before.
+    /// Overwrites them with other tokens in the same rows; their caches must be in the same allocation as the previous ones.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl Tokens {
         self.places.len()
     }
 
-    /// Returns true if an upload of these tokens would be the same.
+    /// Returns true if an upload of these tokens would be identical.
     #[must_use]
     pub fn are(&self, tokens: &[Token<'_>]) -> bool {
         let same = |(place, token): (&[u32; 3], &Token<'_>)| token.place().is_ok_and(|of| of == *place);
@@ -156,15 +156,15 @@ impl Tokens {
 /// Single tokens of several sequences with their caches of one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
-    /// Rows, positions and places of the caches.
+    /// Rows, positions and offsets of the caches.
     pub tokens: &'a Tokens,
-    /// The sequences' caches of this layer, in the order of the tokens, [beside](KvCache::is_beside) each other.
+    /// The sequences' caches of this layer, in the order of the tokens, in [one allocation](KvCache::is_beside).
     pub caches: &'a [&'a KvCache],
 }
 
 impl Batch<'_> {
-    /// The first cache, whose shape is that of all. Checks that the tokens can be processed together, and that their rows are
-    /// within a tensor of `elements` elements, with `heads` heads per row.
+    /// The first cache, whose shape all share. Checks that the tokens can be processed together, and that their rows are within a
+    /// tensor of `elements` elements, with `heads` heads per row.
     pub(crate) fn first(&self, what: &'static str, elements: usize, heads: usize) -> Result<&KvCache> {
         let Self { tokens, caches } = self;
         check_len("caches of several sequences", tokens.places.len(), caches.len())?;
@@ -193,7 +193,7 @@ impl Batch<'_> {
         Ok(cache)
     }
 
-    /// Lowers the bounds of what may be written later, for a recorded launch with a RoPE table of `positions`.
+    /// Lowers the bounds of later writes, for a recorded launch with a RoPE table of `positions`.
     pub(crate) fn keep_within(&self, cache: &KvCache, positions: usize) {
         let least = |bound: &AtomicU32, to: usize| {
             bound.fetch_min(u32::try_from(to).unwrap_or(u32::MAX), Ordering::Relaxed);

@@ -15,7 +15,7 @@ use crate::plan::{Settings, spread};
 mod kernel {
     use super::*;
 
-    /// Stores vector `i` of the keys and of the values of a row in the cache that begins with vector `place`.
+    /// Stores vector `i` of a row's keys and values in the cache that starts at vector `place`.
     #[cube]
     fn store_vector<E: Float, N: Size>(
         k: &[Vector<f32, N>],
@@ -96,7 +96,7 @@ impl Device {
     /// [`CubeError::Length`](crate::CubeError::Length) for keys or values of the wrong length,
     /// [`CubeError::Range`](crate::CubeError::Range) for rows that do not exist or exceed the cache capacity,
     /// [`CubeError::NotConsecutive`](crate::CubeError::NotConsecutive), [`CubeError::Overlap`](crate::CubeError::Overlap), and
-    /// those of the launch.
+    /// errors of the launch.
     pub fn store(&self, k: &Buffer<f32>, v: &Buffer<f32>, segment: &Segment<'_>) -> Result<()> {
         segment.check_new(k, v, self.is_capturing())?;
         let Segment { rows, cache, .. } = segment;
@@ -117,7 +117,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of [`Device::store`] and [`CubeError::Apart`](crate::CubeError::Apart).
+    /// Errors of [`Device::store`] and [`CubeError::Apart`](crate::CubeError::Apart).
     pub fn store_tokens(&self, k: &Buffer<f32>, v: &Buffer<f32>, batch: &Batch<'_>) -> Result<()> {
         let cache = batch.check_new(k, v)?;
         if self.is_capturing() {
@@ -162,8 +162,8 @@ fn store_several<E: Float>(
     let sizes = [batch.len() * shape.kv_heads * dim, shape.kv_heads, dim, shape.capacity];
     // Each was checked against a length that fits 32 bits.
     let [count, heads, dim, capacity] = sizes.map(|n| n as u32);
-    // SAFETY: `Batch::check_new` checked the lengths, that the rows exist and that the caches are where the table says; a slot is
-    // below the capacity, and no two rows share a cache.
+    // SAFETY: `Batch::check_new` checked the lengths, that the rows exist and that the caches are at the offsets of the table; a
+    // slot is below the capacity, and no two rows share a cache.
     unsafe {
         kernel::store_several::launch_unchecked::<E>(
             client, cubes, units, lanes, k, v, table, keys, values, count, heads, dim, capacity,

@@ -1,4 +1,4 @@
-//! Storing keys and values in caches in int8.
+//! Storing keys and values in int8 caches.
 
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -13,7 +13,7 @@ mod kernel {
     use super::super::codes::{Place, round_and_store};
     use super::*;
 
-    /// Group `i` of units rounds and stores key and value `i`, counted over the rows and KV heads of a segment.
+    /// Group `i` of units quantizes and stores key and value `i`, counted over the rows and KV heads of a segment.
     #[cube(launch_unchecked)]
     pub(super) fn store_codes(
         k: &[f32],
@@ -34,7 +34,7 @@ mod kernel {
         let slot = head * capacity as usize + (positions[row] % capacity) as usize;
         let from = (row * kv_heads as usize + head) * form.head_dim;
         let place = Place { from, slot, turns_at: 0usize.runtime(), rotated: 0usize.runtime() };
-        // No turns are read: any numbers will do.
+        // Without rotation the turns are not read, so any buffer will do.
         round_and_store(k, v, k, keys, values, scales, &place, group == i, form);
     }
 
@@ -89,8 +89,8 @@ pub(super) fn store_several(
     // Each was checked against a length that fits 32 bits.
     let [count, heads, capacity] =
         [batch.len() * shape.kv_heads, shape.kv_heads, shape.capacity].map(|n| n as u32);
-    // SAFETY: `Batch::check_new` checked the lengths, that the rows exist and that the caches are where the table says; a slot is
-    // below the capacity, no two rows share a cache, and groups past the last store nothing.
+    // SAFETY: `Batch::check_new` checked the lengths, that the rows exist and that the caches are at the offsets of the table; a
+    // slot is below the capacity, no two rows share a cache, and groups past the last store nothing.
     unsafe {
         kernel::store_codes_several::launch_unchecked(
             client,

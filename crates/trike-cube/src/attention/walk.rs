@@ -1,8 +1,8 @@
-//! The walk of a cube over the key blocks of a [`BlockMask`](super::BlockMask).
+//! Iteration of a cube over the key blocks of a [`BlockMask`](super::BlockMask).
 //!
-//! A cube attends with rows of one or a few query blocks. It walks over the union of their key blocks in rising order, one word
-//! of the mask after the other, so that finding the next block is a few operations on a register, and the mask is read once per
-//! 32 key blocks. Everything here depends only on scalars and the cube, so that barriers stay in uniform control flow.
+//! The rows of a cube are in one or a few query blocks. The cube iterates over the union of their key blocks in ascending order,
+//! one mask word at a time, so that finding the next block takes a few register operations, and the mask is read once per 32 key
+//! blocks. Everything here depends only on scalars and the cube, so that barriers stay in uniform control flow.
 
 use cubecl::prelude::*;
 
@@ -12,7 +12,7 @@ use super::mask::BlockBitmap;
 pub(super) const BLOCK: usize = BlockBitmap::BLOCK;
 /// Key blocks per word.
 const WORD: u32 = u32::BITS;
-/// Positions of the key blocks of a word.
+/// Positions covered by a mask word.
 const WORD_KEYS: u32 = BLOCK as u32 * WORD;
 
 /// The mask as an argument of kernels.
@@ -39,16 +39,16 @@ pub(super) struct Rows {
     words: u32,
 }
 
-/// Words of the state of a walk: an array, because variables that only kernels with masks have could not be declared for both.
+/// Words of the iteration state: an array, because variables that only kernels with masks have could not be declared for both.
 pub(super) const STATE: usize = 3;
-/// Number of the current word of the mask.
+/// Index of the current mask word.
 const AT: usize = 0;
-/// Its bits of key blocks that were not visited yet.
+/// Its bits of unvisited key blocks.
 const LEFT: usize = 1;
 /// First position of the current block.
 const FIRST: usize = 2;
 
-/// The rows of the queries at `first_position..end`.
+/// The mask rows of the queries at `first_position..end`.
 #[cube]
 pub(super) fn rows_of(mask: &ComptimeOption<Mask>, kv_head: u32, first_position: u32, end: u32) -> Rows {
     #[comptime]
@@ -74,7 +74,7 @@ fn word_at(mask: &ComptimeOption<Mask>, at: u32) -> u32 {
     }
 }
 
-/// A word of the union of the rows.
+/// The union of a word over the rows.
 #[cube]
 fn union(mask: &ComptimeOption<Mask>, rows: &Rows, word: u32) -> u32 {
     let mut bits = 0u32;
@@ -84,7 +84,7 @@ fn union(mask: &ComptimeOption<Mask>, rows: &Rows, word: u32) -> u32 {
     bits
 }
 
-/// Starts a walk at the block of position `first_key`.
+/// Starts the iteration at the block of position `first_key`.
 #[cube]
 pub(super) fn start(mask: &ComptimeOption<Mask>, rows: &Rows, walk: &mut Array<u32>, first_key: u32) {
     let word = first_key / WORD_KEYS;
@@ -92,7 +92,7 @@ pub(super) fn start(mask: &ComptimeOption<Mask>, rows: &Rows, walk: &mut Array<u
     walk[LEFT] = union(mask, rows, word) & (u32::MAX << (first_key / comptime!(BLOCK as u32) % WORD));
 }
 
-/// Goes to the next block of the walk and returns its first position; `end` or more if there is none before `end`.
+/// Advances to the next block and returns its first position; `end` or more if there is none before `end`.
 #[cube]
 pub(super) fn next_block(mask: &ComptimeOption<Mask>, rows: &Rows, walk: &mut Array<u32>, end: u32) -> u32 {
     let last = (end - 1) / WORD_KEYS;
@@ -101,7 +101,7 @@ pub(super) fn next_block(mask: &ComptimeOption<Mask>, rows: &Rows, walk: &mut Ar
         walk[LEFT] = union(mask, rows, walk[AT]);
     }
     let left = walk[LEFT];
-    // Zeros below the lowest bit that is set; 32 where none is.
+    // Number of zeros below the lowest set bit; 32 if no bit is set.
     let zeros = (!left & (left - 1)).count_ones();
     walk[LEFT] = left & (left - 1);
     let first = select(left == 0, end, (walk[AT] * WORD + zeros) * comptime!(BLOCK as u32));
@@ -109,10 +109,10 @@ pub(super) fn next_block(mask: &ComptimeOption<Mask>, rows: &Rows, walk: &mut Ar
     first
 }
 
-/// What [`next_block`] returned last.
+/// The last result of [`next_block`].
 #[cube]
 pub(super) fn block_of(walk: &Array<u32>) -> u32 {
-    // A value: the state changes while the result is in use.
+    // Forces a value: the state changes while the result is in use.
     walk[FIRST] + 0u32.runtime()
 }
 

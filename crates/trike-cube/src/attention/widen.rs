@@ -1,6 +1,6 @@
-//! Attention of prompts over caches in int8: a copy of the visible keys and values in a type that the kernels for prompts read.
+//! Prefill attention over int8 caches: widens the visible keys and values to a type that the prefill kernels read.
 //!
-//! Its bytes are read once for each tile of rows, and its codes would be unpacked as often; one pass over them is less work.
+//! Each tile of rows reads the cache once and would unpack its codes again; widening them once is less work.
 
 use cubecl::prelude::*;
 use half::f16;
@@ -56,8 +56,8 @@ mod kernel {
 const UNITS: u32 = 256;
 
 impl Device {
-    /// The keys and values that the tokens of a call see, in a temporary ring of the problem's
-    /// [wide shape](super::AttentionProblem::wide_shape).
+    /// Widens the keys and values visible to the tokens of a call, in a temporary ring of the problem's [wide
+    /// shape](super::AttentionProblem::wide_shape).
     pub(super) fn widen(&self, call: &Call<'_>, codes: &Codes) -> Result<KvCache> {
         let problem = &call.problem;
         let wide = KvCache::unconfirmed(self, problem.wide_shape(self.capabilities()))?;

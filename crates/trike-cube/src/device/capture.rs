@@ -10,9 +10,9 @@ use crate::error::{CubeError, Result};
 
 /// Write-locked during a capture, read-locked during a call to a device.
 ///
-/// One lock for all devices of the process: launches of other threads must not be recorded, streams of a runtime share a
-/// recording, and CUDA ends a capture when any thread of the process waits or allocates. Work still queued on another GPU is
-/// not waited for: a late allocation there can end a capture, after which steps are launched one by one.
+/// One lock for all devices of the process: launches of other threads must not be recorded, streams of a runtime share a recording,
+/// and CUDA ends a capture when any thread of the process waits or allocates. Work still queued on another GPU is not awaited: a
+/// late allocation there can end a capture, after which steps are launched individually.
 static GATE: RwLock<()> = RwLock::new(());
 
 thread_local! {
@@ -55,13 +55,13 @@ fn captures() -> bool {
 #[derive(Debug, Default)]
 struct Tape {
     recording: bool,
-    /// Allocations of the first run, reused when nothing else holds them.
+    /// Allocations of the first run, reused when they have no other owner.
     room: Vec<Arc<Allocation>>,
     /// Allocations used by the recorded launches, by address.
     given: HashMap<usize, Arc<Allocation>>,
     /// Kernels and grids of the first run.
     first: Vec<(u64, [u32; 3])>,
-    /// Number of them repeated by the second run.
+    /// Number of them that the second run has repeated.
     again: usize,
     differs: Option<&'static str>,
 }
@@ -85,7 +85,7 @@ fn address(allocation: &Arc<Allocation>) -> usize {
     Arc::as_ptr(allocation) as usize
 }
 
-/// Permission to call a device.
+/// Permission for calls to a device.
 pub(super) struct Turn(#[expect(dead_code, reason = "held, not read")] Option<RwLockReadGuard<'static, ()>>);
 
 /// Waits for the capture of another thread.
@@ -98,7 +98,7 @@ pub(super) fn enter_to_measure() -> Result<Turn> {
     if INSIDE.get() == 0 { Ok(enter()) } else { Err(CubeError::Capture { what: NESTED }) }
 }
 
-/// Waits until no thread asks anything of a device, and keeps them all waiting.
+/// Waits until no thread uses a device, and blocks all of them.
 pub(super) fn close() -> RwLockWriteGuard<'static, ()> {
     GATE.write().unwrap_or_else(PoisonError::into_inner)
 }
@@ -111,7 +111,7 @@ pub(super) fn measured<T>(run: impl FnOnce() -> T) -> impl FnOnce() -> T {
     }
 }
 
-/// Exclusive access of this thread to all devices; its calls to one of them are recorded on the tape.
+/// Exclusive access of this thread to all devices; its calls to the captured device are recorded.
 pub(super) struct Alone {
     _inside: Inside,
     _gate: RwLockWriteGuard<'static, ()>,

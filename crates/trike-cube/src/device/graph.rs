@@ -70,8 +70,8 @@ impl Device {
     /// Both runs must perform the same launches, so control flow must not depend on device data, and launching twice must be
     /// harmless. Memory is allocated in the first run and reused in the second.
     ///
-    /// Other threads block on calls to any device until the capture ends, so `run` must not wait for them or for a lock that
-    /// they may hold.
+    /// Other threads block on calls to any device until the capture ends, so `run` must not wait for them or for a lock that they
+    /// may hold.
     ///
     /// ```no_run
     /// use trike_cube::{CubeError, Device, DeviceSpec};

@@ -29,7 +29,7 @@ use crate::error::{CubeError, Result, check_len};
 use crate::plan::Settings;
 use crate::tuning::Tuning;
 
-/// Counters of arrived cubes, one for each square of outputs that cubes share.
+/// Counters of arrived cubes, one per tile of outputs that cubes share.
 pub(crate) const COUNTERS: usize = 1024;
 
 /// Options for opening a device.
@@ -38,7 +38,7 @@ pub(crate) const COUNTERS: usize = 1024;
 pub struct DeviceOptions {
     /// Use of plane operations.
     pub planes: Planes,
-    /// Maximum bytes in buffers at a time; `None` for as many as the device has.
+    /// Maximum bytes in buffers at a time; `None` = the device's memory.
     pub memory_limit: Option<u64>,
 }
 
@@ -77,7 +77,7 @@ pub struct Device {
     common: Arc<allocation::Common>,
     /// Kernels that were compiled and enqueued once without error.
     proven: Arc<Mutex<HashSet<u64>>>,
-    /// Zeros that kernels count in, and leave as zeros.
+    /// Zeroed counters for kernels, which must reset them to zero.
     counters: Arc<OnceLock<Buffer<u32>>>,
     /// Measured choices of kernels.
     tuning: Arc<Tuning>,
@@ -105,8 +105,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Free for buffers: less what pools keep, which serves buffers of like sizes only; `None` if neither the total nor a limit
-    /// is known.
+    /// Memory available for buffers, excluding freed buffers in pools, which only serve allocations of similar size; `None` if
+    /// neither the total nor a limit is known.
     #[must_use]
     pub fn available(&self) -> Option<u64> {
         let of_device = self.total.map(|total| total.saturating_sub(self.in_use.max(self.reserved)));
@@ -114,7 +114,7 @@ impl Memory {
         of_device.into_iter().chain(of_limit).min()
     }
 
-    /// Reserved by the runtime, but in no buffer: freed buffers that its pools keep, and what is lost between buffers.
+    /// Reserved but unused bytes: freed buffers in the pools, and fragmentation.
     #[must_use]
     pub fn unused(&self) -> u64 {
         self.reserved.saturating_sub(self.in_use)
@@ -298,8 +298,8 @@ impl Device {
         Ok(Buffer::over(handle, values.len(), self.capabilities.alignment, &self.common))
     }
 
-    /// [`COUNTERS`] zeros, the same for every caller, that kernels may count in if they leave zeros: launches run one after
-    /// another. Made before a capture.
+    /// [`COUNTERS`] zeros, shared by all callers, that kernels may count in if they reset them to zero: launches run one after
+    /// another. Allocated before a capture.
     pub(crate) fn counters(&self) -> Result<Buffer<u32>> {
         if let Some(counters) = self.counters.get() {
             return Ok(counters.clone());
@@ -398,7 +398,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of `run`, [`CubeError::Device`] when the device reports no time, and [`CubeError::Capture`] within a capture or
+    /// Errors of `run`, [`CubeError::Device`] when the device reports no time, and [`CubeError::Capture`] within a capture or
     /// another measurement.
     pub fn timed(&self, run: impl FnOnce() -> Result<()> + Send) -> Result<Duration> {
         let failed = |reason: String| CubeError::Device {
@@ -422,7 +422,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of [`Settings::check`], [`CubeError::Launch`], and [`CubeError::Capture`] for a launch that the first run of a
+    /// Errors of [`Settings::check`], [`CubeError::Launch`], and [`CubeError::Capture`] for a launch that the first run of a
     /// capture did not make.
     #[doc(hidden)]
     pub fn launch(

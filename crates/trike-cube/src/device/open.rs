@@ -108,7 +108,7 @@ fn on_machine(runtime: Runtime) -> Vec<CubeDevice> {
 
 /// The devices of the first graphics API with a GPU, or of the first with a software driver.
 ///
-/// Not CubeCL's automatic choice, which takes OpenGL where Vulkan has no device: it lacks the types that the kernels need.
+/// CubeCL's automatic choice is not used: without a Vulkan device it selects OpenGL, which lacks the types that the kernels need.
 fn preferred() -> Vec<CubeDevice> {
     let apis: &[WgpuBackend] = if cfg!(target_os = "macos") {
         &[WgpuBackend::Metal]
@@ -133,8 +133,8 @@ fn numbered<E>(named: impl Fn(usize) -> std::result::Result<CubeDevice, E>) -> V
     (0..).map_while(|index| named(index).ok()).collect()
 }
 
-/// The devices of a graphics API. Each is asked once per process: a query starts the drivers, and Mesa's layer that chooses among
-/// devices writes on stderr at each where there is no display.
+/// The devices of a graphics API. Queried once per process: a query initializes the drivers, and without a display Mesa's
+/// device-select layer prints to stderr each time.
 fn graphics(backend: WgpuBackend) -> Vec<CubeDevice> {
     static FOUND: Mutex<Vec<(WgpuBackend, Vec<CubeDevice>)>> = Mutex::new(Vec::new());
     let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,11 +167,11 @@ fn ask(backend: WgpuBackend) -> Vec<CubeDevice> {
         .collect()
 }
 
-/// The software driver of `wgpu` with a queue and memory of its own: CubeCL has a client for each ID, and one that leaves the
-/// graphics API open differs from one that names it.
+/// A second client of the `wgpu` software driver, with its own queue and memory: CubeCL has one client per ID, and an ID that
+/// leaves the graphics API open differs from one that names it.
 ///
-/// Machines without a GPU have one software driver, and tests of several devices need two. It has the number after the last one
-/// and is not listed.
+/// Machines without a GPU have one software driver, but tests of several devices need two. It has the number after the last one and
+/// is not listed.
 fn second_client(last: &CubeDevice) -> Option<CubeDevice> {
     match last {
         CubeDevice::Wgpu(device)

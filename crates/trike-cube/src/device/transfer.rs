@@ -6,8 +6,8 @@ use crate::error::{CubeError, Result};
 impl Device {
     /// Copies a buffer of this device to `other`: one read, which waits for the launches that write the buffer, and one upload.
     ///
-    /// The copy goes through the host on every runtime. CubeCL copies between devices directly only with NCCL, where a failed
-    /// send leaves the receiver waiting instead of returning an error; everywhere else it goes through the host as well.
+    /// The copy goes through the host on every runtime. CubeCL copies directly between devices only with NCCL, where a failed send
+    /// would block the receiver instead of returning an error; otherwise it goes through the host as well.
     ///
     /// ```no_run
     /// use trike_cube::{CubeError, Device, DeviceSpec, Runtime};
@@ -22,8 +22,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::OtherDevice`] for a buffer that is not this device's; as [`Device::empty`] for the memory of `other`, before
-    /// anything is read; as [`Device::read`]; [`CubeError::Capture`] within a capture on either device.
+    /// [`CubeError::OtherDevice`] for a buffer of another device; as [`Device::empty`] for the memory of `other`, before anything
+    /// is read; as [`Device::read`]; [`CubeError::Capture`] within a capture on either device.
     pub fn copy_to<T: Element>(&self, buffer: &Buffer<T>, other: &Self) -> Result<Buffer<T>> {
         if !buffer.allocation().is_of(&self.common) {
             let device = self.spec.to_string();

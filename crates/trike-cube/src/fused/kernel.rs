@@ -1,4 +1,4 @@
-//! A ternary product of one token whose activations every cube quantizes for itself.
+//! A ternary product of one token, in which every cube quantizes the activations itself.
 
 use cubecl::prelude::*;
 
@@ -10,12 +10,12 @@ use crate::linear::kernels::decode::{
 use crate::linear::kernels::{Dims, Form, Quad};
 use crate::ops::rows::kernel::{Form as RowForm, to_codes};
 
-/// Cube `tile` computes 16 rows: as [`decode`](crate::linear::kernels::decode::decode) with one code row, but the codes come
-/// from a row of floats.
+/// Cube `tile` computes 16 rows like [`decode`](crate::linear::kernels::decode::decode) with one code row, except that it quantizes
+/// its codes from a row of floats.
 ///
-/// The weights of the first blocks are on their way while the cube takes its row of floats through gate, norm, rotation and
-/// quantizer, as the kernel of rows does, and leaves codes, sums and factors in shared memory. All cubes do the same work; that
-/// takes less time than another launch.
+/// While the weights of the first blocks are loaded, the cube applies gate, norm, rotation and quantizer to its row of floats, like
+/// the row kernel, and leaves codes, sums and factors in shared memory. All cubes repeat this work, which takes less time than
+/// another launch.
 #[cube(launch_unchecked)]
 pub(super) fn fused<S: Float, N: Size>(
     codes: &[Quad],
@@ -35,7 +35,7 @@ pub(super) fn fused<S: Float, N: Size>(
     #[comptime] splits: usize,
     #[comptime] room: usize,
 ) {
-    // The units are one line: WGSL has no numbers of planes in cubes of two dimensions.
+    // Units are indexed linearly: WGSL has no plane indices in two-dimensional cubes.
     let (lane, slot) = (UNIT_POS as usize % 32, UNIT_POS as usize / 32);
     let place = Place { tile: CUBE_POS_X as usize, lane, g: lane / 4, t: lane % 4, k: slot, slot, first: 0 };
     let blocks = dims.blocks as usize;

@@ -1,4 +1,4 @@
-//! Products of one token with the row operation before them, in one launch where that pays.
+//! Products of one token fused with the preceding row operation, in one launch if that is faster.
 
 mod kernel;
 
@@ -19,12 +19,12 @@ use crate::ops::{Norm, RowBlueprint, RowInput, RowSource};
 use crate::plan::{Plan, Settings, Strategy};
 use trike_core::Cost;
 
-/// Work per cube up to which each of them repeats the row operation, in columns; a gated activation counts four.
+/// Maximum work per cube for repeating the row operation in each of them, in columns; a gated activation counts as four.
 ///
-/// Predicted: a cube of 512 units takes 4,096 columns through a norm in about the time that its first weights take to arrive.
+/// Predicted: a cube of 512 units computes the norm of 4,096 columns in about the latency of its first weights.
 const MOST_WORK: usize = 16_384;
 
-/// `y = rows(x) W^T`: a row operation with codes as its target, and a product with its result.
+/// `y = rows(x) W^T`: a row operation that quantizes, and a product with its result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RowLinearProblem {
     /// The row operation; its target is codes.
@@ -36,11 +36,11 @@ pub struct RowLinearProblem {
 /// Kernel variants of [`RowLinearProblem`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowLinearBlueprint {
-    /// Two launches, each with the blueprint that is inferred for it.
+    /// Two launches, each with its own inferred blueprint.
     Separate,
     /// One launch, in which every cube quantizes the row for itself: one token, one code row per token, two bits per weight.
     Fused {
-        /// The row operation within a cube; it has the units of the cube.
+        /// The row operation within a cube, using the units of the cube.
         rows: RowBlueprint,
         /// Groups of 32 units that split the columns.
         splits: usize,
@@ -48,7 +48,7 @@ pub enum RowLinearBlueprint {
 }
 
 impl RowLinearProblem {
-    /// Blocks of codes that shared memory has room for; a power of two, so that few kernels are compiled.
+    /// Blocks of codes that fit in shared memory; a power of two, so that few kernels are compiled.
     fn room(&self) -> usize {
         self.linear.w.blocks().next_power_of_two()
     }
@@ -90,7 +90,7 @@ impl Plan for RowLinearProblem {
         let of_column = if self.rows.source == RowSource::Plain { 1 } else { 4 };
         let mut all = Vec::with_capacity(2);
         let is_short = self.linear.x.code_rows() == 1 && of_column * self.rows.cols <= MOST_WORK;
-        // Shapes for many tokens take long to compare.
+        // Candidates for many tokens take long to compare.
         let product = if is_short { self.linear.candidates(device).into_iter().next() } else { None };
         if let Some(LinearBlueprint::Decode(DecodeBlueprint { rows: 1, splits })) = product {
             let units = 32 * splits as u32;
@@ -117,7 +117,7 @@ impl Plan for RowLinearProblem {
 
 impl Device {
     /// `outs[i] = q(rows) W_i^T` for the parts of `w`: [`Device::quantize`] in `precision`, with the rotation of `w`, and
-    /// [`Device::linear`], for one token in one launch where that is predicted to pay.
+    /// [`Device::linear`]; for one token in a single launch if that is predicted to be faster.
     ///
     /// # Errors
     ///
@@ -176,12 +176,12 @@ impl Device {
         let x = ActivationShape { tokens, cols, precision };
         let linear = TernaryProblem { x, w: w.form().clone(), add };
         let problem = RowLinearProblem { rows, linear };
-        // Of several tokens the product remembers its own plan.
+        // For several tokens the product caches its own plan.
         let of_one = x.code_rows() == 1 || *strategy != Strategy::Inferred;
         let planned = of_one.then(|| problem.plan(strategy, self.capabilities())).transpose()?;
         let (first, second) = input.buffers();
         let weight = norm.map_or(second, |norm| norm.weight);
-        // A cube may store its outputs before another has read the row.
+        // A cube may store its outputs before another one has read the row.
         let apart = ![first, second, weight].iter().any(|input| outs.iter().any(|out| out.overlaps(input)));
         let Some((RowLinearBlueprint::Fused { rows, splits }, settings)) = planned.filter(|_| apart) else {
             let codes = Activations::empty(self, x)?.with_rotation(w.rotation())?;
@@ -214,7 +214,7 @@ impl Device {
 /// Checked arguments of a launch.
 struct Call<'a> {
     problem: &'a RowLinearProblem,
-    /// Input, second input, and weight of the norm; placeholders where there is none.
+    /// Input, second input, and weight of the norm; placeholders if absent.
     x: [&'a Buffer<f32>; 3],
     w: &'a TernaryMatrix,
     outs: &'a [&'a Buffer<f32>],

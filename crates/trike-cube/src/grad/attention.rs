@@ -13,10 +13,10 @@ use crate::plan::Settings;
 pub(super) const ROWS: usize = 8;
 /// Units per row.
 pub(super) const LANES: usize = 8;
-/// Masked scores: finite, so that no difference of two is NaN.
+/// Score of masked positions: finite, so that no difference of two is NaN.
 pub(super) const LOWEST: f32 = -1e37;
 
-/// Consecutive documents, whose tokens do not attend to each other.
+/// Packed documents, whose tokens do not attend to each other.
 #[derive(Clone, Debug)]
 pub struct Documents {
     /// First token of the document of each token.
@@ -26,17 +26,17 @@ pub struct Documents {
 }
 
 impl Documents {
-    /// Uploads where documents of these lengths begin and end.
+    /// Uploads the start and end of documents of these lengths.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] for no tokens, or more than `2^30`.
+    /// [`CubeError::Range`] for zero tokens, or more than `2^30`.
     pub fn upload(device: &Device, lengths: &[usize]) -> Result<Self> {
         let tokens = lengths.iter().fold(0usize, |sum, length| sum.saturating_add(*length));
         check_range("tokens of all documents", 1, 1 << 30, tokens)?;
         let (mut starts, mut ends, mut start) = (Vec::new(), Vec::new(), 0u32);
         for &length in lengths {
-            // Below the sum, which was checked.
+            // Cannot overflow: bounded by the checked total.
             let end = start + length as u32;
             starts.extend(std::iter::repeat_n(start, length));
             ends.extend(std::iter::repeat_n(end, length));
@@ -65,7 +65,7 @@ pub struct Form {
     pub head_dim: usize,
     /// Query heads per key/value head.
     pub share: usize,
-    /// Lines per tile: keys, or queries where a row is a key.
+    /// Lines per tile: keys, or queries if a row is a key.
     pub lines: usize,
 }
 
@@ -82,7 +82,7 @@ impl Form {
         self.head_dim.div_ceil(LANES)
     }
 
-    /// Stride of a tile's lines: one of padding, so that lines start in different banks.
+    /// Stride of a tile's lines, padded by one so that lines start in different banks.
     pub(super) fn stride(self) -> usize {
         self.head_dim + 1
     }
@@ -92,7 +92,7 @@ impl Form {
         self.lines * self.stride()
     }
 
-    /// Floats of the numbers that the units of a row exchange, one per line.
+    /// Floats of shared memory for exchanges between the units of a row, one per line.
     pub(super) fn exchange(self) -> usize {
         ROWS * (self.lines + 1)
     }
@@ -101,13 +101,13 @@ impl Form {
 /// Arguments of all attention kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// What is compiled in.
+    /// Compile-time parameters.
     pub form: Form,
     /// Tokens of all documents.
     pub tokens: u32,
     /// Key/value heads.
     pub kv_heads: u32,
-    /// Tokens that one sees, with its own.
+    /// Number of visible tokens, including the query's own.
     pub window: u32,
 }
 
@@ -178,7 +178,7 @@ pub(super) fn load(
     }
 }
 
-/// The product of a line of a tile with an element's worth of a head from `at` on.
+/// The dot product of a tile's line with the head that starts at `at`.
 #[cube]
 pub(super) fn dot(x: &[f32], at: usize, tile: &Shared<[f32]>, line: usize, #[comptime] form: Form) -> f32 {
     let mut sum = 0.0f32;
@@ -188,8 +188,8 @@ pub(super) fn dot(x: &[f32], at: usize, tile: &Shared<[f32]>, line: usize, #[com
     sum
 }
 
-/// Cube `(block, key/value head)` computes rows `8 block ..`; unit `(r, g)` has lines `g, g + 8, ..` of the tile's scores of row `r`
-/// and elements `g, g + 8, ..` of its output. Loop bounds depend on the cube only.
+/// Cube `(block, key/value head)` computes rows `8 block ..`; unit `(r, g)` has lines `g, g + 8, ..` of the tile's scores of row
+/// `r` and elements `g, g + 8, ..` of its output. Loop bounds depend only on the cube.
 #[cube(launch_unchecked)]
 fn forward(
     q: &[f32],
@@ -213,7 +213,7 @@ fn forward(
     let first_key = first_visible(starts, clamp_max(block / share, last), window);
     let end = clamp_max((block + comptime!(ROWS - 1)) / share, last) + 1;
 
-    // Rows past the last repeat its token and are not stored.
+    // Rows past the last one repeat its token and are not stored.
     let row = block + r;
     let token = clamp_max(row / share, last);
     let start = first_visible(starts, token, window);
@@ -285,14 +285,14 @@ fn forward(
 }
 
 impl Device {
-    /// Causal softmax attention of the tokens of each document to those before them. `q` and `out` are `tokens x heads x head_dim`,
-    /// `k` and `v` are `tokens x kv_heads x head_dim`, already rotated.
+    /// Causal softmax attention within each document. `q` and `out` are `tokens x heads x head_dim`, `k` and `v` are `tokens x
+    /// kv_heads x head_dim`, already rotated.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`], [`CubeError::Range`] and [`CubeError::NotMultiple`] for shapes that do not fit,
-    /// [`CubeError::NonFinite`] for the scale, [`CubeError::Overlap`], [`CubeError::Limit`] for heads too large for the shared memory
-    /// of the device, and those of the launch.
+    /// [`CubeError::Length`], [`CubeError::Range`] and [`CubeError::NotMultiple`] for shapes that do not match,
+    /// [`CubeError::NonFinite`] for the scale, [`CubeError::Overlap`], [`CubeError::Limit`] for heads too large for the shared
+    /// memory of the device, and those of the launch.
     pub fn documents_attention(
         &self,
         spec: &AttentionSpec,

@@ -1,5 +1,5 @@
-//! Gradients of attention over packed documents, in three kernels that compute weights again: numbers of each query, the gradient of
-//! the queries, and those of keys and values.
+//! Gradients of attention over packed documents, in three kernels that recompute the weights: statistics of each query, the
+//! gradient of the queries, and those of keys and values.
 //!
 //! With weights `p_ij = exp(s_ij - l_i)` and `g_ij = dy_i v_j`, the gradient of a score is `p_ij (g_ij - sum_k p_ik g_ik)`.
 
@@ -14,8 +14,8 @@ use crate::device::{Buffer, Device, Launch};
 use crate::error::{Result, check_len, check_shape};
 use crate::math::exp;
 
-/// Writes two numbers of each query: the logarithm of the sum of its exponentials, and the sum of its weights times the gradients
-/// of the weights. The iteration space is that of the forward kernel; unit `(r, g)` sums over lines `g, g + 8, ..`.
+/// Writes two statistics of each query: the logarithm of the sum of its exponentials, and the sum of its weights times the
+/// gradients of the weights. The iteration space is that of the forward kernel; unit `(r, g)` sums over lines `g, g + 8, ..`.
 #[cube(launch_unchecked)]
 fn numbers(
     q: &[f32],
@@ -177,9 +177,9 @@ fn queries(
     }
 }
 
-/// Cube `(block, key/value head)` computes the gradients of keys and values `8 block ..`; unit `(r, g)` has queries `g, g + 8, ..` of
-/// a tile, and elements `g, g + 8, ..` of both gradients of key `r`. The queries of a tile are tokens and the heads that share
-/// the key, in this order.
+/// Cube `(block, key/value head)` computes the gradients of keys and values `8 block ..`; unit `(r, g)` has queries `g, g + 8, ..`
+/// of a tile, and elements `g, g + 8, ..` of both gradients of key `r`. The queries of a tile are ordered by token, then by the
+/// heads that share the key.
 #[cube(launch_unchecked)]
 fn keys_values(
     q: &[f32],
@@ -202,7 +202,7 @@ fn keys_values(
     let heads = kv_heads as usize * share;
     let last = tokens as usize - 1;
     let block = CUBE_POS_X as usize * ROWS;
-    // The last key of the block is seen by the last query, which its document or the window ends.
+    // The last query that sees any key of the block is bounded by the document of its last key, or by the window.
     let last_key = clamp_max(block + comptime!(ROWS - 1), last);
     let room = min(bounds[last_key] - last_key as u32, window) as usize;
     let (first_query, end) = (block * share, (last_key + room) * share);

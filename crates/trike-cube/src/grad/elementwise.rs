@@ -1,4 +1,4 @@
-//! Operations of single elements, and sums of rows.
+//! Elementwise operations, and sums of rows.
 
 use cubecl::prelude::*;
 use trike_core::GatedActivation;
@@ -29,7 +29,7 @@ fn scale(x: &mut [f32], by: f32) {
     }
 }
 
-/// Unit `i` multiplies element `i` by the element of `by`; nothing is read for a factor of one.
+/// Unit `i` multiplies element `i` by the element of `by`; a factor of one skips the read of `x`.
 #[cube(launch_unchecked)]
 fn scale_by(x: &mut [f32], by: &[f32]) {
     let i = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
@@ -115,7 +115,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of the launch.
+    /// Errors of the launch.
     pub fn scale(&self, x: &Buffer<f32>, by: f32) -> Result<()> {
         self.launch(&Launch::new("scale", &(), each(x.len(), 1)?), &[x], |client, cubes, units| {
             // SAFETY: the kernel checks its index.
@@ -176,7 +176,8 @@ impl Device {
         self.weighted_sum_rows(x, None, out)
     }
 
-    /// The sum of the rows of `x`, each multiplied by the same row of the first of `weights` and the element of the second.
+    /// The sum of the rows of `x`, each multiplied by the same row of the first of `weights` and by the corresponding element of
+    /// the second.
     pub(super) fn weighted_sum_rows(
         &self,
         x: &Buffer<f32>,
@@ -214,7 +215,7 @@ impl Device {
                 );
             }
         })?;
-        // The slabs are rows again, 256 times fewer.
+        // The slabs are rows again, with 256 times fewer of them.
         parts.map_or(Ok(()), |parts| self.weighted_sum_rows(&parts, None, out))
     }
 }

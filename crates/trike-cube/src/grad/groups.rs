@@ -1,4 +1,4 @@
-//! Groups of weights that share a scale: sums over groups, and ternarization.
+//! Groups of weights with a common scale: sums over groups, and ternarization.
 
 use cubecl::prelude::*;
 
@@ -8,11 +8,11 @@ use crate::error::{Result, check_len, check_range, check_shape};
 use crate::math::magnitude;
 use crate::reduce::sum_floats;
 
-/// Elements that a cube adds up, if a group has more than that; and the most cubes of a group.
+/// Elements that a cube adds up, if a group has more; also the maximum number of cubes per group.
 const EACH: usize = 2048;
 const MOST_PARTS: usize = 256;
 
-/// Consecutive elements of the rows of a matrix that share a number; the last group of a row may be shorter.
+/// Consecutive elements of a matrix row that share a number; the last group of a row may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Groups {
     /// Rows of the matrix; 1 if all elements are one group.
@@ -41,7 +41,7 @@ impl Groups {
         self.rows * self.per_row()
     }
 
-    /// Checks that the groups are whole and have so many elements.
+    /// Checks that the groups are whole and match the number of elements.
     #[doc(hidden)]
     pub fn validate(&self, elements: usize) -> Result<()> {
         check_range("elements of a group", 1, self.cols.max(1), self.len)?;
@@ -54,25 +54,25 @@ impl Groups {
     }
 }
 
-/// What is summed.
+/// Summand of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Term {
     /// The element.
     Plain,
-    /// Its magnitude.
+    /// Magnitude of the weight.
     Magnitude,
-    /// Its square.
+    /// Square of the weight.
     Square,
-    /// Its gradient times the derivative of its trit times the scale with respect to the scale.
+    /// Gradient times the derivative of the ternary weight with respect to the scale.
     Slope,
 }
 
-/// What becomes of a sum.
+/// Final operation on a sum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Finish {
     /// It is multiplied.
     Times(f32),
-    /// It is divided by the number of elements.
+    /// Divided by the number of elements.
     Mean,
 }
 
@@ -208,8 +208,8 @@ fn clip_gradient(
 }
 
 impl Device {
-    /// One sum per group, into the elements of `out` from `at` on. `slope` has gradients and scales for [`Term::Slope`].
-    #[expect(clippy::too_many_arguments, reason = "a sum is where it is read, how, and where it is written")]
+    /// One sum per group, written to `out` from element `at` on. `slope` has gradients and scales for [`Term::Slope`].
+    #[expect(clippy::too_many_arguments, reason = "source, operation and destination of a sum")]
     pub(super) fn sum_groups(
         &self,
         x: &Buffer<f32>,
@@ -285,13 +285,12 @@ impl Device {
         })
     }
 
-    /// The scales of groups of weights: mean magnitudes, or with `least_squares` those of the smallest squared error of ternary
-    /// weights.
+    /// The scales of groups of weights: the mean magnitude or, with `least_squares`, the least-squares scale of ternary weights.
     ///
     /// # Errors
     ///
     /// [`CubeError::Range`](crate::CubeError::Range) and [`CubeError::Length`](crate::CubeError::Length) for groups that do not
-    /// fit, [`CubeError::Overlap`](crate::CubeError::Overlap), and those of the launch.
+    /// match, [`CubeError::Overlap`](crate::CubeError::Overlap), and those of the launch.
     pub fn group_scales(
         &self,
         weights: &Buffer<f32>,
@@ -390,8 +389,8 @@ impl Device {
         })
     }
 
-    /// The gradients of learned scales: `lambda` times the sum of `dy (t - w / s)` over the weights of a group with `|w| <= s` and of
-    /// `dy t` over the others.
+    /// The gradients of learned scales: `lambda` times the sum of `dy (t - w / s)` over the weights of a group with `|w| <= s` and
+    /// of `dy t` over the rest.
     ///
     /// # Errors
     ///

@@ -49,7 +49,7 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// No losses yet, of `rows` rows.
+    /// Zeroed losses of `rows` rows.
     ///
     /// # Errors
     ///
@@ -102,13 +102,13 @@ pub enum HeadLoss<'b> {
     },
 }
 
-/// The largest of a row; all units call it. A NaN is the largest.
+/// The maximum of a row; all units call it. NaN counts as the largest.
 #[cube]
 fn largest_of(x: &[f32], first: usize, cols: usize, shared: &mut Shared<[u32]>) -> f32 {
     let mut key = 0u32;
     let mut col = UNIT_POS as usize;
     while col < cols {
-        // Bits that sort as the numbers do.
+        // Bits that sort like the numbers.
         let bits = u32::reinterpret(x[first + col]);
         let sorted = select(bits >= 0x8000_0000, !bits, bits | 0x8000_0000);
         key = max(key, select(magnitude(x[first + col]) > 0x7F80_0000, 0xFFFF_FFFFu32, sorted));
@@ -150,7 +150,7 @@ fn head_loss(
         if comptime!(taught) {
             teacher_top = largest_of(teacher, first, cols, &mut words);
         }
-        // Of the exponentials, those of the teacher, and these times the difference of the logits.
+        // Sums of the exponentials, of the teacher's, and of these times the difference of the logits.
         let mut sum = 0.0f32;
         let mut teacher_sum = 0.0f32;
         let mut along = 0.0f32;
@@ -162,7 +162,7 @@ fn head_loss(
                 let other = teacher[first + col] - teacher_top;
                 let p = exp(other);
                 teacher_sum += p;
-                // Nothing of an impossible token, even if its logit is infinite.
+                // A token of zero probability contributes nothing, even if its logit is infinite.
                 along += select(p > 0.0, p * (other - student), 0.0f32);
             }
             col += SUM_UNITS;
@@ -184,7 +184,7 @@ fn head_loss(
                 losses[all_rows as usize + row] = along * teacher_factor + (logarithm - f32::ln(teacher_sum));
             }
         }
-        // The logit of the target was read by unit 0, which passes here before any unit writes.
+        // Unit 0 reads the logit of the target before any unit writes.
         sync_cube();
         let factor = 1.0 / sum;
         let mut col = UNIT_POS as usize;
@@ -212,7 +212,7 @@ impl Device {
     /// # Errors
     ///
     /// [`CubeError::Range`] for rows beyond the losses or the targets and for a target beyond the logits,
-    /// [`CubeError::NotMultiple`] and [`CubeError::Length`] for lengths that do not fit, [`CubeError::Overlap`], and those of the
+    /// [`CubeError::NotMultiple`] and [`CubeError::Length`] for lengths that do not match, [`CubeError::Overlap`], and those of the
     /// launch.
     pub fn head_loss(
         &self,
@@ -242,7 +242,7 @@ impl Device {
         }
         check_apart("logits and losses", logits, &[&losses.buffer])?;
         let (text, taught) = (targets.is_some(), teacher.is_some());
-        // Buffers that a variant does not read.
+        // Placeholder for buffers that a variant does not read.
         let unread = self.empty::<f32>(1)?;
         let launch = Launch::new("head loss", &(text, taught), per_cube(count, 4, 2 * SUM_UNITS));
         self.launch(&launch, &[logits, &losses.buffer], |client, cubes, units| {

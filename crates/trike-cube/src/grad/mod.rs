@@ -1,13 +1,12 @@
-//! Training on a device: the forward and backward kernels that inference does not have, losses, ternarization of latent weights,
-//! and the updates of optimizers.
+//! Training on a device: forward and backward kernels that inference does not need, losses, ternarization of latent weights, and
+//! optimizer updates.
 //!
-//! Everything is f32, row-major, `tokens x width`. No kernel adds floats atomically: each output is one sum of one unit or of one
-//! cube, in an order that depends only on the shapes, so that repeated runs give the same bits. Norms, rotary embedding, gates and
-//! sums are those of [`ops`](crate::ops).
+//! Everything is f32, row-major, `tokens x width`. No kernel adds floats atomically: each output is summed by one unit or one cube,
+//! in an order that depends only on the shapes, so that repeated runs give the same bits. Norms, rotary embedding, gates and sums
+//! are those of [`ops`](crate::ops).
 //!
-//! Kernels have one variant each: products are the only ones whose speed decides that of a step, and their tile is fixed. All of
-//! them run within the smallest limits of WebGPU, and no plane operations are used, so that a device computes the same whether it
-//! has planes or not.
+//! Each kernel has a single variant: only products dominate the time of a step, and their tile is fixed. All of them run within the
+//! smallest limits of WebGPU, and no plane operations are used, so that results do not depend on whether a device has planes.
 //!
 //! * products: [`product`] of two [`Factor`]s
 //! * backward passes: [`rms_norm_input`], [`rms_norm_weight`], [`gated_back`], [`sum_rows`]
@@ -16,7 +15,7 @@
 //! * rounding: [`round_activations`], [`round_weights`]
 //! * ternarization: [`Groups`], [`group_scales`], [`ternarize`], [`clip_gradient`], [`scale_gradients`]
 //! * losses: [`Targets`], [`Losses`], [`head_loss`]
-//! * optimizers: [`sum_of_squares`], [`adamw`] and what Muon and momentum are made of
+//! * optimizers: [`sum_of_squares`], [`adamw`], and the building blocks of Muon and momentum
 //!
 //! [`adamw`]: crate::Device::adamw
 //! [`add_rows_to`]: crate::Device::add_rows_to

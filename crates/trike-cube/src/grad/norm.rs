@@ -70,7 +70,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotMultiple`] and [`CubeError::Length`] for lengths that do not fit, [`CubeError::NonFinite`] for an invalid
+    /// [`CubeError::NotMultiple`] and [`CubeError::Length`] for lengths that do not match, [`CubeError::NonFinite`] for an invalid
     /// `eps`, [`CubeError::Overlap`], and those of the launch.
     pub fn rms_norm_input(
         &self,

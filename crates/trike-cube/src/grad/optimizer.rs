@@ -12,17 +12,17 @@ use crate::error::{Result, check_len};
 pub struct AdamWStep {
     /// Factor of the gradient.
     pub limit: f32,
-    /// Decay of the mean of gradients.
+    /// Decay rate of the first moment.
     pub beta1: f32,
-    /// Decay of the mean of squares.
+    /// Decay rate of the second moment.
     pub beta2: f32,
-    /// Added to the root of the mean of squares.
+    /// Added to the square root of the second moment.
     pub epsilon: f32,
-    /// Learning rate, divided by the correction of the first mean.
+    /// Learning rate, divided by the bias correction of the first moment.
     pub rate: f32,
-    /// Correction of the mean of squares.
+    /// Bias correction of the second moment.
     pub correction: f32,
-    /// Share of the value that weight decay keeps.
+    /// Factor of the value after weight decay.
     pub kept: f32,
 }
 
@@ -90,11 +90,11 @@ fn polynomial(gram: &[f32], square: &mut [f32], side: u32, a: f32, b: f32, c: f3
 }
 
 impl Device {
-    /// Waits for the sum of the squares of all elements of some buffers. It is infinite if it is more than an f32 can hold.
+    /// Waits for the sum of the squares of all elements of some buffers; infinite if it overflows f32.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`](crate::CubeError::Range) for no buffers, those of the launches, and those of [`Device::read`].
+    /// [`CubeError::Range`](crate::CubeError::Range) for zero buffers, and errors of the launches and of [`Device::read`].
     pub fn sum_of_squares(&self, all: &[&Buffer<f32>]) -> Result<f32> {
         let sums = self.empty(all.len())?;
         for (at, values) in all.iter().enumerate() {
@@ -110,7 +110,7 @@ impl Device {
         self.sum_groups(x, Groups::whole(x.len()), Term::Square, None, Finish::Times(1.0), out, at)
     }
 
-    /// An update of AdamW: `first` and `second` are the means of the gradients and of their squares.
+    /// An AdamW update; `first` and `second` are the moments.
     ///
     /// # Errors
     ///
@@ -185,7 +185,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of the launches.
+    /// Errors of the launches.
     pub fn normalize(&self, x: &Buffer<f32>) -> Result<()> {
         let squares = self.empty(1)?;
         self.squares(x, &squares, 0)?;

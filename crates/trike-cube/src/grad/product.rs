@@ -15,10 +15,10 @@ const UNITS: usize = 16;
 const STEP: usize = 16;
 /// Stride of a tile's lines; odd, so that lines start in different banks.
 const STRIDE: usize = STEP + 1;
-/// Tiles whose products are one chain of additions; chains are added up at the end, which keeps the error of long sums small.
+/// Tiles per chain of additions; the chains are added up at the end, which limits the error of long sums.
 const CHAIN: usize = 16;
 
-/// A matrix that is multiplied: rows of `cols` elements of a buffer, or their transpose.
+/// A matrix operand: rows of `cols` elements of a buffer, or their transpose.
 #[derive(Clone, Copy, Debug)]
 pub struct Factor<'b> {
     /// The buffer.
@@ -29,12 +29,12 @@ pub struct Factor<'b> {
     pub rows: usize,
     /// Elements per row as stored.
     pub cols: usize,
-    /// Whether the transpose is multiplied.
+    /// Whether the matrix is transposed.
     pub transposed: bool,
 }
 
 impl Factor<'_> {
-    /// Rows and columns as multiplied.
+    /// Rows and columns, after transposition.
     fn shape(&self) -> (usize, usize) {
         if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) }
     }
@@ -96,7 +96,7 @@ fn load(
         let n = unit + comptime!(i * UNITS * UNITS);
         let (line, step) =
             if comptime!(lines_are_rows) { (n / STEP, n % STEP) } else { (n % SIDE, n / SIDE) };
-        // Lines past the last repeat it and are not stored.
+        // Lines past the last one repeat it and are not stored.
         let from = clamp_max(first_line + line, last_line);
         tile[line * STRIDE + step] = element(x, first, cols, from, first_step + step, steps, lines_are_rows);
     }
@@ -201,11 +201,11 @@ fn product(
 }
 
 impl Device {
-    /// `out = a b`, or `out += a b` with `add`, into the elements of `out` from `at` on.
+    /// `out = a b`, or `out += a b` with `add`, starting at element `at` of `out`.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Shape`], [`CubeError::Length`] and [`CubeError::Range`] for factors or an output that do not fit,
+    /// [`CubeError::Shape`], [`CubeError::Length`] and [`CubeError::Range`] for factors or an output that do not match,
     /// [`CubeError::Overlap`], [`CubeError::Limit`] for an output of more than 4 million rows or columns, and those of the launch.
     pub fn product(
         &self,

@@ -1,4 +1,4 @@
-//! Activations and weights as int8 represents them, in f32.
+//! Fake int8 quantization of activations and weights, in f32.
 
 use cubecl::prelude::*;
 
@@ -35,7 +35,7 @@ fn activations(x: &[f32], out: &mut [f32], rows: u32, width: u32, group: u32, gr
     }
 }
 
-/// A number that is not negative, rounded to f16, ties to even; infinite from 65520 on.
+/// A nonnegative number rounded to f16, ties to even; infinite from 65520 on.
 #[cube]
 fn half_of(x: f32) -> f32 {
     let bits = u32::reinterpret(x);
@@ -63,7 +63,7 @@ fn weights(x: &[f32], out: &mut [f32], rows: u32, cols: u32, group: u32, groups:
         let scale = half_of(f32::reinterpret(most) / 127.0);
         for col in 0..len {
             let at = first + col;
-            // The scale is 0 if the group is all zeros or the scale underflows f16; NaN is not.
+            // The scale is 0 if the group is all zeros or the scale underflows f16, but NaN propagates.
             let mut value = 0.0f32;
             if u32::reinterpret(scale) != 0 {
                 value = f32::cast_from(clamp(nearest(x[at] / scale), -127, 127)) * scale;
@@ -79,7 +79,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotMultiple`], [`CubeError::Length`] and [`CubeError::Range`] for lengths that do not fit,
+    /// [`CubeError::NotMultiple`], [`CubeError::Length`] and [`CubeError::Range`] for lengths that do not match,
     /// [`CubeError::NonFinite`] for a `smallest` that is not positive, [`CubeError::Overlap`], and those of the launch.
     pub fn round_activations(
         &self,
@@ -119,8 +119,8 @@ impl Device {
         })
     }
 
-    /// Weights as int8 with an f16 scale per `group` columns of a row: `out = a clamp(round(x / a), -127, 127)` with `a = max|x| /
-    /// 127` rounded to f16. A group with a NaN, or with a scale beyond f16, becomes NaN.
+    /// Fake int8 quantization with an f16 scale per `group` columns of a row: `out = a clamp(round(x / a), -127, 127)` with `a =
+    /// max|x| / 127` rounded to f16. A group with a NaN, or with a scale beyond f16, becomes NaN.
     ///
     /// # Errors
     ///

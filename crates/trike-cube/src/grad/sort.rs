@@ -1,7 +1,8 @@
-//! The scales of the smallest squared error: groups of magnitudes are sorted, and the best number of nonzero trits is found in
-//! their prefix sums.
+//! Least-squares scales: the magnitudes of a group are sorted, and the best number of nonzero trits is found with their prefix
+//! sums.
 //!
-//! With the `k` largest magnitudes nonzero, the best scale is their mean and the error falls by `sum^2 / k`: the largest over `k`.
+//! With the `k` largest magnitudes nonzero, the best scale is their mean and reduces the squared error by `sum^2 / k`; the best `k`
+//! maximizes this.
 
 use cubecl::prelude::*;
 
@@ -13,10 +14,10 @@ use crate::math::magnitude;
 
 /// Longest group that is sorted in shared memory.
 const LOCAL: usize = 2048;
-/// Elements that one chain of additions has.
+/// Elements per chain of additions.
 const CHAIN: usize = 256;
 
-/// The magnitude of element `place` of a group as bits, which sort as magnitudes do; zero past its end.
+/// The magnitude of element `place` of a group as bits, which sort like magnitudes; zero past its end.
 #[cube]
 fn key_of(weights: &[f32], group: usize, place: usize, cols: usize, len: usize, per_row: usize) -> u32 {
     let (row, start) = (group / per_row, group % per_row * len);
@@ -54,7 +55,7 @@ fn sort_groups(
                 while pair < comptime!(padded / 2) {
                     let low = pair / distance * 2 * distance + pair % distance;
                     let (a, b) = (keys[low], keys[low + distance]);
-                    // Runs are descending and ascending in turns; the last one is descending.
+                    // Runs alternate between descending and ascending; the last one is descending.
                     let descending = low & run == 0;
                     keys[low] = select(descending, max(a, b), min(a, b));
                     keys[low + distance] = select(descending, min(a, b), max(a, b));
@@ -95,7 +96,7 @@ fn sort_pass(keys: &mut [u32], padded: u32, run: u32, distance: u32) {
     }
 }
 
-/// The magnitude beyond which one more than `count` nonzero trits makes the error smaller.
+/// The magnitude above which one more nonzero trit after `count` reduces the error.
 #[cube]
 fn threshold(sum: f32, count: u32) -> f32 {
     let k = f32::cast_from(count);
@@ -164,8 +165,8 @@ fn best_scales(sorted: &[u32], out: &mut [f32], padded: u32) {
                     count = best_counts[other];
                 }
             }
-            // The gain is flat at its maximum: neighbours differ by less than f32 resolves. Whether one more magnitude raises it is
-            // well conditioned: if it is more than `mean / (1 + sqrt(1 + 1 / k))`, about half of the mean.
+            // The gain is flat at its maximum: neighbours differ by less than f32 resolves. The condition for one more magnitude to
+            // raise it is well conditioned: it must exceed `mean / (1 + sqrt(1 + 1 / k))`, about half of the mean.
             let from = CUBE_POS * padded;
             let mut last = magnitude_at(sorted, from, max(count, 1u32) - 1, padded);
             while count > 1 && last <= threshold(best_sum - last, count - 1) {
@@ -180,7 +181,7 @@ fn best_scales(sorted: &[u32], out: &mut [f32], padded: u32) {
                 next = magnitude_at(sorted, from, count, padded);
             }
             let scale = best_sum / f32::cast_from(max(count, 1u32));
-            // NaN sorts first, and stays.
+            // NaN sorts first and propagates.
             let largest = sorted[CUBE_POS * padded];
             out[CUBE_POS] = select(largest > 0x7F80_0000, f32::reinterpret(largest), scale);
         }
@@ -188,7 +189,7 @@ fn best_scales(sorted: &[u32], out: &mut [f32], padded: u32) {
 }
 
 impl Device {
-    /// The scales of the smallest squared error; the lengths were checked.
+    /// The least-squares scales; the lengths were checked.
     pub(super) fn least_squares(
         &self,
         weights: &Buffer<f32>,

@@ -1,4 +1,4 @@
-//! Gradients of tables whose rows were looked up.
+//! Gradients of embedding tables.
 
 use cubecl::prelude::*;
 
@@ -7,8 +7,8 @@ use crate::device::{Buffer, Device, Launch};
 use crate::error::{Result, check_len, check_range};
 use crate::ops::Indices;
 
-/// Rows of a table, one per token, and the tokens of each row: float additions to a row must have an order, which atomic ones do
-/// not have.
+/// Rows of a table, one per token, and the tokens of each row: float additions to a row need a fixed order, which atomics do not
+/// provide.
 ///
 /// ```text
 /// distinct  the different rows, ascending
@@ -33,7 +33,7 @@ impl Lookups {
         check_range("rows of a table", 1, u32::MAX as usize, rows)?;
         let indices = Indices::upload(device, ids, rows as u32)?;
         let mut order: Vec<u32> = (0..ids.len() as u32).collect();
-        // Stable: tokens of one row stay in their order.
+        // Stable sort: tokens of one row stay in order.
         order.sort_by_key(|&token| ids[token as usize]);
         let (mut distinct, mut starts) = (Vec::new(), Vec::new());
         for (place, &token) in (0u32..).zip(&order) {
@@ -72,7 +72,7 @@ impl Lookups {
     }
 }
 
-/// Unit `i` adds to column `i % cols` of distinct row `i / cols` the rows of its tokens.
+/// Unit `i` adds the rows of its tokens to column `i % cols` of distinct row `i / cols`.
 #[cube(launch_unchecked)]
 fn add_rows(
     rows: &[f32],
@@ -102,8 +102,8 @@ impl Device {
     /// # Errors
     ///
     /// [`CubeError::NotMultiple`](crate::CubeError::NotMultiple), [`CubeError::Length`](crate::CubeError::Length) and
-    /// [`CubeError::Range`](crate::CubeError::Range) for lengths that do not fit, [`CubeError::Overlap`](crate::CubeError::Overlap),
-    /// and those of the launch.
+    /// [`CubeError::Range`](crate::CubeError::Range) for lengths that do not match,
+    /// [`CubeError::Overlap`](crate::CubeError::Overlap), and those of the launch.
     pub fn add_rows_to(
         &self,
         rows: &Buffer<f32>,

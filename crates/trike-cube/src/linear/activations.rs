@@ -42,8 +42,8 @@ impl Activations {
         })
     }
 
-    /// Marks the codes as those of rotated values: quantizers on the device rotate their input, and only weights stored with
-    /// the same rotation accept them. Values passed to [`Activations::upload`] must already be rotated.
+    /// Marks the codes as rotated: quantizers on the device rotate their input, and only weights stored with the same rotation
+    /// accept them. Values passed to [`Activations::upload`] must already be rotated.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl Activations {
         &self.factors
     }
 
-    /// Quantizes on the host and uploads: the reference implementation for the device quantizers, and for tests.
+    /// Quantizes on the host and uploads: the reference implementation of the device quantizers, and for tests.
     ///
     /// A token with a non-finite value gets the factor NaN, which propagates to all of its outputs.
     ///

@@ -32,7 +32,7 @@ impl DenseKind {
         }
     }
 
-    /// Words of four weights, of those kinds whose words have several.
+    /// Words per four weights, for kinds with several weights per word.
     pub(crate) fn lane_words(self) -> usize {
         4 / self.per_word()
     }
@@ -53,7 +53,7 @@ pub enum DenseValues<'a> {
         codes: &'a [i8],
         /// The scales, `[row][group]`.
         scales: &'a [f32],
-        /// Columns that share a scale.
+        /// Columns per scale.
         group: usize,
     },
 }
@@ -83,7 +83,7 @@ pub struct DenseForm {
     pub cols: usize,
     /// Element type.
     pub kind: DenseKind,
-    /// Columns that share a scale; `cols` without scales.
+    /// Columns per scale; `cols` without scales.
     pub group: usize,
 }
 
@@ -186,7 +186,7 @@ impl DenseMatrix {
     }
 }
 
-/// Two numbers in a word.
+/// Packs two 16-bit numbers into a word.
 pub fn halves([low, high]: [u16; 2]) -> u32 {
     u32::from(low) | u32::from(high) << 16
 }

@@ -38,7 +38,7 @@ pub enum DenseBlueprint {
 }
 
 impl DenseProblem {
-    /// What keeps [`DenseBlueprint::Mma`] from the problem.
+    /// Why [`DenseBlueprint::Mma`] does not support the problem, if so.
     fn without_mma(&self, device: &Capabilities) -> Option<&'static str> {
         if !device.tf32_mma {
             return Some("matrix instructions on tf32");
@@ -150,8 +150,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotMultiple`] and [`CubeError::Length`] for wrong lengths, [`CubeError::Overlap`] when `out` shares
-    /// memory with `x`, and those of [`Plan::plan`] and of the launch.
+    /// [`CubeError::NotMultiple`] and [`CubeError::Length`] for wrong lengths, [`CubeError::Overlap`] when `out` shares memory with
+    /// `x`, and errors of [`Plan::plan`] and of the launch.
     pub fn dense(
         &self,
         x: &Buffer<f32>,

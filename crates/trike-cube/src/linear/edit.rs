@@ -31,7 +31,7 @@ impl Device {
     /// # Errors
     ///
     /// [`CubeError::Range`] for an index out of range, [`CubeError::Unsupported`] for a matrix in [`TernaryLayout::Base3`] or
-    /// [`TernaryLayout::Blocks`]; nothing is changed then. Also those of the launch.
+    /// [`TernaryLayout::Blocks`]; nothing is changed then. Also errors of the launch.
     pub fn edit(&self, w: &TernaryMatrix, part: usize, edits: &[Edit]) -> Result<()> {
         let changes = changes(w.form(), w.depth(), part, edits)?;
         if changes.is_empty() {

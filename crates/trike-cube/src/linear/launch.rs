@@ -115,7 +115,7 @@ impl Device {
     }
 }
 
-/// Checks the outputs of a problem: as many as parts, of their lengths, and apart from each other.
+/// Checks the outputs of a problem: one per part, with matching lengths, and not overlapping.
 pub(crate) fn check_outputs(problem: &TernaryProblem, outs: &[&Buffer<f32>]) -> Result<()> {
     check_len("outputs of a linear", problem.w.parts.len(), outs.len())?;
     for (i, (out, rows)) in outs.iter().zip(&problem.w.parts).enumerate() {
@@ -170,8 +170,8 @@ impl Args<'_> {
         dims_of(self.dims, self.code_rows)
     }
 
-    /// Runs the kernel of a blueprint; with [`LinearBlueprint::Split`], the first of the two. `scratch` is a placeholder unless
-    /// the cubes of [`LinearBlueprint::Mma`] split the columns.
+    /// Runs the kernel of a blueprint; with [`LinearBlueprint::Split`], the first of the two. `scratch` is a placeholder unless the
+    /// cubes of [`LinearBlueprint::Mma`] split the columns.
     fn run(
         &self,
         client: &Client,

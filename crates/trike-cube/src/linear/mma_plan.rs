@@ -8,7 +8,7 @@ use crate::device::COUNTERS;
 use crate::error::{CubeError, Result, check_range};
 use crate::plan::{Plan, Settings};
 
-/// Most that [`TernaryProblem::registers`] may find: of 255, some are for addresses.
+/// Maximum of [`TernaryProblem::registers`]: of 255, some are needed for addresses.
 const MAX_REGISTERS: usize = 224;
 /// Registers per multiprocessor.
 const REGISTERS: usize = 65536;
@@ -50,7 +50,8 @@ impl TernaryProblem {
         })
     }
 
-    /// Registers per unit, roughly: the sums, f32 sums beside integers where segments are scaled, the weights of a block, others.
+    /// Approximate registers per unit: the sums, f32 sums in addition to integers if segments are scaled, the weights of a block,
+    /// and others.
     fn registers(&self, shape: MmaShape) -> usize {
         let form = self.compiled();
         64 + shape.tiles * (shape.octets * if form.exact() { 4 } else { 8 } + 4 * form.planes)
@@ -73,31 +74,31 @@ impl TernaryProblem {
         })
     }
 
-    /// Predicted time in nanoseconds, without what all shapes have in common.
+    /// Predicted time in nanoseconds, without terms common to all shapes.
     ///
-    /// The steps of the cubes that a multiprocessor holds at once take as long as the longest of: their instructions and matrix
-    /// instructions; their weights from memory; weights and activations from the last cache; operands from shared memory; what a
-    /// plane does one after another; and a copy's latency, over the steps that are on their way. Then come the sums of planes and
-    /// of cubes that split the columns.
+    /// The steps of the resident cubes of a multiprocessor take the maximum of: their instructions and matrix instructions; their
+    /// weights from memory; weights and activations from the last-level cache; operands from shared memory; the serial work of a
+    /// plane; and the latency of a copy, over the steps in flight. The sums of planes and of cubes that split the columns are added
+    /// to that.
     ///
-    /// The form is that of the machine, the constants are fitted: to the times of 2,600 kernels on an H200, 11 to 63 for each of
-    /// 60 problems (`trike-gpu-test explore`), with an error of 13 %. The shapes chosen with it took 1.07 times the time of the
-    /// fastest of these, those chosen with constants from data sheets 1.2 times.
+    /// The formula models the machine, the constants are fitted: to the times of 2,600 kernels on an H200, 11 to 63 for each of 60
+    /// problems (`trike-gpu-test explore`), with an error of 13 %. The shapes chosen with it took 1.07 times the time of the
+    /// fastest of these; with constants from data sheets it was 1.2 times.
     fn mma_time(&self, shape: MmaShape, device: &Capabilities, multiprocessors: usize) -> f64 {
-        /// Instructions of a plane per tile and plane of weights, per copy, and per tile and octet where segments are scaled.
+        /// Instructions of a plane per tile and plane of weights, per copy, and per tile and octet if segments are scaled.
         const UNPACK: f64 = 27.0;
         const COPY: f64 = 22.0;
         const SCALE: f64 = 22.0;
-        /// What a matrix instruction takes beyond its rate.
+        /// Overhead of a matrix instruction beyond its throughput.
         const MATRIX: f64 = 1.5;
-        /// Nanoseconds that pass in a plane per tile, per copy, for the scales of a segment, and per tile and octet scaled by
-        /// them; for a wave of cubes to start and end.
+        /// Serial nanoseconds of a plane per tile, per copy, for the scales of a segment, and per tile and octet scaled by them;
+        /// and to start and end a wave of cubes.
         const TILE: f64 = 94.0;
         const COPIED: f64 = 10.0;
         const SCALES: f64 = 386.0;
         const SCALED: f64 = 10.5;
         const WAVE: f64 = 950.0;
-        /// Nanoseconds of a unit for each sum that it adds up from shared memory, from a cube, and that it leaves for others.
+        /// Nanoseconds of a unit per sum that it adds up from shared memory, from a cube, and that it stores for other cubes.
         const OF_PLANE: f64 = 9.8;
         const OF_CUBE: f64 = 18.5;
         const LEFT: f64 = 28.5;
@@ -113,7 +114,7 @@ impl TernaryProblem {
         let most = by_registers.min(by_shared).clamp(1, 2048 / units);
         let resident = most.min(cubes.div_ceil(multiprocessors));
         let waves = cubes.div_ceil(multiprocessors * resident) as f64;
-        // Of the multiprocessors, so many have work in the first wave.
+        // Fraction of the multiprocessors with work in the first wave.
         let at_work = (cubes as f64 / (multiprocessors * resident) as f64).min(1.0);
 
         let copies = (shape.splits * shape.weights(form.planes)).div_ceil(units)
@@ -141,7 +142,7 @@ impl TernaryProblem {
         let serial =
             slower * (TILE * unpacked + COPIED * copies + (SCALES + SCALED * sums) * scaled.min(1.0));
         let latency = 0.7 * rates.latency / (shape.stages - 1) as f64;
-        // Of equal times none hides the other completely.
+        // Times of similar size do not overlap completely.
         let all = [computing, by_memory, by_cache, by_shared, serial, latency];
         let step = all.into_iter().map(|time| time.powi(8)).sum::<f64>().powf(1.0 / 8.0);
 
@@ -181,7 +182,7 @@ impl TernaryProblem {
             .filter(worth)
             .map(|shape| (shape, self.mma_time(shape, device, multiprocessors)));
         let mut timed: Vec<(MmaShape, f64)> = timed.collect();
-        // Stable: of equal times the first.
+        // Stable sort: of equal times the first one wins.
         timed.sort_by(|a, b| a.1.total_cmp(&b.1));
         timed.truncate(most);
         let shapes = timed.into_iter().map(|(shape, _)| shape);
@@ -193,7 +194,7 @@ impl TernaryProblem {
 fn of_few(octets: usize) -> Vec<MmaShape> {
     let mut all = Vec::new();
     let sides = [1, 2, 4, 8].into_iter().flat_map(|octets| [1, 2, 4].map(|planes| [octets, planes]));
-    // Cubes that are wider than the code rows waste products; much narrower ones unpack weights again and again.
+    // Cubes wider than the code rows waste products; much narrower ones unpack weights repeatedly.
     let sides = sides.filter(|[of_plane, planes]| {
         let wide = of_plane * planes;
         wide <= octets && 4 * wide >= octets
@@ -220,7 +221,7 @@ fn of_few(octets: usize) -> Vec<MmaShape> {
     all
 }
 
-/// Shapes for more code rows: those that were the fastest for 2,048 tokens on an H200.
+/// Shapes for more code rows: the fastest ones for 2,048 tokens on an H200.
 fn of_many() -> Vec<MmaShape> {
     // Octets, planes along both sides, splits.
     let sides = [[8, 2, 4, 1], [4, 2, 4, 1], [4, 2, 1, 2], [4, 1, 4, 1], [4, 1, 2, 2]];

@@ -16,8 +16,8 @@ use trike_core::Cost;
 pub(super) const LANES: usize = 32;
 /// Buffers bound by the kernels.
 pub(super) const BINDINGS: usize = 10;
-/// Units that a multiprocessor holds, two cubes of 512. On an H200, reading 4.3 TB/s with 132 multiprocessors takes about 23 KB
-/// in flight per multiprocessor (at 700 ns), which is 1.4 vectors of weights for each.
+/// Units resident on a multiprocessor: two cubes of 512. On an H200, reading 4.3 TB/s with 132 multiprocessors takes about 23 KB in
+/// flight per multiprocessor (at 700 ns), which is 1.4 vectors of weights per unit.
 const BUSY_UNITS: usize = 1024;
 
 /// One ternary linear: activations times one or more matrices with the same columns.
@@ -139,7 +139,7 @@ impl TernaryProblem {
         }
     }
 
-    /// Columns of which an f32 sum of products of the largest weights and codes is exact.
+    /// Maximum columns for which an f32 sum of products of the largest weights and codes is exact.
     fn exact_cols(&self) -> usize {
         /// Largest magnitude of a signed byte.
         const CODE: usize = 128;
@@ -163,7 +163,7 @@ impl TernaryProblem {
 
     /// Predicted time in nanoseconds with the columns split across `cubes` cubes.
     ///
-    /// A multiprocessor's bandwidth is its bytes in flight per latency; all together are limited by the memory bandwidth.
+    /// A multiprocessor's bandwidth is its bytes in flight per latency; the total is limited by the memory bandwidth.
     fn predicted(
         &self,
         decode: DecodeBlueprint,

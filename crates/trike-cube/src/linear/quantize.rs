@@ -11,7 +11,7 @@ pub struct Codes {
     pub codes: Vec<u32>,
     /// Sums of the digits of each segment and row.
     pub sums: Vec<i32>,
-    /// What the digits are multiplied with.
+    /// Factors of the digits.
     pub factors: Vec<f32>,
 }
 
@@ -87,7 +87,7 @@ fn fixed_point(x: &[f32], digits: &mut [Vec<i8>]) -> f32 {
     f32::from_bits(((127 - bits + exponent) as u32) << 23)
 }
 
-/// The largest magnitude; non-finite if any value is.
+/// The absolute maximum; non-finite if any value is.
 fn largest(x: &[f32]) -> f32 {
     let bits = x.iter().fold(0, |m: u32, v| m.max(v.to_bits() & 0x7FFF_FFFF));
     f32::from_bits(bits)

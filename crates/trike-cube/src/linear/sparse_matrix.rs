@@ -221,7 +221,7 @@ pub fn form_of(tensor: &TritTensor) -> Result<SparseForm> {
 
 /// The buffers of [`SparseLayout::Entries`] on the host.
 pub struct List {
-    /// The number of entries before each row, and of all.
+    /// The number of entries before each row, and the total.
     pub offsets: Vec<u32>,
     /// Two entries per word.
     pub entries: Vec<u32>,
@@ -254,11 +254,11 @@ pub fn list(tensor: &TritTensor) -> Result<List> {
 
 /// The buffers of [`SparseLayout::Bitmap`] on the host.
 pub struct Map {
-    /// The numbers of chunks and of sign words before each row, and of all.
+    /// The numbers of chunks and of sign words before each row, and the totals.
     pub starts: Vec<u32>,
-    /// A word for each chunk.
+    /// One word per chunk.
     pub headers: Vec<u32>,
-    /// Four words for each chunk.
+    /// Four words per chunk.
     pub bits: Vec<u32>,
     /// The signs of each row.
     pub signs: Vec<u32>,
@@ -292,7 +292,7 @@ pub fn map(tensor: &TritTensor) -> Result<Map> {
         }
         host.starts.extend([host.headers.len() as u32, host.signs.len() as u32]);
     }
-    // A word of bits may read signs past the last; and buffers must not be empty.
+    // A word of bits may read signs past the last one; and buffers must not be empty.
     host.signs.extend([0, 0]);
     if host.headers.is_empty() {
         host.headers.push(0);

@@ -59,14 +59,14 @@ pub enum TernaryLayout {
 #[derive(Clone, Debug)]
 pub struct TernaryMatrix {
     form: TernaryForm,
-    /// Planes of the tensors; the sets may have room for one more.
+    /// Planes of the tensors; the sets may have one padding plane more.
     depth: usize,
     rotation: Option<Hadamard>,
     pub(crate) codes: Buffer<u32>,
     pub(crate) index: Option<Buffer<u32>>,
     pub(crate) scales: Shared,
     pub(crate) means: Option<Shared>,
-    /// Counters of cubes that split columns, on devices whose kernels do that in one launch.
+    /// Counters for cubes that split columns, on devices whose kernels do so in one launch.
     pub(crate) arrived: Option<Buffer<u32>>,
 }
 
@@ -335,9 +335,9 @@ pub fn form_of(tensors: &[&TritTensor], f16: bool, layout: TernaryLayout) -> Res
 pub struct Packed {
     /// Words of trits.
     pub codes: Vec<u32>,
-    /// A scale for each set, group and row of a tile.
+    /// One scale per set, group and row of a tile.
     pub scales: Vec<f32>,
-    /// Likewise a mean for each group and row.
+    /// Likewise one mean per group and row.
     pub means: Option<Vec<f32>>,
 }
 

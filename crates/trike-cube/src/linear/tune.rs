@@ -1,4 +1,4 @@
-//! Kernels chosen by measurement: the candidates of a product are timed on a device, and later products use the fastest.
+//! Autotuning: the candidates of a product are timed on a device, and later products use the fastest.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -18,20 +18,20 @@ use crate::plan::{Plan, Strategy};
 
 /// First word of the text of a table.
 pub const MAGIC: &str = "trike-tuned";
-/// Version of the kernels and their names: a table of another version is refused.
+/// Version of the kernels and their names: tables of other versions are refused.
 pub const VERSION: &str = concat!("1-", env!("CARGO_PKG_VERSION"));
-/// Numbers of tokens beyond this one share a choice.
+/// Larger numbers of tokens share a choice.
 const MOST_TOKENS: usize = 512;
 /// Shapes of the matrix-instruction kernel that are timed.
 const SHAPES: usize = 12;
-/// Rounds in which every candidate takes a turn.
+/// Rounds, in each of which every candidate is timed.
 const ROUNDS: usize = 5;
 /// Duration of a turn.
 const TURN: Duration = Duration::from_millis(4);
-/// Maximum calls of a turn.
+/// Maximum calls per round.
 const MOST_CALLS: u32 = 4096;
 
-/// Kernel choices of one device, by problem. It is text, to be stored between runs.
+/// Kernel choices of one device, by problem, with a text form for storage between runs.
 ///
 /// ```
 /// use trike_cube::linear::Tuned;
@@ -77,11 +77,11 @@ impl Tuned {
         text
     }
 
-    /// Reads what [`to_text`](Self::to_text) wrote.
+    /// Parses the output of [`to_text`](Self::to_text).
     ///
     /// # Errors
     ///
-    /// [`CubeError::Tuned`] with the number of the line: for another version, and for a line without both parts.
+    /// [`CubeError::Tuned`] with the line number: for another version, and for a line without both parts.
     pub fn parse(text: &str) -> Result<Self> {
         let wrong = |line: usize, problem: String| CubeError::Tuned { line, problem };
         let mut lines = text.lines();
@@ -104,7 +104,7 @@ impl Tuned {
 /// A timed candidate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tried {
-    /// Its name in a [`Tuned`] table.
+    /// Name of the kernel in a [`Tuned`] table.
     pub name: String,
     /// Median time of a product in nanoseconds; `None` for a kernel that the driver refused.
     pub nanoseconds: Option<f64>,
@@ -113,7 +113,7 @@ pub struct Tried {
 }
 
 impl LinearBlueprint {
-    /// A name that tells blueprints of one problem apart.
+    /// A name that is unique among the blueprints of a problem.
     #[must_use]
     pub fn name(&self) -> String {
         let decode = |b: &DecodeBlueprint| format!("{} rows, {} splits", b.rows, b.splits);
@@ -136,7 +136,7 @@ impl LinearBlueprint {
 }
 
 impl TernaryProblem {
-    /// The measured choice for the problem, if there is one that the device and the problem allow.
+    /// The measured choice for the problem, if there is one that the device and the problem support.
     #[doc(hidden)]
     #[must_use]
     pub fn tuned(&self, device: &Device) -> Option<LinearBlueprint> {
@@ -146,7 +146,7 @@ impl TernaryProblem {
         self.plan(&Strategy::Forced(blueprint), device).is_ok().then_some(blueprint)
     }
 
-    /// The problem in a table: few tokens are told apart, more of them up to the next power of two.
+    /// The key of the problem in a table; the number of tokens is rounded up to a power of two.
     fn tuned_key(&self) -> String {
         let tokens = self.x.tokens.next_power_of_two().min(MOST_TOKENS);
         let precision = match self.x.precision {
@@ -171,8 +171,7 @@ impl TernaryProblem {
         )
     }
 
-    /// The blueprints that are timed: those of [`Plan::candidates`], more shapes of matrix instructions, and other splits of the
-    /// columns.
+    /// The blueprints to time: those of [`Plan::candidates`], more shapes of matrix instructions, and other splits of the columns.
     fn tuned_candidates(&self, device: &Capabilities) -> Vec<LinearBlueprint> {
         let mut all = self.candidates(device);
         if self.x.code_rows() > 2 {
@@ -202,12 +201,12 @@ impl TernaryProblem {
 }
 
 impl Device {
-    /// Uses the choices of a table in all later products of this device and its clones, whose [`Strategy`] is inferred. Choices
-    /// that a problem does not allow have no effect.
+    /// Uses the choices of a table for all later products of this device and its clones with [`Strategy::Inferred`]. Choices that a
+    /// problem does not support have no effect.
     ///
     /// # Errors
     ///
-    /// [`CubeError::TunedFor`] for the table of another device.
+    /// [`CubeError::TunedFor`] for a table of another device.
     pub fn use_tuned(&self, table: &Tuned) -> Result<()> {
         if table.device != self.name() && !table.is_empty() {
             return Err(CubeError::TunedFor { expected: self.name().to_owned(), got: table.device.clone() });
@@ -216,22 +215,22 @@ impl Device {
         Ok(())
     }
 
-    /// The choices of this device, given and measured.
+    /// The choices of this device, loaded and measured.
     #[must_use]
     pub fn tuned(&self) -> Tuned {
         Tuned { device: self.name().to_owned(), choices: self.tuning().all() }
     }
 
-    /// Times all kernels for products of matrices of one form, such as one layer's matrix of every block, with so many tokens,
-    /// and uses the fastest from now on. Returns all of them, fastest first.
+    /// Autotunes the kernels for products of `tokens` tokens with matrices of one form, such as one layer's matrix of every block:
+    /// times all candidates and uses the fastest from now on. Returns all of them, fastest first.
     ///
-    /// The matrices take turns, so that caches hold what they hold in a model. Times are medians of five rounds, in which the
-    /// candidates take turns; with graphs ([`Capabilities::graphs`]) of replays. Kernels differ in the order of f32 sums: the last
-    /// bits of a product may change with the choice.
+    /// The matrices alternate, so that caches are as cold as in a model. Times are medians of five rounds, in each of which all
+    /// candidates are timed; with graphs ([`Capabilities::graphs`]), of replays. Kernels differ in the order of f32 sums, so the
+    /// last bits of a product may change with the choice.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] without a matrix or for matrices of several forms, those of [`Device::linear`], and
+    /// [`CubeError::Length`] without a matrix or for matrices of several forms, errors of [`Device::linear`], and
     /// [`CubeError::Capture`] within a capture.
     pub fn tune(
         &self,
@@ -264,7 +263,7 @@ impl Device {
         let candidates = problem.tuned_candidates(self.capabilities());
         let mut calls = Vec::with_capacity(candidates.len());
         for &blueprint in &candidates {
-            // The first launch compiles. A kernel that the driver refuses is not a candidate.
+            // The first launch compiles. A kernel that the driver rejects is not a candidate.
             let works = once(blueprint).and_then(|()| self.sync()).is_ok();
             calls.push(works.then(|| self.prepared(move || once(blueprint))).transpose()?);
         }
@@ -300,7 +299,7 @@ impl Device {
         if self.capabilities().graphs != Graphs::None {
             timed.graph = Some(self.capture(|| (timed.once)())?.0);
         }
-        // As many calls as fill a turn.
+        // Enough calls to fill a round.
         let nanoseconds = timed.time(self)?.max(1.0);
         timed.calls = ((TURN.as_nanos() as f64 / nanoseconds) as u32).clamp(1, MOST_CALLS);
         Ok(timed)

@@ -83,7 +83,7 @@ pub struct RopeProblem {
     pub heads: usize,
     /// Head dimension.
     pub head_dim: usize,
-    /// Rotated elements per head; the others are unchanged.
+    /// Rotated elements per head; the rest is unchanged.
     pub rotated: usize,
     /// Pairing of the rotated elements.
     pub pairing: RopePairing,
@@ -171,9 +171,9 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotMultiple`] when `x` is not a whole number of heads, [`CubeError::Length`] when its tokens differ in
-    /// number from the positions, [`CubeError::Range`] when the table rotates more elements than a head has or lacks a
-    /// position, and those of [`Plan::plan`] and of the launch.
+    /// [`CubeError::NotMultiple`] when `x` is not a whole number of heads, [`CubeError::Length`] when its tokens differ in number
+    /// from the positions, [`CubeError::Range`] when the table rotates more elements than a head has or lacks a position, and
+    /// errors of [`Plan::plan`] and of the launch.
     pub fn rope(
         &self,
         x: &Buffer<f32>,

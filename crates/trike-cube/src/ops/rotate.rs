@@ -1,4 +1,4 @@
-//! Rotation of queries and keys, and the store of keys and values, in one launch.
+//! Rotation of queries and keys, and storing of keys and values, in one launch.
 
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -19,8 +19,8 @@ mod kernel {
     use super::super::turns::{places, turn_query};
     use super::*;
 
-    /// Pair `i` of a row, counted over its query and key heads: of a query, which is rotated in place, or of a key and of its
-    /// value, which are stored in the cache that begins with element `place`, the key rotated.
+    /// Processes pair `i` of a row, counted over its query and key heads. Queries are rotated in place; keys are rotated and stored
+    /// with their values in the cache that starts at element `place`.
     #[cube]
     fn take_pair<E: Float>(
         q: &mut [f32],
@@ -66,7 +66,7 @@ mod kernel {
         }
     }
 
-    /// Unit `i` takes pair `i` of all rows.
+    /// Unit `i` processes pair `i` of all rows.
     #[cube(launch_unchecked)]
     pub(super) fn rotate_and_store<E: Float>(
         q: &mut [f32],
@@ -160,14 +160,13 @@ mod kernel {
 }
 
 impl Device {
-    /// Rotates the queries of a segment in place, and stores its keys, rotated, and its values in its cache: what
-    /// [`Device::rope`] for both and [`Device::store`] do, in one launch. `q` has the shape
-    /// `positions x heads x head_dim`; `k` and `v` have `positions x kv_heads x head_dim` and are not changed. Rows of other
-    /// segments are left alone.
+    /// Rotates the queries of a segment in place, and stores its rotated keys and its values in its cache: [`Device::rope`] for
+    /// both and [`Device::store`], in one launch. `q` has the shape `positions x heads x head_dim`; `k` and `v` have `positions x
+    /// kv_heads x head_dim` and are not changed. Rows of other segments are unchanged.
     ///
     /// # Errors
     ///
-    /// Those of [`Device::rope`] and [`Device::store`]; [`CubeError::NotMultiple`] for an odd `head_dim`.
+    /// Errors of [`Device::rope`] and [`Device::store`]; [`CubeError::NotMultiple`] for an odd `head_dim`.
     pub fn rotate_and_store(
         &self,
         q: &Buffer<f32>,
@@ -215,7 +214,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of [`Device::rotate_and_store`], and [`CubeError::Apart`].
+    /// Errors of [`Device::rotate_and_store`], and [`CubeError::Apart`].
     pub fn rotate_and_store_tokens(
         &self,
         q: &Buffer<f32>,
@@ -264,7 +263,7 @@ impl Device {
     }
 }
 
-/// Query heads of a batch of `rows` rows whose keys and values were checked.
+/// Number of query heads of a batch of `rows` rows whose keys and values were checked.
 fn heads_of([q, k, v]: [&Buffer<f32>; 3], cache: &KvCache, rows: usize, table: &RopeTable) -> Result<usize> {
     let shape = cache.shape();
     let unit = rows.saturating_mul(shape.head_dim).max(1);
@@ -281,7 +280,7 @@ fn heads_of([q, k, v]: [&Buffer<f32>; 3], cache: &KvCache, rows: usize, table: &
     Ok(q.len() / unit)
 }
 
-/// The number of pairs of some rows, and the launch that takes them.
+/// The number of pairs of some rows, and the launch that processes them.
 fn launch_of(
     kernel: &'static str,
     cache: &KvCache,
@@ -317,8 +316,8 @@ fn launch_several<E: Float>(
     let [kv_heads, dim, rotated, capacity] = sizes_of(cache, table);
     let (keys, values) = (cache.k.all().vectors(1), cache.v.all().vectors(1));
     let (places, turns) = (batch.tokens.table().arg(), table.turns().arg());
-    // SAFETY: `Device::rotate_and_store_tokens` checked the lengths, that rows are within them, that positions are within the
-    // table and that caches are where the tokens say; a slot is below the capacity, and no two rows share a cache.
+    // SAFETY: `Device::rotate_and_store_tokens` checked the lengths, that rows are within them, that positions are within the table
+    // and that caches are at the offsets of the tokens; a slot is below the capacity, and no two rows share a cache.
     unsafe {
         kernel::rotate_and_store_several::launch_unchecked::<E>(
             client,

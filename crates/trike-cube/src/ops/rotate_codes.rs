@@ -1,4 +1,4 @@
-//! Rotation of queries and keys, and the store of keys and values in caches in int8, in one launch.
+//! Rotation of queries and keys, and storing of keys and values in int8 caches, in one launch.
 
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -15,16 +15,16 @@ mod kernel {
     use super::*;
     use crate::attention::codes::{Place, round_and_store};
 
-    /// The part of a group of units: pairs of the queries of a row, or a key and a value.
+    /// The work of a group of units: pairs of a row's queries, or a key and a value.
     #[derive(CubeType, Clone, Copy)]
     struct Part {
         /// Number of the row.
         row: usize,
-        /// Number of the group within the row.
+        /// Index of the group within the row.
         of_row: usize,
-        /// Groups of the row for queries. The others have a key and a value each.
+        /// Groups of the row for queries; each further group has a key and a value.
         for_queries: usize,
-        /// Whether the group has a part.
+        /// Whether the group has work.
         exists: bool,
     }
 
@@ -39,7 +39,7 @@ mod kernel {
         Part { row: clamp_max(row, rows as usize - 1), of_row, for_queries, exists }
     }
 
-    /// Takes the part of the group, of a row at `position` whose cache begins with slot `first_slot`.
+    /// Does the work of the group, for a row at `position` whose cache starts at slot `first_slot`.
     #[cube]
     fn take(
         q: &mut [f32],
@@ -79,7 +79,7 @@ mod kernel {
         }
     }
 
-    /// Rotates the queries of `rows` rows from `first_row` on, and stores their keys, rotated, and values.
+    /// Rotates the queries of `rows` rows from `first_row` on, and stores their rotated keys and their values.
     #[cube(launch_unchecked)]
     pub(super) fn rotate_and_store_codes(
         q: &mut [f32],
@@ -172,9 +172,9 @@ pub(super) fn launch_several(
     let [rows, kv_heads, rotated, capacity] =
         [batch.len(), shape.kv_heads, table.rotated(), shape.capacity].map(|n| n as u32);
     let (keys, values) = (cache.k.all().vectors(4), cache.v.all().vectors(4));
-    // SAFETY: `Device::rotate_and_store_tokens` checked the lengths, that rows are within them, that positions are within the
-    // table and that caches are where the tokens say; a slot is below the capacity, no two rows share a cache, and groups past the
-    // last do nothing.
+    // SAFETY: `Device::rotate_and_store_tokens` checked the lengths, that rows are within them, that positions are within the table
+    // and that caches are at the offsets of the tokens; a slot is below the capacity, no two rows share a cache, and groups past
+    // the last do nothing.
     unsafe {
         kernel::rotate_and_store_codes_several::launch_unchecked(
             client,

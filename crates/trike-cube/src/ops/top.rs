@@ -247,7 +247,7 @@ impl Device {
         let first_pass = from_ids.is_none();
         let launch = Launch::new(TopProblem::NAME, &(blueprint, first_pass), settings);
         self.launch(&launch, &[out, out_ids], |client, cubes, units| {
-            // The first pass has no columns to read; a placeholder is bound, which is not read.
+            // The first pass has no columns to read; a placeholder is bound instead.
             let ids = from_ids.map_or(from.arg(), Buffer::arg);
             let TopBlueprint { units: count, each } = *blueprint;
             // SAFETY: the outputs have one slot per part, row and round; the kernel checks columns against `cols`, and rows are

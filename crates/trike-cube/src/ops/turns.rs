@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 use trike_core::RopePairing;
 
-/// Places of the two elements of a pair in a head: pairs past the rotated ones are neighbours.
+/// Indices of the two elements of a pair in a head; unrotated pairs are adjacent elements.
 #[cube]
 pub(super) fn places(pair: usize, rotated: usize, #[comptime] pairing: RopePairing) -> (usize, usize) {
     let pairs = rotated / 2;
@@ -13,7 +13,7 @@ pub(super) fn places(pair: usize, rotated: usize, #[comptime] pairing: RopePairi
     (low, high)
 }
 
-/// Rotates a pair of the query that begins with element `from`; its position's turns begin with `turns_at`.
+/// Rotates a pair of the query that starts at element `from`; the turns of its position start at `turns_at`.
 #[cube]
 pub(super) fn turn_query(
     q: &mut [f32],

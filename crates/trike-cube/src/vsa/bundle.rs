@@ -298,7 +298,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of [`Settings::check`](crate::Settings::check) and of the launch, [`CubeError::Device`].
+    /// Errors of [`Settings::check`](crate::Settings::check) and of the launch, [`CubeError::Device`].
     pub fn nonzeros(&self, table: &TritTable) -> Result<Vec<u32>> {
         const NAME: &str = "nonzeros of trits";
         let out = self.empty::<u32>(table.rows())?;

@@ -1,7 +1,7 @@
 //! Plans, layouts and kernels: on the host, and on the software Vulkan driver.
 //!
-//! These are unit tests, too: what they need of the inside is in `trike_cube::internals`. One binary for all files: each further
-//! one is linked anew.
+//! These are unit tests, too: the internals that they need are in `trike_cube::internals`. One binary for all files, since every
+//! binary is linked separately.
 
 mod attention;
 mod device;

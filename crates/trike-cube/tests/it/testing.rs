@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use trike_cube::{CubeError, Device, DeviceOptions, DeviceSpec, Planes, Runtime};
 use trike_testkit::skip;
 
-/// The software Vulkan driver, twice: with the kernels that exchange values inside of planes, and with those that do not.
-/// None after one `skipped:` line, which the test runner counts, where there is no such driver.
+/// The software Vulkan driver, twice: with and without plane operations. Empty if there is no such driver, after one `skipped:`
+/// line, which the test runner counts.
 pub(crate) fn devices() -> Vec<Device> {
     [Planes::Forced, Planes::Off].into_iter().filter_map(device).collect()
 }
@@ -21,7 +21,7 @@ pub(crate) fn device(planes: Planes) -> Option<Device> {
     device
 }
 
-/// The software driver twice, each with a queue and memory of its own. Memory is counted for the caller alone.
+/// The software driver twice, each with its own queue and memory. Memory is counted for the caller alone.
 pub(crate) fn pair() -> Option<[Device; 2]> {
     let DeviceSpec::Numbered(runtime, index) = device(Planes::Off)?.spec() else { return None };
     let open = |index| {
@@ -32,7 +32,7 @@ pub(crate) fn pair() -> Option<[Device; 2]> {
     Some([open(index), open(index + 1)])
 }
 
-/// Software devices come last, so the last one of all; a real device is left to `cargo xtask gpu-test`.
+/// Software devices come last, so the last one of all; real devices are tested by `cargo xtask gpu-test`.
 fn open(planes: Planes) -> Result<Device, CubeError> {
     let mut index = 0;
     loop {

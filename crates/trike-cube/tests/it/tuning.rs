@@ -1,4 +1,4 @@
-//! Choices of kernels of one device.
+//! Kernel choices of a device.
 
 use trike_cube::CubeError;
 use trike_cube::internals::Tuning;
@@ -8,7 +8,7 @@ fn a_plan_is_made_once_until_a_choice_is_added() {
     let tuning = Tuning::default();
     let plan = |problem: &str, made: u8| tuning.planned(&problem.to_owned(), || Ok(made)).expect("a plan");
     assert_eq!([plan("a", 1), plan("a", 2), plan("b", 3)], [1, 1, 3]);
-    // Another type of problem is another problem.
+    // The same key with another type is another problem.
     assert_eq!(tuning.planned(&7u32, || Ok(9u8)).expect("a plan"), 9);
     tuning.add([("x".to_owned(), "y".to_owned())]);
     assert_eq!([plan("a", 4), plan("a", 5)], [4, 4]);

@@ -250,9 +250,9 @@ mod tests {
         block[1] = 186;
         // Byte 33 is lane 1 of the second part: 0 1 1 2 1: 27 + 9 + 6 + 1 = 43 -> 46.
         block[33] = 46;
-        // Byte 51 is lane 3 of the third, four trits 1 2 0 1 and no fifth: 81 + 54 + 0 + 3 = 138 -> 146.
+        // Byte 51 is lane 3 of the third stage, four trits 1 2 0 1 without a fifth: 81 + 54 + 0 + 3 = 138 -> 146.
         block[51] = 146;
-        // The other three of that part end in a fifth digit of 0: 81 + 27 + 9 + 3 = 120 -> 127.
+        // The other three bytes of that stage have a fifth digit of 0: 81 + 27 + 9 + 3 = 120 -> 127.
         block[48..51].fill(127);
         block[52..].copy_from_slice(&HALF);
         let mut want = [0.0; 256];
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_block_of_ptq1_0() {
-        // The bytes of the test above: 128 is all zeros, 127 the same in four trits.
+        // The bytes of the test above: 128 is all zeros, 127 is four zero trits.
         let mut block = [128; 28];
         block[1] = 186; // lane 1 of the first stage, 2 0 1 1 2
         block[18] = 46; // lane 2 of the second, 0 1 1 2 1

@@ -68,13 +68,13 @@ use crate::{
 pub struct Gguf {
     parts: Vec<MappedFile>,
     version: u32,
-    /// Of the first file; the others number themselves only.
+    /// The metadata of the first file; the other files of a split model contain only their number.
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
     /// File of each tensor, and its byte offset there.
     starts: Vec<(usize, usize)>,
     index: HashMap<String, usize>,
-    /// Types that cannot be read because of the layout of a file: the file, the type and the reason.
+    /// Types that cannot be read because the layout is not determined: the file, the type and the reason.
     refusals: Vec<(usize, &'static str, String)>,
 }
 
@@ -84,8 +84,8 @@ impl Gguf {
     /// # Errors
     ///
     /// A file cannot be opened, is not GGUF, has another version or byte order, has an invalid header (a limit exceeded, a
-    /// duplicate name, a tensor that is outside the file or overlaps another), or requires an unknown transform; or a file of a split
-    /// model is missing (named in the error) or belongs to another one.
+    /// duplicate name, a tensor that is outside the file or overlaps another), or requires an unknown transform; or a file of a
+    /// split model is missing (named in the error) or belongs to another model.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, FormatError> {
         let first = MappedFile::open(path.as_ref())?;
         let header = header::parse(first.path(), &first)?;
@@ -93,7 +93,7 @@ impl Gguf {
         let mut opened = Some((first, header));
         let mut all: Option<Self> = None;
         for (number, part) in paths.iter().enumerate() {
-            // The file that was given is open already.
+            // The given file is already open.
             let (map, header) = match opened.take_if(|(map, _)| map.path() == part || paths.len() == 1) {
                 Some(given) => given,
                 None => {
@@ -116,7 +116,7 @@ impl Gguf {
             });
             file.add(map, layout, number)?;
         }
-        // There is always a path.
+        // There is at least one path.
         let file =
             all.ok_or_else(|| not_a_model(path.as_ref(), "no file", "give the path of a GGUF file"))?;
         if paths.len() > 1 {

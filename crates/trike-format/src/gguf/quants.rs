@@ -130,7 +130,7 @@ mod tests {
         decode(kind, 1, kind.block(), &block)
     }
 
-    /// `rest` everywhere but at the given places.
+    /// `rest` everywhere except at the given positions.
     fn but<const N: usize>(rest: u8, places: &[(usize, u8)]) -> [u8; N] {
         let mut bytes = [rest; N];
         places.iter().for_each(|&(at, byte)| bytes[at] = byte);
@@ -166,7 +166,7 @@ mod tests {
         assert!(matches!(tensor, Tensor::Dense(_)));
         assert_eq!(tensor.to_f32(), want(6.5, -1.0));
 
-        // The fifth bit is set everywhere but in element 16: codes 31, 0 and else 16.
+        // The fifth bit is set everywhere except in element 16: codes 31, 0 and otherwise 16.
         let (high, low): ([u8; 4], [u8; 16]) = (but(0xFF, &[(2, 0xFE)]), but(0, &[(0, 0x0F)]));
         let tensor = one_block(GgufType::Q5_0, &[&HALF, &high, &low]).unwrap();
         assert!(matches!(tensor, Tensor::Int8(_)));

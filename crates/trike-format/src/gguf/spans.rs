@@ -107,10 +107,10 @@ fn q2_0_size(header: &Header, spans: &[usize], last: Option<usize>) -> Result<Gg
         (false, true) => Ok(GgufType::Q2_0G128),
         (true, true) => Err(format!("{because} both: use a TQ2_0 file of the model")),
         (false, false) => {
-            // A file cut short in its last tensor: the others decide, and the caller says what is missing.
+            // For a file truncated in its last tensor, the other tensors decide, and the caller reports the missing bytes.
             let cut = |kind: &GgufType| is_cut(*kind, entries(), header, spans, last);
             let sizes = [GgufType::Q2_0G64, GgufType::Q2_0G128];
-            // A last tensor that one of the sizes fills is whole: the file mixes them.
+            // If one of the sizes fills the last tensor, the file is not truncated: it mixes both sizes.
             let whole = last.is_some_and(|i| {
                 let tensor = &header.tensors[i];
                 sizes.iter().any(|&kind| fits_exactly(kind, tensor, header, spans[i], true))
@@ -123,7 +123,8 @@ fn q2_0_size(header: &Header, spans: &[usize], last: Option<usize>) -> Result<Gg
     }
 }
 
-/// Whether blocks of `kind` fill the spans of all `entries` but the last tensor of the file, whose span is too short for them.
+/// Whether the file looks truncated in its last tensor: blocks of `kind` fill the spans of all other `entries`, and the last span
+/// is too short for them.
 fn is_cut<'a>(
     kind: GgufType,
     mut entries: impl Iterator<Item = (usize, &'a RawTensor)>,
@@ -148,10 +149,10 @@ fn fits_exactly(kind: GgufType, tensor: &RawTensor, header: &Header, span: usize
 }
 
 /// `I2_S` if all such tensors have the size of the x86 layout, otherwise the reason why they are not read. The id determines
-/// neither the layout nor the program that wrote the file: other builds of llama.cpp used it for another type for a while.
+/// neither the layout nor the program that wrote the file: some builds of llama.cpp used it for another type for a while.
 fn i2_s_layout(header: &Header, spans: &[usize], last: Option<usize>) -> Result<GgufType, String> {
     let entries = || header.tensors.iter().enumerate().filter(|(_, t)| t.type_id == I2_S_ID);
-    // One tensor alone may be of another layout.
+    // A single tensor is not enough evidence: it may have another layout.
     if entries().count() > 1 && is_cut(GgufType::I2S, entries(), header, spans, last) {
         return Ok(GgufType::I2S);
     }
@@ -166,7 +167,7 @@ fn i2_s_layout(header: &Header, spans: &[usize], last: Option<usize>) -> Result<
     }
 }
 
-/// Whether a reader can infer the block size of `Q2_0` tensors of these shapes, written one after the other.
+/// Whether a reader can infer the block size of `Q2_0` tensors of these shapes, stored consecutively.
 pub(crate) fn q2_0_is_clear<'a>(shapes: impl Iterator<Item = &'a [usize]>, alignment: usize) -> bool {
     let padded = |kind: GgufType, shape| kind.bytes(shape).map(|b| b.next_multiple_of(alignment));
     let mut shapes = shapes.peekable();

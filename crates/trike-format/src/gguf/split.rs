@@ -1,11 +1,11 @@
-//! Models in several GGUF files, as `llama-gguf-split` writes them: the first has the metadata, and each its own tensors.
+//! Models split into several GGUF files by `llama-gguf-split`: the first file contains the metadata, each file its own tensors.
 
 use std::path::{Path, PathBuf};
 
 use super::meta::Metadata;
 use crate::{FormatError, look::not_a_model};
 
-/// Number of a file, from 0.
+/// Key of the number of a file, from 0.
 const NUMBER: &str = "split.no";
 /// Number of files.
 const COUNT: &str = "split.count";
@@ -26,7 +26,7 @@ pub fn gguf_parts(name: &str) -> Option<Vec<String>> {
     (1..=count).contains(&number).then(|| (1..=count).map(|i| name_of(start, i, count)).collect())
 }
 
-/// The start of a name with its two numbers.
+/// The prefix of a file name and its two numbers.
 fn numbers(name: &str) -> Option<(&str, u32, u32)> {
     let number = |text: &str| {
         let five = text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
@@ -41,7 +41,7 @@ fn name_of(start: &str, number: u32, count: u32) -> String {
     format!("{start}-{number:05}-of-{count:05}.gguf")
 }
 
-/// The file's number from 0 and the number of files; `None` for a whole model.
+/// The number of the file, from 0, and the number of files; `None` for a model in one file.
 fn place(path: &Path, metadata: &Metadata) -> Result<Option<(u32, u32)>, FormatError> {
     let number = |key: &str| match metadata.get(key) {
         None => Ok(0),
@@ -57,10 +57,10 @@ fn place(path: &Path, metadata: &Metadata) -> Result<Option<(u32, u32)>, FormatE
     }
 }
 
-/// The paths of all files of the model that a file belongs to; only the file itself if it is a whole model.
+/// The paths of all files of the model that a file belongs to; only the file itself if the model is not split.
 pub(super) fn paths(path: &Path, metadata: &Metadata) -> Result<Vec<PathBuf>, FormatError> {
     let Some((number, count)) = place(path, metadata)? else { return Ok(vec![path.to_owned()]) };
-    // A link may have any name; the file that it leads to has the one of its part.
+    // A symbolic link may have any name; its target has the name of its part.
     let own = |path: &Path| {
         let (start, of, named) = numbers(path.file_name()?.to_str()?)?;
         let parts = (1..=count).map(|i| path.with_file_name(name_of(start, i, count)));
@@ -69,7 +69,7 @@ pub(super) fn paths(path: &Path, metadata: &Metadata) -> Result<Vec<PathBuf>, Fo
     let parts = own(path).or_else(|| own(&path.canonicalize().ok()?)).ok_or_else(|| {
         let found = format!("part {} of {count} of a split GGUF model, under another name", number + 1);
         let name = name_of("NAME", number + 1, count);
-        not_a_model(path, &found, &format!("call it {name}, as its writer did, beside the other parts"))
+        not_a_model(path, &found, &format!("rename it to {name}, next to the other parts"))
     })?;
     match parts.iter().enumerate().find(|(_, part)| !part.is_file()) {
         None => Ok(parts),
@@ -96,7 +96,7 @@ pub(super) fn check(
     Err(header(path, NUMBER, &text((number, count)), text(got)))
 }
 
-/// Checks the number of all tensors.
+/// Checks the total number of tensors.
 pub(super) fn check_tensors(path: &Path, metadata: &Metadata, tensors: usize) -> Result<(), FormatError> {
     match metadata.get(TENSORS).and_then(super::MetaValue::as_i64) {
         Some(expected) if usize::try_from(expected) != Ok(tensors) => {

@@ -209,7 +209,7 @@ pub(crate) fn of(info: &TensorInfo) -> Option<GgufType> {
     GgufType::ALL.into_iter().find(|&t| StoredType::from(t) == info.kind)
 }
 
-/// Names of the ids that Trike does not read, or not always, for error messages.
+/// Names of the ids that Trike does not read, or reads only in one of several layouts, for error messages.
 const OTHER: [(u32, &str); 28] = [
     (4, "Q4_2 (removed from llama.cpp)"),
     (5, "Q4_3 (removed from llama.cpp)"),

@@ -19,11 +19,11 @@ use crate::{
     error::{Place, unsupported},
 };
 
-/// Rows that share a byte.
+/// Rows packed into one byte.
 const ROWS_A_BYTE: usize = 4;
 const WEIGHT: &str = ".weight";
 const SCALE: &str = ".weight_scale";
-/// All keys that transformers writes; an unknown key may require a step without which the weights are meaningless.
+/// All keys that transformers writes. An unknown key may require a step without which the weights are meaningless.
 const KEYS: [&str; 6] = [
     "quant_method",
     "linear_class",
@@ -62,7 +62,7 @@ impl BitNet {
         {
             return Err(unsupported(path, format!("quantization_config.{key} {value}"), remedy));
         }
-        // A norm with its own weights before every linear layer.
+        // An extra norm with its own weights before every linear layer.
         if let Some(value) = object.get("use_rms_norm").filter(|v| !v.is_null() && **v != Value::Bool(false))
         {
             return Err(unsupported(path, format!("quantization_config.use_rms_norm {value}"), remedy));

@@ -189,8 +189,8 @@ impl HfDir {
         matrix && self.bitnet.as_ref().is_some_and(|bitnet| bitnet.is_online_ternary(name))
     }
 
-    /// A tensor in the order of the host kernels, without a copy: the parts are mapped as long as they are used. Only the lengths
-    /// are checked; whoever computes with the tiles validates codes and scales. `None` for a tensor in another order.
+    /// A tensor in the order of the host kernels, without a copy: its parts stay mapped as long as they are used. Only the lengths
+    /// are checked; the code that computes with the tiles must validate codes and scales. `None` for a tensor in another order.
     ///
     /// # Errors
     ///

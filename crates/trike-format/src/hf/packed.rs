@@ -349,7 +349,7 @@ impl Fields<'_> {
         number.ok_or_else(|| self.wrong(key, "a count"))
     }
 
-    /// A name out of a list; an unknown one may be from a newer version.
+    /// A name from a list; an unknown one may be from a newer version.
     fn one_of<T: Copy>(&self, key: &str, names: &[(&str, T)]) -> Result<T, FormatError> {
         let name = self.text(key)?;
         names.iter().find(|(known, _)| *known == name).map(|(_, value)| *value).ok_or_else(|| {

@@ -84,7 +84,7 @@ fn agree(
         if let Some(name) = container.names().find(stray) {
             let place = Place { path: container.path(), tensor: name };
             let expected = match map.get(name) {
-                Some(other) => format!("the tensor in {other} only, as {INDEX} says"),
+                Some(other) => format!("the tensor only in {other}, as in {INDEX}"),
                 None => format!("an entry in {INDEX}"),
             };
             return Err(place.layout(expected, format!("a tensor in {file}")));

@@ -54,7 +54,7 @@ struct Part {
     shape: Vec<usize>,
     start: usize,
     len: usize,
-    /// Whether it starts at a multiple of 64 bytes in the file, as tiles must to be used as they are.
+    /// Whether it starts at a multiple of 64 bytes in the file, which tiles require to be used without a copy.
     aligned: bool,
 }
 
@@ -104,7 +104,7 @@ impl HfDirWriter {
         self
     }
 
-    /// Adds a tensor: dense tensors as they are, int8 and ternary tensors packed.
+    /// Adds a tensor: a dense tensor in its own type, an int8 or ternary tensor packed.
     ///
     /// # Errors
     ///
@@ -134,9 +134,9 @@ impl HfDirWriter {
         }
     }
 
-    /// Adds an int8 or ternary tensor in the order of the host kernels ([`Tiles`](trike_core::Tiles)), trits in lines of
-    /// `layout`: [`HfDir::tiles`](crate::HfDir::tiles) gives it without a copy, [`HfDir::load`](crate::HfDir) as the same tensor.
-    /// A dense tensor is added as it is.
+    /// Adds an int8 or ternary tensor in the order of the host kernels ([`Tiles`](trike_core::Tiles)), trits in lines of `layout`:
+    /// [`HfDir::tiles`](crate::HfDir::tiles) maps it without a copy, and [`HfDir::load`](crate::HfDir) returns the same tensor as
+    /// for the packed form. A dense tensor is added in its own type.
     ///
     /// # Errors
     ///
@@ -290,7 +290,8 @@ fn shards(parts: Vec<Part>, limit: u64) -> Vec<Vec<Part>> {
 }
 
 fn write_container(path: &Path, mut parts: Vec<Part>, data: &[u8]) -> Result<(), FormatError> {
-    // Tiles first, of whole lines; then the widest types, so that every tensor is aligned to its element size.
+    // Tiles of whole lines first, then the other parts by descending element size, so that every tensor is aligned to its element
+    // size.
     let whole = |part: &Part| part.aligned && part.len.is_multiple_of(LINE_BYTES);
     let tiled = parts.iter().any(|part| part.aligned);
     parts.sort_by(|a, b| {

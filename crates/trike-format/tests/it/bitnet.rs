@@ -1,4 +1,4 @@
-//! BitNet checkpoints of HuggingFace: both meanings of the scale, master weights, and what is refused.
+//! BitNet checkpoints of HuggingFace: both interpretations of the scale, master weights, and invalid directories.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ fn scratch() -> (TempDir, PathBuf) {
     (dir, path)
 }
 
-/// Writes a safetensors file by its description.
+/// Writes a safetensors file from its tensors.
 fn write(path: &Path, file: &str, tensors: &[Stored]) {
     let (mut header, mut data) = (Map::new(), Vec::new());
     for (name, dtype, shape, bytes) in tensors {
@@ -45,7 +45,7 @@ fn bitnet(key: &str, value: &str) -> Value {
     json!({ "quant_method": "bitnet", key: value })
 }
 
-/// Eight rows of three columns, packed by hand: row `r` is in byte-row `r mod 2` at shift `2 (r / 2)`.
+/// Eight rows of three columns, packed by hand: row `r` is in byte row `r mod 2` at shift `2 (r / 2)`.
 fn packed() -> Stored {
     let first = [0b10_00_01_10, 0b01_01_00_00, 0b00_10_10_01];
     let second = [0b01_01_01_01, 0b00_00_00_10, 0b10_00_00_00];

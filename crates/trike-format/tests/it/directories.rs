@@ -1,5 +1,5 @@
-//! Directories that are not what they should be: links to nothing and in circles, directories and pipes in the place of
-//! files, shards that are missing or disagree, files that are empty or may not be read.
+//! Invalid directories: dangling and cyclic links, directories and pipes in place of files, missing or contradictory shards, empty
+//! or unreadable files.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ fn scratch() -> (TempDir, PathBuf) {
     (dir, path)
 }
 
-/// A directory of four vectors `a` to `d`, in shards of at most that many bytes.
+/// A directory of four vectors `a` to `d`, in shards of at most `shard` bytes.
 fn model(path: &Path, shard: u64) {
     let mut writer = HfDirWriter::create(path, json!({ "model_type": "llama" })).unwrap().shard_limit(shard);
     for name in ["a", "b", "c", "d"] {
@@ -41,7 +41,7 @@ fn shard(i: usize) -> String {
     format!("model-0000{i}-of-00002.safetensors")
 }
 
-/// The message that `detect` gives, or what opens next when it does not mind.
+/// The error of `detect`, or of the reader if detection succeeds.
 fn message(path: &Path) -> String {
     let error = match detect(path) {
         Err(error) => error,
@@ -132,13 +132,13 @@ fn shards_that_are_missing_or_disagree_with_the_index() {
     let extra = with(&|map| drop(map.remove("d")));
     assert!(extra.contains("tensor `d`: expected an entry in model.safetensors.index.json"), "{extra}");
 
-    // The second shard has everything that the first one has.
+    // The second shard contains all tensors of the first one.
     std::fs::write(path.join(INDEX), index.to_string()).unwrap();
     std::fs::copy(path.join(shard(1)), path.join("third.safetensors")).unwrap();
     let twice = with(&|map| drop(map.insert("a".to_owned(), "third.safetensors".into())));
     assert!(
-        twice.contains("expected the tensor in")
-            && twice.contains("only, as model.safetensors.index.json says"),
+        twice.contains("expected the tensor only in")
+            && twice.contains(", as in model.safetensors.index.json"),
         "{twice}"
     );
 }
@@ -155,7 +155,7 @@ fn one_of_300_shards_is_cut() {
     assert_eq!(HfDir::open(&path).unwrap().tensors().len(), 300);
     let shard = path.join("model-00207-of-00300.safetensors");
     let whole = std::fs::read(&shard).unwrap();
-    // Found when the directory is opened, not after hours, when a tensor of it is read.
+    // Detected when the directory is opened, not only when a tensor is loaded.
     for len in [0, 4, 8, whole.len() / 2, whole.len() - 1] {
         std::fs::write(&shard, &whole[..len]).unwrap();
         assert_names(&path, "model-00207-of-00300.safetensors", "");
@@ -184,7 +184,7 @@ mod unix {
     #[test]
     fn links_are_followed() {
         let (dir, path) = sharded();
-        // As the hub's cache lays a model out: every file a link, and the directory as well.
+        // As in the hub's cache: every file and the directory are symbolic links.
         let blobs = dir.path().join("blobs");
         std::fs::create_dir(&blobs).unwrap();
         for entry in std::fs::read_dir(&path).unwrap().map(Result::unwrap) {

@@ -1,4 +1,4 @@
-//! GGUF: round trips of every type, `Q2_0` against a decoder that shares no code, and what is refused.
+//! GGUF: round trips of every type, `Q2_0` against an independent decoder, and invalid files.
 
 use std::path::PathBuf;
 
@@ -30,7 +30,7 @@ fn refusal(raw: &RawGguf) -> String {
     message
 }
 
-/// Random trits with random f16-exact scales.
+/// Random trits with random scales that are exact in f16.
 fn ternary(
     rng: &mut Rng,
     rows: usize,
@@ -108,7 +108,7 @@ fn a_coarse_scale_is_repeated_and_values_stay() {
             }
         }
     }
-    // An int8 row scale is repeated for Q8_0 as well.
+    // An int8 row scale is also repeated for Q8_0.
     let codes: Vec<i8> = (0..128).map(|i| i as i8).collect();
     let int8 = Int8Tensor::new(2, 64, 64, codes, ScaleValues::F32(vec![0.5, 0.25])).unwrap();
     let (_dir, path) = scratch();
@@ -123,7 +123,7 @@ fn q2_0_in_both_sizes_against_an_independent_decoder() {
     let mut rng = Rng::new(13);
     for group in [64usize, 128] {
         for top in [3, 4] {
-            // With top 4 some codes are 3, which is +2 d.
+            // With `top` 4, some codes are 3, which means +2 d.
             let codes: Vec<u8> = (0..20 * 512).map(|_| rng.below(top) as u8).collect();
             let bits: Vec<u16> = (0..codes.len() / group).map(|_| 0x2E00 + rng.below(2048) as u16).collect();
             let data = q2_0_blocks(&codes, group, |block| bits[block]);
@@ -197,7 +197,7 @@ fn the_block_size_of_q2_0_must_be_certain() {
     let message = file.load("w").unwrap_err().to_string();
     assert!(message.contains("`w`") && message.contains("fit both"), "{message}");
 
-    // A gap that no block size explains.
+    // A gap that neither block size explains.
     let gap = RawGguf::default().tensor("w", &[4096], 42, &[0; 4096 / 64 * 18 + 320]).tensor(
         "v",
         &[4],
@@ -285,8 +285,8 @@ fn metadata_of_every_type_comes_back_in_order() {
     assert!(file.missing_key("llama.block_count").to_string().contains("`llama.block_count`"));
 }
 
-/// A file of the form of llama.cpp's vocabularies: keys and no tensors. One of llama.cpp's own is read in `trike-llm`, which knows
-/// what it must say.
+/// A file like llama.cpp's vocabularies, with keys and no tensors. A vocabulary of llama.cpp itself is tested in `trike-llm`, which
+/// knows its content.
 #[test]
 fn vocabularies_of_llama_cpp_open() {
     const TOKENS: usize = 32_000;
@@ -476,7 +476,7 @@ fn what_a_type_cannot_hold_is_an_error() {
         assert!(message.contains(expected) && message.contains("`w`"), "expected {expected}, got {message}");
         assert!(message.contains(&format!("{kind} cannot hold")), "{message}");
     }
-    // Groups finer than a block are fine where they agree.
+    // Groups smaller than a block are valid if their scales agree.
     let even = Scales::new(g(GroupSize::G32), vec![f16::ONE; 8], None);
     let even = TritTensor::from_trits(1, 256, &[1; 256], Encoding::TwoBit, even).unwrap();
     let (_dir, path) = scratch();
@@ -495,7 +495,7 @@ fn what_a_type_cannot_hold_is_an_error() {
 
 #[test]
 fn a_file_of_two_gigabytes_opens_without_reading_it() {
-    // A sparse file: reading it all would take the memory and the time, opening it takes neither.
+    // A sparse file: reading it completely would take much memory and time, opening it must not.
     let rows = 8_000_000u64;
     let raw = RawGguf::default().info("w", &[256, rows], 35, 0);
     let (_dir, path) = scratch();

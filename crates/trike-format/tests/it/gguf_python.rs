@@ -1,5 +1,5 @@
-//! GGUF against implementations that share no code: the `gguf` package from PyPI, both ways, and for the types that it
-//! lacks a few lines of numpy.
+//! GGUF against independent implementations: the `gguf` package from PyPI in both directions, and a few lines of numpy for the
+//! types that it lacks.
 
 use crate::common::RawGguf;
 use crate::python::{has_package, read_floats, run};
@@ -73,7 +73,7 @@ writer.write_tensors_to_file()
 writer.close()
 "#;
 
-/// Writes a model in three files.
+/// Writes a model split into three files.
 const SPLIT: &str = r#"
 import sys, numpy, gguf
 writer = gguf.GGUFWriter(sys.argv[1], "llama", split_max_tensors=2)
@@ -86,7 +86,7 @@ writer.write_tensors_to_file()
 writer.close()
 "#;
 
-/// Packs random trits as the types of the forks, from their description alone: `<type>.bin` and `<type>.f32`.
+/// Packs random trits as the types of the forks, from the format description alone: `<type>.bin` and `<type>.f32`.
 const PACK: &str = r#"
 import sys, numpy
 rng = numpy.random.default_rng(23)

@@ -1,5 +1,4 @@
-//! GGUF types that are only read, or not read: where they are refused, and by whom. Their values are compared in
-//! `gguf_python.rs`.
+//! GGUF types that are read but not written, or not read: where they are rejected. Their values are compared in `gguf_python.rs`.
 
 use std::path::PathBuf;
 
@@ -53,8 +52,8 @@ fn i2_s_is_read_where_sizes_and_codes_are_those_of_its_x86_layout() {
     assert_eq!(file.info("w").unwrap().bytes, 6 * 32 + 32);
     assert_eq!(file.load("w").unwrap().to_f32(), [0.5; 768]);
 
-    // Without a scale, with a scale for every row, rows of half a block as an ARM build has them, and the type that
-    // other builds gave the id to for a while.
+    // Without a scale, with a scale per row, with rows of half a block as in an ARM build, and of the type for which some builds
+    // used the id for a while.
     let cases: [(&[u64], Vec<u8>); 4] = [
         (&[256, 3], vec![0x55; 6 * 32]),
         (&[256, 3], [data(2, 0x55), data(2, 0x55), data(2, 0x55)].concat()),

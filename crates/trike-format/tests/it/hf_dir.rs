@@ -1,4 +1,4 @@
-//! HuggingFace directories: packed tensors bit for bit, shards, dense checkpoints, and what is refused.
+//! HuggingFace directories: bit-exact packed tensors, shards, dense checkpoints, and invalid directories.
 
 use std::{
     collections::HashMap,
@@ -53,7 +53,7 @@ fn ternary_tensors() -> Vec<(String, Tensor)> {
                 let tensor =
                     TritTensor::from_planes(rows, cols, &planes, encoding, coupling, scales).unwrap();
                 let name = format!("model.{encoding}.{granularity}.{depth}.{coupling}.weight");
-                // Those whose rows are whole blocks are rotated.
+                // Tensors whose rows are whole blocks are rotated.
                 let tensor = tensor.with_rotation(Hadamard::largest(cols, 8)).unwrap();
                 tensors.push((name, tensor.into()));
             }
@@ -184,7 +184,7 @@ fn the_tiles_are_what_the_documentation_says() {
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let tiles = file.tensor("w.tiles").unwrap();
     assert_eq!((tiles.dtype(), tiles.shape()), (Dtype::U8, &[2, 64][..]));
-    // 2, 2, 2 and 2 in row 0; 0 in column 0 of row 1; column 16 and its padding; rows of padding.
+    // 2, 2, 2 and 2 in row 0; 0 in column 0 of row 1; column 16 and its padding; padding rows.
     let expected = [[0xAA; 4], [0xA8, 0xAA, 0xAA, 0xAA], [0x55; 4]];
     assert_eq!(tiles.data()[..12], expected.concat());
     assert_eq!(tiles.data()[64..72], [0x56, 0x55, 0x55, 0x55, 0x56, 0x55, 0x55, 0x55]);
@@ -199,7 +199,7 @@ fn the_tiles_are_what_the_documentation_says() {
     HfDir::open(&path).unwrap().overwrite("w", &other).unwrap();
     assert_eq!(HfDir::open(&path).unwrap().load("w").unwrap(), other);
 
-    // A layout of the future, and damaged parts.
+    // A layout of a future version, and damaged parts.
     let text = config.to_string();
     let open = |from: &str, to: &str| {
         std::fs::write(path.join("config.json"), text.replace(from, to)).unwrap();
@@ -221,7 +221,6 @@ fn the_tiles_are_what_the_documentation_says() {
 /// A stored tensor: name, type, shape, bytes.
 type Stored = (&'static str, Dtype, Vec<usize>, Vec<u8>);
 
-/// Writes a directory with safetensors' own writer, as any other tool would.
 #[test]
 fn rotated_tensors_have_other_parts_and_another_version() {
     let (_dir, path) = scratch();
@@ -230,7 +229,7 @@ fn rotated_tensors_have_other_parts_and_another_version() {
     write(&path, &[("w".to_owned(), tensor.clone().into())], None);
     assert_eq!(HfDir::open(&path).unwrap().load("w").unwrap(), tensor.into());
     let config: Value = serde_json::from_slice(&std::fs::read(path.join("config.json")).unwrap()).unwrap();
-    // What knows version 1 alone refuses.
+    // A reader of version 1 only rejects this.
     assert_eq!(config["quantization_config"]["version"], 2);
     assert_eq!(config["quantization_config"]["tensors"]["w"]["rotation"], 2);
     let bytes = std::fs::read(path.join("model.safetensors")).unwrap();
@@ -268,6 +267,7 @@ fn rotated_tensors_have_other_parts_and_another_version() {
     }
 }
 
+/// Writes a directory with the safetensors crate, as other tools would.
 fn foreign(path: &Path, config: &Value, files: &[(&str, Vec<Stored>)]) {
     std::fs::create_dir_all(path).unwrap();
     std::fs::write(path.join("config.json"), config.to_string()).unwrap();
@@ -405,7 +405,7 @@ fn packed_parts_that_do_not_fit_are_refused() {
         assert!(message.contains(expected) && message.contains("`w`"), "expected {expected}, got {message}");
     }
 
-    // Parts of the right size with wrong contents are found when the tensor is loaded.
+    // Parts of the right size with invalid contents are detected when the tensor is loaded.
     for (at, data, expected) in [
         (0, vec![121, 121, 243, 121], "243 is not a code of base3"),
         (0, vec![121, 0, 121, 121], "only zero trits after the last column"),
@@ -418,7 +418,7 @@ fn packed_parts_that_do_not_fit_are_refused() {
         assert!(message.contains(expected) && message.contains("`w`"), "{message}");
     }
 
-    // Offsets that do not agree with the entries.
+    // Offsets that contradict the entries.
     let csr = |offsets: [u32; 3], entries: Vec<u8>| {
         let offsets = offsets.iter().flat_map(|o| o.to_le_bytes()).collect();
         vec![
@@ -547,7 +547,7 @@ fn the_writer_refuses_what_would_not_be_read_back() {
 
 #[test]
 fn the_shipped_model_packs_without_loss_and_small() {
-    // The dense model that was packed as it is shipped: every value of its layers is -s, 0 or s.
+    // A dense copy of the distributed packed model: every value of its layers is -s, 0 or s.
     let shipped = HfDir::open(trike_testkit::tiny()).unwrap();
     let (_dense, dense) = scratch();
     let mut config = shipped.config().clone();

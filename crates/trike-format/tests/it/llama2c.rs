@@ -1,4 +1,4 @@
-//! llama2.c checkpoints of the sizes of real ones, from a writer that shares no code with the reader.
+//! llama2.c checkpoints of realistic sizes, from a writer that shares no code with the reader.
 
 use std::path::PathBuf;
 

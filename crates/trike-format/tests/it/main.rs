@@ -1,6 +1,6 @@
-//! Readers and writers of model files, against hand-made files and other implementations.
+//! Readers and writers of model files, against handmade files and other implementations.
 //!
-//! One binary for all files: each further one is linked anew.
+//! One binary for all files, since every binary is linked separately.
 
 mod bitnet;
 mod common;

@@ -1,6 +1,6 @@
-//! Scripts that share no code with the product, run by the interpreter `TRIKE_PYTHON`, or `python3`.
+//! Independent Python scripts, run by the interpreter `TRIKE_PYTHON`, or `python3`.
 //!
-//! Where it lacks a package the test prints `skipped: no python gguf package`; `cargo xtask ci` accepts no such skip.
+//! If it lacks a package, the test prints `skipped: no python gguf package`; `cargo xtask ci` accepts no such skip.
 
 use std::{path::Path, process::Command};
 

@@ -1,4 +1,4 @@
-//! An executor without numbers: the bytes that the host would hold.
+//! An executor that counts the memory the host would use and computes nothing.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,17 +10,17 @@ use trike_cpu::{Store, grad};
 use super::{AdamW, Elements, Engine, Operand, ScaleGroups};
 use crate::error::{GradError, check_len};
 
-/// Bytes that ranks send at once.
+/// Maximum size of a message between ranks, in bytes.
 const MESSAGE: u64 = 1 << 20;
 
 /// Bytes of everything that an executor has allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// Those in use.
+    /// Bytes in use.
     pub held: u64,
     /// The most that were in use at once.
     pub peak: u64,
-    /// The most that logits took, as part of all.
+    /// Peak size of the logits alone, in bytes.
     pub logits: u64,
 }
 
@@ -30,16 +30,16 @@ struct Tally {
     held: u128,
     peak: u128,
     logits: [u128; 2],
-    /// Batches that are computed at once, whose tensors are counted together.
+    /// Number of batches that run concurrently; their tensors are counted together.
     together: u64,
 }
 
-/// The host without numbers: tensors are lengths, operations compute nothing, and their bytes are counted. A tape on it allocates and
-/// releases what it would on [`Cpu`](trike_cpu::Cpu), with the temporary memory of the host's kernels, so that the memory of a
-/// training step is known without taking it.
+/// A host executor that counts memory and computes nothing: a tensor is a length. A tape on it allocates and frees what it would on
+/// [`Cpu`](trike_cpu::Cpu), including the temporary memory of the host's kernels, so the memory of a training step is known without
+/// allocating it.
 ///
-/// Not counted are the lists that a tape keeps of its operations, and a few hundred kilobytes per thread that kernels keep. Values
-/// that are read are zero.
+/// The tape's own lists of operations and a few hundred kilobytes of kernel buffers per thread are not counted. Values that are
+/// read are zero.
 ///
 /// ```
 /// use trike_grad::{Buffers, Count, Engine, Tape};
@@ -62,8 +62,8 @@ pub struct Count {
 }
 
 impl Count {
-    /// An executor that stands for a host of `threads` threads, on which `together` independent batches are computed at once by
-    /// [`Engine::each_alone`]: all of them are counted at their peak at the same time.
+    /// An executor that models a host with `threads` threads. [`Engine::each_alone`] runs `together` independent batches
+    /// concurrently; they are counted as if all reached their peak at the same time.
     #[must_use]
     pub fn new(threads: usize, together: usize) -> Self {
         let tally = Tally { held: 0, peak: 0, logits: [0; 2], together: 1 };
@@ -82,7 +82,7 @@ impl Count {
         lock(&self.tally)
     }
 
-    /// Memory of this many bytes.
+    /// Counts `bytes` as in use until the result is dropped.
     fn hold(&self, bytes: u64) -> Taken {
         let mut tally = self.tally();
         let bytes = u128::from(bytes) * u128::from(tally.together);
@@ -91,7 +91,7 @@ impl Count {
         Taken { bytes, is_logits: false, tally: Arc::clone(&self.tally) }
     }
 
-    /// Memory that an operation releases at its end.
+    /// Counts temporary memory that an operation frees before it returns.
     fn pass(&self, bytes: u64) {
         drop(self.hold(bytes));
     }
@@ -102,7 +102,7 @@ impl Count {
 }
 
 fn lock(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
-    // A panic between two sums leaves both as they are.
+    // A panic between two updates leaves valid sums.
     tally.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -190,7 +190,8 @@ impl Engine for Count {
         _make: impl FnOnce(&[Cow<'_, [f32]>]) -> Result<Vec<Vec<f32>>, X>,
     ) -> Result<Vec<CountTensor>, X> {
         let made = lens.iter().map(|len| self.allocate(*len)).collect::<Result<_, _>>()?;
-        // What is given, and either what was received as a whole or one message to the others, theirs and its numbers.
+        // The tensors given, plus the larger of the tensors received and the messages in flight: one sent, those received, and
+        // their floats.
         let given = from.iter().map(|tensor| bytes(tensor.len)).fold(0, u64::saturating_add);
         let received = lens.iter().map(|len| bytes(*len)).fold(0, u64::saturating_add);
         let messages = given.min(MESSAGE) + received.min(2 * MESSAGE) + received.min(MESSAGE);
@@ -411,7 +412,8 @@ impl Engine for Count {
     ) -> Result<CountTensor, GradError> {
         let (len, cols) = (weights.len as u64, cols.max(1) as u64);
         let scales = len / cols * cols.div_ceil(group.max(1) as u64);
-        // As the host: a copy beside codes and scales, first in f32, then in f16; and codes beside the values that they stand for.
+        // The host holds an f32 copy with codes and scales, whose f32 and f16 forms overlap, then the codes with the dequantized
+        // values.
         let dense = self.hold(4 * len);
         let codes = self.hold(len + 2 * scales);
         self.pass(4 * cols + 4 * scales);
@@ -430,7 +432,7 @@ impl Engine for Count {
         least_squares: bool,
     ) -> Result<CountTensor, GradError> {
         let count = groups.count();
-        // A slice for each group; and, to be sorted, the magnitudes of one group per thread.
+        // One slice per group and, for sorting, the magnitudes of one group per thread.
         let slices = self.hold((size_of::<&[f32]>() as u64).saturating_mul(count as u64));
         let scales = self.allocate(count)?;
         if least_squares {
@@ -491,7 +493,7 @@ impl Engine for Count {
         _losses: &mut [f64; 2],
     ) -> Result<(), GradError> {
         logits.taken.mark_logits();
-        // A loss in f64 for each row.
+        // One f64 loss per row.
         self.pass(8 * rows.len() as u64);
         Ok(())
     }

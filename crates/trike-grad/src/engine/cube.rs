@@ -1,4 +1,4 @@
-//! A device as an executor.
+//! A device as an executor of tapes.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -42,10 +42,10 @@ pub struct Transfers {
     pub down: u64,
 }
 
-/// A device as the executor of tapes: tensors are resident, and only what [`Engine::upload`] and the lists of tokens, documents and
-/// targets contain goes up. What comes down are [`Engine::download`], the sums of losses and the norm of gradients.
+/// A device as the executor of tapes. Tensors stay resident: uploads are [`Engine::upload`] and the lists of tokens, documents and
+/// targets; downloads are [`Engine::download`], the sums of losses and the gradient norm.
 ///
-/// Sums have a fixed order, so repeated runs on one device give the same bits; they are not those of the host.
+/// Reductions have a fixed order, so repeated runs on one device give the same bits; they differ from those of the host.
 #[derive(Debug)]
 pub struct CubeEngine {
     device: Device,
@@ -66,7 +66,7 @@ impl CubeEngine {
         &self.device
     }
 
-    /// Bytes copied since the engine was made.
+    /// Bytes copied since the engine was created.
     #[must_use]
     pub fn transfers(&self) -> Transfers {
         Transfers { up: self.up.load(Ordering::Relaxed), down: self.down.load(Ordering::Relaxed) }
@@ -81,7 +81,7 @@ impl CubeEngine {
     }
 }
 
-/// The tables of a rotary embedding on a device, for both directions; longer ones replace them when positions ask for it.
+/// The tables of a rotary embedding on a device, for both directions; replaced by longer ones when a position exceeds them.
 #[derive(Debug)]
 pub struct CubeRopeTable {
     frequencies: Vec<f32>,
@@ -103,7 +103,7 @@ fn tables(
     pairing: RopePairing,
     positions: usize,
 ) -> Result<[RopeTable; 2], CubeError> {
-    // The inverse of a rotation is that by the negative angle.
+    // The inverse of a rotation is the rotation by the negative angle.
     let back: Vec<f32> = frequencies.iter().map(|f| -f).collect();
     let upload = |frequencies: &[f32]| RopeTable::upload(device, frequencies, positions, pairing);
     Ok([upload(frequencies)?, upload(&back)?])
@@ -129,7 +129,7 @@ impl Engine for CubeEngine {
     type Targets = Targets;
     type Losses = Losses;
 
-    /// A device is filled by one batch after another.
+    /// One batch saturates a device.
     const SIDE_BY_SIDE: bool = false;
 
     fn allocate(&self, len: usize) -> Result<CubeTensor, GradError> {

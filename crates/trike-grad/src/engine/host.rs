@@ -30,17 +30,17 @@ pub(crate) fn trit(w: f32, scale: f32) -> f32 {
     if w.abs() <= 0.5 * scale { 0.0 } else { w.signum() }
 }
 
-/// With the `k` largest magnitudes nonzero, the best scale is their mean and the error falls by `sum^2 / k`: the largest
-/// over `k`.
+/// With the `k` largest magnitudes nonzero, the best scale is their mean and reduces the squared error by `sum^2 / k`; the best `k`
+/// maximizes this.
 pub(crate) fn least_squares(weights: &[f32]) -> f32 {
-    // Magnitudes are ordered as their bits are.
+    // Nonnegative floats are ordered like their bits.
     let mut bits: Vec<u32> = weights.iter().map(|w| w.abs().to_bits()).collect();
     bits.sort_unstable_by(|a, b| b.cmp(a));
     let (mut sum, mut best, mut scale) = (0f64, 0f64, 0f64);
     for (k, bits) in (1u32..).zip(bits) {
         sum += f64::from(f32::from_bits(bits));
         let gain = sum * sum / f64::from(k);
-        // NaN wins and stays, so that it reaches the output.
+        // NaN is kept, so that it reaches the output.
         if gain > best || gain.is_nan() {
             (best, scale) = (gain, sum / f64::from(k));
         }
@@ -61,7 +61,7 @@ impl Elements for [f32] {
 }
 
 impl ScaleGroups {
-    /// Groups of weights with their scales, for whole rows of a matrix and the scales of these rows.
+    /// Groups of weights with their scales, for whole rows of a matrix.
     pub(crate) fn each<'a>(
         self,
         weights: &'a [f32],
@@ -141,7 +141,7 @@ impl Engine for Cpu {
         pairing: RopePairing,
         positions: usize,
     ) -> Result<Self::RopeTable, GradError> {
-        // Positions beyond are computed when they are used.
+        // Positions beyond the table are computed when they are used.
         let positions = u32::try_from(positions).unwrap_or(u32::MAX);
         Ok((Arc::new(RopeTable::from_frequencies(frequencies)?.precompute(positions)), pairing))
     }
@@ -188,7 +188,7 @@ impl Engine for Cpu {
     }
 
     fn sum_rows(&self, x: &[f32], out: &mut [f32]) -> Result<(), GradError> {
-        // In f64 and in order.
+        // Summed in f64, in order.
         let mut sums = vec![0f64; out.len()];
         for row in x.chunks_exact(out.len().max(1)) {
             sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v));
@@ -327,7 +327,7 @@ impl Engine for Cpu {
         let rows = weights.len() / cols.max(1);
         let dense = DenseTensor::new(vec![rows, cols], DenseData::F32(weights.to_vec()))?;
         let codes = Int8Tensor::quantize(&dense, group, true)?;
-        // Tables are large: no more copies at once than needed.
+        // Tables are large: free each copy as early as possible.
         drop(dense);
         let rounded = codes.dequantize();
         drop(codes);
@@ -365,7 +365,7 @@ impl Engine for Cpu {
                 rest = after;
                 for (y, w) in out.iter_mut().zip(part) {
                     let q = s * trit(*w, s);
-                    // Not the general formula, which would round the trits' values.
+                    // Exact for `lambda` = 1; the general formula would round the ternary values.
                     *y = if lambda == 1.0 { q } else { w + lambda * (q - w) };
                 }
             }

@@ -1,4 +1,4 @@
-//! The executor of a tape: where tensors lie and which kernels compute on them.
+//! The executor of a tape: it stores the tensors and runs the kernels.
 
 mod count;
 #[cfg(feature = "gpu")]
@@ -21,7 +21,7 @@ pub(crate) use host::{least_squares, trit};
 #[cfg(feature = "gpu")]
 pub use cube::{CubeEngine, CubeRopeTable, CubeRotary, CubeTensor, Transfers};
 
-/// Values of an executor: a number of f32 elements.
+/// A tensor of an executor: a number of f32 elements.
 pub trait Elements {
     /// The number of elements.
     fn elements(&self) -> usize;
@@ -32,13 +32,13 @@ pub trait Elements {
 pub struct Operand<'v, V: ?Sized> {
     /// The tensor.
     pub values: &'v V,
-    /// Its first element that belongs to the matrix.
+    /// Index of the first element of the matrix.
     pub first: usize,
     /// Rows as stored.
     pub rows: usize,
     /// Elements per row as stored.
     pub cols: usize,
-    /// Whether the transpose is multiplied.
+    /// Whether the matrix is transposed.
     pub transposed: bool,
 }
 
@@ -121,7 +121,7 @@ impl ScaleGroups {
         if self.per_row == 0 { 1 } else { self.rows * self.per_row }
     }
 
-    /// Consecutive weights whose groups are cut evenly: a row, or all.
+    /// Number of consecutive weights that their groups divide evenly: a row, or all.
     #[must_use]
     pub fn span(self) -> usize {
         if self.per_row == 0 { (self.rows * self.cols).max(1) } else { self.cols }
@@ -131,30 +131,30 @@ impl ScaleGroups {
 /// The constants of one AdamW update of one parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
-    /// Factor of the gradient, which limits the norm of all gradients.
+    /// Factor of the gradient from gradient-norm clipping.
     pub limit: f32,
-    /// Decay of the mean of gradients.
+    /// Decay rate of the first moment.
     pub beta1: f32,
-    /// Decay of the mean of squares.
+    /// Decay rate of the second moment.
     pub beta2: f32,
-    /// Added to the root of the mean of squares.
+    /// Added to the square root of the second moment.
     pub epsilon: f32,
-    /// Learning rate, divided by the correction of the first mean.
+    /// Learning rate, divided by the bias correction of the first moment.
     pub rate: f32,
-    /// Correction of the mean of squares.
+    /// Bias correction of the second moment.
     pub correction: f32,
-    /// Share of the value that weight decay keeps.
+    /// Factor of the value after weight decay.
     pub kept: f32,
 }
 
 /// An executor of the operations of a [`Tape`](crate::Tape) and of the updates of an optimizer: the host ([`Cpu`](trike_cpu::Cpu)),
-/// a device, or [`Count`], which only counts the memory that the host would take.
+/// a device, or [`Count`], which only counts the memory that the host would use.
 ///
-/// Tensors stay where the executor keeps them. Outputs are overwritten whatever they held, unless a method says that it adds.
-/// Every sum has an order that depends only on the shapes, so repeated runs on one executor give the same bits.
+/// Tensors stay in the executor's memory. Outputs are overwritten, unless a method says that it adds. The order of every reduction
+/// depends only on the shapes, so repeated runs on one executor give the same bits.
 ///
-/// Methods return [`GradError`] for lengths that do not fit and for failures of the executor. A device reports failures of a
-/// running kernel with the next method that waits: [`download`](Self::download), [`totals`](Self::totals),
+/// Methods return [`GradError`] for lengths that do not match and for failures of the executor. A device reports the failure of a
+/// running kernel in the next method that waits: [`download`](Self::download), [`totals`](Self::totals),
 /// [`sum_of_squares`](Self::sum_of_squares).
 #[expect(clippy::missing_errors_doc, reason = "the same for all methods, in the trait's documentation")]
 pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
@@ -175,7 +175,7 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
     /// Losses that are being summed.
     type Losses;
 
-    /// Whether independent batches of a small model are computed side by side with [`each_alone`](Self::each_alone).
+    /// Whether independent batches of a small model run concurrently with [`each_alone`](Self::each_alone).
     const SIDE_BY_SIDE: bool;
 
     /// A tensor with arbitrary contents.
@@ -184,7 +184,8 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
     fn upload(&self, values: Vec<f32>) -> Result<Self::Tensor, GradError>;
     /// The values of a tensor.
     fn download<'v>(&self, tensor: &'v Self::View) -> Result<Cow<'v, [f32]>, GradError>;
-    /// Values that the host makes of those of some tensors, such as what ranks give to each other for them; `lens` are their lengths.
+    /// Tensors of lengths `lens` that `make` computes on the host from the values of other tensors, such as by an exchange between
+    /// ranks.
     fn through_host<X: From<GradError>>(
         &self,
         from: &[&Self::View],
@@ -201,8 +202,8 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
     fn fill(&self, tensor: &mut Self::View, value: f32) -> Result<(), GradError>;
     /// Copies all elements.
     fn copy(&self, from: &Self::View, to: &mut Self::View) -> Result<(), GradError>;
-    /// Runs independent tasks, each with a single thread if there are several. Results are taken in the order of the items; there
-    /// are at most as many at once as threads.
+    /// Runs independent tasks, each on a single thread if the executor has several. At most as many tasks as threads run
+    /// concurrently; results are consumed in the order of the items.
     fn each_alone<I: Send, R: Send>(
         &self,
         items: Vec<I>,
@@ -210,7 +211,7 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
         take: impl FnMut(R) + Send,
     ) -> Result<(), GradError>;
 
-    /// The table of a rotary embedding, for positions from 0 on; `positions` are those that should be precomputed.
+    /// The table of a rotary embedding; the first `positions` positions are precomputed.
     fn rope_table(
         &self,
         frequencies: Vec<f32>,
@@ -232,12 +233,12 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
     fn scale(&self, x: &mut Self::View, by: f32) -> Result<(), GradError>;
     /// `x *= by`, a tensor of one element.
     fn scale_by(&self, x: &mut Self::View, by: &Self::View) -> Result<(), GradError>;
-    /// Adds `row` to every row of `x`.
+    /// Adds `row` to every row of `x` (broadcast).
     fn add_row(&self, x: &mut Self::View, row: &Self::View) -> Result<(), GradError>;
     /// The sum of the rows of `x`, each with as many elements as `out`.
     fn sum_rows(&self, x: &Self::View, out: &mut Self::View) -> Result<(), GradError>;
-    /// `out = a b`, or `out += a b`, from element `at` of `out` on, with operands rounded to `precision` and sums in f32.
-    /// [`GradError::Precision`] for one that the executor does not have.
+    /// `out = a b`, or `out += a b`, starting at element `at` of `out`, with operands rounded to `precision` and accumulation in
+    /// f32. [`GradError::Precision`] for a precision that the executor does not support.
     fn matmul(
         &self,
         a: Operand<'_, Self::View>,
@@ -318,7 +319,7 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
         ids: &Self::Ids,
         out: &mut Self::View,
     ) -> Result<(), GradError>;
-    /// Adds rows of `cols` elements to the rows of a table that they were copied from, in the order of the tokens.
+    /// Adds rows of `cols` elements to the table rows that they were gathered from, in the order of the tokens.
     fn scatter_add(
         &self,
         rows: &Self::View,
@@ -336,8 +337,8 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
         smallest: f32,
         out: &mut Self::View,
     ) -> Result<(), GradError>;
-    /// Weights rounded to int8 with an f16 scale per `group` columns, as [`Int8Tensor`](trike_core::Int8Tensor) stores them, in
-    /// the tensor of `take`, which is called when temporary memory was freed.
+    /// Weights rounded to int8 with an f16 scale per `group` columns, as [`Int8Tensor`](trike_core::Int8Tensor) stores them. `take`
+    /// allocates the output; it is called after temporary memory was freed.
     fn round_weights(
         &self,
         weights: &Self::View,
@@ -345,14 +346,14 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
         group: usize,
         take: impl FnOnce() -> Result<Self::Tensor, GradError>,
     ) -> Result<Self::Tensor, GradError>;
-    /// The scales of groups of weights: mean magnitudes, or those of the smallest squared error.
+    /// The scales of groups of weights: the mean magnitude, or the least-squares scale.
     fn scales(
         &self,
         weights: &Self::View,
         groups: ScaleGroups,
         least_squares: bool,
     ) -> Result<Self::Tensor, GradError>;
-    /// Weights on their way from dense to ternary, see [`Ternarize`](crate::Ternarize).
+    /// Weights interpolated between dense and ternary, see [`Ternarize`](crate::Ternarize).
     fn ternarize(
         &self,
         weights: &Self::View,
@@ -381,7 +382,7 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
         dy: &Self::View,
     ) -> Result<Self::Tensor, GradError>;
 
-    /// No losses yet, of `rows` rows.
+    /// Zeroed losses of `rows` rows.
     fn losses(&self, rows: usize) -> Result<Self::Losses, GradError>;
     /// The sums of both kinds of losses in nats: cross-entropies and divergences.
     fn totals(&self, losses: Self::Losses) -> Result<[f64; 2], GradError>;
@@ -418,12 +419,12 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
 
     /// The sum of the squares of all elements of some tensors.
     fn sum_of_squares(&self, all: &[&Self::View]) -> Result<f64, GradError>;
-    /// `sum` plus the squares of all elements of a tensor: on the host added one after another, so that parts of a tensor have the sum
-    /// of the whole, to the bit.
+    /// `sum` plus the squares of all elements of a tensor. The host adds them one after another, so summing the parts of a tensor
+    /// gives the same bits as summing the whole.
     fn add_squares(&self, sum: f64, x: &Self::View) -> Result<f64, GradError> {
         Ok(sum + self.sum_of_squares(&[x])?)
     }
-    /// An update of AdamW; `means` are those of the gradients and of their squares.
+    /// An AdamW update; `means` are the first and second moment.
     fn adamw(
         &self,
         step: &AdamW,
@@ -458,7 +459,7 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
     ) -> Result<(), GradError>;
     /// Divides `x` by its norm plus `1e-7`.
     fn normalize(&self, x: &mut Self::View) -> Result<(), GradError>;
-    /// `square = a I + b gram + c square` for matrices of `side x side`: a step of Newton and Schulz's iteration.
+    /// `square = a I + b gram + c square` for matrices of `side x side`: a Newton-Schulz iteration step.
     fn polynomial(
         &self,
         coefficients: [f32; 3],

@@ -9,13 +9,13 @@ use crate::error::GradError;
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
-/// Lower bound of the largest magnitude in the scale formula, as in BitNet's layers.
+/// Lower bound of the absolute maximum in the scale formula, as in BitNet's layers.
 const SMALLEST: f32 = 1e-5;
 
 impl<E: Engine> Tape<'_, E> {
-    /// Rounds activations to int8: `y = a clamp(round(x / a), -128, 127)` with `a = max(max|x|, 1e-5) / 127` over a token,
-    /// or over `group` consecutive elements of one. Ties are rounded to even. The gradient is that of the identity
-    /// (straight-through estimator, Bengio et al., 1308.3432).
+    /// Rounds activations to int8: `y = a clamp(round(x / a), -128, 127)` with `a = max(max|x|, 1e-5) / 127` per token, or per
+    /// `group` consecutive elements of a token. Ties are rounded to even. The gradient is that of the identity (straight-through
+    /// estimator, Bengio et al., 1308.3432).
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl<E: Engine> Tape<'_, E> {
     }
 
     /// Weights, `rows x cols`, as a packed model stores embeddings and heads: int8 in groups of `group` columns of a row, with the
-    /// largest magnitude / 127 as scale in f16. The gradient is that of the identity.
+    /// absolute maximum / 127 as f16 scale. The gradient is that of the identity.
     ///
     /// # Errors
     ///

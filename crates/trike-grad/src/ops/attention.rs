@@ -10,10 +10,10 @@ use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
 impl<E: Engine> Tape<'_, E> {
-    /// Causal softmax attention of `q`, `tokens x (heads head_dim)`, to `k` and `v`, `tokens x (kv_heads head_dim)`. The
-    /// tokens are consecutive documents of `lengths` tokens, which do not attend to each other: an `Arc<[usize]>` on the host.
+    /// Causal softmax attention of `q`, `tokens x (heads head_dim)`, to `k` and `v`, `tokens x (kv_heads head_dim)`. The tokens are
+    /// packed documents of `lengths` tokens (an `Arc<[usize]>` on the host), which do not attend to each other.
     ///
-    /// Weights are recomputed in the backward pass, so memory is linear in the number of tokens.
+    /// Attention weights are recomputed in the backward pass, so memory is linear in the number of tokens.
     ///
     /// # Errors
     ///

@@ -11,7 +11,7 @@ use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
 impl<E: Engine> Tape<'_, E> {
-    /// `y[i] = table[ids[i]]`. The gradient of a row is the sum over the tokens that looked it up, in their order.
+    /// `y[i] = table[ids[i]]`. The gradient of a table row is the sum over the tokens that looked it up, in token order.
     ///
     /// # Errors
     ///

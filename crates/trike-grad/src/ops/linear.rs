@@ -37,7 +37,7 @@ pub struct BitLinear {
     pub weights: Ternarize,
     /// Whether the activations are rounded to int8, see [`Tape::int8_activations`].
     pub int8_activations: bool,
-    /// Activations per scale; `None`: one scale per token.
+    /// Activations per scale; `None` = one scale per token.
     pub activation_group: Option<GroupSize>,
 }
 
@@ -54,7 +54,7 @@ impl<E: Engine> Tape<'_, E> {
     ///
     /// # Errors
     ///
-    /// [`GradError::Shape`] for shapes that do not fit.
+    /// [`GradError::Shape`] for shapes that do not match.
     pub fn linear(&mut self, x: Var, weight: Var, bias: Option<Var>) -> Result<Var, GradError> {
         let ((tokens, cols), (rows, weight_cols)) = (self.shape(x)?, self.shape(weight)?);
         check_shape("weights of linear", (rows, cols), (rows, weight_cols))?;

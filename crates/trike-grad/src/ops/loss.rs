@@ -1,4 +1,4 @@
-//! Losses fused with the output head, some rows at a time, so that logits never exist as a whole.
+//! Losses fused with the output head, in chunks of rows, so that the logits are never materialized as a whole.
 
 use std::borrow::{Borrow, BorrowMut};
 use std::ops::Range;
@@ -12,9 +12,9 @@ use crate::error::{GradError, check_len};
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
-/// Logits that exist at once, at least [`ROWS`] rows: 4 MiB.
+/// Maximum number of logits per chunk (4 MiB), unless [`ROWS`] rows have more.
 const LOGITS: usize = 1 << 20;
-/// The least number of rows of a chunk: fewer would make products with the head slow.
+/// Minimum number of rows per chunk: with fewer, the products with the head are slow.
 const ROWS: usize = 64;
 
 /// A loss on a tape.
@@ -24,7 +24,7 @@ pub struct Loss {
     pub var: Var,
     /// The sum over rows in nats, in f64.
     pub sum: f64,
-    /// Number of rows that count.
+    /// Number of rows with a target, or all rows of a divergence.
     pub rows: usize,
 }
 
@@ -37,7 +37,7 @@ pub struct Distillation {
     pub cross_entropy: f64,
     /// The sum of the divergences in nats.
     pub divergence: f64,
-    /// Number of rows that count.
+    /// Number of rows with a target.
     pub rows: usize,
 }
 
@@ -46,13 +46,12 @@ impl<E: Engine> Tape<'_, E> {
     /// (`tokens x width`), summed over the rows that have a target and multiplied by `scale`: the reciprocal of the
     /// number of such rows in all micro-batches of a step.
     ///
-    /// The gradients are computed together with the value, some rows at a time (as in Liger Kernel, Hsu et al.,
-    /// 2410.10989).
+    /// The gradients are computed together with the value, chunk by chunk (as in Liger Kernel, Hsu et al., 2410.10989).
     ///
     /// # Errors
     ///
-    /// [`GradError::Shape`] and [`GradError::Length`] for shapes that do not fit, [`GradError::Target`] for an id that is
-    /// not a row of the head.
+    /// [`GradError::Shape`] and [`GradError::Length`] for shapes that do not match, [`GradError::Target`] for an id that is not a
+    /// row of the head.
     pub fn cross_entropy(
         &mut self,
         hidden: Var,
@@ -70,13 +69,12 @@ impl<E: Engine> Tape<'_, E> {
         head_loss.map(|(var, [sum, _])| Loss { var, sum, rows: count })
     }
 
-    /// The Kullback-Leibler divergence `sum p ln(p / q)` of `q = softmax(h W^T)` from a teacher's `p`, summed over all rows
-    /// and multiplied by `scale` (distillation, Hinton et al., 1503.02531). `teacher` writes the teacher's logits of some
-    /// rows.
+    /// The Kullback-Leibler divergence `sum p ln(p / q)` of `q = softmax(h W^T)` from a teacher's `p`, summed over all rows and
+    /// multiplied by `scale` (distillation, Hinton et al., 1503.02531). `teacher` writes the teacher's logits of a range of rows.
     ///
     /// # Errors
     ///
-    /// [`GradError::Shape`] for shapes that do not fit, and those of `teacher`.
+    /// [`GradError::Shape`] for shapes that do not match, and the errors of `teacher`.
     pub fn divergence(
         &mut self,
         hidden: Var,
@@ -101,7 +99,7 @@ impl<E: Engine> Tape<'_, E> {
     ///
     /// # Errors
     ///
-    /// Those of both.
+    /// Errors of both.
     pub fn distill(
         &mut self,
         hidden: Var,
@@ -125,8 +123,8 @@ impl<E: Engine> Tape<'_, E> {
         Ok(Distillation { var, cross_entropy, divergence, rows: count })
     }
 
-    /// A loss of logits: `loss` gets some rows of logits, replaces them by their gradient and adds their losses. Returns both sums
-    /// and, as a value, the sum of both times `scales`.
+    /// A loss over chunks of logits: `loss` replaces a chunk's logits by their gradient and adds the chunk's losses. Returns both
+    /// sums and, as a tape value, their sum weighted by `scales`.
     fn head_loss(
         &mut self,
         hidden: Var,
@@ -181,7 +179,7 @@ fn check_targets(targets: &[Option<u32>], rows: usize, vocabulary: usize) -> Res
     Ok(targets.iter().flatten().count())
 }
 
-/// Gradients that are already computed.
+/// Gradients that were computed in the forward pass.
 struct HeadLoss<E: Engine> {
     gradients: [(Var, Option<E::Tensor>); 2],
 }

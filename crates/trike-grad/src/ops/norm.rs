@@ -9,8 +9,8 @@ use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
 impl<E: Engine> Tape<'_, E> {
-    /// `y = x / sqrt(mean(x^2) + eps) weight` for each `cols` elements of `x`, where `weight` is `1 x cols`: the width of
-    /// `x`, or of one of its heads.
+    /// `y = x / sqrt(mean(x^2) + eps) weight` per group of `cols` elements of `x`; `weight` is `1 x cols`, where `cols` is the
+    /// width of `x` or of one head.
     ///
     /// # Errors
     ///

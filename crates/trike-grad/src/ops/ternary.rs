@@ -11,13 +11,13 @@ use crate::error::{GradError, check_len, check_range};
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
-/// The scale of the weights that share one.
+/// How the scale of a group of weights is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum TernaryScale {
     /// The mean magnitude (BitNet b1.58, 2402.17764).
     #[default]
     AbsMean,
-    /// The scale of the smallest squared error over all ternary values.
+    /// The least-squares scale over all ternary values.
     LeastSquares,
     /// A parameter with one element per scale, in the order of [`Scales`] (LSQ, Esser et al., 1902.08153): `rows x groups`,
     /// `1 x rows` or `1 x 1`.
@@ -26,21 +26,21 @@ pub enum TernaryScale {
 
 /// How weights are ternarized.
 ///
-/// With the scale `s` of its group, a weight `w` becomes `q = s t`, where `t` is 0 if `|w| <= s / 2`, else the sign of
-/// `w`; and the layer uses `w + lambda (q - w)`.
+/// With the scale `s` of its group, a weight `w` becomes `q = s t`, where `t` is 0 if `|w| <= s / 2`, else the sign of `w`; the
+/// layer uses `w + lambda (q - w)`.
 ///
-/// The gradient with respect to `w` is that of the identity (straight-through estimator); with `clip`, the share
-/// `lambda` of it is zero for weights with `|w| > clip s`. The gradient with respect to a learned scale is `lambda` times
-/// the sum of `dy (t - w / s)` over the weights with `|w| <= s` and of `dy t` over the others.
+/// The gradient with respect to `w` is that of the identity (straight-through estimator); with `clip`, the share `lambda` of it is
+/// zero for weights with `|w| > clip s`. The gradient with respect to a learned scale is `lambda` times the sum of `dy (t - w / s)`
+/// over the weights with `|w| <= s` and of `dy t` over the rest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ternarize {
     /// The weights that share a scale.
     pub granularity: Granularity,
     /// Their scale.
     pub scale: TernaryScale,
-    /// Share of the ternary weight: 0 is dense, 1 is ternary.
+    /// Interpolation from dense (0) to ternary (1).
     pub lambda: f32,
-    /// Magnitude, in units of the scale, beyond which gradients are zero; infinite by default.
+    /// Magnitude, in units of the scale, above which gradients are zero; infinite by default.
     pub clip: f32,
 }
 
@@ -68,19 +68,19 @@ impl Ternarize {
         Self { scale, ..self }
     }
 
-    /// The same with another share of the ternary weight.
+    /// The same with another `lambda`.
     #[must_use]
     pub fn with_lambda(self, lambda: f32) -> Self {
         Self { lambda, ..self }
     }
 
-    /// The same with another limit of the gradients.
+    /// The same with another `clip`.
     #[must_use]
     pub fn with_clip(self, clip: f32) -> Self {
         Self { clip, ..self }
     }
 
-    /// Whether gradients depend on the scales: they are learned, or limits of the gradients are multiples of them. Otherwise the
+    /// Whether gradients depend on the scales: learned scales, or a finite `clip`, which is in units of the scale. Otherwise the
     /// gradient of the ternarized weights is that of the weights.
     #[must_use]
     pub fn needs_scales(&self) -> bool {
@@ -88,12 +88,11 @@ impl Ternarize {
     }
 
     /// Trained weights as trits: dequantized, they are bit-identical to what [`Tape::ternarize`] computes with a `lambda` of
-    /// 1. `learned` has the values of learned scales.
+    /// 1. `learned` are the values of learned scales.
     ///
     /// # Errors
     ///
-    /// [`GradError::Length`] for partial rows or for `learned` of a wrong length, [`GradError::Trit`] for weights that
-    /// are not finite.
+    /// [`GradError::Length`] for partial rows or a wrong length of `learned`, [`GradError::Trit`] for weights that are not finite.
     ///
     /// ```
     /// use trike_grad::Ternarize;
@@ -125,7 +124,7 @@ impl Ternarize {
     }
 }
 
-/// The scale of a group under a rule.
+/// The scale of a group by a fixed rule.
 fn fit(rule: TernaryScale, weights: &[f32]) -> f32 {
     match rule {
         TernaryScale::LeastSquares => least_squares(weights),

@@ -1,4 +1,4 @@
-//! A tape without numbers takes the memory of one with them.
+//! Counting executor: the same memory as a tape with values.
 
 use std::borrow::Borrow;
 

@@ -1,6 +1,6 @@
 //! Gradients on the host and on devices.
 //!
-//! One binary for all files: each further one is linked anew.
+//! One binary for all files, since every binary is linked separately.
 
 mod count;
 mod device;

@@ -1,4 +1,4 @@
-//! Products of less precision: which operands each part of a policy rounds.
+//! Reduced-precision products: which operands each part of a policy rounds.
 
 use trike_cpu::Cpu;
 use trike_grad::{Buffers, MixedPrecision, ProductPrecision as P, Tape};

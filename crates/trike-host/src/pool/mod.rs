@@ -1,7 +1,7 @@
 //! Thread pool; each thread gets one contiguous slice of the rows.
 
 mod crew;
-mod turns;
+mod ordered;
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,14 +10,14 @@ use crate::error::HostError;
 use crate::topology::default_threads;
 
 use crew::Crew;
-use turns::Turns;
+use ordered::OrderedResults;
 
 /// Maximum number of threads of a [`Pool`]: far above any machine, but it keeps a mistyped number from starting thousands.
 pub const MAX_THREADS: usize = 1024;
 
-/// Minimum number of f32 multiply-adds per thread, some microseconds of work; below that, a hand-over costs more than it saves.
-/// A hand-over and its response take 0.3 us if both cores are free. If another program takes the core of a worker that has
-/// begun, the response takes as long as the scheduler's time slice, so the number of hand-overs per token must be small.
+/// Minimum number of f32 multiply-adds per thread, some microseconds of work; below that, a hand-over costs more than it saves. A
+/// hand-over and its response take 0.3 us if both cores are free. If another program takes the core of a worker that has begun, the
+/// response takes a scheduler time slice, so the number of hand-overs per token must be small.
 const WORK_PER_THREAD: usize = 1 << 17;
 /// [`WORK_PER_THREAD`] while the workers sleep: waking one takes tens of microseconds.
 const WORK_PER_SLEEPER: usize = 1 << 19;
@@ -34,11 +34,11 @@ pub struct Pool {
 
 impl Pool {
     /// A pool of this many threads, including the caller's; 0 = one per physical core within the process's affinity mask and
-    /// control-group quota, or per logical CPU where the operating system does not say which share a core.
+    /// control-group quota, or per logical CPU if the operating system does not report which CPUs share a core.
     ///
     /// # Errors
     ///
-    /// [`HostError::TooManyThreads`] above [`MAX_THREADS`], [`HostError::Threads`] if the operating system does not start the
+    /// [`HostError::TooManyThreads`] above [`MAX_THREADS`], [`HostError::Threads`] if the operating system cannot start the
     /// threads.
     pub fn new(threads: usize) -> Result<Self, HostError> {
         let threads = match threads {
@@ -74,8 +74,8 @@ impl Pool {
     }
 
     /// Runs `f` on every task, in contiguous shares of the list, one share per thread; the last on the caller's thread. A share
-    /// goes to the same thread every time, so that its weights stay in that core's cache. Only when that thread has not begun
-    /// by the time that the caller is done with its own, as on a busy machine, the caller runs it.
+    /// runs on the same thread every time, so that its weights stay in that core's cache. Only if that thread has not begun when
+    /// the caller finishes its own share, as on a busy machine, the caller runs it.
     ///
     /// A panic in a task is resumed on the caller's thread after all tasks have ended.
     pub fn run<T: Send>(&self, tasks: Vec<T>, f: impl Fn(T) + Sync) {
@@ -92,10 +92,9 @@ impl Pool {
         }
     }
 
-    /// Applies `work` to independent items of uneven cost and returns the results in the order of the items. Each thread takes
-    /// the next item when it has finished one.
+    /// Applies `work` to independent items of uneven cost and returns the results in item order. Threads take items dynamically.
     ///
-    /// A panic in an item is resumed on the caller's thread after all threads have ended their work.
+    /// A panic in an item is resumed on the caller's thread after all threads have finished.
     ///
     /// ```
     /// use trike_host::Pool;
@@ -122,9 +121,8 @@ impl Pool {
         done.into_iter().map(|(_, result)| result).collect()
     }
 
-    /// Applies `work` to independent items, as [`map`](Self::map) does, and gives each result to `take` in the order of the items as
-    /// soon as those before it were taken. A thread waits until its result is taken, so there are at most as many results as
-    /// threads.
+    /// Applies `work` to independent items like [`map`](Self::map), and passes the results to `take` in item order, as early as
+    /// possible. A thread waits until its result is taken, so there are at most as many results as threads.
     ///
     /// A panic in `work` or `take` is resumed on the caller's thread; results that were not taken by then are dropped.
     ///
@@ -142,10 +140,10 @@ impl Pool {
         work: impl Fn(T) -> R + Sync,
         take: impl FnMut(R) + Send,
     ) {
-        let turns = Turns::new(take);
+        let results = OrderedResults::new(take);
         self.map(items.into_iter().enumerate().collect(), |(i, item)| {
-            let _ended = turns.ends_with_a_panic();
-            turns.pass(i, work(item));
+            let _guard = results.panic_guard();
+            results.pass(i, work(item));
         });
     }
 
@@ -259,7 +257,7 @@ mod tests {
                 let want: Vec<i32> = (0..n).map(|i| i * i).collect();
                 assert_eq!(pool.map((0..n).collect(), |i| i * i), want);
             }
-            // Within an item of the same pool: it gets its answer, from its own thread.
+            // A nested call on the same pool completes, on its own thread.
             let nested = pool.map(vec![3, 4], |n| pool.map((0..n).collect(), |i| i + 1));
             assert_eq!(nested, [vec![1, 2, 3], vec![1, 2, 3, 4]]);
             let result = catch_unwind(AssertUnwindSafe(|| pool.map(vec![0, 1, 2], |i| assert!(i != 1))));
@@ -290,7 +288,7 @@ mod tests {
                 );
                 assert_eq!(taken, (0..n).collect::<Vec<_>>());
             }
-            // Others do not wait for an item that will not come.
+            // Other threads do not wait for an item whose thread panicked.
             for (in_work, in_take) in [(3, usize::MAX), (usize::MAX, 3)] {
                 let mut taken = Vec::new();
                 let result = catch_unwind(AssertUnwindSafe(|| {
@@ -372,7 +370,7 @@ mod tests {
                 let panics = started - ended.into_inner();
                 assert!((1..=bad.len()).contains(&panics), "{started} started, {panics} panicked");
             }
-            // The pool is as good as before.
+            // The pool stays usable.
             let mut out = [0; 9];
             pool.run(out.iter_mut().collect(), |v| *v += 1);
             assert_eq!(out, [1; 9]);
@@ -389,7 +387,7 @@ mod tests {
                         for round in 0..300 {
                             let mut out = [0u64; 8];
                             pool.for_each_chunk(&mut out, 1, usize::MAX, |start, part| {
-                                // A task that uses the pool itself: it gets its answer, from its own thread.
+                                // A task that uses the pool itself completes, on its own thread.
                                 pool.for_each_chunk(part, 1, usize::MAX, |inner, part| {
                                     for (i, v) in part.iter_mut().enumerate() {
                                         *v = 1000 * caller + round + (start + inner + i) as u64;

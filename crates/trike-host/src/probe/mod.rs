@@ -1,7 +1,7 @@
 //! Measured peak rates of the machine: memory bandwidth and int8 arithmetic.
 //!
-//! Each probe runs several variants of a loop, because the fastest one depends on the machine, and reports all of them; the
-//! peak is the fastest. A probe takes a few tenths of a second.
+//! Each probe runs several variants of a loop, because the fastest one depends on the machine, and reports all of them; the peak is
+//! the fastest. A probe takes a few tenths of a second.
 //!
 //! ```
 //! use trike_host::{Cpu, probe};
@@ -56,7 +56,7 @@ impl Probe {
 
 /// Size of the buffer in bytes: much larger than the last-level cache available to one core.
 const BUFFER_BYTES: usize = 128 << 20;
-/// Number of runs of each variant, of which the fastest counts. Variants alternate, so that other load affects all of them.
+/// Number of runs of each variant; the fastest counts. Variants alternate, so that other load affects all of them.
 const TURNS: usize = 6;
 /// Minimum duration of a measured loop; short, so that some runs are free of other load.
 const LONG_ENOUGH: Duration = Duration::from_millis(2);

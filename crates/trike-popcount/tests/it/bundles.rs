@@ -1,4 +1,4 @@
-//! What is done to a whole bundle at once, and rotations, against three-line oracles, on every instruction set.
+//! Operations on a whole bundle, and rotations, against three-line oracles, on every instruction set.
 
 use crate::common::cpus;
 use trike_popcount::{
@@ -28,7 +28,7 @@ fn count(cpu: &Cpu, len: usize, all: &[(Vec<i8>, u32)]) -> BitCounter {
     counter
 }
 
-/// The counts are those of a counter that was given these vectors.
+/// Checks that the counts equal those of a counter that was given these vectors.
 fn check(cpu: &Cpu, counter: &BitCounter, all: &[(Vec<i8>, u32)], what: &str) {
     let (len, expected) = (counter.len(), count(cpu, counter.len(), all));
     let counts = |counter: &BitCounter| {
@@ -98,7 +98,7 @@ fn keys_bind_everything_in_a_counter() {
                 v
             };
             check(&cpu, &rotated, &all.iter().map(|(v, w)| (turned(v), *w)).collect::<Vec<_>>(), "rotated");
-            // A key after a removal: there are more levels than the total needs.
+            // A key after a removal: there are more levels than the total requires.
             let mut fewer = counter;
             assert!(fewer.remove(&cpu, pack(&all[6].0).view(), 64).unwrap());
             fewer.sum_mod3(&cpu, packed.view()).unwrap();
@@ -201,7 +201,7 @@ fn sparse_vectors_touch_their_positions() {
                 check(&cpu, &counter, &all, "added");
             }
             assert!(!counter.remove_sparse(&cpu, &list, counter.total() + 1).unwrap());
-            // As many zeros as all vectors together do not have.
+            // More zeros than all vectors together have.
             assert!(len == 0 || !counter.remove_sparse(&cpu, &[], counter.total()).unwrap());
             check(&cpu, &counter, &all, "not taken out");
             assert!(counter.remove_sparse(&cpu, &list, 6).unwrap());

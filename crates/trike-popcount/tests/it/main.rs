@@ -1,6 +1,6 @@
-//! Products of trits with trits, against oracles.
+//! Ternary-by-ternary kernels, against oracles.
 //!
-//! One binary for all files: each further one is linked anew.
+//! One binary for all files, since every binary is linked separately.
 
 mod bundles;
 mod common;

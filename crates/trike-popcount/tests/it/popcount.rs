@@ -44,7 +44,7 @@ fn mod3(n: i8) -> i8 {
     (n + 4).rem_euclid(3) - 1
 }
 
-/// A vector whose words are all set, so that whatever is not written shows.
+/// A vector with all bits set, so that words that are not written show.
 fn poisoned(len: usize) -> PlaneVector {
     pack(&vec![1; len])
 }
@@ -86,7 +86,7 @@ fn scores_of_pairs() {
 
 #[test]
 fn views_at_any_address() {
-    // Slices of a larger buffer lie across cache lines and end in masked loads of every length.
+    // Slices of a larger buffer straddle cache lines and end in masked loads of every length.
     let mut rng = Rng::new(2);
     let (pa, pb) = (pack(&rng.trits(64 * 40, 0.66)), pack(&rng.trits(64 * 40, 0.66)));
     each_cpu(|cpu| {
@@ -127,7 +127,7 @@ fn element_wise_operations() {
                 let (pa, pb, mut out) = (pack(a), pack(b), poisoned(len));
                 let expect =
                     |f: fn(i8, i8) -> i8| a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect::<Vec<_>>();
-                // The views check themselves in a debug build: no position in both planes, clean tails.
+                // Views check their invariants in a debug build: disjoint planes, zero tails.
                 cpu.trit_sum_mod3(pa.view(), pb.view(), out.view_mut()).unwrap();
                 assert_eq!(out.to_trits(), expect(|a, b| mod3(a + b)), "{len}");
                 let sum = std::mem::replace(&mut out, poisoned(len));
@@ -178,7 +178,7 @@ fn scores_of_matrices_and_the_best_of_them() {
                     let best = |scores: &[i32]| {
                         let mut all: Vec<TritHit> =
                             scores.iter().enumerate().map(|(row, &score)| TritHit { row, score }).collect();
-                        // Stable, so equal scores stay in the order of the rows.
+                        // Stable, so equal scores stay in row order.
                         all.sort_by_key(|hit| -hit.score);
                         all.truncate(k);
                         all
@@ -205,7 +205,7 @@ fn equal_scores_come_in_the_order_of_the_rows() {
     });
 }
 
-/// How often each position was 1, -1 and 0, the weights included.
+/// The weighted counts of 1, -1 and 0 at each position.
 fn tallies(vectors: &[(Vec<i8>, u32)], len: usize) -> Vec<[u32; 3]> {
     let count = |j: usize, value: i8| vectors.iter().filter(|(v, _)| v[j] == value).map(|(_, w)| w).sum();
     (0..len).map(|j| [1, -1, 0].map(|value| count(j, value))).collect()
@@ -232,7 +232,7 @@ fn check_counter(cpu: &Cpu, counter: &BitCounter, vectors: &[(Vec<i8>, u32)], wh
     let frequent = |(j, counts): (usize, &[u32; 3])| {
         let order = [[0, 1, -1], [1, -1, 0], [-1, 0, 1]][j % 3];
         let of = |value: i8| counts[[2, 0, 1][value.rem_euclid(3) as usize]];
-        // `max_by_key` would take the last of equals.
+        // `max_by_key` returns the last of equal elements.
         order.into_iter().rev().max_by_key(|&value| of(value)).unwrap()
     };
     let expected: Vec<i8> = match counter.total() {
@@ -251,13 +251,13 @@ fn counters_count() {
                 let density = [0.3, 0.66, 1.0][rng.below(3)];
                 let mut all: Vec<(Vec<i8>, u32)> = (0..n).map(|_| (rng.trits(len, density), 1)).collect();
                 if n > 20 {
-                    // All counts at one end.
+                    // All counts at their maximum.
                     all.iter_mut().for_each(|(v, _)| v.fill(1));
                 }
                 let packed: Vec<PlaneVector> = all.iter().map(|(v, _)| pack(v)).collect();
                 let views: Vec<TritPlanes<'_>> = packed.iter().map(PlaneVector::view).collect();
                 let mut counter = BitCounter::new(len).unwrap();
-                // In two parts, so that the second meets counts that are not zero.
+                // In two steps, so that the second one adds to nonzero counts.
                 let (first, second) = views.split_at(n / 3);
                 counter.add_all(cpu, first).unwrap();
                 counter.add_all(cpu, second).unwrap();
@@ -282,7 +282,7 @@ fn what_was_added_can_be_taken_out_and_nothing_else() {
         for (vector, weight) in &all {
             counter.add(cpu, pack(vector).view(), *weight).unwrap();
         }
-        // More than everything, more than any position has, and zeros where there are none.
+        // More than the total, more than the count of any position, and zeros where the counts have no zeros.
         let (ones, zeros) = (vec![1; len], vec![0; len]);
         assert!(!counter.remove(cpu, pack(&ones).view(), counter.total() + 1).unwrap());
         assert!(!counter.remove(cpu, pack(&ones).view(), counter.total() - 1).unwrap());
@@ -355,7 +355,7 @@ fn matrices_are_what_was_put_in() {
         assert_eq!(written.row(1), pushed.row(4));
         assert_eq!(written.rows(), 4);
     }
-    // Padding to lines only where it is cheap.
+    // Padding to cache lines only where it is cheap.
     assert_eq!(PlaneMatrix::zeros(10, 10_000).unwrap().bytes(), 10 * 2560);
     assert_eq!(PlaneMatrix::zeros(10, 128).unwrap().bytes(), 10 * 32);
 }

@@ -1,4 +1,4 @@
-//! Cholesky factorization and triangular inverse in blocks, on all threads: what [`cholesky`] and [`invert_lower`] do, up to
+//! Blocked Cholesky factorization and triangular inversion on all threads: equal to [`cholesky`] and [`invert_lower`] up to
 //! rounding.
 
 use std::ops::Range;
@@ -10,19 +10,19 @@ use super::{
     tile::{COLUMNS, DEPTH, Panels, Subtract},
 };
 
-/// Columns of a block of a factorization.
+/// Columns per block of a factorization.
 const BLOCK: usize = 4 * COLUMNS;
-/// Rows of a block of an inverse: for each, the inverse so far is copied once.
+/// Rows per block of an inversion: each block copies the inverse computed so far once.
 const ROWS: usize = 8 * COLUMNS;
-/// Parts of the work per thread, which differ in size.
+/// Parts of the work per thread, because parts differ in size.
 const PARTS: usize = 4;
 
-/// [`cholesky`] on all threads; nothing is left of the strict upper triangle.
+/// [`cholesky`] on all threads; the strict upper triangle is overwritten.
 pub(crate) fn cholesky_blocked(cpu: &Cpu, a: &mut [f64], n: usize) -> Result<(), (usize, f64)> {
     for start in (0..n).step_by(BLOCK) {
         let width = BLOCK.min(n - start);
         let (_, rest) = a.split_at_mut(start * n);
-        // What the columns before give to these columns: rest -= rest[..start] (rows of the block)^T.
+        // Left-looking update by the preceding columns: rest -= rest[..start] (rows of the block)^T.
         let panels = Panels::new(start, width, |k, c| rest[c * n + k]);
         let share = (rest.len() / n).div_ceil(PARTS * cpu.threads()).next_multiple_of(12);
         if start > 0 {
@@ -81,7 +81,7 @@ impl Loop for Divide<'_> {
     }
 }
 
-/// [`invert_lower`] on all threads, whatever the strict upper triangle holds.
+/// [`invert_lower`] on all threads; the strict upper triangle is ignored.
 pub(crate) fn invert_lower_blocked(cpu: &Cpu, l: &mut [f64], n: usize) {
     for start in (0..n).step_by(ROWS) {
         let width = ROWS.min(n - start);
@@ -90,12 +90,13 @@ pub(crate) fn invert_lower_blocked(cpu: &Cpu, l: &mut [f64], n: usize) {
         let mut diagonal: Vec<f64> =
             block.chunks_exact(n).flat_map(|row| &row[start..start + width]).copied().collect();
         invert_lower(&mut diagonal, width);
-        // inverse = -diagonal (block times the inverse of the rows above), for some columns each.
+        // inverse = -diagonal (block times the inverse of the rows above), in column ranges.
         let share = start.div_ceil(PARTS * cpu.threads()).next_multiple_of(COLUMNS);
         let ranges: Vec<Range<usize>> =
             (0..start).step_by(share.max(1)).map(|c| c..(c + share).min(start)).collect();
         let parts = cpu.pool().map(ranges, |columns| {
-            // Above the diagonal the rows hold something else. Sums are cut at the same steps for any number of threads.
+            // The strict upper triangle holds other data. Sums are split at multiples of `DEPTH`, so that they do not depend on the
+            // number of threads.
             let first = columns.start / DEPTH * DEPTH;
             let value = |k: usize, c: usize| {
                 let (k, c) = (first + k, columns.start + c);

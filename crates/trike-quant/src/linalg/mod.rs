@@ -98,7 +98,7 @@ pub(crate) fn product(cpu: &Cpu, a: MatrixRef<'_>, b: MatrixRef<'_>) -> Result<V
     product_rounded(cpu, a, b, ProductPrecision::F32)
 }
 
-/// The same with rounded operands.
+/// [`product`] with rounded operands.
 pub(crate) fn product_rounded(
     cpu: &Cpu,
     a: MatrixRef<'_>,
@@ -183,7 +183,7 @@ mod tests {
                 near(&lower(&inverted), &lower(&inverse), "inverse");
                 (lower(&got), lower(&inverted))
             });
-            assert!(both[0] == both[1], "{n}: not to the bit with other threads");
+            assert!(both[0] == both[1], "{n}: not bit-identical with other numbers of threads");
             if n > 60 {
                 let mut broken = a;
                 broken[60 * n + 60] = -1.0;

@@ -1,17 +1,17 @@
-//! Tiles of products in f64: a few rows times two vectors of columns stay in registers while the inner dimension passes by.
+//! Register tiles of products in f64: a few rows times two vectors of columns stay in registers over the inner dimension.
 
 use std::ops::Range;
 
 use trike_cpu::{Cpu, Loop};
 
-/// Steps of the inner dimension for which a tile of rows is copied.
+/// Steps of the inner dimension for which a tile of rows is packed.
 pub(super) const DEPTH: usize = 256;
 
-/// Columns that are multiplied together: two registers of f64 with AVX-512.
+/// Columns per panel: two registers of f64 with AVX-512.
 pub(super) const COLUMNS: usize = 16;
 
-/// The right-hand side of a product, its columns in panels of [`COLUMNS`] in the order in which they are read. Columns beyond the
-/// last one are zeros.
+/// The right-hand side of a product, packed into panels of [`COLUMNS`] columns in the order in which they are read. Columns past
+/// the last one are zeros.
 pub(super) struct Panels {
     inner: usize,
     width: usize,
@@ -37,12 +37,12 @@ impl Panels {
 pub(super) struct Subtract<'a> {
     pub(super) rows: &'a mut [f64],
     pub(super) stride: usize,
-    /// The columns of `rows` that are multiplied, as many as the panels' inner dimension.
+    /// The columns of `rows` that are the left operand, as many as the panels' inner dimension.
     pub(super) from: Range<usize>,
-    /// The first column of `rows` that is changed.
+    /// The first column of `rows` that is written.
     pub(super) to: usize,
     pub(super) panels: &'a Panels,
-    /// Whether a multiplication and an addition are one instruction.
+    /// Whether to use fused multiply-add.
     pub(super) fused: bool,
     /// Whether there are 32 registers of eight f64.
     pub(super) wide: bool,

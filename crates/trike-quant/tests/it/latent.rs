@@ -45,7 +45,7 @@ fn it_starts_where_the_tensor_is() {
     let other = Rng::new(2).normals(ROWS * COLS);
     for layout in layouts() {
         let trits = rounded(&weights, layout);
-        // Also when the codes are not those that the weights round to.
+        // Also if the weights round to other codes.
         for near in [&weights, &other] {
             let latent =
                 LatentWeights::new(MatrixView::new(ROWS, COLS, near).unwrap(), &trits, None).unwrap();
@@ -57,7 +57,7 @@ fn it_starts_where_the_tensor_is() {
     }
 }
 
-/// Learning to be the weights themselves, measured with correlated inputs, ends nearer to them than rounding.
+/// With the weights themselves as the target and a loss over correlated inputs, training gets closer to them than rounding.
 #[test]
 fn learning_lowers_a_loss() {
     let mut rng = Rng::new(3);
@@ -95,7 +95,7 @@ fn learning_lowers_a_loss() {
     }
 }
 
-/// Of a matrix that is large enough for several threads, whose spans have whole and partial vectors.
+/// A matrix large enough for several threads, with spans of whole and partial vectors.
 #[test]
 fn threads_and_instruction_sets_change_no_bit() {
     const ROWS: usize = 96;
@@ -141,7 +141,7 @@ fn what_is_not_kept_stays() {
     }
 }
 
-/// From the same codes with other scales and means, they are found again.
+/// Starting from the same codes with perturbed scales and means, training recovers the originals.
 #[test]
 fn scales_are_learned_alone() {
     let mut rng = Rng::new(6);
@@ -165,7 +165,7 @@ fn scales_are_learned_alone() {
         }
         let tuned = latent.tensor(&start).unwrap();
         assert_all_near!(&tuned.dequantize(), &aimed, abs = 2e-3 * largest, "{layout:?}");
-        // The codes are the same, and so is how scales are stored.
+        // The codes and the storage format of the scales are unchanged.
         assert_eq!(tuned.with_scales(start.scales().clone()).unwrap(), start);
         assert_eq!(latent.tensor(&aim).unwrap().scales().bytes(), aim.scales().bytes());
     }
@@ -197,7 +197,7 @@ fn what_cannot_be_learned_is_refused() {
     bad[7] = f32::NAN;
     assert!(matches!(latent.update(&cpu(), &bad, rates), Err(QuantError::NonFinite { index: 7, .. })));
     assert_eq!(latent.tensor().unwrap(), trits, "nothing has changed");
-    // Without a gradient nothing moves, and a group of zeros stays one.
+    // Without a gradient nothing changes, and an all-zero group stays zero.
     latent.update(&cpu(), &vec![0.0; ROWS * COLS], rates).unwrap();
     assert_eq!(latent.tensor().unwrap(), trits);
     let zeros = vec![0.0; ROWS * COLS];

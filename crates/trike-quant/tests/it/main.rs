@@ -1,6 +1,6 @@
 //! Quantizers, against their definitions.
 //!
-//! One binary for all files: each further one is linked anew.
+//! One binary for all files, since every binary is linked separately.
 
 mod latent;
 mod quantizers;

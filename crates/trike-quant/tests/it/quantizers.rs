@@ -1,4 +1,4 @@
-//! Laws of the quantizers, over seeded and random weights.
+//! Properties of the quantizers, over seeded and random weights.
 
 use proptest::prelude::*;
 use trike_cpu::Cpu;
@@ -26,7 +26,7 @@ fn laplace(rng: &mut Rng, n: usize) -> Vec<f32> {
     (0..n).map(|_| rng.f32_unit() - 0.5).map(|u| -u.signum() * (1.0 - 2.0 * u.abs()).max(1e-9).ln()).collect()
 }
 
-/// Relative RMS errors in groups of 128, of the literature and computed by others: Gaussian, then Laplace.
+/// Relative RMS errors in groups of 128, from the literature and from independent computations: Gaussian, then Laplace.
 #[test]
 fn errors_on_known_distributions_are_the_known_ones() {
     let table = [
@@ -157,7 +157,7 @@ fn options_that_do_not_go_together_are_refused_by_name() {
     }
 }
 
-/// Inputs that are correlated, as those of real layers are.
+/// Correlated inputs, as in real layers.
 fn inputs(tokens: usize, width: usize, seed: u64) -> Vec<f32> {
     let mut rng = Rng::new(seed);
     let mix = rng.normals(width * width);
@@ -285,7 +285,7 @@ fn pruned_weights_are_zero_and_the_others_make_up_for_them() {
     );
 }
 
-/// Dead inputs, no inputs at all, constant and zero groups, a Hessian that is not positive definite.
+/// Dead inputs, no inputs, constant and zero groups, a Hessian that is not positive definite.
 #[test]
 fn degenerate_input_is_rounded_and_not_broken() {
     let cpu = Cpu::new(1).unwrap();
@@ -338,7 +338,7 @@ fn degenerate_input_is_rounded_and_not_broken() {
 
 #[test]
 fn the_correction_is_the_damped_least_squares_solution() {
-    // One input, H = 2: weights 1, and what they leave correlates with the input by 1: 1 + 1 / (2 + damping 2 * 0.5).
+    // One input, H = 2: weight 1 and a residual correlation of 1 with the input: 1 + 1 / (2 + damping 2 * 0.5).
     let factor = HessianFactor::new(
         &Cpu::new(1).unwrap(),
         &square(vec![2.0]),
@@ -349,7 +349,7 @@ fn the_correction_is_the_damped_least_squares_solution() {
     .unwrap();
     let got = factor.corrected(&Cpu::new(1).unwrap(), &[1.0], &[1.0]).unwrap();
     assert_near!(got[0], 1.0 + 1.0 / 3.0, abs = 1e-6);
-    // Several: inputs that changed are made up for as far as they say the same.
+    // Several inputs: a change of the inputs is compensated as far as the new inputs predict the old ones.
     let cpu = Cpu::new(1).unwrap();
     let (rows, cols, tokens) = (3, 8, 200);
     let x = inputs(tokens, cols, 9);
@@ -372,7 +372,7 @@ fn the_correction_is_the_damped_least_squares_solution() {
     let want = output(&weights, &x);
     let error = |w: &[f32]| output(w, &seen).iter().zip(&want).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
     assert!(error(&corrected) < 0.05 * error(&weights), "{} {}", error(&corrected), error(&weights));
-    // What the outputs were says the same.
+    // The correlation with the original outputs gives the same shift.
     let mut cross = trike_quant::CrossProduct::new(rows, cols).unwrap();
     cross.add(&cpu, &want, &seen).unwrap();
     assert_close(&cross.shift_of_outputs(&cpu, &weights, &h).unwrap(), &shift, 1e-4);
@@ -382,7 +382,7 @@ fn the_correction_is_the_damped_least_squares_solution() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// On its own objective no other rule is nearer, whatever the weights are.
+    /// No other rule has a smaller least-squares error, for any weights.
     #[test]
     fn least_squares_is_never_worse(weights in proptest::collection::vec(-4f32..4.0, 1..80), small in any::<bool>()) {
         let scale = if small { 1e-3 } else { 1.0 };

@@ -1,11 +1,11 @@
-//! Arguments of functions as in Python: by place or by name.
+//! Arguments of functions as in Python: positional or by keyword.
 
 use minijinja::{
     Error, ErrorKind,
     value::{Kwargs, Value, from_args},
 };
 
-/// The arguments by the names of the parameters, whichever way each was passed.
+/// Binds positional and keyword arguments to parameter names.
 pub(super) fn bind<const N: usize>(args: &[Value], names: [&str; N]) -> Result<[Option<Value>; N], Error> {
     let (places, kwargs): (&[Value], Kwargs) = from_args(args)?;
     if places.len() > N {
@@ -24,7 +24,7 @@ pub(super) fn bind<const N: usize>(args: &[Value], names: [&str; N]) -> Result<[
     Ok(bound)
 }
 
-/// The arguments as keyword arguments alone.
+/// Passes all arguments as keyword arguments.
 pub(super) fn by_name<const N: usize>(args: &[Value], names: [&str; N]) -> Result<Value, Error> {
     let bound = bind(args, names)?;
     let named = names.iter().zip(bound).filter_map(|(&name, value)| Some((name.to_owned(), value?)));

@@ -87,7 +87,7 @@ impl Budget {
             ValueKind::String => self.charge(STEP + value.as_str().map_or(0, str::len)),
             ValueKind::Seq | ValueKind::Iterable => {
                 self.charge(STEP)?;
-                // A generator is not used up by this.
+                // Traversing a generator here does not consume it.
                 match value.downcast_object_ref::<Generator>() {
                     Some(generator) => {
                         self.charge(generator.left().saturating_mul(24))?;

@@ -15,7 +15,7 @@ use super::{
     values::{self, Generator, Range, View},
 };
 
-/// Marks an error that the template raised.
+/// Marks an error raised by the template.
 #[derive(Debug)]
 pub(super) struct Raised(pub(super) String);
 
@@ -31,7 +31,7 @@ impl std::error::Error for Raised {}
 #[derive(Debug)]
 pub(super) struct LeftOut {
     pub(super) feature: &'static str,
-    /// 0 if the engine adds the line.
+    /// 0 = filled in by the engine.
     pub(super) line: usize,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for LeftOut {
 
 impl std::error::Error for LeftOut {}
 
-/// Functions called in place of the replaced instructions; a template cannot contain these names.
+/// Functions that replace instructions; a template cannot contain these names.
 pub(super) mod call {
     pub(in crate::chat) const ADD: &str = "<+>";
     pub(in crate::chat) const CONCAT: &str = "<~>";
@@ -129,7 +129,7 @@ fn add_operators(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     env.add_filter(call::ITEM, values::item);
     let b = budget.clone();
     env.add_filter(call::ITERATED, move |value: &Value| match value.downcast_object_ref::<Generator>() {
-        // A loop asks how many there are.
+        // A loop needs the number of items.
         Some(_) => guard::collect(&b, value).map(Value::from),
         None => super::scalar::iterable(value).cloned(),
     });
@@ -150,7 +150,7 @@ fn compared(
     Ok(Value::from(compare(x, y)))
 }
 
-/// `x < y` and its like, of values that Python orders.
+/// `x < y` and similar comparisons of values that Python orders.
 fn ordered(budget: &Budget, x: &Value, y: &Value, is_right: fn(Ordering) -> bool) -> Result<Value, Error> {
     budget.charge_deep(x)?;
     budget.charge_deep(y)?;
@@ -201,7 +201,7 @@ fn add_tests(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     env.add_test("integer", tests::is_integer);
     env.add_test("float", tests::is_float);
     env.add_test("string", tests::is_string);
-    // As in Python's Jinja, strings and maps are sequences too, and so is what is not defined: an empty one.
+    // As in Python's Jinja, strings, maps and undefined values (as an empty one) are sequences, too.
     env.add_test("sequence", |v: &Value| {
         matches!(v.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined)
     });
@@ -308,7 +308,7 @@ fn call_method(
             Ok(Value::from(value.try_iter()?.filter(|other| other == item).count()))
         }
         ("index", ValueKind::Seq) => python::list_index(budget, value, args),
-        // The value of a name of a namespace or a loop, called.
+        // Calls the value of a name in a namespace or a loop.
         (_, ValueKind::Map) => value.get_attr(method)?.call(state, args),
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
     }
@@ -349,7 +349,7 @@ fn map_method(budget: &Budget, map: &Value, method: &str, args: &[Value]) -> Res
     }
 }
 
-/// `dict(..)`: the items of a map or pairs, and named ones.
+/// `dict(..)`: from a map or pairs, and from keyword arguments.
 fn dict(budget: &Budget, args: &[Value]) -> Result<Value, Error> {
     let (places, kwargs): (&[Value], Kwargs) = from_args(args)?;
     let mut pairs = Vec::new();

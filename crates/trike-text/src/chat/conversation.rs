@@ -1,4 +1,4 @@
-//! A conversation limited to a number of tokens.
+//! A conversation trimmed to a number of tokens.
 
 use super::{ChatError, ChatTemplate, Message, RenderOptions};
 use crate::tokenizer::Tokenizer;
@@ -65,7 +65,7 @@ impl Conversation {
         self.messages = system.into_iter().map(Message::system).chain(rest).collect();
     }
 
-    /// Removes and returns the last turn: a message of the user with its answers. Empty if there is none.
+    /// Removes and returns the last turn: a message of the user with its answers. Empty if there are no turns.
     pub fn pop_turn(&mut self) -> Vec<Message> {
         let start = self.turn_starts().pop().unwrap_or(self.messages.len());
         self.messages.split_off(start)
@@ -92,7 +92,7 @@ impl Conversation {
         self.messages.iter().take_while(|m| m.role == "system").count()
     }
 
-    /// Start index of each turn. Messages between the system prompt and the first message of a user are a turn, too.
+    /// Start index of each turn. Messages between the system prompt and the first user message also form a turn.
     fn turn_starts(&self) -> Vec<usize> {
         let system = self.system_len();
         let rest = self.messages.iter().enumerate().skip(system);

@@ -167,7 +167,7 @@ fn guarded<'s>(old: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
             }
             Instruction::Rem => filter(call::REMAINDER, 2),
             Instruction::CompareAndPreserve(_) => {
-                // The comparison itself stays; both sides are charged before it.
+                // The comparison itself is kept; both sides are charged before it.
                 for charged in
                     [filter(call::CHARGE, 1), Instruction::Swap, filter(call::CHARGE, 1), Instruction::Swap]
                 {
@@ -176,7 +176,7 @@ fn guarded<'s>(old: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
                 instruction.clone()
             }
             Instruction::UnpackLists(count) => {
-                // All lists become one, which is charged.
+                // All lists are merged into one, which is charged.
                 let count = u16::try_from(*count).unwrap_or(u16::MAX);
                 new.add_with_line(filter(call::LISTS, count), line as u16);
                 Instruction::UnpackLists(1)

@@ -76,15 +76,15 @@ pub enum ChatError {
         /// The value found.
         got: String,
     },
-    /// The template renders something of a conversation to learn from not at all, or not as what it is.
+    /// The template omits a part of a training conversation, or renders it as something else.
     #[error("{whose}: the chat template {problem}")]
     Unrendered {
         /// `tools`, or `message` with its number, counted from 1.
         whose: String,
-        /// What the template does.
+        /// The problem with the template.
         problem: &'static str,
     },
-    /// The messages use all private-use characters, so that none is left as a placeholder for a special token.
+    /// The messages use all private-use characters, so that no placeholder for a special token is left.
     #[error(
         "the messages contain special tokens and use every private-use character of plane 16: shorten them"
     )]

@@ -4,17 +4,17 @@ use serde_json::{Map, Value};
 
 use super::{ChatError, Message, message::REASONING};
 
-/// Those that a message may have beside its role, its content and its thoughts.
+/// Further fields of a message, besides role, content and reasoning.
 const OTHERS: [&str; 3] = ["tool_calls", "tool_call_id", "name"];
-/// The fields of a call, with or without a `function` around its name and arguments.
+/// The fields of a tool call, with or without a `function` object around name and arguments.
 const OF_CALL: [&str; 6] = ["id", "type", "index", "function", "name", "arguments"];
-/// The role of messages that the model writes.
+/// The role of the model's messages.
 const ASSISTANT: &str = "assistant";
 
 impl Message {
-    /// Checks that the message has no field that a chat template would pass over or print as data: it may have a content that is a text,
-    /// a list of parts of type `text` or `thinking`, or, beside calls, `null` or absent; and a message of the assistant
-    /// `reasoning_content` (also named `thinking` or `reasoning`) and `tool_calls`, whose arguments are an object or a text of JSON.
+    /// Checks that the message has no field that a chat template would ignore or print as data. The content may be a string, a list
+    /// of parts of type `text` or `thinking` or, with tool calls, `null` or absent. A message of the assistant may have
+    /// `reasoning_content` (also named `thinking` or `reasoning`) and `tool_calls`, whose arguments are an object or a JSON string.
     ///
     /// ```
     /// use trike_text::chat::Message;
@@ -26,7 +26,7 @@ impl Message {
     ///
     /// # Errors
     ///
-    /// [`ChatError::Malformed`] with the name of the field.
+    /// [`ChatError::Malformed`], naming the field.
     pub fn check(&self) -> Result<(), ChatError> {
         let object = Map::from(self);
         let has = |name: &str| object.get(name).is_some_and(|value| !is_nothing(value));
@@ -65,7 +65,7 @@ impl Message {
     }
 }
 
-/// Whether a value says nothing.
+/// Whether a value is empty.
 fn is_nothing(value: &Value) -> bool {
     match value {
         Value::Null => true,

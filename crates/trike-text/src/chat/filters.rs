@@ -1,4 +1,4 @@
-//! The filters of Jinja, with Python's conversions: a filter for text takes every value as `str()` shows it.
+//! Jinja filters with Python's conversions: a text filter converts every value with `str()`.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -19,10 +19,10 @@ use super::{
 
 const NO_ARGUMENTS: [(String, Value); 0] = [];
 
-/// A filter of our own: its value, and the arguments after it.
+/// One of our filters: its value, and the arguments after it.
 type Own = fn(&Budget, &Value, &[Value]) -> Result<Value, Error>;
 
-/// How the engine's filter takes its arguments.
+/// Converts the arguments of one of the engine's filters.
 type Names = fn(&[Value]) -> Result<Value, Error>;
 
 pub(super) fn add(env: &mut Environment<'_>, budget: &Arc<Budget>) {
@@ -119,7 +119,7 @@ pub(super) fn add(env: &mut Environment<'_>, budget: &Arc<Budget>) {
         env.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
             let args = args.into_values();
             args.iter().try_for_each(|value| b.charge_shallow(value))?;
-            // As in Jinja, these take none and the like for an empty list.
+            // As in Jinja, these treat none and similar values as an empty list.
             if args.first().is_none_or(|value| !value.is_true()) {
                 return Ok(Generator::value(Vec::new()));
             }
@@ -135,7 +135,7 @@ fn text_of(budget: &Budget, value: &Value) -> Result<String, Error> {
     Ok(text)
 }
 
-/// A filter of text without arguments.
+/// A text filter without arguments.
 fn plain<T: Into<String>>(
     budget: &Budget,
     value: &Value,
@@ -279,7 +279,7 @@ fn reverse(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Erro
     }
     let mut items = guard::collect(budget, iterable(value)?)?;
     items.reverse();
-    // What cannot be read backwards becomes a list.
+    // Values that cannot be read backwards are collected in a list.
     let is_generator = value.downcast_object_ref::<Generator>().is_some();
     Ok(if is_generator { Value::from(items) } else { Generator::value(items) })
 }

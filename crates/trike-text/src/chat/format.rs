@@ -1,5 +1,5 @@
-//! Python's formatting of text: `text.format(..)` and `text % values`. The engine formats single numbers and texts; fields, names
-//! and conversions are read here, because it prints other values in its own way.
+//! Python's text formatting: `text.format(..)` and `text % values`. The engine formats single numbers and strings; fields, names
+//! and conversions are parsed here, because it prints other values differently.
 
 use minijinja::{
     Error,
@@ -15,7 +15,7 @@ use super::{
     values,
 };
 
-/// Charges the numbers in a specification, which may be widths: a character of padding has up to four bytes.
+/// Charges the numbers in a specification, which may be widths: a padding character takes up to four bytes.
 fn charge_widths(budget: &Budget, spec: &str) -> Result<(), Error> {
     for digits in spec.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty()) {
         budget.charge(digits.parse::<usize>().unwrap_or(usize::MAX).saturating_mul(4))?;
@@ -41,14 +41,14 @@ struct Fields<'a> {
     budget: &'a Budget,
     places: &'a [Value],
     named: &'a Kwargs,
-    /// The next one of fields without a number.
+    /// The next automatic field number.
     next: usize,
-    /// Whether fields have numbers; all have or none has.
+    /// Whether fields are numbered explicitly; all or none must be.
     are_numbered: Option<bool>,
 }
 
 impl Fields<'_> {
-    /// `text` with its fields replaced; those of a specification have none of their own.
+    /// `text` with its fields replaced; fields within a specification cannot be nested further.
     fn text(&mut self, text: &str, has_specs: bool) -> Result<String, Error> {
         self.budget.charge(text.len())?;
         let mut out = String::new();
@@ -128,7 +128,7 @@ impl Fields<'_> {
     }
 }
 
-/// Where a field ends; a specification may have fields.
+/// The end of a field, whose specification may contain fields.
 fn field_end(text: &str) -> Option<usize> {
     let mut depth = 0_usize;
     text.char_indices().find_map(|(at, c)| match c {
@@ -156,11 +156,11 @@ fn formatted(budget: &Budget, value: &Value, spec: &str) -> Result<String, Error
         return Err(invalid(format!("a {} takes no format specification, got `{spec}`", value.kind())));
     }
     budget.charge(value.as_str().map_or(0, str::len))?;
-    // A fill of braces cannot be written in a field.
+    // Braces cannot be used as fill characters.
     match spec.strip_suffix('%').filter(|_| !is_text) {
         Some(spec) => {
             let share = f64::try_from(without_bool(value))? * 100.0;
-            // The sign of percent is a part of what is padded, which the engine does not know.
+            // Padding includes the percent sign, which the engine does not support.
             let plain = spec.chars().all(|c| matches!(c, '+' | '.' | '0'..='9')) && !starts_with_width(spec);
             if !plain {
                 return Err(invalid(format!("the format specification `{spec}%` is not implemented")));
@@ -175,7 +175,7 @@ fn starts_with_width(spec: &str) -> bool {
     spec.trim_start_matches('+').starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// `text % args`: all arguments are used, unless they are named or `may_be_left`.
+/// `text % args`: all arguments must be used, unless they are named or `may_be_left`.
 pub(super) fn printf(budget: &Budget, text: &str, args: &[Value], may_be_left: bool) -> Result<Value, Error> {
     budget.charge(text.len())?;
     let map = match args {
@@ -244,14 +244,14 @@ pub(super) fn printf(budget: &Budget, text: &str, args: &[Value], may_be_left: b
     Ok(Value::from(out))
 }
 
-/// The characters at the start of `rest` that fit, which are taken away from it.
+/// Takes the characters at the start of `rest` for which `fits` holds.
 fn taken<'a>(rest: &mut &'a str, fits: fn(char) -> bool) -> &'a str {
     let (start, after) = rest.split_at(rest.find(|c| !fits(c)).unwrap_or(rest.len()));
     *rest = after;
     start
 }
 
-/// One value in a format of `%`.
+/// Formats one value for a `%` conversion.
 fn converted(
     budget: &Budget,
     kind: char,

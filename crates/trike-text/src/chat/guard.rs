@@ -28,7 +28,7 @@ pub(super) fn add(budget: &Budget, a: &Value, b: &Value) -> Result<Value, Error>
             let text = [x, y].concat();
             return Ok(if a.is_safe() { Value::from_safe_string(text) } else { Value::from(text) });
         }
-        // Safe is that which is HTML already: what is added to it becomes HTML.
+        // A safe string is HTML: text that is added to it is escaped.
         let html = |value: &Value, text: &str| if value.is_safe() { text.to_owned() } else { escaped(text) };
         let (x, y) = (html(a, x), html(b, y));
         budget.charge(x.len() + y.len())?;
@@ -199,7 +199,7 @@ pub(super) fn indent(
     first: bool,
     blank: bool,
 ) -> Result<Value, Error> {
-    // Jinja adds a line end, so that an end of the text is the start of an empty line.
+    // Jinja appends a line end, so that a final line end starts an empty line.
     let text = [text, "\n"].concat();
     let lines = lines(&text, false);
     budget.charge(text.len().saturating_add(lines.len().saturating_mul(indentation.len())))?;

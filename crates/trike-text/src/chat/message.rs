@@ -1,27 +1,27 @@
-//! Messages, with all that a chat template may read of them.
+//! Messages, with every field that a chat template may read.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Names under which templates read the thoughts of an answer; the first one is today's.
+/// Names of the reasoning field in templates; the first one is current.
 pub(super) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// A kind of text that a message says.
+/// A kind of text in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Said {
-    /// Its content.
+    /// The content.
     Content,
-    /// What it thought before.
+    /// The reasoning.
     Thought,
-    /// Names and arguments of its calls of tools.
+    /// Names and arguments of its tool calls.
     Call,
 }
 
 /// One message.
 ///
-/// Besides its role and text a message may have `tool_calls`, `reasoning_content` and other fields, a content of `null` or one of
-/// several parts; they come from JSON, and go into templates as the `transformers` package passes them: without those of `null`.
-/// [`check`](Self::check) says which of them templates read.
+/// Besides its role and text a message may have `tool_calls`, `reasoning_content` and other fields, and a content of `null` or of
+/// several parts. These come from JSON and are passed to templates as by the `transformers` package: without `null` fields.
+/// [`check`](Self::check) checks that templates read them.
 ///
 /// ```
 /// use trike_text::chat::{ChatTemplate, Message, RenderOptions};
@@ -42,10 +42,10 @@ pub(super) enum Said {
 pub struct Message {
     /// `system`, `user`, `assistant` or another role of the template.
     pub role: String,
-    /// The text of the message; of a content of several parts, the texts of the parts.
+    /// The text of the message; for a content of several parts, the concatenated texts.
     pub content: String,
-    /// The whole object, if there is more than a role and a text. Its `role`, and its `content` when that is a string, give way
-    /// to the two fields above.
+    /// The complete JSON object, if there is more than a role and a text. The two fields above override its `role` and, if that is
+    /// a string, its `content`.
     object: Map<String, Value>,
 }
 
@@ -68,7 +68,7 @@ impl Message {
         Self::new("user", content)
     }
 
-    /// A message of the model.
+    /// A message of the assistant.
     #[must_use]
     pub fn assistant(content: impl Into<String>) -> Self {
         Self::new("assistant", content)
@@ -90,19 +90,19 @@ impl Message {
         self
     }
 
-    /// A field besides the role and the text; a content that is not a text, too.
+    /// A field besides the role and the text; also a content that is not a string.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&Value> {
         self.object.get(name).filter(|value| name != "role" && (name != "content" || !value.is_string()))
     }
 
-    /// The message as a template reads it: fields of `null` are left out, and thoughts have every name that templates know.
+    /// The message as passed to a template: `null` fields are omitted, and reasoning has every name that templates use.
     pub(super) fn for_template(&self) -> Map<String, Value> {
         let mut object = Map::from(self);
         object.retain(|_, value| !value.is_null());
         let reasoning = REASONING.iter().find_map(|name| object.get(*name));
         if let Some(reasoning) = reasoning.cloned() {
-            // It comes first, also where the message has it, whose value stays.
+            // `thinking` comes first, even if the message already has it; then its own value is kept.
             let rest = std::mem::take(&mut object);
             object.insert("thinking".to_owned(), reasoning.clone());
             object.extend(rest);
@@ -117,12 +117,12 @@ impl Message {
         Self { role: change(&self.role), content: change(&self.content), object: object.collect() }
     }
 
-    /// Whether it is a role and a text, and nothing else.
+    /// Whether it has only a role and a text.
     pub(super) fn is_plain(&self) -> bool {
         self.object.is_empty()
     }
 
-    /// The message with the texts that it says changed by `change`; empty ones stay, and so does everything that templates decide by.
+    /// The message with its texts changed by `change`; empty ones are kept, as are all fields that control the template.
     pub(super) fn map_said(&self, change: &impl Fn(Said, &str) -> String) -> Self {
         let filled = |said: Said, text: &str| {
             if text.is_empty() { String::new() } else { change(said, text) }
@@ -143,7 +143,7 @@ impl Message {
         Self { role: self.role.clone(), content, object }
     }
 
-    /// The message with one more key in each part of its content.
+    /// The message with an additional key in each part of its content.
     pub(super) fn with_key_in_parts(mut self, key: &str) -> Self {
         let parts = self.object.get_mut("content").and_then(Value::as_array_mut);
         for part in parts.into_iter().flatten().filter_map(Value::as_object_mut) {
@@ -159,7 +159,7 @@ impl Message {
     }
 }
 
-/// Changes all texts but the names of keys.
+/// Changes all strings except key names.
 fn map_values(value: &mut Value, change: &impl Fn(&str) -> String) {
     match value {
         Value::String(text) => *text = change(text),
@@ -188,7 +188,7 @@ fn map_parts(content: &mut Value, change: &impl Fn(Said, &str) -> String) {
     }
 }
 
-/// Changes names and arguments of calls, of either form: with a `function`, or without.
+/// Changes names and arguments of tool calls, with or without a `function` object.
 fn map_calls(calls: &mut Value, change: &impl Fn(&str) -> String) {
     for call in calls.as_array_mut().into_iter().flatten() {
         let function = match call.get("function") {
@@ -203,7 +203,7 @@ fn map_calls(calls: &mut Value, change: &impl Fn(&str) -> String) {
     }
 }
 
-/// Changes the names of tools, of either form: with a `function`, or without.
+/// Changes the names of tools, with or without a `function` object.
 pub(super) fn map_tools(tools: &mut Value, change: &impl Fn(&str) -> String) {
     for tool in tools.as_array_mut().into_iter().flatten() {
         let name = match tool.get("function") {
@@ -241,7 +241,7 @@ pub(super) fn collect_texts<'a>(value: &'a Value, texts: &mut Vec<&'a str>) {
     }
 }
 
-/// The text of a content; `None` for one that is no content.
+/// The text of a content; `None` for an invalid content.
 fn text_of(content: &Value) -> Option<String> {
     match content {
         Value::Null => Some(String::new()),
@@ -263,7 +263,7 @@ fn text_of(content: &Value) -> Option<String> {
 impl From<&Message> for Map<String, Value> {
     fn from(message: &Message) -> Self {
         let mut object = message.object.clone();
-        // A new key goes to the end; a known one keeps its place.
+        // A new key is appended; an existing one keeps its position.
         if message.object.is_empty() || message.object.contains_key("role") {
             object.insert("role".to_owned(), message.role.as_str().into());
         }

@@ -4,16 +4,15 @@
 //! [`ChatTemplate::encode`]. Templates are rendered by minijinja, configured to match the output of the `transformers`
 //! package; the test files contain that output for comparison.
 //!
-//! The decision that shaped this module: a template is untrusted code. It has no access to files, other templates
-//! or the environment; instructions, data, nesting and the length of a prompt are limited, and it runs on a separate
-//! thread. The price is that a few parts of Jinja, used by no known template, are not supported and reported by name:
-//! blocks, includes and imports, and filters that no prompt needs. The other
-//! half of the decision is that messages are data: [`ChatTemplate::encode`] prevents special tokens in the text of a message
-//! from being encoded as special tokens.
+//! The decision that shaped this module: a template is untrusted code. It has no access to files, other templates or the
+//! environment; instructions, data, nesting and the length of a prompt are limited, and it runs on a separate thread. The price is
+//! that a few parts of Jinja, used by no known template, are not supported and reported by name: blocks, includes and imports, and
+//! filters that no prompt needs. The other half of the decision is that messages are data: [`ChatTemplate::encode`] prevents
+//! special tokens in the text of a message from being encoded as special tokens.
 //!
 //! * [`ChatTemplate`], [`RenderOptions`], [`Message`]
 //! * [`Conversation`], [`Prompt`]: a history trimmed to a number of tokens
-//! * [`Transcript`]: a complete conversation, with the parts that the model writes
+//! * [`Transcript`]: a complete conversation, with the ranges that the model writes
 //! * [`ChatError`]
 
 mod arguments;
@@ -188,7 +187,7 @@ impl ChatTemplate {
         let source = self.template(options)?;
         let tokens = self.tokens.iter().map(|(name, token)| (name.clone(), Value::from(token.as_str())));
         let extra = options.extra.iter().map(|(name, value)| (name.clone(), Value::from(Serde(value))));
-        // A later one of the same name wins.
+        // Of variables with the same name, the last one wins.
         let mut variables = vec![("documents".to_owned(), Value::from(()))];
         variables.extend(tokens.chain(extra));
         let tools = match options.tools.as_deref() {
@@ -237,13 +236,13 @@ impl ChatTemplate {
     }
 }
 
-/// Messages and tools with placeholders for the special tokens in them.
+/// Messages and tools with placeholders for the special tokens that they contain.
 fn covered(
     tokenizer: &Tokenizer,
     messages: &[Message],
     options: &RenderOptions,
 ) -> Result<(Shield, Vec<Message>, RenderOptions), ChatError> {
-    // What is no JSON is refused when it is rendered.
+    // Invalid JSON is refused when it is rendered.
     let tools: Option<serde_json::Value> =
         options.tools.as_deref().and_then(|json| serde_json::from_str(json).ok());
     let mut texts = Vec::new();

@@ -19,7 +19,7 @@ pub(super) fn pad(budget: &Budget, text: &str, width: usize, fill: char, side: S
     let left = match side {
         Side::Left => missing,
         Side::Right => 0,
-        // As in CPython: of an odd number, the larger half goes to the left if the width is odd.
+        // As in CPython: of an odd amount, the larger half goes to the left if the width is odd.
         Side::Both => missing / 2 + (missing & width & 1),
     };
     let fill = |count| std::iter::repeat_n(fill, count);

@@ -18,7 +18,7 @@ use super::{
     scalar::{invalid, stripped, without_bool},
 };
 
-/// Keyword arguments of several maps; a later one replaces an earlier one of the same name.
+/// Merges the keyword arguments of several maps; later ones override earlier ones.
 pub(super) fn merged(budget: &Budget, maps: &[Value]) -> Result<Value, Error> {
     let mut all: Vec<(String, Value)> = Vec::new();
     for map in maps {
@@ -41,7 +41,7 @@ pub(super) fn remainder(budget: &Budget, a: &Value, b: &Value) -> Result<Value, 
             true => collect(budget, b)?,
             false => vec![b.clone()],
         };
-        // Python takes what has items for a map, whose items need not all be used.
+        // Python treats any value with items as a map, whose items need not all be used.
         let has_items = matches!(b.kind(), ValueKind::Seq | ValueKind::Undefined) && !b.is_tuple();
         return format::printf(budget, text, &args, has_items);
     }
@@ -77,7 +77,7 @@ pub(super) fn list_index(budget: &Budget, list: &Value, args: &[Value]) -> Resul
     at.map(Value::from).ok_or_else(|| invalid("the item is not in the list"))
 }
 
-/// Lists of `count` items each; the last one is filled up with `fill`.
+/// Lists of `count` items each; the last one is padded with `fill`.
 pub(super) fn batch(
     budget: &Budget,
     list: &Value,
@@ -126,7 +126,7 @@ pub(super) fn word_count(text: &str) -> usize {
     text.split(|c| !word(c)).filter(|piece| !piece.is_empty()).count()
 }
 
-/// `text` for a URL; a slash stays in a path.
+/// Percent-encodes `text` for a URL; slashes are kept in a path.
 pub(super) fn url_encoded(text: &str, is_path: bool) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -139,7 +139,7 @@ pub(super) fn url_encoded(text: &str, is_path: bool) -> String {
     out
 }
 
-/// Whether a value can be called: macros, functions, joiners, and in Jinja what is not defined.
+/// Whether a value is callable: macros, functions, joiners, and in Jinja undefined values.
 pub(super) fn is_callable(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Plain | ValueKind::Undefined)
 }
@@ -186,7 +186,7 @@ pub(super) fn parse_float(text: &str) -> Option<f64> {
     without_underscores(stripped(text))?.parse().ok()
 }
 
-/// Digits without the single underscores between them; `None` for others, and for a second sign.
+/// Removes single underscores between digits; `None` for invalid digits, and for a second sign.
 fn without_underscores(digits: &str) -> Option<String> {
     let wrong = digits.starts_with('_') || digits.ends_with('_') || digits.contains("__");
     (!wrong).then(|| digits.replace('_', ""))
@@ -209,7 +209,7 @@ impl Object for Joiner {
     }
 }
 
-/// A function that returns nothing when it is called first, and then the separator.
+/// A function that returns an empty string on the first call, and then the separator.
 pub(super) fn joiner(budget: &Budget, separator: Option<Value>) -> Result<Value, Error> {
     budget.charge(64)?;
     let separator = separator.unwrap_or_else(|| Value::from(", "));
@@ -254,7 +254,7 @@ impl Object for Cycler {
     }
 }
 
-/// An object whose method `next` returns one item after another, over and over.
+/// An object whose method `next` cycles through the items.
 pub(super) fn cycler(budget: &Budget, items: Vec<Value>) -> Result<Value, Error> {
     budget.charge(64 + items.len().saturating_mul(24))?;
     if items.is_empty() {

@@ -1,4 +1,4 @@
-//! Characters, orders and signs of Python's values, on which the rest of the language stands.
+//! Characters, ordering and escaping of Python's values, used by the rest of the language.
 
 use std::cmp::Ordering;
 
@@ -11,19 +11,19 @@ pub(super) fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
-/// Whether Python takes a character for a space.
+/// Whether Python considers a character white space.
 pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// `text` without spaces at its ends.
+/// `text` without white space at its ends.
 pub(super) fn stripped(text: &str) -> &str {
     text.trim_matches(is_space)
 }
 
-/// Whether Python's `repr` shows a character as it is.
+/// Whether Python's `repr` prints a character unescaped.
 pub(super) fn is_printable(c: char) -> bool {
-    // The standard library escapes by the same categories of characters; it treats the first one of a text differently.
+    // The standard library escapes by the same character categories, except for the first character of a string.
     c == ' ' || c == '\'' || c == '"' || c == '\\' || format!("a{c}").escape_debug().count() == 2
 }
 
@@ -50,7 +50,7 @@ pub(super) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     lines
 }
 
-/// `text` with HTML's signs as entities.
+/// `text` with HTML special characters escaped.
 pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
@@ -66,12 +66,12 @@ pub(super) fn escaped(text: &str) -> String {
     out
 }
 
-/// True and false as 1 and 0, other values as they are.
+/// Converts true and false to 1 and 0; other values are unchanged.
 pub(super) fn without_bool(value: &Value) -> Value {
     if value.kind() == ValueKind::Bool { Value::from(i64::from(value.is_true())) } else { value.clone() }
 }
 
-/// The order of two values, for those that Python orders; `None` if one is not a number. Both are charged before.
+/// The order of two values, if Python orders them; `None` if one is NaN. Both must be charged before.
 pub(super) fn order(x: &Value, y: &Value) -> Result<Option<Ordering>, Error> {
     let (x, y) = (&without_bool(x), &without_bool(y));
     match (x.kind(), y.kind()) {
@@ -95,7 +95,7 @@ pub(super) fn order(x: &Value, y: &Value) -> Result<Option<Ordering>, Error> {
     }
 }
 
-/// A value that can be iterated; none is none of them.
+/// A value that can be iterated; an error for none.
 pub(super) fn iterable(value: &Value) -> Result<&Value, Error> {
     if value.is_none() {
         return Err(invalid("none is not iterable"));

@@ -75,7 +75,7 @@ impl ChatTemplate {
         Ok(template.map(|template| template.with_special_tokens_map(config.as_deref(), map.as_deref())))
     }
 
-    /// Takes special tokens from a `special_tokens_map.json`, which wins over a `tokenizer_config.json` unless that has
+    /// Takes special tokens from a `special_tokens_map.json`, which overrides a `tokenizer_config.json` without
     /// `added_tokens_decoder`, as in the `transformers` package. A file that is not JSON has none.
     #[must_use]
     pub fn with_special_tokens_map(mut self, config: Option<&str>, map: Option<&str>) -> Self {
@@ -160,10 +160,10 @@ pub(super) fn with_line_feeds(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// `text` as the engine reads it: tags that it does not know the way Jinja does, and escapes of Python in strings, are rewritten.
+/// Rewrites `text` for the engine: tags that it handles differently from Jinja, and Python's escapes in strings.
 ///
-/// `{% generation %}` and `{% endgeneration %}` mark the model's output for training; they become a plain scope. Data, comments
-/// and raw blocks stay as they are.
+/// `{% generation %}` and `{% endgeneration %}` mark the model's output for training; they become a plain scope. Data, comments and
+/// raw blocks are unchanged.
 pub(super) fn for_the_engine(text: &str) -> Result<String, ChatError> {
     if text.len() > MAX_TEMPLATE_BYTES {
         let limit = MAX_TEMPLATE_BYTES as u64;
@@ -187,13 +187,13 @@ pub(super) fn for_the_engine(text: &str) -> Result<String, ChatError> {
     Ok(out)
 }
 
-/// Where the next tag begins.
+/// The start of the next tag.
 fn tag_start(text: &str) -> Option<usize> {
     let mut tags = text.match_indices('{').map(|(at, _)| at);
     tags.find(|&at| matches!(text.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#')))
 }
 
-/// Copies `text` up to the end of `end`, and returns what is after it.
+/// Copies `text` through the next `end`, and returns the rest.
 fn copied_to<'a>(text: &'a str, end: &str, out: &mut String) -> &'a str {
     let at = text[2..].find(end).map_or(text.len(), |at| 2 + at + end.len());
     out.push_str(&text[..at]);
@@ -215,7 +215,7 @@ fn statement<'a>(tag: &'a str, line: usize, out: &mut String) -> Result<&'a str,
             assert_independent(word, after, line)?;
             return expression(tag, "%}", line, out);
         }
-        // In Jinja, what these set inside of them ends with them.
+        // In Jinja, variables set inside these blocks go out of scope at their end.
         "filter" => return opened_scope(tag, line, out),
         "set" if !assigns(after) => return opened_scope(tag, line, out),
         "endfilter" | "endset" => {
@@ -238,13 +238,13 @@ fn expression_end<'a>(tail: &'a str, out: &mut String) -> Result<&'a str, ChatEr
     Ok(rest)
 }
 
-/// Copies a tag with a plain scope after it.
+/// Copies a tag, followed by a plain scope.
 fn opened_scope<'a>(tag: &'a str, line: usize, out: &mut String) -> Result<&'a str, ChatError> {
     let start = out.len();
     let rest = expression(tag, "%}", line, out)?;
     let copied = &out[start..];
     if let Some(body) = copied.strip_suffix("%}") {
-        // Marks for the space after the tag go to the end.
+        // White space control after the tag moves to the end.
         let plain = body.trim_end_matches(['-', '+']);
         let mark = body[plain.len()..].to_owned();
         out.truncate(start + plain.len());
@@ -253,7 +253,7 @@ fn opened_scope<'a>(tag: &'a str, line: usize, out: &mut String) -> Result<&'a s
     Ok(rest)
 }
 
-/// Whether a `set` has a value, and not the block up to its end.
+/// Whether a `set` assigns a value instead of a block.
 fn assigns(after: &str) -> bool {
     let (mut depth, mut quote) = (0_usize, None);
     for (at, c) in after.char_indices() {
@@ -270,10 +270,10 @@ fn assigns(after: &str) -> bool {
     false
 }
 
-/// Copies a raw block, from after its first word to the end of the tag that ends it.
+/// Copies a raw block, from after its first word to the end of its end tag.
 fn raw<'a>(after: &'a str, out: &mut String) -> &'a str {
     let (open, inside) = after.split_at(after.find("%}").map_or(after.len(), |at| at + 2));
-    // Jinja keeps the line end after the tag, and spaces that are all of the block.
+    // Jinja keeps the line end after the tag, and a block of spaces only.
     out.push_str(if open.starts_with('%') { " +" } else { "" });
     out.push_str(open);
     let is_end =
@@ -292,10 +292,11 @@ fn raw<'a>(after: &'a str, out: &mut String) -> &'a str {
     rest
 }
 
-/// Refuses values of a macro's arguments or of a `with` that name another one of them: the engine evaluates them in another order.
+/// Refuses default values of macro arguments, or values of a `with`, that refer to another one: the engine evaluates them in a
+/// different order.
 fn assert_independent(word: &str, after: &str, line: usize) -> Result<(), ChatError> {
     let mut names: Vec<&str> = Vec::new();
-    // The name of the argument is read, then its value.
+    // Alternates between an argument's name and its value.
     let (mut depth, mut is_value, mut quote) = (0_usize, false, None);
     let base = usize::from(word == "macro");
     let mut rest = after;
@@ -320,7 +321,7 @@ fn assert_independent(word: &str, after: &str, line: usize) -> Result<(), ChatEr
                 if !is_value && depth == base {
                     names.push(name);
                 } else if names[..names.len().saturating_sub(1)].contains(&name) {
-                    let feature = "a value that names an argument beside it (in a macro or a `with`)";
+                    let feature = "a value that refers to another argument (in a macro or a `with`)";
                     return Err(ChatError::Unsupported { line, feature });
                 }
                 rest = &rest[end..];
@@ -333,13 +334,13 @@ fn assert_independent(word: &str, after: &str, line: usize) -> Result<(), ChatEr
     Ok(())
 }
 
-/// Copies the tag up to `end`, with its strings rewritten, and returns what is after it.
+/// Copies the tag through `end`, with its strings rewritten, and returns the rest.
 fn expression<'a>(tag: &'a str, end: &str, line: usize, out: &mut String) -> Result<&'a str, ChatError> {
     out.push_str(&tag[..2]);
     let mut rest = &tag[2..];
     let mut depth = 0_usize;
     while let Some(c) = rest.chars().next() {
-        // In Jinja, a brace that closes a map is no end of the tag.
+        // In Jinja, a brace that closes a map does not end the tag.
         if depth == 0 && rest.starts_with(end) {
             break;
         }
@@ -368,7 +369,7 @@ fn copied_end<'a>(rest: &'a str, end: &str, out: &mut String) -> &'a str {
     }
 }
 
-/// Copies a string up to its closing quote, with the escapes that only Python has as the engine's.
+/// Copies a string through its closing quote, converting Python-only escapes to the engine's.
 fn string<'a>(quote: char, text: &'a str, line: usize, out: &mut String) -> Result<&'a str, ChatError> {
     out.push(quote);
     let mut chars = text.chars();

@@ -14,14 +14,14 @@ use super::{
     scalar::{invalid, is_printable, is_space, lines},
 };
 
-/// The first character as a capital, the others small.
+/// The first character in upper case, the rest in lower case.
 pub(super) fn capitalized(text: &str) -> String {
     let mut chars = text.chars();
     let first = chars.next().map(|first| first.to_uppercase().collect::<String>());
     first.unwrap_or_default() + &chars.as_str().to_lowercase()
 }
 
-/// Every letter after a character that is no letter as a capital, the others small.
+/// Every letter after a non-letter in upper case, the rest in lower case.
 fn titled(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut inside = false;
@@ -50,7 +50,7 @@ fn is_titled(text: &str) -> bool {
     any
 }
 
-/// Whether a character is a decimal digit of some script: the digits of a script follow each other, from the one for zero.
+/// Whether a character is a decimal digit of some script: the digits of a script are consecutive, starting at zero.
 fn is_decimal(c: char) -> bool {
     const ZEROS: [u32; 40] = [
         0x30, 0x660, 0x6f0, 0x7c0, 0x966, 0x9e6, 0xa66, 0xae6, 0xb66, 0xbe6, 0xc66, 0xce6, 0xd66, 0xde6,
@@ -108,7 +108,7 @@ fn split_right<'a>(text: &'a str, separator: Option<&str>, most: usize) -> Resul
     Ok(pieces)
 }
 
-/// The part of `text` from character `start` to `end`, counted as Python's slices do; `None` if `start` is behind the text.
+/// The slice of `text` from character `start` to `end`, as in Python; `None` if `start` is past the end.
 fn part<'a>(
     text: &'a str,
     start: Option<&Value>,
@@ -132,7 +132,7 @@ fn part<'a>(
     Ok(Some((start as usize, &text[at(start)..at(end)])))
 }
 
-/// Lists and tuples of texts, or one text.
+/// Whether one of the strings in a list or tuple, or a single string, matches.
 fn any_of(given: &Value, matches: impl Fn(&str) -> bool) -> Result<bool, Error> {
     if let Some(one) = given.as_str() {
         return Ok(matches(one));

@@ -52,8 +52,8 @@ fn parts_that_are_left_out_are_named() {
         ("{% include 'a' %}", "include"),
         ("\n{% extends 'a' %}", "block, an include"),
         ("\n{{ '\\N{BULLET}' }}", "a character by its name"),
-        ("{% macro m(a, b=[a]) %}{% endmacro %}", "names an argument beside it"),
-        ("{% with a = 1, b = a %}{% endwith %}", "names an argument beside it"),
+        ("{% macro m(a, b=[a]) %}{% endmacro %}", "refers to another argument"),
+        ("{% with a = 1, b = a %}{% endwith %}", "refers to another argument"),
     ] {
         let error = render(source).unwrap_err();
         assert!(matches!(error, ChatError::Unsupported { line: 1.., .. }), "{source}: {error:?}");
@@ -61,7 +61,7 @@ fn parts_that_are_left_out_are_named() {
     }
 }
 
-/// Each of these asks for more memory, time or stack than there is.
+/// Each of these requests excessive memory, time or stack.
 #[test]
 fn hostile_templates_end_with_a_limit() {
     let doubling = |growth: &str| {
@@ -147,7 +147,7 @@ fn deep_nesting_does_not_end_the_process() {
         let source = format!(
             "{{% set ns = namespace(x=[]) %}}{{% for i in range(90000) %}}{{% set ns.x = {wrapped} %}}{{% endfor %}}done"
         );
-        // Whether it ends well does not matter here, only that it ends.
+        // Success or failure does not matter here, only termination.
         let _ = render(&source);
         let printed = source.replace("done", "{{ ns.x }}{{ ns.x == ns.x }}{{ ns.x | list }}");
         assert!(render(&printed).is_err(), "{wrapped}");
@@ -262,7 +262,7 @@ fn further_variables_reach_the_template_but_never_the_messages_place() {
         options.extra.insert(name.to_owned(), value);
     }
     assert_eq!(template.render(&[], &options).unwrap(), "True 1.5 0");
-    // As in transformers, they win over special tokens.
+    // As in transformers, they override special tokens.
     let template = ChatTemplate::from_source("{{ bos_token }}{{ documents }}").unwrap();
     let template = template.with_token("bos_token", "<s>");
     assert_eq!(template.render(&[], &RenderOptions::default()).unwrap(), "<s>None");
@@ -270,7 +270,7 @@ fn further_variables_reach_the_template_but_never_the_messages_place() {
     assert_eq!(template.render(&[], &options).unwrap(), "<x>[1]");
 }
 
-/// Broken templates are errors, whatever is broken in them.
+/// Broken templates are errors, whatever the defect.
 #[test]
 fn mutated_templates_never_panic() {
     let whole = include_bytes!("../../tests/data/chat/features.jinja");

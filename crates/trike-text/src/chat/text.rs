@@ -196,7 +196,7 @@ impl Dumps {
                     self.line(out, budget, depth + 1)?;
                     match key.kind() {
                         ValueKind::String => self.string(key.as_str().unwrap_or_default(), out, budget)?,
-                        // Python converts these keys to strings of their JSON form.
+                        // Python converts these keys to the strings of their JSON form.
                         ValueKind::None | ValueKind::Bool | ValueKind::Number => {
                             let mut name = String::new();
                             self.value(key, &mut name, budget, depth + 1)?;

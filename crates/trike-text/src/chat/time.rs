@@ -83,7 +83,7 @@ fn leaps_before(year: i64) -> i64 {
     y.div_euclid(4) - y.div_euclid(100) + y.div_euclid(400)
 }
 
-/// The week of the year, counted from the first of its weeks that starts on a day `start` (0 for Sunday).
+/// The week of the year, where weeks start on day `start` (0 for Sunday) and the first complete one is week 1.
 fn week(moment: &Moment, start: usize) -> i64 {
     (moment.day_of_year + 6 - ((moment.weekday + 7 - start) % 7) as i64) / 7
 }
@@ -103,7 +103,7 @@ fn iso_week(moment: &Moment) -> (i64, i64) {
 
 /// Formats `time` in UTC by C's directives with English names. The error is an unsupported directive.
 ///
-/// As in Python, a time without a zone has no name and no offset of one.
+/// As in Python, a naive time has no zone name and no offset.
 pub(super) fn strftime(time: SystemTime, format: &str) -> Result<String, String> {
     let moment = Moment::new(time);
     let (hour, minute, second) = (moment.second / 3600, moment.second / 60 % 60, moment.second % 60);

@@ -1,4 +1,4 @@
-//! Conversations as tokens, with the parts that the model writes.
+//! Complete conversations as tokens, with the ranges that the model writes.
 
 use std::{ops::Range, time::SystemTime};
 
@@ -10,23 +10,23 @@ use super::{
 };
 use crate::tokenizer::Tokenizer;
 
-/// A complete conversation as tokens, and where its answers are.
+/// A complete conversation as tokens, with the ranges of its answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transcript {
     /// Tokens of the whole conversation.
     pub ids: Vec<u32>,
-    /// For each answer that was asked for, in order, the tokens that the model writes: from the end of the prompt for it to the end of
-    /// its turn.
+    /// For each requested answer, in order, the tokens that the model writes: from the end of the answer's prompt to the end of its
+    /// turn.
     pub answers: Vec<Range<usize>>,
 }
 
 impl ChatTemplate {
-    /// The tokens of a complete conversation, and which of them are the messages whose `answers` is true. Whether the options ask for
-    /// another answer does not matter.
+    /// Tokenizes a complete conversation and locates the messages whose `answers` is true. The option for a generation prompt is
+    /// ignored.
     ///
-    /// An answer begins where the prompt for it ends, and ends where the conversation up to it ends. Where a template renders a message
-    /// in another way once others follow (Qwen 3 leaves out earlier thoughts), an answer is found by what changes with its texts, and
-    /// includes the end of its turn.
+    /// An answer starts where its prompt ends, and ends where the conversation up to it ends. Some templates render a message
+    /// differently once others follow (Qwen 3 omits earlier reasoning); then an answer is located by the rendered text that changes
+    /// with it, and includes the end of its turn.
     ///
     /// ```
     /// use trike_text::chat::{ChatTemplate, Message, RenderOptions};
@@ -46,8 +46,8 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// As [`encode`](Self::encode), and [`ChatError::Unrendered`] for what the template does not render: the text, the calls or the
-    /// content parts of a message that has more than a role and a text, and tools. Thoughts may be left out.
+    /// As [`encode`](Self::encode), and [`ChatError::Unrendered`] if the template omits tools, or the text, the tool calls or the
+    /// content parts of a message with further fields. Reasoning may be omitted.
     pub fn transcript(
         &self,
         tokenizer: &Tokenizer,
@@ -55,7 +55,7 @@ impl ChatTemplate {
         answers: &[bool],
         options: &RenderOptions,
     ) -> Result<Transcript, ChatError> {
-        // The time is the same in every rendering.
+        // The same time for every rendering.
         let now = options.now.unwrap_or_else(SystemTime::now);
         let options = RenderOptions { now: Some(now), ..options.clone() };
         let (shield, messages, options) = covered(tokenizer, messages, &options)?;
@@ -63,7 +63,7 @@ impl ChatTemplate {
         let reading = Reading { template: self, messages: &messages, options, prompt };
         reading.check()?;
         let ids = tokenizer.encode_shielded(&reading.prompt, &shield)?;
-        // The tokens of a beginning of the text; one that reaches beyond it is not among them.
+        // The number of tokens in a prefix of the text; a token that extends past it is not included.
         let tokens = |end: usize| -> Result<usize, ChatError> {
             if end == reading.prompt.len() {
                 return Ok(ids.len());
@@ -82,7 +82,7 @@ impl ChatTemplate {
     }
 }
 
-/// A rendered conversation, which is rendered again with changed messages to see which part of the text comes from which of them.
+/// A rendered conversation, which is rendered again with changed messages to locate each message in the text.
 struct Reading<'a> {
     template: &'a ChatTemplate,
     messages: &'a [Message],
@@ -96,7 +96,7 @@ impl Reading<'_> {
         self.template.render(messages, &self.options.clone().with_add_generation_prompt(asks))
     }
 
-    /// Characters that occur nowhere in the rendered text.
+    /// Characters that do not occur in the rendered text.
     fn marks(&self) -> impl Iterator<Item = String> {
         ('\u{f0000}'..='\u{ffffd}').filter(|mark| !self.prompt.contains(*mark)).map(String::from)
     }
@@ -105,11 +105,11 @@ impl Reading<'_> {
         self.marks().next().ok_or(ChatError::NoPlaceholder)
     }
 
-    /// The bytes of the text that the model writes for message `i`.
+    /// The byte range of the text that the model writes for message `i`.
     fn answer(&self, i: usize) -> Result<Range<usize>, ChatError> {
         let start = match self.render(&self.messages[..i], true) {
             Ok(before) if self.prompt.starts_with(&before) => before.len(),
-            // Also where nothing can be asked before the first message of the user.
+            // Also if the template cannot prompt for an answer before the first user message.
             _ => self.start(i)?,
         };
         if i + 1 == self.messages.len() {
@@ -123,7 +123,7 @@ impl Reading<'_> {
         Ok(start..end.max(start))
     }
 
-    /// All messages, `i` with a mark in place of each of its texts.
+    /// All messages, with the texts of message `i` replaced by marks.
     fn replaced(&self, i: usize) -> Result<Vec<Message>, ChatError> {
         let mark = self.mark()?;
         let mut messages = self.messages.to_vec();
@@ -135,8 +135,8 @@ impl Reading<'_> {
         Ok(messages)
     }
 
-    /// Where message `i` begins, in the text as it is: behind what asks for an answer, if that precedes the first text of the message
-    /// and follows the last of the message before it; otherwise at the first text.
+    /// The start of message `i` in the original text: after the generation prompt, if that is found between the last text of the
+    /// previous message and the first text of this one; otherwise at the first text.
     fn start(&self, i: usize) -> Result<usize, ChatError> {
         let changed = self.render(&self.replaced(i)?, false)?;
         if changed == self.prompt {
@@ -150,7 +150,7 @@ impl Reading<'_> {
         Ok(between.rfind(header).map_or(text, |at| before + at + header.len()))
     }
 
-    /// Where the last text of the messages before `i` ends; `None` if that cannot be told.
+    /// The end of the last text of the messages before `i`; `None` if it cannot be determined.
     fn end_before(&self, i: usize) -> Result<Option<usize>, ChatError> {
         if i == 0 {
             return Ok(Some(0));
@@ -161,26 +161,27 @@ impl Reading<'_> {
             *message = message.map_said(&|_, text| format!("{text}{mark}"));
         }
         let changed = self.render(&messages, false)?;
-        let behind = changed.rsplit_once(&*mark).map(|(_, behind)| behind);
-        Ok(behind.filter(|b| self.prompt.ends_with(*b)).map(|behind| self.prompt.len() - behind.len()))
+        let suffix = changed.rsplit_once(&*mark).map(|(_, suffix)| suffix);
+        Ok(suffix.filter(|b| self.prompt.ends_with(*b)).map(|suffix| self.prompt.len() - suffix.len()))
     }
 
-    /// Where message `i` ends: behind its last text, and behind as much as follows that in `through` too, the conversation up to it.
+    /// The end of message `i`: after its last text and the following characters that also follow it in `through`, the conversation
+    /// up to it.
     fn end(&self, i: usize, through: &str) -> Result<usize, ChatError> {
         let replaced = self.replaced(i)?;
-        let behind =
+        let suffix =
             |whole: &str, changed: &str| whole.len() - shared(whole.chars().rev(), changed.chars().rev());
-        let text = behind(&self.prompt, &self.render(&replaced, false)?);
-        let of_turn = behind(through, &self.render(&replaced[..=i], false)?);
+        let text = suffix(&self.prompt, &self.render(&replaced, false)?);
+        let of_turn = suffix(through, &self.render(&replaced[..=i], false)?);
         Ok(text + shared(self.prompt[text..].chars(), through[of_turn..].chars()))
     }
 
-    /// Refuses what the template does not render, of messages that are more than a role and a text, and of tools.
+    /// Refuses tools, and messages with further fields, that the template does not render completely.
     fn check(&self) -> Result<(), ChatError> {
         if self.options.tools.is_none() && self.messages.iter().all(Message::is_plain) {
             return Ok(());
         }
-        // One rendering in which every text has a mark at its end.
+        // A single rendering, in which every text ends with a mark.
         let mut marks = self.marks();
         let mut mark = || marks.next().ok_or(ChatError::NoPlaceholder);
         let (of_tools, of_parts) = (mark()?, mark()?);
@@ -203,7 +204,7 @@ impl Reading<'_> {
             tools.to_string()
         });
         let rendered = self.template.render(&messages, &options)?;
-        // Python's way of writing data escapes marks.
+        // Python's formatting of data escapes marks.
         let found = |text: &str| rendered.contains(text) || rendered.contains(&in_data(text));
         for (i, (message, (content, call))) in self.messages.iter().zip(&marked).enumerate() {
             let has_calls =
@@ -211,7 +212,7 @@ impl Reading<'_> {
             if has_calls && !found(call) {
                 return Err(unrendered(i, "leaves out `tool_calls`"));
             }
-            // Data is written with its keys, the one that was added, too, and in Python's way unless the template asks for JSON.
+            // Data is written with its keys, including the added one, and in Python's format unless the template requests JSON.
             let has_parts = message.field("content").is_some_and(Value::is_array);
             if has_parts && found(&format!("'{of_parts}'")) {
                 return Err(unrendered(
@@ -246,7 +247,7 @@ impl Reading<'_> {
     }
 }
 
-/// A text with marks as Python writes it in data.
+/// A text with marks, as Python formats it in data.
 fn in_data(text: &str) -> String {
     let escaped = |c: char| match c {
         '\u{f0000}'.. => format!("\\U{:08x}", u32::from(c)),
@@ -259,7 +260,7 @@ fn unrendered(message: usize, problem: &'static str) -> ChatError {
     ChatError::Unrendered { whose: format!("message {}", message + 1), problem }
 }
 
-/// Bytes of the characters that two texts have in common from their first on.
+/// Length in bytes of the common prefix of two texts.
 fn shared(a: impl Iterator<Item = char>, b: impl Iterator<Item = char>) -> usize {
     a.zip(b).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }
@@ -271,7 +272,7 @@ mod tests {
 
     use super::*;
 
-    /// The conversation with what is learned in brackets.
+    /// The conversation with the answers in brackets.
     fn learned(source: &str, messages: &Value, options: &RenderOptions) -> Result<String, ChatError> {
         let tokenizer =
             Tokenizer::from_hf_json_bytes(byte_level_tokenizer().as_bytes()).expect("a tokenizer");
@@ -297,7 +298,7 @@ mod tests {
         Ok(text + &decode(from..ids.len()))
     }
 
-    /// A template as Qwen 3 has it: thoughts before the last question are left out, answers of tools are the user's.
+    /// A template like Qwen 3's: reasoning before the last question is omitted, tool results belong to the user.
     const THINKING: &str = "\
 {%- set last = namespace(user=0) %}
 {%- for m in messages if m.role == 'user' %}{% set last.user = loop.index0 %}{% endfor %}
@@ -333,7 +334,7 @@ mod tests {
                 "<|begin|>user: 1 + 2?<|end|><|begin|>assistant:[ <think>a sum</think> call add {\"a\": 1, \"b\": [2]}<|end|>]\
                  <|begin|>user: (3)<|end|><|begin|>assistant:[ <think>so</think> 3<|end|>]",
             ),
-            // Thoughts of earlier turns are left out, and what is learned of them is still what the model writes.
+            // Reasoning of earlier turns is omitted; the rest of their answers is still located.
             (
                 json!([
                     {"role": "user", "content": "1 + 2?"},
@@ -347,7 +348,7 @@ mod tests {
                  <|begin|>user: (<|end|>assistant: 3)<|end|><|begin|>assistant:[ 3<|end|>]\
                  <|begin|>user: Is it?<|end|><|begin|>assistant:[ <think>hm</think> Yes<|end|>]",
             ),
-            // The first message, and two of the assistant in a row.
+            // The first message, and two consecutive ones of the assistant.
             (
                 json!([
                     {"role": "assistant", "content": "Hello"},
@@ -369,7 +370,7 @@ mod tests {
         );
     }
 
-    /// Prompts that are no beginning of the conversation: the end of the last turn differs, and the prompt opens thoughts.
+    /// Prompts that are not a prefix of the conversation: the end of the last turn differs, and the prompt opens the reasoning.
     #[test]
     fn an_answer_is_found_in_a_text_that_no_prompt_begins() {
         let source = "{% for m in messages %}{% if m.role == 'assistant' %}<|begin|>A:{{ m.content.split('</think>')[-1] }}\
@@ -381,7 +382,7 @@ mod tests {
             {"role": "user", "content": "three"},
             {"role": "assistant", "content": "four"},
         ]);
-        // The end of an earlier turn is another one than that of a last turn, so it is not known to be one.
+        // The end of an earlier turn differs from that of a last turn, so it is not recognized.
         assert_eq!(
             learned(source, &messages, &RenderOptions::default()).expect("a transcript"),
             "<|begin|>U:one A:<|begin|>A:[two]<|end|><|begin|>U:three<|begin|>A:[four;]"

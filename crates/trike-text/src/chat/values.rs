@@ -1,7 +1,7 @@
-//! Values of Python that are neither lists nor maps: generators, views of maps, ranges, methods that are not called.
+//! Python values that are neither lists nor maps: generators, views of maps, ranges, unbound method references.
 //!
-//! They differ from lists where templates can tell: a generator is true even if it is empty and can be read once, a view has no
-//! items by number, none of them is JSON.
+//! They differ from lists in ways visible to templates: a generator is true even if it is empty and can be read only once, a view
+//! cannot be indexed, and none of them is JSON-serializable.
 
 use std::{
     collections::VecDeque,
@@ -16,7 +16,7 @@ use minijinja::{
 
 use super::scalar::without_bool;
 
-/// What filters such as `select` and `map` return: items that are read once.
+/// The result of filters such as `select` and `map`: items that can be read once.
 #[derive(Debug)]
 pub(super) struct Generator(Mutex<VecDeque<Value>>);
 
@@ -26,11 +26,11 @@ impl Generator {
     }
 
     fn items(&self) -> MutexGuard<'_, VecDeque<Value>> {
-        // Nothing panics while it holds the lock.
+        // No code panics while holding the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A copy of the items that are left.
+    /// A copy of the remaining items.
     pub(super) fn rest(&self) -> Vec<Value> {
         self.items().iter().cloned().collect()
     }
@@ -101,7 +101,7 @@ pub(super) struct Range {
 }
 
 impl Range {
-    /// `None` for more items than `limit`; the step is not 0.
+    /// `None` if there are more items than `limit`; the step must not be 0.
     pub(super) fn value(start: i64, stop: i64, step: i64, limit: usize) -> Option<Value> {
         let (start_, stop_, step_) = (i128::from(start), i128::from(stop), i128::from(step));
         let len = if step > 0 {
@@ -136,7 +136,7 @@ impl Object for Range {
     }
 }
 
-/// A method that is taken from a value and not called yet.
+/// A reference to a method that has not been called.
 struct Method {
     of: Value,
     name: String,
@@ -158,7 +158,7 @@ impl Object for Method {
     }
 }
 
-/// Whether a value is Python's `dict`, and not one of the engine's objects with named parts.
+/// Whether a value is a Python `dict`, not one of the engine's objects with named parts.
 pub(super) fn is_dict(value: &Value) -> bool {
     value.kind() == ValueKind::Map
         && value.as_object().is_some_and(|object| {
@@ -167,7 +167,7 @@ pub(super) fn is_dict(value: &Value) -> bool {
         })
 }
 
-/// Whether a value is a list or a tuple, or an iterable of the engine that stands for one.
+/// Whether a value is a list or a tuple, or an engine iterable in place of one.
 pub(super) fn is_list(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
         && value.downcast_object_ref::<Generator>().is_none()
@@ -175,7 +175,7 @@ pub(super) fn is_list(value: &Value) -> bool {
         && value.downcast_object_ref::<Range>().is_none()
 }
 
-/// Methods of Python's types that a template may read without a call, and those of a map that the sandbox hides.
+/// Methods of Python's types that a template may access without a call, and methods of maps that the sandbox hides.
 const DICT: [&str; 6] = ["copy", "fromkeys", "get", "items", "keys", "values"];
 const HIDDEN: [&str; 5] = ["clear", "pop", "popitem", "setdefault", "update"];
 const LIST: [&str; 3] = ["copy", "count", "index"];
@@ -228,7 +228,7 @@ const STR: [&str; 46] = [
     "zfill",
 ];
 
-/// Whether reading `name` of a value may give a method.
+/// Whether the attribute `name` may be a method.
 pub(super) fn may_be_method(name: &str) -> bool {
     DICT.contains(&name) || HIDDEN.contains(&name) || LIST.contains(&name) || STR.contains(&name)
 }
@@ -249,7 +249,7 @@ fn method(value: &Value, name: &str) -> Option<Value> {
     found.then(|| Value::from_object(Method { of: value.clone(), name: name.to_owned() }))
 }
 
-/// `value.name`: methods come before items.
+/// `value.name`: methods take precedence over items.
 pub(super) fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
     match method(value, name) {
         Some(method) => Ok(method),
@@ -257,7 +257,7 @@ pub(super) fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
     }
 }
 
-/// `value | attr(name)`: methods alone, of a map.
+/// `value | attr(name)`: only methods, for a map.
 pub(super) fn own_attribute(value: &Value, name: &str) -> Result<Value, Error> {
     match method(value, name) {
         None if is_dict(value) => Ok(Value::UNDEFINED),
@@ -266,7 +266,7 @@ pub(super) fn own_attribute(value: &Value, name: &str) -> Result<Value, Error> {
     }
 }
 
-/// `value[key]`: items come before methods.
+/// `value[key]`: items take precedence over methods.
 pub(super) fn item(value: &Value, key: &Value) -> Result<Value, Error> {
     let unordered = || {
         value.downcast_object_ref::<Generator>().is_some() || value.downcast_object_ref::<View>().is_some()

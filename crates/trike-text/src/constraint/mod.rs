@@ -1,10 +1,11 @@
-//! Text of a given form: the tokens that a JSON schema, a grammar or a regular expression allows next.
+//! Constrained decoding: the next tokens allowed by a JSON schema, a grammar or a regular expression.
 //!
-//! Start from [`Grammar`]. The decision that shaped this module: the parser is [llguidance](https://github.com/guidance-ai/llguidance),
-//! which other engines use too, so that a grammar means the same here as there. Only tokens that keep the text a prefix of a valid
-//! one are allowed, so the text is valid when it ends by itself; one that ends at a limit may be cut anywhere.
+//! Start from [`Grammar`]. The decision that shaped this module: the parser is
+//! [llguidance](https://github.com/guidance-ai/llguidance), which other engines use too, so that a grammar has the same meaning as
+//! there. Only tokens that keep the text a prefix of a valid one are allowed, so a text that ends by itself is valid; one that hits
+//! a length limit may be truncated anywhere.
 //!
-//! * [`Grammar`]: what the text has to be
+//! * [`Grammar`]: the constraint on the text
 //! * [`Constraint`]: a grammar with the state of one text
 //! * [`ConstraintError`]
 
@@ -19,17 +20,17 @@ use serde_json::{Value, json};
 
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
-/// Longer tokens are never allowed; no vocabulary has tokens of text of this length.
+/// Longer tokens are never allowed; no vocabulary has text tokens of this length.
 const MAX_TOKEN: usize = 1024;
-/// White space between the parts of a JSON text: a space, or a new line with its indentation. A weak model would otherwise never
-/// leave it.
+/// White space between the parts of a JSON text: a space, or a line end with indentation. Otherwise a weak model might never leave
+/// it.
 const WHITE_SPACE: &str = r"\x20|\x0A[\x20\x09]{0,32}";
 
-/// What a text has to be.
+/// The constraint on a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Grammar {
-    /// A JSON text that a schema describes, as JSON; `{}` describes every JSON text.
+    /// A JSON text that matches a JSON schema; `{}` allows any JSON text.
     JsonSchema(String),
     /// A grammar in llguidance's variant of Lark's syntax, with the rule `start`.
     Lark(String),
@@ -37,7 +38,7 @@ pub enum Grammar {
     Regex(String),
 }
 
-/// An invalid grammar, or a text that left it.
+/// An invalid grammar, or a text that does not follow it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConstraintError {
@@ -46,16 +47,16 @@ pub enum ConstraintError {
     Grammar {
         /// `JSON schema`, `grammar` or `regular expression`.
         kind: &'static str,
-        /// What is wrong, and where.
+        /// The problem and its location.
         reason: String,
     },
     /// The parser stopped: the grammar is too ambiguous, or a token was not allowed.
     #[error("the grammar cannot be followed: {reason}")]
     Parser {
-        /// What happened.
+        /// The parser's reason.
         reason: String,
     },
-    /// The tokenizer has a token that cannot be read.
+    /// A token of the tokenizer cannot be read.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 }
@@ -103,7 +104,7 @@ impl Grammar {
 #[derive(Clone)]
 pub struct Constraint {
     matcher: Matcher,
-    /// The tokens that end a text; the parser knows the first one only.
+    /// The tokens that end a text; the parser knows only the first one.
     ends: Vec<u32>,
 }
 
@@ -114,7 +115,7 @@ impl std::fmt::Debug for Constraint {
 }
 
 impl Constraint {
-    /// A constraint on a text of this tokenizer's tokens, at its start. Each token of `ends` may end a text that the grammar
+    /// A constraint at the start of a text in this tokenizer's tokens. Each token of `ends` may end a text that the grammar
     /// accepts.
     ///
     /// # Errors
@@ -133,12 +134,12 @@ impl Constraint {
         if let Some(reason) = matcher.get_error() {
             return Err(failed(&reason));
         }
-        // Some errors are found only when the first tokens are asked for.
+        // Some errors are only found when the first mask is computed.
         matcher.compute_mask_or_eos().map_err(|error| failed(&error))?;
         Ok(Self { matcher, ends: ends.to_vec() })
     }
 
-    /// Sets the logits of tokens that may not come next to negative infinity.
+    /// Sets the logits of disallowed tokens to negative infinity.
     ///
     /// # Errors
     ///
@@ -157,11 +158,11 @@ impl Constraint {
         Ok(())
     }
 
-    /// Adds an allowed token that is not an end to the text; whether the text is complete, so that nothing may follow.
+    /// Appends an allowed token other than an end; returns whether the text is complete and nothing may follow.
     ///
     /// # Errors
     ///
-    /// [`ConstraintError::Parser`] for a token that is not allowed.
+    /// [`ConstraintError::Parser`] for a disallowed token.
     pub fn accept(&mut self, id: u32) -> Result<bool, ConstraintError> {
         self.matcher.consume_token(id).map_err(|error| parser(&error))?;
         Ok(self.matcher.is_stopped())
@@ -172,13 +173,13 @@ fn parser(error: &dyn std::fmt::Display) -> ConstraintError {
     ConstraintError::Parser { reason: short(&error.to_string()) }
 }
 
-/// An error without the parser's state, which is for its developers.
+/// The error without the parser's internal state.
 fn short(reason: &str) -> String {
     let end = reason.find("<state>").or_else(|| reason.find("<backtrace>")).unwrap_or(reason.len());
     reason[..end].trim().to_owned()
 }
 
-/// The tokens as the parser wants them: bytes, and names of special tokens after a byte that no text has.
+/// The tokens in the parser's format: bytes, and names of special tokens after a byte that does not occur in text.
 fn environment(tokenizer: &Tokenizer, ends: &[u32]) -> Result<TokEnv, ConstraintError> {
     let count = tokenizer.vocab_size() as u32;
     let mut words = Vec::with_capacity(count as usize + 1);
@@ -192,7 +193,7 @@ fn environment(tokenizer: &Tokenizer, ends: &[u32]) -> Result<TokEnv, Constraint
             *word = special(name);
         }
     }
-    // A tokenizer without an end gets one that no model can choose.
+    // A tokenizer without an end token gets one that no model can choose.
     let end = ends.first().copied().filter(|&end| end < count).unwrap_or_else(|| {
         words.push(special("<end>"));
         count

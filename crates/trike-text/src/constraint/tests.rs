@@ -1,4 +1,4 @@
-//! Texts of constraints, chosen by an adversary among the allowed tokens.
+//! Constrained texts whose tokens are chosen by an adversary.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::open(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny")).unwrap()
 }
 
-/// A text whose every token is chosen at random among the allowed ones; `None` if it does not end in 400 tokens.
+/// A text of random allowed tokens; `None` if it does not end within 400 tokens.
 fn text(grammar: &Grammar, seed: u64) -> Option<String> {
     let tokenizer = tokenizer();
     let mut constraint = Constraint::new(grammar, &tokenizer, tokenizer.eos()).unwrap();
@@ -83,7 +83,7 @@ fn a_wrong_grammar_is_refused_by_its_reason() {
 fn a_token_that_is_not_allowed_is_an_error() {
     let tokenizer = tokenizer();
     let mut constraint = Constraint::new(&Grammar::Regex("a+".to_owned()), &tokenizer, &[]).unwrap();
-    // The first token of a text may begin with a space that this tokenizer adds.
+    // The first token of a text may begin with a space added by this tokenizer.
     let id = |letter: &str| *tokenizer.encode(&letter.repeat(2), false).unwrap().last().unwrap();
     assert_eq!(tokenizer.decode(&[id("a"), id("b")]).unwrap(), "ab");
     assert!(

@@ -39,8 +39,8 @@ pub struct GenerationConfig {
     pub min_p: Option<f32>,
     /// Divides the logits of earlier tokens, also with greedy decoding.
     pub repetition_penalty: Option<f32>,
-    /// Tokens that end a text, in place of those of the model's `config.json`; empty when the file names none. In the file,
-    /// one id or a list.
+    /// Tokens that end a text, overriding those of the model's `config.json`; empty if the file has none. In the file, one id or a
+    /// list.
     #[serde(default, deserialize_with = "ids", skip_serializing_if = "Vec::is_empty")]
     pub eos_token_id: Vec<u32>,
 }
@@ -60,13 +60,13 @@ fn ids<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error>
 }
 
 impl GenerationConfig {
-    /// The content of a `generation_config.json`. Other settings in it are for the caller to refuse.
+    /// Parses a `generation_config.json`. Other settings in it are left to the caller.
     ///
     /// # Errors
     ///
     /// When it is not a JSON object or has values of the wrong types.
     pub fn from_json(text: &str) -> Result<Self, serde_json::Error> {
-        // Not of a list, from which the fields could be read in their order.
+        // Through a map, since serde would also accept a list with the fields in order.
         let object: Map<String, Value> = serde_json::from_str(text)?;
         serde_json::from_value(Value::Object(object))
     }

@@ -10,7 +10,7 @@
 //!
 //! * [`SamplerConfig`]: the options, validated together
 //! * [`Sampler`]: a configuration with its RNG state
-//! * [`GenerationConfig`]: a model's sampling defaults; [`SamplingOptions`]: what a user gives, over them
+//! * [`GenerationConfig`]: a model's sampling defaults; [`SamplingOptions`]: user options that override them
 //! * [`SamplerError`], [`GenerationConfigError`]
 
 mod exp;
@@ -30,8 +30,8 @@ use exp::exp;
 pub use generation_config::{GenerationConfig, GenerationConfigError};
 pub use options::SamplingOptions;
 
-/// Exponent, relative to the best token, below which a probability is lost in the rounding of the sum, even for a million
-/// such tokens.
+/// Exponent, relative to the best token, below which a probability is lost in the rounding of the sum, even for a million such
+/// tokens.
 const LEAST_EXPONENT: f64 = -60.0;
 
 /// Sampling options: the default is greedy decoding, and each `with_` method changes one field.
@@ -91,7 +91,7 @@ pub enum SamplerError {
     BadLogit {
         /// The first such logit.
         index: usize,
-        /// Its value.
+        /// The logit.
         value: f32,
         /// Number of logits.
         vocab_size: usize,

@@ -1,13 +1,13 @@
-//! Options of sampling that a user may leave to the model.
+//! Sampling options that default to the model's recommendation.
 
 use std::hash::{BuildHasher, RandomState};
 
 use super::{GenerationConfig, SamplerConfig};
 
-/// Temperature and min-p of a chat with a model that recommends nothing.
+/// Temperature and min-p of a chat with a model without recommendations.
 const CHAT: (f32, f32) = (0.8, 0.05);
 
-/// Sampling options as a user gives them. Those that are `None` are the model's recommendation, then the default.
+/// The user's sampling options. `None` means the model's recommendation, or else the default.
 ///
 /// ```
 /// use trike_text::sampler::{GenerationConfig, SamplingOptions};
@@ -32,13 +32,13 @@ pub struct SamplingOptions {
     pub min_p: Option<f32>,
     /// Divides the logits of earlier tokens.
     pub repetition_penalty: Option<f32>,
-    /// Random number seed; a random one if omitted.
+    /// RNG seed (random if omitted).
     pub seed: Option<u64>,
 }
 
 impl SamplingOptions {
-    /// The sampler for a model with these recommendations. Decoding is greedy unless the model recommends sampling or an option is given
-    /// that has a meaning only then. Values are not validated: see [`SamplerConfig::validate`].
+    /// The sampler for a model with these recommendations. Decoding is greedy unless the model recommends sampling or an option is
+    /// set that only affects sampling. Values are not validated: see [`SamplerConfig::validate`].
     #[must_use]
     pub fn sampler(&self, model: &GenerationConfig) -> SamplerConfig {
         let nothing = GenerationConfig::default();
@@ -62,8 +62,8 @@ impl SamplingOptions {
             .with_seed(self.seed.unwrap_or_else(|| RandomState::new().hash_one(0) & u64::from(u32::MAX)))
     }
 
-    /// As [`sampler`](Self::sampler), but a chat is greedy only when a temperature of 0 is given: a model that recommends nothing is
-    /// sampled with a temperature of 0.8 and a min-p of 0.05.
+    /// As [`sampler`](Self::sampler), but a chat is greedy only for an explicit temperature of 0: a model without recommendations
+    /// is sampled with a temperature of 0.8 and a min-p of 0.05.
     #[must_use]
     pub fn chat_sampler(&self, model: &GenerationConfig) -> SamplerConfig {
         let mut model = model.clone();

@@ -1,4 +1,4 @@
-//! Distributions, filters against their definitions, penalties, refusals.
+//! Distributions, filters compared with their definitions, penalties, refusals.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn seen(config: SamplerConfig, logits: &[f32]) -> Vec<u32> {
     ids
 }
 
-/// Chi-squared distance of drawn counts from what the probabilities say.
+/// Chi-squared statistic of drawn counts for the expected probabilities.
 fn chi_squared(ids: &[u32], probabilities: &[f64]) -> f64 {
     let n = ids.len() as f64;
     let count = |id: usize| ids.iter().filter(|&&i| i as usize == id).count() as f64;
@@ -37,7 +37,7 @@ fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
 fn draws_follow_the_distribution_at_every_temperature() {
     for temperature in [0.5, 1.0, 2.0] {
         let ids = draws(SamplerConfig { temperature, ..config() }, &LOGITS, 20_000);
-        // With 5 degrees of freedom, 20.5 is passed once in a thousand seeds.
+        // With 5 degrees of freedom, 20.5 is exceeded for one seed in a thousand.
         let distance = chi_squared(&ids, &softmax(&LOGITS, f64::from(temperature)));
         assert!(distance < 20.5, "{temperature}: {distance}");
         let wrong = chi_squared(&ids, &softmax(&LOGITS, f64::from(temperature) * 1.2));
@@ -49,7 +49,7 @@ fn draws_follow_the_distribution_at_every_temperature() {
 fn filters_renormalize_what_they_keep() {
     let ids = draws(SamplerConfig { top_k: Some(3), ..config() }, &LOGITS, 20_000);
     let mut probabilities = softmax(&[1.0, 3.0, 2.0], 1.0);
-    // Back to the places of ids 0, 1 and 3; with 2 degrees of freedom the bound is 13.8.
+    // Mapped back to ids 0, 1 and 3; with 2 degrees of freedom the bound is 13.8.
     probabilities.insert(2, 1e-12);
     assert!(ids.iter().all(|id| [0, 1, 3].contains(id)));
     assert!(chi_squared(&ids, &probabilities) < 13.8);
@@ -73,9 +73,9 @@ fn every_filter_keeps_what_its_definition_says() {
     for (config, want) in table {
         assert_eq!(seen(config.clone(), &LOGITS), want, "{config:?}");
     }
-    // The temperature comes before top-p: a hot distribution needs more tokens to reach the same share.
+    // Temperature is applied before top-p: a flatter distribution needs more tokens to reach the same probability.
     assert_eq!(seen(SamplerConfig { temperature: 3.0, top_p: 0.7, ..config() }, &LOGITS).len(), 3);
-    // Top-p is a share of what top-k has left.
+    // Top-p is a fraction of the probability that top-k keeps.
     assert_eq!(seen(SamplerConfig { top_k: Some(2), top_p: 0.72, ..config() }, &LOGITS), [1]);
 }
 
@@ -85,7 +85,7 @@ fn greedy_takes_the_first_maximum() {
     assert_eq!(draws(greedy.clone(), &[1.0, 5.0, 5.0, 5.0], 3), [1, 1, 1]);
     assert_eq!(draws(greedy.clone(), &[f32::NEG_INFINITY, -7.0], 1), [1]);
     assert_eq!(draws(greedy, &[-0.0, 0.0], 1), [0]);
-    // One candidate left is greedy at any temperature, ties included.
+    // A single candidate is chosen at any temperature, ties included.
     for narrow in [
         SamplerConfig { temperature: 9.0, top_k: Some(1), ..config() },
         SamplerConfig { temperature: 0.7, top_p: f32::MIN_POSITIVE, ..config() },
@@ -233,7 +233,7 @@ fn a_large_vocabulary_gives_what_a_full_sort_gives() {
 
 #[test]
 fn a_few_candidates_choose_as_all_of_them_do() {
-    // Ties in every place, and tokens that are forbidden.
+    // Ties at every position, and excluded tokens.
     let logits: Vec<f32> = (0..300u32)
         .map(|i| [f32::NEG_INFINITY, 0.5, 2.0, -1.0, 2.5][(i.wrapping_mul(7919) % 5) as usize])
         .collect();

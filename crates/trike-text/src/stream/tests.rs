@@ -1,4 +1,4 @@
-//! The law of the stream as properties over ids that break characters on purpose.
+//! The invariant of the stream as properties over ids that split characters on purpose.
 
 use proptest::prelude::*;
 
@@ -84,7 +84,7 @@ proptest! {
         let (text, _) = stream_all(TextStream::after(&t, context).unwrap(), rest);
         let whole = t.decode(&ids).unwrap();
         prop_assert!(whole.ends_with(&text), "{:?} {:?}", whole, text);
-        // What came before is the context, but for a character that it leaves unfinished.
+        // The preceding text is the context, except for a character that it leaves incomplete.
         let before = &whole[..whole.len() - text.len()];
         let shown = t.decode(context).unwrap();
         prop_assert!(shown == before || shown == format!("{before}\u{FFFD}"), "{:?} {:?}", shown, before);
@@ -125,7 +125,7 @@ fn after_a_stop_there_is_nothing() {
     let mut stream = TextStream::new(&t).with_stops(["b"]).unwrap();
     assert_eq!(stream.push(261).unwrap(), Piece { text: "a".to_owned(), stopped: true });
     assert_eq!(stream.push(259).unwrap(), Piece { text: String::new(), stopped: true });
-    // Even an id that does not exist changes nothing any more.
+    // After a stop, even an invalid id changes nothing.
     assert!(stream.push(u32::MAX).unwrap().stopped);
     assert_eq!(stream.finish(), "");
 }

@@ -21,9 +21,9 @@ use super::{
 
 /// A byte-level BPE vocabulary in memory.
 ///
-/// `tokens` and `types` have one entry per id. Every character of a normal token represents a byte, as in GPT-2 (with the few
-/// pre-tokenizers that have no such mapping it is text, and a byte is `<0xHH>`); control and user-defined tokens are plain text.
-/// Bytes may be missing: text with them loses them, as in the `tokenizers` package and llama.cpp.
+/// `tokens` and `types` have one entry per id. Every character of a normal token represents a byte, as in GPT-2 (for the few
+/// pre-tokenizers without such a mapping it is text, and a byte is `<0xHH>`); control and user-defined tokens are plain text. Byte
+/// tokens may be missing: such bytes are dropped from texts, as in the `tokenizers` package and llama.cpp.
 #[derive(Clone, Debug)]
 pub struct BpeVocab {
     /// The tokens.
@@ -38,11 +38,11 @@ pub struct BpeVocab {
     pub bos: Option<u32>,
     /// The tokens that end a sequence.
     pub eos: Vec<u32>,
-    /// Whether a sequence starts with BOS; `None` = the default of the pre-tokenizer's model.
+    /// Whether a sequence starts with BOS; `None` = the pre-tokenizer's default.
     pub add_bos: Option<bool>,
 }
 
-/// Validates the vocabulary and builds the crate's encoder with Trike's decode table.
+/// Validates the vocabulary and builds the `tokenizers` encoder with Trike's decode table.
 pub(super) fn build(vocab: &BpeVocab) -> Result<HfTokenizer, TokenizerError> {
     let count = vocab.tokens.len();
     check_tokens(count as u64)?;
@@ -66,7 +66,7 @@ pub(super) fn build(vocab: &BpeVocab) -> Result<HfTokenizer, TokenizerError> {
         check_token(token.len())?;
         let marks_sequence = vocab.bos == Some(id) || vocab.eos.contains(&id);
         match kind {
-            // Files without types, and some with wrong types, mark these as text.
+            // Some files have no types or declare these tokens as text.
             _ if marks_sequence => specials.push((token.as_str(), id)),
             PieceType::Control | PieceType::Unknown => specials.push((token.as_str(), id)),
             PieceType::UserDefined if !token.is_empty() => added.push(token.as_str()),
@@ -109,7 +109,7 @@ pub(super) fn build(vocab: &BpeVocab) -> Result<HfTokenizer, TokenizerError> {
     Ok(HfTokenizer { encoder, pieces, specials, strips_leading_space: false, affixes })
 }
 
-/// The bytes of a token of text.
+/// The bytes of a text token.
 fn text_of(token: &str, form: Form, alphabet: &HashMap<char, u8>) -> Vec<u8> {
     let bytes = match form {
         Form::Bytes => token.chars().map(|c| alphabet.get(&c).copied()).collect(),
@@ -171,13 +171,13 @@ mod tests {
         assert_eq!(t.decode(&literal).unwrap(), text);
         assert_eq!(t.token_bytes(259).unwrap(), b"");
         assert_eq!(t.turn_ends(), [257]);
-        // A file without types still knows the tokens that its metadata names.
+        // In a file without types, the tokens named by its metadata are still special.
         let untyped = BpeVocab { types: vec![PieceType::Normal; 260], ..vocab() };
         let t = Tokenizer::from_byte_level_vocab(&untyped).unwrap();
         assert_eq!(t.encode("<|end|>", false).unwrap(), [257]);
     }
 
-    /// As the `tokenizers` package does with the same vocabulary and no unknown token.
+    /// As in the `tokenizers` package with the same vocabulary and no unknown token.
     #[test]
     fn bytes_without_a_token_are_dropped() {
         let mut holed = vocab();

@@ -1,4 +1,4 @@
-//! Text to ids: the three encoders, and the treatment of special tokens that occur in a text.
+//! Text to ids: the three encoders, and special tokens in text.
 
 use std::{
     borrow::Cow,
@@ -72,9 +72,9 @@ impl Encoder {
     }
 
     /// [`encode_literal`](Self::encode_literal) of a text that follows a special token.
-    fn encode_behind(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
+    fn encode_after_special(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
         match self {
-            Self::SentencePiece(encoder) => encoder.encode_behind(text, out),
+            Self::SentencePiece(encoder) => encoder.encode_after_special(text, out),
             _ => self.encode_literal(text, out),
         }
     }
@@ -90,8 +90,8 @@ pub(crate) struct Shield {
 }
 
 impl Shield {
-    /// Chooses a placeholder for each special token that occurs in one of `texts`. `None` when the texts use the whole
-    /// private-use area themselves.
+    /// Chooses a placeholder for each special token that occurs in one of `texts`. `None` if the texts use up the whole private-use
+    /// area.
     pub(crate) fn new(tokenizer: &Tokenizer, texts: &[&str]) -> Option<Self> {
         let mut spelled: Vec<String> = Vec::new();
         for text in texts {
@@ -237,7 +237,7 @@ impl Tokenizer {
         }
     }
 
-    /// The stretches between added tokens (and special ones, with `special`), each encoded by itself.
+    /// Encodes the stretches between added tokens (and special ones, with `special`) separately.
     fn encode_stretches(
         &self,
         text: &str,
@@ -256,7 +256,7 @@ impl Tokenizer {
             match (&*uncovered, from) {
                 ("", _) => Ok(()),
                 (text, 0) => self.encoder.encode_literal(text, ids),
-                (text, _) => self.encoder.encode_behind(text, ids),
+                (text, _) => self.encoder.encode_after_special(text, ids),
             }
         };
         while let Some(Found { start, end, id }) = find(from) {

@@ -1,4 +1,4 @@
-//! Tokens that end a turn or a text, found by their names as llama.cpp finds them.
+//! Tokens that end a turn or a text, identified by name as in llama.cpp.
 
 use super::PieceType;
 
@@ -29,7 +29,7 @@ pub(super) const ENDS: [&str; 23] = [
     "[e~[",
 ];
 
-/// Names of tokens that end what is filled into the middle of a text: padding, and the marks of another file or repository.
+/// Names of tokens that end a fill-in-the-middle completion: padding, and separators of files and repositories.
 pub(super) const FILL_ENDS: [&str; 11] = [
     "<|fim_pad|>",
     "<fim-pad>",
@@ -44,9 +44,9 @@ pub(super) const FILL_ENDS: [&str; 11] = [
     "<|file_sep|>",
 ];
 
-/// Whether a token of this name ends a turn in a vocabulary that has the tokens for which `has` is true.
+/// Whether a token with this name ends a turn, in a vocabulary described by `has`.
 ///
-/// Two names end a turn in some formats and a part of one in others.
+/// Two names end a turn in some formats and a part of a turn in others.
 pub(super) fn ends_turn(name: &str, has: impl Fn(&str) -> bool) -> bool {
     match name {
         "<|end|>" => {
@@ -58,7 +58,7 @@ pub(super) fn ends_turn(name: &str, has: impl Fn(&str) -> bool) -> bool {
     }
 }
 
-/// Gives the tokens that end a turn the type that they should have: some files call them text.
+/// Corrects the types of tokens that end a turn, since some files declare them as text.
 pub(super) fn correct_types(tokens: &[String], types: &mut [PieceType]) {
     let has = |name: &str| tokens.iter().any(|token| token == name);
     for (token, kind) in tokens.iter().zip(types) {
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_depends_on_the_tokens_beside_it() {
+    fn an_end_depends_on_the_other_tokens() {
         let ends = |name: &str, others: &[&str]| ends_turn(name, |other| others.contains(&other));
         assert!(ends("<|end|>", &["<|call|>"]) && ends("</s>", &["<s>"]) && ends("<|im_end|>", &[]));
         assert!(!ends("<|end|>", &["<|call|>", "<|return|>"]) && !ends("</s>", &["<|tool_response>"]));

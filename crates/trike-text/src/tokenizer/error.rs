@@ -102,10 +102,10 @@ pub enum TokenizerError {
         /// Ids of the tokenizer.
         vocab_size: usize,
     },
-    /// No text to train a vocabulary on.
+    /// All training texts are empty.
     #[error("all texts are empty: expected at least one with a character, to learn a vocabulary from")]
     NoText,
-    /// A vocabulary to be trained has no room for its bytes and special tokens.
+    /// The requested vocabulary is too small for the bytes and the special tokens.
     #[error(
         "a vocabulary of {requested} tokens: expected at least {needed}, 256 bytes and {special} special tokens"
     )]

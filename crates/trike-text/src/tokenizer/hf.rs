@@ -30,15 +30,15 @@ pub(super) struct HfTokenizer {
 /// The tokens that a file adds to every sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Affixes {
-    /// Whether a sequence starts with BOS; `None` if the file does not say.
+    /// Whether a sequence starts with BOS; `None` if the file does not specify it.
     pub(super) adds_bos: Option<bool>,
-    /// Those before it.
+    /// Tokens before the sequence.
     pub(super) before: Vec<u32>,
-    /// Those after it.
+    /// Tokens after the sequence.
     pub(super) after: Vec<u32>,
 }
 
-/// Reads a file; `more` are tokens that the files beside it add.
+/// Parses a file; `more` are tokens that accompanying files add.
 pub(super) fn parse(bytes: &[u8], more: &[Added]) -> Result<HfTokenizer, TokenizerError> {
     let mut json: Value = serde_json::from_slice(bytes).map_err(|e| TokenizerError::Json(e.into()))?;
     check_model(&json["model"])?;
@@ -75,7 +75,7 @@ pub(super) fn parse(bytes: &[u8], more: &[Added]) -> Result<HfTokenizer, Tokeniz
     Ok(HfTokenizer { encoder, pieces, specials, strips_leading_space, affixes })
 }
 
-/// Adds tokens; those that the vocabulary has keep their ids, others get the next ones.
+/// Adds tokens; existing ones keep their ids, new ones get the next ids.
 fn add(encoder: &mut tokenizers::Tokenizer, more: &[Added]) -> Result<(), TokenizerError> {
     for token in more {
         let added = AddedToken::from(token.content.clone(), token.special)
@@ -91,7 +91,7 @@ fn add(encoder: &mut tokenizers::Tokenizer, more: &[Added]) -> Result<(), Tokeni
     Ok(())
 }
 
-/// The tokens that the post-processor adds to one sequence. Without one, nothing is added: that is the file's word, too.
+/// The tokens that the post-processor adds to one sequence. A file without a post-processor adds none.
 fn affixes(processor: &Value, encoder: &tokenizers::Tokenizer) -> Result<Affixes, TokenizerError> {
     let mut affixes = Affixes { adds_bos: Some(false), ..Affixes::default() };
     let steps = match name(processor) {
@@ -291,7 +291,7 @@ impl Decoding {
             }
             "Strip" => {
                 let (start, stop) = (decoder["start"].as_u64(), decoder["stop"].as_u64());
-                // Before `Fuse` it would strip every token.
+                // Without a preceding `Fuse` it would strip every token.
                 if !*fused || decoder["content"] != " " || start.is_none_or(|n| n > 1) || stop != Some(0) {
                     return refuse("Strip of anything but one leading space of the fused text");
                 }

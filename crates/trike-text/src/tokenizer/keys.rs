@@ -11,9 +11,9 @@ use super::TokenizerError;
 pub enum Treatment {
     /// It is read.
     Read,
-    /// It changes nothing that Trike does.
+    /// It does not affect Trike.
     NoEffect,
-    /// A file that sets it is refused by the key's name.
+    /// A file that sets it is refused, naming the key.
     Refused,
 }
 
@@ -24,7 +24,7 @@ pub struct Key {
     pub name: &'static str,
     /// The treatment.
     pub treatment: Treatment,
-    /// The reason, or what it does.
+    /// The reason, or the effect.
     pub note: &'static str,
 }
 
@@ -152,7 +152,7 @@ pub const GGUF: &[Key] = &[
     refused("tokenizer.ggml.suppress_tokens", "would forbid tokens"),
 ];
 
-/// Whether a value leaves a key as if it were absent.
+/// Whether a value is equivalent to an absent key.
 fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,

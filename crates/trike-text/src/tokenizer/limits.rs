@@ -11,7 +11,7 @@ pub(super) const MAX_TOKENS: usize = 1 << 22;
 /// Maximum bytes per token. The longest in use are runs of a few hundred spaces or dashes.
 pub(super) const MAX_TOKEN_BYTES: usize = 4096;
 
-/// Maximum bytes of the texts of a training: the `tokenizers` crate counts pairs of tokens in 32 bits with a sign.
+/// Maximum total size of training texts in bytes: the `tokenizers` crate counts token pairs in i32.
 const MAX_TRAINING_BYTES: u64 = i32::MAX as u64;
 
 /// Reads a whole file, at most [`MAX_FILE_BYTES`] of it.

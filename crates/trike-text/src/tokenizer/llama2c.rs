@@ -122,7 +122,7 @@ mod tests {
         let ends_of_tokens = [4 + 8 + 5, 4 + 8 + 5 + 8 + 3, whole.len() - 9];
         for end in 0..whole.len() {
             let result = parse(&whole[..end]);
-            // Without the last token the file is whole again: only the model's vocabulary tells.
+            // Without the last token the file is well-formed again; only the model's vocabulary size reveals the cut.
             assert_eq!(result.is_ok(), end == ends_of_tokens[2], "cut at {end}");
         }
         let mut negative = whole.clone();

@@ -64,7 +64,7 @@ pub(super) struct Merger<'a> {
 }
 
 impl<'a> Merger<'a> {
-    /// `frozen` gives the length of the piece that a text starts with and that is never merged.
+    /// `frozen` returns the length of the never-merged piece at the start of a text.
     pub(super) fn new(
         mergeable: &'a HashMap<Box<str>, Mergeable>,
         text: &'a str,

@@ -10,7 +10,7 @@
 //! * [`Tokenizer`]: encode, decode, special tokens
 //! * [`SpVocab`], [`PieceType`]: a SentencePiece vocabulary in memory, from GGUF metadata for example
 //! * [`BpeVocab`], [`PreTokenizer`]: a byte-level vocabulary in memory
-//! * [`BpeTraining`]: a byte-level vocabulary learned from texts
+//! * [`BpeTraining`]: training of a byte-level vocabulary
 //! * [`TokenizerError`]
 
 mod bpe;
@@ -91,7 +91,7 @@ pub struct Tokenizer {
     encoder: Encoder,
     pieces: Arc<Pieces>,
     specials: Arc<SpecialTokens>,
-    /// Tokens beside a SentencePiece vocabulary that are recognized in every text, not being special.
+    /// Added tokens of a SentencePiece vocabulary: recognized in every text, but not special.
     added: Arc<SpecialTokens>,
     strips_leading_space: bool,
     bos: Option<u32>,
@@ -99,9 +99,9 @@ pub struct Tokenizer {
     affixes: Affixes,
     /// Whether a sequence ends with EOS, if the file says so without naming tokens.
     adds_eos: bool,
-    /// Special tokens by the names of their keys, as the files beside the tokenizer give them.
+    /// Special tokens by key, as given in the files accompanying the tokenizer.
     named: BTreeMap<String, String>,
-    /// Embedding rows of the model that this tokenizer belongs to, if known.
+    /// Embedding rows of the model, if the tokenizer is known to belong to it.
     rows: Option<usize>,
 }
 
@@ -121,7 +121,7 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-/// Formats of tokenizer files, told apart by their first bytes.
+/// Formats of tokenizer files, detected by their first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FileFormat {
     Json,
@@ -157,7 +157,7 @@ impl SpVocab {
         Self::read_with(bytes, &TokenizerFiles::default())
     }
 
-    /// [`read`](Self::read) with the tokens that the files beside a `.model` add.
+    /// [`read`](Self::read) with the added tokens of the files that accompany a `.model`.
     ///
     /// # Errors
     ///
@@ -169,9 +169,9 @@ impl SpVocab {
             }
             Some(FileFormat::Llama2c) => {
                 let mut vocab = llama2c::parse(bytes)?;
-                // llama2.c writes spaces as they are.
+                // llama2.c writes plain spaces.
                 vocab.tokens.iter_mut().for_each(|token| *token = token.replace(' ', spm::SPACE_SYMBOL));
-                // And line feeds around the names of control tokens.
+                // It also writes line feeds around the names of control tokens.
                 let named = vocab.tokens.iter_mut().zip(&vocab.types);
                 for (token, _) in named.filter(|(_, kind)| **kind == PieceType::Control) {
                     *token = token.trim_matches('\n').to_owned();
@@ -184,7 +184,7 @@ impl SpVocab {
 }
 
 impl PieceType {
-    /// Makes control tokens of the tokens that end a turn or a text, by their names: some GGUF files say that they are text.
+    /// Corrects the types of tokens that end a turn or a text to control, by name: some GGUF files declare them as text.
     pub fn correct(tokens: &[String], types: &mut [Self]) {
         ends::correct_types(tokens, types);
     }
@@ -194,10 +194,9 @@ impl Tokenizer {
     /// Opens a tokenizer file of any supported format, or a directory with `tokenizer.json` or
     /// `tokenizer.model`.
     ///
-    /// What `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` beside a file of one of these two names
-    /// say about tokens applies, as in the `transformers` package: further tokens; with a `tokenizer.json`, only its
-    /// post-processor adds BOS and EOS, with a `tokenizer.model` the keys `add_bos_token` and `add_eos_token` do (without a
-    /// configuration, BOS is added).
+    /// The token settings of `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` in the same directory
+    /// apply, as in the `transformers` package: further tokens; with a `tokenizer.json`, only its post-processor adds BOS and EOS,
+    /// with a `tokenizer.model` the keys `add_bos_token` and `add_eos_token` do (without a configuration, BOS is added).
     ///
     /// A `tokenizer.json` does not specify BOS and EOS: set them with
     /// [`with_special`](Self::with_special). A llama2.c file does not contain its number of tokens:
@@ -232,7 +231,7 @@ impl Tokenizer {
         }
     }
 
-    /// [`open`](Self::open) on the content of a file and of the files beside it.
+    /// [`open`](Self::open) on the content of a file and of the files that accompany it.
     ///
     /// # Errors
     ///
@@ -248,7 +247,7 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// A `.model` in a directory of a model.
+    /// A `.model` in a model directory.
     fn from_sentencepiece_with(bytes: &[u8], settings: Settings) -> Result<Self, TokenizerError> {
         let model = with_added(proto::parse(bytes)?, &settings);
         let mut tokenizer = Self::from_proto(&model)?;
@@ -267,8 +266,8 @@ impl Tokenizer {
         Ok(tokenizer.spaced_by(settings))
     }
 
-    /// Takes over what a GGUF file keeps of the files beside its tokenizer and has no keys for: the names of special tokens, and
-    /// whether the text behind a special token gets a space.
+    /// Applies settings from the tokenizer's original files for which GGUF has no keys: the names of special tokens, and whether
+    /// text after a special token gets a space.
     ///
     /// # Errors
     ///
@@ -326,8 +325,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// Lists of different lengths, a merge that is not two tokens, a byte without a token, a special id out of
-    /// range.
+    /// Lists of different lengths, a merge that is not two tokens, a byte without a token, a special id out of range.
     pub fn from_byte_level_vocab(vocab: &BpeVocab) -> Result<Self, TokenizerError> {
         Self::from_hf(bpe::build(vocab)?).with_special(vocab.bos, vocab.eos.clone())
     }
@@ -572,7 +570,7 @@ impl Tokenizer {
         self
     }
 
-    /// Whether a prompt ends with EOS, as those of some models for embeddings do.
+    /// Whether a prompt ends with EOS, as in some embedding models.
     #[must_use]
     pub fn adds_eos(&self) -> bool {
         !self.suffix().is_empty()
@@ -592,7 +590,7 @@ impl Tokenizer {
     pub(crate) fn prefix(&self) -> Vec<u32> {
         match self.bos.filter(|_| self.adds_bos()) {
             None => Vec::new(),
-            // The post-processor of a file may put several tokens there.
+            // A post-processor may add several tokens there.
             Some(_) if self.affixes.before.len() > 1 => self.affixes.before.clone(),
             Some(bos) => vec![bos],
         }
@@ -606,8 +604,8 @@ impl Tokenizer {
         }
     }
 
-    /// The token that the files give this key (`bos_token`), or that the post-processor of a `tokenizer.json` adds as BOS: what
-    /// is at the start of a prompt is that token, whatever the model's `config.json` says.
+    /// The token that the files assign to this key (`bos_token`), or that the post-processor of a `tokenizer.json` adds as BOS,
+    /// which takes precedence over the model's `config.json`.
     #[must_use]
     pub fn named(&self, key: &str) -> Option<u32> {
         match (key, &*self.affixes.before) {
@@ -635,8 +633,8 @@ impl Tokenizer {
         self.strips_leading_space
     }
 
-    /// Says that this tokenizer is the own one of a model with `rows` embedding rows. Published models have rows without a
-    /// token, and tokens without a row, which no text of theirs uses: [`check_vocab`](Self::check_vocab) accepts both.
+    /// Declares that this tokenizer belongs to a model with `rows` embedding rows. Published models have rows without a token, and
+    /// tokens without a row that their texts never use; then [`check_vocab`](Self::check_vocab) accepts both.
     #[must_use]
     pub fn with_rows(mut self, rows: usize) -> Self {
         self.rows = Some(rows);
@@ -645,8 +643,8 @@ impl Tokenizer {
 
     /// Checks that this tokenizer matches a model with `model` embedding rows.
     ///
-    /// If it is not [known](Self::with_rows) to, every id must have a row. Up to an eighth of the rows may be padding without an
-    /// id; more indicate another model's tokenizer, which would produce nonsense text.
+    /// Unless it is [known](Self::with_rows) to belong to the model, every id must have a row. Up to an eighth of the rows may be
+    /// padding without an id; more indicate another model's tokenizer, which would produce nonsense text.
     ///
     /// # Errors
     ///
@@ -661,7 +659,7 @@ impl Tokenizer {
     }
 }
 
-/// A model with the tokens that the files beside it add; they get the next ids.
+/// A model with the added tokens of accompanying files, which get the next ids.
 fn with_added(mut model: proto::SpModel, settings: &Settings) -> proto::SpModel {
     if let Some(prefix) = settings.add_prefix_space {
         model.vocab.add_space_prefix = prefix;

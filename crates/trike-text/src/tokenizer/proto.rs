@@ -366,7 +366,7 @@ mod tests {
         let whole = model(&[int(3, 2), int(42, 1)].concat(), &[]);
         assert!(parse(&whole).is_ok());
         for end in 0..whole.len() {
-            // Cuts between fields leave a shorter message; the missing trainer_spec gives those away.
+            // A cut between fields leaves a well-formed shorter message; the missing trainer_spec reveals it.
             if end < whole.len() - 2 {
                 assert!(parse(&whole[..end]).is_err(), "cut at {end}");
             }

@@ -124,7 +124,7 @@ mod tests {
         Ranks::new(&bytes.chain(tokens.iter().map(|t| t.as_bytes().to_vec())).collect::<Vec<_>>()).unwrap()
     }
 
-    /// The rule, word by word.
+    /// The definition, applied directly.
     fn oracle(ranks: &Ranks, bytes: &[u8]) -> Vec<u32> {
         if let Some(id) = ranks.id_of(bytes) {
             return vec![id];
@@ -145,7 +145,7 @@ mod tests {
         let r = ranks(&["xy", "yx", "xyx"]);
         let mut ids = Vec::new();
         r.encode(b"xyxyx", &mut ids);
-        // xy xy x: the leftmost two first, then xyx needs `xy x`.
+        // xy xy x: the two leftmost pairs first, then xyx needs `xy x`.
         assert_eq!(ids, oracle(&r, b"xyxyx"));
         assert_eq!(ids, [256, 258]);
     }

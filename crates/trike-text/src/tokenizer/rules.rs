@@ -1,28 +1,28 @@
 //! The table of pre-tokenizers: names in `tokenizer.ggml.pre`, and the expressions that split a text.
 //!
 //! The expressions are those of the models' own `tokenizer.json`. Where llama.cpp has only an approximation, because its engine
-//! knows no classes of upper and lower case, the original is here.
+//! lacks upper- and lower-case classes, the original is used.
 
 /// A pre-tokenizer.
 pub(super) struct Rule {
-    /// Names in GGUF's `tokenizer.ggml.pre`; the first one is the rule's own.
+    /// Names in GGUF's `tokenizer.ggml.pre`; the first one is the canonical name.
     pub(super) names: &'static [&'static str],
-    /// Applied one after another: each splits the pieces of those before it into its matches and the text between them.
+    /// Applied in sequence: each expression splits the pieces of the previous ones into its matches and the text between them.
     pub(super) expressions: &'static [&'static str],
     /// A piece that is a token needs no merges.
     pub(super) ignores_merges: bool,
     /// Sequences start with BOS, unless the file says otherwise.
     pub(super) adds_bos: bool,
-    /// How text is written in tokens.
+    /// How text is represented in tokens.
     pub(super) form: Form,
 }
 
-/// How text is written in the tokens of a vocabulary.
+/// How text is represented in the tokens of a vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// A character stands for each byte, as in GPT-2.
+    /// One character per byte, as in GPT-2.
     Bytes,
-    /// As it is, with `<0xHH>` for bytes without a token.
+    /// Plain text, with `<0xHH>` for bytes without a token.
     Plain,
     /// As [`Plain`](Self::Plain), with U+2581 for a space.
     Escaped,
@@ -37,7 +37,7 @@ macro_rules! contractions {
 /// GPT-2's expression.
 pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// Llama 3's, with another class of digits.
+/// Llama 3's expression, with another class of digits.
 macro_rules! llama3 {
     ($digits:literal) => {
         concat!(
@@ -49,7 +49,7 @@ macro_rules! llama3 {
     };
 }
 
-/// Words are cut where a lower-case letter is followed by a capital one.
+/// Words are split between a lower-case and an upper-case letter.
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 const LLAMA3: &str = llama3!(r"\p{N}{1,3}");
@@ -59,7 +59,7 @@ const CJK: &str = "[一-龥\u{3040}-ゟ゠-ヿ]+";
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 const LINES: &str = r"[^\n]+|[\n]+";
 
-/// Words, signs and white space of DeepSeek-V3, behind its digits and characters.
+/// Words, punctuation and white space of DeepSeek-V3, after its expressions for digits and CJK characters.
 macro_rules! deepseek3 {
     ($lines:literal) => {
         concat!(
@@ -74,7 +74,7 @@ const fn rule(names: &'static [&'static str], expressions: &'static [&'static st
     Rule { names, expressions, ignores_merges: false, adds_bos: false, form: Form::Bytes }
 }
 
-/// Every pre-tokenizer that llama.cpp knows by a name.
+/// Every pre-tokenizer name known to llama.cpp.
 pub(super) const RULES: &[Rule] = &[
     rule(
         &[
@@ -133,7 +133,7 @@ pub(super) const RULES: &[Rule] = &[
         ],
         &[QWEN2],
     ),
-    // What a file without a name has, too.
+    // Also used for files without a name.
     rule(&["default"], &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"]),
     rule(&["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], &[LLAMA3]),
     rule(
@@ -252,7 +252,7 @@ pub(super) const RULES: &[Rule] = &[
     rule(
         &["afmoe"],
         &[
-            // Groups of three from the end of a number.
+            // Groups of three, counted from the end of a number.
             r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
             "[一-\u{9fff}\u{3400}-\u{4dbf}\u{f900}-\u{faff}\u{3040}-ゟ゠-ヿ･-ﾟ\u{2f00}-\u{2fdf}\u{e00}-\u{e7f}\u{e80}-\u{eff}\u{1780}-\u{17ff}\u{1000}-\u{109f}\u{aa60}-\u{aa7f}\u{a9e0}-\u{a9ff}가-\u{d7af}\u{1100}-\u{11ff}]+",
             deepseek3!(r"[\r\n]*|\s*[\r\n]+"),

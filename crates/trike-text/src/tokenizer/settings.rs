@@ -1,5 +1,5 @@
-//! The facts about tokens that stand beside a tokenizer: `tokenizer_config.json`, `special_tokens_map.json` and
-//! `added_tokens.json`, read as the `transformers` package (5) reads them.
+//! Token settings of the files that accompany a tokenizer: `tokenizer_config.json`, `special_tokens_map.json` and
+//! `added_tokens.json`, read as in the `transformers` package (5).
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -14,7 +14,7 @@ use super::{
 const NAMED: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// A token that a file beside the tokenizer adds.
+/// A token added by an accompanying file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Added {
     pub(super) content: String,
@@ -55,7 +55,7 @@ impl Added {
     }
 }
 
-/// The texts of the files that may stand beside a tokenizer.
+/// The texts of the files that may accompany a tokenizer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TokenizerFiles {
@@ -72,7 +72,7 @@ impl TokenizerFiles {
     ///
     /// # Errors
     ///
-    /// A file that cannot be read, is no UTF-8 or too large.
+    /// A file that is unreadable, not UTF-8 or too large.
     pub fn read(dir: &Path) -> Result<Self, TokenizerError> {
         Self::from_texts(|name| {
             let path = dir.join(name);
@@ -87,11 +87,11 @@ impl TokenizerFiles {
         })
     }
 
-    /// The files that `text` gives for their names.
+    /// Collects the texts that `text` returns for the file names.
     ///
     /// # Errors
     ///
-    /// Those of `text`.
+    /// The errors of `text`.
     pub fn from_texts<E>(mut text: impl FnMut(&'static str) -> Result<Option<String>, E>) -> Result<Self, E> {
         Ok(Self {
             tokenizer_config: text("tokenizer_config.json")?,
@@ -101,7 +101,7 @@ impl TokenizerFiles {
     }
 }
 
-/// What the files say.
+/// The parsed settings of the files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Settings {
     /// Whether there is a `tokenizer_config.json`.
@@ -109,11 +109,11 @@ pub(super) struct Settings {
     pub(super) add_bos: bool,
     pub(super) add_eos: bool,
     pub(super) add_prefix_space: Option<bool>,
-    /// Whether a space is put before the text behind every special token, not only before the first text.
+    /// Whether text after every special token gets a leading space, not only the first text.
     pub(super) legacy: Option<bool>,
     /// Special tokens by the names of their keys.
     pub(super) named: BTreeMap<String, String>,
-    /// Tokens to add, in the order of the ids that they get.
+    /// Tokens to add, in the order of their new ids.
     pub(super) added: Vec<Added>,
 }
 
@@ -130,7 +130,7 @@ impl Settings {
         let mut config = config.unwrap_or_default();
         let mut added = BTreeMap::new();
         if let Some(decoder) = config.get("added_tokens_decoder").filter(|decoder| !decoder.is_null()) {
-            // A file with this key says everything; the two older files are copies.
+            // A file with this key is complete; the two older files are copies.
             for (id, token) in decoder.as_object().into_iter().flatten() {
                 let token = Added::parse(token, false).zip(id.parse::<u32>().ok());
                 let (token, id) = token.ok_or_else(|| malformed("added_tokens_decoder", id))?;
@@ -183,7 +183,7 @@ fn malformed(place: &str, got: &str) -> TokenizerError {
 /// The special tokens that a configuration names.
 fn specials(config: &Map<String, Value>) -> Vec<Added> {
     let named = NAMED.iter().filter_map(|name| config.get(*name));
-    // Further ones have lists, or names of their own.
+    // Additional special tokens are in lists, or have custom names.
     let more =
         ["additional_special_tokens", "extra_special_tokens"].iter().filter_map(|name| config.get(*name));
     let more = more.flat_map(|value| match value {

@@ -1,4 +1,4 @@
-//! Pre-tokenizers of byte-level vocabularies: they split a text into pieces, and merges happen within a piece only.
+//! Pre-tokenizers of byte-level vocabularies: they split a text into pieces, and merges are confined to a piece.
 
 use std::fmt;
 
@@ -36,15 +36,14 @@ pub struct PreTokenizer(&'static Rule);
 
 #[allow(non_upper_case_globals)] // They are spelled as the variants that they were.
 impl PreTokenizer {
-    /// Words, numbers and punctuation, each with the space before it, if any.
+    /// Words, numbers and punctuation, each with its preceding space, if any.
     pub const Gpt2: Self = Self(&RULES[0]);
-    /// Words with one preceding punctuation character or space, numbers in groups of up to three digits, line ends with
-    /// preceding punctuation. A piece that is a token is not split, regardless of merges. Also the rule of tiktoken's Llama 3
-    /// vocabulary.
+    /// Words with one preceding punctuation character or space, numbers in groups of up to three digits, line ends with preceding
+    /// punctuation. A piece that is a token is kept, regardless of merges. Also the rule of tiktoken's Llama 3 vocabulary.
     pub const LlamaBpe: Self = Self(&RULES[1]);
     /// As [`LlamaBpe`](Self::LlamaBpe) with single digits, and every token formed by merges.
     pub const Qwen2: Self = Self(&RULES[2]);
-    /// The rule of files that name none: punctuation alone, numbers in groups of three digits.
+    /// The rule of files without a name: separate punctuation, numbers in groups of three digits.
     pub const Default: Self = Self(&RULES[3]);
 }
 
@@ -69,7 +68,7 @@ impl PreTokenizer {
         RULES.iter().find(|rule| rule.names.contains(&name)).map(Self)
     }
 
-    /// The first of the rule's names.
+    /// The canonical name of the rule.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.0.names[0]
@@ -80,17 +79,17 @@ impl PreTokenizer {
         RULES.iter().flat_map(|rule| rule.names.iter().copied())
     }
 
-    /// The known name that is spelled most like `name`.
+    /// The known name closest to `name`.
     #[must_use]
     pub fn nearest_name(name: &str) -> &'static str {
         Self::names().min_by_key(|known| distance(name, known)).unwrap_or("default")
     }
 
-    /// The pieces of each text; together they are the text. The rule is compiled once for all of them.
+    /// Splits each text; the concatenated pieces equal the text. The rule is compiled once for all of them.
     ///
     /// # Errors
     ///
-    /// Those of the expressions, which the tests of this crate compile.
+    /// Errors of the expressions, which the tests of this crate compile.
     pub fn split<'t>(
         self,
         texts: impl IntoIterator<Item = &'t str>,
@@ -114,7 +113,7 @@ impl PreTokenizer {
         self.0.adds_bos
     }
 
-    /// How text is written in the tokens of a vocabulary with this rule.
+    /// How text is represented in the tokens of a vocabulary with this rule.
     pub(super) fn form(self) -> Form {
         self.0.form
     }
@@ -171,7 +170,7 @@ impl Splitter {
     }
 }
 
-/// Insertions, deletions and replacements of bytes between two short texts.
+/// The Levenshtein distance of two short texts, in bytes.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().take(64).enumerate() {

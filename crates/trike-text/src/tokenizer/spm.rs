@@ -121,7 +121,7 @@ pub(super) struct SpEncoder {
     bytes: Option<Box<[u32; 256]>>,
     unk: Option<u32>,
     add_space_prefix: bool,
-    /// Whether text behind a special token gets no space.
+    /// Whether only the first text of a sequence gets a leading space.
     prefix_once: bool,
     remove_extra_spaces: bool,
     space: SpaceForm,
@@ -238,7 +238,7 @@ impl SpEncoder {
         self.ids.iter().find(|&(_, &other)| other == id).map(|(name, _)| &**name)
     }
 
-    /// Sets whether only the first text of a sequence gets a space, and none behind a special token.
+    /// Sets whether only the first text of a sequence gets a leading space, and text after special tokens does not.
     pub(super) fn set_prefix_once(&mut self, prefix_once: bool) {
         self.prefix_once = prefix_once;
     }
@@ -249,7 +249,7 @@ impl SpEncoder {
     }
 
     /// [`encode`](Self::encode) of a text that follows a special token.
-    pub(super) fn encode_behind(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
+    pub(super) fn encode_after_special(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
         self.encode_normalized(&self.normalize(text, self.add_space_prefix && !self.prefix_once), out)
     }
 

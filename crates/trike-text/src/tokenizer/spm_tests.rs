@@ -1,10 +1,10 @@
-//! The SentencePiece encoder against its definition, and every rule around the merges.
+//! The SentencePiece encoder compared with its definition, and every rule around the merges.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// A vocabulary of normal pieces after `<unk>`, without spaces of its own.
+/// A vocabulary of normal pieces after `<unk>`, without space handling.
 fn vocab(pieces: &[(&str, f32)]) -> SpVocab {
     let mut vocab = SpVocab {
         tokens: vec!["<unk>".to_owned()],
@@ -49,7 +49,7 @@ fn split(vocab: &SpVocab, text: &str) -> Vec<String> {
     encode(vocab, text).iter().map(|&id| vocab.tokens[id as usize].clone()).collect()
 }
 
-/// The definition: again and again, merge the best-scoring adjacent pair, the leftmost of equals.
+/// The definition: repeatedly merge the best-scoring adjacent pair, the leftmost on ties.
 fn oracle(vocab: &SpVocab, text: &str) -> Vec<String> {
     let mut parts: Vec<String> = text.chars().map(String::from).collect();
     let score = |piece: &str| vocab.tokens.iter().position(|t| t == piece).map(|i| vocab.scores[i]);
@@ -128,7 +128,7 @@ fn unknown_text_becomes_bytes_else_one_unknown_piece_a_run_else_an_error() {
 
     push_bytes(&mut v);
     assert_eq!(encode(&v, "aé"), [1, 2 + 0xc3, 2 + 0xa9]);
-    // With one byte piece gone there is no fallback.
+    // If one byte piece is missing there is no fallback.
     v.tokens.pop();
     v.scores.pop();
     v.types.pop();

@@ -1,4 +1,4 @@
-//! Files of every format, whole and broken, through the public constructors.
+//! Files of every format, intact and broken, through the public constructors.
 
 use std::fs;
 
@@ -145,7 +145,7 @@ fn broken_json_is_an_error_that_names_the_place() {
     }
 }
 
-/// As the `tokenizers` package does, and as a published vocabulary needs: 21 of its bytes have no token.
+/// As in the `tokenizers` package, and as a published vocabulary requires: 21 of its bytes have no token.
 #[test]
 fn text_without_a_token_is_dropped_or_unknown() {
     let mut json = byte_level();
@@ -264,7 +264,7 @@ fn the_post_processor_says_whether_a_sequence_starts_with_bos() {
     }
 }
 
-/// Whatever a broken file still says must be usable without a panic, or be refused.
+/// A corrupted file is either refused or usable without a panic.
 #[test]
 fn corrupted_files_never_panic() {
     let sentencepiece = {

@@ -17,44 +17,43 @@ use super::{
     limits::{check_token, check_tokens, check_training_text},
 };
 
-/// Pairs that occur less often do not become a token, as in GPT-2's trainers.
+/// Pairs that occur less often do not become tokens, as in GPT-2's trainers.
 const MIN_FREQUENCY: u64 = 2;
-/// Bytes of the longest token: runs of one character would double theirs with every merge.
+/// Maximum bytes per token: runs of one character would double with every merge.
 const LONGEST: usize = 64;
 
-/// How a byte-level vocabulary is trained.
+/// Training of a byte-level BPE vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BpeTraining {
-    /// Tokens, with the 256 bytes and the special tokens.
+    /// Total number of tokens, including the 256 bytes and the special tokens.
     pub vocab_size: usize,
-    /// Special tokens, which get the first ids. Text is cut where one occurs, so none is learned as text.
+    /// Special tokens, which get the first ids. Texts are split at their occurrences, so none is learned as text.
     pub special_tokens: Vec<String>,
-    /// The pieces of text within which merges are learned.
+    /// The pre-tokenizer, whose pieces confine merges.
     pub pre: PreTokenizer,
 }
 
 /// A trained tokenizer.
 #[derive(Clone, Debug)]
 pub struct TrainedBpe {
-    /// The content of its `tokenizer.json`.
+    /// The content of the `tokenizer.json`.
     pub json: Vec<u8>,
     /// The tokenizer that this file contains.
     pub tokenizer: Tokenizer,
 }
 
 impl BpeTraining {
-    /// Learns a byte-level vocabulary (Sennrich et al., 1508.07909; on bytes as GPT-2): beginning with the bytes, the most frequent
-    /// pair of tokens becomes a token, of equally frequent ones that of the lowest ids. The result depends on the texts
-    /// only, not on their order or on threads. It has fewer tokens than asked for when no pair occurs twice any more. Every text is
-    /// [decoded](Tokenizer::decode) from its [tokens](Tokenizer::encode_literal) without a change. BOS and EOS are set by
-    /// [`Tokenizer::with_special`].
+    /// Trains a byte-level BPE vocabulary (Sennrich et al., 1508.07909; on bytes as in GPT-2): starting from the bytes, the most
+    /// frequent pair of tokens becomes a token, ties by the lowest ids. The result depends only on the texts, not on their order or
+    /// on threads. It has fewer tokens than requested when no pair occurs twice any more. Every text is recovered exactly by
+    /// [decoding](Tokenizer::decode) its [tokens](Tokenizer::encode_literal). Set BOS and EOS with [`Tokenizer::with_special`].
     ///
     /// # Errors
     ///
     /// [`TokenizerError::NoText`] if all texts are empty, [`TokenizerError::VocabTooSmall`] for a vocabulary without room for the
-    /// bytes and the special tokens, [`TokenizerError::Malformed`] for a special token that is empty, repeated, or the name
-    /// of a byte in the file, [`TokenizerError::LimitExceeded`] for a vocabulary of more than 4,194,304 tokens or texts of
-    /// more than 2,147,483,647 bytes together, since pairs are counted in 32 bits.
+    /// bytes and the special tokens, [`TokenizerError::Malformed`] for a special token that is empty, repeated, or the name of a
+    /// byte in the file, [`TokenizerError::LimitExceeded`] for a vocabulary of more than 4,194,304 tokens or texts of more than
+    /// 2,147,483,647 bytes in total, since pairs are counted in i32.
     ///
     /// ```
     /// use trike_text::tokenizer::{BpeTraining, PreTokenizer};
@@ -122,7 +121,7 @@ impl BpeTraining {
         let mut seen = BTreeSet::new();
         for (index, token) in self.special_tokens.iter().enumerate() {
             check_token(token.len())?;
-            // The file names bytes by characters of this alphabet, and a token of other bytes could get the same name.
+            // The file represents bytes by characters of this alphabet, so another token could get the same name.
             let names_bytes = token.chars().all(|c| alphabet.contains_key(&c))
                 && (token.chars().count() == 1 || !token.is_ascii());
             if token.is_empty() || names_bytes || !seen.insert(token) {
@@ -137,7 +136,7 @@ impl BpeTraining {
     }
 }
 
-/// The parts of a text between special tokens; of two that start at the same place, the longer one counts.
+/// The parts of a text between special tokens; of two that start at the same byte, the longer one wins.
 fn cut(text: &str, special_tokens: &[String]) -> Vec<String> {
     let (mut parts, mut rest) = (Vec::new(), text);
     loop {
@@ -160,7 +159,7 @@ mod tests {
         BpeTraining { vocab_size, special_tokens, pre: PreTokenizer::Gpt2 }
     }
 
-    /// Sentences of few words, so that every pair of their characters is frequent.
+    /// Sentences of few words, so that all their character pairs are frequent.
     fn texts(count: usize) -> Vec<String> {
         let words = ["the", "then", "other", "mother", "her", "there", "h\u{e9}", "\u{1f642}", "123", "not"];
         let mut rng = Rng::new(5);
@@ -184,7 +183,7 @@ mod tests {
         assert_eq!(again.encode("the other", false).unwrap(), tokenizer.encode("the other", false).unwrap());
     }
 
-    /// By the definition: the most frequent pair, of the lowest ids.
+    /// From the definition: the most frequent pair, ties by the lowest ids.
     #[test]
     fn merges_are_those_of_the_definition() {
         let text = "ababab abab bcbc bc bc cab cab";
@@ -192,7 +191,7 @@ mod tests {
         let mut names: Vec<char> = alphabet.keys().copied().collect();
         names.sort_unstable();
         let id = |byte: u8| names.iter().position(|c| alphabet[c] == byte).unwrap();
-        // Pieces with the space before them, as GPT-2 has them.
+        // Pieces with their preceding space, as in GPT-2.
         let mut words: Vec<Vec<usize>> = Vec::new();
         for (index, word) in text.split(' ').enumerate() {
             let space = (index > 0).then(|| id(b' '));
@@ -263,7 +262,7 @@ mod tests {
     fn special_tokens_are_not_learned_as_text() {
         let text = "<s>abc</s>".repeat(50);
         let trained = training(300, &["<s>", "</s>"]).train([text]).unwrap();
-        // Merges of `abc` and nothing else: `a b` and `ab c`.
+        // Only the merges of `abc`: `a b` and `ab c`.
         assert_eq!(trained.tokenizer.vocab_size(), 2 + 256 + 2);
         assert_eq!(cut("a<s><s>b</s>", &["<s>".to_owned(), "</s>".to_owned()]), ["a", "", "b", ""]);
         assert_eq!(cut("x<ab>y", &["<a".to_owned(), "<ab>".to_owned()]), ["x", "y"]);

@@ -1,4 +1,4 @@
-//! What the files beside a tokenizer say, against the ids of transformers 5.
+//! Files that accompany a tokenizer, compared with the ids of transformers 5.
 
 use std::{fs, path::PathBuf};
 
@@ -35,7 +35,7 @@ fn ids_are_those_of_transformers_whatever_the_files_say() {
             Ok::<_, ()>(golden["files"].get(name).map(ToString::to_string))
         });
         let tokenizer = Tokenizer::from_bytes_with(&bytes, &files.unwrap()).unwrap();
-        // `config.json` says 1 and 2.
+        // `config.json` has 1 and 2.
         let bos = tokenizer.named("bos_token").or(Some(1));
         let tokenizer = tokenizer.with_special(bos, vec![2]).unwrap();
         for (text, want) in TEXTS.iter().zip(golden["ids"].as_array().unwrap()) {
@@ -44,7 +44,7 @@ fn ids_are_those_of_transformers_whatever_the_files_say() {
             assert_eq!(tokenizer.encode_prompt(text).unwrap(), want, "{text:?} {kind} {}", golden["files"]);
         }
     }
-    // The files are read where they stand.
+    // The files are read from a directory.
     let put = |name: &str, bytes: &[u8]| -> PathBuf {
         let path = dir.path().join(name);
         fs::write(&path, bytes).unwrap();

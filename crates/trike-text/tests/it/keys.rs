@@ -1,4 +1,4 @@
-//! The table of keys in the book, against the lists in the code.
+//! The table of keys in the book compared with the lists in the code.
 
 use trike_text::tokenizer::keys::{ADDED_TOKENS, GGUF, Key, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, Treatment};
 

@@ -1,6 +1,6 @@
-//! Tokenizers and chat templates, against reference output.
+//! Tokenizers and chat templates compared with reference output.
 //!
-//! One binary for all files: each further one is linked anew.
+//! One binary for all files, since every binary is linked separately.
 
 mod chat;
 mod files;

@@ -2,7 +2,7 @@
 //! joiners, skin tones and flags), combining marks, control characters, digits of several scripts, white space,
 //! signs, private-use and supplementary characters.
 //!
-//! `tests/data/tokenizer/mixed_llama3.py` makes the same texts; change both together.
+//! `tests/data/tokenizer/mixed_llama3.py` generates the same texts; change both together.
 
 use trike_testkit::Rng;
 

@@ -1,4 +1,4 @@
-//! Every pre-tokenizer that GGUF files name, against the `tokenizers` package with the same expressions.
+//! Every pre-tokenizer named in GGUF files compared with the `tokenizers` package with the same expressions.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ fn every_rule_splits_hard_texts_as_the_tokenizers_package_does() {
             assert_eq!(lengths.join(" "), row.as_str().unwrap(), "{name}: {pieces:?}");
         }
     }
-    // No rule is left out.
+    // Every rule is covered.
     let own: BTreeMap<&str, ()> =
         PreTokenizer::names().filter_map(|name| Some((PreTokenizer::from_name(name)?.name(), ()))).collect();
     assert!(own.keys().eq(rules.keys().collect::<std::collections::BTreeSet<_>>()), "{own:?}");

@@ -1,6 +1,6 @@
-//! Published chat templates, which are other people's work and not in the repository, against what transformers makes of them.
+//! Published chat templates, which are third-party and not in the repository, compared with the output of transformers.
 //!
-//! `templates.py` beside the goldens makes the folder that `TRIKE_TEMPLATES` names. And the language of templates, line by line.
+//! `templates.py`, next to the goldens, creates the directory named by `TRIKE_TEMPLATES`. Also the template language, line by line.
 
 use std::{
     fs,
@@ -11,14 +11,14 @@ use std::{
 use serde_json::Value;
 use trike_text::chat::{ChatError, ChatTemplate, Message, RenderOptions};
 
-/// The moment of `Clock` in `templates.py`.
+/// The time of `Clock` in `templates.py`.
 const NOW: u64 = 1_767_622_029;
 
 fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-/// How a rendering compares with the one of transformers.
+/// Comparison of a rendering with that of transformers.
 #[derive(Clone, Copy, PartialEq)]
 enum Outcome {
     Equal,
@@ -34,7 +34,7 @@ fn compare(rendered: &Result<String, ChatError>, expected: &Value) -> Outcome {
         (Ok(_), Some(_), _) => Outcome::Different,
         (Ok(_), None, _) => Outcome::TransformersRefuses,
         (Err(_), Some(_), _) => Outcome::TrikeRefuses,
-        // What a template says is passed on.
+        // The template's own message is returned.
         (Err(ChatError::Refused { message }), None, Some(expected)) if message != expected => {
             Outcome::Different
         }
@@ -43,7 +43,7 @@ fn compare(rendered: &Result<String, ChatError>, expected: &Value) -> Outcome {
     }
 }
 
-/// The texts from the first character that differs, for a message.
+/// Both texts from the first differing character, for a message.
 fn difference(text: &str, expected: &str) -> String {
     let same = text.chars().zip(expected.chars()).take_while(|(a, b)| a == b).count();
     let shown = |text: &str| text.chars().skip(same.saturating_sub(30)).take(90).collect::<String>();
@@ -106,7 +106,7 @@ fn published_templates_are_rendered_as_by_transformers() {
     assert_eq!((different, trike, transformers), (0, 0, 0));
 }
 
-/// `language.txt`, with what `language.py` found.
+/// `language.txt`, with the results of `language.py`.
 #[test]
 fn the_language_is_that_of_transformers() {
     let expected: Vec<Option<String>> =

@@ -1,7 +1,7 @@
-//! Tokenizers against each other and against goldens of llama.cpp, tiktoken and numpy: of the bundled model in several formats,
+//! Tokenizers compared with each other and with goldens of llama.cpp, tiktoken and numpy: of the bundled model in several formats,
 //! and of others on shared data.
 //!
-//! Those inside GGUF files are tested where they are read, in `trike-llm/tests/gguf_text.rs`.
+//! Tokenizers in GGUF files are tested in `trike-llm/tests/gguf_text.rs`.
 
 use crate::mixed;
 use std::{fs, path::PathBuf};
@@ -16,7 +16,7 @@ use trike_text::{
     tokenizer::{BpeVocab, PieceType, PreTokenizer, Tokenizer, TokenizerError},
 };
 
-/// A file in a directory of its own.
+/// A file in a separate directory.
 fn file(name: &str, content: impl AsRef<[u8]>) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(name);
@@ -24,7 +24,7 @@ fn file(name: &str, content: impl AsRef<[u8]>) -> (TempDir, PathBuf) {
     (dir, path)
 }
 
-/// The bundled model's vocabulary as llama2.c and as SentencePiece store it.
+/// The bundled model's vocabulary in the formats of llama2.c and SentencePiece.
 fn bin_and_model() -> [Tokenizer; 2] {
     let (_bin, bin) = file("tok512.bin", llama2c_vocabulary());
     let (_model, model) = file("tok512.model", sentencepiece_vocabulary());
@@ -41,12 +41,12 @@ fn llama2c_and_sentencepiece_files_of_one_vocabulary_agree() {
     let texts = stories(40, 40, 300) + trike_testkit::STORY_END + golden.stories;
     let mut compared = 0;
     for story in texts.split(trike_testkit::STORY_END).map(str::trim) {
-        // Runs of spaces, and text in which no word is one token.
+        // Runs of spaces, and text in which no word is a single token.
         for story in [story.to_owned(), story.replace(". ", ".  "), story.to_uppercase()] {
             let ids = bin.encode(&story, true).unwrap();
             assert_eq!(bin.decode(&ids).unwrap(), story);
             assert_eq!(json.encode(&story, true).unwrap(), ids);
-            // The `.model` says that runs of spaces are one space; llama2.c keeps them.
+            // The `.model` collapses runs of spaces; llama2.c keeps them.
             let collapsed = story.split(' ').filter(|s| !s.is_empty()).collect::<Vec<_>>().join(" ");
             assert_eq!(model.encode(&collapsed, true).unwrap(), bin.encode(&collapsed, true).unwrap());
             assert_eq!(model.encode(&story, true).unwrap(), model.encode(&collapsed, true).unwrap());
@@ -56,7 +56,7 @@ fn llama2c_and_sentencepiece_files_of_one_vocabulary_agree() {
     assert!(compared > 10_000, "{compared}");
 }
 
-/// Other tests rely on it: the model that they use knows tokens, not words.
+/// Other tests rely on it: their model knows tokens, not words.
 #[test]
 fn stories_have_the_tokens_that_they_are_made_of() {
     let tokenizer = Tokenizer::open(tiny()).unwrap();
@@ -80,7 +80,7 @@ fn the_greedy_run_of_the_bundled_model_decodes_to_its_text() {
     }
 }
 
-/// The number is llama2.c's: it predicts as many, and BOS comes before them.
+/// The number is llama2.c's: it predicts 35 tokens, after BOS.
 #[test]
 fn the_nll_golden_of_llama2c_has_35_tokens() {
     let sentence = "One day, a clever fox found a shiny key under the old oak tree.";
@@ -126,7 +126,7 @@ fn llama_2_as_sentencepiece_and_as_json_agree() {
     mixed_texts_come_back(&json);
     for (name, vocab) in [("tok512.bin", 512), ("tok4096.bin", 4096)] {
         let Some(path) = shared(&format!("data/tokenizers/{name}")) else { return };
-        // What other tests write is the file of stories260K.
+        // Other tests write the file of stories260K.
         assert!(vocab > 512 || fs::read(&path).unwrap() == llama2c_vocabulary());
         mixed_texts_come_back(&Tokenizer::from_llama2c(path, vocab).unwrap());
     }
@@ -141,7 +141,7 @@ fn llama_cpp_encodes_alike() {
     let Some(want) = shared("data/tokenizers/ggml-vocab-llama-spm.gguf.out") else { return };
     let tokenizer = Tokenizer::open(model).unwrap();
     let (texts, want) = (fs::read_to_string(texts).unwrap(), fs::read_to_string(want).unwrap());
-    // Every text, the last one too, is followed by the separator.
+    // Every text, including the last one, is followed by the separator.
     let mut texts: Vec<_> = texts.split("\n__ggml_vocab_test__\n").collect();
     assert_eq!(texts.pop(), Some(""));
     let want: Vec<_> = want.lines().collect();
@@ -164,7 +164,7 @@ fn the_shipped_model_s_tokenizer_decodes_its_golden() {
     assert_eq!(tokenizer.encode("Once upon a time", true).unwrap(), golden.ids[..5]);
 }
 
-/// The crate's own decoder is the reference for what has no broken bytes.
+/// The crate's own decoder is the reference for ids without broken bytes.
 fn decodes_as_the_crate(path: &std::path::Path, vocab: usize) {
     let ours = Tokenizer::open(path).unwrap();
     assert_eq!(ours.vocab_size(), vocab);
@@ -189,7 +189,7 @@ fn decoding_agrees_with_the_tokenizers_crate() {
     decodes_as_the_crate(&bytes, vocab);
 }
 
-/// tiktoken's own ids, made by the script beside them.
+/// tiktoken's own ids, generated by the accompanying script.
 #[test]
 fn llama_3_s_tiktoken_file_encodes_as_tiktoken_does() {
     let Some(path) = shared("data/tokenizers/llama3_tokenizer.model") else { return };
@@ -213,7 +213,7 @@ fn llama_3_s_tiktoken_file_encodes_as_tiktoken_does() {
     mixed_texts_come_back(&llama3);
 }
 
-/// A file of tiktoken has no special tokens: Trike knows Llama 3's, whatever else is in a vocabulary of this size.
+/// A tiktoken file has no special tokens: Trike uses Llama 3's for any vocabulary of this size.
 #[test]
 fn llama_3_s_special_tokens_are_recognized_or_text_as_asked() {
     let (_dir, path) = file("tokenizer.model", tiktoken_vocabulary());
@@ -258,12 +258,12 @@ fn five_hundred_mixed_texts_come_back_from_their_ids() {
     for path in [tiktoken, json, tiny()] {
         mixed_texts_come_back(&Tokenizer::open(path).unwrap());
     }
-    // SentencePiece vocabularies with all bytes keep everything but U+2581, which none of the texts has.
+    // SentencePiece vocabularies with all byte pieces preserve everything except U+2581, which none of the texts contains.
     let (_bin, other) = file("tok4096.bin", other_llama2c_vocabulary(4096));
     let [bin, model] = bin_and_model();
     mixed_texts_come_back(&bin);
     mixed_texts_come_back(&Tokenizer::from_llama2c(other, 4096).unwrap());
-    // This one's file asks for runs of spaces to become one and for none at the ends.
+    // This file collapses runs of spaces and trims the ends.
     for text in &mixed::texts() {
         let ids = model.encode(text, false).unwrap();
         let collapsed = text.split(' ').filter(|s| !s.is_empty()).collect::<Vec<_>>().join(" ");
@@ -271,7 +271,7 @@ fn five_hundred_mixed_texts_come_back_from_their_ids() {
     }
 }
 
-/// Llama-3's vocabulary in the form that GGUF files have: every split of a token into two is a merge.
+/// Llama 3's vocabulary in GGUF's form: every split of a token into two tokens is a merge.
 fn llama3_as_byte_level(llama3: &Tokenizer, pre: PreTokenizer) -> Tokenizer {
     let stand_in = |&byte: &u8| {
         let printable = |b: u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
@@ -311,7 +311,7 @@ fn llama_3_in_gguf_form_encodes_as_tiktoken_does() {
     let llama3 = Tokenizer::open(path).unwrap();
     let bpe = llama3_as_byte_level(&llama3, PreTokenizer::LlamaBpe);
     assert!(bpe.adds_bos());
-    // The rule of Qwen2 differs in runs of digits only.
+    // Qwen2's rule differs only in runs of digits.
     let single_digits = llama3_as_byte_level(&llama3, PreTokenizer::Qwen2);
     assert!(!single_digits.adds_bos());
     let marked = "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>";

@@ -1,4 +1,4 @@
-//! Checkpoints of runs: written whole or not at all.
+//! Checkpoints of runs, written atomically.
 
 mod tensors;
 
@@ -17,36 +17,36 @@ pub(crate) use self::tensors::Tensors;
 use crate::data::Position;
 use crate::{LossScaler, Optimizer, Parameters, TrainError};
 
-/// The file of a checkpoint's state.
+/// File name of a checkpoint's state.
 const STATE: &str = "state.json";
-/// The file of its numbers.
+/// File name of a checkpoint's tensors.
 const TENSORS: &str = "state.safetensors";
 /// Version of the layout.
 const VERSION: u32 = 1;
 
-/// What a run needs to continue with the same bits, beside weights and the optimizer's means.
+/// State that a run needs to continue bit-identically, in addition to the weights and the optimizer's moments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunState {
     /// Steps taken.
     pub step: usize,
-    /// Where the next batch starts.
+    /// Start of the next batch.
     pub position: Position,
-    /// The configuration of the run, which must be the same when it continues.
+    /// The configuration of the run; resuming requires the same one.
     pub config: Value,
-    /// What the caller wants to remember.
+    /// State of the caller, returned by [`Trainer::resume`](crate::Trainer::resume).
     #[serde(default)]
     pub memory: Value,
-    /// The scale of the loss, if products are f16.
+    /// The loss scale, if products are f16.
     #[serde(default)]
     pub loss_scaler: Option<LossScaler>,
 }
 
-/// Which checkpoints stay when one is written.
+/// Which checkpoints are kept when a new one is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keep {
-    /// The newest ones, at least 1.
+    /// Number of newest checkpoints, at least 1.
     pub newest: usize,
-    /// The one after so many steps.
+    /// Also the checkpoint of this step.
     pub also: Option<usize>,
 }
 
@@ -68,17 +68,17 @@ fn one() -> usize {
 /// Names and values of tensors.
 pub(crate) type Named = Vec<(String, Vec<f32>)>;
 
-/// The folder of the checkpoint after `step` steps.
+/// The directory of the checkpoint after `step` steps.
 pub(crate) fn folder(dir: &Path, step: usize) -> PathBuf {
     dir.join(format!("step-{step:08}"))
 }
 
-/// Writes a checkpoint into a new folder of `dir` and removes all but those of `keep`. The folder gets its name
-/// when everything in it is on the disk, so an interruption leaves the checkpoints before it as they were.
+/// Writes a checkpoint into a new directory below `dir` and removes all checkpoints except those of `keep`. The directory is
+/// renamed into place after everything in it is on disk, so an interruption leaves earlier checkpoints intact.
 ///
 /// # Errors
 ///
-/// [`TrainError::Io`], with a full disk for example; nothing of the checkpoint is left then.
+/// [`TrainError::Io`], for example when the disk is full; the partial checkpoint is then removed.
 pub fn save(
     dir: &Path,
     state: &RunState,
@@ -90,7 +90,7 @@ pub fn save(
     write(dir, state, optimizer.steps(), 1, &tensors, keep)
 }
 
-/// [`save`] of tensors with these names, by `ranks` ranks.
+/// [`save`] of named tensors, for a run with `ranks` ranks.
 pub(crate) fn write(
     dir: &Path,
     state: &RunState,
@@ -103,7 +103,7 @@ pub(crate) fn write(
     write_views(dir, state, optimizer_steps, ranks, views.collect(), || Ok(()), keep)
 }
 
-/// [`write`] of tensors that are taken from somewhere else when they are written; `check` says whether all of them were.
+/// [`write`] of tensors that are fetched when they are written; `check` reports whether all of them arrived.
 pub(crate) fn write_views<V: View>(
     dir: &Path,
     state: &RunState,
@@ -119,7 +119,7 @@ pub(crate) fn write_views<V: View>(
     };
     let (to, temporary) = (folder(dir, state.step), dir.join(format!(".step-{:08}", state.step)));
     fs::create_dir_all(dir).map_err(io(dir))?;
-    // What an interrupted run has left.
+    // Left over from an interrupted run.
     remove(&temporary)?;
     fs::create_dir(&temporary).map_err(io(&temporary))?;
     let write = || -> Result<(), TrainError> {
@@ -128,7 +128,7 @@ pub(crate) fn write_views<V: View>(
             .map_err(|e| TrainError::Checkpoint { path: to.clone(), problem: e.to_string() })?;
         let path = temporary.join(STATE);
         File::create(&path).and_then(|mut file| file.write_all(&json)).map_err(io(&path))?;
-        // One tensor after another: no second copy of all is held.
+        // One tensor at a time, without a second copy of all of them.
         safetensors::serialize_to_file(tensors, None, &temporary.join(TENSORS)).map_err(|e| match e {
             SafeTensorError::IoError(source) => io(&temporary.join(TENSORS))(source),
             other => TrainError::Checkpoint { path: to.clone(), problem: other.to_string() },
@@ -154,7 +154,7 @@ pub(crate) fn write_views<V: View>(
     Ok(to)
 }
 
-/// The newest checkpoint of `dir`; `None` if there is none.
+/// The newest checkpoint of `dir`, if any.
 ///
 /// # Errors
 ///
@@ -166,7 +166,7 @@ pub fn newest(dir: &Path) -> Result<Option<PathBuf>, TrainError> {
     Ok(steps(dir)?.last().map(|&step| folder(dir, step)))
 }
 
-/// Reads the state of a checkpoint, without its numbers.
+/// Reads the state of a checkpoint, without its tensors.
 ///
 /// # Errors
 ///
@@ -186,13 +186,12 @@ fn read_state(path: &Path) -> Result<StateFile, TrainError> {
     Ok(file)
 }
 
-/// Reads a checkpoint into parameters and an optimizer of the same model. `config` is the configuration of the run that
-/// continues.
+/// Reads a checkpoint into parameters and an optimizer of the same model. `config` is the configuration of the resuming run.
 ///
 /// # Errors
 ///
-/// [`TrainError::Io`]; [`TrainError::Checkpoint`] for another configuration, with the first setting that differs, for another model,
-/// and for a malformed file. Nothing is changed then.
+/// [`TrainError::Io`]; [`TrainError::Checkpoint`] for another configuration, naming the first setting that differs, for another
+/// model, and for a malformed file. Nothing is changed then.
 pub fn load(
     path: &Path,
     config: &Value,
@@ -202,7 +201,7 @@ pub fn load(
     load_into(path, config, parameters, optimizer, Ok)
 }
 
-/// [`load`] into the memory of an executor, to which `write` copies.
+/// [`load`] into the memory of an executor, with `write` as the copy.
 pub(crate) fn load_into<T: Elements>(
     path: &Path,
     config: &Value,
@@ -215,7 +214,7 @@ pub(crate) fn load_into<T: Elements>(
     Ok(file.run)
 }
 
-/// The state of a checkpoint of a run with this configuration, and its tensors on the disk.
+/// Opens a checkpoint of a run with this configuration: its state, and its tensors on disk.
 pub(crate) fn open(path: &Path, config: &Value) -> Result<(StateFile, Tensors), TrainError> {
     let wrong = |problem: String| TrainError::Checkpoint { path: path.to_owned(), problem };
     let file = read_state(path)?;
@@ -225,7 +224,7 @@ pub(crate) fn open(path: &Path, config: &Value) -> Result<(StateFile, Tensors), 
     Ok((file, Tensors::open(path)?))
 }
 
-/// The state and the tensors of a checkpoint of a run with this configuration.
+/// Reads the state and the tensors of a checkpoint of a run with this configuration.
 pub(crate) fn read(path: &Path, config: &Value) -> Result<(StateFile, Named), TrainError> {
     let (file, mut tensors) = open(path, config)?;
     let names = tensors.lens();
@@ -233,7 +232,7 @@ pub(crate) fn read(path: &Path, config: &Value) -> Result<(StateFile, Named), Tr
     Ok((file, names.into_iter().map(read).collect::<Result<_, _>>()?))
 }
 
-/// Puts the tensors of a checkpoint in their places, all or none. An optimizer takes the means that it has room for.
+/// Restores the tensors of a checkpoint, all or none. An optimizer takes the moments for which it has buffers.
 pub(crate) fn place<T: Elements>(
     path: &Path,
     file: &StateFile,
@@ -287,7 +286,7 @@ pub(crate) fn tensors_of<T: Elements>(
     Ok(all)
 }
 
-/// Values with their shape, written in bytes when it is their turn.
+/// Values with their shape, converted to bytes when they are written.
 struct Numbers<'v>(&'v [f32], [usize; 1]);
 
 impl View for Numbers<'_> {
@@ -333,7 +332,7 @@ fn remove(path: &Path) -> Result<(), TrainError> {
 
 /// Makes a rename last.
 fn sync(dir: &Path) -> Result<(), TrainError> {
-    // Not every system opens folders as files.
+    // Not every system can open directories as files.
     if cfg!(unix) {
         let fail = |source| TrainError::Io { path: dir.to_owned(), source };
         File::open(dir).and_then(|dir| dir.sync_all()).map_err(fail)?;
@@ -404,7 +403,7 @@ mod tests {
         assert_eq!((back, other, of_other), (state(10), parameters, optimizer));
     }
 
-    /// The default parser of serde_json misses the last bit of one float in several.
+    /// The default parser of serde_json rounds some floats incorrectly in the last bit.
     #[test]
     fn floats_come_back_to_the_bit() {
         let dir = tempfile::tempdir().expect("a folder");
@@ -437,7 +436,7 @@ mod tests {
         assert!(gone.contains(STATE), "{gone}");
     }
 
-    /// A folder that cannot be renamed to stands for a full disk: the checkpoint before stays.
+    /// A directory that cannot be a rename target simulates a full disk: the previous checkpoint stays.
     #[test]
     fn a_failure_leaves_the_checkpoint_before() {
         let dir = tempfile::tempdir().expect("a folder");

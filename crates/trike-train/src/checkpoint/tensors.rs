@@ -1,4 +1,4 @@
-//! The numbers of a checkpoint on the disk.
+//! The tensors of a checkpoint on disk.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -10,20 +10,20 @@ use safetensors::tensor::{Dtype, Metadata};
 use super::TENSORS;
 use crate::TrainError;
 
-/// Most bytes of the header of the file, as in the safetensors crate.
+/// Maximum size of the file header, as in the safetensors crate.
 const MOST_HEADER: u64 = 100_000_000;
 
-/// The tensors of a checkpoint, read one after another.
+/// The tensors of a checkpoint, read one at a time.
 #[derive(Debug)]
 pub(crate) struct Tensors {
     file: File,
     path: PathBuf,
-    /// Where each of them is in the file, in this order.
+    /// Name and byte range of each tensor, in file order.
     all: Vec<(String, Range<u64>)>,
 }
 
 impl Tensors {
-    /// Opens those of the checkpoint in this folder.
+    /// Opens the tensors of the checkpoint in this directory.
     pub(super) fn open(path: &Path) -> Result<Self, TrainError> {
         let at = path.join(TENSORS);
         let io = |source| TrainError::Io { path: at.clone(), source };
@@ -64,7 +64,7 @@ impl Tensors {
         self.all.iter().map(|(name, range)| (name.clone(), len(range))).collect()
     }
 
-    /// The values of one of them.
+    /// Reads the values of a tensor.
     pub(crate) fn read(&mut self, name: &str) -> Result<Vec<f32>, TrainError> {
         let io = |source| TrainError::Io { path: self.path.clone(), source };
         let found = self.all.iter().find(|(other, _)| other == name);

@@ -11,14 +11,14 @@ use crate::TrainError;
 /// Sizes of batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchConfig {
-    /// Rows of a batch, at least 1.
+    /// Rows per batch, at least 1.
     pub rows: usize,
-    /// Tokens of a row, at least 1.
+    /// Tokens per row, at least 1.
     pub length: usize,
-    /// Whether rows are filled with documents one after another, each of which attends to itself only, and which are cut at the
-    /// end of a row; otherwise a row is the beginning of one document.
+    /// Whether documents are packed: rows are filled with consecutive documents, each of which attends only to itself and may be
+    /// cut at the end of a row. Otherwise a row is the beginning of one document.
     pub packed: bool,
-    /// Seed of the order of documents.
+    /// Seed of the document order.
     pub seed: u64,
 }
 
@@ -29,22 +29,22 @@ impl Default for BatchConfig {
     }
 }
 
-/// Tokens that are computed together, if rows are shorter: enough for products of matrices to be fast.
+/// Minimum number of tokens that are computed together, for rows shorter than this: enough for efficient matrix products.
 pub(crate) const UNIT: usize = 512;
 
-/// Rows of `length` tokens that are computed together.
+/// Number of rows of `length` tokens that are computed together.
 pub(crate) fn unit_rows(length: usize) -> usize {
     UNIT.div_ceil(length.max(1)).max(1)
 }
 
-/// Where a batch starts in the data.
+/// Start of a batch in the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
-    /// Passes through all documents before this one.
+    /// Completed passes over all documents.
     pub epoch: u64,
-    /// Documents of this pass that are complete.
+    /// Completed documents of the current pass.
     pub document: usize,
-    /// Tokens of the next document that have been predicted from.
+    /// Tokens of the next document that were already inputs.
     pub offset: usize,
 }
 
@@ -53,14 +53,14 @@ pub struct Position {
 pub struct Batch {
     /// Tokens of all rows.
     pub ids: Vec<u32>,
-    /// The token that follows each of them, if it is learned.
+    /// The next token of each, if it counts in the loss.
     pub targets: Vec<Option<u32>>,
-    /// Pieces of documents: tokens of a piece attend to those before them in it, and positions count from its start.
+    /// Ranges of documents: tokens attend causally within their range, and positions start from zero in each.
     pub segments: Vec<Range<usize>>,
 }
 
 impl Batch {
-    /// Tokens with a target: the number by which a loss is divided.
+    /// Number of targets, by which the loss is divided.
     #[must_use]
     pub fn learned(&self) -> usize {
         self.targets.iter().flatten().count()
@@ -74,7 +74,7 @@ impl Batch {
         self.segments.extend(other.segments.into_iter().map(|s| s.start + before..s.end + before));
     }
 
-    /// Adds up to `most` tokens of a document from `offset` on; returns how many.
+    /// Adds up to `most` tokens of a document, starting at `offset`; returns how many.
     fn push(&mut self, tokens: &Tokens, offset: usize, most: usize) -> usize {
         let inputs = tokens.ids.len().saturating_sub(1);
         let end = inputs.min(offset.saturating_add(most));
@@ -91,7 +91,7 @@ impl Batch {
     }
 }
 
-/// Batches of documents, without end: after all documents the next pass has another order.
+/// An endless sequence of batches: every pass over the documents has a different order.
 #[derive(Debug)]
 pub struct Batches<'a> {
     documents: &'a Documents,
@@ -102,42 +102,42 @@ pub struct Batches<'a> {
     position: Position,
     /// Order of the current pass.
     order: Vec<u32>,
-    /// The document at the position, once encoded.
+    /// The next document, once it is encoded.
     next: Option<Document>,
-    /// Documents in a row from which nothing was learned.
+    /// Number of consecutive documents without a target.
     barren: usize,
     cut: Cut,
 }
 
-/// A document that is read.
+/// A document that is being read.
 #[derive(Debug)]
 struct Document {
     tokens: Tokens,
-    /// Whether rows have room for any of its tokens that are learned.
+    /// Whether any of its targets fits in a row.
     is_learned: bool,
 }
 
-/// What rows that are not packed have cut away from the documents that were read.
+/// Truncation statistics of unpacked rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cut {
-    /// Documents that were read, each as often as it was.
+    /// Documents read, counted once per pass.
     pub documents: u64,
-    /// Those of them whose tokens to learn are all cut away, and which were passed over.
+    /// Documents that were skipped because all of their targets were truncated.
     pub lost_documents: u64,
-    /// Tokens of all of them that are learned.
+    /// Target tokens of all documents read.
     pub tokens: u64,
-    /// Those of them that are cut away.
+    /// Target tokens that were truncated.
     pub lost_tokens: u64,
 }
 
 impl Cut {
-    /// What a person should know of it, for rows of `length` tokens; `None` where nothing was cut away.
+    /// A note for the user, for rows of `length` tokens; `None` if nothing was truncated.
     pub(crate) fn note(&self, length: usize) -> Option<String> {
         let percent = |part: u64, of: u64| 100.0 * part as f64 / of.max(1) as f64;
         (self.lost_tokens > 0).then(|| {
             format!(
-                "rows of {length} tokens have cut away {:.1} % of the tokens to learn, and {:.1} % of the documents were passed over, \
-                 since their answers begin behind that: longer or packed rows hold them",
+                "rows of {length} tokens truncated {:.1} % of the tokens to predict and skipped {:.1} % of the documents, \
+                 whose answers begin after the end of the row: use longer or packed rows",
                 percent(self.lost_tokens, self.tokens),
                 percent(self.lost_documents, self.documents),
             )
@@ -146,11 +146,11 @@ impl Cut {
 }
 
 impl<'a> Batches<'a> {
-    /// Batches of the documents `used`, from `position` on.
+    /// Batches of the documents `used`, starting at `position`.
     ///
     /// # Errors
     ///
-    /// [`TrainError::TooFewDocuments`] for none, [`TrainError::Option`] for sizes of zero and for a position that is not in the data.
+    /// [`TrainError::TooFewDocuments`] for none, [`TrainError::Option`] for sizes of zero and for a position outside the data.
     pub fn new(
         documents: &'a Documents,
         used: &'a [u32],
@@ -170,13 +170,13 @@ impl<'a> Batches<'a> {
         Ok(Self { documents, used, encoder, config, position, order, next: None, barren: 0, cut })
     }
 
-    /// What was cut away so far from the documents that were read.
+    /// Truncation statistics so far.
     #[must_use]
     pub fn cut(&self) -> Cut {
         self.cut
     }
 
-    /// Where the next batch starts.
+    /// Start of the next batch.
     #[must_use]
     pub fn position(&self) -> Position {
         self.position
@@ -186,8 +186,8 @@ impl<'a> Batches<'a> {
     ///
     /// # Errors
     ///
-    /// [`TrainError::NothingToLearn`] when a whole pass has nothing to learn, [`TrainError::CutAway`] when rows have room for none of
-    /// it, and those of [`Documents::read`] and of the encoder.
+    /// [`TrainError::NothingToLearn`] when a whole pass has no targets, [`TrainError::CutAway`] when all targets are truncated, and
+    /// errors of [`Documents::read`] and of the encoder.
     pub fn next_batch(&mut self) -> Result<Batch, TrainError> {
         let mut batch = Batch::default();
         for _ in 0..self.config.rows {
@@ -197,7 +197,7 @@ impl<'a> Batches<'a> {
     }
 
     /// The rows of the next `batches` batches in units: as many consecutive rows as have [`UNIT`] tokens when they are full, at
-    /// least one. The same rows make the same units however they are divided into batches.
+    /// least one. The units do not depend on how the rows are divided into batches.
     pub(crate) fn next_units(&mut self, batches: usize) -> Result<Vec<Batch>, TrainError> {
         let mut left = self.config.rows.saturating_mul(batches);
         let rows = unit_rows(self.config.length);
@@ -246,7 +246,7 @@ impl<'a> Batches<'a> {
             let record = self.documents.read(index)?;
             let tokens = self.encoder.encode(&record).map_err(|e| self.documents.not_encoded(index, e))?;
             let all = tokens.count();
-            // A row has inputs, of which each predicts the token behind it.
+            // Each input token of a row predicts the next one.
             let kept = if self.config.packed { all } else { tokens.count_to(self.config.length) };
             self.barren = if kept == 0 { self.barren + 1 } else { 0 };
             self.cut.documents += 1;
@@ -258,9 +258,9 @@ impl<'a> Batches<'a> {
         self.next.as_ref().ok_or(TrainError::NothingToLearn { documents: 0 })
     }
 
-    /// Goes to the next document.
+    /// Advances to the next document.
     fn advance(&mut self) -> Result<(), TrainError> {
-        // All but one of two passes, if that one is first in one pass and last in the next.
+        // Two passes without the one document that may be first in one pass and last in the next.
         if self.barren >= 2 * self.used.len() - 1 {
             let (documents, length) = (self.used.len(), self.config.length);
             return Err(match self.cut.lost_documents {
@@ -361,8 +361,8 @@ mod tests {
             }
             assert!(all.position().epoch > 0);
         }
-        let behind = Position { document: 5, ..Position::default() };
-        assert!(Batches::new(&documents, &used, encoder, config(1, 1, true), behind).is_err());
+        let outside = Position { document: 5, ..Position::default() };
+        assert!(Batches::new(&documents, &used, encoder, config(1, 1, true), outside).is_err());
         assert!(Batches::new(&documents, &[], encoder, config(1, 1, true), Position::default()).is_err());
         assert!(Batches::new(&documents, &used, encoder, config(0, 1, true), Position::default()).is_err());
     }
@@ -401,9 +401,9 @@ mod tests {
         }
     }
 
-    /// Rows that hold the beginning of a document only: a document whose answer begins behind it is passed over, and counted.
+    /// Unpacked rows: a document whose answer begins after the end of the row is skipped and counted.
     #[test]
-    fn answers_behind_the_end_of_a_row_are_no_lesson() {
+    fn answers_after_the_end_of_a_row_are_skipped() {
         let tokenizer = tokenizer();
         let encoder = Encoder::new(&tokenizer, None);
         let asked = |words: usize| {
@@ -429,7 +429,7 @@ mod tests {
         let mut packed = batches(&none, length, true);
         let learned: usize = (0..40).map(|_| packed.next_batch().expect("a batch").learned()).sum();
         assert!(learned > 0 && packed.cut().note(length).is_none(), "{learned}");
-        // Two of three are cut away; of the third, rows that are one token shorter cut one.
+        // Two of three documents are truncated; rows that are one token shorter truncate one token of the third.
         let (_dir, some) = documents(&[long.clone(), short.clone(), long.clone()]);
         let answer = tokens(&short).count() as u64;
         for less in [0, 1] {

@@ -1,21 +1,21 @@
-//! Tokens of documents, and which of them are learned.
+//! Tokenization of documents with a loss mask.
 
 use trike_text::chat::{ChatError, ChatTemplate, Message, RenderOptions, Transcript};
 use trike_text::tokenizer::{Tokenizer, TokenizerError};
 
 use super::{Chat, Record};
 
-/// What precedes an instruction in the prompt of Alpaca.
+/// The system sentence of the Alpaca prompt.
 const ALPACA: &str = "Below is an instruction that describes a task. Write a response that appropriately completes the request.";
 
-/// Why a document has no tokens.
+/// Error of encoding a document.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EncodeError {
-    /// A conversation, and a model that has no chat template.
+    /// A conversation, for a model without a chat template.
     #[error("a conversation, and the model has no chat template")]
     NoTemplate,
-    /// The template or the tokenizer refuses it.
+    /// An error of the template or the tokenizer.
     #[error(transparent)]
     Chat(#[from] ChatError),
     /// The tokenizer refuses it.
@@ -28,29 +28,29 @@ pub enum EncodeError {
 pub struct Tokens {
     /// All of them.
     pub ids: Vec<u32>,
-    /// Whether a token is learned, that is, predicted from those before it and counted in the loss.
+    /// Loss mask: whether a token is predicted from the preceding ones and counts in the loss.
     pub learned: Vec<bool>,
 }
 
 impl Tokens {
-    /// Tokens that are predicted: the first one never is.
+    /// Number of target tokens; the first token is never one.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count_to(usize::MAX)
     }
 
-    /// Those of them that the first `inputs` tokens predict.
+    /// Number of targets that the first `inputs` tokens predict.
     pub(crate) fn count_to(&self, inputs: usize) -> usize {
         self.learned.iter().skip(1).take(inputs).filter(|&&learned| learned).count()
     }
 }
 
-/// Turns documents into tokens for a model.
+/// Tokenizes documents for a model.
 ///
-/// Texts are BOS (if the tokenizer adds it), the text and EOS (if there is one), and all tokens are learned. Conversations go
-/// through the model's chat template, and what the assistant writes is learned: its messages with the calls and thoughts that the
-/// template renders, and the ends of its turns. Instructions are a conversation of two messages, or, for a model without a template,
-/// the prompt of Alpaca.
+/// A text is BOS (if the tokenizer adds it), the text and EOS (if there is one); all tokens count in the loss. Conversations go
+/// through the model's chat template, and the assistant's part counts in the loss: its messages, with tool calls and reasoning as
+/// rendered by the template, and its end-of-turn tokens. An instruction is a conversation of two messages or, for a model without a
+/// template, the Alpaca prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
@@ -75,7 +75,7 @@ impl<'a> Encoder<'a> {
     ///
     /// # Errors
     ///
-    /// [`EncodeError::NoTemplate`] for a conversation and a model without a template, and those of the tokenizer and the template.
+    /// [`EncodeError::NoTemplate`] for a conversation and a model without a template, and errors of the tokenizer and the template.
     pub fn encode(&self, record: &Record) -> Result<Tokens, EncodeError> {
         match record {
             Record::Text(text) => self.text(text),
@@ -96,7 +96,7 @@ impl<'a> Encoder<'a> {
     }
 
     fn text(&self, text: &str) -> Result<Tokens, EncodeError> {
-        // What looks like a special token in a text is text.
+        // Special tokens are not parsed in plain text.
         let mut ids = self.start();
         ids.extend(self.tokenizer.encode_literal(text)?);
         self.end(&mut ids);
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use crate::TrainError;
 
-    /// Calls and thoughts are the assistant's, and answers of tools are the user's, as in ChatML. Earlier thoughts are left out.
+    /// Tool calls and reasoning belong to the assistant, tool results to the user, as in ChatML. Earlier reasoning is omitted.
     const TEMPLATE: &str = "\
 {%- if tools %}<|begin|>tools
 {{ tools[0].function.name }}<|end|>
@@ -161,7 +161,7 @@ mod tests {
 {%- if add_generation_prompt %}<|begin|>assistant
 {% endif %}";
 
-    /// The text of a record with what is learned of it in brackets.
+    /// The text of a record, with the part that counts in the loss in brackets.
     fn lesson(line: &str) -> Result<String, EncodeError> {
         let tokenizer =
             Tokenizer::from_hf_json_bytes(byte_level_tokenizer().as_bytes()).expect("a tokenizer");
@@ -200,7 +200,7 @@ mod tests {
                  [<call>{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}</call><|end|>\n]\
                  <|begin|>user\n3<|end|>\n<|begin|>assistant\n[<think>so</think>It is 3.<|end|>\n]",
             ),
-            // In ShareGPT; the first answer is not learned. Of an answer before another one the thought is left out.
+            // In ShareGPT; the first answer is masked. The reasoning of all answers but the last is omitted.
             (
                 r#"{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho", "weight": 0},
                     {"from": "human", "value": "1 + 2?"}, {"from": "function_call", "value": "{\"name\": \"add\", \"arguments\": {}}"},
@@ -217,7 +217,7 @@ mod tests {
         }
     }
 
-    /// What a template leaves out is an error with the line of the record.
+    /// A message that the template does not render is an error with the line of the record.
     #[test]
     fn what_a_template_does_not_render_is_no_lesson() {
         let tokenizer =

@@ -1,9 +1,9 @@
-//! Keys and values of records: what is known to change nothing, and what messages call the rest.
+//! Keys and values of records: keys without effect, and names of value types for messages.
 
 use serde_json::{Map, Value};
 
-/// Keys beside the text of a record or a message that say where it comes from and how it is rated: the data sets of the hub have them,
-/// and no trainer reads them. Sorted. The page of `trike train` has this list.
+/// Metadata keys of records and messages, such as source and rating: the data sets of the hub have them, and no trainer reads them.
+/// Sorted. The page of `trike train` has this list.
 #[rustfmt::skip]
 pub(super) const WITHOUT_EFFECT: &[&str] = &[
     "_id", "added", "annotator", "author", "authors", "avatarUrl", "avatar_url", "book", "categories",
@@ -29,7 +29,7 @@ pub(super) fn is_without_effect(key: &str) -> bool {
     WITHOUT_EFFECT.binary_search(&key).is_ok()
 }
 
-/// Whether a value says nothing: `null`, and an empty text, list or object.
+/// Whether a value is `null`, or an empty string, list or object.
 pub(super) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -40,14 +40,14 @@ pub(super) fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Refuses keys that are neither `known` nor known to change nothing; `whose` says where, such as "message 2".
+/// Refuses keys that are neither `known` nor without effect; `whose` names their owner, such as "message 2".
 pub(super) fn check(object: &Map<String, Value>, known: &[&str], whose: &str) -> Result<(), String> {
     for (key, value) in object {
         if known.contains(&key.as_str()) || is_empty(value) || is_without_effect(key) {
             continue;
         }
         return Err(format!(
-            "{whose} has the key `{key}`, which may change what is to be learned and is not supported: expected {} and keys without \
+            "{whose} has the key `{key}`, which may affect training and is not supported: expected {} and keys without \
              effect, such as id and source",
             known.join(", ")
         ));
@@ -55,12 +55,12 @@ pub(super) fn check(object: &Map<String, Value>, known: &[&str], whose: &str) ->
     Ok(())
 }
 
-/// The text of a value; the error names its key.
+/// The string value of a key, which the error names.
 pub(super) fn string<'a>(value: &'a Value, key: &str) -> Result<&'a str, String> {
     value.as_str().ok_or_else(|| format!("`{key}` is {}: expected a string", kind(value)))
 }
 
-/// What messages call a value.
+/// The type of a value, for messages.
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -1,12 +1,11 @@
-//! Objects of a list of JSON.
+//! Objects of a JSON list.
 
 use std::io::BufRead;
 use std::path::Path;
 
 use crate::TrainError;
 
-/// Whether a file is a list and not a line of JSON after the other. The reader stays before the first byte that is no white space, and
-/// the number of bytes and lines before it is returned with the answer.
+/// Whether a file is a list instead of JSON lines. Skips leading white space and returns the number of bytes and lines skipped.
 pub(super) fn is_list(reader: &mut impl BufRead, path: &Path) -> Result<(bool, u64, usize), TrainError> {
     let (mut at, mut line) = (0, 1);
     loop {
@@ -26,14 +25,14 @@ pub(super) fn is_list(reader: &mut impl BufRead, path: &Path) -> Result<(bool, u
     }
 }
 
-/// What a list may go on with.
+/// The tokens that may follow in a list.
 #[derive(Clone, Copy, PartialEq)]
 enum Next {
-    /// Its beginning.
+    /// The opening bracket.
     List,
-    /// An object, or the end of a list without any.
+    /// An object, or the end of an empty list.
     First,
-    /// An object, behind a comma.
+    /// An object, after a comma.
     Object,
     /// A comma or the end.
     Comma,
@@ -41,8 +40,8 @@ enum Next {
     End,
 }
 
-/// Calls `add` with start, length and line of each object of a list that begins at byte `at` and line `line`. Objects are read by
-/// their brackets only: what is wrong within one is found when it is parsed.
+/// Calls `add` with start, length and line of each object of a list that begins at byte `at` and line `line`. Only brackets are
+/// matched: other errors within an object are found when it is parsed.
 pub(super) fn objects(
     mut reader: impl BufRead,
     path: &Path,
@@ -52,7 +51,8 @@ pub(super) fn objects(
 ) -> Result<(), TrainError> {
     let wrong = |line: usize, problem: String| TrainError::Record { path: path.to_owned(), line, problem };
     let mut next = Next::List;
-    // Start and line of the object that is read, its open brackets, and whether a string is open and the next byte escaped in it.
+    // Start and line of the current object, its nesting depth, whether a string is open, and whether the next byte is escaped in
+    // it.
     let (mut start, mut first_line, mut depth) = (0, 0, 0usize);
     let (mut is_string, mut is_escaped) = (false, false);
     loop {
@@ -96,7 +96,7 @@ pub(super) fn objects(
                             Next::First => "an object or the end of the list",
                             Next::Object => "an object",
                             Next::Comma => "a comma or the end of the list",
-                            Next::End => "nothing behind the list",
+                            Next::End => "nothing after the list",
                         };
                         return Err(wrong(
                             line,

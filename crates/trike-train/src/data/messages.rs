@@ -5,33 +5,33 @@ use trike_text::chat::Message;
 
 use super::keys::{self, is_empty, kind, string};
 
-/// A conversation to learn from.
+/// A conversation for training.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chat {
-    /// All messages, with all that a chat template may read of them.
+    /// All messages, with every field that a chat template may read.
     pub messages: Vec<Message>,
-    /// Whether each of them is learned: messages of the assistant only, and of these all, unless the data says which.
+    /// Whether each message is trained on: only messages of the assistant, and all of these unless the data says otherwise.
     pub learned: Vec<bool>,
-    /// The tools that the assistant has, as a list in JSON.
+    /// The tools of the assistant, as a JSON list.
     pub tools: Option<String>,
 }
 
 impl From<Vec<Message>> for Chat {
-    /// A conversation of which all messages of the assistant are learned.
+    /// A conversation in which all messages of the assistant are trained on.
     fn from(messages: Vec<Message>) -> Self {
         let learned = messages.iter().map(|message| message.role == ASSISTANT).collect();
         Self { messages, learned, tools: None }
     }
 }
 
-/// The role whose messages are learned.
+/// The role whose messages are trained on.
 const ASSISTANT: &str = "assistant";
-/// The role of answers of tools.
+/// The role of tool results.
 const TOOL: &str = "tool";
-/// The name in ShareGPT of a message of the assistant whose text is a call of a tool, in JSON.
+/// The ShareGPT role of an assistant message whose text is a tool call in JSON.
 const FUNCTION_CALL: &str = "function_call";
 
-/// Names of roles in files of conversations, and those of chat templates.
+/// Role names in data files, and the corresponding names in chat templates.
 const ROLES: &[(&str, &str)] = &[
     ("human", "user"),
     ("user", "user"),
@@ -47,11 +47,11 @@ const ROLES: &[(&str, &str)] = &[
     ("observation", TOOL),
 ];
 
-/// Keys of a message that say whether it is learned.
+/// Message keys that set the loss mask.
 const LEARNED: [&str; 4] = ["weight", "train", "training", "loss"];
-/// Keys of a message with what the assistant thought before, by the names that templates read.
+/// Message keys of the assistant's reasoning, as templates name them.
 const THOUGHTS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
-/// Keys of a message that are read, beside those.
+/// Other message keys that are read.
 const OF_MESSAGE: [&str; 7] = ["role", "from", "content", "value", "tool_calls", "tool_call_id", "name"];
 
 /// The conversation under `key` of a record.
@@ -74,9 +74,7 @@ pub(super) fn chat(object: &Map<String, Value>, key: &str) -> Result<Chat, Strin
         match chat.messages.first().filter(|first| first.role == "system") {
             Some(first) if first.content == text => {}
             Some(_) => {
-                return Err(format!(
-                    "`{key}` is another text than the first message, which is one of the system"
-                ));
+                return Err(format!("`{key}` differs from the first message, which is a system message"));
             }
             None => {
                 chat.messages.insert(0, Message::system(text));
@@ -84,24 +82,25 @@ pub(super) fn chat(object: &Map<String, Value>, key: &str) -> Result<Chat, Strin
             }
         }
     }
-    // The first question once more, in some data sets.
+    // Some data sets repeat the first question.
     if let Some(value) = object.get("prompt").filter(|value| !is_empty(value)) {
         let text = string(value, "prompt")?;
         if !chat.messages.iter().any(|message| message.role == "user" && message.content == text) {
-            return Err("`prompt` is none of the messages: expected one of the user, or none".to_owned());
+            return Err("`prompt` is not one of the messages: expected a message of the user, or no prompt"
+                .to_owned());
         }
     }
     Ok(chat)
 }
 
-/// The tools of a record: a list of objects, or the same as a text of JSON.
+/// The tools of a record: a list of objects, or such a list as a JSON string.
 fn tools(object: &Map<String, Value>) -> Result<Option<String>, String> {
     let parsed;
     let list = match object.get("tools") {
         None | Some(Value::Null) => return Ok(None),
         Some(Value::String(text)) if text.trim().is_empty() => return Ok(None),
         Some(Value::String(text)) => {
-            parsed = serde_json::from_str(text).map_err(|e| format!("`tools` is no list in JSON: {e}"))?;
+            parsed = serde_json::from_str(text).map_err(|e| format!("`tools` is not a JSON list: {e}"))?;
             &parsed
         }
         Some(list) => list,
@@ -116,7 +115,7 @@ fn tools(object: &Map<String, Value>) -> Result<Option<String>, String> {
     Ok((!all.is_empty()).then(|| list.to_string()))
 }
 
-/// A message, and whether it is learned.
+/// A message, and whether it is trained on.
 fn message(value: &Value, whose: &str) -> Result<(Message, bool), String> {
     let object =
         value.as_object().ok_or_else(|| format!("{whose} is {}: expected an object", kind(value)))?;
@@ -146,7 +145,7 @@ fn message(value: &Value, whose: &str) -> Result<(Message, bool), String> {
             }
             let text = string(value, name).map_err(of_message)?;
             let given = serde_json::from_str(text)
-                .map_err(|e| format!("{whose}: `{name}` of a {FUNCTION_CALL} is no call in JSON: {e}"))?;
+                .map_err(|e| format!("{whose}: `{name}` of a {FUNCTION_CALL} is not a call in JSON: {e}"))?;
             let list = if let Value::Array(list) = given { list } else { vec![given] };
             if list.is_empty() {
                 return Err(format!("{whose}: `{name}` of a {FUNCTION_CALL} is empty: expected a call"));
@@ -181,19 +180,19 @@ fn message(value: &Value, whose: &str) -> Result<(Message, bool), String> {
     Ok((message, is_learned(object, role, whose)?))
 }
 
-/// Arguments of calls that are texts of JSON, as in many data sets, become the objects that templates expect.
+/// Parses call arguments given as JSON strings, as in many data sets, to the objects that templates expect.
 fn parse_arguments(calls: &mut Value) {
     for call in calls.as_array_mut().into_iter().flatten() {
         let function = if call["function"].is_object() { &mut call["function"] } else { call };
         let Some(arguments) = function.get_mut("arguments") else { continue };
-        // What is no JSON stays and is refused.
+        // Invalid JSON is kept and refused later.
         if let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str(text).ok()) {
             *arguments = parsed;
         }
     }
 }
 
-/// Whether a message is learned: those of the assistant are, unless it says otherwise.
+/// Whether a message is trained on: by default, if it is the assistant's.
 fn is_learned(object: &Map<String, Value>, role: &str, whose: &str) -> Result<bool, String> {
     let mut said: Option<(&str, bool)> = None;
     for name in LEARNED {
@@ -267,7 +266,7 @@ mod tests {
             {"role": "assistant", "content": "3", "thinking": "so"},
         ]);
         assert_eq!(serde_json::to_value(&chat.messages).expect("messages").to_string(), want.to_string());
-        // Arguments and tools as texts, as many data sets have them.
+        // Arguments and tools as JSON strings, as in many data sets.
         assert_eq!(of(&messages(&call(&text), &schema.to_string().into())), Ok(chat));
         // The same calls in ShareGPT.
         let share = |value: String| {
@@ -320,7 +319,7 @@ mod tests {
                 json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}),
                 "got [1]",
             ),
-            (json!({"from": "function_call", "value": "add 1 2"}), "is no call in JSON"),
+            (json!({"from": "function_call", "value": "add 1 2"}), "is not a call in JSON"),
             (json!({"from": "function_call", "value": "[]"}), "is empty: expected a call"),
             (json!({"from": "function_call", "value": "7"}), "call 1: expected"),
             (json!({"role": "assistant", "content": "a", "weight": 0.5}), "`weight` 0.5"),
@@ -335,7 +334,7 @@ mod tests {
             (json!([{}]), "tool 1 has no `name`"),
             (json!([{"type": "function", "function": {}}]), "tool 1 has no `name`"),
             (json!({"name": "f"}), "`tools` is an object"),
-            (json!("f"), "`tools` is no list in JSON"),
+            (json!("f"), "`tools` is not a JSON list"),
         ] {
             let record = json!({"messages": [{"role": "user", "content": "a"}], "tools": tools});
             let error = of(&record).expect_err(words);

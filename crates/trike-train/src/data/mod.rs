@@ -1,8 +1,9 @@
 //! Training data: documents of files, their tokens, and batches of them.
 //!
-//! [`Documents`] is an index of the records of text, JSONL and Parquet files, which are read when they are asked for. An [`Encoder`] turns
-//! a record into tokens and says which of them are learned. [`Batches`] packs the tokens of all documents, in an order that seed
-//! and epoch fix, and can start from any [`Position`]. A [`Sampler`](crate::Sampler) writes further documents with a teacher.
+//! [`Documents`] is an index of the records of text, JSONL and Parquet files, which are read on demand. An [`Encoder`] tokenizes a
+//! record and masks the tokens that do not count in the loss. [`Batches`] packs the tokens of all documents, in an order determined
+//! by seed and epoch, and can start from any [`Position`]. A [`Sampler`](crate::Sampler) generates further documents with a
+//! teacher.
 
 mod batches;
 mod documents;

@@ -1,9 +1,9 @@
-//! The order of documents, and which of them are kept for evaluation.
+//! The order of documents, and the held-out split.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// A permutation of `0..count` that `seed` and `round` fix (Fisher and Yates).
+/// A permutation of `0..count`, determined by `seed` and `round` (Fisher-Yates shuffle).
 #[must_use]
 pub fn permutation(count: usize, seed: u64, round: u64) -> Vec<u32> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -11,23 +11,23 @@ pub fn permutation(count: usize, seed: u64, round: u64) -> Vec<u32> {
     // Documents are counted in 32 bits (`Documents::open`).
     let mut order: Vec<u32> = (0..count).map(|i| i as u32).collect();
     for i in (1..count).rev() {
-        // The bias of the remainder is below 2^-32.
+        // The modulo bias is below 2^-32.
         order.swap(i, (rng.next_u64() % (i as u64 + 1)) as usize);
     }
     order
 }
 
-/// Which documents are learned, and which are held out for evaluation.
+/// A split into training and held-out documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldOut {
-    /// Documents to learn from, in ascending order.
+    /// Training documents, in ascending order.
     pub train: Vec<u32>,
-    /// Documents to evaluate with, in ascending order.
+    /// Held-out documents, in ascending order.
     pub held_out: Vec<u32>,
 }
 
 impl HeldOut {
-    /// Keeps a share of `count` documents, at least one if the share is not zero, chosen by `seed`.
+    /// Holds out a fraction `share` of `count` documents, at least one unless it is zero, chosen by `seed`.
     ///
     /// ```
     /// use trike_train::data::HeldOut;
@@ -40,7 +40,7 @@ impl HeldOut {
     #[must_use]
     pub fn new(count: usize, share: f64, seed: u64) -> Self {
         let kept = if share > 0.0 { ((count as f64 * share).round() as usize).clamp(1, count) } else { 0 };
-        // Epochs count from 0, so this round is none of theirs.
+        // A round that no epoch uses, since epochs count from 0.
         let order = permutation(count, seed, u64::MAX);
         let mut held_out = order[..kept].to_vec();
         let mut train = order[kept..].to_vec();

@@ -14,23 +14,22 @@ use serde_json::Value;
 use super::keys::is_without_effect;
 use crate::TrainError;
 
-/// Columns of which a file has one at least, see [`Record::from_json`](super::Record::from_json). Others are read, too, since they may
-/// change what is learned, but for those that are known not to.
+/// A file must have at least one of these columns, see [`Record::from_json`](super::Record::from_json). Other columns are read as
+/// well, except those without effect, since they may change what is trained on.
 const COLUMNS: [&str; 4] = ["text", "instruction", "messages", "conversations"];
 
-/// Writes the rows of a file to a temporary file without a name, a JSON object on each line, which a random document can be
-/// read from: a row of a Parquet file can only be read after all rows before it in its group.
+/// Writes the rows of a file as JSON lines to an anonymous temporary file, for random access: a row of a Parquet file can only be
+/// read after all preceding rows of its group.
 ///
 /// # Errors
 ///
-/// [`TrainError::Record`] with the number of the row for a malformed file or one without any of the columns, and
-/// [`TrainError::Io`].
+/// [`TrainError::Record`] with the row number for a malformed file or one without any of the columns, and [`TrainError::Io`].
 pub(super) fn as_lines(path: &Path) -> Result<File, TrainError> {
     let io = |source| TrainError::Io { path: path.to_owned(), source };
     let file = File::open(path).map_err(io)?;
     let mut lines = BufWriter::with_capacity(1 << 16, tempfile::tempfile().map_err(io)?);
     let mut row = 0;
-    // The library checks files, but not every length that it allocates or index that it uses.
+    // The library validates files, but not every length that it allocates or index that it uses.
     let read = catch_unwind(AssertUnwindSafe(|| write_rows(file, &mut lines, &mut row)));
     let wrong = |problem: String| TrainError::Record { path: path.to_owned(), line: row + 1, problem };
     match read {
@@ -44,11 +43,11 @@ pub(super) fn as_lines(path: &Path) -> Result<File, TrainError> {
     }
 }
 
-/// What ends the reading of a file.
+/// Why reading a file stopped.
 enum Problem {
     Io(std::io::Error),
     Parquet(ParquetError),
-    /// The names of columns of which none is known.
+    /// The column names of a file without any known column.
     Columns(Vec<String>),
 }
 
@@ -85,8 +84,8 @@ fn write_rows(file: File, to: &mut impl Write, done: &mut usize) -> Result<(), P
     Ok(())
 }
 
-/// Removes nulls from tools and calls of them. A column has the fields of all rows, so that a call has the arguments of all other tools,
-/// too, as nulls.
+/// Removes nulls from tools and tool calls. A column has the union of the fields of all rows, so a call also has the arguments of
+/// all other tools, as nulls.
 fn drop_absent(value: &mut Value, is_within: bool) {
     match value {
         Value::Array(list) => list.iter_mut().for_each(|value| drop_absent(value, is_within)),
@@ -114,7 +113,7 @@ mod tests {
     use super::super::{Documents, Record};
     use super::*;
 
-    /// A file of texts in two row groups, with a column that is not read.
+    /// A text column in two row groups, with a column that is not read.
     fn write(path: &Path, column: &str, compression: Compression) {
         let message = format!("message m {{ required int64 id; required binary {column} (STRING); }}");
         let schema = Arc::new(parse_message_type(&message).expect("a schema"));
@@ -173,7 +172,7 @@ mod tests {
         assert!(error.contains("messages") && error.contains("id, comment"), "{error}");
         write(&path, "text", Compression::SNAPPY);
         let whole = std::fs::read(&path).expect("a file");
-        // Every cut and every changed byte: an error or documents, and never a panic.
+        // Every truncation and every changed byte: an error or documents, never a panic.
         let mut failed = 0;
         for at in 0..whole.len() {
             for cut in [true, false] {

@@ -1,4 +1,4 @@
-//! What a record of a data file says.
+//! Records of data files.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -6,53 +6,53 @@ use serde_json::{Map, Value};
 use super::keys::{self, string};
 use super::messages::{Chat, chat};
 
-/// A document to learn from.
+/// A document for training.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// Text, all of which is learned.
+    /// Text, all of which is trained on.
     Text(String),
-    /// Tokens, BOS included, all of which are learned.
+    /// Tokens, including BOS, all of which are trained on.
     Tokens(Vec<u32>),
-    /// A conversation, of which answers are learned.
+    /// A conversation whose answers are trained on.
     Chat(Chat),
-    /// An instruction and the answer to it, which is learned.
+    /// An instruction and its answer, which is trained on.
     Instruction {
-        /// What precedes all instructions; for a model without a template, in place of Alpaca's own sentence.
+        /// The system sentence; for a model without a template it replaces Alpaca's own.
         system: Option<String>,
-        /// What is asked, with its input, if there is one, behind an empty line.
+        /// The instruction, followed by an empty line and its input, if any.
         prompt: String,
         /// The answer.
         answer: String,
     },
 }
 
-/// Which keys of a record are read, with the names of axolotl.
+/// Which keys of a record are read, by axolotl's names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecordKind {
-    /// Those that are there, of one kind.
+    /// The keys that are present, of one format.
     #[default]
     Any,
     /// `text`.
     Completion,
-    /// `instruction`, `input` and `output`, even where a record has them as `text`, too.
+    /// `instruction`, `input` and `output`, even if a record also has them as `text`.
     Alpaca,
     /// `messages` or `conversations`.
     #[serde(alias = "sharegpt")]
     ChatTemplate,
 }
 
-/// Keys of the forms that a text may have.
+/// Keys of all text formats.
 const FORMS: [&str; 6] = ["text", "instruction", "input", "output", "messages", "conversations"];
 /// Keys of conversations.
 const CHATS: [&str; 2] = ["messages", "conversations"];
 
 impl Record {
-    /// The record of a line of JSON: `text`; `messages` or `conversations` (ShareGPT) with `role` and `content` or `from` and
-    /// `value`; or `instruction`, `input` and `output` (Alpaca). A `system` text precedes the last two. Messages may have calls of
-    /// tools, thoughts, content parts and no content, as [`Message`](trike_text::chat::Message) has them, and their record `tools`. A
-    /// message with `weight`, `train`, `training` or `loss` of 0 or `false` is not learned. Of other keys only those are passed over
-    /// that are known to change nothing, such as `id` and `source`, and those without a value.
+    /// Parses a JSON line: `text`; `messages` or `conversations` (ShareGPT) with `role` and `content` or `from` and `value`; or
+    /// `instruction`, `input` and `output` (Alpaca). The last two may have a `system` text. Messages may have tool calls,
+    /// reasoning, content parts and no content, as in [`Message`](trike_text::chat::Message), and their record may have `tools`. A
+    /// message with `weight`, `train`, `training` or `loss` of 0 or `false` is masked. Of the other keys, only those without a
+    /// value and those known to have no effect are ignored, such as `id` and `source`.
     ///
     /// ```
     /// use trike_train::data::Record;
@@ -67,16 +67,16 @@ impl Record {
     ///
     /// # Errors
     ///
-    /// What is wrong with the line, as a sentence.
+    /// A description of the error, as a sentence.
     pub fn from_json(line: &str) -> Result<Self, String> {
         Self::from_json_of(line, RecordKind::Any)
     }
 
-    /// [`from_json`](Self::from_json) of a record of this kind.
+    /// [`from_json`](Self::from_json) for a record of this kind.
     ///
     /// # Errors
     ///
-    /// What is wrong with the line, as a sentence.
+    /// A description of the error, as a sentence.
     pub fn from_json_of(line: &str, kind: RecordKind) -> Result<Self, String> {
         let object: Map<String, Value> =
             serde_json::from_str(line).map_err(|e| format!("not a JSON object: {e}"))?;
@@ -92,7 +92,7 @@ impl Record {
             RecordKind::Alpaca => found.retain(|key| *key == "instruction"),
             RecordKind::ChatTemplate => found.retain(|key| CHATS.contains(key)),
         }
-        // A record of a known kind may have the same text in another form.
+        // A record of a known kind may have the same text in another format.
         let known = |own: &[&'static str]| -> Vec<&'static str> {
             let is_copy = |key: &&&str| kind != RecordKind::Any && !own.contains(*key);
             own.iter().chain(FORMS.iter().filter(is_copy)).copied().collect()
@@ -115,7 +115,7 @@ impl Record {
                 Ok(Self::Chat(chat(&object, key)?))
             }
             [one, two, ..] => Err(format!(
-                "it has both `{one}` and `{two}`, and which of them is to be learned is not clear: expected one of them, or a data set \
+                "it has both `{one}` and `{two}`, which is ambiguous: expected one of them, or a data set \
                  with a type"
             )),
             [] => {
@@ -153,7 +153,7 @@ mod tests {
 
     use super::*;
 
-    /// Everything that changes a lesson is learned or named.
+    /// Every key that affects the loss is read or refused.
     #[test]
     fn keys_that_change_the_lesson_are_read() {
         let messages = |more: &str| {
@@ -189,7 +189,7 @@ mod tests {
         let system = Some("You are a clerk.".to_owned());
         let (prompt, answer) = ("Add.".to_owned(), "5".to_owned());
         assert_eq!(Record::from_json(line), Ok(Record::Instruction { system, prompt, answer }));
-        // The same text in both forms, as the hub has Alpaca.
+        // The same text in both formats, as in Alpaca on the hub.
         let line = r#"{"instruction": "Add.", "output": "5", "text": "Below is ... 5"}"#;
         assert!(Record::from_json(line).expect_err("two").contains("both `instruction` and `text`"));
         for kind in [RecordKind::Alpaca, RecordKind::Completion] {
@@ -217,9 +217,9 @@ mod tests {
             ),
             (
                 r#"{"system": "a", "messages": [{"role": "system", "content": "b"}, {"role": "user", "content": "a"}]}"#,
-                "`system` is another text",
+                "`system` differs",
             ),
-            (r#"{"prompt": "b", "messages": [{"role": "user", "content": "a"}]}"#, "`prompt` is none"),
+            (r#"{"prompt": "b", "messages": [{"role": "user", "content": "a"}]}"#, "`prompt` is not"),
         ] {
             let error = Record::from_json(line).expect_err(line);
             assert!(error.contains(words), "{line}: {error}");

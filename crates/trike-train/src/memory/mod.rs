@@ -1,4 +1,4 @@
-//! Memory of a run, before it starts.
+//! Estimated memory of a run.
 
 mod silent;
 
@@ -14,14 +14,14 @@ use crate::{
     TernaryPolicy, TrainError, Trainer, TrainerConfig,
 };
 
-/// Tokens of a row and blocks of a model that are run without numbers. What a step takes is linear in both, or less: more of them take
-/// a multiple of it.
+/// Maximum row length and number of blocks in the counting run. The memory of a step is at most linear in both, so larger sizes are
+/// extrapolated.
 const LONGEST: usize = 1 << 20;
 const DEEPEST: usize = 256;
-/// Bytes of a model of which no step is run: its weights alone are too large for every machine.
+/// Models with more bytes are not run: their weights alone exceed every machine.
 const LARGEST: u64 = 1 << 56;
 
-/// Sizes on which the memory of a run depends.
+/// Sizes that determine the memory of a run.
 #[derive(Clone, Debug)]
 pub struct RunShape<'a> {
     /// The model.
@@ -30,33 +30,33 @@ pub struct RunShape<'a> {
     pub policy: &'a TernaryPolicy,
     /// The optimizer.
     pub optimizer: OptimizerKind,
-    /// Rows of a step, over all its batches.
+    /// Rows per step, over all its batches.
     pub rows: usize,
     /// Tokens of a row.
     pub length: usize,
-    /// Blocks of a segment of gradient checkpointing; `None` keeps all activations.
+    /// Blocks per segment of gradient checkpointing; `None` keeps all activations.
     pub checkpoint: Option<usize>,
     /// The adapter, if only that is trained.
     pub adapter: Option<&'a LoraConfig>,
-    /// Architecture and rounding of a teacher, if there is one.
+    /// Architecture and rounding of the teacher, if any.
     pub teacher: Option<(&'a DecoderSpec, &'a TernaryPolicy)>,
-    /// Threads that compute: rows of small models are computed side by side, all of which are counted at their peak.
+    /// Number of threads: rows of small models run concurrently and are counted at their simultaneous peak.
     pub threads: usize,
 }
 
-/// Bytes of a run by their use.
+/// Memory of a run in bytes, by use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrainingMemory {
-    /// Weights, with those of an adapter and without those of a teacher.
+    /// Weights, including an adapter's and excluding a teacher's.
     pub weights: u64,
-    /// Gradients of what is trained.
+    /// Gradients of the trained parameters.
     pub gradients: u64,
-    /// State of the optimizer: AdamW has two numbers per trained value, Muon and gradient descent one.
+    /// Optimizer state: two values per parameter for AdamW, one for Muon and gradient descent.
     pub optimizer: u64,
-    /// Values and gradients on the tapes of a step at their peak, with ternarized weights, tables of the rotary embedding, and what the
-    /// kernels need beside them.
+    /// Peak of the values and gradients on the tapes of a step, with ternarized weights, rotary tables and the kernels' temporary
+    /// memory.
     pub activations: u64,
-    /// Logits, of which some rows exist at a time; with a teacher also its own.
+    /// Logits, computed in chunks of rows; with a teacher, also the teacher's.
     pub logits: u64,
     /// Weights of the teacher, with its hidden states and its head for the batch.
     pub teacher: u64,
@@ -82,14 +82,14 @@ impl TrainingMemory {
     }
 }
 
-/// The memory of a run on the host at its peak: two steps of a [`Trainer`] without numbers ([`Count`]) allocate and release what steps
-/// with numbers do. It does not contain the program, data and tokenizer, the lists that tapes keep of their operations, and some
-/// hundred kilobytes per thread. Rows have `length` tokens, as packed ones do.
+/// The peak memory of a run on the host: two steps of a [`Trainer`] on the counting executor ([`Count`]) allocate and free what
+/// real steps do. The program, data and tokenizer, the tapes' lists of operations, and some hundred kilobytes per thread are not
+/// included. Rows have `length` tokens, as packed ones do.
 ///
 /// # Errors
 ///
-/// [`TrainError::Nn`] for an inconsistent spec, [`TrainError::Option`] for an adapter out of range, [`TrainError::Vocabulary`] for a
-/// teacher with another vocabulary.
+/// [`TrainError::Nn`] for an inconsistent spec, [`TrainError::Option`] for an adapter out of range, [`TrainError::Vocabulary`] for
+/// a teacher with another vocabulary size.
 ///
 /// ```
 /// use trike_nn::DecoderSpec;
@@ -121,7 +121,7 @@ pub fn estimate_training_memory(run: &RunShape<'_>) -> Result<TrainingMemory, Tr
     estimate(run, Held::All)
 }
 
-/// [`estimate_training_memory`] for a rank of a pipeline, which holds a part of the model and of the teacher.
+/// [`estimate_training_memory`] for a rank of a pipeline, with its stage of the model and of the teacher.
 ///
 /// # Errors
 ///
@@ -134,7 +134,7 @@ pub fn estimate_stage_memory(
     estimate(run, Held::Stage(stage, of_teacher))
 }
 
-/// [`estimate_training_memory`] for a rank that holds some rows of every matrix of the model and of the teacher.
+/// [`estimate_training_memory`] for a tensor-parallel rank, with its rows of every matrix of the model and of the teacher.
 ///
 /// # Errors
 ///
@@ -147,7 +147,7 @@ pub fn estimate_shard_memory(
     estimate(run, Held::Shard(shard, of_teacher))
 }
 
-/// The parts of model and teacher that are in memory.
+/// The parts of model and teacher in memory.
 #[derive(Clone, Copy)]
 enum Held<'h> {
     All,
@@ -178,14 +178,14 @@ impl<'h> Held<'h> {
 struct Units {
     /// Rows of a unit.
     rows: usize,
-    /// Units of as many rows.
+    /// Number of full units.
     whole: usize,
-    /// Rows of the last unit, if it is a smaller one.
+    /// Rows of the smaller last unit, if any.
     rest: usize,
 }
 
 impl Units {
-    /// As a trainer divides the rows of a step.
+    /// Units as a trainer divides the rows of a step.
     fn new(run: &RunShape<'_>) -> Self {
         let all = run.rows.max(1);
         let rows = unit_rows(run.length).min(all);
@@ -196,12 +196,12 @@ impl Units {
         self.whole + usize::from(self.rest > 0)
     }
 
-    /// Units that are computed at once, if the model is small.
+    /// Number of units that run concurrently, if the model is small.
     fn together(self, threads: usize) -> usize {
         threads.max(1).min(self.count())
     }
 
-    /// Batches that take what all units take: a third one finds the memory of the second.
+    /// Batches with the peak memory of all units: from the third on, units reuse the buffers of the second.
     fn batches(self, length: usize) -> Vec<Batch> {
         let rows = std::iter::repeat_n(self.rows, self.whole.min(2));
         let batch = |rows: usize| Batch {
@@ -232,7 +232,7 @@ fn estimate(run: &RunShape<'_>, held: Held<'_>) -> Result<TrainingMemory, TrainE
         return Ok(TrainingMemory { activations: u64::MAX, ..all });
     }
     let units = Units::new(run);
-    // Ranks have parts of the blocks as they are.
+    // The stages of ranks cannot be shortened.
     let deepest = if matches!(held, Held::All) { DEEPEST } else { usize::MAX };
     let shorten = |spec: &DecoderSpec| DecoderSpec { layers: spec.layers.min(deepest), ..spec.clone() };
     let (spec, teacher) = (shorten(run.spec), run.teacher.map(|(spec, policy)| (shorten(spec), policy)));
@@ -242,20 +242,21 @@ fn estimate(run: &RunShape<'_>, held: Held<'_>) -> Result<TrainingMemory, TrainE
     let times = (run.length.div_ceil(LONGEST).max(1) as u64).saturating_mul(layers.div_ceil(deepest) as u64);
 
     let Counted { peak, logits, .. } = count_steps(&short, held, units)?;
-    let beside = peak.saturating_sub(kept(&short, held).total()).saturating_sub(logits).saturating_mul(times);
+    let transient =
+        peak.saturating_sub(kept(&short, held).total()).saturating_sub(logits).saturating_mul(times);
     let outputs = outputs(run, held, units);
     let of_stage = if let Held::Stage(stage, _) = held { of_stage(run, stage, units) } else { 0 };
     Ok(TrainingMemory {
-        activations: beside.saturating_sub(outputs).saturating_add(of_stage),
+        activations: transient.saturating_sub(outputs).saturating_add(of_stage),
         logits,
         teacher: all.teacher.saturating_add(outputs),
         ..all
     })
 }
 
-/// What is in memory from the first step to the last: weights, gradients, the optimizer's state and the teacher.
+/// Memory held from the first step to the last: weights, gradients, optimizer state and the teacher.
 fn kept(run: &RunShape<'_>, held: Held<'_>) -> TrainingMemory {
-    // Elements that are here, each counted with its bytes.
+    // Bytes of the parameters on this rank, each multiplied by its bytes per element.
     let sum =
         |spec: &DecoderSpec, len: &dyn Fn(WeightName, (usize, usize)) -> usize, of: &dyn Fn(bool) -> u64| {
             shapes(spec).into_iter().fold(0u64, |sum, (name, shape)| {
@@ -271,7 +272,7 @@ fn kept(run: &RunShape<'_>, held: Held<'_>) -> TrainingMemory {
         Some(division) => division.state(name, shape, division.rank()).map_or(0, |part| part.len()),
     };
     let weights = sum(run.spec, &|name, shape| part(held.model(), name, shape), &|_| 4);
-    // Muon keeps one number for the matrices of the blocks, to which the factors of an adapter count.
+    // Muon keeps one value per element of the matrices of the blocks, including adapter factors.
     let (muon, sgd) = (run.optimizer == OptimizerKind::Muon, run.optimizer == OptimizerKind::Sgd);
     let (factors, gradients, optimizer) = match run.adapter {
         None => (0, weights, sum(run.spec, &state, &|block| if sgd || block && muon { 4 } else { 8 })),
@@ -293,7 +294,7 @@ fn kept(run: &RunShape<'_>, held: Held<'_>) -> TrainingMemory {
     }
 }
 
-/// A teacher's hidden states and its head as it is multiplied, which are counted among activations.
+/// The teacher's hidden states and its rounded head, which are counted among the activations.
 fn outputs(run: &RunShape<'_>, held: Held<'_>, units: Units) -> u64 {
     let (Some((spec, _)), true) = (run.teacher, computes_head(held)) else { return 0 };
     let tokens = (units.rows as u64).saturating_mul(run.length as u64);
@@ -306,15 +307,15 @@ fn computes_head(held: Held<'_>) -> bool {
     if let Held::Stage(stage, _) = held { stage.is_last() } else { true }
 }
 
-/// What a rank of a pipeline has beside the tensors of the units that are run: messages of the ranks beside it, which may be a step
-/// ahead; the inputs of more units that wait for their gradients; and on the last one, for an embedding that is the head, lists of
-/// rows, which the host adds up.
+/// Memory of a pipeline rank in addition to the counted units: messages of the neighbouring ranks, which may be a step ahead;
+/// segment inputs of further units that wait for their gradients; and on the last rank, for a tied embedding, lists of rows that
+/// the host adds up.
 fn of_stage(run: &RunShape<'_>, stage: &Stage, units: Units) -> u64 {
     let tokens = (units.rows as u64).saturating_mul(run.length as u64);
     let (width, vocab, count) = (run.spec.hidden as u64, run.spec.vocab as u64, units.count() as u64);
     let seam = bytes(tokens.saturating_mul(width));
-    let beside = u64::from(!stage.is_first()) + u64::from(!stage.is_last());
-    let messages = seam.saturating_mul(count.saturating_mul(beside));
+    let neighbours = u64::from(!stage.is_first()) + u64::from(!stage.is_last());
+    let messages = seam.saturating_mul(count.saturating_mul(neighbours));
     if !stage.is_last() {
         let layers = stage.layers().len().max(1);
         let segments = layers.div_ceil(run.checkpoint.unwrap_or(layers).clamp(1, layers)) as u64;
@@ -328,7 +329,7 @@ fn of_stage(run: &RunShape<'_>, stage: &Stage, units: Units) -> u64 {
     messages.saturating_add(bytes(width.saturating_mul(rows)))
 }
 
-/// The memory of two steps, of which the second finds the buffers of the first.
+/// The memory of two steps; the second reuses the buffers of the first.
 fn count_steps(run: &RunShape<'_>, held: Held<'_>, units: Units) -> Result<Counted, TrainError> {
     let (rank, size) = held.model().map_or((0, 1), |division| (division.rank(), division.ranks()));
     let comm = Silent { rank, size, most: 8 * shapes(run.spec).len() };
@@ -358,11 +359,11 @@ fn count_steps(run: &RunShape<'_>, held: Held<'_>, units: Units) -> Result<Count
     let mut trainer = match held {
         Held::All => trainer,
         Held::Stage(stage, of_teacher) => {
-            trainer.along(Pipeline::new(&comm, stage.clone(), of_teacher.cloned()))?
+            trainer.with_pipeline(Pipeline::new(&comm, stage.clone(), of_teacher.cloned()))?
         }
         Held::Shard(shard, of_teacher) => {
             let (shard, of_teacher) = (shard.clone(), of_teacher.cloned());
-            trainer.beside(TensorRanks { comm: &comm, shard, of_teacher })
+            trainer.with_tensor_ranks(TensorRanks { comm: &comm, shard, of_teacher })
         }
     };
     let batches = units.batches(run.length);

@@ -1,12 +1,12 @@
-//! A rank without others.
+//! A communicator without peers.
 
 use trike_comm::{CommError, Communicator, Traffic};
 
-/// One of several ranks of which no other exists: what it sends is dropped, and what it receives is zeros.
+/// A rank without peers: messages sent are dropped, messages received are zeros.
 pub(super) struct Silent {
     pub(super) rank: usize,
     pub(super) size: usize,
-    /// Bytes that each of the others gives to all, at most.
+    /// Maximum message size of the other ranks in an all-gather.
     pub(super) most: usize,
 }
 

@@ -6,36 +6,36 @@ use std::ops::Range;
 use trike_grad::{Elements, Engine, Tape};
 
 use super::parameters::zeros;
-use super::pass::{Leaves, Pass, Sums};
+use super::pass::{GradientSink, Leaves, Pass};
 use super::{Loss, Objective};
 use crate::TrainError;
 
-/// The gradient behind the last block of a pass.
-pub(crate) enum Behind<'o, 't, E: Engine> {
-    /// That of the loss, times `scale`.
+/// Where the gradient of the last block's output comes from.
+pub(crate) enum GradientSource<'o, 't, E: Engine> {
+    /// The loss, times `scale`.
     Loss { objective: &'o mut Objective<'t, E::View>, scale: f32 },
-    /// That of the blocks of another rank.
+    /// The blocks of another rank.
     Blocks(E::Tensor),
 }
 
 impl<E: Engine> Pass<'_, E> {
-    /// The loss of all blocks; its gradients are added to `gradients`.
+    /// Computes the loss and adds its gradients to `gradients`.
     pub(super) fn gradients(
         &self,
         segments: &[Range<usize>],
-        behind: Behind<'_, '_, E>,
+        source: GradientSource<'_, '_, E>,
         trains_embedding: bool,
-        gradients: &mut Sums<'_, E::Tensor>,
+        gradients: &mut GradientSink<'_, E::Tensor>,
     ) -> Result<Loss, TrainError> {
         let inputs = self.inputs(self.embedded()?, segments)?;
-        let (loss, dx) = self.backward(segments, &inputs, behind, trains_embedding, gradients)?;
+        let (loss, dx) = self.backward(segments, &inputs, source, trains_embedding, gradients)?;
         if trains_embedding {
             self.embedding_backward(dx, gradients)?;
         }
         Ok(loss)
     }
 
-    /// The inputs of all segments, of which `x` is the first.
+    /// The inputs of all segments; `x` is the first.
     pub(super) fn inputs(
         &self,
         x: E::Tensor,
@@ -49,18 +49,18 @@ impl<E: Engine> Pass<'_, E> {
         Ok(inputs)
     }
 
-    /// The loss, if it is computed here, and the gradient with respect to the first input, zeros unless `tracks_input`; those of the
-    /// parameters are added to `gradients`.
+    /// The loss, if it is computed here, and the gradient with respect to the first input, zeros unless `tracks_input`; parameter
+    /// gradients are added to `gradients`.
     pub(super) fn backward(
         &self,
         segments: &[Range<usize>],
         inputs: &[E::Tensor],
-        behind: Behind<'_, '_, E>,
+        source: GradientSource<'_, '_, E>,
         tracks_input: bool,
-        gradients: &mut Sums<'_, E::Tensor>,
+        gradients: &mut GradientSink<'_, E::Tensor>,
     ) -> Result<(Loss, E::Tensor), TrainError> {
         let mut loss = Loss::default();
-        let mut behind = Some(behind);
+        let mut source = Some(source);
         let mut dy = None;
         for (index, (segment, x)) in segments.iter().zip(inputs).enumerate().rev() {
             let mut tape = self.tape();
@@ -70,9 +70,9 @@ impl<E: Engine> Pass<'_, E> {
                 false => tape.parameter(x.borrow(), self.spec.hidden)?,
             };
             let y = self.blocks(&mut tape, &mut leaves, from, segment.clone())?;
-            let d = match (dy.take(), behind.take()) {
-                (Some(dy), _) | (None, Some(Behind::Blocks(dy))) => dy,
-                (None, Some(Behind::Loss { objective, scale })) => {
+            let d = match (dy.take(), source.take()) {
+                (Some(dy), _) | (None, Some(GradientSource::Blocks(dy))) => dy,
+                (None, Some(GradientSource::Loss { objective, scale })) => {
                     let (found, d) = self.head_gradient(tape.value(y)?, objective, scale, gradients)?;
                     loss = found;
                     d
@@ -87,11 +87,11 @@ impl<E: Engine> Pass<'_, E> {
         Ok((loss, dx))
     }
 
-    /// Adds the gradient of the embedding for that of the residual stream before the first block.
+    /// Adds the gradient of the embedding, given that of the residual stream before the first block.
     pub(super) fn embedding_backward(
         &self,
         dx: E::Tensor,
-        gradients: &mut Sums<'_, E::Tensor>,
+        gradients: &mut GradientSink<'_, E::Tensor>,
     ) -> Result<(), TrainError> {
         let mut tape = Tape::new(self.engine, self.buffers);
         let mut leaves = Leaves::new(true);

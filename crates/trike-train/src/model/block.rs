@@ -13,11 +13,11 @@ use crate::TrainError;
 /// The input of linear layers.
 #[derive(Clone, Copy)]
 struct Input {
-    /// As it was computed, which adapters read.
+    /// Unrounded, as adapters read it.
     exact: Var,
-    /// As ternary weights read it.
+    /// Rounded, as ternary weights read it.
     rounded: Var,
-    /// The columns that get the gradient, where layers are divided among ranks; otherwise as `rounded`.
+    /// The columns that get the gradient, if layers are divided among ranks; otherwise `rounded`.
     columns: Var,
 }
 
@@ -26,12 +26,12 @@ struct OnTape<'a, 'p, 't, E: Engine> {
     pass: &'a Pass<'p, E>,
     tape: &'a mut Tape<'t, E>,
     leaves: &'a mut Leaves,
-    /// The attention of this rank's heads; `None` if it computes all.
+    /// The attention of this rank's heads; `None` if it computes all heads.
     own: Option<AttentionSpec>,
 }
 
 impl<'p: 't, 't, E: Engine> OnTape<'_, 'p, 't, E> {
-    /// Whether the rank has only its own columns of what is read at a point.
+    /// Whether the values at a hook point are divided by columns among ranks.
     fn is_own(&self, point: Option<HookPoint>) -> bool {
         match point {
             Some(HookPoint::Output) => self.own.is_some(),
@@ -125,8 +125,8 @@ impl<'p, E: Engine> Pass<'p, E> {
         Ok(x)
     }
 
-    /// What the layer `name` reads of the values `x`, of which this rank has its own columns, or all: with a norm over all of them, if
-    /// there is one.
+    /// The input of the layer `name` from the values `x`: gathered if `is_own`, since each rank then has its own columns, and
+    /// normed if there is a norm.
     fn between<'t>(
         &self,
         tape: &mut Tape<'t, E>,
@@ -150,7 +150,7 @@ impl<'p, E: Engine> Pass<'p, E> {
         if !is_own {
             return self.rounded(tape, leaves, whole, name);
         }
-        // The gradient of this rank's columns is theirs, with no way through all of them.
+        // The gradient flows to this rank's columns directly, bypassing the gather.
         let rounded = self.int8(tape, whole)?;
         Ok(Input { exact: whole, rounded, columns: x })
     }
@@ -162,7 +162,7 @@ impl<'p, E: Engine> Pass<'p, E> {
         }
     }
 
-    /// Activations as the layer `name` and others with the same input read them; they share one rounding.
+    /// The input of the layer `name`, rounded; layers with the same input share the rounding.
     fn rounded<'t>(
         &self,
         tape: &mut Tape<'t, E>,
@@ -201,7 +201,7 @@ impl<'p, E: Engine> Pass<'p, E> {
                 let scales = self.divided.map_or(&[][..], |divided| &divided.prepared.scales);
                 let how = match place.and_then(|place| scales.get(place)?.as_ref()) {
                     None => how.weights,
-                    // Of the whole matrix, of which only some rows are here.
+                    // The scale of the whole matrix, of which this rank holds some rows.
                     Some(scale) => {
                         how.weights.with_scale(TernaryScale::Learned(tape.constant(scale.borrow(), 1)?))
                     }

@@ -8,32 +8,33 @@ use trike_cpu::Cpu;
 use trike_grad::{Buffers, Elements, Engine, GradError, MixedPrecision, Tape, Ternarize, TernaryScale};
 use trike_nn::DecoderSpec;
 
-use super::backward::Behind;
-use super::pass::{ByPlace, Pass, Sums};
+use super::backward::GradientSource;
+use super::pass::{ByPlace, GradientSink, Pass};
 use super::{Loss, Objective, Parameter, Parameters, TernaryPolicy, Weights};
 use crate::TrainError;
 use crate::data::Batch;
 
-/// Positions whose sines and cosines are kept.
+/// Number of positions with precomputed sines and cosines.
 const ROPE_POSITIONS: usize = 1 << 13;
 
-/// A decoder that is trained, on the host or on a device.
+/// A decoder for training, on the host or on a device.
 #[derive(Debug)]
 pub struct Trained<'c, E: Engine = Cpu> {
     pub(super) engine: &'c E,
     buffers: Buffers<E::Tensor>,
-    /// Tokens of the last batch with gradients.
+    /// Number of tokens of the last batch with gradients.
     tokens: AtomicUsize,
     spec: DecoderSpec,
     rope: E::RopeTable,
-    /// Blocks of a segment: only the inputs of segments are kept, and a segment is computed again for its gradient.
+    /// Blocks per segment of gradient checkpointing: only the inputs of segments are kept, and a segment is recomputed for its
+    /// gradient.
     segment: usize,
     pub(super) precision: MixedPrecision,
 }
 
 impl<'c, E: Engine> Trained<'c, E> {
-    /// A decoder of this architecture. Gradient checkpointing keeps the inputs of every `segment`-th block only and computes the
-    /// blocks again in the backward pass; `None` keeps everything.
+    /// A decoder of this architecture. Gradient checkpointing keeps only the input of every `segment`-th block and recomputes the
+    /// blocks in the backward pass; `None` keeps everything.
     ///
     /// # Errors
     ///
@@ -41,7 +42,7 @@ impl<'c, E: Engine> Trained<'c, E> {
     pub fn new(engine: &'c E, spec: &DecoderSpec, segment: Option<usize>) -> Result<Self, TrainError> {
         spec.validate()?;
         let frequencies = spec.rope.frequencies(spec.head_dim);
-        // Positions beyond are computed when they are used.
+        // Further positions are computed when they are used.
         let rope = engine.rope_table(frequencies, spec.rope.pairing, spec.context.min(ROPE_POSITIONS))?;
         let segment = segment.unwrap_or(spec.layers).clamp(1, spec.layers);
         let (buffers, tokens) = (Buffers::default(), AtomicUsize::new(0));
@@ -49,13 +50,13 @@ impl<'c, E: Engine> Trained<'c, E> {
         Ok(Self { engine, buffers, tokens, spec: spec.clone(), rope, segment, precision })
     }
 
-    /// Rounds the operands of products when gradients are computed.
+    /// Sets the precision of products in passes with gradients.
     #[must_use]
     pub fn with_precision(self, precision: MixedPrecision) -> Self {
         Self { precision, ..self }
     }
 
-    /// The loss of a batch; its gradient, times `scale`, is added to `gradients`, which has the shapes of
+    /// Computes the loss of a batch and adds its gradient, times `scale`, to `gradients`, which has the shapes of
     /// [`Weights::trained`].
     ///
     /// # Errors
@@ -72,12 +73,12 @@ impl<'c, E: Engine> Trained<'c, E> {
     ) -> Result<Loss, TrainError> {
         let weights = weights.into();
         check_gradients(weights.trained(), gradients)?;
-        let sums = &mut Sums::Added(gradients);
+        let sums = &mut GradientSink::Accumulate(gradients);
         self.gradients_on(self.engine, weights, batch, policy, objective, scale, sums)
     }
 
-    /// [`gradients`](Self::gradients) on another executor, such as the single thread of one of several batches. There is one place
-    /// for each parameter that is trained.
+    /// [`gradients`](Self::gradients) on another executor, such as a single thread for one of several concurrent batches. There is
+    /// one slot per trained parameter.
     #[expect(clippy::too_many_arguments, reason = "those of the public method, and the executor")]
     pub(crate) fn gradients_on(
         &self,
@@ -87,16 +88,16 @@ impl<'c, E: Engine> Trained<'c, E> {
         policy: &TernaryPolicy,
         mut objective: Objective<'_, E::View>,
         scale: f32,
-        gradients: &mut Sums<'_, E::Tensor>,
+        gradients: &mut GradientSink<'_, E::Tensor>,
     ) -> Result<Loss, TrainError> {
         self.expect_tokens(batch);
         let pass = Pass { precision: self.precision, ..self.pass(engine, weights, batch, policy)? };
         let segments = self.segments(0..self.spec.layers);
-        let behind = Behind::Loss { objective: &mut objective, scale };
-        pass.gradients(&segments, behind, weights.trains_embedding(), gradients)
+        let source = GradientSource::Loss { objective: &mut objective, scale };
+        pass.gradients(&segments, source, weights.trains_embedding(), gradients)
     }
 
-    /// The matrices that a pass ternarizes, for several passes with the same weights; empty where a gradient needs the scales.
+    /// Ternarizes the matrices once for several passes with the same weights; empty if the gradients need the scales.
     pub(crate) fn ternarized(
         &self,
         weights: Weights<'_, E::Tensor>,
@@ -113,7 +114,7 @@ impl<'c, E: Engine> Trained<'c, E> {
         weights.all.all().iter().map(ternarize).collect()
     }
 
-    /// A matrix as a pass ternarizes it, with the scale of a larger one of which these are some rows, if there is one.
+    /// A matrix ternarized for a pass; `scale` is that of the whole matrix if only some of its rows are here.
     pub(super) fn ternarized_matrix(
         &self,
         parameter: &Parameter<E::Tensor>,
@@ -130,7 +131,7 @@ impl<'c, E: Engine> Trained<'c, E> {
         Ok(tape.into_tensor(ternary)?)
     }
 
-    /// Takes back memory that it returned.
+    /// Returns the memory of [`ternarized`](Self::ternarized) to the pool.
     pub(crate) fn reuse(&self, tensors: ByPlace<E::Tensor>) {
         tensors.into_iter().flatten().for_each(|tensor| self.buffers.give(tensor));
     }
@@ -147,11 +148,11 @@ impl<'c, E: Engine> Trained<'c, E> {
         policy: &TernaryPolicy,
     ) -> Result<Loss, TrainError> {
         let pass = self.pass(self.engine, weights.into(), batch, policy)?;
-        pass.loss(pass.behind_blocks()?.borrow())
+        pass.loss(pass.after_blocks()?.borrow())
     }
 
-    /// The hidden states behind the final norm, `tokens x hidden`, and the head as it is multiplied, `vocab x hidden`: what the
-    /// logits of a teacher are computed from, some tokens at a time.
+    /// The hidden states after the final norm, `tokens x hidden`, and the rounded head, `vocab x hidden`; the logits of a teacher
+    /// are computed from them in chunks of tokens.
     ///
     /// # Errors
     ///
@@ -174,7 +175,7 @@ impl<'c, E: Engine> Trained<'c, E> {
         policy: &TernaryPolicy,
     ) -> Result<[E::Tensor; 2], TrainError> {
         let pass = self.pass(engine, weights, batch, policy)?;
-        pass.outputs(pass.behind_blocks()?.borrow())
+        pass.outputs(pass.after_blocks()?.borrow())
     }
 
     /// The logits of all tokens of a batch, `tokens x vocab`.
@@ -189,21 +190,21 @@ impl<'c, E: Engine> Trained<'c, E> {
         policy: &TernaryPolicy,
     ) -> Result<E::Tensor, TrainError> {
         let pass = self.pass(self.engine, weights.into(), batch, policy)?;
-        let x = pass.behind_blocks()?;
+        let x = pass.after_blocks()?;
         let mut tape = Tape::new(self.engine, &self.buffers);
         let (hidden, head) = pass.hidden(&mut tape, x.borrow())?;
         let logits = tape.linear(hidden, head, None)?;
         Ok(tape.to_tensor(logits)?)
     }
 
-    /// Drops the buffers of the pool if they have the sizes of another number of tokens: they would stay unused.
+    /// Drops the pooled buffers when the number of tokens changes: buffers of other sizes would stay unused.
     pub(super) fn expect_tokens(&self, batch: &Batch) {
         if self.tokens.swap(batch.ids.len(), Ordering::Relaxed) != batch.ids.len() {
             self.buffers.clear();
         }
     }
 
-    /// Blocks whose gradients are computed together.
+    /// Ranges of blocks whose gradients are computed together.
     pub(super) fn segments(&self, layers: Range<usize>) -> Vec<Range<usize>> {
         let end = layers.end;
         layers.step_by(self.segment).map(|first| first..(first + self.segment).min(end)).collect()

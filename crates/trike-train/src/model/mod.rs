@@ -1,4 +1,4 @@
-//! The decoder as training sees it: parameters in f32, and the gradient of a loss with respect to all of them.
+//! The decoder for training: f32 parameters, and gradients with respect to all of them.
 
 mod adapter;
 mod backward;
@@ -17,14 +17,14 @@ mod weights;
 
 pub(crate) use adapter::targeted;
 pub use adapter::{Adapter, AdapterError, LoraConfig, LoraTarget, MergeReport, MergedMatrix};
-pub(crate) use backward::Behind;
+pub(crate) use backward::GradientSource;
 pub(crate) use division::Division;
 pub use forward::Trained;
 pub(crate) use forward::check_gradients;
 pub use objective::{EMBEDDING_GROUP, Loss, Objective, TeacherLogits, TernaryPolicy};
 pub use parameters::{Parameter, Parameters, Part};
 pub(crate) use parameters::{shapes, zeros};
-pub(crate) use pass::{ByPlace, Sums};
+pub(crate) use pass::{ByPlace, GradientSink};
 pub use resident::{Resident, TrainEngine};
 pub(crate) use sharded::ShardedModel;
 pub use stage::Stage;

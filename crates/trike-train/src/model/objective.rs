@@ -1,24 +1,24 @@
-//! What is minimized, and how weights and activations are rounded in it.
+//! Training objectives, and the rounding of weights and activations.
 
 use std::ops::Range;
 
 use trike_grad::{BitLinear, GradError, Ternarize};
 use trike_trit::{Granularity, GroupSize};
 
-/// Columns of the embedding and the head that share a scale in f16.
+/// Columns per f16 scale in the embedding and the head.
 pub const EMBEDDING_GROUP: usize = 32;
 
-/// How weights and activations are rounded in the forward pass.
+/// Rounding of weights and activations in the forward pass.
 #[derive(Clone, Debug)]
 pub struct TernaryPolicy {
-    /// The matrices of the blocks; `None` leaves them dense.
+    /// Rounding of the matrices of the blocks; `None` leaves them dense.
     pub blocks: Option<BitLinear>,
-    /// Whether embedding and head are int8 as packed models store them, in groups of [`EMBEDDING_GROUP`]; otherwise they are f32.
+    /// Whether embedding and head are int8 in groups of [`EMBEDDING_GROUP`], as in packed models; otherwise they are f32.
     pub int8_embedding: bool,
 }
 
 impl Default for TernaryPolicy {
-    /// One ternary plane with a scale for every 32 weights, their mean magnitude; int8 activations, embedding and head.
+    /// One ternary plane with one absmean scale per 32 weights; int8 activations, embedding and head.
     fn default() -> Self {
         let weights = Ternarize::default().with_granularity(Granularity::Group(GroupSize::G32));
         Self { blocks: Some(BitLinear { weights, ..BitLinear::default() }), int8_embedding: true }
@@ -29,7 +29,7 @@ impl TernaryPolicy {
     /// A dense model.
     pub const DENSE: Self = Self { blocks: None, int8_embedding: false };
 
-    /// The same with another share of the ternary weights: 0 is dense, 1 is ternary.
+    /// The same with another interpolation factor: 0 is dense, 1 is ternary.
     #[must_use]
     pub fn with_lambda(mut self, lambda: f32) -> Self {
         if let Some(how) = &mut self.blocks {
@@ -39,16 +39,16 @@ impl TernaryPolicy {
     }
 }
 
-/// Writes a teacher's logits of some tokens of a batch, `tokens x vocab`, into a view of the executor: a slice on the host.
+/// Writes a teacher's logits of a range of tokens, `tokens x vocab`, into a view of the executor: a slice on the host.
 pub type TeacherLogits<'t, V = [f32]> = dyn FnMut(Range<usize>, &mut V) -> Result<(), GradError> + 't;
 
-/// What is minimized.
+/// The training objective.
 pub enum Objective<'t, V: ?Sized = [f32]> {
     /// The cross-entropy of the targets.
     Text,
-    /// The divergence from a teacher and a share of the cross-entropy.
+    /// The KL divergence from a teacher, plus a weighted cross-entropy.
     Distill {
-        /// The share of the cross-entropy.
+        /// Weight of the cross-entropy.
         text: f32,
         /// The teacher.
         teacher: &'t mut TeacherLogits<'t, V>,
@@ -69,9 +69,9 @@ impl<V: ?Sized> std::fmt::Debug for Objective<'_, V> {
 /// The loss of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Loss {
-    /// Cross-entropy of all tokens that are learned, in nats.
+    /// Cross-entropy over all target tokens, in nats.
     pub sum: f64,
-    /// Divergence from the teacher at these tokens, in nats; 0 without one.
+    /// KL divergence from the teacher at these tokens, in nats; 0 without a teacher.
     pub divergence: f64,
     /// Number of these tokens.
     pub tokens: usize,

@@ -1,4 +1,4 @@
-//! The trainable values of a decoder.
+//! The trainable parameters of a decoder.
 
 use std::borrow::{Borrow, BorrowMut};
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::TrainError;
 /// Standard deviation of random weights.
 const SPREAD: f64 = 0.02;
 
-/// The part of a weight that a parameter is.
+/// The part of a weight that a parameter represents: the whole weight, or an adapter factor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Part {
     /// All of it.
@@ -31,9 +31,9 @@ pub enum Part {
 /// A matrix or vector, `rows x cols`, row-major; on the host, or in the memory of an [`Engine`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter<T = Vec<f32>> {
-    /// Which one.
+    /// The weight that it belongs to.
     pub name: WeightName,
-    /// The part of it: [`Part::Whole`] but in an [`Adapter`](crate::Adapter).
+    /// [`Part::Whole`], except in an [`Adapter`](crate::Adapter).
     pub part: Part,
     /// Elements per row; a vector is one row.
     pub cols: usize,
@@ -42,7 +42,7 @@ pub struct Parameter<T = Vec<f32>> {
 }
 
 impl<T: Elements> Parameter<T> {
-    /// Number of rows.
+    /// The name of its tensor in a file; adapter factors have peft's names without the prefix of its wrapper models.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.values.elements() / self.cols
@@ -72,7 +72,7 @@ impl Parameter {
     }
 }
 
-/// The elements of a weight, `rows x cols`, that a rank holds; `None` for a weight that it does not have.
+/// The elements of a weight, `rows x cols`, that a rank holds; `None` if it holds none.
 type PartOf<'p> = dyn Fn(WeightName, (usize, usize)) -> Option<Range<usize>> + 'p;
 
 #[expect(clippy::unnecessary_wraps, reason = "a `PartOf`")]
@@ -80,7 +80,7 @@ fn whole(_: WeightName, (rows, cols): (usize, usize)) -> Option<Range<usize>> {
     Some(0..rows * cols)
 }
 
-/// All trainable values of a decoder, in an order that its spec fixes: embedding, blocks, final norm, head.
+/// All trainable parameters of a decoder, in an order determined by its spec: embedding, blocks, final norm, head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameters<T = Vec<f32>> {
     spec: DecoderSpec,
@@ -88,8 +88,8 @@ pub struct Parameters<T = Vec<f32>> {
 }
 
 impl Parameters {
-    /// Random weights: normal with a standard deviation of 0.02, divided by `sqrt(2 layers)` for the matrices whose outputs are
-    /// added to the residual stream (GPT-2); norms are one, biases zero.
+    /// Random weights: normal with a standard deviation of 0.02, divided by `sqrt(2 layers)` for the matrices that write to the
+    /// residual stream (GPT-2); norms are one, biases zero.
     ///
     /// # Errors
     ///
@@ -108,12 +108,12 @@ impl Parameters {
         Self::random_of(spec, seed, &whole)
     }
 
-    /// The elements of [`random`](Self::random) that `part` wants.
+    /// The elements of [`random`](Self::random) selected by `part`.
     pub(super) fn random_of(spec: &DecoderSpec, seed: u64, part: &PartOf<'_>) -> Result<Self, NnError> {
         let residual = SPREAD / (2.0 * spec.layers as f64).sqrt();
         Self::fill(spec, part, |place, name, (rows, cols)| {
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
-            // A stream for each weight: a layer more does not change those before it.
+            // One stream per weight, so that adding a layer does not change earlier ones.
             rng.set_stream(place as u64);
             Ok(match name {
                 WeightName::Output(_) | WeightName::Down(_) => normals(&mut rng, rows * cols, residual),
@@ -128,7 +128,7 @@ impl Parameters {
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`], [`NnError::WeightShape`], and those of `weights`.
+    /// [`NnError::Spec`], [`NnError::WeightShape`], and errors of `weights`.
     pub fn load(spec: &DecoderSpec, weights: &mut impl DecoderWeights) -> Result<Self, NnError> {
         Self::load_of(spec, weights, &whole)
     }
@@ -171,7 +171,7 @@ impl Parameters {
         Self::open_of(source, &whole)
     }
 
-    /// The elements of [`open`](Self::open) that `part` wants.
+    /// The elements of [`open`](Self::open) selected by `part`.
     pub(super) fn open_of(source: &dyn WeightSource, part: &PartOf<'_>) -> Result<Self, NnError> {
         Self::load_of(&source.config().spec, &mut Loading(source), part)
     }
@@ -188,7 +188,7 @@ impl Parameters {
             let mut values = values(place, name, shape)?;
             let cols = if name.is_vector() { elements.len() } else { shape.1 };
             if elements.len() < values.len() {
-                // One whole weight at a time.
+                // Holds only one whole weight at a time.
                 values = values[elements].to_vec();
             }
             all.push(Parameter { name, part: Part::Whole, cols, values });
@@ -201,13 +201,13 @@ impl Parameters {
         Dense(self)
     }
 
-    /// Zeros in the shape of all values.
+    /// Zeros in the shapes of all parameters.
     #[must_use]
     pub fn zeros(&self) -> Vec<Vec<f32>> {
         self.all.iter().map(|parameter| vec![0.0; parameter.values.len()]).collect()
     }
 
-    /// The same in the memory of an executor; on the host they are only moved.
+    /// Copies the parameters to the memory of an executor; on the host they are only moved.
     ///
     /// # Errors
     ///
@@ -223,12 +223,12 @@ impl Parameters {
 }
 
 impl<T: Elements> Parameters<T> {
-    /// Some parameters of a decoder.
+    /// A subset of a decoder's parameters.
     pub(crate) fn of(spec: &DecoderSpec, all: Vec<Parameter<T>>) -> Self {
         Self { spec: spec.clone(), all }
     }
 
-    /// All parameters of a decoder, or those of a rank, with arbitrary values in the memory of an executor.
+    /// All parameters of a decoder, or those of a rank, uninitialized in the memory of an executor.
     pub(crate) fn allocate<E: Engine<Tensor = T>>(
         engine: &E,
         spec: &DecoderSpec,
@@ -256,7 +256,7 @@ impl<T: Elements> Parameters<T> {
         &self.all
     }
 
-    /// All of them, to be changed.
+    /// All parameters, mutably.
     pub fn all_mut(&mut self) -> &mut [Parameter<T>] {
         &mut self.all
     }
@@ -271,13 +271,13 @@ impl<T: Elements> Parameters<T> {
         self.all.iter().map(|parameter| parameter.values.elements()).sum()
     }
 
-    /// The place of a parameter in [`all`](Self::all).
+    /// The index of a parameter in [`all`](Self::all).
     #[must_use]
     pub fn place(&self, name: WeightName) -> Option<usize> {
         self.all.iter().position(|parameter| parameter.name == name)
     }
 
-    /// A copy on the host.
+    /// A copy in host memory.
     ///
     /// # Errors
     ///
@@ -293,7 +293,7 @@ impl<T: Elements> Parameters<T> {
         Ok(Parameters { spec: self.spec.clone(), all })
     }
 
-    /// Zeros in the shape of all values, in the memory of an executor.
+    /// Zeros in the shapes of all parameters, in the memory of an executor.
     pub(crate) fn zeros_on<E: Engine<Tensor = T>>(&self, engine: &E) -> Result<Vec<E::Tensor>, GradError> {
         self.all.iter().map(|parameter| zeros(engine, parameter.values.elements())).collect()
     }
@@ -355,7 +355,7 @@ pub(crate) fn shapes(spec: &DecoderSpec) -> Vec<(WeightName, (usize, usize))> {
     spec.weights().into_iter().map(|name| (name, spec.shape(name))).collect()
 }
 
-/// Normal numbers (Box and Muller).
+/// Normally distributed numbers (Box-Muller transform).
 fn normals(rng: &mut ChaCha8Rng, count: usize, spread: f64) -> Vec<f32> {
     let mut uniform = || (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
     let mut values = Vec::with_capacity(count + 1);

@@ -8,17 +8,17 @@ use super::{Parameter, Parameters, shapes};
 use crate::TrainError;
 
 impl Parameters {
-    /// The random weights of a rank: those that [`random`](Self::random) has at their places.
+    /// A rank's part of the random weights, equal to the same elements of [`random`](Self::random).
     pub(super) fn random_part(spec: &DecoderSpec, seed: u64, of: &dyn Division) -> Result<Self, NnError> {
         Self::random_of(spec, seed, &|name, shape| of.part(name, shape, of.rank()))
     }
 
-    /// The weights of a rank from a model file.
+    /// A rank's part of the weights of a model file.
     pub(super) fn open_part(source: &dyn WeightSource, of: &dyn Division) -> Result<Self, NnError> {
         Self::open_of(source, &|name, shape| of.part(name, shape, of.rank()))
     }
 
-    /// The weights of a rank, of which more may be here.
+    /// Reduces the weights to the part of a rank.
     pub(super) fn into_part(self, of: &dyn Division) -> Result<Self, TrainError> {
         let spec = self.spec().clone();
         let mut given: Vec<Parameter> = self.into_all();

@@ -19,29 +19,29 @@ pub(super) struct Pass<'p, E: Engine> {
     pub(super) buffers: &'p Buffers<E::Tensor>,
     pub(super) spec: &'p DecoderSpec,
     pub(super) parameters: &'p Parameters<E::Tensor>,
-    /// What is trained instead of the parameters.
+    /// The adapter that is trained instead of the parameters.
     pub(super) adapter: Option<&'p Adapter<E::Tensor>>,
-    /// Matrices that are ternary already, by their place.
+    /// Matrices that are already ternarized, by parameter index.
     pub(super) ternary: &'p [Option<E::Tensor>],
     pub(super) policy: &'p TernaryPolicy,
     pub(super) batch: &'p Batch,
     pub(super) precision: MixedPrecision,
     pub(super) rotary: E::Rotary,
     pub(super) segments: E::Segments,
-    /// The ranks that hold the rows of each matrix; `None` if all are here.
+    /// Tensor parallelism: the ranks that hold the rows of each matrix; `None` if all rows are here.
     pub(super) divided: Option<Divided<'p, E>>,
 }
 
-/// A tensor for some parameters, by their place.
+/// An optional tensor per parameter, by parameter index.
 pub(crate) type ByPlace<T> = Vec<Option<T>>;
 
-/// Where the gradients of parameters go, by their place.
+/// Destination of parameter gradients, by parameter index.
 #[derive(Debug)]
-pub(crate) enum Sums<'g, T> {
-    /// Added to these.
-    Added(&'g mut [T]),
-    /// The first of a parameter becomes the sum: nothing is cleared, and most of it is not read again.
-    Found(&'g mut [Option<T>]),
+pub(crate) enum GradientSink<'g, T> {
+    /// Adds the gradients to these sums.
+    Accumulate(&'g mut [T]),
+    /// Moves a parameter's first gradient in instead of adding it to zeros.
+    Collect(&'g mut [Option<T>]),
 }
 
 /// Parameters on a tape.
@@ -55,19 +55,19 @@ impl Leaves {
         Self { tracked, used: Vec::new() }
     }
 
-    /// Adds gradients to those of the parameters.
+    /// Adds the gradients of these leaves to those of the parameters.
     pub(super) fn add<E: Engine>(
         self,
         engine: &E,
         found: &mut Gradients<E>,
         buffers: &Buffers<E::Tensor>,
-        gradients: &mut Sums<'_, E::Tensor>,
+        gradients: &mut GradientSink<'_, E::Tensor>,
     ) -> Result<(), GradError> {
         for (place, var) in self.used {
             let Some(gradient) = found.take(var) else { continue };
             let sum = match gradients {
-                Sums::Added(sums) => &mut sums[place],
-                Sums::Found(sums) => match &mut sums[place] {
+                GradientSink::Accumulate(sums) => &mut sums[place],
+                GradientSink::Collect(sums) => match &mut sums[place] {
                     none @ None => {
                         *none = Some(gradient);
                         continue;
@@ -107,10 +107,10 @@ impl<'p, E: Engine> Pass<'p, E> {
         let Some((place, parameter)) = found else {
             return Err(TrainError::NoParameter { name: name.to_string() });
         };
-        // Straight through: the gradient of a ternary matrix is that of its latent weights.
+        // Straight-through: the gradient of a ternary matrix is passed to its latent weights.
         let ternary = self.ternary.get(place).and_then(Option::as_ref);
         let values: &'p E::View = ternary.unwrap_or(&parameter.values).borrow();
-        // Below an adapter, parameters are frozen.
+        // With an adapter, the parameters are frozen.
         let trained = leaves.tracked && self.adapter.is_none();
         let var = match trained {
             true => tape.parameter(values, parameter.cols)?,
@@ -122,7 +122,7 @@ impl<'p, E: Engine> Pass<'p, E> {
         Ok(var)
     }
 
-    /// The embedding or the head, as it is multiplied.
+    /// The embedding or the head, rounded by the policy.
     fn table<'t>(
         &self,
         tape: &mut Tape<'t, E>,
@@ -155,8 +155,8 @@ impl<'p, E: Engine> Pass<'p, E> {
         Ok(tape.to_tensor(x)?)
     }
 
-    /// The residual stream behind all blocks, `tokens x hidden`.
-    pub(super) fn behind_blocks(&self) -> Result<E::Tensor, TrainError> {
+    /// The residual stream after all blocks, `tokens x hidden`.
+    pub(super) fn after_blocks(&self) -> Result<E::Tensor, TrainError> {
         let mut x = self.embedded()?;
         for layer in 0..self.spec.layers {
             x = self.through(x.borrow(), layer..layer + 1)?;
@@ -164,7 +164,7 @@ impl<'p, E: Engine> Pass<'p, E> {
         Ok(x)
     }
 
-    /// The normed residual stream `x`, and the head as it is multiplied, without gradients.
+    /// The normed residual stream `x` and the rounded head, without gradients.
     pub(super) fn hidden<'t>(&self, tape: &mut Tape<'t, E>, x: &'t E::View) -> Result<(Var, Var), TrainError>
     where
         'p: 't,
@@ -173,7 +173,7 @@ impl<'p, E: Engine> Pass<'p, E> {
         self.normed(tape, &mut Leaves::new(false), x)
     }
 
-    /// The residual stream behind some blocks, without a tape.
+    /// The residual stream after some blocks, without a tape.
     pub(super) fn through(&self, x: &E::View, layers: Range<usize>) -> Result<E::Tensor, TrainError> {
         let mut tape = self.tape();
         let from = tape.constant(x, self.spec.hidden)?;
@@ -227,14 +227,14 @@ impl<'p, E: Engine> Pass<'p, E> {
         Ok((hidden, self.table(tape, leaves, name)?))
     }
 
-    /// The normed residual stream `x` and the head as it is multiplied.
+    /// The normed residual stream `x` and the rounded head.
     pub(super) fn outputs(&self, x: &E::View) -> Result<[E::Tensor; 2], TrainError> {
         let mut tape = Tape::new(self.engine, self.buffers);
         let (hidden, head) = self.hidden(&mut tape, x)?;
         Ok([tape.to_tensor(hidden)?, tape.to_tensor(head)?])
     }
 
-    /// The cross-entropy at the residual stream `x`.
+    /// The cross-entropy for the residual stream `x`.
     pub(super) fn loss(&self, x: &E::View) -> Result<Loss, TrainError> {
         let mut tape = Tape::new(self.engine, self.buffers);
         let (hidden, head) = self.hidden(&mut tape, x)?;
@@ -242,13 +242,13 @@ impl<'p, E: Engine> Pass<'p, E> {
         Ok(Loss { sum: loss.sum, divergence: 0.0, tokens: loss.rows })
     }
 
-    /// The loss at the residual stream `x`, and its gradient with respect to `x`; those of the parameters are added to `gradients`.
+    /// The loss for the residual stream `x`, and its gradient with respect to `x`; parameter gradients are added to `gradients`.
     pub(super) fn head_gradient(
         &self,
         x: &E::View,
         objective: &mut Objective<'_, E::View>,
         scale: f32,
-        gradients: &mut Sums<'_, E::Tensor>,
+        gradients: &mut GradientSink<'_, E::Tensor>,
     ) -> Result<(Loss, E::Tensor), TrainError> {
         let mut tape = self.tape();
         let mut leaves = Leaves::new(true);

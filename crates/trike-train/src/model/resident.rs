@@ -1,4 +1,4 @@
-//! Frozen weights where an executor reads them.
+//! Frozen weights in the memory of an executor.
 
 use std::borrow::Cow;
 
@@ -7,16 +7,16 @@ use trike_grad::{Count, CountTensor, Engine, GradError};
 
 use super::{Parameter, Parameters};
 
-/// An executor that training runs on: the host, with the feature `gpu` a device, or [`Count`], which counts the memory of the host.
+/// An executor for training: the host, a device (feature `gpu`), or [`Count`], which counts the memory of the host.
 pub trait TrainEngine: Engine {
-    /// Weights of the host that are read but not changed: borrowed on the host, copied to a device.
+    /// Host weights for reading: borrowed on the host, copied to a device.
     ///
     /// # Errors
     ///
     /// [`GradError`] of the executor.
     fn resident<'p>(&self, host: &'p Parameters) -> Result<Resident<'p, Self::Tensor>, GradError>;
 
-    /// Weights as the host reads them: borrowed on the host, copied from a device.
+    /// Weights in host memory: borrowed on the host, copied from a device.
     ///
     /// # Errors
     ///
@@ -27,7 +27,7 @@ pub trait TrainEngine: Engine {
 /// Weights in the memory of an executor.
 #[derive(Debug)]
 pub enum Resident<'p, T> {
-    /// They belong to the caller.
+    /// Borrowed from the caller.
     Borrowed(&'p Parameters<T>),
     /// A copy.
     Owned(Box<Parameters<T>>),

@@ -1,4 +1,4 @@
-//! A decoder of whose matrices a rank holds some rows.
+//! A decoder with tensor-parallel matrices, of which a rank holds some rows.
 
 use std::borrow::Borrow;
 
@@ -7,17 +7,17 @@ use trike_grad::{Engine, TernaryScale};
 use trike_nn::DecoderSpec;
 use trike_trit::Granularity;
 
-use super::backward::Behind;
-use super::pass::{Pass, Sums};
+use super::backward::GradientSource;
+use super::pass::{GradientSink, Pass};
 use super::tensor::{Divided, Prepared, TensorShard, columns_of, scales_of};
 use super::{Loss, Objective, TernaryPolicy, Trained, Weights};
 use crate::TrainError;
 use crate::data::Batch;
 
-/// A decoder of whose matrices a rank holds some rows. All ranks call the same functions, with the same batches.
+/// A tensor-parallel decoder: a rank holds some rows of each matrix. All ranks call the same functions, with the same batches.
 pub(crate) struct ShardedModel<'w, E: Engine> {
     pub(crate) model: &'w Trained<'w, E>,
-    /// Those of the rank.
+    /// The weights of this rank.
     pub(crate) weights: Weights<'w, E::Tensor>,
     pub(crate) policy: &'w TernaryPolicy,
     pub(crate) comm: &'w dyn Communicator,
@@ -33,7 +33,7 @@ impl<E: Engine> Clone for ShardedModel<'_, E> {
 impl<E: Engine> Copy for ShardedModel<'_, E> {}
 
 impl<'w, E: Engine> ShardedModel<'w, E> {
-    /// What passes without gradients share.
+    /// Values shared by passes without gradients.
     pub(crate) fn prepared(self) -> Result<Prepared<E::Tensor>, TrainError> {
         let Some(how) = &self.policy.blocks else { return Ok(Prepared::default()) };
         let is_whole = how.weights.granularity == Granularity::Tensor;
@@ -45,7 +45,7 @@ impl<'w, E: Engine> ShardedModel<'w, E> {
         Ok(Prepared { scales, ..Prepared::default() })
     }
 
-    /// What the passes of a step share, for their gradients; with `keeps_ternary`, ternary rows, too.
+    /// Values shared by the passes of a step with gradients; with `keeps_ternary`, also the ternarized rows.
     pub(crate) fn prepared_step(self, keeps_ternary: bool) -> Result<Prepared<E::Tensor>, TrainError> {
         let (engine, how) = (self.model.engine, self.policy.blocks.as_ref().map(|how| how.weights));
         let mut prepared = self.prepared()?;
@@ -100,7 +100,7 @@ impl<'w, E: Engine> ShardedModel<'w, E> {
         prepared: &'w Prepared<E::Tensor>,
     ) -> Result<Loss, TrainError> {
         let pass = self.pass(batch, prepared, false)?;
-        pass.loss(pass.behind_blocks()?.borrow())
+        pass.loss(pass.after_blocks()?.borrow())
     }
 
     /// As [`Trained::hidden`].
@@ -110,23 +110,23 @@ impl<'w, E: Engine> ShardedModel<'w, E> {
         prepared: &'w Prepared<E::Tensor>,
     ) -> Result<[E::Tensor; 2], TrainError> {
         let pass = self.pass(batch, prepared, false)?;
-        pass.outputs(pass.behind_blocks()?.borrow())
+        pass.outputs(pass.after_blocks()?.borrow())
     }
 
-    /// The loss of a batch; the gradients of this rank's weights, times `scale`, are added to `gradients`.
+    /// Computes the loss of a batch and adds the gradients of this rank's weights, times `scale`, to `gradients`.
     pub(crate) fn gradients(
         self,
         batch: &'w Batch,
         prepared: &'w Prepared<E::Tensor>,
         mut objective: Objective<'_, E::View>,
         scale: f32,
-        gradients: &mut Sums<'_, E::Tensor>,
+        gradients: &mut GradientSink<'_, E::Tensor>,
     ) -> Result<Loss, TrainError> {
         self.model.expect_tokens(batch);
         let pass = self.pass(batch, prepared, true)?;
         let segments = self.model.segments(0..self.spec().layers);
-        let behind = Behind::Loss { objective: &mut objective, scale };
-        pass.gradients(&segments, behind, true, gradients)
+        let source = GradientSource::Loss { objective: &mut objective, scale };
+        pass.gradients(&segments, source, true, gradients)
     }
 
     fn spec(self) -> &'w DecoderSpec {

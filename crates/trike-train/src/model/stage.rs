@@ -1,4 +1,4 @@
-//! The part of a decoder that a rank of a pipeline holds.
+//! Pipeline stages: the part of a decoder that a rank holds.
 
 use std::borrow::Borrow;
 use std::ops::Range;
@@ -8,15 +8,15 @@ use trike_grad::Engine;
 use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, NnError, WeightName};
 
-use super::backward::Behind;
+use super::backward::GradientSource;
 use super::division::Division;
-use super::pass::{Pass, Sums};
+use super::pass::{GradientSink, Pass};
 use super::{Loss, Parameters, TernaryPolicy, Trained, Weights, shapes};
 use crate::TrainError;
 use crate::data::Batch;
 
-/// Consecutive blocks of a decoder: those of one of several ranks. The first rank holds the embedding too, the last one the final
-/// norm and the head. If the head is the embedding, both hold it, and the last rank changes it.
+/// A pipeline stage: the consecutive blocks of a decoder on one rank. The first rank also holds the embedding, the last one the
+/// final norm and the head. A tied embedding is on both, and the last rank updates it.
 ///
 /// ```
 /// use trike_nn::{DecoderSpec, WeightName};
@@ -37,8 +37,8 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// The part of rank `rank` of `ranks`, which have equal numbers of blocks, or the first ones one more. With fewer blocks than
-    /// ranks, the last ranks have none.
+    /// Stage `rank` of `ranks`: equal numbers of blocks, with one more on the first ranks if necessary. With fewer blocks than
+    /// ranks, the last stages are empty.
     #[must_use]
     pub fn new(spec: &DecoderSpec, rank: usize, ranks: usize) -> Self {
         Self { rank, ranks, layers: Shards::even(spec.layers, ranks), tied: spec.tied_head }
@@ -56,7 +56,7 @@ impl Stage {
         self.owner(name) == self.rank || self.copies(name) && self.rank == 0
     }
 
-    /// The rank that changes the weight.
+    /// The rank that updates the weight.
     #[must_use]
     pub fn owner(&self, name: WeightName) -> usize {
         let last = self.ranks.saturating_sub(1);
@@ -69,7 +69,7 @@ impl Stage {
         }
     }
 
-    /// Whether the first rank holds a copy of the weight, which the last one changes.
+    /// Whether the first rank holds a copy of a weight that the last one updates.
     pub(crate) fn copies(&self, name: WeightName) -> bool {
         name == WeightName::Embedding && self.tied && self.ranks > 1
     }
@@ -107,7 +107,7 @@ impl Division for Stage {
 }
 
 impl Parameters {
-    /// The random weights of a rank: those that [`random`](Self::random) has at their places.
+    /// A rank's part of the random weights, equal to the same elements of [`random`](Self::random).
     ///
     /// # Errors
     ///
@@ -116,7 +116,7 @@ impl Parameters {
         Self::random_part(spec, seed, stage)
     }
 
-    /// The weights of a rank from a model file; others are not read.
+    /// A rank's part of the weights of a model file; other weights are not read.
     ///
     /// # Errors
     ///
@@ -125,25 +125,25 @@ impl Parameters {
         Self::open_part(source, stage)
     }
 
-    /// The weights of a rank.
+    /// Reduces the weights to the part of a rank.
     ///
     /// # Errors
     ///
-    /// [`TrainError::NoParameter`] for one that is missing here.
+    /// [`TrainError::NoParameter`] for a missing weight.
     pub fn into_stage(self, stage: &Stage) -> Result<Self, TrainError> {
         self.into_part(stage)
     }
 }
 
-/// Number of values of all weights.
+/// Number of elements of all weights.
 pub(crate) fn count(spec: &DecoderSpec) -> usize {
     shapes(spec).into_iter().map(|(_, (rows, cols))| rows * cols).sum()
 }
 
-/// A decoder of which a rank computes its blocks.
+/// The stage of a decoder on a rank.
 pub(crate) struct StageModel<'w, E: Engine> {
     pub(crate) model: &'w Trained<'w, E>,
-    /// Those of the stage.
+    /// The weights of the stage.
     pub(crate) weights: Weights<'w, E::Tensor>,
     pub(crate) policy: &'w TernaryPolicy,
     pub(crate) stage: &'w Stage,
@@ -162,17 +162,17 @@ impl<'w, E: Engine> StageModel<'w, E> {
         self.model.pass(self.model.engine, self.weights, batch, self.policy)
     }
 
-    /// A pass whose products are those of gradients.
+    /// A pass with the product precision of training.
     fn training(self, batch: &'w Batch) -> Result<Pass<'w, E>, TrainError> {
         Ok(Pass { precision: self.model.precision, ..self.pass(batch)? })
     }
 
-    /// The input of the stage's blocks: what the rank before has sent, or the embedded tokens.
+    /// The input of the stage's blocks: received from the previous rank, or the embedded tokens.
     fn input(pass: &Pass<'w, E>, x: Option<E::Tensor>) -> Result<E::Tensor, TrainError> {
         x.map_or_else(|| pass.embedded(), Ok)
     }
 
-    /// The residual stream behind the stage's blocks, without gradients.
+    /// The residual stream after the stage's blocks, without gradients.
     pub(crate) fn through(self, batch: &'w Batch, x: Option<E::Tensor>) -> Result<E::Tensor, TrainError> {
         let pass = self.pass(batch)?;
         let mut x = Self::input(&pass, x)?;
@@ -182,17 +182,17 @@ impl<'w, E: Engine> StageModel<'w, E> {
         Ok(x)
     }
 
-    /// The cross-entropy at the residual stream behind all blocks, on the last rank.
+    /// The cross-entropy for the residual stream after all blocks, on the last rank.
     pub(crate) fn loss(self, batch: &'w Batch, x: &E::View) -> Result<Loss, TrainError> {
         self.pass(batch)?.loss(x)
     }
 
-    /// The normed residual stream behind all blocks and the head, on the last rank.
+    /// The normed residual stream after all blocks and the rounded head, on the last rank.
     pub(crate) fn outputs(self, batch: &'w Batch, x: &E::View) -> Result<[E::Tensor; 2], TrainError> {
         self.pass(batch)?.outputs(x)
     }
 
-    /// The inputs of the stage's segments, from which [`backward`](Self::backward) computes them again.
+    /// The inputs of the stage's segments, from which [`backward`](Self::backward) recomputes the segments.
     pub(crate) fn inputs(self, batch: &'w Batch, x: Option<E::Tensor>) -> Result<Vec<E::Tensor>, TrainError> {
         self.model.expect_tokens(batch);
         let pass = self.training(batch)?;
@@ -200,24 +200,23 @@ impl<'w, E: Engine> StageModel<'w, E> {
         pass.inputs(x, &self.model.segments(self.stage.layers()))
     }
 
-    /// The residual stream behind the stage's blocks, from the inputs of its segments.
+    /// The residual stream after the stage's blocks, from the inputs of its segments.
     pub(crate) fn output(self, batch: &'w Batch, inputs: &[E::Tensor]) -> Result<E::Tensor, TrainError> {
         let (pass, segments) = (self.training(batch)?, self.model.segments(self.stage.layers()));
         let segment = segments.last().cloned().unwrap_or_default();
         pass.through(inputs[inputs.len() - 1].borrow(), segment)
     }
 
-    /// The loss on the last rank, and the gradient with respect to what the rank before has sent; the first rank adds that of the
-    /// embedding, too.
+    /// The loss on the last rank, and the gradient with respect to the input received from the previous rank.
     pub(crate) fn backward(
         self,
         batch: &'w Batch,
         inputs: &[E::Tensor],
-        behind: Behind<'_, '_, E>,
-        gradients: &mut Sums<'_, E::Tensor>,
+        source: GradientSource<'_, '_, E>,
+        gradients: &mut GradientSink<'_, E::Tensor>,
     ) -> Result<(Loss, E::Tensor), TrainError> {
         let pass = self.training(batch)?;
-        pass.backward(&self.model.segments(self.stage.layers()), inputs, behind, true, gradients)
+        pass.backward(&self.model.segments(self.stage.layers()), inputs, source, true, gradients)
     }
 
     /// Adds the gradient of the embedding on the first rank.
@@ -225,7 +224,7 @@ impl<'w, E: Engine> StageModel<'w, E> {
         self,
         batch: &'w Batch,
         dx: E::Tensor,
-        gradients: &mut Sums<'_, E::Tensor>,
+        gradients: &mut GradientSink<'_, E::Tensor>,
     ) -> Result<(), TrainError> {
         self.training(batch)?.embedding_backward(dx, gradients)
     }

@@ -5,16 +5,15 @@ use trike_grad::Elements;
 use super::Parameters;
 use crate::Adapter;
 
-/// The weights of a pass: parameters that are all trained, or frozen ones with an adapter, of which only the adapter is trained.
+/// The weights of a pass: parameters that are all trained, or frozen ones with a trained adapter.
 ///
-/// Frozen weights are multiplied as they are: a [`TernaryPolicy`](crate::TernaryPolicy) rounds activations, embedding and head, but
-/// not the matrices of the blocks. Those of a packed model are ternary already, and
-/// [`as_packed`](crate::as_packed) makes others so.
+/// Frozen weights are not rounded: a [`TernaryPolicy`](crate::TernaryPolicy) rounds activations, embedding and head, but not the
+/// matrices of the blocks. Those of a packed model are ternary already, and [`as_packed`](crate::as_packed) rounds dense ones.
 #[derive(Debug)]
 pub struct Weights<'p, T = Vec<f32>> {
     pub(crate) all: &'p Parameters<T>,
     pub(super) adapter: Option<&'p Adapter<T>>,
-    /// Matrices that were ternarized for several passes, by their place; none for the others.
+    /// Matrices ternarized for several passes, by parameter index.
     pub(super) ternary: &'p [Option<T>],
 }
 
@@ -33,7 +32,7 @@ impl<'p, T: Elements> Weights<'p, T> {
         Self { all: frozen, adapter: Some(adapter), ternary: &[] }
     }
 
-    /// The parameters that are trained, whose shapes gradients have.
+    /// The trained parameters, whose shapes the gradients have.
     #[must_use]
     pub fn trained(&self) -> &'p Parameters<T> {
         self.adapter.map_or(self.all, Adapter::parameters)

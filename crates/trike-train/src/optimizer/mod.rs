@@ -15,15 +15,15 @@ use crate::{Parameter, Parameters, TrainError};
 
 pub(crate) use muon::orthogonal;
 
-/// Which optimizer changes the parameters.
+/// Algorithm of the optimizer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerKind {
     /// AdamW (Loshchilov and Hutter, 1711.05101).
     #[default]
     AdamW,
-    /// Muon for the matrices of the blocks: momentum made orthogonal (Jordan et al., 2024), scaled to the size of AdamW's updates
-    /// (2502.16982). All other parameters have AdamW.
+    /// Muon for the matrices of the blocks: orthogonalized momentum (Jordan et al., 2024), scaled to the magnitude of AdamW's
+    /// updates (2502.16982). All other parameters use AdamW.
     Muon,
     /// Gradient descent with momentum.
     Sgd,
@@ -33,21 +33,21 @@ pub enum OptimizerKind {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerConfig {
-    /// Which one.
+    /// The optimizer algorithm.
     pub kind: OptimizerKind,
     /// Learning rate, more than 0.
     pub learning_rate: f32,
-    /// Decay of the mean of gradients, from 0 to below 1.
+    /// Decay rate of the first moment, from 0 to below 1.
     pub beta1: f32,
-    /// Decay of the mean of squares, from 0 to below 1.
+    /// Decay rate of the second moment, from 0 to below 1.
     pub beta2: f32,
-    /// Added to the root of the mean of squares.
+    /// Added to the square root of the second moment.
     pub epsilon: f32,
-    /// Share of a matrix that is taken away per step and learning rate; norms and biases keep all.
+    /// Decoupled weight decay of matrices, multiplied by the learning rate; norms and biases do not decay.
     pub weight_decay: f32,
-    /// Decay of the momentum of Muon and of gradient descent, from 0 to below 1.
+    /// Momentum of Muon and of gradient descent, from 0 to below 1.
     pub momentum: f32,
-    /// Largest norm of all gradients together: larger ones are scaled to it. 0 turns this off.
+    /// Maximum global gradient norm: larger gradients are scaled down to it. 0 disables clipping.
     pub max_grad_norm: f32,
 }
 
@@ -89,12 +89,13 @@ impl OptimizerConfig {
     }
 }
 
-/// Makes momenta of matrices orthogonal, of which some rows may be here; each update comes with the rows of its whole matrix.
+/// Orthogonalizes the momenta of matrices, of which this rank may hold only some rows; each update comes with the number of rows of
+/// its whole matrix.
 type Orthogonal<'o, T> = dyn Fn(&[&Parameter<T>], Vec<T>) -> Result<Vec<(T, usize)>, TrainError> + 'o;
 
-/// How Muon makes its updates.
+/// How Muon's updates are computed.
 pub(crate) struct Updates<'o, T> {
-    /// Matrices whose updates are made at once, at least 1.
+    /// Number of matrices whose updates are computed together, at least 1.
     pub(crate) together: usize,
     pub(crate) orthogonal: &'o Orthogonal<'o, T>,
 }
@@ -105,14 +106,14 @@ pub struct Optimizer<T = Vec<f32>> {
     config: OptimizerConfig,
     /// Steps taken.
     steps: u64,
-    /// Mean of the gradients of each parameter, or the momentum; none for those that another rank changes.
+    /// First moment of each parameter, or its momentum; none for parameters that another rank updates.
     pub(crate) first: Vec<Option<T>>,
-    /// Mean of their squares; none for parameters with momentum.
+    /// Second moment; none for parameters with momentum.
     pub(crate) second: Vec<Option<T>>,
 }
 
 impl Optimizer {
-    /// An optimizer on the host that has taken no step.
+    /// A new optimizer on the host.
     ///
     /// # Errors
     ///
@@ -130,11 +131,11 @@ impl Optimizer {
 }
 
 impl<T: Elements> Optimizer<T> {
-    /// An optimizer that has taken no step, with its means in the memory of an executor.
+    /// A new optimizer with its moments in the memory of an executor.
     ///
     /// # Errors
     ///
-    /// [`TrainError::Option`] as [`OptimizerConfig::validate`], [`TrainError::Grad`] of the executor.
+    /// [`TrainError::Option`] as [`OptimizerConfig::validate`], and [`TrainError::Grad`] of the executor.
     pub fn on<E: Engine<Tensor = T>>(
         engine: &E,
         config: OptimizerConfig,
@@ -143,7 +144,7 @@ impl<T: Elements> Optimizer<T> {
         Self::of(engine, config, parameters, &|_| true)
     }
 
-    /// [`on`](Self::on) for the parameters at the places that `owns` says; others have no means.
+    /// [`on`](Self::on) for the parameters selected by `owns`; the rest have no moments.
     pub(crate) fn of<E: Engine<Tensor = T>>(
         engine: &E,
         config: OptimizerConfig,
@@ -160,7 +161,7 @@ impl<T: Elements> Optimizer<T> {
         Ok(Self { config, steps: 0, first, second })
     }
 
-    /// Whether the parameter has a mean of squares, on the rank that changes it.
+    /// Whether the parameter has a second moment, on the rank that updates it.
     pub(crate) fn has_second(&self, name: WeightName) -> bool {
         !has_momentum(&self.config, name)
     }
@@ -171,7 +172,7 @@ impl<T: Elements> Optimizer<T> {
         self.steps
     }
 
-    /// Puts back the state of a checkpoint, whose lengths were checked.
+    /// Restores the state of a checkpoint, whose lengths were checked.
     pub(crate) fn restore(&mut self, steps: u64, first: Vec<Option<T>>, second: Vec<Option<T>>) {
         (self.steps, self.first, self.second) = (steps, first, second);
     }
@@ -182,13 +183,12 @@ impl<T: Elements> Optimizer<T> {
         4 * self.first.iter().chain(&self.second).flatten().map(Elements::elements).sum::<usize>()
     }
 
-    /// Changes the parameters by a step along `gradients`, which have their shapes. Returns the norm of all gradients together,
-    /// before it was limited.
+    /// Updates the parameters with `gradients`, which have their shapes. Returns the global gradient norm before clipping.
     ///
     /// # Errors
     ///
-    /// [`TrainError::NonFinite`] when that norm is not finite, or the square of what is left of it after the limit; nothing is changed
-    /// then. [`TrainError::Grad`] of the executor.
+    /// [`TrainError::NonFinite`] when that norm is not finite, or its square after clipping; nothing is changed then.
+    /// [`TrainError::Grad`] of the executor.
     pub fn step<E: Engine<Tensor = T>>(
         &mut self,
         engine: &E,
@@ -205,7 +205,7 @@ impl<T: Elements> Optimizer<T> {
         self.step_by(engine, parameters, &all, squares, factors)
     }
 
-    /// [`step`](Self::step) for the parameters that have a gradient here; `squares` is the sum of the squares of all gradients.
+    /// [`step`](Self::step) for the parameters with a gradient on this rank; `squares` is the sum of squares of all gradients.
     pub(crate) fn step_by<E: Engine<Tensor = T>>(
         &mut self,
         engine: &E,
@@ -227,7 +227,7 @@ impl<T: Elements> Optimizer<T> {
         self.step_as(engine, parameters, gradients, squares, factors, &updates)
     }
 
-    /// [`step_by`](Self::step_by) with other updates of Muon.
+    /// [`step_by`](Self::step_by) with another computation of Muon's updates.
     pub(crate) fn step_as<E: Engine<Tensor = T>>(
         &mut self,
         engine: &E,
@@ -247,13 +247,13 @@ impl<T: Elements> Optimizer<T> {
         }
         let most = f64::from(config.max_grad_norm);
         let limit = if most > 0.0 && norm > most { (most / norm) as f32 } else { 1.0 };
-        // No element is larger than the norm: the mean of squares is finite, too, and stays so.
+        // No element exceeds the norm, so the second moment is and stays finite, too.
         if norm * f64::from(limit) > f64::from(f32::MAX).sqrt() {
             return Err(TrainError::NonFinite { what: "square of the gradient", step: self.steps });
         }
         self.steps += 1;
         let rate = config.learning_rate * factors.rate;
-        // Corrections for means that start at zero.
+        // Bias corrections of moments that start at zero.
         let power = i32::try_from(self.steps).unwrap_or(i32::MAX);
         let [correct1, correct2] = [config.beta1, config.beta2].map(|beta| 1.0 - f64::from(beta).powi(power));
         let means = self.first.iter_mut().zip(&mut self.second);
@@ -284,7 +284,7 @@ impl<T: Elements> Optimizer<T> {
                 engine.descend(kept, rate, parameter.values.borrow_mut(), first)?;
                 continue;
             }
-            // Nesterov: the gradient once more.
+            // Nesterov momentum: the gradient is added once more.
             let mut ahead = engine.allocate(gradient.elements())?;
             engine.momentum(config.momentum, limit, first, gradient, ahead.borrow_mut())?;
             waiting.push((parameter, ahead));
@@ -321,7 +321,7 @@ impl<T: Elements> Updates<'_, T> {
     }
 }
 
-/// Whether a parameter has a momentum in place of two means.
+/// Whether a parameter has a momentum instead of two moments.
 fn has_momentum(config: &OptimizerConfig, name: WeightName) -> bool {
     match config.kind {
         OptimizerKind::AdamW => false,
@@ -349,7 +349,7 @@ mod tests {
         parameters.all().iter().map(|p| vec![value; p.values.len()]).collect()
     }
 
-    /// The first step of AdamW is the sign of the gradient, whatever its size.
+    /// AdamW's first step is the sign of the gradient, whatever its magnitude.
     #[test]
     fn the_first_step_has_the_size_of_the_rate() {
         let cpu = Cpu::new(1).expect("a cpu");
@@ -411,7 +411,7 @@ mod tests {
             .zip(&after.all()[place].values)
             .map(|(a, b)| f64::from(a - b).powi(2))
             .sum();
-        // 0.2 of the rate per element, as in the paper.
+        // A root mean square of 0.2 of the rate per element, as in the paper.
         let rms = (change / 64.0).sqrt();
         assert!((1.2e-4..2.8e-4).contains(&rms), "{rms}");
     }
@@ -451,7 +451,7 @@ mod tests {
         let refused = optimizer.step(&cpu, &mut all, &gradients, FULL);
         assert!(matches!(refused, Err(TrainError::NonFinite { step: 0, .. })));
         assert_eq!((&all, optimizer), (&before, state));
-        // Finite, with a square that is not: without a limit it would stay in the mean of squares for ever.
+        // Finite with an infinite square: without clipping it would stay in the second moment for ever.
         for kind in [OptimizerKind::AdamW, OptimizerKind::Muon, OptimizerKind::Sgd] {
             let (mut all, gradients) = (parameters(), filled(&before, 1e30));
             let config = OptimizerConfig { kind, max_grad_norm: 0.0, ..OptimizerConfig::default() };

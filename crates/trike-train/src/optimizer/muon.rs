@@ -1,4 +1,4 @@
-//! Matrices made orthogonal.
+//! Orthogonalization of matrices for Muon.
 
 use std::borrow::{Borrow, BorrowMut};
 
@@ -7,15 +7,16 @@ use trike_grad::{Elements, Engine, GradError, Operand, ProductPrecision};
 
 /// Steps of the iteration.
 const STEPS: usize = 5;
-/// Coefficients of its polynomial `a s + b s^3 + c s^5`, which brings singular values near 1 (Jordan et al., 2024).
+/// Coefficients of the Newton-Schulz polynomial `a s + b s^3 + c s^5`, which moves singular values towards 1 (Jordan et al., 2024).
 const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
 
-/// The factor of an update, with which it has the size of one of AdamW: `0.2 sqrt(max(rows, cols))` (2502.16982).
+/// The scale of an update that matches the magnitude of AdamW's: `0.2 sqrt(max(rows, cols))` (2502.16982).
 pub(super) fn scale(rows: usize, cols: usize) -> f32 {
     0.2 * (rows.max(cols) as f32).sqrt()
 }
 
-/// A matrix with the singular vectors of `matrix`, rows of `cols`, and singular values from about 0.7 to 1.2 (Newton and Schulz).
+/// Orthogonalizes `matrix`, rows of `cols`, by the Newton-Schulz iteration: the singular vectors are kept, the singular values
+/// become about 0.7 to 1.2.
 pub(crate) fn orthogonal<E: Engine>(
     engine: &E,
     matrix: E::Tensor,
@@ -24,7 +25,7 @@ pub(crate) fn orthogonal<E: Engine>(
     let rows = matrix.elements() / cols.max(1);
     let mut x = matrix;
     engine.normalize(x.borrow_mut())?;
-    // The smaller of `X X^T` and `X^T X`; the polynomial is applied from its side.
+    // The smaller of `X X^T` and `X^T X`; the polynomial is applied from that side.
     let wide = rows <= cols;
     let side = rows.min(cols);
     let mut gram = engine.allocate(side * side)?;
@@ -64,7 +65,7 @@ mod tests {
                 let square: f32 = (0..rows.max(cols)).map(|j| line(i, j) * line(i, j)).sum();
                 assert!((0.3..1.6).contains(&square), "{rows} x {cols}: {square}");
             }
-            // It points where the matrix does.
+            // It has a positive inner product with the matrix.
             assert!(x.iter().zip(&matrix).map(|(a, b)| a * b).sum::<f32>() > 0.0);
         }
         assert_eq!(orthogonal(&cpu, vec![0.0; 6], 3).expect("a matrix"), [0.0; 6]);

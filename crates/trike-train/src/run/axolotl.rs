@@ -1,4 +1,4 @@
-//! Configurations as axolotl's files write them.
+//! Reading of axolotl's configuration files.
 
 use std::path::Path;
 
@@ -19,8 +19,8 @@ pub enum ConfigFormat {
     Json,
 }
 
-/// Settings of axolotl that change no weight here, whatever they are: how a GPU computes, how data is prepared, what is logged where,
-/// and classes of `transformers` that Trike finds by itself. Sorted; the page of `trike train` has this list.
+/// Settings of axolotl that do not affect the weights here, whatever their value: GPU execution, data preparation, logging, and
+/// classes of `transformers` that Trike detects by itself. Sorted; the page of `trike train` has this list.
 #[rustfmt::skip]
 pub(super) const WITHOUT_EFFECT: &[&str] = &[
     "activation_offloading", "attn_implementation", "auto_resume_from_checkpoints", "base_model_ignore_patterns",
@@ -44,7 +44,7 @@ pub(super) const WITHOUT_EFFECT: &[&str] = &[
 const PREFIXES: [&str; 8] =
     ["comet_", "dataloader_", "gradio_", "liger_", "mlflow_", "swanlab_", "trackio_", "wandb_"];
 
-/// Settings that change nothing with these values, in JSON, and are not supported with others.
+/// Settings without effect for these values, in JSON; other values are not supported.
 const WITH: &[(&str, &[&str])] = &[
     ("chat_template", &["\"tokenizer_default\""]),
     ("deepspeed", &["\"\"", "[]", "{}"]),
@@ -70,7 +70,7 @@ const WITH: &[(&str, &[&str])] = &[
     ("unfrozen_parameters", &["[]"]),
 ];
 
-/// Plugins that only compute the same in less memory.
+/// Plugins that compute the same values in less memory.
 const PLUGINS: [&str; 2] = [
     "axolotl.integrations.liger.LigerPlugin",
     "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin",
@@ -85,13 +85,13 @@ impl RunConfig {
     ///
     /// # Errors
     ///
-    /// [`TrainError::Config`] with the setting and what is wrong with it.
+    /// [`TrainError::Config`], naming the setting and the problem.
     pub fn parse(text: &str) -> Result<Self, TrainError> {
         Self::parse_as(text, ConfigFormat::Toml)
     }
 
-    /// Parses a configuration in this format. Settings of axolotl's files that change no weight here are passed over, and all others
-    /// that are not those of a run are refused.
+    /// Parses a configuration in this format. Settings of axolotl's files without effect on the weights are ignored; all other
+    /// unknown settings are refused.
     ///
     /// # Errors
     ///
@@ -135,7 +135,7 @@ impl RunConfig {
             &mut config.teacher,
         ];
         for path in inputs.into_iter().flatten().chain(config.datasets.iter_mut().map(|d| &mut d.path)) {
-            // What is not a file there may be the name of a model, or none.
+            // A path that does not exist relative to the file may be a model name, or wrong.
             if folder.join(&*path).exists() {
                 *path = folder.join(&*path);
             }
@@ -158,7 +158,7 @@ fn parse(text: &str, format: ConfigFormat) -> Result<RunConfig, TrainError> {
     })
 }
 
-/// The line of the setting whose name a problem begins with.
+/// The line of the setting that a message starts with.
 fn line_of(text: &str, problem: &str) -> Option<usize> {
     let word = |text: &str| -> String {
         text.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect()
@@ -189,13 +189,13 @@ fn parse_text(text: &str, format: ConfigFormat) -> Result<RunConfig, TrainError>
     match all {
         Value::Object(all) => read(all),
         Value::Null => read(Map::new()),
-        _ => Err(wrong("a configuration is names and values, got a list or a single value".to_owned())),
+        _ => Err(wrong("expected a mapping of settings, got a list or a scalar".to_owned())),
     }
 }
 
 /// The configuration of names and values.
 fn read(mut given: Map<String, Value>) -> Result<RunConfig, TrainError> {
-    // What has no value is not set.
+    // Null means not set.
     given.retain(|_, value| !value.is_null());
     let own = super::to_json(&RunConfig::default())?;
     let own: Vec<&String> = own.as_object().into_iter().flat_map(Map::keys).collect();
@@ -210,14 +210,14 @@ fn read(mut given: Map<String, Value>) -> Result<RunConfig, TrainError> {
             let hint = nearest(&key, names.chain(WITH.iter().map(|(name, _)| *name)));
             let hint = hint.map_or(String::new(), |name| format!("; did you mean {name}?"));
             return Err(wrong(format!(
-                "{key} is no setting of a run, nor one of axolotl that is known to change nothing{hint}"
+                "{key} is neither a setting of a run nor an ignored setting of axolotl{hint}"
             )));
         }
     }
     RunConfig::deserialize(Value::Object(known)).map_err(|e| wrong(e.to_string()))
 }
 
-/// Whether a setting changes nothing.
+/// Whether a setting has no effect.
 fn is_without_effect(key: &str, value: &Value) -> Result<bool, TrainError> {
     if let Some((_, values)) = WITH.iter().find(|(name, _)| *name == key) {
         let got = value.to_string();
@@ -229,7 +229,7 @@ fn is_without_effect(key: &str, value: &Value) -> Result<bool, TrainError> {
     Ok(WITHOUT_EFFECT.contains(&key) || PREFIXES.iter().any(|prefix| key.starts_with(prefix)))
 }
 
-/// A value of one of Trike's settings, of which a number or a truth value may be written as text, as Python reads them.
+/// The value of one of Trike's settings; numbers and booleans may be strings that Python would parse.
 fn fitted(key: &str, value: Value) -> Result<Value, TrainError> {
     let try_one = |value: &Value| RunConfig::deserialize(json!({ key: value })).map(drop);
     let Err(error) = try_one(&value) else { return Ok(value) };
@@ -244,18 +244,18 @@ fn fitted(key: &str, value: Value) -> Result<Value, TrainError> {
     }
 }
 
-/// Turns settings that axolotl has otherwise into those of a run, and refuses what would train something else.
+/// Translates axolotl's settings to those of a run, and refuses settings that would change the result.
 fn translate(given: &mut Map<String, Value>) -> Result<(), TrainError> {
     let text =
         |given: &Map<String, Value>, key: &str| given.get(key).and_then(Value::as_str).map(str::to_owned);
-    // Adapters; without one, their settings change nothing.
+    // The settings of adapters have no effect without one.
     match text(given, "adapter").as_deref() {
         None | Some("") => {
             given.retain(|key, _| key != "adapter" && !key.starts_with("lora_") && !key.starts_with("peft_"));
         }
         Some(adapter) => {
             return Err(wrong(format!(
-                "adapter is {adapter}: expected none, since a run trains all weights; the trainer of the library trains adapters"
+                "adapter is {adapter}: expected none, since a run trains all weights; for adapters use the library's Trainer"
             )));
         }
     }
@@ -270,7 +270,7 @@ fn translate(given: &mut Map<String, Value>) -> Result<(), TrainError> {
     }
     for key in ["bf16", "fp16"] {
         match text(given, key).as_deref() {
-            // f32 is what every device has.
+            // f32 is supported on every device.
             Some("auto") => given.insert(key.to_owned(), false.into()),
             Some("full") => {
                 return Err(wrong(format!("{key} is full: expected true, with which weights stay f32")));
@@ -278,7 +278,7 @@ fn translate(given: &mut Map<String, Value>) -> Result<(), TrainError> {
             _ => None,
         };
     }
-    // There it comes before the number of passes.
+    // axolotl gives max_steps precedence over the number of epochs.
     if given.contains_key("max_steps") {
         given.remove("num_epochs");
     }
@@ -321,7 +321,7 @@ fn translate(given: &mut Map<String, Value>) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Settings of a data set with the values that they may have, which are those of Trike.
+/// Settings of a data set with their supported values.
 const OF_DATASET: &[(&str, &[&str])] = &[
     ("chat_template", &["\"tokenizer_default\""]),
     ("field", &["\"text\""]),
@@ -357,7 +357,7 @@ fn dataset(data: &Map<String, Value>) -> Result<Vec<Value>, String> {
             "path" | "ds_type" | "data_files" => {}
             "type" => {
                 let kind = value.as_str().unwrap_or_default();
-                // What follows a point or a colon is a way to write a prompt, which a model's template is here.
+                // A suffix after a dot or colon selects a prompt format, which is determined by the model's template here.
                 if !["any", "completion", "alpaca", "chat_template", "sharegpt"].contains(&kind) {
                     return Err(format!(
                         "type is {value}: expected completion, alpaca, chat_template, sharegpt, or none"
@@ -396,7 +396,7 @@ fn dataset(data: &Map<String, Value>) -> Result<Vec<Value>, String> {
         }
     }
     let ds_type = text("ds_type");
-    // `path: json` with files is the name of a loader.
+    // `path: json` with data files is the name of a loader.
     let loader = ["json", "text", "parquet"].contains(&path).then_some(path);
     let files: Vec<String> = match data.get("data_files").filter(|files| !files.is_null()) {
         None => vec![path.to_owned()],
@@ -437,13 +437,13 @@ fn dataset(data: &Map<String, Value>) -> Result<Vec<Value>, String> {
         .collect())
 }
 
-/// The name that is nearest to a misspelt one, if it is near.
+/// The nearest valid name to a misspelt one, if it is close.
 fn nearest<'n>(name: &str, names: impl Iterator<Item = &'n str>) -> Option<&'n str> {
     let (distance, best) = names.map(|other| (distance(name, other), other)).min()?;
     (distance <= 1 + name.len() / 4).then_some(best)
 }
 
-/// How many letters are to be changed, added or left out (Levenshtein).
+/// The Levenshtein distance: number of insertions, deletions and substitutions.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
@@ -467,7 +467,7 @@ mod tests {
     use crate::data::RecordKind;
     use crate::run::{Dataset, Scheduler};
 
-    /// A file in the manner of axolotl's examples, with everything that they set and a full training can have.
+    /// A file like axolotl's examples, with every setting that they use and a full training supports.
     const YAML: &str = "
 base_model: dense
 model_type: LlamaForCausalLM
@@ -545,7 +545,7 @@ seed: 42
         let data = |path: &str, kind| Dataset { path: path.into(), kind };
         let all = [data("chats.jsonl", RecordKind::ChatTemplate), data("alpaca.json", RecordKind::Alpaca)];
         assert_eq!(config.datasets, all);
-        // The same in the other formats, and as Trike writes it itself.
+        // The same in the other formats, and as serialized by Trike.
         let yaml: Value = serde_yaml_ng::from_str(YAML).expect("YAML");
         assert_eq!(parse(&yaml.to_string(), ConfigFormat::Json).expect("it is read"), config);
         let text = config.to_toml().expect("TOML");
@@ -558,7 +558,7 @@ seed: 42
         );
         let merged = "base: &base\n  learning_rate: 0.5\n<<: *base\nbase_model: a\n";
         let refused = parse(merged, ConfigFormat::Yaml).expect_err("a name that is not known").to_string();
-        assert!(refused.starts_with("line 1: base is no setting"), "{refused}");
+        assert!(refused.starts_with("line 1: base is neither a setting"), "{refused}");
     }
 
     #[test]
@@ -566,11 +566,11 @@ seed: 42
         for (line, words) in [
             (
                 "learnig_rate: 0.1",
-                "learnig_rate is no setting of a run, nor one of axolotl that is known to change nothing; did you mean learning_rate?",
+                "learnig_rate is neither a setting of a run nor an ignored setting of axolotl; did you mean learning_rate?",
             ),
             ("micro_batchsize: 2", "did you mean micro_batch_size?"),
             ("flash_atention: true", "did you mean flash_attention?"),
-            ("neftune_noise_alpha: 5", "neftune_noise_alpha is no setting"),
+            ("neftune_noise_alpha: 5", "neftune_noise_alpha is neither a setting"),
             ("adapter: lora", "adapter is lora"),
             ("adapter: qlora\nload_in_4bit: true", "adapter is qlora"),
             ("load_in_8bit: true", "load_in_8bit is true: expected false"),
@@ -583,7 +583,7 @@ seed: 42
             ("special_tokens: {eos_token: a}", "special_tokens.eos_token"),
             ("plugins: [axolotl.integrations.kd.KDPlugin]", "plugins: \"axolotl.integrations.kd.KDPlugin\""),
             ("deepspeed: zero3.json", "deepspeed is \"zero3.json\""),
-            ("rl: dpo", "rl is no setting"),
+            ("rl: dpo", "rl is neither a setting"),
             (
                 "datasets: [{path: a.jsonl, type: sharegpt.load_role}]",
                 "datasets[0].type is \"sharegpt.load_role\"",

@@ -15,7 +15,8 @@ use crate::{
     TernaryPolicy, TrainError, TrainerConfig,
 };
 
-/// A run: what is trained, on what, how and for how long. In TOML, YAML or JSON, with the names of axolotl where it has the setting.
+/// The configuration of a run: model, data, optimization and output. In TOML, YAML or JSON, with axolotl's names where it has the
+/// setting.
 ///
 /// ```
 /// use trike_train::run::RunConfig;
@@ -36,38 +37,38 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunConfig {
-    /// The model whose weights are the start.
+    /// The model whose weights training starts from.
     pub base_model: Option<PathBuf>,
-    /// A HuggingFace `config.json`: the architecture of a model that starts from random weights.
+    /// A HuggingFace `config.json`: the architecture of a model with random initial weights.
     pub base_model_config: Option<PathBuf>,
     /// A tokenizer file instead of the base model's own.
     pub tokenizer: Option<PathBuf>,
-    /// A model whose logits are learned; `"none"` for none. By default the base model, if weights become ternary.
+    /// A model to distill from; `"none"` for none. By default the base model, if weights become ternary.
     pub teacher: Option<PathBuf>,
-    /// Share of the cross-entropy in the loss beside the divergence from the teacher.
+    /// Weight of the cross-entropy in the loss, relative to the divergence from the teacher.
     pub kd_ce_alpha: f32,
     /// Ternary planes of the matrices of the blocks: 1, or 0 for a dense model.
     pub planes: usize,
-    /// Weights that share a scale.
+    /// Weights per scale.
     pub group: Sharing,
-    /// How a scale is found.
+    /// How scales are computed.
     pub scale: ScaleKind,
-    /// Magnitude, in units of the scale, beyond which weights get no gradient; 0 turns this off.
+    /// Magnitude, in units of the scale, above which weights get no gradient; 0 disables this.
     pub clip: f32,
-    /// Whether activations of ternary layers are int8, as they are when the model runs.
+    /// Whether activations of ternary layers are int8, as in inference.
     pub int8_activations: bool,
-    /// Share of the steps over which weights go from dense to ternary.
+    /// Fraction of the steps in which weights are interpolated from dense to ternary.
     pub lambda_ratio: f32,
     /// Files of training data.
     pub datasets: Vec<Dataset>,
-    /// Documents that the teacher writes, which are learned from beside the data. By default, where the data are texts, so many
-    /// that the run passes through all of them about four times.
+    /// Number of documents that the teacher generates in addition to the data. By default, if the data are texts, enough for the
+    /// run to make about four passes over all documents.
     pub teacher_documents: Option<usize>,
-    /// Share of the documents that are held out and evaluated.
+    /// Fraction of the documents that is held out for evaluation.
     pub val_set_size: f64,
-    /// Tokens of a row; at most the context of the model.
+    /// Tokens per row; at most the context of the model.
     pub sequence_len: Option<usize>,
-    /// Whether rows are filled with documents one after another.
+    /// Whether documents are packed into rows.
     pub sample_packing: bool,
     /// Rows of a batch.
     pub micro_batch_size: usize,
@@ -77,84 +78,84 @@ pub struct RunConfig {
     pub max_steps: Option<usize>,
     /// Passes through the data; or:
     pub num_epochs: Option<f64>,
-    /// Minutes of the run, without those in which the teacher writes; the number of steps is computed when it starts.
+    /// Minutes of the run, excluding the teacher's generation; the number of steps is computed at the start.
     pub minutes: Option<f64>,
     /// The optimizer.
     #[serde(with = "optimizer_name")]
     pub optimizer: OptimizerKind,
     /// Learning rate.
     pub learning_rate: f32,
-    /// How the learning rate changes.
+    /// Shape of the learning rate schedule.
     pub lr_scheduler: Scheduler,
-    /// The last learning rate of a cosine, as a share of the first.
+    /// Final learning rate of a cosine, as a fraction of the peak.
     pub cosine_min_lr_ratio: f32,
-    /// Share of the steps of the decay (`wsd`) or of the first stage (`two_stage`).
+    /// Fraction of the steps in the decay (`wsd`) or in the first stage (`two_stage`).
     pub lr_decay_ratio: f32,
-    /// Steps until the learning rate is full.
+    /// Warm-up steps.
     pub warmup_steps: Option<usize>,
-    /// The same as a share of all steps.
+    /// Warm-up steps as a fraction of all steps.
     pub warmup_ratio: f32,
     /// Weight decay.
     pub weight_decay: f32,
-    /// Largest norm of all gradients together; 0 turns this off.
+    /// Maximum global gradient norm; 0 disables clipping.
     pub max_grad_norm: f32,
-    /// Decay of AdamW's mean of gradients.
+    /// Decay rate of AdamW's first moment.
     pub adam_beta1: f32,
-    /// Decay of AdamW's mean of squares.
+    /// Decay rate of AdamW's second moment.
     pub adam_beta2: f32,
     /// AdamW's epsilon.
     pub adam_epsilon: f32,
     /// Decay of Muon's momentum.
     pub muon_momentum: f32,
-    /// Blocks of a segment of gradient checkpointing: 1 keeps the input of every block only, 0 all activations.
+    /// Blocks per segment of gradient checkpointing: 1 keeps only the input of every block, 0 keeps all activations.
     pub gradient_checkpointing: usize,
-    /// Whether the operands of matrix products are rounded to bf16 while gradients are computed, which a CPU with AVX-512 BF16 does
-    /// faster. Weights, the optimizer and everything else stay f32. On the CPU only.
+    /// Whether operands of matrix products are rounded to bf16 in training passes, which is faster on a CPU with AVX-512 BF16.
+    /// Weights, the optimizer and everything else stay f32. CPU only.
     pub bf16: bool,
-    /// The same with f16 and a scale of the loss, to see what hardware without bf16 would learn: no CPU is faster for it. On the CPU
+    /// The same with f16 and loss scaling, to reproduce the results of hardware without bf16: it is not faster on any CPU. CPU
     /// only.
     pub fp16: bool,
-    /// Steps between evaluations; by default ten in a run.
+    /// Steps between evaluations; by default ten evaluations per run.
     pub eval_steps: Option<usize>,
-    /// The same as a number per pass through the data, of a run with `num_epochs`.
+    /// Evaluations per epoch, for a run with `num_epochs`.
     pub evals_per_epoch: Option<usize>,
-    /// Evaluations without a better one after which the run ends; 0 turns this off.
+    /// Number of evaluations without improvement after which the run ends; 0 disables this.
     pub early_stopping_patience: usize,
-    /// Steps between checkpoints; by default those of evaluations.
+    /// Steps between checkpoints; by default, every evaluation.
     pub save_steps: Option<usize>,
-    /// The same as a number per pass through the data, of a run with `num_epochs`.
+    /// Checkpoints per epoch, for a run with `num_epochs`.
     pub saves_per_epoch: Option<usize>,
     /// Checkpoints that are kept.
     pub save_total_limit: usize,
-    /// Steps between lines of the log.
+    /// Steps between log lines.
     pub logging_steps: usize,
-    /// How ranks divide their work, where a run has several: `data`, by rows of a step, `pipeline`, by blocks of the model, or `tensor`,
-    /// by rows of every matrix. A run may continue with another one.
+    /// Parallelism of a run on several ranks: `data` (rows of a step), `pipeline` (blocks of the model) or `tensor` (rows of every
+    /// matrix). A run may resume with another one.
     pub parallel: Parallel,
-    /// How ranks write the changes of the weights, where a run has several: `none`, with the sum of gradients in place of changes and
-    /// the same weights for one to four ranks; `ternary`, `sign`, `top-k`, `demo`, `low-rank`, `sparse` or `sketch`.
+    /// Compression of the weight changes that ranks exchange: `none` (exact sums of gradients, with the same weights for one to
+    /// four ranks), `ternary`, `sign`, `top-k`, `demo`, `low-rank`, `sparse` or `sketch`.
     pub codec: CodecName,
-    /// Steps that each rank takes with its own rows before the weights of all are brought together; 1 without a codec: gradients are
-    /// added up in every step.
+    /// Local steps of each rank between synchronizations of the weights; 1 without a codec means that gradients are summed in every
+    /// step.
     pub local_steps: usize,
-    /// Factor of the mean change of the weights, with a codec or local steps.
+    /// Factor of the mean weight change, with a codec or local steps.
     pub outer_learning_rate: f32,
     /// Decay of its momentum.
     pub outer_momentum: f32,
-    /// The device that computes: `cpu`, `auto`, or a runtime of the build with an index, such as `vulkan:0`. A run may continue on
-    /// another one.
+    /// The compute device: `cpu`, `auto`, or a runtime of the build with an index, such as `vulkan:0`. A run may resume on another
+    /// one.
     pub device: String,
-    /// Bytes of memory that the run may take; by default what the machine or the device has left. More is refused before the start.
+    /// Memory limit in bytes; by default the available memory of the machine or device. A larger run is refused before it starts.
     pub memory_limit: Option<u64>,
-    /// Seed of the data's order and of random weights.
+    /// Seed of the document order and of random weights.
     pub seed: u64,
-    /// The directory that is written.
+    /// The output directory.
     pub output_dir: PathBuf,
 }
 
 impl Default for RunConfig {
     fn default() -> Self {
-        // What was best for one plane from a dense model that is also the teacher.
+        // Best values for one plane from a dense model that is also the teacher.
         let trainer = TrainerConfig::default();
         let optimizer = trainer.optimizer;
         Self {
@@ -235,18 +236,18 @@ impl RunConfig {
     ///
     /// # Errors
     ///
-    /// [`TrainError::Config`] for a name that is not one of a device, and for several devices.
+    /// [`TrainError::Config`] for an unknown device name, and for several devices.
     pub fn device(&self) -> Result<DeviceChoice, TrainError> {
         let wrong = |problem: String| TrainError::Config { problem: format!("device: {problem}") };
         match self.device.parse::<DeviceChoice>() {
             Ok(DeviceChoice::Several(_)) => {
-                Err(wrong(format!("a run computes on one device, got {}", self.device)))
+                Err(wrong(format!("expected a single device, got {}", self.device)))
             }
             found => found.map_err(|e| wrong(e.to_string())),
         }
     }
 
-    /// Checks what can be checked without files.
+    /// Checks everything that needs no files.
     ///
     /// # Errors
     ///
@@ -257,7 +258,7 @@ impl RunConfig {
             return wrong("expected either base_model or base_model_config");
         }
         if self.base_model_config.is_some() && self.tokenizer.is_none() {
-            return wrong("tokenizer is missing: a model from random weights has none");
+            return wrong("tokenizer is missing: base_model_config has none");
         }
         if self.datasets.is_empty() {
             return wrong("datasets is missing: expected at least one file");
@@ -318,7 +319,7 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Steps between evaluations and between checkpoints of a run of `steps`, where they are set.
+    /// Steps between evaluations and between checkpoints of a run of `steps` steps, if set.
     pub(super) fn intervals(&self, steps: usize) -> [Option<usize>; 2] {
         let of = |number: Option<usize>| {
             let per_run = number? as f64 * self.num_epochs?;
@@ -327,7 +328,7 @@ impl RunConfig {
         [self.eval_steps.or(of(self.evals_per_epoch)), self.save_steps.or(of(self.saves_per_epoch))]
     }
 
-    /// Tokens of a step with batches of these sizes.
+    /// Tokens per step with batches of these sizes.
     pub(super) fn tokens_per_step(&self, batches: &BatchConfig) -> Result<usize, TrainError> {
         let factors = [batches.rows, batches.length, self.gradient_accumulation_steps];
         factors.into_iter().try_fold(1usize, usize::checked_mul).ok_or_else(|| TrainError::Config {
@@ -341,7 +342,7 @@ impl RunConfig {
         })
     }
 
-    /// What ranks exchange.
+    /// Settings of the exchange between ranks.
     #[must_use]
     pub fn ranks(&self) -> RanksConfig {
         let outer = OuterConfig { learning_rate: self.outer_learning_rate, momentum: self.outer_momentum };
@@ -362,7 +363,7 @@ impl RunConfig {
         }
     }
 
-    /// How weights and activations are rounded.
+    /// The rounding of weights and activations.
     ///
     /// # Errors
     ///
@@ -378,7 +379,7 @@ impl RunConfig {
         let clip = if self.clip > 0.0 { self.clip } else { f32::INFINITY };
         let granularity = self.granularity()?;
         let weights = Ternarize::default().with_granularity(granularity).with_scale(scale).with_clip(clip);
-        // As the model runs by default.
+        // The default of inference.
         let activation_group = match granularity {
             Granularity::Group(size) => Some(size),
             Granularity::Row | Granularity::Tensor => None,
@@ -387,7 +388,7 @@ impl RunConfig {
         Ok(TernaryPolicy { blocks: Some(blocks), int8_embedding: true })
     }
 
-    /// Constants of the loop for a run of `steps`.
+    /// Settings of the training loop for a run of `steps` steps.
     pub(super) fn trainer(&self, steps: usize) -> Result<TrainerConfig, TrainError> {
         let warmup = self.warmup_steps.unwrap_or((self.warmup_ratio * steps as f32).ceil() as usize);
         let shape = match self.lr_scheduler {
@@ -426,7 +427,7 @@ impl RunConfig {
         })
     }
 
-    /// Sizes of batches for a model with this context.
+    /// Batch sizes for a model with this context length.
     pub(super) fn batches(&self, context: usize) -> Result<BatchConfig, TrainError> {
         let length = self.sequence_len.unwrap_or(context.min(512));
         OptionError::check("sequence_len", Bounds::at_least(2usize).at_most(context), length)?;

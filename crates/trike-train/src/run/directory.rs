@@ -1,4 +1,4 @@
-//! The directory that a run writes.
+//! The output directory of a run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use trike_format::Lock;
 use super::setup::refuse_model;
 use crate::TrainError;
 
-/// The directory of a run, which no other run writes until this is dropped.
+/// The output directory of a run, locked against other runs until this is dropped.
 #[derive(Debug)]
 pub(super) struct RunDirectory {
     path: PathBuf,
@@ -17,12 +17,12 @@ pub(super) struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Creates the directory if it is not there, and locks it.
+    /// Creates the directory if necessary, and locks it.
     ///
     /// # Errors
     ///
-    /// [`TrainError::Format`] with the process that has it; [`TrainError::Config`] for one with a model, which the run that had it may
-    /// have written since; [`TrainError::Io`].
+    /// [`TrainError::Format`], naming the process that holds the lock; [`TrainError::Config`] for a directory with a model, which
+    /// the previous holder may just have written; [`TrainError::Io`].
     pub(super) fn claim(path: &Path) -> Result<Self, TrainError> {
         fs::create_dir_all(path).map_err(|source| TrainError::Io { path: path.to_owned(), source })?;
         let claimed = Self { path: path.to_owned(), lock: Some(Lock::new(path)?) };
@@ -34,7 +34,7 @@ impl RunDirectory {
 impl Drop for RunDirectory {
     fn drop(&mut self) {
         self.lock = None;
-        // A run that has written nothing leaves nothing; a directory with files stays.
+        // Removes the directory if the run has written nothing; otherwise this fails.
         let _ = fs::remove_dir(&self.path);
     }
 }

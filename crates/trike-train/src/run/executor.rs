@@ -9,7 +9,7 @@ use trike_llm::DeviceChoice;
 use super::{Event, Run, RunPlan, RunReport};
 use crate::{RanksConfig, TrainError};
 
-/// What computes the steps of a run.
+/// The executor of a run's steps.
 enum Executor {
     Host,
     #[cfg(feature = "gpu")]
@@ -17,7 +17,7 @@ enum Executor {
 }
 
 impl Executor {
-    /// Opens the device of a run, which must have room for it.
+    /// Opens the device of a run and checks its memory.
     fn open(run: &Run) -> Result<Self, TrainError> {
         let device = run.config.device()?.open()?;
         if device.is_cpu() {
@@ -40,21 +40,21 @@ impl Executor {
 }
 
 impl Run {
-    /// What the run will do. Takes some steps to measure their time, and forgets them.
+    /// The plan of the run. Takes some steps to measure their time, and discards them.
     ///
     /// # Errors
     ///
-    /// Those of the device, of the data and of a step.
+    /// Errors of the device, of the data and of a step.
     pub fn check(&self, cpu: &Cpu) -> Result<RunPlan, TrainError> {
         let alone = self.alone();
         self.check_with(cpu, alone.first().map(|comm| comm as &dyn Communicator))
     }
 
-    /// [`check`](Self::check) as one of several ranks, which all call this.
+    /// [`check`](Self::check) as one of several ranks; a collective call.
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check), and those of ranks that differ.
+    /// As [`check`](Self::check), and errors for ranks that differ.
     pub fn check_ranks(&self, cpu: &Cpu, comm: &dyn Communicator) -> Result<RunPlan, TrainError> {
         self.check_with(cpu, Some(comm))
     }
@@ -67,22 +67,22 @@ impl Run {
         }
     }
 
-    /// The only rank of a run whose weights depend on what ranks exchange; none where they do not.
+    /// A single rank, for a run whose weights depend on the exchange between ranks; empty otherwise.
     fn alone(&self) -> Vec<Threads> {
         let RanksConfig { codec, local_steps, .. } = self.config.ranks();
         if codec.is_some() || local_steps > 1 { Threads::new(1) } else { Vec::new() }
     }
 
-    /// Trains on the device of the configuration, and writes the model with the best evaluation. Continues after the newest
-    /// checkpoint in the output directory, which may be that of another device.
+    /// Trains on the device of the configuration, and writes the model with the best evaluation. Resumes from the newest checkpoint
+    /// in the output directory, which may come from another device.
     ///
-    /// `observe` sees every step; when it returns [`ControlFlow::Break`], a checkpoint is written and the run ends. A teacher writes
-    /// documents on `cpu`.
+    /// `observe` receives every step; when it returns [`ControlFlow::Break`], a checkpoint is written and the run ends. The teacher
+    /// generates documents on `cpu`.
     ///
     /// # Errors
     ///
     /// [`TrainError::Diverged`] with the last checkpoint for a loss that is not finite or rises; [`TrainError::Checkpoint`] for a
-    /// checkpoint of another configuration; and those of the device, of the data and of writing.
+    /// checkpoint of another configuration; and errors of the device, of the data and of writing.
     pub fn train(
         self,
         cpu: &Cpu,
@@ -92,15 +92,15 @@ impl Run {
         self.train_with(cpu, alone.first().map(|comm| comm as &dyn Communicator), observe)
     }
 
-    /// [`train`](Self::train) as one of several ranks, which all call this with the same configuration and data. The first one
-    /// reads and writes checkpoints, and writes logs and the model; the output directories of the others are not used.
+    /// [`train`](Self::train) as one of several ranks, all with the same configuration and data; a collective call. The first rank
+    /// reads and writes checkpoints, and writes logs and the model; the output directories of the other ranks are not used.
     ///
-    /// Weights are those of [`Trainer::with_ranks`](crate::Trainer::with_ranks).
+    /// The weights are those of [`Trainer::with_ranks`](crate::Trainer::with_ranks).
     ///
     /// # Errors
     ///
-    /// As [`train`](Self::train), and [`TrainError::Comm`] for ranks that differ and for one that is gone. After an error of one
-    /// rank the others wait for it, until their deadline.
+    /// As [`train`](Self::train), and [`TrainError::Comm`] for ranks that differ and for a lost rank. After an error on one rank
+    /// the others wait for it until their timeout.
     pub fn train_ranks(
         self,
         cpu: &Cpu,

@@ -1,4 +1,4 @@
-//! What the result of a run depends on, so that it continues as the same run or not at all.
+//! Everything that determines the result of a run, so that it resumes as the same run or not at all.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,21 +16,21 @@ use super::{Run, RunConfig, ranks, to_json};
 use crate::TrainError;
 use crate::checkpoint;
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const PIECE: usize = 1 << 20;
-/// Digits of a digest in a message: as many as git shows of a commit.
+/// Number of digest digits in a message, as many as git shows of a commit.
 const SHOWN: usize = 12;
 
-/// What the weights of a run depend on, beside what the trainer knows of itself (steps, optimizer, rounding). It is written into each
-/// checkpoint, as `config.settings` of its `state.json`, and nowhere else; a run continues only if all of it is what it was.
+/// The inputs that determine the weights of a run, in addition to the trainer's own settings (steps, optimizer, rounding). It is
+/// stored in each checkpoint, as `config.settings` of its `state.json`; a run resumes only if all of it is unchanged.
 ///
-/// Files are read once more for it when a run starts, on every rank: about a second per gigabyte on a processor with SHA instructions.
+/// Every rank hashes the files when a run starts: about a second per gigabyte on a CPU with SHA instructions.
 pub(super) struct RunIdentity {
-    /// The version of Trike; every file that is read (base model or architecture, tokenizer, teacher, data, from which the documents for
-    /// the evaluation are taken, too) by what it is for, with length and digest; and the settings without paths, in whose place the
-    /// contents of files count, and without those that change no weight: where and how often something is written, and what computes.
+    /// The version of Trike; the size and digest of every input file by its role (base model or architecture, tokenizer, teacher,
+    /// data, including the held-out documents); and the settings, except paths, which the digests replace, and except those without
+    /// effect on the weights: output paths and intervals, and the device.
     facts: Identity,
-    /// Names of the files by their facts, for messages: a file may be renamed.
+    /// File names of the facts, for messages only: a file may be renamed.
     files: BTreeMap<String, String>,
 }
 
@@ -42,7 +42,7 @@ struct Stored {
     files: BTreeMap<String, String>,
 }
 
-/// A file that is not what it was.
+/// A file that has changed.
 struct Change {
     of: Part,
     name: String,
@@ -50,7 +50,7 @@ struct Change {
     is: String,
 }
 
-/// What a file is for.
+/// The role of a file.
 #[derive(Clone, Copy)]
 enum Part {
     BaseModel,
@@ -74,12 +74,12 @@ impl Part {
         }
     }
 
-    /// Whether a file of a directory is read for it.
+    /// Whether a file of a directory is an input of this role.
     fn reads(self, file: &Path) -> bool {
         let ending = file.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
         let is = |name: &str| file.file_name().is_some_and(|own| own == name);
         match self {
-            // Only the predictions of a teacher count.
+            // Only the teacher's predictions matter.
             Self::Teacher => ending == "safetensors" || is("config.json"),
             Self::Tokenizer => ["json", "jinja", "model", "txt"].contains(&ending) || is("tokenizer.bin"),
             _ => ending == "safetensors" || Self::Tokenizer.reads(file),
@@ -87,7 +87,7 @@ impl Part {
     }
 }
 
-/// Length and digest of what is read from the start of a file on.
+/// Size and digest of a file from its current position.
 fn contents(file: &mut File) -> io::Result<String> {
     file.seek(SeekFrom::Start(0))?;
     let (mut hash, mut bytes) = (Sha256::new(), 0);
@@ -107,7 +107,7 @@ fn contents(file: &mut File) -> io::Result<String> {
     Ok(format!("{bytes} bytes with SHA-256 {digest}"))
 }
 
-/// What [`contents`] says, for a message; of a file that is not there, that.
+/// The result of [`contents`] for a message; for a missing file, that it is absent.
 fn shown(contents: Option<String>) -> String {
     let Some(contents) = contents else { return "absent".to_owned() };
     let before = contents.rsplit_once(' ').map_or(0, |(before, _)| before.chars().count() + 1);
@@ -115,7 +115,7 @@ fn shown(contents: Option<String>) -> String {
 }
 
 impl RunIdentity {
-    /// That of a run, whose files are read.
+    /// The identity of a run; reads its files.
     pub(super) fn of(run: &Run) -> Result<Self, TrainError> {
         let config = run.config();
         let mut all = Self { facts: Identity::new(), files: BTreeMap::new() };
@@ -162,22 +162,22 @@ impl RunIdentity {
         Stored { facts: self.facts.facts().to_vec(), files: self.files.clone() }
     }
 
-    /// As the settings of a checkpoint.
+    /// In the form of a checkpoint's settings.
     pub(super) fn to_json(&self) -> Result<Value, TrainError> {
         to_json(&self.stored())
     }
 
-    /// The settings of a checkpoint, which are those of this run.
+    /// The settings of a checkpoint, which must equal the settings of this run.
     ///
     /// # Errors
     ///
-    /// [`TrainError::Changed`] and [`TrainError::Checkpoint`] for the first thing that differs.
+    /// [`TrainError::Changed`] and [`TrainError::Checkpoint`] for the first difference.
     pub(super) fn settings_of(&self, path: &Path) -> Result<Value, TrainError> {
         let wrong = |problem: String| TrainError::Checkpoint { path: path.to_owned(), problem };
         let mut state = checkpoint::peek(path)?;
         let settings = state.config.get_mut("settings").map(Value::take).unwrap_or_default();
         let old = Stored::deserialize(&settings)
-            .map_err(|e| wrong(format!("it does not say which files it was made from: {e}")))?;
+            .map_err(|e| wrong(format!("it does not name its input files: {e}")))?;
         let Some(difference) = self.facts.differs_from(&old.facts) else { return Ok(settings) };
         Err(match Change::of(&difference, &self.files, &old.files) {
             Some(Change { of, name: file, was: expected, is: got }) => {
@@ -190,7 +190,7 @@ impl RunIdentity {
         })
     }
 
-    /// Checks that all ranks have the same.
+    /// Checks that all ranks have the same identity.
     pub(super) fn agree(&self, comm: &dyn Communicator) -> Result<(), TrainError> {
         let all = ranks::of_all(comm, &self.stored())?;
         let Some(first) = all.first() else { return Ok(()) };
@@ -210,7 +210,7 @@ impl RunIdentity {
 }
 
 impl Change {
-    /// The file of a fact, with its name now or earlier; `None` for a fact of no file.
+    /// The current or earlier file name of a fact; `None` for a fact that is not a file.
     fn of(
         difference: &Difference,
         now: &BTreeMap<String, String>,
@@ -223,7 +223,7 @@ impl Change {
     }
 }
 
-/// Earlier and present value of a setting.
+/// Earlier and current value of a setting.
 fn values(Difference { stored, now, .. }: &Difference) -> [String; 2] {
     [stored, now].map(|value| value.clone().unwrap_or_else(|| "not recorded".to_owned()))
 }
@@ -239,7 +239,7 @@ fn flatten(path: &str, value: &Value, leaves: &mut Vec<(String, String)>) {
     }
 }
 
-/// The settings that change the weights.
+/// The settings that affect the weights.
 fn settings(config: &RunConfig) -> Result<Value, TrainError> {
     let mut all = to_json(config)?;
     let teacher = match &config.teacher {
@@ -253,13 +253,13 @@ fn settings(config: &RunConfig) -> Result<Value, TrainError> {
             "base_model",
             "base_model_config",
             "tokenizer",
-            // Where and how often something is written.
+            // Output paths and intervals.
             "output_dir",
             "save_steps",
             "saves_per_epoch",
             "save_total_limit",
             "logging_steps",
-            // What computes.
+            // The executor.
             "device",
             "memory_limit",
             "parallel",
@@ -276,7 +276,7 @@ fn settings(config: &RunConfig) -> Result<Value, TrainError> {
     Ok(all)
 }
 
-/// The files that are read at a path: itself, all parts of a divided GGUF, or those of a directory.
+/// The files of a path: itself, all parts of a split GGUF, or the files of a directory.
 fn files_of(of: Part, path: &Path) -> Result<Vec<PathBuf>, TrainError> {
     let io = |source| TrainError::Io { path: path.to_owned(), source };
     if !path.is_dir() {
@@ -293,7 +293,7 @@ fn files_of(of: Part, path: &Path) -> Result<Vec<PathBuf>, TrainError> {
     Ok(files)
 }
 
-/// All files of a GGUF model in several files that are here.
+/// All parts of a split GGUF model, if they exist.
 fn parts_of(path: &Path) -> Option<Vec<PathBuf>> {
     let parts = gguf_parts(path.file_name()?.to_str()?)?;
     Some(parts.iter().map(|part| path.with_file_name(part)).filter(|part| part.is_file()).collect())

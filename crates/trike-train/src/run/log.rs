@@ -1,4 +1,4 @@
-//! The log of a run: lines of JSON, and events for TensorBoard.
+//! The log of a run: JSON lines and TensorBoard events.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -14,12 +14,12 @@ use crate::TrainError;
 /// Name of the log in the output directory.
 const LOG: &str = "log.jsonl";
 
-/// Means over the steps since the line before.
+/// Means over the steps since the previous line.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepLine {
     /// Steps taken.
     pub step: usize,
-    /// Tokens learned since the start.
+    /// Target tokens since the start.
     pub tokens: u64,
     /// Cross-entropy in bits per token.
     #[serde(deserialize_with = "finite_or_nan")]
@@ -27,17 +27,17 @@ pub struct StepLine {
     /// Divergence from the teacher in bits per token.
     #[serde(deserialize_with = "finite_or_nan")]
     pub divergence: f64,
-    /// Norm of the gradient before it was limited.
+    /// Gradient norm before clipping.
     #[serde(deserialize_with = "finite_or_nan")]
     pub grad_norm: f64,
     /// Learning rate of the last step.
     pub learning_rate: f32,
-    /// Share of the ternary weights in the last step.
+    /// Interpolation factor of the ternary weights in the last step.
     pub lambda: f32,
     /// Tokens per second.
     #[serde(deserialize_with = "finite_or_nan")]
     pub tokens_per_second: f64,
-    /// Steps that were skipped, because gradients overflowed in f16.
+    /// Steps skipped because of f16 overflow.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped: usize,
 }
@@ -65,7 +65,7 @@ impl Line {
         }
     }
 
-    /// Names and values of the curves that the line has a point of.
+    /// Names and values of the curves that a line contributes to.
     fn points(&self) -> Vec<(&'static str, f64)> {
         match self {
             Self::Steps(line) => vec![
@@ -84,7 +84,7 @@ impl Line {
     }
 }
 
-/// The log of a run that goes on.
+/// The log of an active run.
 #[derive(Debug)]
 pub(super) struct Log {
     path: PathBuf,
@@ -94,14 +94,14 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Opens the log in `dir`. Lines of steps past `step` are those of a run that was interrupted, which takes them again.
+    /// Opens the log in `dir` and drops the lines of steps after `step`: an interrupted run repeats these steps.
     pub(super) fn open(dir: &Path, step: usize) -> Result<Self, TrainError> {
         let path = dir.join(LOG);
         let io = |source| TrainError::Io { path: path.clone(), source };
         let mut lines = Vec::new();
         if step > 0 && path.exists() {
             for line in BufReader::new(File::open(&path).map_err(io)?).lines() {
-                // The last line may be cut.
+                // The last line may be truncated.
                 let Ok(line) = serde_json::from_str::<Line>(&line.map_err(io)?) else { continue };
                 if line.step() <= step {
                     lines.push(line);
@@ -129,11 +129,11 @@ impl Log {
 }
 
 fn text_of(line: &Line) -> String {
-    // Numbers and names always have a form in JSON; what is not finite is null.
+    // These types always serialize; values that are not finite become null.
     serde_json::to_value(line).map_or_else(|_| Value::Null.to_string(), |value| value.to_string()) + "\n"
 }
 
-/// A file of events: records (length, its checksum, data, its checksum) of protocol buffers, as TensorFlow writes them.
+/// A TensorBoard event file: records (length, its checksum, data, its checksum) of protocol buffers, as TensorFlow writes them.
 #[derive(Debug)]
 struct Events {
     path: PathBuf,
@@ -167,7 +167,7 @@ impl Events {
     }
 }
 
-/// An event now: wall time (field 1), step (field 2), and what happened.
+/// An event with the current wall time (field 1), the step (field 2), and its content.
 fn event(step: usize, what: &[u8]) -> Vec<u8> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let mut bytes = vec![1 << 3 | 1];
@@ -225,7 +225,7 @@ mod tests {
             log.add(steps(step)).expect("it is written");
         }
         drop(log);
-        // The process died within a line.
+        // The process died while writing a line.
         let path = dir.path().join(LOG);
         let mut text = fs::read_to_string(&path).expect("it is read");
         text.truncate(text.len() - 20);
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(Log::open(dir.path(), 0).expect("a log").lines, []);
     }
 
-    /// JSON has no infinity: what is not finite is `null`, which is read again, in the log as in checkpoints.
+    /// JSON has no infinity: in the log as in checkpoints, non-finite values are `null` and can be read again.
     #[test]
     fn numbers_that_are_not_finite_are_read_again() {
         let lines = [f64::NAN, f64::INFINITY].map(|bad| {
@@ -267,7 +267,7 @@ mod tests {
         }
     }
 
-    /// The layout, taken apart byte by byte.
+    /// The layout, decoded byte by byte.
     #[test]
     fn events_are_records_of_protocol_buffers() {
         // RFC 3720, B.4, and the mask of TensorFlow's `crc32c.h`.

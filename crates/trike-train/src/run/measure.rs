@@ -13,27 +13,27 @@ pub struct Evaluation {
     /// Cross-entropy in bits per token.
     #[serde(deserialize_with = "finite_or_nan")]
     pub bits_per_token: f64,
-    /// Cross-entropy in bits per byte of text; `None` if some documents are conversations, of which not all text is learned.
+    /// Cross-entropy in bits per byte of text; `None` if some documents are conversations, of which only a part counts.
     pub bits_per_byte: Option<f64>,
 }
 
-/// A number of JSON, which has none for infinity and NaN: both are written as `null`, and read as NaN.
+/// A JSON number; infinity and NaN are written as `null` and read as NaN.
 pub(super) fn finite_or_nan<'d, D: Deserializer<'d>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
 }
 
-/// Documents that are not learned from.
+/// Held-out documents, encoded.
 #[derive(Debug, Default)]
 pub(super) struct HeldOutText {
     pub(super) batches: Vec<Batch>,
     tokens: usize,
-    /// Bytes of text that the tokens stand for.
+    /// Bytes of text covered by the tokens.
     bytes: Option<u64>,
 }
 
 impl HeldOutText {
-    /// Reads and encodes documents; those of more than `length` tokens are evaluated in pieces of that length, and about `together`
-    /// tokens at once.
+    /// Reads and encodes documents; those of more than `length` tokens are evaluated in pieces of that length, in batches of about
+    /// `together` tokens.
     pub(super) fn read(
         documents: &Documents,
         which: &[u32],
@@ -76,7 +76,7 @@ impl HeldOutText {
         self.tokens == 0
     }
 
-    /// The figures for a sum of nats over all tokens.
+    /// The evaluation for a total loss in nats over all tokens.
     pub(super) fn evaluation(&self, step: usize, nats: f64) -> Evaluation {
         let bits = nats / std::f64::consts::LN_2;
         Evaluation {

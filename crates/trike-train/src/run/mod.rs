@@ -1,4 +1,4 @@
-//! Whole runs: from a configuration to a model on the disk, with logs, evaluation and checkpoints.
+//! Whole runs: from a configuration to a model on disk, with logs, evaluation and checkpoints.
 
 mod axolotl;
 mod config;
@@ -42,12 +42,12 @@ use crate::data::{Batches, unit_rows};
 use crate::model::count;
 use crate::{StepReport, TrainEngine, TrainError, Trainer, checkpoint};
 
-/// Folder of the checkpoints in the output directory.
+/// Directory of the checkpoints in the output directory.
 const CHECKPOINTS: &str = "checkpoints";
-/// Steps that are timed for the length of a run in minutes, after one that is not.
+/// Number of timed steps, after one warm-up step, to estimate the length of a run in minutes.
 const TIMED: usize = 3;
 
-/// What a run will do.
+/// The plan of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct RunPlan {
@@ -55,7 +55,7 @@ pub struct RunPlan {
     pub parameters: usize,
     /// Documents to learn from.
     pub documents: usize,
-    /// Documents that the teacher writes to learn from, too.
+    /// Documents that the teacher generates for training.
     pub written: usize,
     /// Documents that are evaluated.
     pub held_out: usize,
@@ -63,30 +63,30 @@ pub struct RunPlan {
     pub steps: usize,
     /// Tokens of a step.
     pub tokens_per_step: usize,
-    /// Estimated bytes of memory at the peak.
+    /// Estimated peak memory in bytes.
     pub memory: u64,
-    /// Seconds of a step, measured; `None` unless the run has a length in minutes or is only checked.
+    /// Measured seconds per step; `None` unless the run has a length in minutes or is only checked.
     pub seconds_per_step: Option<f64>,
-    /// The step after which it continues, if there is a checkpoint.
+    /// The step at which the run resumes, if there is a checkpoint.
     pub continues: Option<usize>,
 }
 
-/// What a run reports while it goes on.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'e> {
     /// The teacher writes documents.
     Writing {
-        /// Documents that it has written.
+        /// Documents generated so far.
         done: usize,
-        /// Documents that it will write.
+        /// Documents to generate.
         of: usize,
     },
     /// It starts, or continues.
     Started(&'e RunPlan),
     /// A step was taken.
     Step {
-        /// What it did.
+        /// Report of the step.
         report: StepReport,
         /// Steps of the run.
         steps: usize,
@@ -104,27 +104,27 @@ pub enum Ended {
     /// All steps were taken.
     #[default]
     Complete,
-    /// Evaluations did not get better.
+    /// Early stopping: the evaluations did not improve.
     Early,
-    /// The caller wanted it; a checkpoint was written, unless there was no step yet, and no model.
+    /// Stopped by the caller; a checkpoint was written, unless no step was taken, and no model.
     Interrupted,
 }
 
-/// The ranks of a run.
+/// Statistics of the ranks of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct RanksReport {
     /// Their number.
     pub count: usize,
-    /// Messages that all of them have sent to each other while they took steps.
+    /// Messages of all ranks during steps.
     pub sent_messages: u64,
     /// Their bytes, with headers.
     pub sent_bytes: u64,
-    /// Seconds that a rank has waited for messages in this time, in the mean.
+    /// Mean seconds that a rank waited for messages during steps.
     pub waiting_seconds: f64,
-    /// Seconds of the steps, in the mean.
+    /// Mean seconds of the steps.
     pub step_seconds: f64,
-    /// Seconds that the threads of a rank have run in the steps, in the mean; `None` where the system does not tell.
+    /// Mean CPU seconds of a rank's threads during steps; `None` if the system does not report them.
     pub processor_seconds: Option<f64>,
 }
 
@@ -132,7 +132,7 @@ pub struct RanksReport {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct RunReport {
-    /// The directory that was written.
+    /// The output directory.
     pub output: PathBuf,
     /// Why it ended.
     pub ended: Ended,
@@ -140,34 +140,34 @@ pub struct RunReport {
     pub steps: usize,
     /// Steps that were planned.
     pub planned: usize,
-    /// Documents that the teacher wrote.
+    /// Documents that the teacher generated.
     pub written: usize,
     /// Tokens that were learned.
     pub tokens: u64,
     /// Seconds of all sessions of the run.
     pub seconds: f64,
-    /// Held-out text before the first step; `None` without held-out text.
+    /// Evaluation before the first step; `None` without held-out text.
     pub start: Option<Evaluation>,
-    /// The evaluation of the weights that were written, the best of all.
+    /// The best evaluation, which is that of the written weights.
     pub best: Option<Evaluation>,
-    /// The teacher on the same text.
+    /// The teacher's evaluation on the same text.
     pub teacher: Option<Evaluation>,
-    /// The ranks of this session; `None` for a run without.
+    /// The ranks of this session; `None` for a run without ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<RanksReport>,
-    /// What a person should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
 impl RunReport {
-    /// Bits per token of the written weights over those of the teacher.
+    /// Ratio of the bits per token of the written weights to those of the teacher.
     #[must_use]
     pub fn ratio(&self) -> Option<f64> {
         Some(self.best?.bits_per_token / self.teacher?.bits_per_token)
     }
 }
 
-/// What a run remembers beside weights, in its checkpoints.
+/// State of a run in its checkpoints, in addition to the weights.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Memory {
     tokens: u64,
@@ -189,7 +189,7 @@ impl Run {
         Ok(plan)
     }
 
-    /// Steps, and where the run continues.
+    /// The number of steps, and the checkpoint to resume from.
     fn plan<E: TrainEngine>(
         &self,
         engine: &E,
@@ -207,7 +207,7 @@ impl Run {
         let steps = match (self.config.max_steps, self.config.num_epochs, self.config.minutes) {
             (Some(steps), ..) => steps,
             (_, Some(epochs), _) => (epochs * all(self)? as f64 / tokens_per_step as f64).ceil() as usize,
-            // The steps that were computed when it started.
+            // The number of steps computed when the run was started.
             (.., Some(_)) if earlier.is_some() => earlier.unwrap_or_default() as usize,
             (.., minutes) => {
                 let seconds = self.seconds_per_step(engine, comm)?;
@@ -237,7 +237,7 @@ impl Run {
         })
     }
 
-    /// Parts of a step that ranks divide between them.
+    /// Number of units of a step that ranks can divide.
     fn units(&self) -> usize {
         let rows = self.batches.rows.saturating_mul(self.config.gradient_accumulation_steps);
         rows.div_ceil(unit_rows(self.batches.length))
@@ -293,13 +293,13 @@ impl Run {
         let is_first = ranks::is_first(comm);
         let dir = &self.config.output_dir.clone();
         let checkpoints = dir.join(CHECKPOINTS);
-        // Until the model is written.
+        // The claim is released after the model is written.
         let mut claimed = None;
         ranks::from_first(comm, || {
             claimed = Some(RunDirectory::claim(dir)?);
             Ok(())
         })?;
-        // Before anything is computed for a run that cannot go on.
+        // Checked before any computation.
         let settings = |path: &Path| ranks::from_first(comm, || identity.settings_of(path));
         let newest = ranks::from_first(comm, || checkpoint::newest(&checkpoints))?;
         let earlier = newest.map(|path| Ok::<_, TrainError>((settings(&path)?, path))).transpose()?;
@@ -337,7 +337,7 @@ impl Run {
             memory.start = Some(evaluation);
             let _ = observe(Event::Evaluated(&evaluation));
         }
-        // Between local steps there is nothing that all ranks have.
+        // Between local steps the weights of the ranks differ.
         let local = self.config.local_steps;
         let [every, save] = self.config.intervals(steps);
         let every = every.unwrap_or(steps.div_ceil(setup::EVALUATIONS)).next_multiple_of(local);
@@ -440,14 +440,14 @@ impl Run {
             report.notes.extend(batches.cut().note(self.batches.length));
             if self.text.is_empty() && !self.split.held_out.is_empty() {
                 report.notes.push(format!(
-                    "none of the {} documents held out has anything to learn: the last weights were written, without an evaluation",
+                    "none of the {} held-out documents has a target token: the last weights were written, without an evaluation",
                     self.split.held_out.len()
                 ));
             }
             let (length, context) = (self.batches.length, weights.spec().context);
             if length < context {
                 report.notes.push(format!(
-                    "rows had {length} tokens, and the context has {context}: what comes later in a text was not learned"
+                    "rows had {length} tokens, and the context has {context}: later positions were not trained"
                 ));
             }
             setup::write(&dir.join("report.json"), &(to_json(&report)?.to_string() + "\n"))?;

@@ -1,4 +1,4 @@
-//! Values of a configuration, with the names that axolotl gives them.
+//! Values of configuration settings, with axolotl's names.
 
 use std::path::PathBuf;
 
@@ -11,9 +11,9 @@ use crate::data::RecordKind;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dataset {
-    /// A text, JSON or Parquet file: see [`Documents`](crate::data::Documents).
+    /// A text, JSON or Parquet file, see [`Documents`](crate::data::Documents).
     pub path: PathBuf,
-    /// What its records are; by default what their keys say.
+    /// The format of its records; detected from their keys by default.
     #[serde(default, rename = "type", skip_serializing_if = "is_any")]
     pub kind: RecordKind,
 }
@@ -23,7 +23,7 @@ fn is_any(kind: &RecordKind) -> bool {
     *kind == RecordKind::Any
 }
 
-/// How the learning rate changes.
+/// Shape of the learning rate schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scheduler {
@@ -42,17 +42,17 @@ pub enum Scheduler {
     TwoStage,
 }
 
-/// Which weights share a scale.
+/// Weights per scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Sharing {
-    /// So many along a row: 32, 64, 128 or 256.
+    /// Consecutive weights of a row: 32, 64, 128 or 256.
     Group(usize),
     /// `"row"` or `"tensor"`.
     Named(Whole),
 }
 
-/// Weights that share a scale and are not a group.
+/// Weights per scale, other than groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Whole {
@@ -62,7 +62,7 @@ pub enum Whole {
     Tensor,
 }
 
-/// How a scale is found.
+/// How scales are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleKind {
@@ -74,11 +74,11 @@ pub enum ScaleKind {
     LeastSquares,
 }
 
-/// How ranks write what they send to each other.
+/// Compression of the messages between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CodecName {
-    /// As it is.
+    /// No compression.
     #[default]
     None,
     /// [`CodecConfig::Ternary`].
@@ -113,22 +113,23 @@ impl CodecName {
     }
 }
 
-/// How the ranks of a run divide their work.
+/// Parallelism of the ranks of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Parallel {
-    /// Each rank holds the whole model and computes some rows of a step: [`Trainer::with_ranks`](crate::Trainer::with_ranks).
+    /// Data parallelism: each rank holds the whole model and computes some rows of a step, see
+    /// [`Trainer::with_ranks`](crate::Trainer::with_ranks).
     #[default]
     Data,
-    /// Each rank holds consecutive blocks of the model and computes them for all rows:
+    /// Pipeline parallelism: each rank holds consecutive blocks of the model and computes them for all rows, see
     /// [`Trainer::in_pipeline`](crate::Trainer::in_pipeline).
     Pipeline,
-    /// Each rank holds some rows of every matrix and computes them for all rows of a step:
+    /// Tensor parallelism: each rank holds some rows of every matrix and computes them for all rows of a step, see
     /// [`Trainer::in_tensor_parallel`](crate::Trainer::in_tensor_parallel).
     Tensor,
 }
 
-/// The names of optimizers in axolotl.
+/// Names of optimizers in axolotl.
 pub(super) mod optimizer_name {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 

@@ -1,4 +1,4 @@
-//! Runs in which each rank holds a part of the model.
+//! Pipeline- and tensor-parallel runs.
 
 use trike_comm::{Communicator, agree};
 use trike_core::{Bounds, OptionError};
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Run {
-    /// A trainer of this run, or one of its ranks.
+    /// A trainer of this run, on one of its ranks if there are several.
     pub(super) fn trainer<'t, E: TrainEngine>(
         &'t self,
         engine: &'t E,
@@ -31,7 +31,7 @@ impl Run {
         }
     }
 
-    /// Checks that ranks which compute the same numbers get the same bits of them.
+    /// Checks that ranks with replicated computations get the same bits.
     pub(super) fn check_alike(&self, cpu: &Cpu, comm: &dyn Communicator) -> Result<(), TrainError> {
         let ranks = self.config.ranks();
         let changes_all = ranks != RanksConfig { outer: ranks.outer, ..RanksConfig::default() };
@@ -42,7 +42,7 @@ impl Run {
         Ok(())
     }
 
-    /// Refuses documents of a teacher of which no rank has all weights.
+    /// Refuses generated documents if no rank holds the whole teacher.
     pub(super) fn check_written(
         &self,
         written: usize,
@@ -57,7 +57,7 @@ impl Run {
         }
     }
 
-    /// The loss of the held-out text, which ranks divide between them.
+    /// The loss of the held-out text, divided among ranks.
     pub(super) fn held_out_loss<E: TrainEngine>(
         &self,
         engine: &E,

@@ -1,4 +1,4 @@
-//! What the ranks of a run tell each other beside gradients.
+//! Messages between the ranks of a run, other than gradients.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +10,17 @@ use super::RanksReport;
 use crate::TrainError;
 use crate::trainer::all_numbers;
 
-/// Most bytes of what one rank has read.
+/// Maximum message size for values that one rank has read, in bytes.
 const MOST: usize = 1 << 26;
-/// Most bytes of the documents of a rank.
+/// Maximum size of the documents of a rank, in bytes.
 const DOCUMENTS: usize = 1 << 34;
 
-/// Whether this is the rank that reads and writes.
+/// Whether this is the rank that reads and writes files.
 pub(super) fn is_first(comm: Option<&dyn Communicator>) -> bool {
     comm.is_none_or(|comm| comm.rank() == 0)
 }
 
-/// What the first rank finds, on all ranks.
+/// Broadcasts a result of the first rank.
 pub(super) fn from_first<T: Serialize + DeserializeOwned>(
     comm: Option<&dyn Communicator>,
     find: impl FnOnce() -> Result<T, TrainError>,
@@ -39,7 +39,7 @@ pub(super) fn from_first<T: Serialize + DeserializeOwned>(
     found.map_err(|problem| TrainError::OfRank { rank: 0, problem })
 }
 
-/// What each rank has, in their order.
+/// Gathers the values of all ranks, in rank order.
 pub(super) fn of_all<T: Serialize + DeserializeOwned>(
     comm: &dyn Communicator,
     own: &T,
@@ -49,7 +49,7 @@ pub(super) fn of_all<T: Serialize + DeserializeOwned>(
     all.iter().map(|text| serde_json::from_slice(text)).collect::<Result<_, _>>().map_err(wrong)
 }
 
-/// The time and the traffic of a rank at one moment.
+/// Time and traffic of a rank at one moment.
 pub(super) struct Moment {
     traffic: Traffic,
     time: Instant,
@@ -62,14 +62,14 @@ impl Moment {
     }
 }
 
-/// Traffic and time of a rank in its steps, without evaluations and checkpoints.
+/// Traffic and time of a rank during steps, excluding evaluations and checkpoints.
 #[derive(Default)]
 pub(super) struct StepTraffic {
     messages: u64,
     sent: u64,
     waiting: Duration,
     time: Duration,
-    /// NaN where the system does not tell.
+    /// NaN if the system does not report it.
     processor: f64,
 }
 
@@ -87,7 +87,7 @@ impl StepTraffic {
     }
 }
 
-/// Traffic and time of all ranks in their steps.
+/// Traffic and time of all ranks during steps.
 pub(super) fn report(comm: &dyn Communicator, steps: &StepTraffic) -> Result<RanksReport, CommError> {
     let own = [
         steps.messages as f64,
@@ -110,23 +110,23 @@ pub(super) fn report(comm: &dyn Communicator, steps: &StepTraffic) -> Result<Ran
     })
 }
 
-/// Time that the threads of this process have run so far, in steps of 10 ms, where Linux tells.
+/// CPU time of this process's threads so far, with a resolution of 10 ms, on Linux.
 fn processor_time() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name of the program, in parentheses, may have spaces; the twelfth and thirteenth field after it are clock ticks in
-    // the program and in the system, 100 per second for programs on every architecture.
+    // The program name, in parentheses, may contain spaces. The twelfth and thirteenth fields after it are user and system time in
+    // clock ticks, 100 per second for user space on every architecture.
     let (_, fields) = text.rsplit_once(')')?;
     let mut ticks = fields.split_whitespace().skip(11).map(|field| field.parse::<u64>().ok());
     Some(Duration::from_millis(10 * (ticks.next()?? + ticks.next()??)))
 }
 
-/// Whether any rank says so.
+/// Whether `says` is true on any rank.
 pub(super) fn any(comm: Option<&dyn Communicator>, says: bool) -> Result<bool, CommError> {
     let Some(comm) = comm else { return Ok(says) };
     Ok(comm.all_gather(&[u8::from(says)], 1)?.iter().any(|other| *other == [1]))
 }
 
-/// The documents of all ranks, one after another. A message is the length of each, then the tokens, in four bytes each.
+/// The documents of all ranks, in rank order. A message has the length of each document, then the tokens, in four bytes each.
 pub(super) fn all_documents(
     comm: Option<&dyn Communicator>,
     own: Vec<Vec<u32>>,

@@ -1,4 +1,4 @@
-//! What a rank reads.
+//! Reading of a rank's part of the models.
 
 use trike_comm::Communicator;
 use trike_core::OptionError;
@@ -11,11 +11,11 @@ use crate::memory::{RunShape, TrainingMemory, estimate_shard_memory, estimate_st
 use crate::trainer::{check_ranks, check_tensor_ranks};
 use crate::{Parameters, Stage, TensorShard, TrainError, estimate_training_memory};
 
-/// Which parts of the models a rank reads.
+/// The parts of the models that a rank reads.
 #[derive(Clone, Copy)]
 pub(super) struct Reading<'c>(Option<(Parallel, &'c dyn Communicator)>);
 
-/// The part of a model.
+/// A rank's part of a model.
 enum Held {
     All,
     Stage(Stage),
@@ -26,12 +26,12 @@ impl<'c> Reading<'c> {
     /// Whole models.
     pub(super) const ALL: Self = Self(None);
 
-    /// Those that a rank of this run needs.
+    /// The parts for a rank of this run.
     pub(super) fn of(config: &RunConfig, comm: &'c dyn Communicator) -> Self {
         Self(Some((config.parallel, comm)))
     }
 
-    /// Refuses more ranks than the model has parts.
+    /// Refuses more ranks than the model can be divided among.
     pub(super) fn check(self, spec: &DecoderSpec) -> Result<(), OptionError> {
         match self.0 {
             Some((Parallel::Pipeline, comm)) => check_ranks(spec, comm),

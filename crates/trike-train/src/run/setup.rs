@@ -1,4 +1,4 @@
-//! What a run reads before it starts, and what it writes at its end.
+//! Reads the inputs of a run, and writes its model.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -20,23 +20,23 @@ use super::reading::Reading;
 use crate::data::{BatchConfig, Batches, Documents, Encoder, HeldOut, Position, Record};
 use crate::{Parameters, RunShape, SampleConfig, Sampler, Teacher, TernaryPolicy, TrainError, write_packed};
 
-/// Evaluations of a run by default.
+/// Default number of evaluations of a run.
 pub(super) const EVALUATIONS: usize = 10;
-/// Documents that are held out at most.
+/// Maximum number of held-out documents.
 const MOST_HELD_OUT: f64 = 512.0;
-/// Passes through the data after which a teacher writes more of it.
+/// Passes over the data above which the teacher generates more of it.
 const PASSES: u64 = 4;
-/// The value of `teacher` for none.
+/// The value of `teacher` for no teacher.
 pub(super) const NONE: &str = "none";
-/// The folder in which the model is written before it is moved.
+/// Directory in which the model is written before it is renamed into place.
 const UNFINISHED: &str = ".unfinished";
 
-/// Where the architecture and the start come from.
+/// The source of architecture and initial weights.
 #[derive(Debug)]
 enum Base {
     /// A model.
     Model(Box<ModelFile>),
-    /// A `config.json`, with its content.
+    /// A `config.json` with its content.
     Random(Box<(ModelConfig, Value)>),
 }
 
@@ -64,18 +64,18 @@ pub struct Run {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
     pub(super) start: Parameters,
-    /// The teacher's weights, unless they are those of the start.
+    /// The teacher's weights, unless they are the initial weights.
     taught_by: Option<Parameters>,
     has_teacher: bool,
     pub(super) documents: Documents,
     pub(super) split: HeldOut,
     pub(super) text: HeldOutText,
     pub(super) batches: BatchConfig,
-    /// Estimated bytes of the run.
+    /// Estimated memory of the run in bytes.
     pub(super) memory: u64,
 }
 
-/// The memory of a run, if it may have that much.
+/// Estimates the memory of a run and checks it against the limit.
 fn memory(
     config: &RunConfig,
     spec: &DecoderSpec,
@@ -97,9 +97,9 @@ fn memory(
         threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
     };
     let estimate = reading.memory(&shape)?;
-    // The weights at the start are kept; a teacher may be they.
+    // The initial weights stay in memory; the teacher may share them.
     let needed = estimate.total().saturating_add(if is_own { 0 } else { estimate.weights });
-    // A device says what it has left when it is opened.
+    // The available memory of a device is known after it is opened.
     let is_host = config.device()? == DeviceChoice::Cpu;
     let free = free_memory().into_iter().map(|(_, bytes)| bytes).min().filter(|_| is_host);
     match config.memory_limit.or(free) {
@@ -113,18 +113,19 @@ impl Run {
     ///
     /// # Errors
     ///
-    /// Those of [`RunConfig::validate`]; [`TrainError::Config`] for an output directory that contains a model;
-    /// [`TrainError::Memory`] for a run that needs more memory than the limit; [`TrainError::Vocabulary`] for a teacher with another
-    /// vocabulary; and those of the files.
+    /// Errors of [`RunConfig::validate`]; [`TrainError::Config`] for an output directory that contains a model;
+    /// [`TrainError::Memory`] for a run that exceeds the memory limit; [`TrainError::Vocabulary`] for a teacher with another
+    /// vocabulary size; and errors of the files.
     pub fn open(config: RunConfig) -> Result<Self, TrainError> {
         Self::read(config, Reading::ALL)
     }
 
-    /// [`open`](Self::open) for one of several ranks, which keeps its own part of the models only if each rank holds a part.
+    /// [`open`](Self::open) for one of several ranks, which reads only its own part of the models for pipeline and tensor
+    /// parallelism.
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open), and [`TrainError::Option`] for more ranks than the model has parts.
+    /// As [`open`](Self::open), and [`TrainError::Option`] for more ranks than the model can be divided among.
     pub fn open_ranks(config: RunConfig, comm: &dyn Communicator) -> Result<Self, TrainError> {
         let reading = Reading::of(&config, comm);
         Self::read(config, reading)
@@ -147,7 +148,7 @@ impl Run {
         let given = config.teacher.as_deref().filter(|path| path.as_os_str() != NONE);
         let is_own = config.teacher.is_none() && config.is_ternary() && matches!(base, Base::Model(_));
         let taught_by = given.map(ModelFile::open).transpose()?;
-        // Before anything large is read.
+        // Checked before anything large is read.
         let of_teacher = taught_by.as_ref().map(|file| &file.config().spec).or(is_own.then_some(&spec));
         let memory = memory(&config, &spec, batches, of_teacher, is_own, reading)?;
         let (tokenizer, template, start) = match &base {
@@ -172,7 +173,7 @@ impl Run {
             return Err(TrainError::TooFewDocuments { documents: documents.len(), needed: 2 });
         }
         let encoder = Encoder::new(&tokenizer, template.as_ref());
-        // As many at once as in training, so that the memory is enough.
+        // The batch size of training, so that the estimated memory suffices.
         let together = batches.rows * batches.length;
         let text = HeldOutText::read(&documents, &split.held_out, encoder, batches.length, together)?;
         Ok(Self {
@@ -215,7 +216,7 @@ impl Run {
         Batches::new(&self.documents, &self.split.train, self.encoder(), self.batches, position)
     }
 
-    /// Tokens of all documents to learn from, and whether all of them are texts.
+    /// Tokens of all training documents, and whether all of them are plain texts.
     pub(super) fn tokens(&self) -> Result<(u64, bool), TrainError> {
         let (mut all, mut texts) = (0, true);
         for &index in &self.split.train {
@@ -228,13 +229,13 @@ impl Run {
         Ok((all, texts))
     }
 
-    /// How many documents the teacher writes for a run of so many tokens.
+    /// Number of documents that the teacher generates for a run of `tokens` tokens.
     pub(super) fn to_write(&self, tokens: u64) -> Result<usize, TrainError> {
         if let Some(documents) = self.config.teacher_documents {
             return Ok(documents);
         }
         let enough = tokens / PASSES;
-        // A byte of text is rarely more than a token; what is surely enough is not counted.
+        // A token rarely has more than 16 bytes; clearly sufficient data is not counted.
         if !self.has_teacher || self.documents.bytes() / 16 > enough {
             return Ok(0);
         }
@@ -243,8 +244,8 @@ impl Run {
         Ok(if texts { (enough.saturating_sub(have) / each) as usize } else { 0 })
     }
 
-    /// Adds documents that the teacher writes to those to learn from, unless `progress` stops it: then `false`. The same ones in
-    /// every run of the configuration; ranks write a part each.
+    /// Adds generated documents to the training data, unless `progress` stops it, which returns `false`. They are the same in every
+    /// run of the configuration; each rank generates a part.
     pub(super) fn write_documents(
         &mut self,
         cpu: &Cpu,
@@ -268,7 +269,8 @@ impl Run {
         Ok(true)
     }
 
-    /// Writes a model directory with trained weights; returns what is left out. Nothing is in its place until all of it is written.
+    /// Writes a model directory with trained weights; returns the files that are left out. Nothing is renamed into place until
+    /// everything is written.
     pub(super) fn write_model(&self, parameters: &Parameters) -> Result<Vec<String>, TrainError> {
         let dir = &self.config.output_dir;
         let temporary = dir.join(UNFINISHED);
@@ -301,7 +303,7 @@ impl Run {
         for entry in fs::read_dir(&temporary).map_err(io(&temporary))? {
             files.push(entry.map_err(io(&temporary))?.path());
         }
-        // The configuration makes a directory a model, so it comes last.
+        // A directory with a `config.json` counts as a model, so it comes last.
         files.sort_by_key(|path| path.ends_with("config.json"));
         for from in files {
             let to = dir.join(from.file_name().unwrap_or_default());
@@ -324,7 +326,7 @@ pub(super) fn refuse_model(output: &Path) -> Result<(), TrainError> {
     Err(TrainError::Config { problem })
 }
 
-/// Reads the weights of a model, or those of this rank.
+/// Reads the weights of a model, or this rank's part.
 fn weights(file: &ModelFile, reading: Reading<'_>) -> Result<Parameters, TrainError> {
     Ok(reading.open(&file.config().spec, file)?)
 }
@@ -337,7 +339,7 @@ fn architecture(path: &Path) -> Result<(ModelConfig, Value), TrainError> {
     Ok((ModelConfig::from_hf(path, &json)?, json))
 }
 
-/// Writes a small file whole or not at all.
+/// Writes a small file atomically.
 pub(super) fn write(path: &Path, text: &str) -> Result<(), TrainError> {
     OutputFile::replace(path, text).map_err(|source| TrainError::Io { path: path.to_owned(), source })
 }

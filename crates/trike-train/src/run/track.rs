@@ -1,16 +1,16 @@
-//! What a run keeps of its last steps.
+//! Running statistics of a run.
 
 use std::time::Instant;
 
 use super::log::{Line, StepLine};
 use crate::{Loss, StepReport};
 
-/// Steps whose mean loss tells a run that diverges.
+/// Window of the mean loss for detecting divergence, in steps.
 const WINDOW: usize = 32;
-/// A run diverges when that mean rises to this multiple of its lowest, plus one nat.
+/// A run diverges when that mean exceeds its minimum by this factor, plus one nat.
 const DIVERGED: f64 = 1.5;
 
-/// The mean loss of the last steps, to see a run that diverges.
+/// Mean loss over a window, to detect divergence.
 #[derive(Default)]
 pub(super) struct Watch {
     sum: f64,
@@ -34,7 +34,7 @@ impl Watch {
     }
 }
 
-/// Means of the steps since the last line of the log.
+/// Means over the steps since the last log line.
 #[derive(Default)]
 pub(super) struct Means {
     pub(super) loss: Loss,
@@ -90,7 +90,7 @@ mod tests {
             losses.map(|loss| watch.diverges(loss)).fold(false, |any, diverges| any | diverges)
         };
         assert!(!diverges(&mut (0..500).map(|i| 8.0 - 0.01 * f64::from(i))));
-        // One bad step is none of a run's.
+        // One bad step is not a divergence.
         assert!(!diverges(&mut (0..500).map(|i| if i == 300 { 40.0 } else { 3.0 })));
         assert!(diverges(&mut (0..500).map(|i| if i < 250 { 3.0 } else { 9.0 })));
     }

@@ -19,7 +19,7 @@ use trike_nn::DecoderSpec;
 
 use crate::checkpoint::{self, Keep, RunState};
 use crate::data::{Batch, Batches, Position};
-use crate::model::{ByPlace, Division, Sums, check_gradients};
+use crate::model::{ByPlace, Division, GradientSink, check_gradients};
 use crate::{
     Adapter, Factors, Loss, LossScaler, Objective, Optimizer, OptimizerConfig, Parameters, PrecisionPolicy,
     Resident, Schedule, Shape, TernaryPolicy, TrainEngine, TrainError, Trained, Weights,
@@ -31,7 +31,7 @@ pub use self::ranks::{OuterConfig, RanksConfig};
 pub(crate) use self::ranks::{all_numbers, sum_of_losses};
 pub(crate) use self::tensor::{TensorRanks, check_tensor_ranks, losses_of_shards};
 
-/// Parameters of a model whose rows are computed side by side, each with gradients of its own: at most 32 MiB per thread.
+/// Maximum number of parameters of a model whose rows run concurrently, each with its own gradients: at most 32 MiB per thread.
 pub(crate) const SMALL: usize = 1 << 23;
 
 /// Constants of a run.
@@ -40,28 +40,27 @@ pub(crate) const SMALL: usize = 1 << 23;
 pub struct TrainerConfig {
     /// Steps of the whole run, at least 1.
     pub steps: usize,
-    /// Batches whose gradients are added up for a step, at least 1. Only the rows of a step count, not their division into
-    /// batches: one batch of 16 rows is the same step, to the bit, as four of four.
+    /// Batches per step (gradient accumulation), at least 1. Only the rows of a step matter, not their division into batches: one
+    /// batch of 16 rows gives the same bits as four of four.
     pub accumulation: usize,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
-    /// Learning rate and weight decay over the run.
+    /// Schedule of learning rate and weight decay.
     pub schedule: Schedule,
-    /// Share of the steps over which weights go from dense to ternary, linearly.
+    /// Fraction of the steps in which weights are linearly interpolated from dense to ternary.
     pub lambda: f32,
-    /// Share of the cross-entropy in the loss beside the divergence from a teacher; without a teacher the loss is the
-    /// cross-entropy.
+    /// Weight of the cross-entropy, relative to the divergence from a teacher; without a teacher the loss is the cross-entropy.
     pub text: f32,
-    /// Blocks of a segment of gradient checkpointing; `None` keeps all activations.
+    /// Blocks per segment of gradient checkpointing; `None` keeps all activations.
     pub checkpoint: Option<usize>,
-    /// What products are rounded to.
+    /// Precision of products.
     pub precision: PrecisionPolicy,
 }
 
 impl Default for TrainerConfig {
-    /// The recipe for one ternary plane from a dense model that is also the teacher: the divergence alone, without weight
-    /// decay, at a high rate that falls with a cosine, after a short linear path from dense to ternary weights. The rate is that
-    /// of models of less than a million parameters; larger ones want less.
+    /// The recipe for one ternary plane from a dense model that is also the teacher: divergence only, no weight decay, a high
+    /// learning rate with cosine decay, after a short linear interpolation from dense to ternary weights. The rate is for models of
+    /// less than a million parameters; larger ones need a lower one.
     fn default() -> Self {
         Self {
             steps: 7000,
@@ -96,7 +95,7 @@ impl TrainerConfig {
         self.optimizer.validate()
     }
 
-    /// Share of the ternary weights in step `step`: 0 is dense, 1 is ternary.
+    /// Interpolation factor of step `step`: 0 is dense, 1 is ternary.
     #[must_use]
     pub fn lambda_of(&self, step: usize) -> f32 {
         let over = self.lambda * self.steps as f32;
@@ -104,37 +103,37 @@ impl TrainerConfig {
     }
 }
 
-/// A frozen model whose logits are learned.
+/// A frozen model to distill from.
 #[derive(Debug)]
 pub struct Teacher<'a> {
-    /// Its weights; the vocabulary must be that of the student.
+    /// Its weights; the vocabulary must have the size of the student's.
     pub parameters: &'a Parameters,
-    /// How it rounds weights and activations.
+    /// Its rounding of weights and activations.
     pub policy: TernaryPolicy,
 }
 
-/// What a step did.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
     /// The step, from 0.
     pub step: usize,
-    /// The loss before it; with local steps, that of this rank's share.
+    /// The loss before the step; with local steps, that of this rank's rows.
     pub loss: Loss,
-    /// Tokens that were learned, on all ranks together.
+    /// Target tokens of all ranks.
     pub tokens: usize,
-    /// Norm of all gradients together, before it was limited.
+    /// Global gradient norm before clipping.
     pub norm: f64,
     /// Learning rate.
     pub rate: f32,
-    /// Share of the ternary weights.
+    /// Interpolation factor of the ternary weights.
     pub lambda: f32,
-    /// Factor of the loss while its gradients were computed.
+    /// Loss scale of the step.
     pub loss_scale: f32,
-    /// Whether gradients overflowed in f16: weights are what they were, and the next factor is smaller.
+    /// Whether gradients overflowed in f16: the weights are unchanged, and the loss scale is reduced.
     pub skipped: bool,
 }
 
-/// What a run changes.
+/// The trained parameters.
 #[derive(Debug)]
 pub(crate) enum Trainable<'a, T> {
     All(Parameters<T>),
@@ -157,30 +156,30 @@ impl<T: Elements> Trainable<'_, T> {
     }
 }
 
-/// A teacher where the executor reads it.
+/// Teacher weights resident on the engine.
 #[derive(Debug)]
-struct Tutor<'a, E: Engine> {
+struct ResidentTeacher<'a, E: Engine> {
     parameters: Resident<'a, E::Tensor>,
     policy: TernaryPolicy,
     model: Trained<'a, E>,
 }
 
-/// Where the weights and the rows of a step lie, chosen once.
+/// The distribution of weights and rows among ranks, chosen once.
 #[derive(Debug, Default)]
 enum Distribution<'a> {
     /// All on this rank.
     #[default]
     Alone,
-    /// All ranks have all weights, and divide the rows.
+    /// Data parallelism: all ranks hold all weights and divide the rows.
     Data(Ranks<'a>),
-    /// Each rank has some blocks.
+    /// Pipeline parallelism: each rank holds some blocks.
     Pipeline(Pipeline<'a>),
-    /// Each rank has some rows of every matrix.
+    /// Tensor parallelism: each rank holds some rows of every matrix.
     Tensor(TensorRanks<'a>),
 }
 
 impl<'a> Distribution<'a> {
-    /// The other ranks, and which part of the weights each of them holds; `None` if this one holds all.
+    /// The other ranks and the division of the weights among them; `None` if this rank holds all weights.
     fn division(&self) -> Option<(&'a dyn Communicator, &dyn Division)> {
         match self {
             Self::Alone | Self::Data(_) => None,
@@ -192,8 +191,8 @@ impl<'a> Distribution<'a> {
 
 /// A model in training, on the host or on a device.
 ///
-/// Steps are deterministic: weights depend on configuration, data, seed and executor, and not on the number of threads. Weights,
-/// gradients and the optimizer's state stay in the memory of the executor; [`save`](Self::save) and
+/// Steps are deterministic: the weights depend on configuration, data, seed and executor, but not on the number of threads.
+/// Weights, gradients and the optimizer's state stay in the memory of the executor; [`save`](Self::save) and
 /// [`download`](Self::download) copy them.
 #[derive(Debug)]
 pub struct Trainer<'a, E: Engine = Cpu> {
@@ -201,7 +200,7 @@ pub struct Trainer<'a, E: Engine = Cpu> {
     pub(crate) config: TrainerConfig,
     pub(crate) policy: TernaryPolicy,
     model: Trained<'a, E>,
-    teacher: Option<Tutor<'a, E>>,
+    teacher: Option<ResidentTeacher<'a, E>>,
     pub(crate) trainable: Trainable<'a, E::Tensor>,
     pub(crate) optimizer: Optimizer<E::Tensor>,
     pub(crate) gradients: Vec<E::Tensor>,
@@ -211,12 +210,12 @@ pub struct Trainer<'a, E: Engine = Cpu> {
 }
 
 impl<'a, E: TrainEngine> Trainer<'a, E> {
-    /// A run from step 0 on `engine`, a [`Cpu`] or a device, in whose memory the parameters are placed.
+    /// A run from step 0 on `engine`, a [`Cpu`] or a device, to which the parameters are copied.
     ///
     /// # Errors
     ///
-    /// [`TrainError::Option`], [`TrainError::Vocabulary`] for a teacher with another vocabulary, and [`TrainError::Grad`] for a
-    /// device without room.
+    /// [`TrainError::Option`], [`TrainError::Vocabulary`] for a teacher with another vocabulary size, and [`TrainError::Grad`] for
+    /// a device with too little memory.
     pub fn new(
         engine: &'a E,
         config: TrainerConfig,
@@ -232,8 +231,8 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), [`TrainError::Option`] for a `lambda` other than 0, since frozen weights do not become ternary, and
-    /// as [`Adapter::check`].
+    /// As [`new`](Self::new), [`TrainError::Option`] for a `lambda` other than 0, since frozen weights are not ternarized, and as
+    /// [`Adapter::check`].
     pub fn with_adapter(
         engine: &'a E,
         config: TrainerConfig,
@@ -266,7 +265,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         Self::of(engine, config, policy, trainable, teacher)
     }
 
-    /// A run from step 0 whose weights are where the executor reads them.
+    /// A run from step 0 with weights that are already resident on the engine.
     pub(crate) fn of(
         engine: &'a E,
         config: TrainerConfig,
@@ -280,7 +279,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         let model = model.with_precision(config.precision.products());
         let teacher = teacher.map(|(parameters, policy)| {
             let model = Trained::new(engine, parameters.get().spec(), None)?;
-            Ok::<_, TrainError>(Tutor { parameters, policy, model })
+            Ok::<_, TrainError>(ResidentTeacher { parameters, policy, model })
         });
         let teacher = teacher.transpose()?;
         let trained = trainable.weights().trained();
@@ -308,7 +307,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         self.step
     }
 
-    /// The weights that are trained: with an adapter, its factors; in a pipeline or of divided matrices, those of this rank.
+    /// The trained weights: with an adapter, its factors; with pipeline or tensor parallelism, this rank's part.
     #[must_use]
     pub fn parameters(&self) -> &Parameters<E::Tensor> {
         self.trainable.weights().trained()
@@ -323,7 +322,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         Ok(self.parameters().download(self.engine)?)
     }
 
-    /// [`parameters`](Self::parameters), at the end of a run.
+    /// [`parameters`](Self::parameters), consuming the trainer.
     #[must_use]
     pub fn into_parameters(self) -> Parameters<E::Tensor> {
         match self.trainable {
@@ -332,7 +331,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         }
     }
 
-    /// The adapter that is trained; `None` if all weights are.
+    /// The trained adapter; `None` if all weights are trained.
     #[must_use]
     pub fn adapter(&self) -> Option<&Adapter<E::Tensor>> {
         match &self.trainable {
@@ -341,8 +340,9 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         }
     }
 
-    /// Writes a checkpoint, see [`checkpoint::save`]. `settings` are those of the caller that have to be the same when the run
-    /// continues, such as its data; `memory` is what it wants to remember.
+    /// Writes a checkpoint, see [`checkpoint::save`]. `settings` are the caller's settings that must not change when the run
+    /// resumes, such as its data. `memory` is the caller's state, stored in the checkpoint and returned by
+    /// [`resume`](Self::resume).
     ///
     /// # Errors
     ///
@@ -369,8 +369,8 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         checkpoint::write(dir, &state, self.optimizer.steps(), 1, &tensors, keep)
     }
 
-    /// Continues from a checkpoint; returns its state, with the position at which the next batch starts. Of several ranks only the
-    /// first reads it. It may have been written by another number of ranks.
+    /// Resumes from a checkpoint; returns its state, with the start of the next batch. Only the first of several ranks reads it. It
+    /// may have been written by another number of ranks.
     ///
     /// # Errors
     ///
@@ -397,7 +397,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         let wrong =
             |e: serde_json::Error| TrainError::Checkpoint { path: PathBuf::new(), problem: e.to_string() };
         let config = serde_json::to_value(self.config).map_err(wrong)?;
-        // The caller's settings come first: a difference has the name that it was given.
+        // The caller's settings come first, so that differences are reported by the caller's names.
         let mut all =
             json!({ "settings": settings, "training": config, "weights": format!("{:?}", self.policy) });
         if let Some(adapter) = self.adapter() {
@@ -406,12 +406,12 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         Ok(all)
     }
 
-    /// Takes a step with the next batches.
+    /// Takes a training step on the next batches.
     ///
     /// # Errors
     ///
-    /// [`TrainError::NonFinite`] for a loss or gradient that is not finite, after which weights are what they were; with products
-    /// in f16 only if the factor of the loss is the smallest already, otherwise the step is skipped. And those of the data.
+    /// [`TrainError::NonFinite`] for a loss or gradient that is not finite; the weights are then unchanged. With f16 products the
+    /// step is skipped instead, unless the loss scale is already the smallest. And errors of the data.
     pub fn step(&mut self, batches: &mut Batches<'_>) -> Result<StepReport, TrainError> {
         self.with_distribution(|trainer, distribution| match distribution {
             Distribution::Data(ranks) => trainer.step_together(ranks, batches),
@@ -422,7 +422,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         })
     }
 
-    /// Calls `run` with the distribution beside the rest of the trainer, which it changes.
+    /// Calls `run` with the distribution, moved out of the trainer so that both can be borrowed mutably.
     fn with_distribution<T>(&mut self, run: impl FnOnce(&mut Self, &mut Distribution<'a>) -> T) -> T {
         let mut distribution = std::mem::take(&mut self.distribution);
         let done = run(self, &mut distribution);
@@ -430,7 +430,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         done
     }
 
-    /// A step with these units; not for ranks that divide them between them.
+    /// A step on these units, on a single rank.
     pub(crate) fn step_of(&mut self, units: &[Batch]) -> Result<StepReport, TrainError> {
         self.with_distribution(|trainer, distribution| trainer.step_units(distribution, units))
     }
@@ -452,8 +452,8 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         report
     }
 
-    /// The loss of the next batches and its gradients, in the order of [`parameters`](Self::parameters), without a step: for
-    /// loops that change them before [`step_with`](Self::step_with).
+    /// The loss of the next batches and its gradients, in the order of [`parameters`](Self::parameters), without an update: for
+    /// loops that modify them before [`step_with`](Self::step_with).
     ///
     /// # Errors
     ///
@@ -465,19 +465,19 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         Ok((loss, &self.gradients))
     }
 
-    /// Takes a step along the given gradients of a loss.
+    /// Updates the weights with given gradients of a loss.
     ///
     /// # Errors
     ///
-    /// [`TrainError::Grad`] for gradients of other shapes than the parameters, and [`TrainError::NonFinite`], after which weights are
-    /// what they were, and [`TrainError::Alone`] with ranks.
+    /// [`TrainError::Grad`] for gradients whose shapes are not those of the parameters, [`TrainError::NonFinite`], after which the
+    /// weights are unchanged, and [`TrainError::Alone`] with ranks.
     pub fn step_with(&mut self, loss: Loss, gradients: &[E::Tensor]) -> Result<StepReport, TrainError> {
         self.check_alone("a step along given gradients")?;
         check_gradients(self.parameters(), gradients)?;
         self.update(loss, gradients, loss.tokens)
     }
 
-    /// Whether other ranks hold parts of the weights.
+    /// Whether the weights are divided among ranks.
     pub(crate) fn is_divided(&self) -> bool {
         self.distribution.division().is_some()
     }
@@ -495,7 +495,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         }
     }
 
-    /// The loss of some units, whose gradients replace those of the last.
+    /// Computes the loss and the gradients of some units; the previous gradients are overwritten.
     fn accumulate(&mut self, units: &[Batch]) -> Result<Loss, TrainError> {
         let scale = self.scale_of(units);
         let mut sums = std::mem::take(&mut self.gradients);
@@ -510,14 +510,14 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         Ok(loss)
     }
 
-    /// What the gradients of some units are multiplied with: their mean, times the factor of the loss.
+    /// Factor of the gradients of some units: the reciprocal of their number of targets, times the loss scale.
     pub(crate) fn scale_of(&self, units: &[Batch]) -> f32 {
         let learned: usize = units.iter().map(Batch::learned).sum();
-        // Documents without anything to learn are passed over, but a row may end before an answer begins.
+        // Documents without targets are skipped, but a row may end before an answer begins.
         self.scaler.map_or(1.0, |scaler| scaler.scale()) / learned.max(1) as f32
     }
 
-    /// Takes the factor of the loss out of gradients.
+    /// Divides gradients by the loss scale.
     pub(crate) fn unscale(&self, gradients: &mut [E::Tensor]) -> Result<(), GradError> {
         let loss_scale = self.scaler.map_or(1.0, |scaler| scaler.scale());
         if loss_scale == 1.0 {
@@ -528,7 +528,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
             .try_for_each(|gradient| self.engine.scale(gradient.borrow_mut(), 1.0 / loss_scale))
     }
 
-    /// Refuses a loss that is not finite, unless a smaller factor of the loss may help.
+    /// Refuses a loss that is not finite, unless a smaller loss scale may help.
     pub(crate) fn check_loss(&self, loss: Loss) -> Result<(), TrainError> {
         if self.scaler.is_none() && !(loss.sum + loss.divergence).is_finite() {
             return Err(TrainError::NonFinite { what: "loss", step: self.optimizer.steps() });
@@ -536,7 +536,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         Ok(())
     }
 
-    /// The loss of some units, whose gradients times `scale` are added to `sums` in their order.
+    /// Computes the loss of some units and adds their gradients, times `scale`, to `sums` in order.
     pub(crate) fn add_units(
         &self,
         units: &[Batch],
@@ -550,12 +550,12 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         let mut loss = Loss::default();
         if !E::SIDE_BY_SIDE || units.len() < 2 || weights.all.count() > SMALL {
             for batch in units {
-                loss.add(work.add_gradients(engine, weights, batch, &mut Sums::Added(sums))?);
+                loss.add(work.add_gradients(engine, weights, batch, &mut GradientSink::Accumulate(sums))?);
             }
             return Ok(loss);
         }
-        // A whole unit per thread: the operations of a small model are too short to be shared out. Each unit has its own
-        // gradients, which are added in order, so the bits do not depend on the number of threads.
+        // One unit per thread: the operations of a small model are too short to parallelize. Each unit has its own gradients, which
+        // are added in order, so the bits do not depend on the number of threads.
         let ternary = model.ternarized(weights, policy)?;
         let count = sums.len();
         let mut done: Result<(), TrainError> = Ok(());
@@ -563,7 +563,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
             let mut found: ByPlace<E::Tensor> = Vec::new();
             found.resize_with(count, || None);
             let weights = weights.with_ternary(&ternary);
-            let part = work.add_gradients(alone, weights, batch, &mut Sums::Found(&mut found))?;
+            let part = work.add_gradients(alone, weights, batch, &mut GradientSink::Collect(&mut found))?;
             Ok::<_, TrainError>((part, found))
         };
         let mut add = |part: Result<(Loss, ByPlace<E::Tensor>), TrainError>| {
@@ -600,7 +600,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         })
     }
 
-    /// Takes the step that `change` takes, which returns the norm of the gradients.
+    /// Applies the update `change`, which returns the gradient norm.
     pub(crate) fn update_by(
         &mut self,
         loss: Loss,
@@ -629,11 +629,11 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         Ok(StepReport { step: self.step - 1, loss, tokens, norm, rate, lambda, loss_scale, skipped })
     }
 
-    /// The loss of batches with ternary weights, without learning from them.
+    /// The loss of batches with ternary weights, without training on them.
     ///
     /// # Errors
     ///
-    /// Those of the data and of [`Trained::loss`].
+    /// Errors of the data and of [`Trained::loss`].
     pub fn evaluate(&self, batches: impl IntoIterator<Item = Batch>) -> Result<Loss, TrainError> {
         let (weights, policy) = (self.trainable.weights(), &self.policy);
         let comm = match &self.distribution {
@@ -650,33 +650,33 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     }
 }
 
-/// Refuses a teacher with another vocabulary.
+/// Refuses a teacher with another vocabulary size.
 pub(crate) fn check_vocabulary(spec: &DecoderSpec, of_teacher: &DecoderSpec) -> Result<(), TrainError> {
     let [expected, got] = [spec.vocab, of_teacher.vocab];
     if expected == got { Ok(()) } else { Err(TrainError::Vocabulary { expected, got }) }
 }
 
-/// What a unit is computed with.
+/// Everything needed to compute a unit.
 struct Work<'w, E: Engine> {
     model: &'w Trained<'w, E>,
-    teacher: Option<&'w Tutor<'w, E>>,
-    /// Share of the cross-entropy beside a teacher.
+    teacher: Option<&'w ResidentTeacher<'w, E>>,
+    /// Weight of the cross-entropy with a teacher.
     text: f32,
     policy: &'w TernaryPolicy,
     scale: f32,
 }
 
 impl<E: TrainEngine> Work<'_, E> {
-    /// The loss of a batch, whose gradient is added to `gradients`.
+    /// Computes the loss of a batch and adds its gradient to `gradients`.
     fn add_gradients(
         &self,
         engine: &E,
         weights: Weights<'_, E::Tensor>,
         batch: &Batch,
-        gradients: &mut Sums<'_, E::Tensor>,
+        gradients: &mut GradientSink<'_, E::Tensor>,
     ) -> Result<Loss, TrainError> {
         let Self { model, teacher, text, policy, scale } = *self;
-        let Some(Tutor { parameters, policy: of_teacher, model: taught_by }) = teacher else {
+        let Some(ResidentTeacher { parameters, policy: of_teacher, model: taught_by }) = teacher else {
             return model.gradients_on(engine, weights, batch, policy, Objective::Text, scale, gradients);
         };
         let width = parameters.get().spec().hidden;
@@ -697,7 +697,8 @@ impl<E: TrainEngine> Work<'_, E> {
     }
 }
 
-/// Ranks that hold parts of a model agree on the version, the configuration and the model's shape; `how` says how it is divided.
+/// Checks that pipeline or tensor-parallel ranks agree on the version, the configuration and the model's shape; `how` names the
+/// division.
 fn agree_on_run(
     comm: &dyn Communicator,
     how: &str,

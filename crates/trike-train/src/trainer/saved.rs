@@ -1,5 +1,5 @@
-//! Checkpoints of a model whose parts lie on several ranks: the first rank writes and reads them, one tensor after another, so that it
-//! never holds all. They are those of a trainer without ranks.
+//! Checkpoints of divided models: the first rank writes and reads them one tensor at a time, so that it never holds all of them.
+//! The format is that of a trainer without ranks.
 
 use std::borrow::{Borrow, Cow};
 use std::cell::RefCell;
@@ -15,12 +15,12 @@ use crate::checkpoint::{self, Keep, RunState, StateFile, Tensors};
 use crate::model::{Division, shapes};
 use crate::{Parameter, Parameters, Part, TrainEngine, TrainError, Trainer};
 
-/// Most bytes of the state and of the names of tensors.
+/// Maximum size of the state and the tensor names, in bytes.
 const MOST: usize = 1 << 26;
-/// The number that follows those of all tensors that the first rank asks for.
+/// Sent by the first rank after its last request for a tensor.
 const NO_MORE: u64 = u64::MAX;
 
-/// What a tensor of a checkpoint is of its weight.
+/// A checkpoint tensor of a weight: the weight itself, or a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Weight,
@@ -59,17 +59,17 @@ impl Entry {
     }
 }
 
-/// The state and the lengths of the tensors of a checkpoint, or why it cannot be read.
+/// The state and the tensor lengths of a checkpoint, or why it cannot be read.
 type Found = Result<(StateFile, Vec<(String, usize)>), String>;
 
-/// A tensor of other ranks or of this one, which is taken from there when it is written.
+/// A tensor, possibly of other ranks, that is fetched when it is written.
 struct Remote<'r> {
     comm: &'r dyn Communicator,
     sources: Vec<(usize, Range<usize>)>,
     number: u64,
     shape: [usize; 1],
     own: &'r dyn Fn(u64) -> Result<Vec<f32>, TrainError>,
-    /// The first failure, after which there are no numbers.
+    /// The first failure, after which no values are fetched.
     failed: &'r RefCell<Option<TrainError>>,
 }
 
@@ -134,7 +134,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         all
     }
 
-    /// The values of a tensor that this rank has.
+    /// This rank's values of a tensor.
     fn values_of(&self, entry: &Entry) -> Result<Vec<f32>, TrainError> {
         let place = self.parameters().place(entry.weight);
         let tensor = place.and_then(|place| match entry.kind {
@@ -146,7 +146,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         Ok(self.engine.download(tensor.borrow())?.into_owned())
     }
 
-    /// Writes a checkpoint on the first rank, which asks the others for their tensors.
+    /// Writes a checkpoint on the first rank, which requests the tensors of the other ranks.
     pub(super) fn save_parts(
         &self,
         comm: &dyn Communicator,
@@ -158,7 +158,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         let entries = self.entries();
         let own = |number: u64| {
             let entry = usize::try_from(number).ok().and_then(|number| entries.get(number));
-            let damaged = CommError::Damaged { rank: 0, problem: "it asks for a tensor that is not there" };
+            let damaged = CommError::Damaged { rank: 0, problem: "it requests a missing tensor" };
             self.values_of(entry.ok_or(damaged)?)
         };
         if comm.rank() > 0 {
@@ -183,7 +183,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         let written = checkpoint::write_views(dir, state, steps, 1, tensors.collect(), check, keep);
         for rank in 1..comm.size() {
             let told = comm.send(rank, &NO_MORE.to_le_bytes());
-            // The cause is told first.
+            // The original error comes first.
             if written.is_ok() {
                 told?;
             }
@@ -191,7 +191,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         written
     }
 
-    /// Reads a checkpoint on the first rank, which gives each rank its tensors.
+    /// Reads a checkpoint on the first rank, which sends each rank its tensors.
     pub(super) fn resume_parts(
         &mut self,
         comm: &dyn Communicator,
@@ -210,7 +210,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         let message = comm.broadcast(0, message.as_deref(), MOST)?;
         let mut tensors: Option<Tensors> = match opened.take() {
             None => None,
-            // The first rank has the error itself.
+            // The first rank returns the original error.
             Some(opened) => Some(opened?.1),
         };
         let found: Found =
@@ -218,7 +218,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         let (file, lens) = found.map_err(|problem| TrainError::OfRank { rank: 0, problem })?;
         let lens: HashMap<String, usize> = lens.into_iter().collect();
         let entries = self.entries();
-        // On all ranks, so that all refuse it.
+        // Checked on all ranks, so that all refuse it.
         for entry in &entries {
             match lens.get(&entry.name()) {
                 None => return Err(wrong(format!("{} is missing", entry.name()))),
@@ -258,8 +258,8 @@ impl<E: TrainEngine> Trainer<'_, E> {
         Ok(file.run)
     }
 
-    /// All weights that are trained, on the host of the first rank; `None` on the other ranks of a pipeline or of divided matrices,
-    /// which all call this.
+    /// All trained weights, on the host of the first rank; `None` on the other pipeline or tensor-parallel ranks. A collective
+    /// call.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
-//! One model whose matrices are divided among several ranks, each of which holds some rows of all of them.
+//! Tensor parallelism: a model whose matrices are divided by rows among ranks.
 //!
-//! All ranks compute all units of a step, side by side: each the outputs, gradients and updates of its own rows, see
-//! [`TensorShard`]. Embedding, norms, head and the residual stream are whole on all ranks, which compute the same bits of them. So all
-//! have the loss and the weights of a trainer without ranks, to the bit.
+//! All ranks compute all units of a step in lockstep: each computes the outputs, gradients and updates of its own rows, see
+//! [`TensorShard`]. Embedding, norms, head and the residual stream are replicated with the same bits on all ranks. So loss and
+//! weights are bit-identical to those of a trainer without ranks.
 
 use std::borrow::{Borrow, BorrowMut};
 use std::ops::Range;
@@ -12,20 +12,20 @@ use trike_cpu::Store;
 use trike_grad::{GradError, Operand, ProductPrecision};
 use trike_nn::DecoderSpec;
 
-use super::{Distribution, SMALL, Trainable, Trainer, TrainerConfig, Tutor, agree_on_run};
+use super::{Distribution, ResidentTeacher, SMALL, Trainable, Trainer, TrainerConfig, agree_on_run};
 use crate::data::Batch;
-use crate::model::{ByPlace, Prepared, ShardedModel, Sums, count};
+use crate::model::{ByPlace, GradientSink, Prepared, ShardedModel, count};
 use crate::optimizer::{Updates, orthogonal};
 use crate::{
     Loss, Objective, Parameter, Parameters, StepReport, Teacher, TensorShard, TernaryPolicy, TrainEngine,
     TrainError, Trained, Weights,
 };
 
-/// The other ranks of a trainer that holds some rows of every matrix.
+/// The other ranks of a tensor-parallel trainer.
 pub(crate) struct TensorRanks<'a> {
     pub(crate) comm: &'a dyn Communicator,
     pub(crate) shard: TensorShard,
-    /// The teacher's rows; `None` for a teacher that is whole on all ranks.
+    /// The teacher's shard; `None` for a teacher that is replicated on all ranks.
     pub(crate) of_teacher: Option<TensorShard>,
 }
 
@@ -37,8 +37,8 @@ impl std::fmt::Debug for TensorRanks<'_> {
 }
 
 impl TensorRanks<'_> {
-    /// Muon's updates of this rank's rows of some matrices, at most one for each rank: rank `i` gets the whole momentum of matrix `i` and
-    /// makes it orthogonal.
+    /// Muon's updates of this rank's rows of some matrices, at most one per rank: rank `i` gathers the whole momentum of matrix `i`
+    /// and orthogonalizes it.
     fn updates<E: TrainEngine>(
         &self,
         engine: &E,
@@ -81,7 +81,7 @@ impl TensorRanks<'_> {
             }
             let lens: Vec<usize> = (0..ranks).map(|matrix| len(matrix, comm.rank())).collect();
             let mut own = exchange_floats(comm, &parts, &lens)?;
-            // Ranks without a matrix have given nothing.
+            // Ranks without a matrix have contributed nothing.
             own.truncate(parameters.len());
             Ok::<_, TrainError>(own)
         })?;
@@ -92,7 +92,7 @@ impl TensorRanks<'_> {
     }
 }
 
-/// The cause of a failed operation that waited for another rank.
+/// The original error, if an operation failed while it waited for another rank.
 fn cause(error: TrainError) -> TrainError {
     match error {
         TrainError::Grad(GradError::Operation(source)) => match source.downcast::<CommError>() {
@@ -103,7 +103,7 @@ fn cause(error: TrainError) -> TrainError {
     }
 }
 
-/// The sum of the cross-entropies of some batches, computed by all ranks together, on all of them.
+/// The total cross-entropy of some batches, computed by all ranks and returned on all of them.
 pub(crate) fn losses_of_shards<E: TrainEngine>(
     comm: &dyn Communicator,
     shard: &TensorShard,
@@ -122,19 +122,18 @@ pub(crate) fn losses_of_shards<E: TrainEngine>(
 }
 
 impl<'a, E: TrainEngine> Trainer<'a, E> {
-    /// One of several ranks, each of which holds some rows of every matrix of the blocks, see [`TensorShard`], with their gradients and
-    /// the optimizer's state. All have the same configuration, data and teacher. `parameters` may be those of this rank's shard only;
-    /// of more, the rest is dropped. A teacher is divided in the same way if all ranks give their shards of it, and computed by each
-    /// rank if they give all of it.
+    /// One tensor-parallel rank, with some rows of every matrix of the blocks, see [`TensorShard`], their gradients and optimizer
+    /// state. All ranks have the same configuration, data and teacher. `parameters` may be those of this rank's shard only;
+    /// anything else is dropped. A teacher is divided in the same way if all ranks pass their shards of it, and computed by each
+    /// rank if they pass all of it.
     ///
-    /// Loss and weights are those of a trainer without ranks on the host, to the bit, on any number of ranks with the same instruction
-    /// set. On a device the norm of all gradients is rounded in another order.
+    /// On the host, loss and weights are bit-identical to those of a trainer without ranks, for any number of ranks with the same
+    /// instruction set. On a device the gradient norm is rounded in another order.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new); [`TrainError::Option`] for more ranks than the narrowest matrix has rows;
-    /// [`TrainError::NoParameter`] and [`TrainError::Grad`] for a weight that is not given or has another length;
-    /// [`TrainError::Comm`] for ranks that differ.
+    /// As [`new`](Self::new); [`TrainError::Option`] for more ranks than rows in the smallest matrix; [`TrainError::NoParameter`]
+    /// and [`TrainError::Grad`] for a weight that is missing or has another length; [`TrainError::Comm`] for ranks that differ.
     pub fn in_tensor_parallel(
         engine: &'a E,
         config: TrainerConfig,
@@ -157,7 +156,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         let of_teacher = of_teacher.map(|teacher| TensorShard::new(teacher.parameters.spec(), rank, ranks));
         let shard = TensorShard::new(&spec, rank, ranks);
         let parameters = parameters.into_shard(&shard)?;
-        // What all ranks have they must have with the same bits.
+        // Replicated weights must have the same bits on all ranks.
         let whole = parameters.all().iter().filter(|parameter| shard.rows(parameter.name).is_none());
         let checksum = whole
             .flat_map(|parameter| &parameter.values)
@@ -165,15 +164,15 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         agree(comm, "embedding, norms and head", &format!("checksum {checksum:08x}"))?;
         let trainer =
             Self::start(engine, config, policy, Trainable::All(parameters.upload(engine)?), teacher)?;
-        Ok(trainer.beside(TensorRanks { comm, shard, of_teacher }))
+        Ok(trainer.with_tensor_ranks(TensorRanks { comm, shard, of_teacher }))
     }
 
-    /// The same as one of the ranks among which matrices are divided.
-    pub(crate) fn beside(self, tensor: TensorRanks<'a>) -> Self {
+    /// The same trainer as one tensor-parallel rank.
+    pub(crate) fn with_tensor_ranks(self, tensor: TensorRanks<'a>) -> Self {
         Self { distribution: Distribution::Tensor(tensor), ..self }
     }
 
-    /// The rows of each matrix that this rank holds; `None` if it holds all of them, or whole matrices.
+    /// The shard of this rank; `None` if it holds whole matrices.
     #[must_use]
     pub fn shard(&self) -> Option<&TensorShard> {
         match &self.distribution {
@@ -217,7 +216,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         })
     }
 
-    /// The loss of all units; their gradients are added to `sums` in the order of one machine.
+    /// The loss of all units; their gradients are added to `sums` in the order of a single machine.
     fn add_units_of_shards(
         &self,
         tensor: &TensorRanks<'_>,
@@ -235,7 +234,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
             Some(teacher) => Some(Taught::new(tensor, teacher)?),
             None => None,
         };
-        // As one machine, which then adds the gradients of each unit to each other first.
+        // A single machine would first add the gradients of each unit to each other.
         let adds_units = E::SIDE_BY_SIDE && units.len() > 1 && is_small;
         let mut loss = Loss::default();
         for batch in units {
@@ -251,12 +250,24 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
                 false => Objective::Text,
             };
             if !adds_units {
-                loss.add(student.gradients(batch, &prepared, objective, scale, &mut Sums::Added(sums))?);
+                loss.add(student.gradients(
+                    batch,
+                    &prepared,
+                    objective,
+                    scale,
+                    &mut GradientSink::Accumulate(sums),
+                )?);
                 continue;
             }
             let mut found: ByPlace<E::Tensor> = Vec::new();
             found.resize_with(sums.len(), || None);
-            loss.add(student.gradients(batch, &prepared, objective, scale, &mut Sums::Found(&mut found))?);
+            loss.add(student.gradients(
+                batch,
+                &prepared,
+                objective,
+                scale,
+                &mut GradientSink::Collect(&mut found),
+            )?);
             for (sum, gradient) in sums.iter_mut().zip(&found) {
                 if let Some(gradient) = gradient {
                     engine.add(sum.borrow_mut(), gradient.borrow())?;
@@ -268,8 +279,8 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         Ok(loss)
     }
 
-    /// The sum of the squares of all gradients, in the order of one machine: each rank adds its rows of a matrix to the sum of the rank
-    /// before, and the last one has the sums of all tensors.
+    /// The sum of the squares of all gradients, in the order of a single machine: each rank adds its rows of a matrix to the sum of
+    /// the previous rank, and the last one has the sums of all tensors.
     fn squares_of_shards(&self, tensor: &TensorRanks<'_>, sums: &[E::Tensor]) -> Result<f64, TrainError> {
         let TensorRanks { comm, shard, .. } = tensor;
         let (rank, last) = (comm.rank(), comm.size() - 1);
@@ -294,7 +305,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     }
 }
 
-/// Refuses more ranks than the narrowest matrix has rows.
+/// Refuses more ranks than rows in the smallest matrix.
 ///
 /// # Errors
 ///
@@ -306,7 +317,7 @@ pub(crate) fn check_tensor_ranks(
     TensorShard::check_ranks(spec, comm)
 }
 
-/// The next number of another rank.
+/// Receives a number from another rank.
 fn number_from(comm: &dyn Communicator, rank: usize) -> Result<f64, CommError> {
     let message = comm.receive(rank, 8)?;
     match message.as_chunks().0 {
@@ -317,14 +328,14 @@ fn number_from(comm: &dyn Communicator, rank: usize) -> Result<f64, CommError> {
 
 /// The teacher of a step.
 enum Taught<'t, 'a, E: TrainEngine> {
-    Whole(&'t Tutor<'a, E>),
+    Whole(&'t ResidentTeacher<'a, E>),
     Shards(ShardedModel<'t, E>, Prepared<E::Tensor>),
 }
 
 impl<'t, 'a, E: TrainEngine> Taught<'t, 'a, E> {
-    fn new(tensor: &'t TensorRanks<'_>, teacher: &'t Tutor<'a, E>) -> Result<Self, TrainError> {
+    fn new(tensor: &'t TensorRanks<'_>, teacher: &'t ResidentTeacher<'a, E>) -> Result<Self, TrainError> {
         let Some(shard) = &tensor.of_teacher else { return Ok(Self::Whole(teacher)) };
-        let Tutor { parameters, policy, model } = teacher;
+        let ResidentTeacher { parameters, policy, model } = teacher;
         let weights = parameters.get().into();
         let model = ShardedModel { model, weights, policy, comm: tensor.comm, shard };
         Ok(Self::Shards(model, model.prepared()?))
@@ -333,7 +344,9 @@ impl<'t, 'a, E: TrainEngine> Taught<'t, 'a, E> {
     /// The normed residual stream of a batch and the head.
     fn outputs(&self, batch: &Batch) -> Result<[E::Tensor; 2], TrainError> {
         match self {
-            Self::Whole(Tutor { parameters, policy, model }) => model.hidden(parameters.get(), batch, policy),
+            Self::Whole(ResidentTeacher { parameters, policy, model }) => {
+                model.hidden(parameters.get(), batch, policy)
+            }
             Self::Shards(model, prepared) => model.hidden(batch, prepared),
         }
     }

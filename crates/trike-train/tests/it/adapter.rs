@@ -32,7 +32,7 @@ fn batch() -> Batch {
     Batch { ids, targets, segments: vec![0..6, 6..13] }
 }
 
-/// Numbers from -1 to 1 that are nowhere regular.
+/// Pseudorandom values from -1 to 1.
 fn fill(values: &mut [f32], seed: u32, size: f32) {
     let mut n = seed;
     for value in values {
@@ -41,7 +41,7 @@ fn fill(values: &mut [f32], seed: u32, size: f32) {
     }
 }
 
-/// A model with weights large enough for gradients that can be seen.
+/// A model with weights large enough for gradients well above rounding.
 fn model() -> Parameters {
     let mut model = Parameters::random(&spec(), 5).expect("parameters");
     for (seed, parameter) in (1..).zip(model.all_mut()) {
@@ -150,7 +150,7 @@ fn gradients_follow_from_those_of_the_whole_matrices() {
     }
 }
 
-/// An adapter that adds nothing, on weights that are stored ternary, is the ternary model: trits are not fitted again.
+/// An adapter that adds nothing, on ternary weights, gives the ternary model: trits are not fitted again.
 #[test]
 fn frozen_weights_are_multiplied_as_they_are() {
     let (cpu, model, policy) = (Cpu::new(1).expect("a thread"), model(), ternary());
@@ -160,7 +160,7 @@ fn frozen_weights_are_multiplied_as_they_are() {
     let want = trained.logits(&model, &batch(), &policy).expect("logits");
     let got = trained.logits(Weights::adapted(&frozen, &adapter), &batch(), &policy).expect("logits");
     assert_eq!(got, want);
-    // The gradient of B is not zero, that of A is: B is.
+    // `A` has no gradient while `B` is zero.
     let (_, found) = gradients(1, None, Weights::adapted(&frozen, &adapter), &policy);
     for (factor, gradient) in adapter.parameters().all().iter().zip(&found) {
         let is_zero = gradient.iter().all(|g| *g == 0.0);
@@ -208,11 +208,11 @@ fn merged_models_compute_what_adapted_ones_do() {
         (error, squares) = (error + lost, squares + all);
     }
     assert_near!(report.relative_error(), error / squares, rel = 1e-9);
-    // Packing changes no weight, neither of those that were merged nor of the others.
+    // Packing changes no weight, merged or not.
     for parameter in merged.all() {
         assert_eq!(packed(parameter, &policy).expect("a tensor").into_f32(), parameter.values);
     }
-    // Nothing added to ternary weights costs nothing.
+    // A zero update of ternary weights has no error.
     let none = Adapter::new(lora(&[LoraTarget::Up]), &spec(), 1).expect("an adapter");
     let (same, report) = none.merge(&cpu, &frozen, &how).expect("a model");
     assert_eq!((same, report.relative_error()), (frozen, 0.0));
@@ -272,7 +272,7 @@ impl Data {
 }
 
 impl Data {
-    /// Entropy of a token given the token before it, in nats: the loss of the best model that reads no more.
+    /// Conditional entropy of a token given the previous one, in nats: the loss of the best bigram model.
     fn entropy_of_pairs(&self) -> f64 {
         let mut batches = self.batches(Position::default());
         let (mut pairs, mut before) = (HashMap::new(), HashMap::new());
@@ -308,7 +308,7 @@ fn a_run_trains_the_adapter_only_and_continues_anywhere() {
     let spec = DecoderSpec { vocab: data.tokenizer.vocab_size(), ..DecoderSpec::llama(32, 2, 4, 1) };
     let mut model = Parameters::random(&spec, 1).expect("parameters");
     for parameter in model.all_mut() {
-        // A head of this size can tell tokens apart, and it stays as it is.
+        // A head of this scale can tell tokens apart, and it is frozen.
         if matches!(parameter.name, WeightName::Embedding | WeightName::Head) {
             parameter.values.iter_mut().for_each(|v| *v *= 50.0);
         }
@@ -332,7 +332,7 @@ fn a_run_trains_the_adapter_only_and_continues_anywhere() {
             }
             losses.push(trainer.step(&mut batches).expect("a step").loss.mean());
         }
-        // At random 7 nats. Below the entropy of a token given the one before it, the adapter reads more of the text than that.
+        // At random 7 nats. Below the bigram entropy, the adapter uses more context than one token.
         let paired = data.entropy_of_pairs();
         assert!(losses[0] > 6.0 && losses[59] < paired, "{kind:?}: {losses:?}, {paired}");
         let found = checkpoint::newest(dir.path()).expect("no error").expect("a checkpoint");

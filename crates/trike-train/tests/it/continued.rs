@@ -1,4 +1,4 @@
-//! Runs that continue: with the files that they were started with, one at a time, and after numbers that JSON does not have.
+//! Resuming runs: with unchanged files, exclusively, and after values that JSON cannot represent.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -28,7 +28,7 @@ fn stopped(config: RunConfig, steps: usize) {
 /// Another file of the same length.
 type Edit = fn(&[u8]) -> Vec<u8>;
 
-/// Changes a file without its length, and gives back what it was.
+/// Changes the content of a file but not its length, and returns the original.
 fn change(path: &Path, edit: Edit) -> Vec<u8> {
     let before = fs::read(path).expect("a file");
     let after = edit(&before);
@@ -37,7 +37,7 @@ fn change(path: &Path, edit: Edit) -> Vec<u8> {
     before
 }
 
-/// With another bit in the middle of the last number.
+/// Flips a bit in the middle of the last value.
 fn last_weight(bytes: &[u8]) -> Vec<u8> {
     let mut other = bytes.to_vec();
     other[bytes.len() - 3] ^= 1;
@@ -49,7 +49,7 @@ fn word(bytes: &[u8]) -> Vec<u8> {
     String::from_utf8_lossy(bytes).replacen("happy", "hasty", 1).into_bytes()
 }
 
-/// With the ids of two tokens, of as many digits, exchanged.
+/// Swaps the ids of two tokens, of equal length.
 fn two_tokens(bytes: &[u8]) -> Vec<u8> {
     let mut json: Value = serde_json::from_slice(bytes).expect("JSON");
     let vocab = json["model"]["vocab"].as_object_mut().expect("a vocabulary");
@@ -61,7 +61,7 @@ fn two_tokens(bytes: &[u8]) -> Vec<u8> {
     json.to_string().into_bytes()
 }
 
-/// A change of the stored run, and what the refusal says.
+/// A change of the stored run, and the expected refusal.
 type StateEdit<'e> = (&'e dyn Fn(&mut Value), String);
 
 #[test]
@@ -100,7 +100,7 @@ fn a_run_continues_with_the_files_it_was_started_with() {
     let other = "base_model = 'dense'\ntokenizer = 'words.json'\nteacher = 'none'\nmax_steps = 6\nsave_steps = 2\nteacher_documents = 0";
     let error = train(place.config("stopped", other), 1).expect_err("no teacher").to_string();
     assert!(error.contains("teacher was \"given\", and is \"none\" now"), "{error}");
-    // A checkpoint of another version, and one that a version before facts wrote.
+    // A checkpoint of another version, and one of a version without facts.
     let checkpoints = place.at("stopped/checkpoints");
     let newest =
         fs::read_dir(&checkpoints).expect("a folder").map(|entry| entry.expect("a file").path()).max();
@@ -116,7 +116,7 @@ fn a_run_continues_with_the_files_it_was_started_with() {
         |state: &mut Value| state["config"]["settings"] = serde_json::json!({"run": {}, "files": []});
     let edits: [StateEdit<'_>; 2] = [
         (&older, format!("the version of Trike was 0.0.1, and is {version} now")),
-        (&without, "it does not say which files it was made from: ".to_owned()),
+        (&without, "it does not name its input files: ".to_owned()),
     ];
     for (edit, words) in edits {
         let mut other: Value = serde_json::from_str(&state).expect("JSON");
@@ -130,7 +130,7 @@ fn a_run_continues_with_the_files_it_was_started_with() {
     added.datasets.push(added.datasets[0].clone());
     let error = train(added, 1).expect_err("more data").to_string();
     assert!(error.contains("the data has changed: stories.txt was absent"), "{error}");
-    // Names and places do not count.
+    // File names and paths do not matter.
     fs::rename(place.at("stories.txt"), place.at("tales.txt")).expect("another name");
     fs::rename(place.at("teacher"), place.at("professor")).expect("another name");
     let mut moved = place.config("stopped", &more.replace("'teacher'", "'professor'"));
@@ -161,7 +161,7 @@ fn ranks_with_other_data_are_refused() {
     }
 }
 
-/// A second run in a directory is refused while the first one has it, and changes nothing of it.
+/// A second run in a directory is refused while the first one holds it, and changes nothing.
 #[test]
 fn a_directory_has_one_run_at_a_time() {
     let place = Place::new();
@@ -189,7 +189,7 @@ fn a_directory_has_one_run_at_a_time() {
     };
     assert_eq!(steps("shared"), steps("alone"));
     assert_eq!(weights(&place.at("shared")), weights(&place.at("alone")));
-    // Two that were opened before either has started: the second one finds a model.
+    // Two runs are opened before either has started: the second one finds a model.
     let [one, two] = [(); 2].map(|()| Run::open(place.config("late", more)).expect("a run"));
     one.train(&cpu, &mut |_| ControlFlow::Continue(())).expect("a run");
     let before = weights(&place.at("late"));
@@ -197,8 +197,8 @@ fn a_directory_has_one_run_at_a_time() {
     assert!(late.contains("contains a model") && weights(&place.at("late")) == before, "{late}");
 }
 
-/// A model whose logits are not numbers: its evaluation is `null` in checkpoints, which are read again; and as it can learn nothing,
-/// the run fails.
+/// A model whose logits are not finite: its evaluation is `null` in checkpoints, which can be read again; and since it cannot learn
+/// anything, the run fails.
 #[test]
 fn runs_without_numbers_continue_and_fail() {
     let place = Place::new();

@@ -71,7 +71,7 @@ fn packed_weights_are_the_weights_that_were_multiplied() {
         let mut steps = [Step { sequence: &mut sequence, ids: &batch.ids }];
         let got = decoder.forward(&mut steps, Logits::All).expect("logits").remove(0);
         let largest = want.iter().fold(0f32, |m, v| m.max(v.abs()));
-        // Sums of integers against sums of their products with scales; an activation at the edge of two codes may fall either way.
+        // Integer sums compared with sums of scaled products; an activation on the border of two codes may round either way.
         assert_all_near!(&got, &want, abs = 2e-3 * largest, "{scale:?} {granularity:?}");
     }
 }

@@ -11,7 +11,7 @@ use trike_testkit::{assert_all_near, assert_near};
 use trike_train::data::Batch;
 use trike_train::{Loss, Objective, Parameters, TernaryPolicy, Trained};
 
-/// Every part of a decoder, in few architectures.
+/// A few architectures that cover every part of a decoder.
 fn specs() -> Vec<(&'static str, DecoderSpec)> {
     let llama =
         DecoderSpec { intermediate: 24, kv_heads: 2, context: 32, ..DecoderSpec::llama(16, 3, 4, 29) };
@@ -44,7 +44,7 @@ fn specs() -> Vec<(&'static str, DecoderSpec)> {
     ]
 }
 
-/// Two documents, the second of which has a token that is not learned.
+/// Two documents, the second of which has a masked token.
 fn batch() -> Batch {
     let ids: Vec<u32> = (0..13).map(|i| (i * i * 5 + 3) % 29).collect();
     let mut targets: Vec<Option<u32>> = ids.iter().map(|id| Some((id * 7 + 1) % 29)).collect();
@@ -52,7 +52,7 @@ fn batch() -> Batch {
     Batch { ids, targets, segments: vec![0..6, 6..13] }
 }
 
-/// Parameters large enough for gradients that can be seen.
+/// Parameters large enough for gradients well above rounding.
 fn parameters(spec: &DecoderSpec) -> Parameters {
     let mut parameters = Parameters::random(spec, 5).expect("parameters");
     let mut n = 0u32;
@@ -96,7 +96,7 @@ fn every_parameter_has_the_gradient_of_finite_differences() {
             let of = parameters.all()[place].name;
             let largest = gradient.iter().fold(0f32, |m, g| m.max(g.abs()));
             assert!(largest > 1e-4, "{name}: {of} has no gradient");
-            // The element of the largest gradient, and two others.
+            // The element with the largest gradient, and two others.
             let most = gradient.iter().position(|g| g.abs() == largest).expect("it is there");
             for at in [most, gradient.len() / 3, gradient.len() - 1] {
                 let step = 2e-3;
@@ -107,7 +107,7 @@ fn every_parameter_has_the_gradient_of_finite_differences() {
                     parameters.all_mut()[place].values[at] = before;
                     loss
                 };
-                // Of fourth order: the loss is far from linear.
+                // A fourth-order difference, since the loss is far from linear.
                 let difference = 8.0 * (loss(step) - loss(-step)) - (loss(2.0 * step) - loss(-2.0 * step));
                 let want = 0.1 * difference / (12.0 * f64::from(step));
                 let got = f64::from(gradient[at]);

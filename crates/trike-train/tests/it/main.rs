@@ -1,6 +1,6 @@
 //! Training: runs, adapters, exports, ranks, devices.
 //!
-//! One binary for all files: each further one is linked anew.
+//! One binary for all files, since every binary is linked separately.
 
 mod adapter;
 mod common;

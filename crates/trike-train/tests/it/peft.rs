@@ -1,4 +1,4 @@
-//! Adapters in peft's layout: what is written, what is read, and what is refused.
+//! Adapters in peft's layout: writing, reading, and refusals.
 
 use std::collections::HashMap;
 use std::fs;
@@ -20,7 +20,7 @@ fn spec() -> DecoderSpec {
     DecoderSpec { kv_heads: 2, ..DecoderSpec::llama(16, 2, 4, 29) }
 }
 
-/// Numbers that f16 and bf16 hold exactly.
+/// Values that f16 and bf16 represent exactly.
 fn adapter() -> Adapter {
     let targets = [LoraTarget::Query, LoraTarget::Value, LoraTarget::Down].into();
     let config = LoraConfig { rank: 2, alpha: 3.0, targets, rank_stabilized: false };
@@ -45,7 +45,7 @@ fn json_of(dir: &Path) -> Value {
     serde_json::from_slice(&fs::read(dir.join(CONFIG)).expect("a file")).expect("JSON")
 }
 
-/// What remains of an error, which must be one of an adapter file.
+/// The reason of an error, which must be an error of an adapter file.
 fn refused(dir: &Path) -> AdapterError {
     match Adapter::open(dir, &spec()) {
         Err(TrainError::Adapter { source, .. }) => *source,
@@ -208,7 +208,7 @@ fn settings_that_compute_something_else_are_refused_by_name() {
         assert!(matches!(&error, AdapterError::Setting { field: named, got, .. }
             if named == field && got == "missing"));
     }
-    // Numbers out of range are options out of range.
+    // Values out of range are reported as options out of range.
     for (field, value) in [("r", json!(0)), ("r", json!(u64::MAX)), ("lora_alpha", json!(-2.0))] {
         let mut config = good.clone();
         config[field] = value;
@@ -249,7 +249,7 @@ fn tensors_that_do_not_fit_are_refused() {
     assert!(matches!(Adapter::open(dir.path(), &spec()), Err(TrainError::Io { .. })));
 }
 
-/// Truncations and flipped bits all over the header: an error or an adapter, never a panic.
+/// Truncations and flipped bits throughout the header: an error or an adapter, never a panic.
 #[test]
 fn broken_files_do_not_panic() {
     let dir = saved();
@@ -267,7 +267,7 @@ fn broken_files_do_not_panic() {
         fs::write(&path, &bytes).expect("a file");
         opened += usize::from(Adapter::open(dir.path(), &spec()).is_ok());
     }
-    // A flip in the metadata or in white space does no harm.
+    // A flip in the metadata or in white space is harmless.
     assert!(opened < header / 20, "{opened} of {}", header / 2);
     fs::write(&path, &good).expect("a file");
     let config = fs::read(dir.path().join(CONFIG)).expect("a file");

@@ -1,4 +1,4 @@
-//! Ranks that train one model: equal to the bit where that is promised, and errors in place of wrong results.
+//! Data parallelism: bit-identical where that is promised, and errors instead of wrong results.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -16,10 +16,10 @@ use crate::common::{Data, config, ternary};
 
 const ONE: checkpoint::Keep = checkpoint::Keep { newest: 1, also: None };
 const STEPS: usize = 6;
-/// Rows of a unit: those that are computed together, of 512 tokens or more.
+/// Rows per unit: those that are computed together, of 512 tokens or more.
 const UNIT: usize = 22;
 
-/// What a run of ranks does.
+/// The configuration of a run on ranks.
 #[derive(Clone, Copy)]
 struct Case {
     trainer: TrainerConfig,
@@ -34,7 +34,7 @@ impl Case {
     }
 }
 
-/// The weights of all ranks after steps `from` to `to`, which start from a checkpoint in `dir` and leave one there.
+/// The weights of all ranks after steps `from` to `to`, starting from a checkpoint in `dir` if there is one; saves a new one.
 fn run(data: &Data, case: Case, ranks: usize, dir: Option<&Path>, to: usize) -> Vec<Parameters> {
     let start = Parameters::random(&data.spec(), 2).expect("parameters");
     let teacher = Parameters::random(&data.spec(), 3).expect("parameters");
@@ -44,7 +44,7 @@ fn run(data: &Data, case: Case, ranks: usize, dir: Option<&Path>, to: usize) -> 
         let trainer = Trainer::new(&cpu, case.trainer, ternary(), start.clone(), Some(teacher));
         let trainer = trainer.and_then(|trainer| trainer.with_ranks(&comm, case.ranks));
         let mut trainer = trainer.expect("a trainer");
-        // Only the first rank sees the disk.
+        // Only the first rank has access to the disk.
         let found = dir.and_then(|dir| checkpoint::newest(dir).expect("no error"));
         comm.barrier().expect("all are here");
         let position = found.map_or(Position::default(), |found| {
@@ -128,7 +128,7 @@ fn an_adapter_is_trained_by_ranks_too() {
     assert!(train(3).iter().all(|weights| weights == want));
 }
 
-/// What a codec does with gradients is tested where it is written; here, that all ranks do the same.
+/// Codecs themselves are tested in their crate; here, that all ranks stay in agreement.
 #[test]
 fn ranks_with_codecs_and_local_steps_stay_together() {
     let data = Data::new();
@@ -183,7 +183,7 @@ fn runs_continue_to_the_bit() {
     }
 }
 
-/// Exact sums give the weights of any number of ranks; other exchanges go on with what was kept.
+/// Exact sums give the same weights on any number of ranks; other exchanges resume with their residuals.
 #[test]
 fn runs_continue_on_other_numbers_of_ranks() {
     let data = Data::new();
@@ -201,7 +201,7 @@ fn runs_continue_on_other_numbers_of_ranks() {
     }
 }
 
-/// A trainer without ranks continues what ranks began.
+/// A trainer without ranks resumes a run of several ranks.
 #[test]
 fn one_machine_reads_the_checkpoint_of_several() {
     let data = Data::new();
@@ -266,7 +266,7 @@ fn what_ranks_cannot_do_is_refused() {
     let mut ranked = trainer(config(1)).with_ranks(comm, local(1)).expect("a trainer");
     let mut batches = data.batches(1, Position::default());
     assert!(matches!(ranked.gradients(&mut batches), Err(TrainError::Alone { .. })));
-    // A row for one rank of two.
+    // Rows for only one of two ranks.
     let errors = Threads::run(2, |comm| {
         let mut trainer = Trainer::new(&cpu, config(2), ternary(), start.clone(), None)
             .and_then(|t| t.with_ranks(&comm, local(2)))
@@ -276,7 +276,7 @@ fn what_ranks_cannot_do_is_refused() {
     assert!(errors.iter().all(|e| e.contains("1 units") && e.contains("2 ranks")), "{errors:?}");
 }
 
-/// A rank that sends numbers that are none.
+/// A rank that sends non-finite numbers.
 struct Poisoned<'c> {
     comm: &'c Threads,
     on: Cell<bool>,
@@ -318,7 +318,7 @@ fn a_rank_that_sends_no_numbers_is_named() {
             let mut trainer = trainer.and_then(|t| t.with_ranks(&comm, ranks)).expect("a trainer");
             comm.on.set(comm.rank() == 1);
             let step = trainer.step(&mut data.batches(2 * UNIT, Position::default()));
-            // With a codec the rank's own step comes before the exchange.
+            // With a codec the rank's own step precedes the exchange.
             let is_unchanged = trainer.parameters() == &start && trainer.steps() == 0;
             assert!(comm.rank() == 1 || codec.is_some() || is_unchanged);
             step.err().map(|error| error.to_string()).unwrap_or_default()

@@ -76,7 +76,7 @@ impl Place {
     }
 }
 
-/// A tokenizer of so many tokens in the format of llama2.c: bytes, and words that occur nowhere.
+/// A tokenizer of `vocab` tokens in the format of llama2.c: bytes, and words that occur nowhere.
 fn llama2c(vocab: usize) -> Vec<u8> {
     let specials = ["<unk>", "\n<s>\n", "\n</s>\n"].map(str::to_owned);
     let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
@@ -143,7 +143,7 @@ fn a_run_writes_a_model_that_runs() {
     }
 }
 
-/// All documents held out but two: the evaluation is the perplexity of the written model on them.
+/// All documents but two are held out: the evaluation equals the perplexity of the written model on them.
 #[test]
 fn the_evaluation_is_that_of_the_written_model() {
     let place = Place::new();
@@ -160,7 +160,7 @@ fn the_evaluation_is_that_of_the_written_model() {
     let score = model
         .score(&text.join("<|endoftext|>"), &ScoreOptions::new(Split::Stories), &mut |_, _| ())
         .expect("a score");
-    // The end of a story is learned too, and is not scored there: so a tenth is all that the two may differ.
+    // The end of a story counts in training but is not scored here, so the two may differ by up to a tenth.
     let bits = score.nats / std::f64::consts::LN_2;
     assert_near!(bits, best.bits_per_token, rel = 0.1);
 }
@@ -199,7 +199,7 @@ fn runs_continue_to_the_bit_wherever_they_stop() {
     }
 }
 
-/// Few documents for many steps: the teacher writes more of them, and the same ones when the run continues.
+/// Few documents for many steps: the teacher generates more of them, and the same ones when the run resumes.
 #[test]
 fn a_teacher_writes_what_the_data_lacks() {
     let place = Place::new();
@@ -225,7 +225,7 @@ fn a_teacher_writes_what_the_data_lacks() {
     assert_eq!(first.train(&cpu, stop).expect("it stops").ended, Ended::Interrupted);
     train(place.config("stopped", more), 1).expect("it continues");
     assert_eq!(weights(&place.at("stopped")), weights(&place.at("whole")));
-    // While it writes, there is nothing to save.
+    // During generation there is nothing to save.
     let early = Run::open(place.config("early", more)).expect("a run");
     let stop = &mut |event: Event<'_>| match event {
         Event::Writing { done, of } if (done, of) == (0, written) => ControlFlow::Break(()),
@@ -239,7 +239,7 @@ fn a_teacher_writes_what_the_data_lacks() {
 #[test]
 fn a_run_that_gets_worse_ends() {
     let place = Place::new();
-    // Early stop: with a rate near zero, after the first evaluation nothing gets better by much; without any decay it may still.
+    // Early stopping: with a rate near zero, nothing improves much after the first evaluation; without any decay it still may.
     let more = "base_model = 'dense'\nteacher = 'none'\nplanes = 0\nmax_steps = 400\nlearning_rate = 1.0\nmax_grad_norm = 0\n\
                 early_stopping_patience = 2\nlr_scheduler = 'constant'";
     match train(place.config("worse", more), 1) {
@@ -286,7 +286,7 @@ fn what_does_not_fit_is_refused_before_the_start() {
     assert!(large.contains("100000"), "{large}");
     let gone = refused("base_model = 'nowhere'\nmax_steps = 1");
     assert!(gone.contains("nowhere"), "{gone}");
-    // Products that no integer holds.
+    // Products that overflow every integer.
     let base = || place.config("refused", "base_model = 'dense'\nmax_steps = 1");
     let config = RunConfig { micro_batch_size: 1 << 40, gradient_accumulation_steps: 1 << 30, ..base() };
     let error = train(config, 1).expect_err("2^75 tokens").to_string();
@@ -300,8 +300,8 @@ fn what_does_not_fit_is_refused_before_the_start() {
     assert!(error.contains("max_steps"), "{error}");
 }
 
-/// A run on several ranks, each with an output directory of its own as on machines that share no disk. `stop` ends it after so
-/// many steps, on the wish of the last rank.
+/// A run on several ranks, each with its own output directory, as on machines without a shared disk. `stop` ends it after that many
+/// steps, at the request of the last rank.
 fn train_ranks(
     place: &Place,
     name: &str,
@@ -352,7 +352,7 @@ fn ranks_write_one_model() {
             );
         }
     }
-    // Stopped by one of three ranks, continued by two.
+    // Stopped on three ranks, resumed on two.
     let stopped = train_ranks(&place, "stopped", RANKED, 3, Some(3));
     for report in stopped {
         let report = report.expect("a report");
@@ -377,7 +377,7 @@ fn ranks_write_one_model_with_codecs_and_local_steps() {
             .map(|name| {
                 for report in train_ranks(&place, &name, &more, 2, None) {
                     let report = report.expect("a report");
-                    // Evaluated where all ranks have the same weights.
+                    // Evaluated when all ranks have the same weights.
                     assert_eq!((report.ended, report.steps), (Ended::Complete, 6));
                 }
                 weights(&place.at(&name))
@@ -389,7 +389,7 @@ fn ranks_write_one_model_with_codecs_and_local_steps() {
         train_ranks(&place, &format!("{name}-stopped"), &more, 2, None);
         assert!(weights(&place.at(&format!("{name}-stopped"))) == all[0], "{name} continued");
     }
-    // One machine takes the same steps as a rank that is alone.
+    // A single machine takes the same steps as a single rank.
     let more = format!("{RANKED}codec = 'top-k'\n");
     train_ranks(&place, "rank", &more, 1, None);
     train(place.config("machine", &more), 1).expect("a report");
@@ -408,7 +408,7 @@ fn ranks_that_cannot_work_together_are_refused() {
     });
     let want = "ranks 1 and 0 differ in run.warmup_steps: 2 and 1";
     assert_eq!(errors, [want, want]);
-    // A checkpoint that only the first rank can read, and that is another run's.
+    // A checkpoint that only the first rank can read, of another run.
     train_ranks(&place, "changed", RANKED, 2, Some(2));
     let more = format!("{RANKED}weight_decay = 0.5\n");
     for error in train_ranks(&place, "changed", &more, 2, None) {
@@ -417,7 +417,7 @@ fn ranks_that_cannot_work_together_are_refused() {
     }
 }
 
-/// Steps of four units of 512 tokens, of which each rank of a pipeline computes its blocks.
+/// Steps of four units of 512 tokens; each pipeline rank computes its blocks of them.
 const PIPED: &str = "base_model = 'dense'\nmax_steps = 6\ngradient_accumulation_steps = 32\nteacher_documents = 0\nparallel = 'pipeline'\n";
 
 #[test]
@@ -430,7 +430,7 @@ fn tensor_parallelism_writes_the_model_of_one_machine() {
     ranks_write_the_model_of_one_machine(&tensor());
 }
 
-/// The same run with matrices that are divided.
+/// The same run with tensor parallelism.
 fn tensor() -> String {
     PIPED.replace("'pipeline'", "'tensor'")
 }
@@ -452,7 +452,7 @@ fn ranks_write_the_model_of_one_machine(more: &str) {
         assert!(!place.at(&format!("{name}-unused-1")).exists());
         assert_eq!(lines(&place.at(&name)).len(), lines(&place.at("machine")).len());
     }
-    // Stopped by one of two ranks, continued by one machine; and the other way round.
+    // Stopped on two ranks, resumed on a single machine; and vice versa.
     train_ranks(&place, "stopped", more, 2, Some(3));
     let continued = train(place.config("stopped", more), 1).expect("a report");
     assert_eq!((continued.ended, continued.best), (Ended::Complete, machine.best));
@@ -471,7 +471,7 @@ fn ranks_write_the_model_of_one_machine(more: &str) {
     assert!(weights(&place.at("begun")) == want);
 }
 
-/// Random weights are those of one machine, too, and the plan is known.
+/// Random weights and the plan are the same as on a single machine.
 #[test]
 fn ranks_that_hold_parts_read_their_part_only() {
     for parallel in ["pipeline", "tensor"] {
@@ -497,7 +497,7 @@ fn ranks_read_their_part_only(parallel: &str) {
             (plan.parameters, plan.steps, plan.held_out),
             (want.parameters, want.steps, want.held_out)
         );
-        // Activations, which are most of so small a run, are whole on ranks that divide matrices.
+        // Tensor-parallel ranks replicate activations, which dominate in so small a run.
         assert!(parallel == "tensor" || plan.memory < want.memory, "{plan:?}");
     }
     train(place.config("machine", more), 1).expect("a report");

@@ -1,4 +1,4 @@
-//! Documents that a teacher writes.
+//! Documents that a teacher generates.
 
 use std::ops::ControlFlow;
 
@@ -32,7 +32,7 @@ fn documents_do_not_depend_on_threads_or_on_each_other() {
     let config = SampleConfig { length: 12, seed: 5, ..SampleConfig::default() };
     let sampler = Sampler::new(&model, &tokenizer, config).expect("a sampler");
     let [one, two] = [1, 2].map(|threads| Cpu::new(threads).expect("threads"));
-    // More than a thread takes at once.
+    // More than one job of a thread.
     let all = sampler.documents(&two, 0..600).expect("documents");
     assert_eq!(all.len(), 600);
     let (start, ends) = (tokenizer.bos().or(tokenizer.eos().first().copied()), tokenizer.eos());
@@ -83,7 +83,7 @@ fn a_model_without_numbers_is_refused() {
 }
 
 #[test]
-fn tokens_are_documents_behind_those_of_files() {
+fn token_documents_follow_the_documents_of_files() {
     let tokenizer = tokenizer();
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("a.txt");

@@ -1,4 +1,4 @@
-//! Runs: what is learned, that runs are the same everywhere, and that they continue.
+//! Training runs: learning, determinism, and resuming.
 
 use crate::common::{Data, config, ternary};
 use serde_json::json;
@@ -28,7 +28,7 @@ fn a_ternary_model_learns_a_text_by_heart() {
         assert!(reports[0].rate < reports[2].rate && reports[149].rate < 1e-3);
         let held = data.batches(8, Position::default()).next_batch().expect("a batch");
         let loss = trainer.evaluate([held]).expect("a loss").mean();
-        // At random 7 nats; names of animals cannot be known.
+        // At random 7 nats; the names of animals are unpredictable.
         assert!(loss < 0.4 && reports[0].loss.mean() > 6.0, "{kind:?}: {loss}");
     }
 }
@@ -38,7 +38,7 @@ fn runs_are_equal_to_the_bit_and_continue_anywhere() {
     let data = Data::new();
     let start = Parameters::random(&data.spec(), 2).expect("parameters");
     let teacher = Parameters::random(&data.spec(), 3).expect("parameters");
-    // The factor of the loss belongs to the state: some steps are skipped, some double it.
+    // The loss scale is part of the state: some steps are skipped, some double it.
     let loss_scale = LossScale { initial: 1e9, maximum: 1e12, interval: 2, ..LossScale::default() };
     let precision = PrecisionPolicy { loss_scale, ..PrecisionPolicy::all(Precision::F16) };
     for config in [config(8), TrainerConfig { precision, ..config(8) }] {
@@ -165,7 +165,7 @@ fn overflows_of_f16_are_skipped_and_training_goes_on() {
     };
     let (_, exact) = run(PrecisionPolicy::default());
     let all = PrecisionPolicy::all;
-    // A factor with which the first gradients are infinite in f16.
+    // A loss scale with which the first gradients overflow f16.
     let high = LossScale { initial: 1e15, maximum: 1e15, interval: 20, ..LossScale::default() };
     let (reports, loss) = run(PrecisionPolicy { loss_scale: high, ..all(Precision::F16) });
     let skipped = reports.iter().take_while(|report| report.skipped).count();
@@ -178,11 +178,11 @@ fn overflows_of_f16_are_skipped_and_training_goes_on() {
         let (reports, loss) = run(all(precision));
         let most = if precision == Precision::F16 { 8 } else { 0 };
         assert!(reports.iter().filter(|report| report.skipped).count() <= most);
-        // A text by heart is learned sooner or later by a few steps.
+        // The number of steps until a text is memorized varies slightly.
         assert!(loss < 1.25 * exact, "{precision:?}: {loss}, {exact} in f32");
     }
 
-    // What no factor helps against ends the run.
+    // An overflow at the smallest scale ends the run.
     let stuck = LossScale { initial: 1e30, minimum: 1e30, maximum: 1e30, ..LossScale::default() };
     let precision = PrecisionPolicy { loss_scale: stuck, ..all(Precision::F16) };
     let config = TrainerConfig { precision, ..config(80) };
@@ -192,10 +192,10 @@ fn overflows_of_f16_are_skipped_and_training_goes_on() {
     assert_eq!(*trainer.parameters(), start);
 }
 
-/// What a run with phases leaves behind.
+/// The outcome of a run with phases.
 type Phased = (Vec<(Phase, StepReport)>, DeterministicPhaseTrainer, Parameters);
 
-/// A run of `steps` steps with phases in f16, whose data begins behind `before` batches.
+/// A run of `steps` steps with phases in f16, whose data begins after `before` batches.
 fn phased(loss_scale: LossScale, before: usize, steps: usize) -> Phased {
     let (data, cpu) = (Data::new(), Cpu::new(2).expect("threads"));
     let precision = PrecisionPolicy { loss_scale, ..PrecisionPolicy::all(Precision::F16) };
@@ -213,8 +213,8 @@ fn phased(loss_scale: LossScale, before: usize, steps: usize) -> Phased {
     (reports, phases, trainer.into_parameters())
 }
 
-/// An overflow is no gradient: a run whose factor of the loss is too large at first is, to the bit, the one that begins with the
-/// factor that it becomes.
+/// Skipped steps are not recorded: a run whose initial loss scale is too large is bit-identical to one that starts with the scale
+/// that it is reduced to.
 #[test]
 fn phases_go_on_after_overflows_of_f16() {
     let scale = |initial: f32, interval: usize| LossScale {
@@ -231,7 +231,7 @@ fn phases_go_on_after_overflows_of_f16() {
     let (_, same, same_weights) = phased(scale(later, 1000), skipped, 60 - skipped);
     assert!(same == phases && same_weights == weights);
 
-    // A factor that doubles in every step: overflows in every phase that measures.
+    // A scale that doubles in every step: overflows in every measured phase.
     let (reports, phases, _) = phased(scale(later, 1), skipped, 60);
     for pair in reports.windows(2) {
         assert!(!pair[0].1.skipped || pair[0].0.is_measured() && pair[1].0 == pair[0].0, "{pair:?}");

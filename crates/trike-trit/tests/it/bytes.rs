@@ -1,10 +1,10 @@
-//! What a weight costs, counted from the buffers.
+//! Bits per weight, counted from the buffers.
 
 use half::f16;
 use trike_testkit::assert_near;
 use trike_trit::{Encoding, Granularity, GroupSize, Scales, TritTensor};
 
-/// `rows x cols` pseudo-random trits of which one in `every` is nonzero.
+/// `n` pseudo-random trits, of which one in `every` is nonzero.
 fn trits(n: usize, every: u64) -> Vec<i8> {
     let mut state = 42u64;
     (0..n)
@@ -55,7 +55,7 @@ fn bytes_are_those_of_the_buffers() {
     }
     let bitmap = packed(2, Encoding::Bitmap, Granularity::Row).bits_per_weight();
     assert!((1.5..1.55).contains(&bitmap), "{bitmap}");
-    // The sparsity index: a bit per 32 trits, four bytes a row, and the total.
+    // The sparsity index: one bit per 32 trits, four bytes per row, and the total.
     let index = packed(2, Encoding::TwoBit, Granularity::Row).sparsity(0).unwrap().bytes();
     assert_eq!(index, ROWS * COLS / 32 / 8 + 4 * ROWS + 8);
 }

@@ -1,9 +1,9 @@
-//! Long sequences of edits against a dense model, and what they do to memory.
+//! Long sequences of edits, compared with a dense model, and their memory use.
 
 use proptest::prelude::*;
 use trike_trit::{Coupling, Edit, Encoding, Scales, Trit, TritTensor};
 
-/// A tensor, the trits that it must have, and random numbers.
+/// A tensor, its expected trits, and a random number generator.
 struct Model {
     tensor: TritTensor,
     rows: usize,
@@ -13,7 +13,7 @@ struct Model {
 }
 
 impl Model {
-    /// Trits of which `percent` in a hundred are nonzero.
+    /// Random trits, `percent` of them nonzero.
     fn new(rows: usize, cols: usize, encoding: Encoding, percent: usize, seed: u64) -> Self {
         let mut model = Self {
             tensor: fresh(rows, cols, &vec![0; rows * cols], encoding),
@@ -48,7 +48,7 @@ impl Model {
     /// Edits of one kind: random places, a row that fills up from a random column, or one that becomes empty.
     fn burst(&mut self, count: usize) {
         let (kind, row, start) = (self.below(5), self.below(self.rows), self.below(self.cols));
-        // The last row has nothing behind it.
+        // The last row: nothing is stored after it.
         let row = if kind == 0 { self.rows - 1 } else { row };
         for i in 0..count {
             let sign = self.sign();
@@ -67,7 +67,7 @@ impl Model {
         }
     }
 
-    /// Everything about the tensor is that of one made of the same trits.
+    /// Compares every property of the tensor with a new tensor of the same trits.
     fn check(&self) {
         let encoding = self.tensor.encoding();
         let fresh = fresh(self.rows, self.cols, &self.trits, encoding);
@@ -87,7 +87,7 @@ impl Model {
         let (mut compact, mut clone) = (self.tensor.clone(), self.tensor.clone());
         compact.compact();
         assert_eq!((compact.memory_bytes(), &compact), (fresh.bytes(), &fresh));
-        // Edits go on from either form.
+        // Both forms can be edited further.
         for tensor in [&mut compact, &mut clone] {
             let old = tensor.set(0, self.rows - 1, self.cols - 1, Trit::N).expect("a place");
             tensor.set(0, self.rows - 1, self.cols - 1, old).expect("a place");
@@ -95,7 +95,7 @@ impl Model {
         }
     }
 
-    /// The bound of [`TritTensor::memory_bytes`], with `before` bytes when nothing was edited.
+    /// The bound of [`TritTensor::memory_bytes`], with `before` bytes before the first edit.
     fn bound(&self, before: usize) -> usize {
         let (rows, nonzeros) = (self.rows, self.trits.iter().filter(|&&t| t != 0).count());
         match self.tensor.encoding() {
@@ -144,13 +144,13 @@ fn long_rows_fill_up_and_empty_again() {
         let before = model.tensor.memory_bytes();
         for value in [1, 0, -1] {
             for col in 0..cols {
-                // Neither in the order of the columns nor near each other.
+                // Neither in column order nor near each other.
                 model.set(rows - 1, col * 40_009 % cols, value);
             }
             assert!(model.tensor.memory_bytes() <= model.bound(before), "{encoding}");
             model.check();
         }
-        // Skips of 127 zeros come and go with a lone nonzero.
+        // Skips of 127 zeros appear and disappear around a lone nonzero.
         for col in 0..cols {
             model.set(0, col, 0);
         }

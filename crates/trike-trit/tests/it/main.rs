@@ -1,6 +1,6 @@
-//! Trit tensors: encodings, edits, refusals.
+//! Trit tensors: encodings, edits, invalid input.
 //!
-//! One binary for all files: each further one is linked anew.
+//! One binary for all files, since every binary is linked separately.
 
 mod bytes;
 mod edits;

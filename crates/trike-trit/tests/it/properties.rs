@@ -8,7 +8,7 @@ use trike_trit::{
     TritTensor,
 };
 
-/// A shape, its planes of trits and the rest of what a tensor is made of.
+/// A shape, its planes of trits, and the other parts of a tensor.
 #[derive(Clone, Debug)]
 struct Parts {
     rows: usize,
@@ -25,7 +25,7 @@ impl Parts {
             .expect("valid parts")
     }
 
-    /// The definition, in f64 and without any type of the crate but the scales.
+    /// The weight by definition, in f64; of this crate's types, only the scales are used.
     fn weight(&self, row: usize, col: usize) -> f64 {
         let granularity = self.scales.granularity();
         let groups = granularity.groups_per_row(self.cols);
@@ -98,7 +98,7 @@ fn parts() -> impl Strategy<Value = Parts> {
         })
 }
 
-/// Reads every trit and count of a tensor and compares it with the plain list.
+/// Compares every trit and count of a tensor with the plain list.
 fn assert_is(tensor: &TritTensor, parts: &Parts) {
     for (plane, want) in parts.planes.iter().enumerate() {
         let sparsity = tensor.sparsity(plane).unwrap();

@@ -1,4 +1,4 @@
-//! Every way in which parts are no tensor, and the limits of every index.
+//! Every kind of invalid tensor, and the limits of every index.
 
 use trike_trit::{
     Coupling, Encoding, Granularity, GroupSize, MAX_DEPTH, ScaleValues, Scales, Trit, TritData, TritError,
@@ -32,7 +32,7 @@ fn two_bit_codes_and_tail() {
     assert!(one_row(32, TritData::TwoBit(vec![clean])).is_ok());
     let error = one_row(32, TritData::TwoBit(vec![clean | 0b11 << 14])).unwrap_err();
     assert_eq!(error, TritError::Code { plane: 0, row: 0, col: 7, code: 3, encoding: Encoding::TwoBit });
-    // Column 4 of a row of four: any code but 1 is dirt, a zero word too.
+    // Column 4 of a row of four: any code but 1 is invalid padding, including a zero word.
     for dirty in [0, clean ^ 1 << 8, clean ^ 0b11 << 8] {
         assert_eq!(
             one_row(4, TritData::TwoBit(vec![dirty])).unwrap_err(),
@@ -51,7 +51,7 @@ fn base3_bytes_and_tail() {
             TritError::Code { plane: 0, row: 0, col: 0, code: byte, encoding: Encoding::Base3 }
         );
     }
-    // The row `+ 0 - +` of the layout drawing; then the same with a nonzero fifth digit.
+    // The row `+ 0 - +` of the documented layout; then the same with a nonzero fifth digit.
     let tensor = one_row(4, TritData::Base3(vec![140])).unwrap();
     assert_eq!(tensor.dequantize(), [1.0, 0.0, -1.0, 1.0]);
     assert_eq!(
@@ -143,7 +143,7 @@ fn scales_are_counted_and_finite() {
         TritTensor::from_planes(2, 70, &[&[0; 140], &[1; 140]], Encoding::TwoBit, coupling, scales)
     };
     let groups = Granularity::Group(GroupSize::G32);
-    // Two rows of three groups, twice when free.
+    // Two rows of three groups; twice as many scales with free planes.
     for (granularity, coupling, need) in [
         (Granularity::Tensor, Coupling::Tied, 1),
         (Granularity::Tensor, Coupling::Free, 2),

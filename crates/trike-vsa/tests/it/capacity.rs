@@ -1,4 +1,4 @@
-//! Simulations beside the theory.
+//! Simulations compared with the theory.
 
 use trike_testkit::assert_near;
 use trike_vsa::capacity::{BundleForm, efficiency, retrieval_probability};
@@ -6,7 +6,7 @@ use trike_vsa::{
     Algebra, Bipolar, Bundle, ItemMemory, PackedTritVec, Ternary, Z3, bind, bundle_balanced, unbind,
 };
 
-/// Keys and values of a record, and what they are bound to.
+/// Keys and values of a record, and their bindings.
 struct Pairs<A: Algebra> {
     keys: Vec<PackedTritVec<A>>,
     bound: Vec<PackedTritVec<A>>,
@@ -21,14 +21,14 @@ fn pairs<A: Algebra>(dim: usize, k: usize, seed: u64) -> Pairs<A> {
 }
 
 impl<A: Algebra> Pairs<A> {
-    /// How many values of all keys are found in a vector.
+    /// Number of keys whose value is retrieved from a vector.
     fn found_in(&self, vector: &PackedTritVec<A>) -> usize {
         let noisy: Vec<_> = self.keys.iter().map(|key| unbind(vector, key).unwrap()).collect();
         let hits = self.memory.top_k_batch(&noisy, 1).unwrap();
         hits.iter().enumerate().filter(|(i, hits)| hits[0].index == *i).count()
     }
 
-    /// How many values of the first keys are found by counts.
+    /// Number of the first `keys` keys whose value is retrieved by counts.
     fn found_by_counts(&self, keys: usize) -> usize {
         let bundle = Bundle::of(&self.bound).unwrap();
         let found = |i: &usize| {
@@ -40,13 +40,13 @@ impl<A: Algebra> Pairs<A> {
     }
 }
 
-/// Queries of a cell: a standard deviation of 0.7 points where it is largest.
+/// Queries per table cell: a standard deviation of at most 0.7 percentage points.
 const QUERIES: usize = 3000;
 
-#[expect(clippy::print_stdout, reason = "the table of the book is made of these lines")]
+#[expect(clippy::print_stdout, reason = "these lines form the table in the documentation")]
 fn simulate<A: Algebra>(kept: BundleForm) {
     for k in [50, 100, 200, 500, 1000] {
-        // Where the theory says about 80 %, so that errors in it show.
+        // Dimensions with a theoretical probability of about 80 %, where errors of the theory are visible.
         let dim = (15.5 * k as f64 / efficiency::<A>(kept) * (1.0 + 0.1 * (k as f64 / 50.0).ln())) as usize;
         let rounds = QUERIES.div_ceil(k);
         let found: usize = (0..rounds)
@@ -64,7 +64,7 @@ fn simulate<A: Algebra>(kept: BundleForm) {
         let theory = retrieval_probability::<A>(kept, dim, k, k).unwrap();
         println!("{} {kept:?}: k = {k}, D = {dim}: {share:.3}, theory {theory:.3}", A::KIND);
         assert_near!(share, theory, abs = 0.02, "{} {kept:?} {k}", A::KIND);
-        assert!((0.5..0.97).contains(&theory), "a case that tells something");
+        assert!((0.5..0.97).contains(&theory), "an informative case");
     }
 }
 
@@ -98,7 +98,7 @@ fn ternary_by_counts() {
     simulate::<Ternary>(BundleForm::Counts);
 }
 
-/// 500 pairs in 10,000 dimensions: the demonstration of `examples/key_value.rs`.
+/// 500 pairs in 10,000 dimensions, as in `examples/key_value.rs`.
 #[test]
 fn five_hundred_pairs() {
     let all: Vec<Pairs<Z3>> = (0..4).map(|seed| pairs(10_000, 500, seed)).collect();
@@ -108,7 +108,7 @@ fn five_hundred_pairs() {
     let counts = all.iter().map(|p| p.found_by_counts(500)).sum();
     let [plain, balanced, counts] = [plain, balanced, counts].map(share);
     println!("two bits {plain:.4}, two bits balanced {balanced:.4}, counts {counts:.4}");
-    // The theory, less three standard deviations of 2000 queries.
+    // The theory, minus three standard deviations of 2000 queries.
     assert!(plain > 0.932 - 0.017, "{plain}");
     assert!(balanced > 0.97, "{balanced}");
     assert!(counts > 0.995, "{counts}");

@@ -1,19 +1,19 @@
-//! Real data: which of three sources a piece of text is from.
+//! Classification of real text by its source, out of three.
 
 use trike_testkit::shared;
 use trike_vsa::{CentroidClassifier, PackedTritVec, TextEncoder, Z3};
 
-/// Bytes of a piece: a sentence or two.
+/// Bytes per piece: one or two sentences.
 const PIECE: usize = 120;
-/// Pieces of each source to learn from, and to be judged by.
+/// Training pieces and test pieces per source.
 const LEARNT: usize = 300;
 const JUDGED: usize = 200;
 
-/// Pieces of a file, whole words, white space made alike; `None` where there is no shared data.
+/// Pieces of a file: whole words, normalized white space; `None` without the shared data.
 fn pieces(rel: &str) -> Option<Vec<String>> {
     let text = std::fs::read_to_string(shared(rel)?).expect("text");
     let mut pieces = vec![String::new()];
-    // Marks that only one of the files has would make it too easy.
+    // Characters that occur in only one of the files would make the task too easy.
     let mut words =
         text.split_whitespace().filter(|w| w.chars().all(|c| c.is_ascii_alphabetic() || ".,!?'".contains(c)));
     while pieces.len() <= LEARNT + JUDGED {

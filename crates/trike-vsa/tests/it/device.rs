@@ -1,4 +1,4 @@
-//! Batches on a device against the same functions on the host: equal to the bit.
+//! Batches on a device against the same functions on the host: bit-identical.
 #![cfg(feature = "gpu")]
 
 use trike_testkit::{Rng, skip};
@@ -21,7 +21,7 @@ fn software() -> Option<Device> {
     found
 }
 
-/// Below, at and above a word of 32, a word of 64 and a step of 128; several steps.
+/// Below, at and above a word of 32 bits, a word of 64 and a step of 128; several steps.
 const DIMS: [usize; 11] = [1, 2, 31, 32, 33, 64, 127, 128, 129, 1000, 4099];
 
 fn set<A: Algebra>(dim: usize, count: usize, seed: u64) -> Vec<PackedTritVec<A>> {
@@ -40,7 +40,7 @@ fn agrees<A: Algebra>(device: &Device) {
         assert_eq!((on_a.len(), on_a.dim()), (6, dim));
         assert_eq!(on_a.read().expect("back"), a, "{what}");
 
-        // Each with its own, and all with one.
+        // Pairwise, and all with the same vector.
         let bound = on_a.bind(&on_b).expect("bound");
         let want: Vec<_> = a.iter().zip(&b).map(|(a, b)| bind(a, b).expect("bound")).collect();
         assert_eq!(bound.read().expect("back"), want, "bind {what}");
@@ -95,7 +95,7 @@ fn every_algebra_agrees_with_the_host_to_the_bit() {
     agrees::<Ternary>(&device);
 }
 
-/// Vectors of few values tie often, and ties go by the index.
+/// Vectors of few distinct values tie often; ties are ordered by index.
 fn searches<A: Algebra>(device: &Device) {
     let mut rng = Rng::new(5);
     for (dim, count, k) in [(3, 300, 40), (257, 1100, 1), (200, 90, 256)] {

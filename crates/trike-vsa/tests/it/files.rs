@@ -1,4 +1,4 @@
-//! Files of memories: round trips, damage everywhere, and numbers that lie.
+//! Files of memories: round trips, corruption at every position, and false headers.
 
 use trike_vsa::{Algebra, Bipolar, Bundle, ItemMemory, MAX_FILE_DIM, PackedTritVec, Ternary, VsaError, Z3};
 

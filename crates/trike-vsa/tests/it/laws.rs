@@ -7,7 +7,7 @@ use trike_vsa::{
     cosine_similarity, dot, hamming_distance, inverse, matches, negate, ngram, permute, similarity, unbind,
 };
 
-/// Around the edges of words and cache lines.
+/// Around the boundaries of words and cache lines.
 fn dims() -> impl Strategy<Value = usize> {
     prop_oneof![1usize..200, Just(511), Just(512), Just(513), Just(1000)]
 }
@@ -16,7 +16,7 @@ fn vector<A: Algebra>(dim: usize, seed: u64) -> PackedTritVec<A> {
     PackedTritVec::random(dim, seed).expect("a vector")
 }
 
-/// What holds in every algebra.
+/// Laws of all algebras.
 fn common<A: Algebra>(dim: usize, seed: u64, by: isize) {
     let [a, b, c] = [0, 1, 2].map(|i| vector::<A>(dim, seed ^ i));
     // Binding is associative and commutative, with an identity.
@@ -30,7 +30,7 @@ fn common<A: Algebra>(dim: usize, seed: u64, by: isize) {
     assert_eq!(inverse(&inverse(&a).unwrap()).unwrap(), a);
     assert_eq!(negate(&negate(&a).unwrap()).unwrap(), a);
     assert_eq!(dot(&a, &negate(&b).unwrap()).unwrap(), -dot(&a, &b).unwrap());
-    // Rotations are a group, and respect binding, bundling and similarity.
+    // Rotations form a group and distribute over binding, bundling and similarity.
     let turned = permute(&a, by).unwrap();
     assert_eq!(
         permute(&turned, by.wrapping_neg()).unwrap(),
@@ -40,7 +40,7 @@ fn common<A: Algebra>(dim: usize, seed: u64, by: isize) {
     assert_eq!(permute(&a, dim as isize).unwrap(), a);
     assert_eq!(bind(&turned, &permute(&b, by).unwrap()).unwrap(), permute(&ab, by).unwrap());
     assert_eq!(similarity(&turned, &permute(&b, by).unwrap()).unwrap(), similarity(&a, &b).unwrap());
-    // Scores are what they say.
+    // Scores match their definitions.
     let (x, y) = (a.to_trits(), b.to_trits());
     assert_eq!(dot(&a, &b).unwrap(), x.iter().zip(&y).map(|(x, y)| i32::from(x * y)).sum::<i32>());
     assert_eq!(matches(&a, &b).unwrap(), x.iter().zip(&y).filter(|(x, y)| x == y).count());
@@ -53,32 +53,32 @@ fn common<A: Algebra>(dim: usize, seed: u64, by: isize) {
     if x.iter().any(|t| *t != 0) {
         assert_near!(similarity(&a, &a).unwrap(), 1.0, abs = 1e-12);
     }
-    // A vector is what its parts say.
+    // Every representation of a vector converts back to it.
     assert_eq!(PackedTritVec::<A>::from_trits(&x).unwrap(), a);
     assert_eq!(PackedTritVec::<A>::from_view(a.view()).unwrap(), a);
     assert_eq!(SparseVec::from_packed(&a).to_packed::<A>().unwrap(), a);
     assert_eq!(SparseVec::from_packed(&a).dot(&b).unwrap(), dot(&a, &b).unwrap());
-    // N-grams know their order.
+    // N-grams depend on the order.
     let gram = ngram(&[&a, &b, &c]).unwrap();
     let by_hand = bind(&permute(&a, 2).unwrap(), &bind(&permute(&b, 1).unwrap(), &c).unwrap()).unwrap();
     assert_eq!(gram, by_hand);
 
     let vectors: Vec<_> = (0..7).map(|i| vector::<A>(dim, seed.wrapping_add(10 + i))).collect();
     let mut bundle = Bundle::of(&vectors).unwrap();
-    // Bundling does not know an order, and what is added can be taken out.
+    // Bundling is commutative, and a vector can be removed.
     assert_eq!(bundle_many(vectors.iter().rev()).unwrap(), bundle.to_vector().unwrap());
     assert_eq!(bundle_weighted(vectors.iter().map(|v| (v, 1))).unwrap(), bundle.to_vector().unwrap());
     bundle.remove(&vectors[3]).unwrap();
     let others: Vec<_> = vectors.iter().enumerate().filter(|(i, _)| *i != 3).map(|(_, v)| v).collect();
     assert_eq!(bundle.to_vector().unwrap(), bundle_many(others.iter().copied()).unwrap());
-    // Binding and rotating a bundle is binding and rotating what is in it.
+    // Binding or rotating a bundle is the same as binding or rotating its vectors.
     let bound: Vec<_> = others.iter().map(|v| bind(v, &a).unwrap()).collect();
     let rotated: Vec<_> = bound.iter().map(|v| permute(v, by).unwrap()).collect();
     bundle.bind(&a).unwrap();
     assert_eq!(bundle.sums().unwrap(), Bundle::of(&bound).unwrap().sums().unwrap());
     bundle.permute(by).unwrap();
     assert_eq!(bundle.to_vector().unwrap(), bundle_many(&rotated).unwrap());
-    // A bundle's score is the sum of the scores.
+    // The score of a bundle is the sum of the scores of its vectors.
     let scores: i64 = rotated
         .iter()
         .map(
@@ -86,13 +86,13 @@ fn common<A: Algebra>(dim: usize, seed: u64, by: isize) {
         )
         .sum();
     assert_eq!(bundle.score(&b).unwrap(), scores);
-    // Half of it and the other half.
+    // Merging two parts gives the whole bundle.
     let (first, second) = rotated.split_at(2);
     let mut merged = Bundle::of(first).unwrap();
     merged.merge(&Bundle::of(second).unwrap()).unwrap();
     assert_eq!(merged.sums().unwrap(), bundle.sums().unwrap());
     assert_eq!((merged.total(), merged.squared_weights()), (bundle.total(), bundle.squared_weights()));
-    // What is pushed away and added again leaves no trace in the comparison of two vectors.
+    // Subtracting a vector and adding it again does not change the difference of two similarities.
     let difference = |bundle: &Bundle<A>| bundle.similarity(&b).unwrap() - bundle.similarity(&c).unwrap();
     let mut pushed = bundle.clone();
     pushed.add_negative(&a, 5).unwrap();
@@ -111,7 +111,7 @@ fn common<A: Algebra>(dim: usize, seed: u64, by: isize) {
     assert_eq!(serde_json::from_str::<SparseVec>(&serde_json::to_string(&sparse).unwrap()).unwrap(), sparse);
 }
 
-/// Unbinding gives back exactly what was bound.
+/// Unbinding is the exact inverse of binding.
 fn exact<A: Algebra>(dim: usize, seed: u64) {
     let [a, b] = [0, 1].map(|i| vector::<A>(dim, seed ^ i));
     assert_eq!(unbind(&bind(&a, &b).unwrap(), &b).unwrap(), a);
@@ -143,7 +143,7 @@ proptest! {
     #[test]
     fn ternary(dim in dims(), seed: u64, by: isize) {
         common::<Ternary>(dim, seed, by);
-        // Exact where the key is not zero, and zero where it is.
+        // Exact where the key is nonzero, zero elsewhere.
         let [a, key] = [0, 1].map(|i| vector::<Ternary>(dim, seed ^ i));
         let kept: Vec<i8> = a.to_trits().iter().zip(key.to_trits()).map(|(a, k)| a * k * k).collect();
         prop_assert_eq!(unbind(&bind(&a, &key).unwrap(), &key).unwrap().to_trits(), kept);
@@ -170,8 +170,8 @@ proptest! {
     }
 }
 
-/// The interval for the similarity of a bundle of `k` with one of its vectors: five standard deviations around the theory,
-/// which is an approximation for many.
+/// The mean similarity of a bundle of `k` vectors to its vectors is within five standard deviations of the theory, which is an
+/// approximation for large `k`.
 fn falls_with_the_root<A: Algebra>() {
     let dim = 20_000;
     for k in [3, 9, 25, 101] {
@@ -179,7 +179,7 @@ fn falls_with_the_root<A: Algebra>() {
         let bundle = bundle_many(&vectors).unwrap();
         let expected = trike_vsa::capacity::expected_similarity::<A>(k).unwrap();
         let mean = vectors.iter().map(|v| similarity(&bundle, v).unwrap()).sum::<f64>() / k as f64;
-        // The mean over k vectors is that much closer; small bundles are better than the normal approximation.
+        // The mean over k vectors has a smaller deviation by sqrt(k); small bundles exceed the normal approximation.
         let width = 5.0 / (dim as f64).sqrt() / (k as f64).sqrt() + 0.45 / k as f64 * expected;
         assert_near!(mean, expected, abs = width, "{} {k}", A::KIND);
         let random = PackedTritVec::random(dim, 99).unwrap();
@@ -209,7 +209,7 @@ fn unbinding_with_a_sparse_key_costs_the_root_of_its_density() {
 fn the_same_seed_gives_the_same_vector_and_another_an_unrelated_one() {
     let trits = |v: PackedTritVec<Z3>| v.to_trits();
     assert_eq!(trits(vector(20, 1)), [-1, -1, -1, 0, 0, -1, 1, 1, 0, 0, 1, -1, 1, -1, 0, -1, 0, 0, -1, -1]);
-    // A prefix of a longer vector is the shorter one, so a set may grow.
+    // A vector is a prefix of the longer vectors with the same seed.
     assert_eq!(trits(vector(1000, 7))[..100], trits(vector(100, 7)));
     let set = PackedTritVec::<Z3>::random_set(10_000, 20, 3).unwrap();
     assert_eq!(set[..5], PackedTritVec::random_set(10_000, 5, 3).unwrap());

@@ -1,6 +1,6 @@
 //! Hypervectors: algebra, structures, files, devices.
 //!
-//! One binary for all files: each further one is linked anew.
+//! One binary for all files, since every binary is linked separately.
 
 mod capacity;
 mod demonstration;

@@ -1,4 +1,4 @@
-//! Memories, structures and encodings in every algebra, and what they refuse.
+//! Memories, structures and encodings in every algebra, and their errors.
 
 use trike_popcount::{Cpu, TritOps};
 use trike_testkit::{Rng, assert_near};
@@ -103,7 +103,7 @@ fn cleanup<A: Algebra>() {
     assert_eq!(settled.vector, stored[4]);
     let unsettled = memory.cleanup_iterative(&mixed, 0.5, 1).unwrap();
     assert_eq!((unsettled.converged, unsettled.steps), (false, 1));
-    // Nothing is similar enough: the vector stays.
+    // No stored vector is similar enough: the vector is unchanged.
     let stayed = memory.cleanup_iterative(&stranger, 0.5, 20).unwrap();
     assert!(stayed.converged && stayed.steps == 0 && stayed.vector == stranger);
 }
@@ -158,7 +158,7 @@ fn structures<A: Algebra>() {
             all.sort_unstable();
             all
         };
-        // A dense key keeps all of a value, a sparse one as much as its density.
+        // A dense key preserves all of a value, a sparse key a fraction equal to its density.
         let threshold = if A::KIND == Ternary::KIND { 0.4 } else { 0.5 };
         let after =
             |graph: &Graph<A>, i: usize| sorted(graph.successors(&words[i], &memory, threshold).unwrap());
@@ -172,7 +172,7 @@ fn structures<A: Algebra>() {
         assert_eq!(after(&graph, 5), [7]);
     }
 
-    // Remainders by three, read digit by digit.
+    // Remainders modulo three, processed digit by digit.
     let mut automaton = Automaton::new(dim).unwrap();
     let (states, digits) = (&words[..3], &words[10..20]);
     let remainders = ItemMemory::of(states).unwrap();
@@ -181,7 +181,7 @@ fn structures<A: Algebra>() {
             automaton.add(&digits[digit], &states[from], &states[(10 * from + digit) % 3]).unwrap();
         }
     }
-    // Two sparse keys leave 4/9 of a value, which is below the threshold of a transition.
+    // Two sparse keys preserve 4/9 of a value, which is below the threshold of a transition.
     if A::KIND != Ternary::KIND {
         let mut state = 0;
         for digit in [2, 7, 1, 8, 2, 8] {
@@ -246,14 +246,14 @@ fn hierarchies<A: Algebra>() {
             (_, other) => panic!("{other:?}"),
         }
         record.remove(slot(3), &words[3]).unwrap();
-        // Counts of many vectors cannot tell what is in them; those of one can.
+        // The counts of many vectors cannot show that a vector was not added; the counts of one can.
         let mut one = Hierarchy::<A>::new(dim, 9, policy).unwrap();
         one.insert(slot(3), &words[3]).unwrap();
         assert!(matches!(one.remove(slot(3), &words[4]), Err(VsaError::NotInBundle { weight: 1 })));
         one.remove(slot(3), &words[3]).unwrap();
         assert!(one.is_empty());
     }
-    // No two of many slots have the same key.
+    // All of many slots have dissimilar keys.
     let policy = CapacityPolicy::new(50, 0.5, FullAction::Warn).unwrap();
     let record = Hierarchy::<A>::new(dim, 9, policy).unwrap();
     let keys: Vec<_> = (0..60).map(|i| record.key(slot(i)).unwrap()).collect();
@@ -293,10 +293,10 @@ fn encodings<A: Algebra>() {
     let wide = ScalarEncoder::<A>::new(100, f64::MIN, f64::MAX, 3, 1).unwrap();
     assert_eq!(wide.decode(&wide.encode(f64::MAX).unwrap()).unwrap(), f64::MAX);
 
-    // Similarity falls with the angle, whatever the length.
+    // Similarity decreases with the angle, independent of the norm.
     for inputs in [3, 100] {
         let projection = RandomProjection::<A>::new(inputs, 4000, 1).unwrap().on(Cpu::new(2).unwrap());
-        // Two perpendicular directions that all inputs take part in.
+        // Two perpendicular directions with components in all inputs.
         let mut axes = [Rng::new(5).normals(inputs), Rng::new(6).normals(inputs)];
         let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
         let along = product(&axes[0], &axes[1]) / product(&axes[0], &axes[0]);
@@ -328,7 +328,7 @@ fn encodings<A: Algebra>() {
     assert_eq!((encoded.sums().unwrap(), encoded.total()), (expected.sums().unwrap(), expected.total()));
     assert!(TextEncoder::<A>::new(500, 1, 7).unwrap().encode("x").is_ok() && encoder.encode("ab").is_err());
 
-    // Two clusters, learnt online from mistakes.
+    // Two clusters, learned online from errors.
     let mut rng = Rng::new(3);
     let centres = set::<A>(1000, 2, 11);
     let mut example = |class: usize| {
@@ -419,12 +419,12 @@ fn bipolar_vectors_have_no_zeros() {
     assert!(Bundle::<Bipolar>::from_counts(&[1], &[0], 2, 2).is_err());
     assert!(Bundle::<Bipolar>::from_counts(&[1], &[1], 2, 2).is_ok());
     assert!(SparseVec::new(2, vec![(0, Trit::P)]).unwrap().to_packed::<Bipolar>().is_err());
-    // Bundles of an even number have no zeros either.
+    // Bundles of an even number of vectors have no zeros either.
     let [b, c] = [1, 2].map(|seed| PackedTritVec::<Bipolar>::random(1000, seed).unwrap());
     assert_eq!(bundle_many([&b, &c]).unwrap().nonzeros().unwrap(), 1000);
 }
 
-/// Factors of products of three are found, in both algebras whose binding is exact.
+/// Factors of triple products are found, in both algebras with exact unbinding.
 #[test]
 fn resonators_factorize() {
     fn check<A: Algebra>() -> usize {

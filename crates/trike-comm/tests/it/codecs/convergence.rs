@@ -1,4 +1,4 @@
-//! The loss at the end of a run.
+//! The final loss of a run.
 
 use trike_comm::{Codec, CodecConfig, Communicator, Threads};
 use trike_testkit::Rng;
@@ -9,7 +9,7 @@ const RANKS: usize = 4;
 const STEPS: usize = 2000;
 const RATE: f32 = 0.02;
 
-/// The mean over ranks by the codec, or of all bits.
+/// The mean over ranks by the codec, or the exact one.
 fn mean(codec: &mut Option<Box<dyn Codec>>, comm: &Threads, gradient: &mut [f32]) {
     if let Some(codec) = codec {
         return codec.exchange(comm, gradient).expect("a mean");
@@ -23,8 +23,8 @@ fn mean(codec: &mut Option<Box<dyn Codec>>, comm: &Threads, gradient: &mut [f32]
     }
 }
 
-/// The mean loss of the last tenth of a run: weights with curvatures of 0.2 to 1, whose gradients have noise on each rank.
-/// `local` steps are done alone before each exchange of differences.
+/// The mean loss of the last tenth of a run: weights with curvatures of 0.2 to 1, with independent gradient noise on each rank.
+/// Each rank takes `local` steps before each exchange of differences.
 fn loss(config: Option<CodecConfig>, local: usize) -> f64 {
     let losses = Threads::run(RANKS, |comm| {
         let mut rng = Rng::new(1);
@@ -55,8 +55,8 @@ fn loss(config: Option<CodecConfig>, local: usize) -> f64 {
     losses[0]
 }
 
-/// Each codec ends within a factor of the loss without one. At first the loss is more than 100 times that. The decay of
-/// SparseLoCo lessens the noise of single steps, and with it the loss.
+/// Each codec ends within a factor of the exact mean's loss, which starts more than 100 times higher. The decay of SparseLoCo
+/// reduces the noise of single steps, and with it the loss.
 #[test]
 fn codecs_end_near_the_loss_without_one() {
     let exact = [loss(None, 1), loss(None, 10)];

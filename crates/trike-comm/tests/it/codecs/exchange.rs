@@ -1,4 +1,4 @@
-//! What ranks get, what they send and what they keep.
+//! Results, traffic and residuals of exchanges.
 
 use trike_comm::codec::{LocalExchange, LowRank};
 use trike_comm::{Codec, CodecConfig, CommError, Communicator, Threads};
@@ -9,7 +9,7 @@ use super::{LOSSLESS, SHAPES, add, all, cosine, gradient, kept, length, normals,
 /// Bytes of the header of a message.
 const HEADER: u64 = 20;
 
-/// The sum of the means of five steps on a rank, and what it keeps.
+/// The sum of the means of five steps on a rank, and its residual.
 fn five_steps(config: CodecConfig, shapes: &[[usize; 2]], comm: &Threads) -> (Vec<f32>, Vec<f32>) {
     let mut codec = config.build(shapes).expect("a codec");
     let len = codec.len();
@@ -101,7 +101,7 @@ fn the_mean_is_finite_for_gradients_of_any_size() {
     }
 }
 
-/// Finite gradients with which sums would not be: refused as what they are, and the state stays as it was.
+/// Finite gradients whose sums would overflow are refused by name, and the state is unchanged.
 #[test]
 fn gradients_at_the_end_of_the_range_change_nothing() {
     let comm = &Threads::new(1)[0];
@@ -127,7 +127,7 @@ fn gradients_at_the_end_of_the_range_change_nothing() {
             }
         }
         assert_eq!(saved(&*codec), before, "{config:?}");
-        // The largest that are taken give numbers, and so do small ones after them.
+        // The largest accepted gradients give finite results, and so do small ones after them.
         for size in [2e31, 2e31, 1.0] {
             for is_alike in [true, false] {
                 let mut gradient = sized(size, is_alike);
@@ -139,11 +139,11 @@ fn gradients_at_the_end_of_the_range_change_nothing() {
     }
 }
 
-/// What has waited counts, too: gradients that are not too large for themselves.
+/// The residual counts too: each gradient alone is small enough.
 #[test]
 fn residuals_do_not_overflow() {
     let comm = &Threads::new(1)[0];
-    // Almost all of it waits.
+    // Almost all of it stays in the residual.
     let mut codec =
         CodecConfig::SparseLoCo { share: 0.001, decay: 1.0 }.build(&[[1, 1240]]).expect("a codec");
     let mut refused = Ok(());
@@ -161,7 +161,7 @@ fn residuals_do_not_overflow() {
     codec.exchange(comm, &mut vec![-1e31; 1240]).expect("it goes on");
 }
 
-/// One of two ranks has a gradient that is too large: neither changes its state.
+/// One of two ranks has a gradient that is too large: no rank changes its state.
 #[test]
 fn a_gradient_that_is_too_large_is_refused_before_any_rank_sends() {
     for config in CodecConfig::DEFAULTS {
@@ -209,7 +209,7 @@ fn tensors_that_no_memory_holds_are_refused() {
     assert_eq!(error.to_string(), text);
 }
 
-/// Bytes of the default settings, for which their docs give the figures.
+/// Bytes of the default settings, as documented.
 #[test]
 fn exchanges_have_their_bytes() {
     let matrix = [[4096, 4096]];
@@ -220,7 +220,7 @@ fn exchanges_have_their_bytes() {
             exact as f64 / codec.sent_bytes(0, ranks) as f64
         };
         for ranks in [4, 64] {
-            // Messages of all elements to all ranks, in place of those of an owner's.
+            // Messages of all elements to all ranks, instead of to their owners.
             let more = match config {
                 CodecConfig::TopK { .. } | CodecConfig::Demo { .. } | CodecConfig::SparseLoCo { .. } => {
                     ranks / 2
@@ -238,13 +238,13 @@ fn exchanges_have_their_bytes() {
     assert_near!(ratio(CodecConfig::SPARSE_LOCO), 136.5, abs = 0.05);
     assert_near!(ratio(CodecConfig::LOW_RANK), 512.0, abs = 0.05);
     assert_near!(ratio(CodecConfig::SKETCH), 20.0, abs = 0.05);
-    // 64 entries of 14 bits and two scales; 17 of them end within a byte.
+    // 64 entries of 14 bits and two scales; 17 entries end within a byte.
     let bytes = |len| CodecConfig::SPARSE_LOCO.build_message(&[[1, len]]).expect("a codec").bytes();
     assert_eq!((bytes(4096), bytes(17 * 64), bytes(1)), (64 * 14 / 8 + 8, 30 + 8, 2 + 8));
 }
 
-/// Over many steps the mean of what arrives is the gradient: the error is what is kept, over the steps. If that is bounded, eight times
-/// the steps have an eighth of the error; if it grew as a random walk does, 0.35.
+/// Over many steps the mean of the received values is the gradient: the error is the residual divided by the number of steps. If
+/// the residual is bounded, eight times the steps have an eighth of the error; if it grew like a random walk, 0.35.
 #[test]
 fn a_constant_gradient_arrives() {
     let comm = &Threads::new(1)[0];
@@ -268,8 +268,8 @@ fn a_constant_gradient_arrives() {
     }
 }
 
-/// Ranks whose gradients always differ: the mean hides what each keeps, which must not grow with the steps either, fourfold from 300
-/// to 1,200. That of trits doubles at first: elements beyond the scale wait until they have raised it.
+/// Ranks whose gradients differ constantly: the mean hides the residuals, which must not grow with the steps either, fourfold from
+/// 300 to 1,200. The residual of trits doubles at first: elements beyond the scale accumulate until they have raised it.
 #[test]
 fn ranks_do_not_drift_apart() {
     for config in LOSSLESS {
@@ -289,8 +289,8 @@ fn ranks_do_not_drift_apart() {
     }
 }
 
-/// The direction of one step of normal numbers, from theory: the best three values have 0.900, `n` elements in `b` buckets the
-/// square root of `b / (b + n)`.
+/// The cosine of one step for normally distributed gradients, from theory: three optimal levels have 0.900, `n` elements in `b`
+/// buckets the square root of `b / (b + n)`.
 #[test]
 fn one_step_has_the_direction_that_is_possible() {
     let comm = &Threads::new(1)[0];
@@ -308,7 +308,7 @@ fn one_step_has_the_direction_that_is_possible() {
     }
 }
 
-/// A matrix of rank 2 is exact after a few steps of rank 2, also if the gradients before it had less rank, so that a column of the
+/// A matrix of rank 2 is exact after a few steps of rank 2, even if earlier gradients had lower rank, so that a column of the
 /// factors was lost.
 #[test]
 fn matrices_of_low_rank_arrive_whole() {

@@ -6,7 +6,7 @@ use trike_testkit::{Rng, assert_all_near};
 
 use super::{all, normals};
 
-/// All codecs of one message.
+/// All codecs with a single message.
 fn of_one_message() -> Vec<CodecConfig> {
     let config = |config: &CodecConfig| !matches!(config, CodecConfig::LowRank { .. });
     all().into_iter().filter(config).collect()
@@ -26,7 +26,7 @@ fn the_largest_elements_are_sent_and_the_others_wait() {
     assert_all_near!(&decoded(&codec, &message), &want, abs = 1e-6);
 }
 
-/// With momentum a gradient pushes on until its element is sent.
+/// With momentum a gradient keeps accumulating until its element is sent.
 #[test]
 fn the_velocity_of_what_is_sent_is_cleared() {
     let mut codec = TopK::new(2, 0.5, 0.5).expect("a codec");
@@ -35,12 +35,12 @@ fn the_velocity_of_what_is_sent_is_cleared() {
         decoded(&codec, &message)
     };
     assert_eq!(step([4.0, 1.0]), [4.0, 0.0]);
-    // 1 + 0.5 + 0.25 waits, and the first has no velocity left.
+    // 1 + 0.5 + 0.25 is waiting, and the first element has no velocity left.
     assert_eq!(step([0.0, 0.0]), [0.0, 1.5]);
     assert_eq!(step([0.0, 0.0]), [0.0, 0.0]);
 }
 
-/// Two magnitudes fit two groups, and what waits decays.
+/// Two magnitudes fit two groups, and the residual decays.
 #[test]
 fn values_of_two_sizes_arrive_whole() {
     let mut codec = SparseLoCo::new(6, 0.67, 0.5).expect("a codec");
@@ -51,7 +51,7 @@ fn values_of_two_sizes_arrive_whole() {
     assert_eq!(decoded(&codec, &message), [0.0, 0.0, 0.1875, 0.0, 0.0, 0.1875]);
 }
 
-/// A cosine is one coefficient, whatever its phase at the chunk's ends.
+/// A cosine is one coefficient, whatever its phase at the chunk boundaries.
 #[test]
 fn a_wave_is_one_coefficient() {
     let wave: Vec<f32> =
@@ -61,7 +61,7 @@ fn a_wave_is_one_coefficient() {
     let mut codec = Demo::new(64, 0.01, 0.9).expect("a codec");
     let message = codec.encode(&wave).expect("a message");
     assert_all_near!(&decoded(&codec, &message), &wave, abs = 1e-5);
-    // Without new gradients what is left is nothing, and so is its tenth.
+    // Without new gradients the residual is zero, and so is its tenth.
     let message = codec.encode(&[0.0; 64]).expect("a message");
     assert_all_near!(&decoded(&codec, &message), &[0.0; 64], abs = 1e-5);
 }
@@ -91,18 +91,18 @@ fn messages_that_no_gradient_has_are_refused() {
     let loco = CodecConfig::SparseLoCo { share: 0.34, decay: 1.0 };
     let demo = CodecConfig::Demo { share: 0.34, momentum: 1.0 };
     let (nan, minus) = (f32::NAN.to_le_bytes(), (-1f32).to_le_bytes());
-    // Bytes that are written into the message of six elements, and where.
+    // Bytes written into the message of six elements, and their offsets.
     let damages: [(CodecConfig, usize, &[u8]); 19] = [
         (CodecConfig::Ternary, 0, &nan),
         (CodecConfig::Ternary, 0, &minus),
         (CodecConfig::Ternary, 5, &[243]),
         (CodecConfig::Sign, 0, &nan),
         (CodecConfig::Sign, 0, &minus),
-        // A bit behind the sixth element.
+        // A padding bit after the sixth element.
         (CodecConfig::Sign, 4, &[0x40]),
         (top, 0, &nan),
         (top, 0, &minus),
-        // Place 7 of 6, and places that do not ascend.
+        // Index 7 of 6, and indices that do not ascend.
         (top, 4, &[0x70, 0]),
         (top, 4, &[0x40, 0, 0x40, 0]),
         (top, 4, &[0x40, 0, 0x30, 0]),
@@ -112,7 +112,7 @@ fn messages_that_no_gradient_has_are_refused() {
         (loco, 4, &nan),
         (loco, 4, &minus),
         (loco, 8, &[7 << 2, 0]),
-        // A bit behind the second entry of 14 bits.
+        // A padding bit after the second entry of 14 bits.
         (loco, 11, &[0x10]),
         (CodecConfig::SKETCH, 4, &nan),
     ];
@@ -125,7 +125,7 @@ fn messages_that_no_gradient_has_are_refused() {
     }
 }
 
-/// Arbitrary bytes are refused or give numbers.
+/// Arbitrary bytes are refused or decode to finite numbers.
 #[test]
 fn no_message_panics() {
     let mut rng = Rng::new(1);

@@ -9,7 +9,7 @@ mod state;
 use trike_comm::{Codec, CodecConfig};
 use trike_testkit::Rng;
 
-/// All codecs with settings that lose nothing, with small and large shares and ranks.
+/// All codecs with lossless settings, with small and large shares and ranks.
 const LOSSLESS: [CodecConfig; 10] = [
     CodecConfig::Ternary,
     CodecConfig::Sign,
@@ -23,7 +23,8 @@ const LOSSLESS: [CodecConfig; 10] = [
     CodecConfig::Sketch { share: 1.0 },
 ];
 
-/// No elements, and lengths at and around the ends of bytes, transforms and chunks; matrices that are sent whole and as factors.
+/// No elements, and lengths at and around the boundaries of bytes, transforms and chunks; matrices that are sent whole and as
+/// factors.
 const SHAPES: [&[[usize; 2]]; 15] = [
     &[],
     &[[1, 0], [0, 7]],
@@ -42,7 +43,7 @@ const SHAPES: [&[[usize; 2]]; 15] = [
     &[[2, 2100], [1, 4000]],
 ];
 
-/// All codecs: those that lose nothing, and those with their default settings and with momentum.
+/// All codecs: with lossless settings, and with default settings and with momentum.
 fn all() -> Vec<CodecConfig> {
     let momentum = CodecConfig::TopK { share: 0.1, momentum: 0.9 };
     [&LOSSLESS[..], &CodecConfig::DEFAULTS, &[momentum]].concat()
@@ -62,7 +63,7 @@ fn saved(codec: &dyn Codec) -> Vec<Vec<f32>> {
     codec.state().iter().map(|vector| vector.values.to_vec()).collect()
 }
 
-/// What a codec keeps to be sent later.
+/// The residual of a codec.
 fn kept(codec: &dyn Codec) -> Vec<f32> {
     let state = codec.state();
     let vector = state.iter().find(|vector| ["residual", "waiting", "momentum"].contains(&vector.name));

@@ -19,7 +19,7 @@ fn a_compressor_gives_the_figures_of_its_messages() {
         assert_near!(compressed.stats.ratio, 20_000.0 / compressed.message.len() as f64, rel = 1e-12);
         let back = compressor.decompress(&compressed.message).expect("a gradient");
         assert_near!(compressed.stats.cosine, cosine(&gradient, &back), abs = 1e-6, "{config:?}");
-        // What was left out comes later.
+        // The residual follows in the second message.
         let second = compressor.compress(&[0.0; 5000]).expect("a message");
         assert_near!(second.stats.cosine, 0.0, abs = 0.0);
         let more = compressor.decompress(&second.message).expect("a gradient");
@@ -37,7 +37,7 @@ fn a_compressor_gives_the_figures_of_its_messages() {
     assert_near!(stats.cosine, 0.0, abs = 0.0);
 }
 
-/// Messages whose scales lie far apart in chunks, with zeros and subnormal numbers among them.
+/// Messages whose chunk scales differ by many orders of magnitude, including zeros and subnormal numbers.
 fn messages(len: usize) -> Vec<Vec<u8>> {
     let message = |(rank, size): (u64, f32)| {
         let gradient: Vec<f32> = normals(rank, len).iter().map(|x| x * size).collect();
@@ -94,7 +94,7 @@ fn wrong_trits_change_no_sum() {
     sum.add(0, &messages[0]).expect("trits");
     let before = sum.clone();
     let mut wrong = messages[1].clone();
-    // In the second chunk, so that the first could have been added.
+    // In the second chunk, after the first could have been added.
     *wrong.last_mut().expect("bytes") = 243;
     assert!(matches!(sum.add(3, &wrong), Err(CommError::Damaged { rank: 3, .. })));
     assert!(matches!(sum.add(3, &wrong[1..]), Err(CommError::Cut { rank: 3, .. })));

@@ -1,4 +1,4 @@
-//! Runs that stop and go on, on as many ranks or on others.
+//! Runs that stop and resume, on the same or another number of ranks.
 
 use trike_comm::codec::{Carry, restore};
 use trike_comm::{Codec, CodecConfig, CommError, Communicator, Threads};
@@ -43,7 +43,7 @@ fn a_run_goes_on_with_the_same_bits() {
     }
 }
 
-/// What the weights have got and what the ranks keep are the mean gradients, also across a change of their number.
+/// Applied updates plus the mean residual are the mean gradients, even if the number of ranks changes.
 #[test]
 fn nothing_is_lost_on_another_number_of_ranks() {
     for config in LOSSLESS {

@@ -1,6 +1,6 @@
 //! Decode attention over floats: products of queries with keys, and of weights with values, in f32.
 //!
-//! Both read the rows in blocks that stay in the L1 cache, so that each byte comes from memory once for all heads of a group.
+//! Both read the rows in blocks that stay in the L1 cache, so that each byte is loaded from memory once for all heads of a group.
 
 use bytemuck::cast_slice;
 
@@ -12,13 +12,13 @@ use crate::kernels::{Element, Kernels as _, with_float_kernels};
 use half::f16;
 use trike_host::{Isa, Loop};
 
-/// Rows read by all heads of a group before the next ones: 16 KiB of f16 for heads of 128.
+/// Rows per block, read by all heads of a group: 16 KiB of f16 for heads of 128.
 const BLOCK: usize = 64;
 
 macro_rules! products {
     ($($element:ty),*) => {
         $(impl Products for $element {
-            /// As they are.
+            /// Queries are not converted.
             type Queries<'a> = &'a [f32];
             type Room = ();
 
@@ -63,7 +63,7 @@ struct ScoreRows<'a, S, E> {
     s: S,
     q: &'a [f32],
     rows: &'a [E],
-    /// The bytes that are read after `rows`, for prefetching.
+    /// The bytes read after `rows`, for prefetching.
     next: &'a [u8],
     scores: &'a mut [f32],
     first: usize,
@@ -124,7 +124,7 @@ fn score_rows_of<S: Lanes, E: Element, const H: usize>(
             }
             [&rows[from..], &rows[from + d..], &rows[from + 2 * d..], &rows[from + 3 * d..]]
         } else {
-            // The last row stands for those after it, so that the products are compiled once.
+            // Missing rows repeat the last one, so that only one instance is compiled.
             let (second, last) = (1.min(count - 1), count - 1);
             [&rows[from..], &rows[from + second * d..], &rows[from + last * d..], &rows[from + last * d..]]
         };
@@ -139,8 +139,8 @@ fn score_rows_of<S: Lanes, E: Element, const H: usize>(
     }
 }
 
-/// Four rows times `H` queries. Slices of rows begin with the row and may go on behind it. `tails` are the elements of the queries
-/// after their last whole chunk, padded with zeros.
+/// Four rows times `H` queries. Row slices start at the row and may extend past it. `tails` are the elements of the queries after
+/// their last whole chunk, zero-padded.
 #[inline(always)]
 fn dots<S: Lanes, E: Element, const H: usize>(
     s: S,
@@ -179,7 +179,7 @@ fn dots<S: Lanes, E: Element, const H: usize>(
         out[h] = s.fold_lanes(acc[h]);
     }
     if !d.is_multiple_of(16) {
-        // Sums of their own: sharing those above would keep them in memory for every `d`.
+        // Separate sums: sharing the ones above would keep them in memory for every `d`.
         let mut ends = [[E::ZERO; 16]; 4];
         for r in 0..4 {
             ends[r] = beginning(&rows[r][16 * n..], d - 16 * n);
@@ -201,7 +201,7 @@ fn dots<S: Lanes, E: Element, const H: usize>(
     out
 }
 
-/// The elements after the last whole chunk, padded with zeros.
+/// The elements after the last whole chunk, zero-padded.
 #[inline(always)]
 fn padded<E: Element>(tail: &[E]) -> [E; 16] {
     let mut padded = [E::ZERO; 16];
@@ -209,8 +209,8 @@ fn padded<E: Element>(tail: &[E]) -> [E; 16] {
     padded
 }
 
-/// A chunk whose first `len` elements are those of `from`. The others are elements behind them where there are any, and otherwise
-/// zeros: a whole chunk is one load, and a part of one is a copy that the next load waits for.
+/// A chunk whose first `len` elements are those of `from`, followed by the next elements if there are enough, otherwise by zeros: a
+/// whole chunk is a single load, while a partial one is a copy that the next load must wait for.
 #[inline(always)]
 fn beginning<E: Element>(from: &[E], len: usize) -> [E; 16] {
     match from.first_chunk() {
@@ -225,7 +225,7 @@ struct AddRows<'a, S, E> {
     weights: &'a [f32],
     first: usize,
     rows: &'a [E],
-    /// The bytes that are read after `rows`, for prefetching.
+    /// The bytes read after `rows`, for prefetching.
     next: &'a [u8],
     sums: &'a mut [f32],
     share: usize,

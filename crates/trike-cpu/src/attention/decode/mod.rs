@@ -21,9 +21,9 @@ use trike_host::Pool;
 /// merged in order.
 const CHUNK: usize = 256;
 
-/// Stored keys and values with the two products of decode attention. Both read each byte from memory once for all heads of a group.
+/// Stored keys and values with the two products of decode attention. Both load each byte from memory once for all heads of a group.
 pub(super) trait Products: Cached {
-    /// Queries as the product with keys reads them.
+    /// Queries in the format of the product with keys.
     type Queries<'a>: Sync;
     /// Memory of a thread.
     type Room: Default;
@@ -45,13 +45,13 @@ pub(super) struct Reading<'a, E> {
     rows: [&'a [E]; 2],
     /// Their scales if they are codes.
     scales: [&'a [f32]; 2],
-    /// The bytes that are read after them, for prefetching.
+    /// The bytes read after them, for prefetching.
     after: &'a [u8],
     head_dim: usize,
 }
 
 impl<'a, E: Cached> Reading<'a, E> {
-    /// Each run with its scales and the bytes that are read after it.
+    /// Each run with its scales and the bytes read after it.
     fn runs(self) -> [(&'a [E], &'a [f32], &'a [u8]); 2] {
         let [first, second] = self.rows;
         let next = if second.is_empty() { self.after } else { cast_slice(second) };
@@ -174,7 +174,7 @@ fn attend<K: Products, V: Products>(
     };
     let scales = job.scales(v, cell.kv_head, &cell.positions);
     let values = Reading { rows: values, scales, after: next_keys, head_dim };
-    // Needed after the keys, and too few lines for the hardware to fetch them ahead.
+    // Needed after the keys, and too short for the hardware prefetchers.
     with_shared_kernels!(isa, s => for scales in keys.scales.into_iter().chain(scales) {
         scales.chunks(16).for_each(|line| s.prefetch(&line[0], 0));
     });
@@ -198,7 +198,7 @@ impl Loop for Softmax<'_> {
 
     #[inline(always)]
     fn run(self) -> Facts {
-        // Whole chunks first: their length is known, so that the loops over the lanes become vectors.
+        // Whole chunks first: their length is constant, so that the loops over the lanes are vectorized.
         let (chunks, tail) = self.scores.as_chunks_mut::<16>();
         let mut lanes = [f32::NEG_INFINITY; 16];
         for scores in chunks.iter_mut() {
@@ -206,7 +206,7 @@ impl Loop for Softmax<'_> {
         }
         scale_scores(tail, self.scale, &mut lanes);
         let largest = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
-        // If every score is minus infinity, the exponentials are zero: other cells may have larger scores.
+        // If every score is minus infinity, the exponentials are zero: other cells may have finite scores.
         let from = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
         let mut sums = [0.0; 16];
         for scores in chunks.iter_mut() {

@@ -1,4 +1,4 @@
-//! Copies of the selected keys and values, one after the other.
+//! Contiguous copies of the selected keys and values.
 
 use trike_host::{Cpu, Lines};
 
@@ -9,15 +9,15 @@ use crate::simd::Simd;
 
 /// Rows of a task.
 const ROWS: usize = 128;
-/// Rows between a prefetch and the copy: memory answers in the time of some copies.
+/// Rows between a prefetch and the copy: memory latency in units of row copies.
 const AHEAD: usize = 12;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// The rows to copy, of each head.
+/// The rows to copy for each head.
 #[derive(Clone, Copy)]
 pub(super) struct Selection<'a> {
-    /// `[kv_heads][count]`, from the oldest visible position on.
+    /// `[kv_heads][count]`, relative to the oldest visible position.
     pub(super) offsets: &'a [u32],
     pub(super) count: usize,
     /// The slot of the oldest visible position.
@@ -31,14 +31,14 @@ impl Selection<'_> {
         self.offsets.len() / self.count
     }
 
-    /// The slot of an offset, without a division.
+    /// The ring slot of an offset, without a division.
     #[inline(always)]
     fn slot(&self, offset: u32) -> usize {
         let slot = self.start + offset as usize;
         if slot < self.capacity { slot } else { slot - self.capacity }
     }
 
-    /// The rows of `data`, in `room`.
+    /// Copies the rows of `data` to `room`.
     pub(super) fn gather<'r>(
         &self,
         cpu: &Cpu,

@@ -10,11 +10,12 @@ use crate::attention::{KvData, Ring};
 use crate::error::{CpuError, check_range};
 use crate::kernels::{Element as _, Kernels as _, with_float_kernels};
 
-/// The most elements of a head: scores of so many channels fit 16 bits.
+/// Maximum `head_dim`: scores of this many channels fit 16 bits.
 const MOST: usize = 1024;
 
-/// Sign codes of the keys of one layer of one sequence: a bit per channel of `H (key - mean)`, in which queries find the keys that they
-/// attend to most, and the length of each `key - mean` in a byte: of two keys in the same direction, the longer one has more attention.
+/// Sign codes of the keys of one layer of one sequence, for estimating which keys a query attends to most: one bit per channel of
+/// `H (key - mean)`, plus the length of `key - mean` as a byte, since of two keys in the same direction the longer one gets more
+/// attention.
 ///
 /// ```text
 /// keys    ring  [kv_heads][capacity][head_dim]        position p in slot p % capacity, as in `KvView`
@@ -22,14 +23,15 @@ const MOST: usize = 1024;
 /// lengths       [kv_heads][capacity]                  64 for the root mean square of all, at most 255
 /// ```
 ///
-/// `H` is the normalized Hadamard transform of the largest power-of-two blocks of a head: the whole head of 64 or 128 elements, blocks of
-/// 16 for 80, and nothing for an odd number. `mean` is the mean key of each head, without which most bits would be the same for all keys:
-/// keys lie in a narrow cone. Heads of fewer than 64 elements get further channels, up to 64, with some signs flipped before the transform.
+/// `H` is the normalized Hadamard transform of the largest power-of-two blocks of a head: the whole head of 64 or 128 elements,
+/// blocks of 16 for 80, and the identity for an odd number. `mean` is the mean key of each head; keys lie in a narrow cone, so
+/// without it most bits would be the same for all keys. Heads of fewer than 64 elements get additional channels, up to 64, with
+/// some signs flipped before the transform.
 ///
-/// The index is derived from the cached keys alone. They are coded when attention needs the codes, so that a sequence that is too short
-/// for a selection pays nothing. All are coded again, with a new mean, whenever their number has doubled or the ring has gone round
-/// once, which is a constant number of times per key. Until the ring has gone round, the codes depend on the cached keys only, and not
-/// on the steps in which they came.
+/// The index is derived from the cached keys alone. Keys are coded lazily, when attention needs the codes, so a sequence that is
+/// too short for a selection costs nothing. All keys are recoded with a new mean whenever their number has doubled or the ring has
+/// wrapped once more, which amortizes to a constant number of times per key. Until the ring wraps, the codes depend only on the
+/// cached keys and not on how they were divided into steps.
 ///
 /// ```
 /// use trike_cpu::KeyIndex;
@@ -48,7 +50,7 @@ pub struct KeyIndex {
     lengths: Lines<u8>,
     /// Of each head.
     centers: Vec<Center>,
-    /// The positions before this one have the mean.
+    /// The mean covers the positions before this one.
     mean_end: usize,
     /// The positions before this one are coded.
     coded: usize,
@@ -59,7 +61,7 @@ impl KeyIndex {
     ///
     /// # Errors
     ///
-    /// [`CpuError::Range`] for heads of no or of more than 1024 elements, or a capacity over 32 bits; [`CpuError::Host`] without
+    /// [`CpuError::Range`] for heads of zero or more than 1024 elements, or a capacity over 32 bits; [`CpuError::Host`] when out of
     /// memory.
     pub fn new(kv_heads: usize, head_dim: usize, capacity: usize) -> Result<Self, CpuError> {
         check_range("key/value heads of a key index", 1, 1 << 20, kv_heads)?;
@@ -79,7 +81,7 @@ impl KeyIndex {
         size_of_val(&*self.codes) + size_of_val(&*self.lengths)
     }
 
-    /// Forgets the codes of the positions from `len` on, whose keys are about to be replaced.
+    /// Discards the codes of the positions from `len` on, whose keys are about to be replaced.
     pub fn truncate(&mut self, len: usize) {
         self.coded = self.coded.min(len);
         if len < self.mean_end {
@@ -137,7 +139,7 @@ impl KeyIndex {
                 });
             }
         };
-        // A key takes as long as some twenty multiply-adds per channel.
+        // Coding a key costs about twenty multiply-adds per channel.
         let work = self.kv_heads.saturating_mul(20 * projection.channels() * (end - from));
         let codes = self.codes.chunks_exact_mut(capacity * projection.words());
         let lengths = self.lengths.chunks_exact_mut(capacity);
@@ -151,7 +153,7 @@ impl KeyIndex {
         (self.mean_end, self.coded) = (mean_end, end);
     }
 
-    /// The codes and lengths of a head at some positions that are in the ring: before and after the wrap-around.
+    /// The codes and lengths of a head at some positions in the ring: before and after the wrap-around.
     pub(super) fn codes_of(&self, head: usize, positions: Range<usize>) -> [(&[u64], &[u8]); 2] {
         let words = self.projection.words();
         slots(positions, self.capacity).map(|slots| {
@@ -161,7 +163,7 @@ impl KeyIndex {
     }
 }
 
-/// The positions that have the mean begin with the oldest in the ring and end before this one: the largest power of two up to `end`, or
+/// End of the positions that the mean covers; they begin with the oldest one in the ring. The largest power of two up to `end`, or
 /// a whole number of rounds of the ring.
 fn mean_end(end: usize, capacity: usize) -> usize {
     match end {
@@ -188,7 +190,7 @@ mod tests {
     use trike_testkit::{Rng, assert_near};
     use trike_trit::Hadamard;
 
-    /// The first channels of a vector by the definition, with the transform of `trike-trit`.
+    /// The first channels of a vector from the definition, with the transform of `trike-trit`.
     fn rotated(x: &[f32]) -> Vec<f32> {
         let mut x = x.to_vec();
         if let Some(rotation) = Hadamard::largest(x.len(), Hadamard::MAX) {
@@ -215,7 +217,7 @@ mod tests {
             (1, 200, 9, 5),
         ] {
             let live = end - end.min(capacity);
-            // In a narrow cone, as keys are.
+            // In a narrow cone, like real keys.
             let offset = rng.normals(heads * d);
             let keys: Vec<f32> = (0..capacity)
                 .flat_map(|_| rng.normals(heads * d))
@@ -244,7 +246,7 @@ mod tests {
                 }
                 let mut all = Vec::new();
                 for isa in Isa::available() {
-                    // A ring that has gone round lacks keys that an earlier step had for the mean.
+                    // After a wrap-around, the ring lacks keys that an earlier step included in the mean.
                     let all_steps = [vec![end], vec![1, end / 2, end - 1, end], (1..=end).collect()];
                     for steps in &all_steps[..if end > capacity { 1 } else { 3 }] {
                         let cpu = Cpu::with_isa(isa, 2).expect("two threads");
@@ -295,7 +297,7 @@ mod tests {
         }
     }
 
-    /// Positions that came back after a truncation are coded anew.
+    /// Positions rewritten after a truncation are recoded.
     #[test]
     fn a_truncated_index_is_that_of_the_keys_there() {
         let mut rng = Rng::new(42);
@@ -304,7 +306,7 @@ mod tests {
         let mut keys = rng.normals(capacity * d);
         let mut index = KeyIndex::new(1, d, capacity).expect("valid");
         index.update(&cpu, KvData::F32(&keys), 45);
-        // To the keys with the mean, into them with as many later, and to fewer.
+        // Truncated to the keys of the mean, with as many new ones, and to fewer.
         for (len, end) in [(40, 45), (20, 45), (10, 15)] {
             keys[len * d..].copy_from_slice(&rng.normals((capacity - len) * d));
             index.truncate(len);

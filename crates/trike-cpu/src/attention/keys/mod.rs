@@ -1,11 +1,13 @@
-//! Attention over selected positions: sign codes of the keys select them, exact attention runs over what was selected.
+//! Top-k attention: sign codes of the keys select positions, exact attention runs over the selected ones.
 //!
-//! A step over a long context waits for keys and values. Codes and lengths are an eighth of the keys in int8; a query is scored against all
-//! of them with population counts ([`score`]), the best scores are found by counting ([`select`]), and the keys and values of the selected
-//! positions are copied ([`gather`]), so that the decode kernel attends to them as to a short context. Scores are integers and ties go
-//! to the later position, so the selection depends on neither the instruction set nor the number of threads.
+//! A decode step over a long context is limited by loading keys and values. Codes and lengths are an eighth of the size of int8
+//! keys; a query is scored against all of them with population counts ([`score`]), the top scores are found with a histogram
+//! ([`select`]), and the keys and values of the selected positions are gathered ([`gather`]), so that the decode kernel attends to
+//! them as to a short context. Scores are integers and ties go to the later position, so the selection depends on neither the
+//! instruction set nor the number of threads.
 //!
-//! After Quest (Tang et al., 2024) and RaBitQ (Gao and Long, 2024): there bounds of pages, and rotated sign codes, find the keys.
+//! Related to Quest (Tang et al., 2024), which uses bounds per page, and RaBitQ (Gao and Long, 2024), which uses rotated sign
+//! codes.
 
 mod gather;
 mod index;
@@ -27,24 +29,24 @@ use crate::error::{CpuError, check_len};
 
 pub use index::KeyIndex;
 
-/// Positions of a task: their codes and scores fit the L2 cache, and counts are few beside them.
+/// Positions per task: their codes and scores fit the L2 cache, and the histograms are small in comparison.
 const BLOCK: usize = 16_384;
 
-/// Memory of a selection, which the next one uses again.
+/// Scratch memory of a selection, reused by the next one.
 #[derive(Clone, Debug, Default)]
 pub struct KeyScratch {
     /// `[kv_heads][positions]`
     scores: Vec<i16>,
     /// `[kv_heads][blocks][possible scores]`
     counts: Vec<u32>,
-    /// `[kv_heads][selected]`, from the oldest visible position on.
+    /// `[kv_heads][selected]`, relative to the oldest visible position.
     offsets: Vec<u32>,
-    /// Copied keys and values, elements and scales of each.
+    /// Gathered keys and values, elements and scales of each.
     keys: [Lines<u64>; 2],
     values: [Lines<u64>; 2],
 }
 
-/// What selects the keys of a step: the selector, the codes of the cached keys, and memory for intermediate results.
+/// Inputs of a key selection: the selector, the codes of the cached keys, and scratch memory.
 #[derive(Debug)]
 pub struct KeySelection<'a> {
     /// The selector.
@@ -82,7 +84,7 @@ pub(crate) fn attention_selected(
     };
     let k = rows.gather(cpu, kv.k, &mut scratch.keys)?;
     let v = rows.gather(cpu, kv.v, &mut scratch.values)?;
-    // The selected positions are a context of their own: keys carry their rotary embedding, so none is lost.
+    // The selected positions form a context without a window: keys already contain their rotary embedding.
     let problem = AttentionSpec { window: None, ..*problem };
     super::attention(cpu, &problem, q, count - 1, KvView { k, v, capacity: count }, out)
 }
@@ -113,17 +115,17 @@ struct Step<'a> {
     visible: Range<usize>,
 }
 
-/// Consecutive positions of one head, between the first and the last ones.
+/// Consecutive positions of one head, excluding the sinks and the most recent ones.
 struct Block<'s> {
     head: usize,
-    /// From the oldest visible position on.
+    /// Relative to the oldest visible position.
     offsets: Range<usize>,
     scores: &'s mut [i16],
     counts: &'s mut [u32],
 }
 
 impl<'a> Step<'a> {
-    /// Of validated arguments, but for the number of queries and the shape of the index.
+    /// Expects validated arguments, except the number of queries and the shape of the index.
     fn new(
         problem: &'a AttentionSpec,
         q: &'a [f32],
@@ -144,7 +146,8 @@ impl<'a> Step<'a> {
         Ok(Self { problem, q, visible: problem.span(position) })
     }
 
-    /// The summed queries of the heads that share keys, as planes. The transform is linear, so one of the sum is enough.
+    /// The sum of the queries of the heads that share keys, as bit planes. The transform is linear, so one transform of the sum is
+    /// enough.
     fn queries(&self, index: &KeyIndex) -> Vec<QueryPlanes> {
         let d = self.problem.head_dim;
         let share = self.problem.heads / self.problem.kv_heads;
@@ -186,7 +189,7 @@ impl<'a> Step<'a> {
                 Block { head: i / blocks, offsets: start..start + scores.len(), scores, counts }
             })
             .collect();
-        // A position takes as long as some ten multiply-adds per word of its code.
+        // A position costs about ten multiply-adds per word of its code.
         let parts = cpu.pool().parts((10 * heads * n).saturating_mul(index.projection.words()));
         cpu.pool().run(share_out(all.iter_mut().collect(), |block| block.scores.len(), parts), |blocks| {
             for block in blocks {
@@ -212,7 +215,7 @@ impl<'a> Step<'a> {
         });
     }
 
-    /// Scores and counts one block.
+    /// Scores one block and counts the scores.
     fn score(&self, cpu: &Cpu, index: &KeyIndex, query: &QueryPlanes, block: &mut Block<'_>) {
         let Range { start, end } = block.offsets;
         let positions = self.visible.start + start..self.visible.start + end;
@@ -227,10 +230,10 @@ impl<'a> Step<'a> {
     }
 }
 
-/// A block with the threshold of its head, the number of its ties that are not selected, and the place for its positions.
+/// A block with the threshold of its head, the number of its ties that are not selected, and the destination of its positions.
 type Share<'b, 's, 'o> = (&'b Block<'s>, Threshold, usize, &'o mut [u32]);
 
-/// Shares out the places for the best positions of one head to its blocks; the last ties are selected.
+/// Divides the output of one head among its blocks; the last ties are selected.
 fn share_best<'b, 's, 'o>(blocks: &'b [Block<'s>], mut to: &'o mut [u32]) -> Vec<Share<'b, 's, 'o>> {
     let counts: Vec<&[u32]> = blocks.iter().map(|block| &*block.counts).collect();
     let threshold = threshold(&counts, to.len());

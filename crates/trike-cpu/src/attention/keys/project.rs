@@ -1,4 +1,4 @@
-//! Channels of keys and queries whose signs are coded, and the codes.
+//! Projection of keys and queries to the channels whose signs are coded, and the coding.
 
 use crate::attention::cached::Cached;
 use crate::attention::int4::mixing;
@@ -10,11 +10,11 @@ use trike_trit::Hadamard;
 /// Bits of a word.
 pub(super) const WORD: usize = u64::BITS as usize;
 
-/// A linear map from the elements of a head to the channels whose signs are coded: `H D_r x` for each of some rounds `r`, with the
-/// normalized Hadamard transform `H` of the largest power-of-two blocks of the head, and diagonal matrices `D_r` of signs.
+/// A linear map from the elements of a head to the coded channels: `H D_r x` for each of several rounds `r`, with the normalized
+/// Hadamard transform `H` of the largest power-of-two blocks of the head, and diagonal sign matrices `D_r`.
 ///
-/// `D_0` is the identity, and heads of 64 elements and more have this round only. Smaller ones have as many as fit a word, since the
-/// memory of a word is taken anyway, and more signs tell a direction more exactly. A head of an odd number of elements has no
+/// `D_0` is the identity, and heads of 64 or more elements have only this round. Smaller ones have as many rounds as fill a word,
+/// which is allocated anyway, since more signs encode a direction more precisely. A head with an odd number of elements has no
 /// transform, and with signs alone every further round would repeat the first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Projection {
@@ -40,7 +40,7 @@ impl Projection {
         self.channels().div_ceil(WORD)
     }
 
-    /// The channels of a vector that is in the first `head_dim` elements of `x`, in place.
+    /// Projects the vector in the first `head_dim` elements of `x`, in place.
     #[inline(always)]
     pub(super) fn apply(&self, x: &mut [f32]) {
         let (first, later) = x.split_at_mut(self.head_dim);
@@ -55,25 +55,25 @@ impl Projection {
     }
 }
 
-/// A fixed sequence of signs without a pattern that a Hadamard transform has: a bit of a multiplicative hash.
+/// A fixed sequence of signs without the structure of a Hadamard transform: one bit of a multiplicative hash.
 #[inline(always)]
 fn is_flipped(round: usize, i: usize) -> bool {
     ((round * WORD + i + 1) as u32).wrapping_mul(0x9E37_79B9) >> 16 & 1 == 1
 }
 
-/// The cached keys of one head: rows in a run, and their scales unless the elements are the values.
+/// The cached keys of one head: contiguous rows, and their scales if the elements are codes.
 #[derive(Clone, Copy)]
 pub(super) struct KeyRows<'a, E> {
     pub(super) rows: &'a [E],
     pub(super) scales: &'a [f32],
 }
 
-/// Keys that are widened at once: few enough for the L1 cache.
+/// Keys that are widened at a time: few enough for the L1 cache.
 const TOGETHER: usize = 16;
 
 impl<E: Cached> KeyRows<'_, E> {
-    /// Calls a function with the place of the first of some keys and their elements in f32, mixed back if the stored ones are mixed,
-    /// until it has seen all keys. So the loops over keys are compiled for one type of elements only.
+    /// Calls `see` with the index of the first key and the f32 elements of each batch of keys, with the int4 transform undone. This
+    /// way the loops over keys are compiled for one element type only.
     pub(super) fn for_widened(self, isa: Isa, head_dim: usize, mut see: impl FnMut(usize, &[f32])) {
         let most = TOGETHER.min(self.rows.len() / E::width(head_dim));
         let (mut wide, mut room) = (vec![0.0; most * head_dim], Vec::new());
@@ -94,7 +94,7 @@ impl<E: Cached> KeyRows<'_, E> {
 /// Stored keys times their scales.
 struct Widen<'a, E> {
     rows: &'a [E],
-    /// None if the elements are the values.
+    /// Empty if the elements are not codes.
     scales: &'a [f32],
     head_dim: usize,
     x: &'a mut [f32],
@@ -118,19 +118,19 @@ impl<E: Cached> Loop for Widen<'_, E> {
     }
 }
 
-/// The length of a key of the mean length, as a byte; lengths over four times as large become 255.
+/// The byte for a key of the mean length; lengths above four times the mean saturate at 255.
 pub(super) const MEAN_LENGTH: f32 = 64.0;
 
-/// The channels and the lengths that codes are relative to.
+/// The mean channels and lengths that codes are relative to.
 #[derive(Clone, Debug)]
 pub(super) struct Center {
     /// The channels of the mean key.
     pub(super) mean: Vec<f32>,
-    /// [`MEAN_LENGTH`] over the root mean square of the lengths of centred keys; 0 if all of them are the same.
+    /// [`MEAN_LENGTH`] divided by the root mean square of the lengths of centred keys; 0 if all keys are equal.
     pub(super) scale: f32,
 }
 
-/// Sums over keys, of which a [`Center`] is made.
+/// Sums over keys for computing a [`Center`].
 pub(super) struct KeySums {
     elements: Vec<f64>,
     squares: f64,
@@ -150,7 +150,7 @@ impl KeySums {
             of_mean += f64::from(*mean).powi(2);
         }
         projection.apply(&mut mean);
-        // The rest of a subtraction of nearly equal numbers is no length.
+        // A difference of nearly equal numbers is rounding noise.
         let square = self.squares / self.count - of_mean;
         let length = if square > 1e-12 * self.squares / self.count { square.sqrt() } else { f64::INFINITY };
         Center { mean, scale: (f64::from(MEAN_LENGTH) / length) as f32 }
@@ -180,8 +180,8 @@ impl Loop for AddKeys<'_> {
     }
 }
 
-/// Codes some keys: bit `c` is set if channel `c` of the key is larger than that of the mean, and the length is that of the
-/// centred key. Bits past the last channel are zero.
+/// Codes some keys: bit `c` is set if channel `c` of the key exceeds that of the mean, and the length is that of the centred key.
+/// Bits past the last channel are zero.
 pub(super) struct CodeKeys<'a> {
     pub(super) projection: Projection,
     pub(super) keys: &'a [f32],
@@ -197,7 +197,7 @@ impl Loop for CodeKeys<'_> {
     fn run(self) {
         let Self { projection, keys, center, codes, lengths } = self;
         let mut x = vec![0.0; projection.channels()];
-        // Every round has the length of the key, which its transform keeps.
+        // The transform of every round preserves the length of the key.
         let scale = center.scale / (projection.rounds as f32).sqrt();
         let keys = keys.chunks_exact(projection.head_dim);
         for ((code, length), key) in codes.chunks_exact_mut(projection.words()).zip(lengths).zip(keys) {

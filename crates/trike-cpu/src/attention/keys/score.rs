@@ -1,11 +1,11 @@
-//! Scores of codes: products of a query's small integers with signs, by population count, times the length of the key.
+//! Scores of codes: dot products of a query's small integers with signs by population counts, times the length of the key.
 
 use super::project::{Projection, WORD};
 use trike_host::Loop;
 
 /// Bits of a query's integers, in two's complement.
 pub(super) const PLANES: usize = 4;
-/// Bits of a product with a length that are dropped: the scores of keys of the mean length have a bit less than their sums.
+/// Right shift of a product with a length: scores of keys of the mean length have one bit less than their sums.
 const SHIFT: u32 = 7;
 /// The largest magnitude of these integers.
 pub(super) const LARGEST: i16 = 7;
@@ -21,8 +21,8 @@ pub(super) struct QueryPlanes {
 }
 
 impl QueryPlanes {
-    /// The planes of a query, rounded to nearest (ties to even) with the largest magnitude as 7. A query that has no largest magnitude,
-    /// or zero, becomes zeros, for which all scores are equal.
+    /// The bit planes of a query, rounded to nearest (ties to even) with the largest magnitude scaled to 7. A query that is zero or
+    /// not finite becomes zeros, for which all scores are equal.
     pub(super) fn new(channels: &[f32]) -> Self {
         let words = channels.len().div_ceil(WORD);
         // As integers, magnitudes sort like the floats, and non-finite values sort above all others.
@@ -33,7 +33,7 @@ impl QueryPlanes {
         let mut sum = 0;
         if factor.is_finite() && largest.is_finite() {
             for (c, x) in channels.iter().enumerate() {
-                // At most 7 but for rounding, so that a saturating cast is exact.
+                // At most 7 up to rounding, so that a saturating cast is exact.
                 let integer = (x * factor).round_ties_even() as i8;
                 sum += i64::from(integer);
                 for plane in 0..PLANES {
@@ -50,20 +50,20 @@ impl QueryPlanes {
     }
 }
 
-/// One more than the largest possible score minus the smallest, which is `-spread / 2`: the sum of all integers of one sign, times the
-/// largest length.
+/// The range of the scores plus one; the smallest is `-spread / 2`. The bound is all integers of one sign, times the largest
+/// length.
 pub(super) fn spread(projection: &Projection) -> usize {
     let largest = i64::from(LARGEST) * projection.channels() as i64;
     2 * score(largest, u8::MAX).unsigned_abs() as usize + 3
 }
 
-/// `scores[p] = floor(length p * (sum over the channels c: sign c of code p * integer c of the query) / 128)`, with a sign of 1 for a set bit
-/// and of -1 for another.
+/// `scores[p] = floor(length p * (sum over the channels c: sign c of code p * integer c of the query) / 128)`, where a set bit is
+/// the sign 1 and a clear bit -1.
 ///
 /// The sum over the signs is twice the sum over the set bits, minus the sum of all integers. A key of the mean length has a length of 64.
 pub(super) struct ScoreCodes<'a> {
     pub(super) query: &'a QueryPlanes,
-    /// One code after the other.
+    /// Consecutive codes, one per position.
     pub(super) codes: &'a [u64],
     /// The length of each.
     pub(super) lengths: &'a [u8],
@@ -106,7 +106,7 @@ fn scores_of<const W: usize>(query: &QueryPlanes, codes: &[u64], lengths: &[u8],
     }
 }
 
-/// The integers of the set bits of a word, added.
+/// The sum of the integers of a word's set bits.
 #[inline(always)]
 fn product(word: u64, planes: [u64; PLANES]) -> i64 {
     let ones = |plane: u64| i64::from((word & plane).count_ones());
@@ -127,7 +127,7 @@ mod tests {
     use trike_host::Isa;
     use trike_testkit::Rng;
 
-    /// The integers of a query, by the definition.
+    /// The integers of a query, from the definition.
     fn integers(channels: &[f32]) -> Vec<i64> {
         let largest = channels.iter().fold(0f32, |most, x| most.max(x.abs()));
         channels.iter().map(|x| (x * (7.0 / largest)).round_ties_even() as i64).collect()
@@ -144,7 +144,7 @@ mod tests {
         }
     }
 
-    /// One table for every instruction set: codes of every number of words, every remainder of a vector, and lengths of every size.
+    /// All instruction sets: codes of every number of words, every remainder of a vector, and lengths of every size.
     #[test]
     fn every_instruction_set_has_the_scores_of_the_definition() {
         let mut rng = Rng::new(51);
@@ -152,7 +152,7 @@ mod tests {
             let words = usize::div_ceil(channels, WORD);
             for n in [0, 1, 3, 7, 8, 15, 31, 64, 131] {
                 let mut query = rng.normals(channels);
-                // The largest score there can be, for some.
+                // Includes the largest possible score.
                 if n == 31 {
                     query.fill(1.0);
                 }

@@ -1,8 +1,8 @@
-//! The positions with the largest scores, by counting.
+//! Top-k selection by a histogram of the scores.
 
 use trike_host::Loop;
 
-/// Adds one to the count of each score. Score `s` is counted at `s + counts.len() / 2`.
+/// Counts the scores in a histogram. Score `s` is counted at `s + counts.len() / 2`.
 pub(super) struct CountScores<'a> {
     pub(super) scores: &'a [i16],
     pub(super) counts: &'a mut [u32],
@@ -20,14 +20,14 @@ impl Loop for CountScores<'_> {
     }
 }
 
-/// The smallest selected score, with the number of positions that have it and are selected.
+/// The smallest selected score, and the number of selected positions with this score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Threshold {
     pub(super) score: i16,
     pub(super) ties: usize,
 }
 
-/// The threshold for the `best` largest scores of all counts together, which are at least as many.
+/// The threshold for the `best` largest scores of all histograms together, which count at least as many.
 pub(super) fn threshold(counts: &[&[u32]], best: usize) -> Threshold {
     let len = counts.first().map_or(0, |counts| counts.len());
     let mut left = best;
@@ -47,11 +47,11 @@ pub(super) fn above_and_equal(counts: &[u32], threshold: Threshold) -> [usize; 2
     [counts[at + 1..].iter().map(|&count| count as usize).sum(), counts[at] as usize]
 }
 
-/// Writes the positions of the scores above the threshold and of the last ties, in order; `to` is as long as they are many.
+/// Writes the positions of the scores above the threshold and of the last ties, in order; `to` has exactly that length.
 pub(super) struct Collect<'a> {
     pub(super) scores: &'a [i16],
     pub(super) threshold: Threshold,
-    /// Ties at the beginning that are not selected.
+    /// Number of leading ties that are not selected.
     pub(super) skipped: usize,
     /// The position of the first score.
     pub(super) first: u32,
@@ -74,7 +74,7 @@ impl Loop for Collect<'_> {
                 skipped -= 1;
             }
         };
-        // Few positions are selected, so most blocks have none and are passed over in a few instructions.
+        // Few positions are selected, so most blocks have none and are skipped in a few instructions.
         let (blocks, rest) = scores.as_chunks::<64>();
         for (block, scores) in blocks.iter().enumerate() {
             let mut any = false;
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use trike_testkit::Rng;
 
-    /// Sorting says which: by score, ties by the later position.
+    /// Compared with sorting by score, ties by the later position.
     #[test]
     fn the_best_are_those_of_a_sort() {
         let mut rng = Rng::new(31);

@@ -20,7 +20,7 @@ pub(super) trait Lanes: FloatKernels {
     }
 }
 
-/// [`Lanes::transpose`] element by element, compiled once: no instruction set would make these moves shorter.
+/// [`Lanes::transpose`] element by element, compiled once: no instruction set shortens these moves.
 #[inline(never)]
 fn swap_all(square: &mut [[f32; 16]; 16]) {
     for i in 1..16 {

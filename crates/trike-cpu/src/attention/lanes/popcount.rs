@@ -3,8 +3,8 @@
 use crate::kernels::{Kernels, with_shared_kernels};
 use trike_host::{Isa, Loop};
 
-/// Runs a loop that counts bits. The compiler turns `count_ones` of words in a row into VPOPCNTQ where the CPU has it, and into
-/// lookups per nibble with AVX2.
+/// Runs a loop that counts bits. The compiler turns `count_ones` of consecutive words into VPOPCNTQ if available, and into lookups
+/// per nibble with AVX2.
 pub(in crate::attention) fn count_bits<L: Loop>(isa: Isa, task: L) -> L::Output {
     #[cfg(target_arch = "x86_64")]
     if let trike_host::isa::Token::Avx512(token) = isa.token()

@@ -1,4 +1,4 @@
-//! Keys and values in f32 in the layout that the products read, copied once for all panels of an item.
+//! Keys and values in f32 in the layout of the products, copied once for all panels of an item.
 
 use std::ops::Range;
 
@@ -25,8 +25,7 @@ impl Blocks {
         Self { keys: vec![0.0; KEYS * d], values, wide: vec![0.0; KEYS * d], finite: true }
     }
 
-    /// Copies the keys and values of `positions`, which lie within the block at `start`; the rest of the block becomes
-    /// zeros.
+    /// Copies the keys and values of `positions`, which lie within the block at `start`; the rest of the block is zeroed.
     pub(super) fn fill(
         &mut self,
         isa: Isa,
@@ -50,7 +49,7 @@ impl Blocks {
     }
 }
 
-/// Copies a run, before and after the wrap-around of the ring, to a part of `to`, and writes zeros around it.
+/// Copies a run, before and after the wrap-around of the ring, to the range `within` of `to`, and zeroes the rest.
 fn copy_within(to: &mut [f32], within: &Range<usize>, [before, after]: [&[f32]; 2]) {
     to[..within.start].fill(0.0);
     to[within.end..].fill(0.0);

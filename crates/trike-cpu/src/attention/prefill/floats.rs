@@ -107,7 +107,7 @@ fn attend_block<S: Lanes, const V: usize>(
     }
 }
 
-/// The shares of attention of sampled rows.
+/// Attention of sampled rows.
 pub(super) fn sample<'o>(
     job: &Job<'_>,
     isa: Isa,

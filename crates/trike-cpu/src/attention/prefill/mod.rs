@@ -1,9 +1,9 @@
 //! Prefill attention: blocks of query rows against blocks of keys.
 //!
-//! The rows of a group of heads (tokens times heads that share their keys) lie across the lanes. A panel has up to 48
-//! rows: scores are `keys x rows`, outputs `columns x rows`, and both products multiply eight scalars of the keys or
-//! values by three vectors of rows at a time. The largest score and the sums of a row stay in its lane, so nothing is
-//! summed across lanes. Keys and values are converted once for all panels of an item.
+//! The rows of a group of heads (tokens times heads that share their keys) lie across the lanes. A panel has up to 48 rows: scores
+//! are `keys x rows`, outputs `columns x rows`, and both products multiply eight scalars of the keys or values by three vectors of
+//! rows at a time. The running maximum and sums of a row stay in its lane, so nothing is reduced across lanes. Keys and values are
+//! converted once for all panels of an item.
 //!
 //! Two implementations: [`floats`] for caches in f32, and [`ints`] for caches of one or two bytes per element, whose
 //! products are exact sums of 16-bit integers at twice the speed.
@@ -32,7 +32,7 @@ pub(crate) use sampled::{choose as choose_blocks, received as attention_received
 
 /// Positions per block. Blocks start at multiples of it, so the sums of a row do not depend on the other rows.
 const KEYS: usize = 64;
-/// Scalars multiplied with the vectors of a panel at once.
+/// Scalars multiplied with the vectors of a panel at a time.
 const SCALARS: usize = 8;
 /// Maximum rows per panel.
 const ROWS: usize = 48;
@@ -45,7 +45,7 @@ struct Item<'o> {
     out: Vec<&'o mut [f32]>,
 }
 
-/// Divides the work into items and these into shares, one for each thread.
+/// Divides the work into items, and the items into one share per thread.
 fn items<'o>(job: &Job<'_>, pool: &Pool, out: &'o mut [f32]) -> Vec<Vec<Item<'o>>> {
     let (share, d, kv_heads) = (job.share(), job.problem.head_dim, job.problem.kv_heads);
     let seen = (0..job.tokens).map(|t| job.span(t).len().saturating_mul(job.problem.heads));
@@ -59,7 +59,7 @@ fn items<'o>(job: &Job<'_>, pool: &Pool, out: &'o mut [f32]) -> Vec<Vec<Item<'o>
     while start < job.tokens {
         let mut end = (start + block).min(job.tokens);
         if job.mask.is_some() {
-            // The tokens of an item have the same bits.
+            // The tokens of an item have the same mask bits.
             let position = job.first_position + start;
             end = end.min(start + KEYS - position % KEYS);
         }
@@ -121,7 +121,7 @@ fn blocks_of(job: &Job<'_>, item: &Item<'_>) -> impl Iterator<Item = (usize, Ran
     starts.map(move |start| (start, span.start.max(start)..span.end.min(start + KEYS)))
 }
 
-/// Vectors of sixteen rows in the panels of so many rows.
+/// Number of 16-row vectors in the panels of `rows` rows.
 fn vectors(rows: usize) -> usize {
     match rows {
         0..=16 => 1,
@@ -131,7 +131,7 @@ fn vectors(rows: usize) -> usize {
     }
 }
 
-/// The queries of some rows, each a token and a head, and their visible ranges. The tokens are in order.
+/// Creates a panel of the queries and visible ranges of some rows, each a token and a head, in token order.
 fn panel<const V: usize>(
     job: &Job<'_>,
     isa: Isa,
@@ -142,7 +142,7 @@ fn panel<const V: usize>(
     let mut from: [&[f32]; ROWS] = [&[]; ROWS];
     let mut seen = [(0, 0); ROWS];
     for row in 0..16 * V {
-        // Lanes without a row copy the last row; their results are discarded.
+        // Unused lanes repeat the last row; their results are discarded.
         let (token, head) = row_at(row.min(rows - 1));
         let span = job.span(token);
         seen[row] = (span.start, span.end);
@@ -164,7 +164,7 @@ fn panel<const V: usize>(
     }
 }
 
-/// Copies by vectors: the compiler turns short copies of two possible lengths into a call.
+/// Copies by vectors: the compiler would turn short copies of two possible lengths into a call.
 #[inline(always)]
 fn copy<S: Lanes>(s: S, from: &[f32; 16], to: &mut [f32; 16]) {
     for part in 0..16 / S::LANES {
@@ -208,8 +208,8 @@ impl<S: Lanes, const V: usize> Loop for Gather<'_, '_, S, V> {
     }
 }
 
-/// The part of a block that some row of a panel sees, widened to whole groups of scalars, and whether it has positions
-/// that a row does not see; nothing if no row sees any.
+/// The part of a block that is visible to any row of a panel, widened to whole groups of scalars, and whether some of it is
+/// invisible to a row; `None` if no row sees any.
 #[inline(always)]
 fn seen_part<const V: usize>(panel: &Panel<V>, start: usize) -> Option<(Range<usize>, bool)> {
     let low = panel.any.start.max(start) - start;

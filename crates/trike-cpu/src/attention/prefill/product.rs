@@ -18,7 +18,7 @@ pub(super) trait Scalars: Copy {
 pub(super) struct Keys<'a, T>([&'a [T]; SCALARS]);
 
 impl<'a, T> Keys<'a, T> {
-    /// From eight keys of `d` columns, one after the other.
+    /// From eight consecutive keys of `d` columns.
     #[inline(always)]
     pub(super) fn new(keys: &'a [T], d: usize) -> Self {
         let mut rows: [&[T]; SCALARS] = [&[]; SCALARS];
@@ -73,8 +73,8 @@ pub(super) fn product<S: Lanes, A: Scalars<Scalar = f32>, const V: usize>(
     keep: Option<&Row<V>>,
     out: &mut [Row<V>; SCALARS],
 ) {
-    // As many sums as fit the registers: 24 of 32, or 12 of 16.
-    // Conditions are constants, so that each instance has one of the tiles.
+    // As many sums as fit the registers: 24 of 32, or 12 of 16. Conditions are constants, so that each instance contains only one
+    // of the tiles.
     if const { S::LANES == 16 } {
         tile::<S, A, V, 8, V>(s, a, b, keep, out, 0, 0);
     } else if const { V == 3 } {
@@ -90,7 +90,7 @@ pub(super) fn product<S: Lanes, A: Scalars<Scalar = f32>, const V: usize>(
     }
 }
 
-/// [`product`] for `I` scalars from `scalar` and `N` vectors from `vector`, whose sums stay in registers.
+/// [`product`] for `I` scalars from `scalar` and `N` vectors from `vector`, with the sums in registers.
 #[inline(always)]
 fn tile<S: Lanes, A: Scalars<Scalar = f32>, const V: usize, const I: usize, const N: usize>(
     s: S,

@@ -1,8 +1,8 @@
-//! The key blocks of a prompt that matter, from the attention of a sample of its tokens.
+//! Selection of the relevant key blocks of a prompt, from the attention of sampled tokens.
 //!
-//! Four tokens of each query block attend to all keys: a sixteenth of the scores. The attention of a key block is what they
-//! give it, summed over them and over the heads that share the keys; the blocks with the most are kept. Rows are those of the
-//! products of [`floats`](super::floats) and [`ints`](super::ints), without the values.
+//! Four tokens of each query block attend to all keys: a sixteenth of the scores. The attention to a key block is summed over these
+//! tokens and over the heads that share the keys, and the blocks with the most are kept. The rows are computed with the products of
+//! [`floats`](super::floats) and [`ints`](super::ints), without the values.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use super::{KEYS, ROWS, floats, ints};
 use crate::CpuError;
 use crate::attention::{Job, KvData, KvView, Ring, validate};
 
-/// Tokens of a query block whose attention is computed.
+/// Sampled tokens per query block.
 const SAMPLES: usize = 4;
 
 /// [`CpuOps::choose_blocks`](crate::CpuOps::choose_blocks).
@@ -26,7 +26,7 @@ pub(crate) fn choose(
     kv: KvView<'_>,
     keys: PromptKeys,
 ) -> Result<Option<BlockBitmap>, CpuError> {
-    // The same checks as those of attention, whose output is as long as the queries.
+    // The same checks as in attention, with an output as long as the queries.
     let tokens = validate(problem, q, first_position, &kv, q)?;
     let mut room = Vec::new();
     let q = kv.k.queries(cpu, q, problem.head_dim, &mut room)?;
@@ -85,8 +85,8 @@ pub(crate) fn choose(
     Ok(Some(mask))
 }
 
-/// The first and the last of the visible blocks, and those between with the largest sums, of equal ones the later. Sums that are
-/// not numbers come first: whoever sees them gets what exact attention gives.
+/// The first and the last visible block, and the intermediate ones with the largest sums, ties by the later block. NaN sums come
+/// first, so that the result is NaN wherever exact attention gives NaN.
 fn best(sums: &[f32], visible: Range<usize>, keys: PromptKeys) -> Vec<usize> {
     let Some(kept) = keys.kept(visible.len()) else { return visible.collect() };
     let mut between: Vec<_> = (visible.start + 1..visible.end - 1).collect();
@@ -130,7 +130,7 @@ pub(crate) fn received(
     Ok(received)
 }
 
-/// Computes the shares of all samples, which keep their order.
+/// Computes the attention of all samples, which keep their order.
 fn score<'o>(job: &Job<'_>, cpu: &Cpu, k: KvData<'_>, items: Vec<Sample<'o>>) -> Vec<Sample<'o>> {
     let (pool, isa) = (cpu.pool(), cpu.isa());
     let pairs = items.iter().map(|item| item.rows.len() * job.span(item.rows[item.rows.len() - 1].0).len());

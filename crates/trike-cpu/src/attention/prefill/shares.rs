@@ -1,4 +1,4 @@
-//! The attention that sampled rows give to blocks of keys or to each of them, counted block by block.
+//! The attention of sampled rows to blocks of keys or to single keys, accumulated block by block.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::{KEYS, Row, row_of};
 use crate::attention::Job;
 use crate::math::exp;
 
-/// Sampled rows of a head, in the order of their tokens, and the attention that they give.
+/// Sampled rows of a head, in token order, and their attention.
 pub(super) struct Sample<'o> {
     pub(super) kv_head: usize,
     /// A token and a query head each.
@@ -14,16 +14,16 @@ pub(super) struct Sample<'o> {
     pub(super) shares: Shares<'o>,
 }
 
-/// What is wanted.
+/// How attention is accumulated.
 pub(super) enum Shares<'o> {
-    /// What each row gives to each key block, `[rows][key blocks]`.
+    /// The attention of each row to each key block, `[rows][key blocks]`.
     Blocks(&'o mut [f32]),
-    /// What each position gets from all rows together, from position 0 on.
+    /// The attention to each position, summed over all rows, from position 0 on.
     Positions(Vec<f32>),
 }
 
 impl Sample<'_> {
-    /// The start of each key block that some row sees, and its visible positions.
+    /// The start of each key block that is visible to any row, and its visible positions.
     pub(super) fn blocks(&self, job: &Job<'_>) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
         let (first, last) = (job.span(self.rows[0].0), job.span(self.rows[self.rows.len() - 1].0));
         let starts = (first.start / KEYS * KEYS..last.end).step_by(KEYS);
@@ -35,7 +35,7 @@ impl Sample<'_> {
         matches!(self.shares, Shares::Positions(_))
     }
 
-    /// Writes the shares from what was counted block by block, and from the exponentials of all blocks where they are needed.
+    /// Normalizes the tallies of all blocks, and the exponentials if the attention is by position.
     pub(super) fn finish<const V: usize>(&mut self, tallies: &[Tally<V>], exponentials: &[Row<V>]) {
         let of = |row: &Row<V>, at: usize| row[at / 16].0[at % 16];
         let (rows, mut factors) = (self.rows.len(), vec![row_of::<V>(0.0); tallies.len()]);
@@ -43,7 +43,7 @@ impl Sample<'_> {
             let top = tallies.iter().fold(f32::NEG_INFINITY, |top, tally| top.max(of(&tally.largest, row)));
             let factor = |tally: &Tally<V>| exp(of(&tally.largest, row) - top);
             let weight = |tally: &Tally<V>| of(&tally.total, row) * factor(tally);
-            // A block with a score that is not a number stands out alone.
+            // A NaN score affects only its own block.
             let total: f32 = tallies.iter().map(weight).filter(|weight| !weight.is_nan()).sum();
             match &mut self.shares {
                 Shares::Blocks(shares) => {
@@ -63,7 +63,7 @@ impl Sample<'_> {
         for (tally, factors) in tallies.iter().zip(&factors) {
             for position in tally.part.clone().map(|at| tally.start + at) {
                 let Some(row) = exponentials.next() else { return };
-                // Whole groups are scored, also past the last position.
+                // Whole groups are scored, including padding past the last position.
                 let Some(share) = shares.get_mut(position) else { continue };
                 *share += (0..rows).map(|at| of(row, at) * of(factors, at)).sum::<f32>();
             }
@@ -71,7 +71,7 @@ impl Sample<'_> {
     }
 }
 
-/// The largest score of each row in a block, and the sum of the exponentials of the scores minus it.
+/// The largest score of each row in a block, and the sum of the exponentials of the scores minus that maximum.
 pub(super) struct Tally<const V: usize> {
     start: usize,
     /// The part of the block that was scored.
@@ -80,7 +80,7 @@ pub(super) struct Tally<const V: usize> {
     total: Row<V>,
 }
 
-/// Counts the scores of a part of a block, and replaces them by the exponentials.
+/// Tallies the scores of a part of a block, and replaces them by the exponentials.
 #[inline(always)]
 pub(super) fn tally<const V: usize>(start: usize, part: Range<usize>, scores: &mut [Row<V>]) -> Tally<V> {
     let (mut largest, mut total) = (row_of::<V>(f32::NEG_INFINITY), row_of::<V>(0.0));
@@ -92,7 +92,7 @@ pub(super) fn tally<const V: usize>(start: usize, part: Range<usize>, scores: &m
                 top[l] = if score > top[l] { score } else { top[l] };
             }
         }
-        // Where a row sees nothing, all exponentials are zero.
+        // A row without visible positions has exponentials of zero.
         let mut from = [0.0; 16];
         for l in 0..16 {
             from[l] = if top[l] == f32::NEG_INFINITY { 0.0 } else { top[l] };

@@ -8,9 +8,8 @@
 //! dq_t = scale sum_j ds_j k_j           dk_j += scale ds_j q_t
 //! ```
 //!
-//! where the sums for a key/value head run over all query heads that share it (as in the backward pass of
-//! FlashAttention, Dao et al., 2205.14135). The weights are recomputed for some queries at a time ([`tiles`]), so memory
-//! is linear in the length of a sequence.
+//! where sums for a key/value head run over all query heads that share it (as in the backward pass of FlashAttention, Dao et al.,
+//! 2205.14135). The weights are recomputed for some queries at a time ([`tiles`]), so memory is linear in the length of a sequence.
 
 mod tiles;
 
@@ -23,8 +22,8 @@ use crate::kernels::{Kernels, View, with_float_kernels};
 use crate::ops::CpuOps;
 use tiles::Head;
 
-/// Attention of each of some sequences to itself, with the arguments and the layout of [`attention`]; `out` has the
-/// length of `q`. The values are those of [`CpuOps::attention`] with a cache in f32.
+/// Self-attention of several sequences, with the arguments and the layout of [`attention`]; `out` has the length of `q`. The values
+/// are those of [`CpuOps::attention`] with a cache in f32.
 ///
 /// # Errors
 ///
@@ -115,14 +114,14 @@ pub fn attention(
     Ok(())
 }
 
-/// Bytes that [`attend`] allocates at its peak: the keys and values of the longest sequence, head by head.
+/// Peak bytes that [`attend`] allocates: the keys and values of the longest sequence, head by head.
 #[must_use]
 pub fn attend_bytes(spec: &AttentionSpec, lengths: &[usize]) -> u64 {
     let longest = lengths.iter().max().map_or(0, |length| *length as u64);
     8 * longest * (spec.kv_heads * spec.head_dim) as u64
 }
 
-/// Bytes that [`attention`] allocates at its peak on so many threads: the gradients of all heads, and what each thread needs for one
+/// Peak bytes that [`attention`] allocates on `threads` threads: the gradients of all heads, and per-thread memory for one
 /// key/value head of the longest sequence.
 ///
 /// ```

@@ -1,8 +1,8 @@
-//! The gradients of one key/value head, some queries at a time.
+//! The gradients of one key/value head, in tiles of queries.
 //!
-//! Positions lie across the lanes: keys and values are transposed once, so that products with heads of few elements fill
-//! whole vectors. A tile of queries is multiplied with one line of positions after another, whose elements are neighbours
-//! in memory.
+//! Positions lie across the lanes: keys and values are transposed once, so that products with heads of few elements fill whole
+//! vectors. A tile of queries is multiplied with one line of positions after another; the elements of a line are contiguous in
+//! memory.
 
 use std::ops::Range;
 
@@ -20,11 +20,11 @@ const SIDE: usize = 4;
 /// Positions per line.
 const LINE: usize = 16;
 
-/// Positions of one element of a head, or of one query.
+/// One line of positions, for one element of a head or for one query.
 type Line = [f32; LINE];
 
-/// A key/value head of one sequence and the query heads that share it. Its result is the gradients of queries (of these
-/// heads), keys and values.
+/// A key/value head of one sequence and the query heads that share it. Computes the gradients of these queries, and of the keys and
+/// values.
 pub(super) struct Head<'a, S> {
     pub(super) simd: S,
     pub(super) spec: &'a AttentionSpec,
@@ -37,7 +37,7 @@ pub(super) struct Head<'a, S> {
     pub(super) dy: &'a [f32],
 }
 
-/// Bytes that a key/value head of a sequence takes beside its gradients: keys, values and both gradients as lines, and the tile.
+/// Bytes of temporary memory for a key/value head of a sequence: keys, values and both gradients as lines, and the tile.
 pub(super) fn head_bytes(dim: usize, tokens: usize) -> u64 {
     let (padded, lines) = (dim.next_multiple_of(SIDE) as u64, tokens.div_ceil(LINE) as u64);
     let (line, query) = (size_of::<Line>() as u64, size_of::<[f32; QUERIES]>() as u64);
@@ -57,7 +57,7 @@ impl<S: FloatLanes> Loop for Head<'_, S> {
         let [keys, values] = [keys, values].map(|x| transposed(x, padded, lines));
         let [mut dk, mut dv] = [(); 2].map(|()| vec![[0.0; LINE]; padded * lines]);
         let mut dq = vec![0.0; tokens * shared * dim];
-        // Of each query: scores and weights, and the gradients of both.
+        // Per query: scores and weights, and the gradients of both.
         let [mut weights, mut d_scores] = [(); 2].map(|()| vec![[0.0; LINE]; QUERIES * lines]);
         let [mut query, mut d_out] = [(); 2].map(|()| vec![[0.0; QUERIES]; padded]);
         for at in (0..shared).map(|at| (head * shared + at) * dim) {
@@ -67,7 +67,7 @@ impl<S: FloatLanes> Loop for Head<'_, S> {
                     gather(&from[first * width..], width, at, count, &mut to[..dim]);
                 }
                 let seen = spec.span(first).start / LINE..(first + count).div_ceil(LINE);
-                // Two lines at a time, where registers hold their sums.
+                // Two lines at a time if their sums fit the registers.
                 let paired = if S::LANES == LINE { seen.len() / 2 * 2 } else { 0 };
                 for line in seen.clone().take(paired).step_by(2) {
                     scores::<S, 2>(simd, &query, &keys, lines, line, &mut weights);
@@ -79,7 +79,7 @@ impl<S: FloatLanes> Loop for Head<'_, S> {
                 }
                 let rows = weights.chunks_exact_mut(lines).zip(d_scores.chunks_exact_mut(lines));
                 for (row, (weights, d_scores)) in rows.enumerate() {
-                    // A row without a query sees nothing.
+                    // Padding rows see nothing.
                     let visible = if row < count { spec.span(first + row) } else { 0..0 };
                     let start = seen.start * LINE;
                     let visible = visible.start.max(start) - start..visible.end.max(start) - start;
@@ -113,7 +113,7 @@ impl<S: FloatLanes> Loop for Head<'_, S> {
     }
 }
 
-/// Rows of a matrix as lines: of each [`LINE`] rows, `elements` lines, padded with zeros.
+/// Transposes a matrix to lines: for each [`LINE`] rows, `elements` lines, zero-padded.
 fn transposed(x: View<'_>, elements: usize, lines: usize) -> Vec<Line> {
     let mut to = vec![[0.0; LINE]; elements * lines];
     for row in 0..x.rows {
@@ -125,7 +125,7 @@ fn transposed(x: View<'_>, elements: usize, lines: usize) -> Vec<Line> {
     to
 }
 
-/// Lines as rows of `elements`.
+/// Transposes lines back to rows of `elements`.
 fn restored(x: &[Line], rows: usize, elements: usize) -> Vec<f32> {
     let padded = elements.next_multiple_of(SIDE);
     let mut to = vec![0.0; rows * elements];
@@ -137,7 +137,7 @@ fn restored(x: &[Line], rows: usize, elements: usize) -> Vec<f32> {
     to
 }
 
-/// Elements of one head of `count` rows, element by element; other queries are zero.
+/// Transposes `count` rows of one head, element by element; further queries are zero.
 #[inline(always)]
 fn gather(rows: &[f32], width: usize, at: usize, count: usize, to: &mut [[f32; QUERIES]]) {
     for row in 0..QUERIES {
@@ -187,7 +187,7 @@ fn scores<S: FloatLanes, const V: usize>(
     }
 }
 
-/// Adds to each element of `V` lines of positions from `line` on its products with the weights of all queries of a tile.
+/// Adds to each element of `V` lines of positions, from `line` on, its products with the weights of all queries of a tile.
 #[inline(always)]
 fn add_outer<S: FloatLanes, const V: usize>(
     simd: S,
@@ -224,7 +224,7 @@ fn add_outer<S: FloatLanes, const V: usize>(
     }
 }
 
-/// The sums over some lines of the products of [`SIDE`] queries with the first [`SIDE`] of `elements` elements.
+/// The products of [`SIDE`] queries with the first [`SIDE`] of `elements` elements, summed over some lines.
 #[inline(always)]
 fn products<S: FloatLanes>(
     simd: S,
@@ -254,8 +254,8 @@ fn products<S: FloatLanes>(
     out
 }
 
-/// The softmax of a query and its gradient: scores become weights, and the gradients of the weights those of the
-/// scores before scaling. Both are zero where the query does not attend.
+/// The softmax of a query and its gradient: scores become weights, and the gradients of the weights become those of the unscaled
+/// scores. Both are zero for masked positions.
 #[inline(always)]
 fn soften(weights: &mut [f32], d_scores: &mut [f32], visible: Range<usize>, scale: f32) {
     for x in [&mut *weights, &mut *d_scores] {

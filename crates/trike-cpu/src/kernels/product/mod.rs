@@ -4,8 +4,8 @@
 //! added in order. An output therefore depends only on its own row and token, and is bit-identical for any number of
 //! tokens.
 //!
-//! Few tokens make one pass over the weights ([`stream`]), some tokens reuse rows that stay in the L2 cache, and many
-//! tokens are multiplied with panels of widened weights ([`panel`]).
+//! Few tokens make one pass over the weights ([`stream`]), a moderate number reuses rows that stay in the L2 cache, and many tokens
+//! are multiplied with panels of widened weights ([`panel`]).
 
 #![allow(
     clippy::needless_range_loop,
@@ -88,8 +88,8 @@ const fn few<S: Streaming>() -> usize {
     S::SIDE_TOKENS - 1
 }
 
-/// The product for some tokens, too few for panels: rows that stay in the L2 cache are multiplied by a few tokens at a
-/// time.
+/// The product for a moderate number of tokens, too few for panels: rows that stay in the L2 cache are multiplied by a few tokens
+/// at a time.
 fn some<S: Streaming, E: Element>(simd: S, w: Rows<'_, E>, x: &[Block<f32>], out: &mut [&mut [f32]]) {
     let step = (RESIDENT / size_of_val(w.row(0))).max(SIDE);
     for first in (0..w.count()).step_by(step) {
@@ -103,8 +103,7 @@ fn some<S: Streaming, E: Element>(simd: S, w: Rows<'_, E>, x: &[Block<f32>], out
     }
 }
 
-/// Splits `count` tokens into groups of at most `most`, evenly at the end: a single token would not keep the
-/// multipliers busy.
+/// Splits `count` tokens into groups of at most `most`, balancing the last ones: a single token would underuse the multipliers.
 fn groups(count: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let mut token = 0;
     std::iter::from_fn(move || {
@@ -125,7 +124,7 @@ trait ForTokens {
 
 /// Dispatches on the number of tokens as a constant.
 fn for_tokens<F: ForTokens>(task: F) {
-    const { assert!(F::MOST <= MOST_TOKENS, "every number has its arm") };
+    const { assert!(F::MOST <= MOST_TOKENS, "every number has a match arm") };
     match task.tokens() {
         6 if const { F::MOST >= 6 } => task.with::<6>(),
         5 if const { F::MOST >= 5 } => task.with::<5>(),

@@ -1,8 +1,8 @@
 //! Matvec for few tokens: one pass over the weights.
 //!
-//! Memory bandwidth is the limit, and four streams a quarter of the rows apart are read faster than one: each is in
-//! its own page, and the hardware prefetchers work within a page. The rows of a stream are contiguous, so a fixed
-//! prefetch distance is also correct at the ends of rows.
+//! Memory bandwidth is the bottleneck, and four streams a quarter of the rows apart are read faster than one: each is in its own
+//! page, and the hardware prefetchers work within a page. The rows of a stream are contiguous, so a fixed prefetch distance is also
+//! correct at the ends of rows.
 
 use super::{Block, ForTokens, LINE, SIDE, Source, few, lines};
 use crate::kernels::Element;
@@ -52,12 +52,12 @@ impl<S: Streaming, E: Element, const T: usize> Loop for Stream<'_, '_, S, E, T> 
         let Self { simd, w, x, out } = self;
         let (rows, quarter) = (w.count(), w.count() / SIDE);
         let left = SIDE * quarter;
-        // In one loop with those that are left, so that the products are compiled once.
+        // The remaining rows share this loop, so that the products are compiled once.
         for row in 0..quarter + usize::from(left < rows) {
             let places = if row < quarter {
                 [0, 1, 2, 3].map(|q| q * quarter + row)
             } else {
-                // The last row stands for those after it.
+                // Missing rows repeat the last one.
                 [0, 1, 2, 3].map(|q| (left + q).min(rows - 1))
             };
             let sums = four_rows(simd, w, places, x);

@@ -158,8 +158,7 @@ fn find<const T: usize, const W: usize>(
     }
     let mut found = [op!(_mm512_setzero_si512()); T];
     for t in 0..T {
-        // Negative slots were added once, so twice their sum is subtracted; the sum of their products is a multiple of
-        // 128.
+        // Negative slots were added, so twice their sum is subtracted; the sum of their products is a multiple of 128.
         let twice = op!(_mm512_srai_epi32::<6>(s.add_ints(negative[0][t], negative[1][t])));
         found[t] = op!(_mm512_sub_epi32(s.add_ints(all[0][t], all[1][t]), twice));
     }

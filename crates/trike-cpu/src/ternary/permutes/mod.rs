@@ -1,7 +1,7 @@
 //! Byte permutes, available on some CPUs: fast unpacking of base-3 bytes and lookup of sparse weights.
 //!
-//! Only the loops that benefit are compiled with them, in addition to the version for other CPUs with the same
-//! instruction set.
+//! Only the loops that benefit are compiled with them, in addition to a version for CPUs with the same instruction set but without
+//! permutes.
 
 use crate::kernels::Kernels;
 use crate::line::{CodeLine, TableLine};

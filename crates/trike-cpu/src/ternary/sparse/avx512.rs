@@ -1,4 +1,4 @@
-//! Columns of nonzeros with AVX-512: 16 slots listed at once, and 64 tokens added at once.
+//! Columns of nonzeros with AVX-512: 16 slots listed at a time, and 64 tokens added at a time.
 
 #![allow(
     clippy::needless_range_loop,
@@ -8,7 +8,7 @@
 use std::arch::x86_64::*;
 
 use super::columns::{Columns, list_slots};
-use crate::activations::{BESIDE, Beside};
+use crate::activations::{INTERLEAVE, Interleaved};
 use crate::line::{CodeLine, ROWS};
 use crate::matrix::sparse::{EMPTY, NEGATIVE};
 use crate::simd::Simd;
@@ -36,7 +36,13 @@ impl Columns for Avx512 {
     }
 
     #[inline(always)]
-    fn add_columns(self, x: &[[i8; BESIDE]], positive: &[u32], negative: &[u32], sums: &mut Beside<i32>) {
+    fn add_columns(
+        self,
+        x: &[[i8; INTERLEAVE]],
+        positive: &[u32],
+        negative: &[u32],
+        sums: &mut Interleaved<i32>,
+    ) {
         add_columns(self, x, positive, negative, sums);
     }
 }
@@ -93,10 +99,10 @@ const ADDITIONS: usize = 255;
 #[inline(always)]
 fn add_columns(
     s: Avx512,
-    x: &[[i8; BESIDE]],
+    x: &[[i8; INTERLEAVE]],
     mut positive: &[u32],
     mut negative: &[u32],
-    sums: &mut Beside<i32>,
+    sums: &mut Interleaved<i32>,
 ) {
     let (quarters, _) = sums.0.as_chunks_mut::<16>();
     while !positive.is_empty() || !negative.is_empty() {
@@ -135,8 +141,8 @@ fn add_columns(
 
 /// Widens 64 bytes to i16.
 #[inline(always)]
-fn widen(_: Avx512, x: &[i8; BESIDE]) -> (__m512i, __m512i) {
-    let (low, high) = x.split_at(BESIDE / 2);
+fn widen(_: Avx512, x: &[i8; INTERLEAVE]) -> (__m512i, __m512i) {
+    let (low, high) = x.split_at(INTERLEAVE / 2);
     // SAFETY: 32 readable bytes, and the load has no alignment requirement; the token proves the instruction.
     let low = unsafe { _mm256_loadu_si256(low.as_ptr().cast()) };
     // SAFETY: as above.

@@ -1,6 +1,6 @@
 //! Columns of nonzeros: listed by sign, and added for 64 tokens at a time.
 
-use crate::activations::{BESIDE, Beside};
+use crate::activations::{INTERLEAVE, Interleaved};
 use crate::line::{CodeLine, ROWS};
 use crate::matrix::sparse::{EMPTY, Entry, NEGATIVE, SparseTile};
 
@@ -19,9 +19,15 @@ pub(crate) trait Columns: Copy {
         list_slots(lines, row, origins, (positive, negative), (0, 0))
     }
 
-    /// Adds some columns of activations and subtracts others, for 64 rows side by side.
+    /// Adds some columns of activations and subtracts others, for 64 interleaved rows.
     #[inline(always)]
-    fn add_columns(self, x: &[[i8; BESIDE]], positive: &[u32], negative: &[u32], sums: &mut Beside<i32>) {
+    fn add_columns(
+        self,
+        x: &[[i8; INTERLEAVE]],
+        positive: &[u32],
+        negative: &[u32],
+        sums: &mut Interleaved<i32>,
+    ) {
         for &col in positive {
             for (sum, x) in sums.0.iter_mut().zip(&x[col as usize]) {
                 *sum += i32::from(*x);
@@ -60,7 +66,7 @@ pub(super) fn list_slots(
             let index = bytes[s] & !NEGATIVE;
             let col = origins[s] + u32::from(index);
             let (set, sign) = (usize::from(index != EMPTY), usize::from(bytes[s] >> 7));
-            // Written to the ends of both lists, but counted in one: branch-free.
+            // Written to the ends of both lists, but only one length is incremented: branch-free.
             positive[plus] = col;
             negative[minus] = col;
             minus += set & sign;

@@ -1,8 +1,8 @@
 //! Kernels for sparse weights.
 //!
 //! For few rows of activations, the slots of a line are looked up in a table of the activations that they can address
-//! (`Permutes::find`): 64 slots per permute. For more rows, the columns of the nonzeros of each row are listed, and
-//! for each column the activations of 64 tokens, stored side by side, are added or subtracted.
+//! (`Permutes::find`): 64 slots per permute. For more rows, the columns of the nonzeros of each row are listed, and for each column
+//! the activations of 64 interleaved tokens are added or subtracted.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -10,7 +10,7 @@ mod columns;
 
 use super::Units;
 use super::permutes::Permutes;
-use crate::activations::{Activations, BESIDE, Beside};
+use crate::activations::{Activations, INTERLEAVE, Interleaved};
 use crate::kernels::Kernels;
 use crate::line::{FloatLine, IntLine, ROWS, TableLine};
 use crate::matrix::TernaryMatrix;
@@ -164,17 +164,17 @@ impl<K: Kernels + Columns> Loop for ManyTokens<'_, '_, K> {
     #[inline(always)]
     fn run(self) {
         let Self { kernels: k, m, sparse, x, units, piece } = self;
-        let blocks = x.rows().div_ceil(BESIDE);
+        let blocks = x.rows().div_ceil(INTERLEAVE);
         let mut groups = vec![Line([0.0; ROWS]); m.groups()];
         let origins = sparse.origins();
         let mut lists = Lists::default();
         // `[tile][row][token]`.
-        let mut sums = vec![[0f32; BESIDE]; TOGETHER * ROWS * blocks];
-        let mut outputs = vec![Line([0.0; ROWS]); blocks * BESIDE];
+        let mut sums = vec![[0f32; INTERLEAVE]; TOGETHER * ROWS * blocks];
+        let mut outputs = vec![Line([0.0; ROWS]); blocks * INTERLEAVE];
         let mut first = piece.tiles.start;
         while first < piece.tiles.end {
             let tiles = TOGETHER.min(piece.tiles.end - first);
-            sums.fill([0.0; BESIDE]);
+            sums.fill([0.0; INTERLEAVE]);
             for set in 0..m.sets() {
                 lists.clear();
                 for tile in first..first + tiles {
@@ -193,16 +193,16 @@ impl<K: Kernels + Columns> Loop for ManyTokens<'_, '_, K> {
                 }
             }
             for (t, sums) in sums.chunks_exact(ROWS * blocks).take(tiles).enumerate() {
-                for (block, outputs) in outputs.chunks_exact_mut(BESIDE).enumerate() {
-                    let mut rows: [&[f32; BESIDE]; ROWS] = [&sums[0]; ROWS];
+                for (block, outputs) in outputs.chunks_exact_mut(INTERLEAVE).enumerate() {
+                    let mut rows: [&[f32; INTERLEAVE]; ROWS] = [&sums[0]; ROWS];
                     for r in 0..ROWS {
                         rows[r] = &sums[r * blocks + block];
                     }
-                    let outputs: &mut [FloatLine; BESIDE] = match outputs.first_chunk_mut() {
+                    let outputs: &mut [FloatLine; INTERLEAVE] = match outputs.first_chunk_mut() {
                         Some(outputs) => outputs,
                         None => continue,
                     };
-                    for token in 0..BESIDE {
+                    for token in 0..INTERLEAVE {
                         for r in 0..ROWS {
                             outputs[token].0[r] = rows[r][token];
                         }
@@ -288,20 +288,20 @@ struct Tile<'a> {
 impl Tile<'_> {
     /// Adds to the sums `[row][block]`; `first` is the index of the first list of the tile, by row and plane.
     #[inline(always)]
-    fn add<C: Columns>(&self, columns: C, lists: &Lists, first: usize, sums: &mut [[f32; BESIDE]]) {
-        let x = self.x.beside(self.block);
-        let mut factors = [1.0f32; BESIDE];
+    fn add<C: Columns>(&self, columns: C, lists: &Lists, first: usize, sums: &mut [[f32; INTERLEAVE]]) {
+        let x = self.x.interleaved(self.block);
+        let mut factors = [1.0f32; INTERLEAVE];
         for unit in 0..self.units.count {
             if self.x.grouped() {
                 let start = self.units.range(unit).0;
-                let rows = self.block * BESIDE..self.x.rows().min((self.block + 1) * BESIDE);
+                let rows = self.block * INTERLEAVE..self.x.rows().min((self.block + 1) * INTERLEAVE);
                 for (factor, row) in factors.iter_mut().zip(rows) {
                     *factor = self.x.group_factor(row, start);
                 }
             }
             let scales = &self.groups[self.units.group_of(unit)].0;
             for row in 0..ROWS {
-                let mut ints = Beside([0i32; BESIDE]);
+                let mut ints = Interleaved([0i32; INTERLEAVE]);
                 for plane in 0..self.planes {
                     let (positive, negative) =
                         lists.get((first + row * self.planes + plane) * self.units.count + unit);
@@ -313,7 +313,7 @@ impl Tile<'_> {
                     columns.add_columns(x, positive, negative, &mut ints);
                 }
                 let place = &mut sums[row * self.blocks + self.block];
-                for i in 0..BESIDE {
+                for i in 0..INTERLEAVE {
                     place[i] += (scales[row] * factors[i]) * ints.0[i] as f32;
                 }
             }

@@ -1,4 +1,4 @@
-//! What the tests of the kernels share: instruction sets, weights, oracles.
+//! Shared by the kernel tests: instruction sets, weights, oracles.
 use half::f16;
 use trike_cpu::{ActivationPrecision, Cpu, Isa};
 use trike_testkit::Rng;
@@ -33,7 +33,7 @@ pub(crate) const PRECISIONS: [ActivationPrecision; 7] = [
     ActivationPrecision::Int16,
 ];
 
-/// How a random tensor is made.
+/// Parameters of a random tensor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Weights {
     pub(crate) rows: usize,
@@ -73,7 +73,7 @@ impl Weights {
     }
 }
 
-/// The whole oracle: `x W^T` in f64 over the weights as the tensor itself gives them.
+/// The oracle: `x W^T` in f64 over the tensor's dequantized weights.
 pub(crate) fn oracle(x: &[f32], w: &[f32], k: usize) -> Vec<f32> {
     let dot = |x: &[f32], w: &[f32]| {
         x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum::<f64>() as f32
@@ -81,7 +81,7 @@ pub(crate) fn oracle(x: &[f32], w: &[f32], k: usize) -> Vec<f32> {
     x.chunks(k).flat_map(|x| w.chunks(k).map(move |w| dot(x, w))).collect()
 }
 
-/// Activations as int8 makes them, written a second time from the definition; f32 stays as it is.
+/// Activations after int8 quantization, implemented independently from the definition; f32 is unchanged.
 pub(crate) fn as_quantized(x: &[f32], k: usize, precision: ActivationPrecision) -> Vec<f32> {
     let two_bytes = |x: &[f32]| {
         let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
@@ -102,7 +102,7 @@ pub(crate) fn as_quantized(x: &[f32], k: usize, precision: ActivationPrecision) 
     x.chunks(k).flat_map(|x| x.chunks(len)).flat_map(group).collect()
 }
 
-/// The bits of floats, for equality that tells zero from minus zero and never excuses NaN.
+/// The bits of floats, for an equality that distinguishes zeros and treats NaN as equal only to the same NaN.
 pub(crate) fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|v| v.to_bits()).collect()
 }

@@ -1,4 +1,4 @@
-//! Backward passes against central differences of a forward pass in f64 that shares no code with them.
+//! Backward passes compared with central differences of an independent f64 forward pass.
 
 mod oracle;
 
@@ -9,7 +9,7 @@ use trike_testkit::{
     exact::{STEP, assert_gradient as check, rms_norm, wide},
 };
 
-/// Of an element of a gradient: far over the rounding of f32, far under a wrong term.
+/// Relative to an element of a gradient: far above f32 rounding, far below a wrong term.
 const BOUND: f64 = 1e-3;
 
 fn cpus() -> [Cpu; 2] {
@@ -40,11 +40,11 @@ fn gated_activations() {
             for n in [1, 7, 64, 1003] {
                 let mut rng = Rng::new(n as u64);
                 let (gate, up, dy) = (rng.normals(n), rng.normals(n), rng.normals(n));
-                // SiLu's gradient is about 1 at 0 and the other's 0: a lone element should have one.
+                // At 0 the gradient of SiLU is about 1 and that of the other is 0: shifted so that a single element has a gradient.
                 let gate: Vec<f32> = gate.iter().map(|g| 3.0 * g + 0.5).collect();
                 let (mut d_gate, mut d_up) = (vec![f32::NAN; n], vec![f32::NAN; n]);
                 grad::gated(&cpu, &gate, &up, activation, &dy, &mut d_gate, &mut d_up).expect("shapes fit");
-                // Each output has one input: all differences at once.
+                // Each output depends on one input: all differences in one pass.
                 let both = |what: &str, got: &[f32], f: &dyn Fn(usize, f64) -> f64| {
                     for (i, got) in got.iter().enumerate() {
                         let want = (f(i, STEP) - f(i, -STEP)) / (2.0 * STEP) * f64::from(dy[i]);
@@ -108,7 +108,7 @@ fn attentions() {
             grad::attention(&cpu, &spec, inputs, lengths, &dy, [&mut dq, &mut dk, &mut dv]).expect("fits");
             let fixed = all.each_ref().map(|x| wide(x));
             for (i, got) in [dq, dk, dv].iter().enumerate() {
-                // A query that sees itself alone has no gradient, nor has its key.
+                // A query that sees only itself has no gradient, nor does its key.
                 if window == Some(1) && i < 2 {
                     assert_all_near!(got, &vec![0.0; got.len()], abs = 1e-6, "{spec:?}, input {i}");
                     continue;

@@ -11,11 +11,11 @@ use crate::reduce::{max_words, sum_floats, sum_ints};
 pub(super) const PLANES: usize = 4;
 /// The largest magnitude of these integers.
 pub(super) const LARGEST: usize = 7;
-/// The length of a key of the mean length.
+/// The length code of a key of the mean length.
 const MEAN_LENGTH: f32 = 64.0;
-/// The length of all longer keys.
+/// The largest length code, at which longer keys saturate.
 pub(super) const LONGEST: u32 = 255;
-/// Bits of a product with a length that are dropped.
+/// Right shift of a product with a length.
 pub(super) const SHIFT: u32 = 7;
 /// Keys that a cube of [`add_keys`] adds up.
 pub(super) const ADDED: usize = 512;
@@ -27,7 +27,7 @@ pub(super) const CODED: usize = 8;
 pub(super) struct Form {
     /// Head dimension.
     pub(super) head_dim: usize,
-    /// Elements that the Hadamard transform mixes, a power of two.
+    /// Block size of the Hadamard transform, a power of two.
     pub(super) block: usize,
     /// Units per cube, a power of two of at least the head dimension.
     pub(super) units: usize,
@@ -49,12 +49,12 @@ impl Form {
         [4, 2, 1].into_iter().find(|lanes| self.words().is_multiple_of(*lanes)).unwrap_or(1)
     }
 
-    /// Words of a query: planes of each word, and the sum of the integers.
+    /// Words of a query: bit planes of each word, and the sum of the integers.
     pub(super) fn query_words(self) -> usize {
         PLANES * self.words() + 1
     }
 
-    /// What is added to a score so that it is above zero.
+    /// Offset that makes every score positive.
     pub(super) fn bias(self) -> u32 {
         (((LARGEST * self.head_dim) as u32 * LONGEST) >> SHIFT) + 2
     }
@@ -65,7 +65,7 @@ impl Form {
     }
 }
 
-/// The unit's channel of the normalized Hadamard transform of the blocks of a head, whose elements the units have.
+/// The unit's channel of the normalized Hadamard transform, in blocks of a head whose elements are distributed over the units.
 #[cube]
 fn transform(element: f32, shared: &mut Shared<[f32]>, #[comptime] form: Form) -> f32 {
     let mut x = element;
@@ -127,8 +127,8 @@ pub(super) fn add_keys<E: Numeric>(
     }
 }
 
-/// Cube `head` writes what codes are relative to, `[head][channels + 1]`: the channels of the mean of `count` keys, and
-/// [`MEAN_LENGTH`] over the root mean square of the lengths of centred keys.
+/// Cube `head` writes the center of the codes, `[head][channels + 1]`: the channels of the mean of `count` keys, and
+/// [`MEAN_LENGTH`] divided by the root mean square of the lengths of centred keys.
 #[cube(launch_unchecked)]
 pub(super) fn center(sums: &[f32], centers: &mut [f32], parts: u32, count: u32, #[comptime] form: Form) {
     let mut floats = Shared::<[f32]>::new_slice(form.units);
@@ -153,7 +153,7 @@ pub(super) fn center(sums: &[f32], centers: &mut [f32], parts: u32, count: u32, 
     if UNIT_POS == 0 {
         let all = squares / count;
         let square = all - of_mean;
-        // The rest of a subtraction of nearly equal numbers is no length.
+        // A difference of nearly equal numbers is rounding noise.
         let mut scale = 0.0f32;
         if square > all * 1e-6 {
             scale = MEAN_LENGTH / f32::sqrt(square);
@@ -162,8 +162,8 @@ pub(super) fn center(sums: &[f32], centers: &mut [f32], parts: u32, count: u32, 
     }
 }
 
-/// Codes one key: bit `c % 32` of word `c / 32` is set if channel `c` is larger than that of the mean; the length is that of the
-/// centred key.
+/// Codes one key: bit `c % 32` of word `c / 32` is set if channel `c` exceeds that of the mean; the length is that of the centred
+/// key.
 #[cube]
 fn code_key<E: Numeric>(
     k: &[E],
@@ -183,7 +183,7 @@ fn code_key<E: Numeric>(
     let used = (UNIT_POS as usize) < form.head_dim;
     bits[UNIT_POS as usize] = select(used && x > mean, 1u32, 0u32);
     let difference = select(used, x - mean, 0.0f32);
-    // Waits for the bits too.
+    // Also synchronizes the bits.
     let square = sum_floats(difference * difference, floats, form.units, false);
     if (UNIT_POS as usize) < comptime!(form.words()) {
         codes[key * comptime!(form.words()) + UNIT_POS as usize] =
@@ -198,7 +198,7 @@ fn code_key<E: Numeric>(
     sync_cube();
 }
 
-/// Bit `plane` of 32 numbers of the units.
+/// Bit `plane` of 32 units' numbers, as a word.
 #[cube]
 fn word_of(bits: &mut Shared<[u32]>, word: usize, plane: u32, #[comptime] form: Form) -> u32 {
     let mut packed = 0u32;
@@ -235,9 +235,9 @@ pub(super) fn code_keys<E: Numeric>(
     }
 }
 
-/// Cube `head` codes the key at the position of a row, and writes the query of the heads that share its keys, summed, as integers
-/// from -7 to 7 in bit planes and their sum: `[head][PLANES x words + 1]`. A query that has no largest magnitude, or zero, becomes
-/// zeros.
+/// Cube `head` codes the key at the position of a row, and writes the sum of the queries of the heads that share its keys, as
+/// integers from -7 to 7 in bit planes, and the sum of these integers: `[head][PLANES x words + 1]`. A query that is zero or not
+/// finite becomes zeros.
 #[cube(launch_unchecked)]
 pub(super) fn code_step<E: Numeric>(
     q: &[f32],
@@ -289,9 +289,9 @@ pub(super) fn code_step<E: Numeric>(
     }
 }
 
-/// The units of KV head `y` take turns to score positions `2 i` and `2 i + 1`, each in 16 bits: the floor of the sum of the query's
-/// integers, with the signs of the code, times the length, over 128, and the bias; 0 for positions before `first` and for the `last`
-/// ones.
+/// The units of KV head `y` score positions `2 i` and `2 i + 1` in a grid-stride loop, each in 16 bits: the floor of the sum of the
+/// query's integers, with the signs of the code, times the length, over 128, plus the bias; 0 for positions before `first` and for
+/// the `last` ones.
 ///
 /// The sum over the signs is twice the sum over the set bits, minus the sum of all integers.
 #[cube(launch_unchecked)]
@@ -325,7 +325,7 @@ pub(super) fn score<N: Size>(
         #[unroll]
         for n in 0..2u32 {
             let position = 2 * pair + n;
-            // Those past the last are read and not used, so that no load waits for a comparison.
+            // Positions past the last one are clamped and unused, so that no load waits for a comparison.
             let key = head * capacity as usize + clamp_max(position, capacity - 1) as usize;
             let mut set = 0i32;
             #[unroll]
@@ -338,7 +338,7 @@ pub(super) fn score<N: Size>(
                     for plane in 0..PLANES {
                         let ones =
                             (word & planes[comptime!(plane * words + i * form.lanes() + lane)]).count_ones();
-                        // The last plane is that of the sign.
+                        // The last plane is the sign.
                         let weight =
                             comptime!(if plane == PLANES - 1 { -(1i32 << plane) } else { 1i32 << plane });
                         set += i32::cast_from(ones) * weight;

@@ -1,8 +1,7 @@
-//! Selection of the keys of a single token by sign codes, as on the host: see `KeyIndex` of `trike-cpu`, whose definitions these
-//! kernels have.
+//! Selection of the keys for a single token by sign codes, as on the host: see `KeyIndex` of `trike-cpu` for the definitions.
 //!
-//! Four launches for a token: the code of its key and the integers of its query, the scores of all positions, the selection, and
-//! [`decode`](super::decode) over what was selected. All find the position in a buffer, so they can be recorded.
+//! Four launches per token: the code of its key and the integers of its query, the scores of all positions, the selection, and
+//! [`decode`](super::decode) over the selected positions. All read the position from a buffer, so they can be recorded.
 
 mod kernel;
 mod select;
@@ -41,17 +40,17 @@ macro_rules! with_elements {
     };
 }
 
-/// Most elements of a head of which each score has a count of its own: the counts fit the shared memory of every device. Of larger
-/// heads two neighbouring scores are taken as equal.
+/// Maximum `head_dim` for which each score has its own histogram bin: the bins fit the shared memory of every device. For larger
+/// heads, two neighbouring scores share a bin.
 const COUNTED: usize = 128;
-/// Maximum units of a cube that selects.
+/// Maximum units per cube of the selection kernel.
 const UNITS: u32 = 1024;
 
 impl Device {
-    /// Codes the keys of a call that need it, and selects those of its token; `None` if it attends to all of them.
+    /// Codes the keys of a call if necessary, and selects those of its token; `None` if it attends to all of them.
     pub(super) fn select_keys(&self, call: &Call<'_>) -> Result<Option<(Buffer<u32>, SelectedKeys)>> {
         let (problem, Some(index)) = (&call.problem, &call.cache.index) else { return Ok(None) };
-        // The launches below need its bounds.
+        // Checks the bounds for the launches below.
         problem.validate()?;
         let position = problem.first_position;
         let end = position + problem.tokens;
@@ -63,24 +62,24 @@ impl Device {
         }
         let is_step = problem.tokens == 1 && problem.sequences == 1 && call.mask.is_none();
         let selected = index.selector.select(all / 2).filter(|_| is_step);
-        // More than half of a horizon is visible at its positions: a call before them follows a truncation.
-        let is_behind = 2 * position < coded;
+        // More than half of a horizon is visible at its positions, so a call before them follows a truncation.
+        let is_truncated = 2 * position < coded;
         let all_anew = match selected {
             Some(_) => coded != all,
-            None => !is_step && coded > 0 && is_behind,
+            None => !is_step && coded > 0 && is_truncated,
         };
         if all_anew {
             if self.is_capturing() {
                 return Err(CubeError::Capture { what: "codes of all keys" });
             }
-            // A new mean, of the same keys as on the host, whenever their number has doubled.
+            // A new mean over the same keys as on the host, whenever their number has doubled.
             self.center_keys(call, index, 1 << end.ilog2())?;
             self.code_keys(call, index, 0, end)?;
             index.coded.store(all, Ordering::Relaxed);
         } else if !is_step && coded > 0 {
-            // A prompt behind a selection: a recorded step may be the next, so its keys are coded now.
+            // A prompt after a selection: the next step may be recorded, so its keys are coded now.
             self.code_keys(call, index, position, end)?;
-        } else if is_behind {
+        } else if is_truncated {
             index.coded.store(0, Ordering::Relaxed);
         }
         let Some(selected) = selected else { return Ok(None) };
@@ -176,7 +175,7 @@ impl Device {
     ) -> Result<Buffer<u32>> {
         /// Units per cube.
         const UNITS: u32 = 128;
-        /// Cubes of a multiprocessor: the query is loaded once for all positions of a unit.
+        /// Cubes per multiprocessor: the query is loaded once for all positions of a unit.
         const RESIDENT: usize = 8;
         let shape = call.problem.cache;
         let form = Form::new(shape.head_dim);

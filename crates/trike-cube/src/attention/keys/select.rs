@@ -1,4 +1,4 @@
-//! The positions with the largest scores, by counting.
+//! Top-k selection by a histogram of the scores.
 
 use cubecl::prelude::*;
 
@@ -7,23 +7,23 @@ use cubecl::prelude::*;
 pub(super) struct Form {
     /// Units per cube, a power of two.
     pub(super) units: usize,
-    /// Counts, more than the largest score.
+    /// Histogram bins, more than the largest score.
     pub(super) counts: usize,
     /// Bits that scores lose.
     pub(super) shift: u32,
 }
 
 impl Form {
-    /// Bytes of shared memory: the counts, two numbers per unit, and the threshold.
+    /// Bytes of shared memory: the histogram, two numbers per unit, and the threshold.
     pub(super) fn shared_bytes(self) -> usize {
         4 * (self.counts + 2 * self.units + THRESHOLD)
     }
 }
 
-/// Numbers of the threshold: the score, how many positions with it are selected, and how many are not.
+/// Numbers of the threshold: the score, and how many positions with it are selected and not selected.
 const THRESHOLD: usize = 3;
 
-/// The sums of what the units before this one have.
+/// Exclusive prefix sum over the units.
 #[cube]
 fn sum_before(own: u32, shared: &mut Shared<[u32]>, #[comptime] units: usize) -> u32 {
     let unit = UNIT_POS as usize;
@@ -51,10 +51,11 @@ fn score_of(both: u32, #[comptime] n: u32, #[comptime] form: Form) -> u32 {
     (both >> comptime!(16 * n) & 0xFFFFu32) >> form.shift
 }
 
-/// Cube `head` writes the positions of its KV head that are selected for a row, in rising order: the `first` ones, the `best` scores,
-/// of equal ones the later positions, and the `last` ones.
+/// Cube `head` writes the positions of its KV head that are selected for a row, in ascending order: the `first` ones, the `best`
+/// scores (ties by the later position), and the `last` ones.
 ///
-/// `scores` has two scores in a word, `[head][pairs]`, and 0 for positions that are not to be found. There are at least `best` others.
+/// `scores` has two scores per word, `[head][pairs]`, and 0 for positions that are excluded. At least `best` positions are not
+/// excluded.
 #[cube(launch_unchecked)]
 pub(super) fn select_positions(
     scores: &[u32],
@@ -97,7 +98,7 @@ pub(super) fn select_positions(
     }
     sync_cube();
 
-    // Each unit has some of the counts, from the largest score down.
+    // Each unit has a range of the bins, from the largest score down.
     let per = comptime!(form.counts.div_ceil(form.units));
     let mut own = 0u32;
     #[unroll]
@@ -131,7 +132,7 @@ pub(super) fn select_positions(
     sync_cube();
 
     let lowest = threshold[0];
-    // Consecutive words of each unit.
+    // Each unit has consecutive words.
     let each = used.div_ceil(units);
     let start = min(unit * each, used);
     let stop = min(start + each, used);
@@ -148,7 +149,7 @@ pub(super) fn select_positions(
     }
     let higher_before = sum_before(higher, &mut sums, units);
     let equal_before = sum_before(equal, &mut ties, units);
-    // Ties that are not selected are the first ones.
+    // The first ties are the unselected ones.
     let unselected = threshold[2];
     let to = CUBE_POS_X as usize * (first + best + last) as usize;
     let mut before = equal_before;

@@ -61,7 +61,7 @@ pub(in crate::linear) fn decode<S: Float>(
     let mut xs = Array::<Quad>::new(2 * rows);
     let slots = comptime!(ring_slots(form, rows));
     let mut ring = Array::<Quad>::new(comptime!((slots * form.planes).max(1)));
-    // More planes or rows would take the registers of half of the warps.
+    // With more planes or rows this would halve the occupancy, for lack of registers.
     let has_x = comptime!(slots > 1 && form.planes == 1 && rows == 1);
     let mut ring_x = Array::<Quad>::new(comptime!(if has_x { slots * 2 * rows } else { 1 }));
     let step = comptime!(splits * cubes);
@@ -176,12 +176,12 @@ pub(in crate::linear) fn decode<S: Float>(
     );
 }
 
-/// What a unit needs for its output after the sums, loaded before them: at the end nothing else hides the latency.
+/// Operands of a unit's outputs, loaded before the sums: at the end nothing else hides the latency.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Ahead {
     scale: f32,
     factor: f32,
-    /// The output that the product is added to.
+    /// The previous output, to which the product is added.
     old: f32,
 }
 
@@ -190,7 +190,7 @@ fn is_early(form: Form, rows: usize, splits: usize, cubes: usize) -> bool {
     cubes == 1 && rows / form.slices <= 2 * splits
 }
 
-/// Loads it; defaults where [`finish`] loads for itself.
+/// Loads the operands; defaults if [`finish`] loads them itself.
 #[cube]
 pub(crate) fn load_ahead<S: Float>(
     scales: &[S],
@@ -227,14 +227,14 @@ pub(crate) fn load_ahead<S: Float>(
     Ahead { scale, factor, old }
 }
 
-/// Blocks whose weights and activations are in flight while one is multiplied; 0 if blocks are loaded when they are needed.
+/// Blocks whose weights and activations are in flight while one is multiplied; 0 = blocks are loaded on demand.
 ///
-/// Reading 4.3 TB/s with 132 multiprocessors takes 23 KB in flight on each; 1,024 resident units with three vectors of weights
-/// each are 48 KB, which leaves room for matrices of few tiles. Of two planes or more, two blocks are as many bytes.
+/// Reading 4.3 TB/s with 132 multiprocessors takes 23 KB in flight on each; 1,024 resident units with three vectors of weights each
+/// are 48 KB, which leaves room for matrices of few tiles. With two planes or more, two blocks are as many bytes.
 pub(crate) fn ring_slots(form: Form, rows: usize) -> usize {
     match form.planes {
         _ if form.skip || rows > 2 => 0,
-        // The loop is unrolled once for each set as well, and cubes of 1,024 units have 64 registers each.
+        // The loop is also unrolled once per set, and cubes of 1,024 units have 64 registers per unit.
         _ if form.sets > 1 => 1,
         1 => 3,
         _ => 2,
@@ -353,8 +353,8 @@ impl Place {
     }
 }
 
-/// Scales the integer sums of a segment, from segment number `at32` on, or those of a whole row of one set; one of the four
-/// lanes of a row adds the mean and subtracts the bias for all four.
+/// Scales the integer sums of a segment, from segment number `at32` on, or those of a whole row of one set; one of the four lanes
+/// of a row adds the mean and subtracts the bias for all four.
 #[cube]
 pub(crate) fn scale_segment<S: Float>(
     ints: &mut Array<i32>,

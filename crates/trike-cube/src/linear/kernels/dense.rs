@@ -125,7 +125,7 @@ pub(in crate::linear) fn dense_decode(
             // Rows and tokens past the last repeat the last one and are not stored.
             packed[r] = words[clamp_max(first_row + r, last_row) * stride + index];
         }
-        // Sums of a word, where one scale is for all of it.
+        // Sums of a word, if one scale covers it.
         let mut products = Array::<f32>::new(comptime!(if is_word { count } else { 1 }));
         #[unroll]
         for n in 0..comptime!(if is_word { count } else { 0 }) {
@@ -159,7 +159,7 @@ pub(in crate::linear) fn dense_decode(
             }
         }
         if comptime!(is_word) {
-            // One division and one scale for a word.
+            // One division and one scale per word.
             #[unroll]
             for r in 0..ROWS {
                 let row = clamp_max(first_row + r, last_row);

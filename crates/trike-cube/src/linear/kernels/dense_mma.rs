@@ -1,7 +1,7 @@
 //! Dense and int8 weights times many f32 activations on matrix instructions: `mma` tf32 m16n8k8 with f32 accumulation.
 //!
-//! Weights of f16, bf16 and int8 are exact in tf32; activations are rounded to its 11 bits and keep the range of f32, which those
-//! of large models need.
+//! Weights in f16, bf16 and int8 are exact in tf32; activations are rounded to its 11 bits and keep the range of f32, which large
+//! models need.
 
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::barrier::copy_async;
@@ -11,13 +11,13 @@ use half::f16;
 use super::dense::{DenseCompiled, ScaleMode, put};
 use crate::linear::dense::DenseKind;
 
-/// Rows per cube: fewer where few tokens leave few cubes.
+/// Rows per cube: fewer if few tokens give few cubes.
 pub(in crate::linear) fn rows_of(tokens: usize) -> usize {
     if tokens == 128 { 128 } else { 64 }
 }
 /// Columns per step.
 pub(in crate::linear) const STEP: usize = 32;
-/// Columns of a step that are multiplied before the next ones are loaded from shared memory: four of a lane.
+/// Columns of a step that are multiplied before the next ones are loaded from shared memory: four per lane.
 const HALF: usize = 16;
 /// Tokens per plane, and tiles of 16 rows per plane.
 pub(in crate::linear) const OF_PLANE: usize = 32;
@@ -31,12 +31,12 @@ const QUADS: usize = STEP / 4;
 
 type Quad = Vector<f32, Const<4>>;
 
-/// Planes of a cube for `tokens` tokens: each has 64 rows.
+/// Planes per cube for `tokens` tokens: each has 64 rows.
 pub(in crate::linear) fn planes(tokens: usize) -> usize {
     rows_of(tokens) / (16 * TILES) * tokens / OF_PLANE
 }
 
-/// Steps in shared memory, all but one of them on their way: more where there are few cubes.
+/// Steps in shared memory, all but one of them in flight: more if there are few cubes.
 fn stages(tokens: usize) -> usize {
     match tokens {
         32 => 8,
@@ -60,8 +60,8 @@ pub(in crate::linear) fn shared_bytes(kind: DenseKind, tokens: usize) -> usize {
     4 * stages(tokens) * (rows_of(tokens) * stride(kind) + tokens * STEP)
 }
 
-/// Where the vector `column` of the activations of a token and step is: odd tokens have halves swapped, so that the lanes of a
-/// load access different banks.
+/// Index of the vector `column` of a token's activations of a step: halves are swapped for odd tokens, so that the lanes of a load
+/// access different banks.
 #[cube]
 fn swizzled(token: usize, column: usize) -> usize {
     token * QUADS + (column ^ ((token % 2) * 4))
@@ -135,7 +135,7 @@ fn wait(#[comptime] pending: usize) {
 #[cube]
 fn weight<N: Size>(words: Vector<u32, N>, #[comptime] i: usize, #[comptime] kind: DenseKind) -> f32 {
     if comptime!(kind == DenseKind::Int8) {
-        // The byte, its sign flipped, as the last bits of 2^23.
+        // The byte with its sign flipped, as the low bits of 2^23.
         let byte = (words.extract(0usize) >> comptime!(8 * i as u32)) & 0xFF;
         f32::reinterpret((byte ^ 0x80) | 0x4B00_0000) - 8_388_736.0
     } else {
@@ -151,7 +151,7 @@ fn weight<N: Size>(words: Vector<u32, N>, #[comptime] i: usize, #[comptime] kind
     }
 }
 
-/// An activation whose first 11 bits are those of the nearest number of tf32; the instruction ignores the others.
+/// An activation rounded to tf32: its leading bits are those of the nearest tf32 number; the instruction ignores the rest.
 #[cube]
 fn rounded(x: f32) -> f32 {
     f32::reinterpret(u32::reinterpret(x) + 0x1000)
@@ -159,8 +159,8 @@ fn rounded(x: f32) -> f32 {
 
 /// Cube `(x, y)` computes 64 or 128 rows for `tokens` tokens; a plane has 64 rows and 32 tokens.
 ///
-/// The four columns of lane `(g, t)` in each 16, `4 t ..`, are columns `t` and `t + 4` of two instructions, for weights and for
-/// activations: their order in a sum is free.
+/// The four columns of lane `(g, t)` in each 16, `4 t ..`, are used as columns `t` and `t + 4` of two instructions, for both
+/// weights and activations: the order of columns in a sum is arbitrary.
 #[cube(launch_unchecked)]
 pub(in crate::linear) fn dense_mma<N: Size>(
     weights: &[Vector<u32, N>],
@@ -187,7 +187,7 @@ pub(in crate::linear) fn dense_mma<N: Size>(
     let (first_row, first_token) = (plane / across * comptime!(16 * TILES), plane % across * OF_PLANE);
     let (last_row, last_token) = (rows as usize - 1, count as usize - 1);
     let cols = cols as usize;
-    // Columns are a multiple of those of a step, so rows are not padded.
+    // Columns are a multiple of a step, so rows are not padded.
     let of = Extent { steps: cols / STEP, stride_words: cols / kind.per_word(), cols, last_row, last_token };
 
     let mut w_stage = Shared::<[Vector<u32, N>]>::new_aligned_slice(
@@ -215,7 +215,7 @@ pub(in crate::linear) fn dense_mma<N: Size>(
     }
     for step in 0..of.steps {
         wait(comptime!(stages(tokens) - 2));
-        // Now the step before this one has been read, and its place is free.
+        // The previous step has been read, and its buffer is free.
         sync_cube();
         let next = step + comptime!(stages(tokens) - 1);
         copy::<N>(weights, x, &mut w_stage, &mut x_stage, next, &of, kind, tokens);

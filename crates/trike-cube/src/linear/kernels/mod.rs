@@ -32,7 +32,7 @@ pub(crate) struct Form {
     pub(crate) means: bool,
     /// Code rows per token.
     pub(crate) slices: usize,
-    /// Columns of a token that share a factor; 0 = one factor per token.
+    /// Columns of a token per factor; 0 = one factor per token.
     pub(crate) x_group: usize,
     /// Number of outputs.
     pub(crate) parts: usize,
@@ -45,7 +45,7 @@ pub(crate) struct Form {
 }
 
 impl Form {
-    /// Columns after which integer sums are scaled, at most a block; 0 = at the end of the row.
+    /// Columns per scaled integer sum, at most a block; 0 = the whole row.
     pub(crate) fn segment(self) -> usize {
         match (self.group, self.x_group) {
             (0, 0) => 0,
@@ -64,8 +64,9 @@ impl Form {
         (3usize.pow(self.planes as u32) - 1) / 2
     }
 
-    /// What the kernels multiply for a trit of one: the place of the two bits at the top of a byte, so that they need no sign
-    /// extension; 1 for folded planes and for base 3. [`store`] divides by it, which is exact for a power of two.
+    /// The integer that kernels multiply for a trit of one. With unfolded two-bit weights the two bits are at the top of a byte and
+    /// need no sign extension, so it is 64; it is 1 for folded planes and for base 3. [`store`] divides by it, which is exact for a
+    /// power of two.
     pub(super) fn unit(self) -> f32 {
         if self.planes == 1 && !self.base3 { 64.0 } else { 1.0 }
     }
@@ -121,7 +122,7 @@ pub(super) fn four_codes(
             // Trits plus one: the sum stays below 243, so no byte carries into the next.
             four = four * 3 + ((words[p].extract(i) >> comptime!(2 * j as u32)) & 0x0303_0303);
         }
-        // Minus `(3^planes - 1) / 2` in each byte: up to where the most is 255, then the sign.
+        // Subtracts `(3^planes - 1) / 2` from each byte: adds an offset so that the largest is 255, then flips the sign bit.
         four = (four + comptime!(0x0101_0101 * (128 - (3u32.pow(planes as u32) - 1) / 2))) ^ 0x8080_8080;
     }
     i32::reinterpret(four)
@@ -206,7 +207,7 @@ pub(super) fn store(
     }
 }
 
-/// The output that [`store`] would add to; zero where there is none.
+/// The output that [`store`] adds to; zero if it does not add.
 #[cube]
 pub(super) fn stored(
     out0: &mut [f32],

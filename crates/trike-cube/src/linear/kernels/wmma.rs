@@ -94,7 +94,7 @@ impl WmmaShape {
         self.k / 4
     }
 
-    /// Blocks of columns in shared memory: two of bytes, or one of f16, which takes as much.
+    /// Blocks of columns in shared memory: two for bytes, or one for f16, which has the same size.
     fn stages(self) -> usize {
         2 / self.element.bytes()
     }
@@ -109,9 +109,10 @@ impl WmmaShape {
 
 /// Cube `(x, y)` computes `shape.rows()` rows for `shape.code_rows()` code rows, one block of columns at a time.
 ///
-/// The next block's weights and codes are held in registers while one is multiplied, then unpacked into the other half of
-/// shared memory or, with one stage, over the block before. A block is stored as `[128 / k][row][k]`, so that a matrix is contiguous; a row's words are ordered by
-/// 32-column segment, because scales may change there, and within a segment in the order of the packed weights.
+/// The next block's weights and codes are held in registers while one is multiplied, then unpacked into the other half of shared
+/// memory or, with one stage, over the previous block. A block is stored as `[128 / k][row][k]`, so that a matrix is contiguous; a
+/// row's words are ordered by 32-column segment, because scales may change there, and within a segment in the order of the packed
+/// weights.
 ///
 /// Accumulators are read back through shared memory, one matrix per plane at a time; a unit of the cube reads the sums of one
 /// row and one token, with all digits. This does not depend on a unit's plane, and a device may have several plane sizes:
@@ -244,7 +245,7 @@ pub(in crate::linear) fn wmma<S: Float, E: Numeric, A: Numeric>(
                 }
             }
             if comptime!(stages == 1) {
-                // All planes have multiplied the block that is overwritten.
+                // All planes have multiplied the block that is about to be overwritten.
                 sync_cube();
             }
             stage_block::<E>(
@@ -310,7 +311,7 @@ pub(in crate::linear) fn wmma<S: Float, E: Numeric, A: Numeric>(
     }
 }
 
-/// Loads a unit's vectors of a block; rows past the last repeat it.
+/// Loads a unit's vectors of a block; rows past the last one repeat it.
 #[cube]
 fn load_block(
     codes: &[Quad],

@@ -16,7 +16,7 @@ pub(crate) struct Form {
     pub(crate) norm: bool,
     /// Code rows per token.
     pub(crate) slices: usize,
-    /// Columns that share a factor; 0 = one factor per row.
+    /// Columns per factor; 0 = one factor per row.
     pub(crate) group: usize,
     /// Units per cube, a power of two.
     pub(crate) units: usize,
@@ -102,7 +102,7 @@ fn normed<N: Size>(
 }
 
 /// [`normed`], rotated: a Walsh-Hadamard transform of each block of columns. All units of a cube must call it, for consecutive
-/// quads that cover whole blocks. The first two rounds are within a quad; in the others two units exchange their quads.
+/// quads that cover whole blocks. The first two rounds are within a quad; in the rest, pairs of units exchange their quads.
 #[cube]
 fn turned<N: Size>(
     x: &[Vector<f32, N>],

@@ -81,7 +81,7 @@ fn every_candidate_over_an_int8_cache_fits_the_smallest_device() {
                 let is_decode = matches!(blueprint, AttentionBlueprint::Decode { .. });
                 assert_eq!(settings.bindings, if is_decode { 6 } else { 4 }, "{blueprint:?}");
             }
-            // What the tokens see, and no more.
+            // Exactly the positions visible to the tokens.
             let wide = problem.wide_shape(&device);
             assert_eq!((wide.capacity, wide.precision), (5000 + tokens, KvPrecision::F32));
         }
@@ -137,7 +137,7 @@ fn costs_count_what_is_seen() {
     assert_eq!(two.cost().macs, 2 * (10 + 11) * 6 * 64);
     let windowed = AttentionProblem { tokens: 3, window: Some(4), first_position: 2, ..problem() };
     assert_eq!(windowed.cost().macs, 2 * (3 + 4 + 4) * 6 * 64);
-    // Tokens 80 to 99 of two KV heads: the diagonal is keys 64 to 99, all blocks are what a problem without a mask has.
+    // Tokens 80 to 99 of two KV heads: the diagonal is keys 64 to 99; all blocks give the problem without a mask.
     let positions = 80..100;
     let of = |set: bool| BlockBitmap::from_fn(2, positions.clone(), |_, _, _| set).expect("fits");
     let masked = |set| AttentionProblem { mask: Some(of(set).work(2, &positions, None)), ..problem() }.cost();
@@ -145,7 +145,7 @@ fn costs_count_what_is_seen() {
     let expected = Cost { macs: 2 * pairs * 6 * 64, bytes: 2 * 4 * 36 * 128 + 20 * 8 * 6 * 64 };
     assert_eq!(masked(false), expected);
     assert_eq!(masked(true), problem().cost());
-    // Keys and values of 64 bytes with a scale of four each.
+    // Keys and values of 64 bytes with a scale of four bytes each.
     let codes = CacheShape { precision: KvPrecision::Int8, ..problem().cache };
     let codes = AttentionProblem { cache: codes, tokens: 1, first_position: 9, ..problem() };
     assert_eq!(codes.cost().bytes, 2 * 10 * 2 * (64 + 4) + 8 * 6 * 64);

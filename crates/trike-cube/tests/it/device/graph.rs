@@ -12,7 +12,7 @@ use crate::testing::devices;
 
 const LEN: usize = 200;
 
-/// `1 + x`, over two tensors of which the first is given back before the second is made.
+/// `1 + x`, with two tensors, the first of which is freed before the second is allocated.
 fn one_more(device: &Device, x: &Buffer<f32>) -> Result<Buffer<f32>> {
     let first = device.empty::<f32>(LEN)?;
     device.fill(&first.cast()?, 5.0f32.to_bits())?;
@@ -27,12 +27,12 @@ fn one_more(device: &Device, x: &Buffer<f32>) -> Result<Buffer<f32>> {
 fn a_replay_does_again_what_was_recorded() {
     for shared in devices() {
         assert_eq!(shared.capabilities().graphs, Graphs::Software);
-        // One of its own, whose memory no other test counts into.
+        // A separate device, whose memory statistics no other test affects.
         let device = Device::open(shared.spec()).expect("there");
         let before = device.memory().in_use;
         let x = device.upload(&[2.0f32; LEN]).expect("room");
         let (graph, out) = device.capture(|| one_more(&device, &x)).expect("a graph");
-        // The input, and one tensor: the second is where the first was.
+        // The input and one tensor: the second reuses the memory of the first.
         assert_eq!((graph.launches(), graph.bytes()), (3, 2 * 4 * LEN as u64));
         for value in [2.0, 7.5, -3.0] {
             device.write(&x, &[value; LEN]).expect("the length");
@@ -40,7 +40,7 @@ fn a_replay_does_again_what_was_recorded() {
             graph.replay().expect("a replay");
             assert_eq!(device.read(&out).expect("a device"), [value + 1.0; LEN]);
         }
-        // Twice in a row: the sum starts anew.
+        // Twice in a row: the sum starts from zero again.
         graph.replay().expect("a replay");
         graph.replay().expect("a replay");
         assert_eq!(device.read(&out).expect("a device"), [-2.0; LEN]);
@@ -51,7 +51,7 @@ fn a_replay_does_again_what_was_recorded() {
     }
 }
 
-/// What is made after buffers went away must not lie where a graph writes.
+/// Buffers allocated later must not overlap the memory that a graph writes.
 #[test]
 fn memory_of_a_graph_is_not_given_to_others() {
     for device in devices() {
@@ -109,7 +109,7 @@ fn what_is_no_launch_is_refused_and_the_device_goes_on() {
     }
 }
 
-/// More than a cube fills.
+/// More than one cube.
 const LONG: usize = 5000;
 
 #[test]
@@ -123,7 +123,7 @@ fn runs_that_differ_are_refused_and_the_device_goes_on() {
             ("other launches", |d, out| d.fill(out, 1).and_then(|()| d.fill(out, 1))),
             ("other launches", |d, out| d.fill(&out.view(0, 1)?, 1)),
             ("memory", |d, out| d.empty::<u32>(LEN + 1).and_then(|_| d.fill(out, 1))),
-            // The error is not looked at, and there is one all the same.
+            // The error is ignored by the closure but returned nevertheless.
             ("memory", |d, out| d.fill(out, 1).map(|()| drop(d.empty::<u32>(LEN + 1)))),
         ];
         for (what, second) in table {
@@ -164,7 +164,7 @@ fn a_panic_inside_of_a_capture_leaves_the_device_as_it_was() {
     }
 }
 
-/// Whatever another thread wants meanwhile is done, once, and is no part of the graph.
+/// Operations of other threads run once meanwhile, and are not part of the graph.
 #[test]
 fn other_threads_are_not_recorded() {
     for device in devices() {
@@ -201,7 +201,7 @@ fn other_threads_are_not_recorded() {
     }
 }
 
-/// Two devices of one GPU have one queue: what one launches would be in the recording of the other, and its memory would not.
+/// Two devices on one GPU share a queue: launches of one would be recorded by the other, but not its memory.
 #[test]
 fn another_device_has_no_part_in_a_capture() {
     for device in devices() {

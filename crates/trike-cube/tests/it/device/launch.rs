@@ -5,14 +5,14 @@ use trike_cube::{CubeError, Launch, Settings};
 
 use crate::testing::devices;
 
-/// Stands for whatever goes wrong on the device's thread.
+/// Simulates any failure on the device thread.
 #[cube(launch)]
 fn refuses_to_be_made(out: &mut [u32], #[comptime] reason: u32) {
     comptime!(assert!(reason == 0, "reason {reason}"));
     out[0] = 1;
 }
 
-/// A build that aborts would end here, and with it a program that could have gone on without the device.
+/// A build that aborts on panic would end here, although the program could continue without the device.
 #[test]
 fn a_panic_on_the_devices_thread_is_an_error_of_the_call() {
     for device in devices() {
@@ -23,7 +23,7 @@ fn a_panic_on_the_devices_thread_is_an_error_of_the_call() {
         });
         let Err(CubeError::Launch { reason, .. }) = refused else { panic!("{refused:?}") };
         assert!(reason.contains("reason 77"), "{reason}");
-        // The device goes on; what the kernel should have written is not handed out as if it had.
+        // The device stays usable, but the missing output is not returned as if it were written.
         let other = device.upload(&[1u32; 70]).expect("room");
         device.fill(&other, 9).expect("a launch");
         assert_eq!(device.read(&other).expect("a device"), [9; 70]);

@@ -6,7 +6,7 @@ use trike_cube::{CubeError, Device, DeviceSpec, Runtime, devices, is_linked};
 fn what_is_not_there_is_refused_by_name() {
     for runtime in Runtime::ALL {
         let spec = DeviceSpec::Numbered(runtime, 4242);
-        let refused = Device::open(spec).expect_err("no machine has so many");
+        let refused = Device::open(spec).expect_err("no such device");
         let expected = if is_linked(runtime) {
             matches!(refused, CubeError::NoDevice { .. })
         } else {
@@ -16,7 +16,7 @@ fn what_is_not_there_is_refused_by_name() {
     }
 }
 
-/// In a build with SPIR-V no software driver is opened, in one without there is no need.
+/// A build with SPIR-V opens no software driver; other builds do not need to refuse it.
 #[test]
 fn software_drivers_are_not_given_spirv() {
     for info in devices() {

@@ -1,4 +1,4 @@
-//! What the host decides: launches fit the smallest device, and what does not fit is refused.
+//! Host-side planning: launches fit the smallest device, and mismatches are refused.
 
 mod table;
 

@@ -1,4 +1,4 @@
-//! The layout that is chosen for a tensor.
+//! Layout selection for a tensor.
 
 use trike_core::Layout;
 use trike_cube::Planes;
@@ -37,7 +37,7 @@ fn the_table_follows_zeros_and_their_structure() {
     let g64 = Granularity::Group(GroupSize::G64);
     for (trits, granularity, activations, want) in [
         (&few, Granularity::Row, int8, Layout::Sparse),
-        // Neither scales nor factors of groups have a sparse kernel.
+        // Neither group scales nor group factors have a sparse kernel.
         (&few, g64, int8, Layout::TwoBit),
         (&few, Granularity::Row, grouped, Layout::TwoBit),
         (&many, Granularity::Row, int8, Layout::TwoBit),

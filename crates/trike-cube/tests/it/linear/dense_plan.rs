@@ -10,7 +10,7 @@ fn matrix_instructions_are_for_prompts_and_exact_weights() {
     (device.max_units, device.max_unit_sides, device.max_shared_bytes) = (1024, [1024; 3], 99 << 10);
     let mma = |tokens| Some(DenseBlueprint::Mma { tokens });
     let w = |kind, cols, group| DenseForm { rows: 700, cols, kind, group };
-    // Weights, tokens, the first candidate if it is one with matrix instructions.
+    // Weights, tokens, and whether the first candidate uses matrix instructions.
     let table = [
         (w(DenseKind::F16, 64, 64), 9, mma(32)),
         (w(DenseKind::Bf16, 64, 64), 33, mma(64)),

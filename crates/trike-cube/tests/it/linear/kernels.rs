@@ -1,4 +1,4 @@
-//! Every kernel of the ternary linears against sums in f64, on the software driver.
+//! Every ternary linear kernel compared with f64 sums, on the software driver.
 
 use trike_cube::internals::linear::quantize;
 use trike_cube::linear::ActivationPrecision::{self, F32, Int8PerGroup, Int8PerToken, Int16};
@@ -13,7 +13,7 @@ use trike_trit::{Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTens
 
 use crate::testing;
 
-/// What one case is about.
+/// Parameters of a test case.
 struct Case {
     parts: &'static [usize],
     cols: usize,
@@ -38,7 +38,7 @@ const BASE: Case = Case {
     add: false,
 };
 
-/// One case for each thing that kernels tell apart; `cargo xtask gpu-test` has the whole table.
+/// One case per property that kernels distinguish; `cargo xtask gpu-test` has the complete table.
 const CASES: &[Case] = &[
     Case { parts: &[1], cols: 1, granularity: Granularity::Tensor, tokens: &[1, 40], ..BASE },
     Case { parts: &[37, 5, 18], cols: 300, tokens: &[3], precision: F32, add: true, ..BASE },
@@ -65,7 +65,7 @@ fn tensor(rng: &mut Rng, case: &Case, rows: usize) -> TritTensor {
     let planes: Vec<&[i8]> = trits.iter().map(Vec::as_slice).collect();
     let set = case.granularity.count(rows, case.cols).expect("a count");
     let sets = if case.coupling == Free { case.depth } else { 1 };
-    // Values that halves hold, so that scales are f16 where the device has them.
+    // Values exact in f16, so that scales are f16 if the device supports it.
     let values = |n: usize, rng: &mut Rng| {
         ScaleValues::exact(
             &rng.normals(n).iter().map(|v| half::f16::from_f32(*v).to_f32()).collect::<Vec<_>>(),
@@ -77,7 +77,7 @@ fn tensor(rng: &mut Rng, case: &Case, rows: usize) -> TritTensor {
         .expect("a tensor")
 }
 
-/// The activations that the codes stand for.
+/// The dequantized activations.
 fn rounded(shape: ActivationShape, x: &[f32]) -> Vec<f64> {
     let made = quantize(shape, x);
     let (slices, words) = (shape.precision.slices(), shape.blocks() * 32);
@@ -123,7 +123,7 @@ fn run_packed(device: &Device, case: &Case, tensors: &[TritTensor], w: &TernaryM
         let before: Vec<Vec<f32>> = case.parts.iter().map(|rows| rng.normals(tokens * rows)).collect();
         let problem = TernaryProblem { x: shape, w: w.form().clone(), add: case.add };
         for blueprint in problem.candidates(device.capabilities()) {
-            // What the outputs hold before is a poison, unless it is added to.
+            // Outputs are poisoned, unless they are added to.
             let outs: Vec<_> = before
                 .iter()
                 .map(|b| {
@@ -168,7 +168,7 @@ fn every_kernel_agrees_with_sums_in_f64() {
 #[test]
 fn integers_are_exact_to_the_last_bit() {
     for device in testing::devices() {
-        // The longest row, all extremes: the largest sums that there are.
+        // The longest row with extreme values: the largest possible sums.
         let cols = 4096;
         for (depth, sign) in [(1, -1i8), (5, 1), (5, -1)] {
             let trits = vec![sign; cols];
@@ -221,7 +221,7 @@ fn a_token_that_is_not_finite_spoils_its_own_outputs_only() {
 #[test]
 fn dense_kernels_agree_with_sums_in_f64() {
     let mut rng = Rng::new(11);
-    // Rows, columns, tokens, columns of a group of bytes.
+    // Rows, columns, tokens, group size of int8.
     let table: [(usize, usize, &[usize], usize); 4] =
         [(1, 1, &[1], 1), (5, 70, &[1, 3, 9], 7), (66, 100, &[1, 65], 20), (7, 64, &[2], 64)];
     for device in testing::devices() {

@@ -1,4 +1,4 @@
-//! The shape of the kernel with matrix instructions.
+//! Shapes of the matrix-instruction kernel.
 
 use trike_cube::linear::{ActivationPrecision, ActivationShape, TernaryForm, TernaryLayout, TernaryProblem};
 use trike_cube::{Capabilities, Family};

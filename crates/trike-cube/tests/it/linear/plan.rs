@@ -1,4 +1,4 @@
-//! Which kernel is chosen for ternary linears, and what is refused.
+//! Kernel selection for ternary linears, and refusals.
 
 use trike_cube::linear::ActivationPrecision::{F32, Int8PerToken};
 use trike_cube::linear::{
@@ -23,7 +23,7 @@ fn large() -> Capabilities {
     device
 }
 
-/// What is inferred for a plain matrix on a device with matrix instructions and so many multiprocessors.
+/// The inferred kernel of a plain matrix on a device with matrix instructions and `multiprocessors` multiprocessors.
 fn inferred(rows: usize, cols: usize, tokens: usize, multiprocessors: Option<u32>) -> LinearBlueprint {
     let device = &mut large();
     device.multiprocessors = multiprocessors;
@@ -55,7 +55,7 @@ fn few_tiles_of_long_rows_get_more_groups_on_large_devices() {
         // 864 cubes of eight groups would need two rounds.
         (13824, 14336, Some(132), 4),
         (13824, 14336, None, 8),
-        // Every unit walks two blocks.
+        // Every unit processes two blocks.
         (4096, 2560, Some(132), 8),
         (4096, 128 * 31, Some(132), 8),
         (4096, 128 * 32, Some(132), 16),
@@ -75,10 +75,10 @@ fn cubes_share_columns_where_a_second_launch_is_predicted_to_pay() {
     // Sixteen tiles of long rows leave most multiprocessors of a large device without a cube.
     let split = inferred(256, 114_688, 1, Some(132));
     assert!(matches!(split, LinearBlueprint::Split(SplitBlueprint { cubes: 8, .. })), "{split:?}");
-    // With three blocks in flight, one cube of a tile is as fast as several and a second launch.
+    // With three blocks in flight, one cube per tile is as fast as several plus a second launch.
     let one = inferred(256, 57_344, 1, Some(132));
     assert!(matches!(one, LinearBlueprint::Decode(_)), "{one:?}");
-    // Shorter rows, more rows, few multiprocessors, and a device that does not say how many it has.
+    // Shorter rows, more rows, few multiprocessors, and a device that does not report their number.
     for (rows, cols, multiprocessors) in
         [(256, 4096, Some(132)), (8192, 57344, Some(132)), (256, 57344, Some(8)), (256, 57344, None)]
     {
@@ -133,7 +133,7 @@ fn cubes_of_matrix_instructions_fill_a_large_device() {
         let LinearBlueprint::Mma(shape) = chosen else { panic!("{rows} x {cols}, {tokens}: {chosen:?}") };
         let cubes: u32 = settings.cubes.iter().product();
         assert!(cubes >= 80, "{rows} x {cols}, {tokens}: {cubes} cubes of {shape:?}");
-        // Activations are read from the last cache once for as many rows: less often than the weights where rows are few.
+        // Activations are read from the last-level cache once per cube row: less often than the weights if there are few rows.
         assert!(shape.rows() >= 64 || rows < 4096, "{rows} x {cols}, {tokens}: {shape:?}");
     }
 }
@@ -175,7 +175,7 @@ fn cooperative_matrices_are_for_many_tokens_and_devices_without_other_matrices()
     };
     let (shape, settings) = wmma(2048, &device);
     assert_eq!((shape.rows(), shape.code_rows(), settings.shared_bytes), (64, 64, 40 << 10));
-    // Planes of 64 at most: four of them, whatever size they turn out to have.
+    // Planes of up to 64 units: four of them, whatever the actual size.
     assert_eq!((settings.cubes, settings.units), ([64, 32, 1], [64, 4]));
     // Few tokens, and less shared memory.
     assert_eq!(wmma(17, &device).0.code_rows(), 32);
@@ -183,7 +183,7 @@ fn cooperative_matrices_are_for_many_tokens_and_devices_without_other_matrices()
     assert_eq!((wmma(2048, &device).0.code_rows(), wmma(2048, &device).1.shared_bytes), (32, 32 << 10));
     device.max_shared_bytes = 16 << 10;
     assert_eq!(chosen(2048, &device).0, LinearBlueprint::Tiled);
-    // What Intel's devices list.
+    // As Intel's devices report.
     (device.max_shared_bytes, device.planes, device.int8_cmma) = (64 << 10, Some((8, 32)), vec![[8, 16, 32]]);
     assert_eq!((wmma(2048, &device).0.rows(), wmma(2048, &device).0.code_rows()), (64, 64));
     assert!(matches!(chosen(16, &device).0, LinearBlueprint::Decode(_)));
@@ -222,7 +222,7 @@ fn cooperative_matrices_that_do_not_fit_are_refused() {
         // A scale lasts 32 columns, and a row of a matrix fills 16 bytes.
         (WmmaShape { k: 64, ..one }, "columns that share a scale"),
         (WmmaShape { k: 8, ..one }, "bytes of a row of a matrix"),
-        // Half a tile; two digits of four; fewer sums than units have digits to take.
+        // Half a tile; two digits of four; fewer sums than units that combine digits.
         (WmmaShape { m: 8, n: 8, ..one }, "rows of weights of a cube"),
         (WmmaShape { n: 2, ..one }, "rows of codes of a matrix"),
         (WmmaShape { m: 8, n: 8, row_matrices: 2, ..one }, "sums of a matrix"),

@@ -6,7 +6,7 @@ use trike_cube::linear::{ActivationShape, BLOCK, SEGMENT};
 use trike_testkit::{Rng, assert_near};
 use trike_trit::GroupSize;
 
-/// The value that some codes stand for.
+/// The dequantized value of a code.
 fn value(shape: ActivationShape, made: &Codes, token: usize, col: usize) -> f64 {
     let slices = shape.precision.slices();
     let words = shape.blocks() * (BLOCK / 4);

@@ -25,7 +25,7 @@ fn products_are_those_of_the_weights() {
             [(1, 1, 1, Int8PerToken, 0.0), (9, 700, 3, Int8PerToken, 0.05), (6, 300, 5, F32, 0.1)]
         {
             let tensor = tensor(&mut rng, rows, cols, density);
-            // Values that one byte holds with a factor of one.
+            // Values that one byte represents exactly with a factor of one.
             let mut x: Vec<f32> = (0..tokens * cols).map(|_| rng.below(255) as f32 - 127.0).collect();
             x.iter_mut().step_by(cols).for_each(|x| *x = 127.0);
             let weights = tensor.dequantize();

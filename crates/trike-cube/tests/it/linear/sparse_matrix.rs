@@ -48,7 +48,7 @@ fn bits_and_signs_are_where_the_diagram_says() {
     assert_eq!(read, trits);
     let form = SparseForm { layout: SparseLayout::Bitmap, ..form_of(&tensor).expect("a form") };
     assert_eq!((form.chunks, packed.headers.len(), packed.bits.len()), (20, 20, 80));
-    // An estimate for the ends of rows.
+    // Row ends are estimated.
     let words = packed.starts.len() + packed.headers.len() + packed.bits.len() + packed.signs.len();
     assert!(form.bytes().abs_diff(4 * (words + rows)) <= 4 * rows, "{} {words}", form.bytes());
 }
@@ -70,10 +70,11 @@ fn the_layout_follows_the_share_of_zeros() {
     ] {
         assert_eq!(of(share).predicted(), layout, "{share}");
     }
-    // Only bits have places for more columns.
+    // Only bitmaps support more columns.
     let wide = SparseForm { cols: MAX_SPARSE_COLS + 1, ..of(0.01) };
     assert_eq!(wide.predicted(), SparseLayout::Bitmap);
-    // The sizes of the chapter: bits are smaller from about 8 % of nonzeros on, and than two bits up to about 70 %.
+    // The sizes in the documentation: bitmaps are smaller from about 8 % of nonzeros on, and smaller than two bits up to about 70
+    // %.
     let bytes = |share, layout| SparseForm { layout, ..of(share) }.bytes();
     assert!(bytes(0.08, SparseLayout::Entries) < bytes(0.08, SparseLayout::Bitmap));
     assert!(bytes(0.09, SparseLayout::Entries) > bytes(0.09, SparseLayout::Bitmap));

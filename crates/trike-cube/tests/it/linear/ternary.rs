@@ -7,7 +7,7 @@ use trike_cube::linear::{BLOCK, TILE, TernaryForm, TernaryLayout};
 use trike_testkit::{Rng, assert_near};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
 
-/// The weight at a place, read from the packed form by the diagram.
+/// The weight at a row and column, decoded from the documented packed layout.
 fn weight(form: &TernaryForm, packed: &Packed, first_tile: usize, row: usize, col: usize) -> f32 {
     let (tile, r) = (first_tile + row / TILE, row % TILE);
     let (block, c) = (col / BLOCK, col % BLOCK);

@@ -51,7 +51,7 @@ fn the_fastest_is_used_and_a_table_brings_it_back() {
             let found = problem.tuned(&again);
             assert_eq!(found.is_some(), known, "{tokens}");
         }
-        // A choice that is no kernel has no effect.
+        // A choice that names no kernel has no effect.
         let nonsense = Tuned::parse(&text.replace(&tried[0].name, "nonsense")).expect("a table");
         again.use_tuned(&nonsense).expect("its own");
         assert_eq!(choice(&again), None);

@@ -1,9 +1,8 @@
-//! GGUF files made byte by byte, so that what the reader refuses can be written at all. Shares no code with the
-//! product's writer.
+//! GGUF files assembled byte by byte, so that invalid files can be written. Shares no code with the writer of the crate.
 
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 
-/// A GGUF file in the making: every field is written as given, right or wrong.
+/// A GGUF file under construction: every field is written as given, valid or not.
 pub(crate) struct RawGguf {
     pub(crate) magic: [u8; 4],
     pub(crate) version: u32,
@@ -35,7 +34,7 @@ pub(crate) fn string(text: &str) -> Vec<u8> {
 }
 
 impl RawGguf {
-    /// Adds a key with a value of a type id, as bytes.
+    /// Adds a key with a value of a type id, given as bytes.
     pub(crate) fn key(mut self, key: &str, type_id: u32, value: &[u8]) -> Self {
         self.keys += 1;
         self.metadata.extend(string(key));
@@ -44,7 +43,7 @@ impl RawGguf {
         self
     }
 
-    /// Adds an entry; `dims` has the fastest axis first, as the file does.
+    /// Adds a tensor entry; `dims` has the fastest-varying axis first, as in the file.
     pub(crate) fn info(mut self, name: &str, dims: &[u64], type_id: u32, offset: u64) -> Self {
         self.count += 1;
         self.infos.extend(string(name));
@@ -55,7 +54,7 @@ impl RawGguf {
         self
     }
 
-    /// Adds an entry and its data, aligned.
+    /// Adds a tensor entry and its data, aligned.
     pub(crate) fn tensor(mut self, name: &str, dims: &[u64], type_id: u32, data: &[u8]) -> Self {
         self.data.resize(self.data.len().next_multiple_of(self.alignment), 0);
         let offset = self.data.len() as u64;
@@ -63,7 +62,7 @@ impl RawGguf {
         self.info(name, dims, type_id, offset)
     }
 
-    /// The bytes of everything before the data.
+    /// The header: all bytes before the data.
     pub(crate) fn header(&self) -> Vec<u8> {
         let mut out = self.magic.to_vec();
         out.extend(self.version.to_le_bytes());
@@ -75,7 +74,7 @@ impl RawGguf {
         out
     }
 
-    /// The file, its data padded as llama.cpp pads it.
+    /// The file, with the data padded as in llama.cpp.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut out = [self.header(), self.data.clone()].concat();
         out.resize(out.len().next_multiple_of(self.alignment), 0);
@@ -108,7 +107,7 @@ pub(crate) fn q2_0_values(data: &[u8], group: usize) -> Vec<f32> {
         .collect()
 }
 
-/// IEEE half to single by its definition.
+/// IEEE half to single precision by definition.
 pub(crate) fn half_to_f32(bits: u16) -> f32 {
     let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
     let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023) / 1024.0);

@@ -28,7 +28,7 @@ fn shapes_and_numbers() {
         let wrong = tape.attention(&spec, [a, a, a], &segments);
         assert!(matches!(wrong, Err(GradError::Cube(CubeError::Length { expected: 16, got: 12, .. }))));
         assert!(engine.segments(Vec::new()).is_err());
-        // The tape is as it was.
+        // The tape is unchanged.
         let y = tape.add(a, a).expect("it runs");
         let dy = engine.upload(vec![1.0; 12]).expect("room");
         assert!(tape.backward_from(y, dy).is_ok());
@@ -42,7 +42,7 @@ fn too_little_memory() {
     let buffers = Buffers::default();
     let mut tape = Tape::new(&engine, &buffers);
     let x = tape.parameter(x.borrow(), 32).expect("128 x 32");
-    // 128 x 128 elements are all that there may be.
+    // The limit is 128 x 128 elements.
     let refused = tape.linear(x, x, None);
     assert!(matches!(refused, Err(GradError::Cube(CubeError::Memory { .. }))), "{refused:?}");
 }

@@ -11,13 +11,13 @@ use trike_trit::{Granularity, GroupSize};
 
 use super::{Function, both_ways, engines, normals};
 
-/// An operation, with sizes that fill no tile.
+/// An operation, with sizes that do not fill a tile.
 #[derive(Clone, Debug)]
 enum Case {
     Linear {
         bias: bool,
     },
-    /// The same parameter twice: its gradient is added up.
+    /// The same parameter twice: both gradients are added.
     Square,
     Norm,
     Rope(RopePairing),
@@ -104,11 +104,11 @@ fn cases() -> Vec<(Case, Vec<(usize, usize)>)> {
     let mut all = vec![
         (Case::Linear { bias: false }, vec![(1, 1), (1, 1)]),
         (Case::Linear { bias: true }, vec![(67, 35), (130, 35), (1, 130)]),
-        // More steps than one chain has.
+        // More steps than one accumulation chain has.
         (Case::Linear { bias: true }, vec![(600, 300), (5, 300), (1, 5)]),
         (Case::Square, vec![(13, 70)]),
         (Case::Norm, vec![(5, 97), (1, 97)]),
-        // Of heads, in more than one slab of rows.
+        // Per head, in more than one slab of rows.
         (Case::Norm, vec![(90, 21), (1, 7)]),
         (Case::Rope(RopePairing::Adjacent), vec![(7, 21)]),
         (Case::Rope(RopePairing::Halves), vec![(7, 21)]),
@@ -149,7 +149,7 @@ fn cases() -> Vec<(Case, Vec<(usize, usize)>)> {
             let how = Ternarize::default().with_granularity(granularity).with_scale(scale);
             all.push((Case::Ternarize(how), vec![(9, 75)]));
             all.push((Case::Ternarize(how.with_lambda(0.3).with_clip(1.5)), vec![(9, 75)]));
-            // Too long for shared memory, and for one cube, in one group or per row.
+            // Too long for shared memory and for one cube, as one group or per row.
             all.push((Case::Ternarize(how), vec![(2, 2300)]));
         }
         let count = match granularity {
@@ -178,12 +178,12 @@ fn values_and_gradients_are_those_of_the_host() {
                 assert_all_near!(got, want, abs = 1e-5 * largest + 1e-30, "{case:?} {shapes:?} part {part}");
             }
             let again = both_ways(&engine, &parameters, &case).expect("it runs");
-            assert!(got == again, "{case:?} has other bits the second time");
+            assert!(got == again, "{case:?} is not deterministic");
         }
     }
 }
 
-/// Numbers that are not finite reach the output of every operation that rounds or compares.
+/// Non-finite values propagate through every operation that rounds or compares.
 #[test]
 fn not_a_number_stays() {
     for engine in engines() {

@@ -1,4 +1,4 @@
-//! Candle's primitive operations as oracle.
+//! Candle's primitive operations as an oracle.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{Parameters, backward, cpus, normals, upstream};
 
 type Candle = candle_core::Result<Tensor>;
 
-/// Compares outputs and gradients, and the bits on several numbers of threads.
+/// Compares outputs and gradients, and checks that their bits do not depend on the number of threads.
 #[track_caller]
 fn check(
     parameters: &Parameters,
@@ -212,7 +212,7 @@ fn distillation() {
     );
 }
 
-/// `w + lambda (q - w)` with a gradient that reaches `w` as that of the identity.
+/// `w + lambda (q - w)` with the straight-through gradient of the identity.
 fn straight_through(w: &Tensor, groups: (usize, usize), lambda: f64) -> Candle {
     let parts = w.reshape(groups)?;
     let s = parts.abs()?.mean_keepdim(1)?.maximum(1e-30)?;
@@ -249,13 +249,13 @@ fn learned_scales() {
     let mut parameters = normals(10, &[(6, 32), (1, 6)]);
     parameters[1].0.iter_mut().for_each(|s| *s = 0.5 + s.abs());
     let oracle = |p: &[Tensor]| {
-        // Clamped before it is rounded, the slope of the scale comes out by itself.
+        // Clamped before rounding, autodiff gives the gradient of the scale.
         let s = p[1].t()?;
         let inner = p[0].broadcast_div(&s)?.clamp(-1f32, 1f32)?;
         let q = (&inner + (inner.round()? - &inner)?.detach())?;
         q.broadcast_mul(&s)
     };
-    // The gradient of the weights is clipped where the clamp of the oracle cuts it.
+    // The oracle clips the gradient of the weights by clamping.
     check(
         &parameters,
         |tape, p| {

@@ -1,4 +1,4 @@
-//! A decoder of all operations: trained, and equal to the bit on any number of threads.
+//! Trains a decoder of all operations; its bits do not depend on the number of threads.
 
 use std::sync::Arc;
 

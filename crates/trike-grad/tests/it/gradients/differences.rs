@@ -27,7 +27,7 @@ fn check(what: &str, parameters: &Parameters, f: impl Fn(&mut Tape<'_>, &[Var]) 
             y.iter().zip(&dy).map(|(y, d)| f64::from(*y) * f64::from(*d)).sum::<f64>()
         };
         let slope = |step: f32| (loss(step) - loss(-step)) / f64::from(2.0 * step);
-        // Two steps, so that the error is of fourth order and the step can be far above the rounding of f32.
+        // Richardson extrapolation of two step sizes: a fourth-order error allows steps far above the rounding of f32.
         let want = (4.0 * slope(1.0 / 64.0) - slope(1.0 / 32.0)) / 3.0;
         let pairs = gradient.iter().zip(&direction);
         let got: f64 = pairs.map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();

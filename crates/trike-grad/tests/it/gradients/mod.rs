@@ -1,5 +1,5 @@
-//! Every operation, and a small decoder of all of them: against finite differences, against Candle's primitive
-//! operations, and against itself on other numbers of threads.
+//! Every operation, and a small decoder of all of them: against finite differences, against Candle's primitive operations, and
+//! bit-identical on other numbers of threads.
 
 mod candle;
 mod decoder;
@@ -53,7 +53,7 @@ fn backward(
     (output, each.collect())
 }
 
-/// A gradient of an output.
+/// The gradient of an output.
 fn upstream(len: usize) -> Vec<f32> {
     Rng::new(99).normals(len)
 }

@@ -40,7 +40,7 @@ fn shapes_and_numbers() {
     assert!(matches!(far, Err(GradError::Target { row: 1, target: 4, vocabulary: 4 })));
     let teacher = tape.divergence(a, a, 1.0, |_, _| Err(GradError::ForeignVariable));
     assert!(matches!(teacher, Err(GradError::ForeignVariable)));
-    // The tape is as it was.
+    // The tape is unchanged.
     let y = tape.add(a, a).expect("it runs");
     assert!(tape.backward_from(y, vec![1.0; 12]).is_ok());
 }

@@ -1,4 +1,4 @@
-//! What ternarization computes, beside its gradients.
+//! Values of ternarization.
 
 use trike_cpu::Cpu;
 use trike_grad::{Buffers, Tape, Ternarize, TernaryScale};
@@ -36,7 +36,7 @@ fn least_squares_has_the_smallest_error() {
     let how = Ternarize::default().with_scale(TernaryScale::LeastSquares);
     let error = |q: &[f32]| q.iter().zip(&weights).map(|(q, w)| f64::from(q - w).powi(2)).sum::<f64>();
     let best = error(&how.tensor(&weights, 32, &[]).expect("finite").dequantize());
-    // All thresholds, with the best scale for each.
+    // Every threshold, with its best scale.
     for threshold in &weights {
         let kept: Vec<f32> = weights.iter().filter(|w| w.abs() >= threshold.abs()).copied().collect();
         let scale = kept.iter().map(|w| w.abs()).sum::<f32>() / kept.len() as f32;

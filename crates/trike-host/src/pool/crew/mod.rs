@@ -3,9 +3,9 @@
 //! A layer of a small model takes microseconds, so idle workers first spin, then yield, and sleep only after a while
 //! without work. A job is a borrowed closure; its lifetime is erased only in this module.
 //!
-//! On a busy machine a worker may be without a core for some milliseconds, a scheduler time slice. The caller does not wait
-//! for a worker that has not begun: it takes the share back and runs it. It must wait for one that has begun, and soon sleeps:
-//! spinning or yielding would use up its own time slice, so that it would lose its core when the worker is done.
+//! On a busy machine a worker may be without a core for some milliseconds, a scheduler time slice. The caller does not wait for a
+//! worker that has not begun: it takes the share back and runs it. It must wait for a worker that has begun, and soon sleeps:
+//! spinning or yielding would use up its own time slice, so that it would lose its core by the time the worker is done.
 
 #[cfg(test)]
 mod tests;
@@ -42,7 +42,7 @@ const BEGUN: *mut Job<'static> = without_provenance_mut(5);
 /// Mailbox state: the worker has begun the job, and the caller sleeps until it is done.
 const AWAITED: *mut Job<'static> = without_provenance_mut(7);
 
-/// A closure that runs once per share, with the number of the share.
+/// A closure that runs once per share, with the share's number.
 struct Job<'a> {
     run: &'a (dyn Fn(usize) + Sync),
     /// Payload of the first panic.
@@ -52,10 +52,10 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Runs a share and keeps its panic.
+    /// Runs a share and records its panic.
     fn run_share(&self, number: usize) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (self.run)(number))) {
-            // The first payload is passed on. Others are leaked, because dropping a payload could panic.
+            // The first payload is resumed. Further ones are leaked, because dropping a payload could panic.
             let mut first = lock(&self.panic);
             match *first {
                 None => *first = Some(panic),
@@ -124,9 +124,9 @@ impl Crew {
         }
     }
 
-    /// Runs `run(0), ..., run(helpers)`, the last on the caller's thread, each other one on its worker or, if that worker has
-    /// not begun when the caller is free, on the caller's thread. Returns `true` when all are done, and `false` without
-    /// running anything if the workers are busy with another call.
+    /// Runs `run(0), ..., run(helpers)`, the last on the caller's thread, every other one on its worker or, if that worker has not
+    /// begun when the caller is free, on the caller's thread. Returns `true` when all are done, and `false` without running
+    /// anything if the workers are busy with another call.
     ///
     /// A panic in any of them is resumed on the caller's thread after all are done.
     pub(super) fn run(&self, helpers: usize, run: &(dyn Fn(usize) + Sync)) -> bool {
@@ -146,8 +146,8 @@ impl Crew {
         // From here to the end of the last loop nothing unwinds, so no worker holds a dangling job.
         job.run_share(helpers);
         for (number, (mailbox, _)) in workers.iter().enumerate() {
-            // The load comes first because a failing exchange would also take the cache line from a worker that is
-            // running. Relaxed: the worker of a share that is taken back has written nothing.
+            // Loaded first because a failing exchange would also take the cache line from a running worker. Relaxed: the worker of
+            // a share that is taken back has written nothing.
             if mailbox.0.load(Ordering::Relaxed) == address
                 && mailbox.0.compare_exchange(address, IDLE, Ordering::Relaxed, Ordering::Relaxed).is_ok()
             {
@@ -266,7 +266,7 @@ fn receive(mailbox: &Mailbox, spins: u32) -> *mut Job<'static> {
         if let Err(found) = mailbox.0.compare_exchange(IDLE, ASLEEP, Ordering::Relaxed, Ordering::Acquire) {
             return found;
         }
-        // Until there is a job, STOP, or a wake-up for a coming job.
+        // Sleeps until there is a job, STOP, or a wake-up for a coming job.
         while mailbox.0.load(Ordering::Acquire) == ASLEEP {
             thread::park();
         }

@@ -1,4 +1,4 @@
-//! Tests of the workers: shares that are taken back, waited for, and raced for.
+//! Tests of the workers: shares that are taken back, awaited, and raced for.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{AWAITED, BEGUN, Crew, IDLE, Mailbox, STOP, work};
 
-/// A crew with one worker of this main loop.
+/// A crew with one worker that runs this main loop.
 fn crew_of(main: impl FnOnce(&Mailbox) + Send + 'static) -> Crew {
     let mailbox = Arc::new(Mailbox(IDLE.into()));
     let mine = Arc::clone(&mailbox);
@@ -16,7 +16,7 @@ fn crew_of(main: impl FnOnce(&Mailbox) + Send + 'static) -> Crew {
     Crew { workers: vec![(mailbox, worker)], busy: AtomicBool::new(false), spins: 0 }
 }
 
-/// Runs two shares, and returns the threads that ran them, in this order.
+/// Runs two shares, and returns the threads that ran them, in order.
 fn threads_of(crew: &Crew) -> Vec<(usize, ThreadId)> {
     let ran = Mutex::new(Vec::new());
     assert!(crew.run(1, &|share| ran.lock().expect("no panic").push((share, thread::current().id()))));
@@ -46,7 +46,7 @@ fn a_share_that_is_not_begun_runs_on_the_caller() {
                 }
             })
         }));
-        let said = result.expect_err("the panic is passed on");
+        let said = result.expect_err("the panic is propagated");
         assert_eq!(said.downcast_ref::<usize>(), bad.last(), "the first one: the caller's share comes first");
         assert_eq!(ran.into_inner(), 2, "the other share runs nevertheless");
     }
@@ -93,7 +93,7 @@ fn shares_that_both_sides_want_run_once() {
     let crew = Crew::new(3).expect("a few threads");
     let counts = [const { AtomicUsize::new(0) }; 4];
     for round in 1..=20_000 {
-        // Without work of its own the caller takes shares back while the workers begin them.
+        // The caller has no work of its own, so it takes shares back while the workers begin them.
         assert!(crew.run(3, &|share| {
             counts[share].fetch_add(1, Ordering::Relaxed);
         }));

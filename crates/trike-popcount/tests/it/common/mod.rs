@@ -1,4 +1,4 @@
-//! What the tests of trit planes share: the executors that they run on.
+//! Shared by the tests of trit planes: the executors that they run on.
 use trike_host::{Cpu, Isa};
 
 /// Every instruction set, with one thread and with three.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use trike_core::{Bounds, OptionError};
 use trike_nn::WeightName;
 
-/// A linear layer of every block that gets an adapter; in JSON by the name that peft uses.
+/// A linear layer of every block that gets an adapter; in JSON by peft's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum LoraTarget {
     /// Query projection, `q_proj`.
@@ -33,11 +33,11 @@ pub enum LoraTarget {
 }
 
 impl LoraTarget {
-    /// All of them, in the order of a block.
+    /// All targets, in the order of a block.
     pub const ALL: [Self; 7] =
         [Self::Query, Self::Key, Self::Value, Self::Output, Self::Gate, Self::Up, Self::Down];
 
-    /// The name that peft uses.
+    /// The name in peft.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -51,7 +51,7 @@ impl LoraTarget {
         }
     }
 
-    /// The target of a name; `None` for a name that is not one of the seven.
+    /// The target of a name; `None` for any other name.
     ///
     /// ```
     /// use trike_train::LoraTarget;
@@ -71,14 +71,14 @@ impl LoraTarget {
     }
 }
 
-/// Constants of an adapter of low rank (LoRA, Hu et al., 2106.09685).
+/// Hyperparameters of LoRA (Hu et al., 2106.09685).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoraConfig {
     /// Rank of the products, at least 1; peft's `r`.
     pub rank: usize,
     /// Numerator of the scale of the products; peft's `lora_alpha`.
     pub alpha: f32,
-    /// The matrices that get an adapter, at least one; peft's `target_modules`.
+    /// The matrices with an adapter, at least one; peft's `target_modules`.
     pub targets: BTreeSet<LoraTarget>,
     /// Whether products are scaled by `alpha / sqrt(rank)` (rsLoRA, Kalajdzievski, 2312.03732) instead of `alpha / rank`; peft's
     /// `use_rslora`.
@@ -93,13 +93,13 @@ impl Default for LoraConfig {
 }
 
 impl LoraConfig {
-    /// Checks that all numbers are in range, and that there is a target.
+    /// Checks that all numbers are in range and that there is a target.
     ///
     /// # Errors
     ///
     /// [`OptionError::OutOfRange`].
     pub fn validate(&self) -> Result<(), OptionError> {
-        // Larger than any matrix; sums of such ranks stay exact.
+        // Larger than any matrix, and small enough for exact sums.
         OptionError::check("rank", Bounds::at_least(1usize).at_most(1usize << 20), self.rank)?;
         OptionError::check("alpha", Bounds::over(0.0).at_most(1e6), self.alpha)?;
         OptionError::check("number of targets", Bounds::at_least(1usize), self.targets.len())

@@ -1,10 +1,10 @@
 //! Errors of adapter files.
 
-/// A file of an adapter that is malformed, or that does something else than this crate computes.
+/// An adapter file that is malformed or needs an unsupported feature.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdapterError {
-    /// A file is larger than the adapter of this model can be.
+    /// A file larger than any adapter of this model.
     #[error("the file has {bytes} bytes: expected at most {limit}")]
     Size {
         /// Bytes of the file.
@@ -40,17 +40,17 @@ pub enum AdapterError {
         /// Name of the tensor.
         name: String,
     },
-    /// A factor of another shape.
+    /// A factor of a wrong shape.
     #[error("{name}: expected {} x {}, got {got:?}", expected.0, expected.1)]
     Shape {
         /// Name of the tensor.
         name: String,
-        /// The rows and columns that rank and model require.
+        /// The shape required by rank and model.
         expected: (usize, usize),
         /// The shape in the file.
         got: Vec<usize>,
     },
-    /// A factor of another type of number.
+    /// A factor of an unsupported dtype.
     #[error("{name} is stored as {got}: expected F32, F16 or BF16")]
     Dtype {
         /// Name of the tensor.
@@ -58,7 +58,7 @@ pub enum AdapterError {
         /// The type in the file.
         got: String,
     },
-    /// A factor with a value that is infinite or not a number.
+    /// A factor with a value that is NaN or infinite.
     #[error("{name} has a value that is not finite: expected numbers only")]
     NonFinite {
         /// Name of the tensor.

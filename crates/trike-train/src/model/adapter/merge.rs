@@ -1,4 +1,4 @@
-//! Adapters added to the weights of their model.
+//! Merging adapters into the weights of their model.
 
 use trike_cpu::{Cpu, CpuOps};
 use trike_grad::Ternarize;
@@ -7,34 +7,34 @@ use trike_nn::WeightName;
 use super::Adapter;
 use crate::{Parameters, TrainError};
 
-/// What merging cost a matrix. All sums are over its weights.
+/// The rounding error of a merged matrix. All sums are over its weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MergedMatrix {
     /// The matrix.
     pub name: WeightName,
-    /// Squares of the sum `W + s B A`.
+    /// Sum of squares of `W + s B A`.
     pub squares: f64,
-    /// Squares of the product `s B A`.
+    /// Sum of squares of `s B A`.
     pub product: f64,
-    /// Squares of the difference between that sum and its ternary weights.
+    /// Sum of squares of the ternarization error of `W + s B A`.
     pub error: f64,
 }
 
 impl MergedMatrix {
-    /// The squared error relative to the squares of the sum; 0 for an exact matrix.
+    /// The squared error relative to the sum of squares of `W + s B A`; 0 for an exact matrix.
     #[must_use]
     pub fn relative_error(&self) -> f64 {
         relative(self.error, self.squares)
     }
 
-    /// The squared error relative to the squares of the product: above 1, ternary weights lose more than the adapter added.
+    /// The squared error relative to the sum of squares of `s B A`: above 1, ternarization loses more than the adapter added.
     #[must_use]
     pub fn error_of_product(&self) -> f64 {
         relative(self.error, self.product)
     }
 }
 
-/// What merging cost.
+/// Rounding error of a merge.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MergeReport {
     /// All targeted matrices, layer by layer.
@@ -42,7 +42,7 @@ pub struct MergeReport {
 }
 
 impl MergeReport {
-    /// The squared error of all matrices together, relative to the squares of their sums.
+    /// The total squared error, relative to the total of `squares`.
     #[must_use]
     pub fn relative_error(&self) -> f64 {
         let sum = |of: fn(&MergedMatrix) -> f64| self.matrices.iter().map(of).sum::<f64>();
@@ -71,19 +71,19 @@ impl Adapter {
         Ok(merged)
     }
 
-    /// The model with the adapter's products added to the targeted matrices and these made ternary again, with the cost of
-    /// that. All other weights stay as they are.
+    /// Adds the adapter's products to the targeted matrices, ternarizes these again, and reports the rounding error. All other
+    /// weights are unchanged.
     ///
-    /// A trit changes only where the product moves its weight across a threshold, so the product of a short run is lost almost
-    /// whole: [`MergedMatrix::error_of_product`] near 1 says so, and then the adapter should stay separate.
+    /// A trit changes only if the product moves its weight across a threshold, so the product of a short run is almost entirely
+    /// lost: then [`MergedMatrix::error_of_product`] is near 1, and the adapter should stay separate.
     ///
     /// Packing the result with [`TernaryScale::LeastSquares`](trike_grad::TernaryScale::LeastSquares) and the same granularity
-    /// changes no weight; the mean magnitude would be another scale, because zeros count in it.
+    /// changes no weight; the mean magnitude would give another scale, because it includes zeros.
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check), and [`TrainError::Grad`] for learned scales, which the sum does not have, and for weights
-    /// that are not finite.
+    /// As [`check`](Self::check), and [`TrainError::Grad`] for learned scales, which the merged weights do not have, and for
+    /// weights that are not finite.
     pub fn merge(
         &self,
         cpu: &Cpu,

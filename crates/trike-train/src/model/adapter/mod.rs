@@ -1,8 +1,8 @@
-//! Adapters of low rank on a frozen model (LoRA, Hu et al., 2106.09685).
+//! LoRA adapters on a frozen model (Hu et al., 2106.09685).
 //!
 //! A targeted layer with the frozen weight `W` (`out x in`) becomes `y = x W^T + s (x A^T) B^T`, with `A` of `rank x in`, `B` of
-//! `out x rank` and the scale `s` of [`LoraConfig::scale`]. `W` is multiplied as it is, so weights of a packed ternary model
-//! keep their trits; only `A` and `B` have gradients and an optimizer state.
+//! `out x rank` and the scale `s` of [`LoraConfig::scale`]. `W` is never rounded again, so weights of a packed ternary model keep
+//! their trits; only `A` and `B` have gradients and optimizer state.
 
 mod config;
 mod error;
@@ -31,13 +31,13 @@ pub struct Adapter<T = Vec<f32>> {
 }
 
 impl Adapter {
-    /// An adapter that does not change its model yet: `A` is uniform within `1 / sqrt(in)` (Kaiming's with a slope of `sqrt(5)`,
-    /// as in peft), `B` is zero.
+    /// An adapter that does not change its model yet: `A` is uniform within `1 / sqrt(in)` (Kaiming initialization with a slope of
+    /// `sqrt(5)`, as in peft), `B` is zero.
     ///
     /// # Errors
     ///
-    /// [`TrainError::Nn`] for an inconsistent spec; [`TrainError::Option`] as [`LoraConfig::validate`], and for a rank above the
-    /// rows or columns of a targeted matrix, with which the product would have no more ranks.
+    /// [`TrainError::Nn`] for an inconsistent spec; [`TrainError::Option`] as [`LoraConfig::validate`], and for a rank that exceeds
+    /// the rows or columns of a targeted matrix, which bound the rank of the product.
     ///
     /// ```
     /// use trike_nn::DecoderSpec;
@@ -73,7 +73,7 @@ impl Adapter {
         })
     }
 
-    /// What the adapter adds to a matrix, `s B A` of `out x in`; `None` if the matrix is not a target.
+    /// The update of a matrix, `s B A` of `out x in`; `None` if the matrix is not a target.
     ///
     /// # Errors
     ///
@@ -88,7 +88,7 @@ impl Adapter {
         Ok(Some(product))
     }
 
-    /// The same in the memory of an executor; on the host it is only moved.
+    /// Copies the adapter to the memory of an executor; on the host it is only moved.
     ///
     /// # Errors
     ///
@@ -99,7 +99,7 @@ impl Adapter {
 }
 
 impl<T: Elements> Adapter<T> {
-    /// An adapter whose factors are given by name, part and shape.
+    /// An adapter whose factors are created by name, part and shape.
     fn fill<E>(
         config: LoraConfig,
         spec: &DecoderSpec,
@@ -115,7 +115,7 @@ impl<T: Elements> Adapter<T> {
         Ok(Self { config, factors: Parameters::of(spec, all) })
     }
 
-    /// An adapter with arbitrary values in the memory of an executor.
+    /// An uninitialized adapter in the memory of an executor.
     pub(crate) fn allocate<E: Engine<Tensor = T>>(
         engine: &E,
         config: &LoraConfig,
@@ -124,31 +124,31 @@ impl<T: Elements> Adapter<T> {
         Self::fill(config.clone(), spec, |_, _, (rows, cols)| engine.allocate(rows * cols))
     }
 
-    /// Its constants.
+    /// Hyperparameters of the adapter.
     #[must_use]
     pub fn config(&self) -> &LoraConfig {
         &self.config
     }
 
-    /// Its factors, `A` and `B` of each matrix one after the other: what an optimizer changes.
+    /// The factors as trainable parameters, `A` and `B` of each matrix in turn.
     #[must_use]
     pub fn parameters(&self) -> &Parameters<T> {
         &self.factors
     }
 
-    /// Its factors, to be changed.
+    /// The factors, mutably.
     pub fn parameters_mut(&mut self) -> &mut Parameters<T> {
         &mut self.factors
     }
 
-    /// Its factors.
+    /// The factors, consuming the adapter.
     #[must_use]
     pub fn into_parameters(self) -> Parameters<T> {
         self.factors
     }
 
-    /// The place of `A` of a matrix in [`parameters`](Self::parameters), which that of `B` follows, and both factors; `None` if
-    /// the matrix is not a target.
+    /// The index of a matrix's `A` in [`parameters`](Self::parameters), which its `B` follows, and both factors; `None` if the
+    /// matrix is not a target.
     pub(crate) fn factors(&self, name: WeightName) -> Option<(usize, [&Parameter<T>; 2])> {
         let place = self.factors.place(name)?;
         match self.factors.all().get(place..place + 2)? {
@@ -157,7 +157,7 @@ impl<T: Elements> Adapter<T> {
         }
     }
 
-    /// Checks that every target is a matrix of the model, with the shape that the factors have.
+    /// Checks that every target is a matrix of the model, and that the factors have matching shapes.
     ///
     /// # Errors
     ///

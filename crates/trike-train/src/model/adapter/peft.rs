@@ -14,17 +14,17 @@ use trike_nn::{DecoderSpec, WeightName};
 use super::{Adapter, AdapterError, LoraConfig, LoraTarget, targeted};
 use crate::{Parameter, Part, TrainError};
 
-/// The file of the constants.
+/// File name of the configuration.
 const CONFIG: &str = "adapter_config.json";
-/// The file of the factors.
+/// File name of the factors.
 const TENSORS: &str = "adapter_model.safetensors";
-/// Bytes of the largest accepted configuration.
+/// Maximum size of the configuration in bytes.
 const CONFIG_LIMIT: u64 = 1 << 20;
-/// Bytes per factor that the header of the tensors may take, and at least [`CONFIG_LIMIT`].
+/// Maximum header bytes per factor; the header may have at least [`CONFIG_LIMIT`].
 const HEADER: u64 = 1 << 10;
 
-/// Settings without an effect on what a trained adapter computes: dropout is for training only, the others describe its origin or
-/// qualify a setting that is refused.
+/// Settings without effect on a trained adapter's outputs: dropout is for training only, the rest are provenance or qualify a
+/// setting that is refused.
 const WITHOUT_EFFECT: [&str; 11] = [
     "auto_mapping",
     "base_model_name_or_path",
@@ -40,12 +40,12 @@ const WITHOUT_EFFECT: [&str; 11] = [
 ];
 
 impl Adapter {
-    /// Writes the adapter into a folder, which is created if needed, as peft does. `base_model` is the name or path of the frozen
-    /// model, which peft loads below the adapter.
+    /// Writes the adapter into a directory, which is created if needed, in peft's format. `base_model` is the name or path of the
+    /// frozen model, which peft loads with the adapter.
     ///
     /// # Errors
     ///
-    /// [`TrainError::Io`]; each file is written whole or not at all.
+    /// [`TrainError::Io`]; each file is written atomically.
     pub fn save(&self, dir: &Path, base_model: &str) -> Result<(), TrainError> {
         let wrong =
             |file: &str, source| TrainError::Adapter { path: dir.join(file), source: Box::new(source) };
@@ -58,14 +58,13 @@ impl Adapter {
         write(dir, TENSORS, &tensors)
     }
 
-    /// Reads an adapter that this crate or peft has written, for a model of this architecture. Factors are f32, f16 or bf16.
+    /// Reads an adapter written by this crate or by peft, for a model of this architecture. Factors are f32, f16 or bf16.
     ///
     /// # Errors
     ///
     /// [`TrainError::Io`]; [`TrainError::Nn`] for an inconsistent spec; [`TrainError::Adapter`] for a malformed file, for factors
-    /// that do not fit the model, and with the name of the setting for one that this crate does not compute: ranks or scales per
-    /// module, DoRA, trained biases, whole trained modules, parts of the layers, and initializations that change the frozen
-    /// weights.
+    /// that do not match the model, and, naming the setting, for unsupported features: ranks or scales per module, DoRA, trained
+    /// biases, fully trained modules, subsets of the layers, and initializations that change the frozen weights.
     pub fn open(dir: &Path, spec: &DecoderSpec) -> Result<Self, TrainError> {
         spec.validate()?;
         let wrong =
@@ -103,13 +102,13 @@ fn write(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), TrainError> {
     OutputFile::replace(&path, bytes).map_err(|source| TrainError::Io { path, source })
 }
 
-/// The name of a factor in peft: that of the layer below the two models that peft wraps around it.
+/// The tensor name of a factor in peft: the layer's name with the prefix of peft's two wrapper models.
 fn key(name: WeightName, part: Part) -> String {
     format!("base_model.model.{}", Parameter::key_of(name, part))
 }
 
 fn config_json(config: &LoraConfig, base_model: &str) -> Value {
-    // peft declares it as an integer.
+    // peft declares alpha as an integer.
     let is_whole = config.alpha.fract() == 0.0;
     let alpha = if is_whole { json!(config.alpha as i64) } else { json!(config.alpha) };
     json!({
@@ -150,7 +149,7 @@ fn parse_config(bytes: &[u8]) -> Result<LoraConfig, AdapterError> {
         check_setting(field, value)?;
     }
     let get = |field: &str| all.get(field);
-    // Without it, nothing says that this is an adapter of low rank.
+    // Without it, the file may not describe a LoRA adapter.
     if get("peft_type").is_none() {
         return Err(setting("peft_type", r#""LORA""#, None));
     }
@@ -164,7 +163,7 @@ fn parse_config(bytes: &[u8]) -> Result<LoraConfig, AdapterError> {
     Ok(LoraConfig { rank, alpha: alpha as f32, targets, rank_stabilized })
 }
 
-/// Refuses a setting with which the adapter computes something else.
+/// Refuses settings that change the computation.
 fn check_setting(field: &str, value: &Value) -> Result<(), AdapterError> {
     let neutral = match value {
         Value::Null | Value::Bool(false) => true,
@@ -179,7 +178,7 @@ fn check_setting(field: &str, value: &Value) -> Result<(), AdapterError> {
         "peft_type" => (value == "LORA", r#""LORA""#),
         "task_type" => (value.is_null() || value == "CAUSAL_LM", r#""CAUSAL_LM""#),
         "bias" => (value.is_null() || value == "none", r#""none""#),
-        // The others start from changed frozen weights, so their factors do not fit the original ones.
+        // The other initializations change the frozen weights, so their factors do not match the original weights.
         "init_lora_weights" => (
             value.is_boolean() || ["gaussian", "eva", "orthogonal"].iter().any(|name| value == name),
             r#"true, false, "gaussian", "eva" or "orthogonal""#,
@@ -215,7 +214,7 @@ fn serialize(factors: &[Parameter]) -> Result<Vec<u8>, safetensors::SafeTensorEr
         Ok((key(factor.name, factor.part), TensorView::new(Dtype::F32, shape, bytes)?))
     });
     let views = views.collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
-    // Without it, readers of transformers refuse the file.
+    // Required by the readers of transformers.
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     safetensors::serialize(views, Some(metadata))
 }

@@ -1,4 +1,4 @@
-//! What ranks give to each other.
+//! Exchanges between tensor-parallel ranks.
 
 use std::borrow::{Borrow, Cow};
 use std::ops::Range;
@@ -10,12 +10,12 @@ use trike_trit::Granularity;
 use super::TensorShard;
 use crate::{Parameters, TrainError};
 
-/// Some columns of a matrix of rows of `width`.
+/// A range of columns of a matrix with rows of `width`.
 fn columns(matrix: &[f32], width: usize, own: Range<usize>) -> Vec<f32> {
     matrix.chunks_exact(width.max(1)).flat_map(|row| &row[own.clone()]).copied().collect()
 }
 
-/// This rank's columns of a matrix that it has.
+/// This rank's columns of a whole matrix.
 pub(super) fn own_columns<E: Engine>(
     engine: &E,
     comm: &dyn Communicator,
@@ -30,7 +30,7 @@ pub(super) fn own_columns<E: Engine>(
     Ok(all.swap_remove(0))
 }
 
-/// Matrices of `tokens` rows of which each rank has some columns, one message for all of them.
+/// Gathers matrices of `tokens` rows whose columns are divided among ranks, in one message for all of them.
 pub(super) fn gather_columns<E: Engine>(
     engine: &E,
     comm: &dyn Communicator,
@@ -72,7 +72,7 @@ fn gathered(
     Ok(whole)
 }
 
-/// This rank's columns of all rows of a matrix of which each rank has some rows.
+/// This rank's columns of a matrix whose rows are divided among ranks.
 pub(crate) fn columns_of<E: Engine>(
     engine: &E,
     comm: &dyn Communicator,
@@ -90,8 +90,8 @@ pub(crate) fn columns_of<E: Engine>(
     Ok(all.swap_remove(0))
 }
 
-/// The scales of matrices that have one each, by their place. The ranks take turns in receiving a whole matrix, whose mean they compute
-/// as one machine does.
+/// The scales of matrices with a single scale, by parameter index. Whole matrices are distributed among the ranks, each of which
+/// computes their mean magnitude as a single machine does.
 pub(crate) fn scales_of<E: Engine>(
     engine: &E,
     comm: &dyn Communicator,

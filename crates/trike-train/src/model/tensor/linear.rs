@@ -1,4 +1,4 @@
-//! Operations of divided linear layers.
+//! Operations of tensor-parallel linear layers.
 
 use std::borrow::{Borrow, BorrowMut};
 use std::cell::RefCell;
@@ -12,7 +12,7 @@ use trike_nn::WeightName;
 use super::Divided;
 use super::exchange::{gather_columns, own_columns};
 
-/// The input of a divided linear layer.
+/// The input of a tensor-parallel linear layer.
 #[derive(Clone, Copy)]
 pub(in crate::model) struct Input {
     /// All of it.
@@ -21,8 +21,8 @@ pub(in crate::model) struct Input {
     pub(in crate::model) columns: Var,
 }
 
-/// Layers with one input that leave their outputs where they were computed: in the backward pass, the gradients of all their outputs
-/// are gathered at once.
+/// Layers with a common input whose outputs are not gathered: in the backward pass, the gradients of all their outputs are gathered
+/// together.
 pub(in crate::model) struct Group<'d, E: Engine>(Rc<RefCell<Vec<Waiting<'d, E>>>>);
 
 impl<E: Engine> Default for Group<'_, E> {
@@ -31,29 +31,29 @@ impl<E: Engine> Default for Group<'_, E> {
     }
 }
 
-/// Gradients of a rank's outputs that wait for the other layers of the group.
+/// Output gradients of a layer that wait for the other layers of the group.
 struct Waiting<'d, E: Engine> {
     dy: E::Tensor,
     outputs: &'d Shards,
     columns: Option<&'d E::View>,
 }
 
-/// Where the outputs of a layer go.
+/// Distribution of a layer's outputs.
 pub(in crate::model) enum Outputs<'g, 'd, E: Engine> {
-    /// All ranks have all of them.
+    /// Gathered on all ranks.
     Gathered,
-    /// A rank keeps its own. The first layer of the group that was recorded is the last one whose gradient comes.
+    /// Each rank keeps its own. The layer recorded first is the last one in the backward pass.
     Own { group: &'g Group<'d, E>, is_first: bool },
 }
 
-/// Values in memory of a tape, so that the pool gets back what it gave.
+/// Copies values to memory of the tape, so that the pool gets back buffers of its own.
 fn placed<E: Engine>(engine: &E, mut to: E::Tensor, values: &E::Tensor) -> Result<E::Tensor, GradError> {
     engine.copy(values.borrow(), to.borrow_mut())?;
     Ok(to)
 }
 
 impl<'d, E: Engine> Divided<'d, E> {
-    /// The columns of a whole value that belong to this rank, for the gradient of layers whose inputs are divided as those of `name`.
+    /// This rank's columns of a whole value, as the target of the gradient of layers whose inputs are divided like those of `name`.
     pub(in crate::model) fn columns(
         self,
         tape: &mut Tape<'d, E>,
@@ -63,12 +63,12 @@ impl<'d, E: Engine> Divided<'d, E> {
         let (tokens, _) = tape.shape(x)?;
         let shards = self.shard.inputs(name);
         let width = shards.of_rank(self.comm.rank()).len();
-        // Layers read the whole value; only the gradient has these columns.
+        // Layers read the whole value; only the gradient uses these columns.
         let unread = tape.take(tokens * width)?;
         tape.record(&[x], unread, width, Columns { divided: self, x, shards })
     }
 
-    /// All columns of a value of which each rank has those of its rows of `name`.
+    /// Gathers a value whose columns are divided like the rows of `name`.
     pub(in crate::model) fn gather(
         self,
         tape: &mut Tape<'d, E>,
@@ -83,7 +83,7 @@ impl<'d, E: Engine> Divided<'d, E> {
         tape.record(&[x], y, shards.len(), Gather { divided: self, x, shards })
     }
 
-    /// A linear layer of which this rank has some rows; `place` is that of its matrix.
+    /// A linear layer of which this rank holds some rows; `place` is the index of its matrix.
     #[expect(clippy::too_many_arguments, reason = "those of a linear layer, and how it is divided")]
     pub(in crate::model) fn linear(
         self,
@@ -124,23 +124,23 @@ impl<'d, E: Engine> Divided<'d, E> {
     }
 }
 
-/// A linear layer of which this rank has some rows.
+/// A linear layer of which this rank holds some rows.
 struct RowLinear<'d, E: Engine> {
     divided: Divided<'d, E>,
     x: Input,
     weight: Var,
     bias: Option<Var>,
     outputs: &'d Shards,
-    /// This rank's columns of all rows.
+    /// This rank's columns of the whole matrix.
     columns: Option<&'d E::View>,
-    /// `None` if outputs were gathered.
+    /// `None` if the outputs were gathered.
     group: Option<(Group<'d, E>, bool)>,
     cols: usize,
     precision: MixedPrecision,
 }
 
 impl<E: Engine> RowLinear<'_, E> {
-    /// The gradients of this rank's rows, from those of their outputs.
+    /// The gradients of this rank's rows, given those of their outputs.
     fn rows_back(&self, pass: &mut Backward<'_, E>, dy: &E::View) -> Result<(), GradError> {
         let rows = self.outputs.of_rank(self.divided.comm.rank()).len();
         pass.accumulate(self.weight, |pass, dw, store| {
@@ -155,7 +155,7 @@ impl<E: Engine> RowLinear<'_, E> {
         Ok(())
     }
 
-    /// Adds the gradient of this rank's columns of the input, from those of all outputs.
+    /// Adds the gradient of this rank's columns of the input, given those of all outputs.
     fn columns_back(
         &self,
         pass: &mut Backward<'_, E>,
@@ -195,7 +195,7 @@ impl<E: Engine> Operation<E> for RowLinear<'_, E> {
         let shards: Vec<&Shards> = waiting.iter().map(|waiting| waiting.outputs).collect();
         let own: Vec<&E::View> = waiting.iter().map(|waiting| waiting.dy.borrow()).collect();
         let whole = gather_columns(engine, comm, tokens, &shards, &own)?;
-        // In the order in which the gradients came, as on one machine.
+        // In the order of the gradients, as on a single machine.
         for (Waiting { dy, outputs, columns }, whole) in waiting.into_iter().zip(whole) {
             self.columns_back(pass, whole.borrow(), outputs, columns)?;
             pass.buffers().give(dy);
@@ -204,7 +204,7 @@ impl<E: Engine> Operation<E> for RowLinear<'_, E> {
     }
 }
 
-/// This rank's columns of a value that all ranks have.
+/// This rank's columns of a whole value.
 struct Columns<'d, E: Engine> {
     divided: Divided<'d, E>,
     x: Var,
@@ -222,7 +222,7 @@ impl<E: Engine> Operation<E> for Columns<'_, E> {
     }
 }
 
-/// All columns of a value of which each rank has some.
+/// A gather of the columns of a value.
 struct Gather<'d, E: Engine> {
     divided: Divided<'d, E>,
     x: Var,

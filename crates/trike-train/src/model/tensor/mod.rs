@@ -1,10 +1,10 @@
-//! Linear layers of which each of several ranks holds some rows.
+//! Tensor-parallel linear layers, divided by rows.
 //!
-//! All ranks have the whole input of a layer. A rank computes the outputs of its rows `a..b`, and all gather them. The gradient of these
-//! rows needs the gradient of their outputs only. That of the input, `dx = dy W`, is a sum over all rows: added up across ranks it would
-//! be rounded in another order than on one machine. So ranks also exchange their matrices once per step, after which each has some
-//! columns `c..d` of all rows, computes `dx[c..d]` from the gradients of all outputs, and all gather these columns. Every number is then
-//! computed by one rank, with the additions of one machine in their order.
+//! All ranks have the whole input of a layer. A rank computes the outputs of its rows `a..b`, and the outputs are all-gathered. The
+//! gradient of these rows needs only the gradient of their outputs. The gradient of the input, `dx = dy W`, is a sum over all rows;
+//! adding it up across ranks would round in another order than a single machine does. So ranks also exchange their matrices once
+//! per step, after which each has some columns `c..d` of all rows, computes `dx[c..d]` from the gradients of all outputs, and
+//! all-gathers these columns. Every value is computed by one rank, with the operations of a single machine in the same order.
 
 mod exchange;
 mod linear;
@@ -17,14 +17,14 @@ pub(super) use exchange::{columns_of, scales_of};
 pub(super) use linear::{Group, Input, Outputs};
 pub use shard::TensorShard;
 
-/// What the passes of a step share.
+/// Values shared by the passes of a step.
 #[derive(Debug)]
 pub(crate) struct Prepared<T> {
-    /// The rows of ternary matrices by their place; empty if each pass ternarizes its own.
+    /// The rows of ternarized matrices by parameter index; empty if each pass ternarizes its own.
     pub(crate) ternary: Vec<Option<T>>,
-    /// The scales of whole matrices by their place.
+    /// The scales of whole matrices by parameter index.
     pub(crate) scales: Vec<Option<T>>,
-    /// The columns of matrices as they are multiplied, by their place; empty for passes without gradients.
+    /// The columns of rounded matrices by parameter index; empty for passes without gradients.
     pub(crate) columns: Vec<Option<T>>,
 }
 
@@ -34,7 +34,7 @@ impl<T> Default for Prepared<T> {
     }
 }
 
-/// The ranks among which the matrices of a pass are divided.
+/// The ranks among which the matrices are divided.
 pub(super) struct Divided<'d, E: Engine> {
     pub(super) comm: &'d dyn Communicator,
     pub(super) shard: &'d TensorShard,

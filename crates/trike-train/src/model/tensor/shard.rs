@@ -1,4 +1,4 @@
-//! The part of every matrix that a rank holds.
+//! The tensor-parallel part of every matrix.
 
 use std::ops::Range;
 
@@ -12,10 +12,10 @@ use super::super::division::Division;
 use super::super::{Parameters, shapes};
 use crate::TrainError;
 
-/// Some rows of every matrix of the blocks: those of one of several ranks. Embedding, head and norms are whole on all ranks.
+/// A rank's rows of every matrix of the blocks. Embedding, head and norms are replicated on all ranks.
 ///
-/// With at least as many key/value heads as ranks, rows of queries, keys and values are those of whole heads, and a rank computes the
-/// attention of its heads. With fewer, or with norms of queries and keys, all ranks compute all heads.
+/// With at least as many key/value heads as ranks, the rows of queries, keys and values are divided by whole heads, and a rank
+/// computes the attention of its heads. With fewer, or with norms of queries and keys, every rank computes all heads.
 ///
 /// ```
 /// use trike_nn::{DecoderSpec, WeightName};
@@ -36,13 +36,13 @@ pub struct TensorShard {
     query: Shards,
     kv: Shards,
     intermediate: Shards,
-    /// Whether the rows of queries, keys and values are those of whole heads.
+    /// Whether queries, keys and values are divided by whole heads.
     by_heads: bool,
     head_dim: usize,
 }
 
 impl TensorShard {
-    /// The part of rank `rank` of `ranks`: equal numbers of rows or heads, or the first ranks have one more.
+    /// Shard `rank` of `ranks`: equal numbers of rows or heads, with one more on the first ranks if necessary.
     #[must_use]
     pub fn new(spec: &DecoderSpec, rank: usize, ranks: usize) -> Self {
         let even = |width| Shards::even(width, ranks);
@@ -65,7 +65,7 @@ impl TensorShard {
         }
     }
 
-    /// Refuses more ranks than the narrowest matrix has rows.
+    /// Refuses more ranks than rows in the smallest matrix.
     ///
     /// # Errors
     ///
@@ -75,19 +75,19 @@ impl TensorShard {
         OptionError::check("number of ranks", Bounds::at_least(1usize).at_most(most), comm.size())
     }
 
-    /// The rows of a matrix of the blocks that this rank holds, or the elements of a bias; `None` for what is whole on all ranks.
+    /// This rank's rows of a matrix of the blocks, or elements of a bias; `None` for replicated weights.
     #[must_use]
     pub fn rows(&self, name: WeightName) -> Option<Range<usize>> {
         self.outputs(name).map(|outputs| outputs.of_rank(self.rank))
     }
 
-    /// Whether these are whole weights and not those of a rank.
+    /// Whether these are whole weights instead of a shard.
     pub(crate) fn is_whole<T: Elements>(parameters: &Parameters<T>) -> bool {
         let len = |(_, (rows, cols)): (WeightName, (usize, usize))| rows * cols;
         parameters.count() == shapes(parameters.spec()).into_iter().map(len).sum::<usize>()
     }
 
-    /// How the outputs of a linear layer are divided; `None` for weights of no layer of the blocks.
+    /// The division of a linear layer's outputs; `None` for weights outside the layers of the blocks.
     pub(crate) fn outputs(&self, name: WeightName) -> Option<&Shards> {
         let matrix = name.matrix()?;
         Some(match matrix.read_at()? {
@@ -98,7 +98,7 @@ impl TensorShard {
         })
     }
 
-    /// How the inputs of a linear layer are divided.
+    /// The division of a linear layer's inputs.
     pub(crate) fn inputs(&self, name: WeightName) -> &Shards {
         match name.read_at() {
             Some(HookPoint::Output) => &self.query,
@@ -107,13 +107,13 @@ impl TensorShard {
         }
     }
 
-    /// Query heads and key/value heads of this rank; `None` if it computes all.
+    /// Number of query heads and key/value heads of this rank; `None` if it computes all heads.
     fn heads(&self) -> Option<(usize, usize)> {
         let heads = |shards: &Shards| shards.of_rank(self.rank).len() / self.head_dim;
         self.by_heads.then(|| (heads(&self.query), heads(&self.kv)))
     }
 
-    /// The attention of this rank's heads; `None` if it computes all.
+    /// The attention of this rank's heads; `None` if it computes all heads.
     pub(in crate::model) fn attention(&self, whole: AttentionSpec) -> Option<AttentionSpec> {
         self.heads().map(|(heads, kv_heads)| AttentionSpec { heads, kv_heads, ..whole })
     }
@@ -137,14 +137,14 @@ impl Division for TensorShard {
     }
 
     fn sources(&self, name: WeightName, shape: (usize, usize)) -> Vec<(usize, Range<usize>)> {
-        // All ranks have the same bits of what is whole.
+        // Replicated weights have the same bits on all ranks.
         let ranks = if self.outputs(name).is_some() { self.ranks } else { 1 };
         (0..ranks).filter_map(|rank| Some((rank, self.part(name, shape, rank)?))).collect()
     }
 }
 
 impl Parameters {
-    /// The random weights of a rank: those that [`random`](Self::random) has at their places.
+    /// A rank's part of the random weights, equal to the same elements of [`random`](Self::random).
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ impl Parameters {
         Self::random_part(spec, seed, shard)
     }
 
-    /// The weights of a rank from a model file, which is read one whole weight after another.
+    /// A rank's part of the weights of a model file, which is read one whole weight at a time.
     ///
     /// # Errors
     ///
@@ -162,11 +162,11 @@ impl Parameters {
         Self::open_part(source, shard)
     }
 
-    /// The weights of a rank, from whole ones or from those of the rank.
+    /// Reduces whole weights to a rank's shard; a shard is returned unchanged.
     ///
     /// # Errors
     ///
-    /// [`TrainError::NoParameter`] for one that is missing here, [`TrainError::Grad`] for one of another length.
+    /// [`TrainError::NoParameter`] for a missing weight, [`TrainError::Grad`] for one of another length.
     pub fn into_shard(self, shard: &TensorShard) -> Result<Self, TrainError> {
         self.into_part(shard)
     }

@@ -1,4 +1,4 @@
-//! Units on their way through the ranks.
+//! Forward and backward passes of units through the ranks.
 
 use std::borrow::Borrow;
 use std::ops::Range;
@@ -10,11 +10,11 @@ use trike_grad::{GradError, Operand, ProductPrecision};
 use super::tied::TiedSum;
 use super::{Pipeline, loss_of_last, receive, send};
 use crate::data::Batch;
-use crate::model::{Behind, StageModel, Sums};
+use crate::model::{GradientSink, GradientSource, StageModel};
 use crate::trainer::SMALL;
 use crate::{Loss, Objective, Stage, TernaryPolicy, TrainEngine, TrainError, Trained, Trainer, Weights};
 
-/// The seams of a rank: what goes to and comes from the ranks beside it.
+/// Communication of a rank with its neighbours.
 struct Seams<'s, E: TrainEngine> {
     engine: &'s E,
     comm: &'s dyn Communicator,
@@ -30,7 +30,7 @@ impl<E: TrainEngine> Seams<'_, E> {
         receive(self.engine, self.comm, from, len)
     }
 
-    /// The residual stream before this rank's blocks; `None` on the first rank.
+    /// Receives the residual stream before this rank's blocks; `None` on the first rank.
     fn before(&self, len: usize) -> Result<Option<E::Tensor>, TrainError> {
         if self.stage.is_first() {
             return Ok(None);
@@ -38,7 +38,7 @@ impl<E: TrainEngine> Seams<'_, E> {
         self.receive(self.comm.rank() - 1, len).map(Some)
     }
 
-    /// The residual stream behind all blocks on the last rank; the others send theirs on.
+    /// The residual stream after all blocks on the last rank; the other ranks send theirs to the next one.
     fn through(&self, model: StageModel<'_, E>, batch: &Batch) -> Result<Option<E::Tensor>, TrainError> {
         let x = model.through(batch, self.before(model.seam(batch))?)?;
         if self.stage.is_last() {
@@ -49,7 +49,7 @@ impl<E: TrainEngine> Seams<'_, E> {
     }
 }
 
-/// The sum of the cross-entropies of some batches, computed by all ranks, on all of them.
+/// The total cross-entropy of some batches, computed by all ranks and returned on all of them.
 pub(crate) fn losses_of<E: TrainEngine>(
     comm: &dyn Communicator,
     engine: &E,
@@ -82,7 +82,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         let (engine, scale) = (self.engine, self.scale_of(units));
         let policy = &self.policy.clone().with_lambda(self.config.lambda_of(self.step));
         let weights = self.trainable.weights();
-        // Large matrices are ternarized again for each unit, as on one machine, so that only one copy is held at a time.
+        // Large matrices are ternarized again for each unit, as on a single machine, so that only one copy is held at a time.
         let is_small = weights.all.count() <= SMALL;
         let ternary = if is_small { self.model.ternarized(weights, policy)? } else { Vec::new() };
         let model = StageModel { model: &self.model, weights: weights.with_ternary(&ternary), policy, stage };
@@ -117,20 +117,20 @@ impl<E: TrainEngine> Trainer<'_, E> {
                 true => Objective::Distill { text: self.config.text, teacher: &mut logits },
                 false => Objective::Text,
             };
-            let behind = Behind::Loss { objective: &mut objective, scale };
+            let source = GradientSource::Loss { objective: &mut objective, scale };
             tied.before_head(engine, sums)?;
-            losses.push(self.back(&seams, model, batch, &inputs, behind, sums, tied)?);
-            tied.behind_head(engine, sums)?;
+            losses.push(self.back(&seams, model, batch, &inputs, source, sums, tied)?);
+            tied.after_head(engine, sums)?;
         }
         for (batch, inputs) in units.iter().zip(waiting) {
             let dy = seams.receive(rank + 1, model.seam(batch))?;
-            self.back(&seams, model, batch, &inputs, Behind::Blocks(dy), sums, tied)?;
+            self.back(&seams, model, batch, &inputs, GradientSource::Blocks(dy), sums, tied)?;
         }
         self.model.reuse(ternary);
         Ok(losses)
     }
 
-    /// Gradients of a unit, of which that of the residual stream goes to the rank before.
+    /// The backward pass of a unit; sends the gradient of the residual stream to the previous rank.
     #[expect(clippy::too_many_arguments, reason = "a unit, and what its gradients are added to")]
     fn back(
         &self,
@@ -138,17 +138,17 @@ impl<E: TrainEngine> Trainer<'_, E> {
         model: StageModel<'_, E>,
         batch: &Batch,
         inputs: &[E::Tensor],
-        behind: Behind<'_, '_, E>,
+        source: GradientSource<'_, '_, E>,
         sums: &mut [E::Tensor],
         tied: &mut TiedSum<E>,
     ) -> Result<Loss, TrainError> {
-        let (loss, dx) = model.backward(batch, inputs, behind, &mut Sums::Added(sums))?;
+        let (loss, dx) = model.backward(batch, inputs, source, &mut GradientSink::Accumulate(sums))?;
         if !seams.stage.is_first() {
             seams.send(seams.comm.rank() - 1, &dx)?;
             return Ok(loss);
         }
-        model.embedding_backward(batch, dx, &mut Sums::Added(sums))?;
-        tied.behind_embedding(self.engine, seams.comm, batch, sums)?;
+        model.embedding_backward(batch, dx, &mut GradientSink::Accumulate(sums))?;
+        tied.after_embedding(self.engine, seams.comm, batch, sums)?;
         Ok(loss)
     }
 }

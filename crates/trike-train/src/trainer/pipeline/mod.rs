@@ -1,12 +1,12 @@
-//! One model whose blocks lie on several ranks.
+//! Pipeline parallelism: a model whose blocks are divided among ranks.
 //!
-//! The units of a step go through the ranks one after another: each rank receives the residual stream before its blocks, and sends
-//! the one behind them on. When all units have gone forward, their gradients come back in the same order (GPipe, Huang et al.,
-//! 1811.06965); the last rank computes those of a unit as soon as it arrives. A rank keeps the inputs of its segments only, and
-//! computes its blocks again for their gradients.
+//! The units of a step go through the ranks in order: each rank receives the residual stream before its blocks, and sends the one
+//! after them to the next rank. After the forward passes of all units, their gradients come back in the same order (GPipe, Huang et
+//! al., 1811.06965); the last rank computes those of a unit as soon as it arrives. A rank keeps only the inputs of its segments,
+//! and recomputes its blocks for the gradients.
 //!
-//! Every rank adds the gradients of its own weights over the units in the order in which one machine adds them, so weights have the
-//! bits of a trainer without ranks.
+//! Every rank adds the gradients of its own weights over the units in the order of a single machine, so the weights are
+//! bit-identical to those of a trainer without ranks.
 
 mod flow;
 mod tied;
@@ -29,7 +29,7 @@ use crate::{
 
 pub(crate) use self::flow::losses_of;
 
-/// The other ranks of a trainer that holds a part of the model.
+/// The other ranks of a pipeline.
 pub(crate) struct Pipeline<'a> {
     comm: &'a dyn Communicator,
     stage: Stage,
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Pipeline<'_> {
     }
 }
 
-/// Refuses more ranks than a model has blocks.
+/// Refuses more ranks than blocks.
 ///
 /// # Errors
 ///
@@ -68,17 +68,17 @@ pub(crate) fn check_ranks(spec: &DecoderSpec, comm: &dyn Communicator) -> Result
 }
 
 impl<'a, E: TrainEngine> Trainer<'a, E> {
-    /// One of several ranks, each of which holds consecutive blocks of the model, see [`Stage`], with their gradients and the
-    /// optimizer's state. All have the same configuration, data and teacher. `parameters` and those of the teacher may be of this
-    /// rank's stage only; of more, the rest is dropped.
+    /// One rank of a pipeline, with the consecutive blocks of its [`Stage`], their gradients and optimizer state. All ranks have
+    /// the same configuration, data and teacher. `parameters` and those of the teacher may be of this rank's stage only; anything
+    /// else is dropped.
     ///
-    /// Loss and weights are those of a trainer without ranks on the host, to the bit, on any number of ranks. On a device the norm
-    /// of all gradients is rounded in another order.
+    /// On the host, loss and weights are bit-identical to those of a trainer without ranks, for any number of ranks. On a device
+    /// the gradient norm is rounded in another order.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new); [`TrainError::Option`] for more ranks than blocks; [`TrainError::NoParameter`] for a weight of the stage
-    /// that is not given; [`TrainError::Comm`] for ranks that differ.
+    /// As [`new`](Self::new); [`TrainError::Option`] for more ranks than blocks; [`TrainError::NoParameter`] for a missing weight
+    /// of the stage; [`TrainError::Comm`] for ranks that differ.
     pub fn in_pipeline(
         engine: &'a E,
         config: TrainerConfig,
@@ -101,13 +101,13 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
             Self::start(engine, config, policy, Trainable::All(parameters.upload(engine)?), teacher)?;
         let pipeline = Pipeline::new(comm, stage, of_teacher);
         trainer.check_copies(&pipeline)?;
-        trainer.along(pipeline)
+        trainer.with_pipeline(pipeline)
     }
 
-    /// The same as one of the ranks of a pipeline.
-    pub(crate) fn along(mut self, pipeline: Pipeline<'a>) -> Result<Self, TrainError> {
+    /// The same trainer as one rank of a pipeline.
+    pub(crate) fn with_pipeline(mut self, pipeline: Pipeline<'a>) -> Result<Self, TrainError> {
         let rank = pipeline.comm.rank();
-        // Not beside the means of all.
+        // Frees the moments of all weights before those of the stage are allocated.
         self.optimizer.restore(0, Vec::new(), Vec::new());
         let owns = |place: usize| pipeline.stage.owner(self.parameters().all()[place].name) == rank;
         self.optimizer = Optimizer::of(self.engine, self.config.optimizer, self.parameters(), &owns)?;
@@ -115,7 +115,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         Ok(self)
     }
 
-    /// The part of the model that this rank holds; `None` if it holds all.
+    /// The stage of this rank; `None` if it holds all blocks.
     #[must_use]
     pub fn stage(&self) -> Option<&Stage> {
         match &self.distribution {
@@ -124,7 +124,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         }
     }
 
-    /// Refuses ranks whose copies of a weight differ.
+    /// Refuses ranks whose copies of a tied weight differ.
     fn check_copies(&self, pipeline: &Pipeline<'_>) -> Result<(), TrainError> {
         let comm = pipeline.comm;
         let copied = self.parameters().all().iter().find(|parameter| pipeline.stage.copies(parameter.name));
@@ -189,7 +189,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         })
     }
 
-    /// The sum of the squares of the gradients of all ranks, tensor by tensor in the order of one machine.
+    /// The sum of the squares of all ranks' gradients, tensor by tensor in the order of a single machine.
     fn squares_of_all(
         &self,
         pipeline: &Pipeline<'_>,
@@ -214,7 +214,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         Ok(sum)
     }
 
-    /// Gives the weights of a tied embedding from the last rank to the first.
+    /// Copies a tied embedding from the last rank to the first.
     fn copy_tied(&mut self, pipeline: &Pipeline<'_>) -> Result<(), TrainError> {
         let Pipeline { comm, stage, .. } = pipeline;
         let place = self.parameters().place(WeightName::Embedding);
@@ -255,7 +255,7 @@ fn receive<E: TrainEngine>(
     Ok(received?.swap_remove(0))
 }
 
-/// The sum of the losses of the last rank, on all ranks.
+/// The total loss of the last rank, on all ranks.
 fn loss_of_last(comm: &dyn Communicator, losses: &[Loss]) -> Result<Loss, TrainError> {
     let mut all = Loss::default();
     losses.iter().for_each(|loss| all.add(*loss));

@@ -1,8 +1,9 @@
-//! The gradient of an embedding that is the head as well, when its two parts come from two ranks.
+//! The gradient of a tied embedding, whose two parts come from two ranks.
 //!
-//! One machine adds both parts of a unit before those of the next one. Here the last rank has the part of the head, and the first
-//! sends it that of the embedding, which has rows for the tokens of the unit only. So the last rank adds the head's parts as they
-//! come, keeps their rows for the tokens of the step, and adds these rows again in the order of one machine when it has both.
+//! A single machine adds both parts of a unit before those of the next one. Here the last rank computes the head's part, and the
+//! first rank sends it the embedding's part, which is nonzero only in the rows of the unit's tokens. So the last rank adds the
+//! head's parts as they are computed, keeps their rows for the tokens of the step, and sums these rows again in the order of a
+//! single machine once it has both parts.
 
 use std::borrow::{Borrow, BorrowMut};
 
@@ -16,15 +17,15 @@ use crate::model::{count, zeros};
 use crate::trainer::SMALL;
 use crate::{Stage, TrainEngine, TrainError, Trainer};
 
-/// The sum while it is added up.
+/// A gradient sum of a tied embedding.
 pub(super) struct TiedSum<E: TrainEngine> {
-    /// `None` where nothing is to be done: for a head of its own, and on ranks between the first and the last.
+    /// `None` if there is nothing to do: for an untied head, and on intermediate ranks.
     place: Option<usize>,
     /// Whether the parts come from two ranks.
     is_split: bool,
-    /// Elements of a row of the table, and its rows.
+    /// Columns and rows of the table.
     shape: [usize; 2],
-    /// Whether one machine adds both parts of a unit to each other first.
+    /// Whether a single machine first adds both parts of a unit to each other.
     adds_units: bool,
     /// Tokens of the step, in order.
     tokens: Vec<u32>,
@@ -34,7 +35,7 @@ pub(super) struct TiedSum<E: TrainEngine> {
     of_head: Vec<Vec<f32>>,
 }
 
-/// The different tokens of some batches, in order.
+/// The distinct tokens of some batches, sorted.
 fn tokens_of<'b>(batches: impl IntoIterator<Item = &'b Batch>) -> Vec<u32> {
     let mut tokens: Vec<u32> = batches.into_iter().flat_map(|batch| batch.ids.iter().copied()).collect();
     tokens.sort_unstable();
@@ -51,7 +52,7 @@ impl<E: TrainEngine> TiedSum<E> {
         let parameters = trainer.parameters();
         let stage = &pipeline.stage;
         let (spec, is_split) = (parameters.spec(), stage.copies(WeightName::Embedding));
-        // As `Trainer::add_units` does with gradients of each unit.
+        // As in `Trainer::add_units` with separate gradients per unit.
         let adds_units = E::SIDE_BY_SIDE && units.len() > 1 && count(spec) <= SMALL;
         let is_added = is_split || spec.tied_head && adds_units && stage.is_first() && stage.is_last();
         let place = parameters.place(WeightName::Embedding).filter(|_| is_added);
@@ -67,7 +68,7 @@ impl<E: TrainEngine> TiedSum<E> {
         Ok(engine.download(some.borrow())?.into_owned())
     }
 
-    /// Makes place for the parts of a unit on the last rank.
+    /// Starts an empty gradient for the parts of a unit, on the last rank.
     pub(super) fn before_head(&mut self, engine: &E, sums: &mut [E::Tensor]) -> Result<(), TrainError> {
         let Some(place) = self.place else { return Ok(()) };
         let empty = zeros(engine, sums[place].elements())?;
@@ -76,7 +77,7 @@ impl<E: TrainEngine> TiedSum<E> {
     }
 
     /// Adds the head's part of a unit; on one rank, both parts.
-    pub(super) fn behind_head(&mut self, engine: &E, sums: &mut [E::Tensor]) -> Result<(), TrainError> {
+    pub(super) fn after_head(&mut self, engine: &E, sums: &mut [E::Tensor]) -> Result<(), TrainError> {
         let (Some(place), Some(mut sum)) = (self.place, self.sum.take()) else { return Ok(()) };
         if self.is_split {
             self.of_head.push(self.rows(engine, &sums[place], &self.tokens)?);
@@ -87,7 +88,7 @@ impl<E: TrainEngine> TiedSum<E> {
     }
 
     /// Sends the embedding's part of a unit from the first rank to the last.
-    pub(super) fn behind_embedding(
+    pub(super) fn after_embedding(
         &self,
         engine: &E,
         comm: &dyn Communicator,
@@ -100,7 +101,7 @@ impl<E: TrainEngine> TiedSum<E> {
         Ok(engine.fill(sums[place].borrow_mut(), 0.0)?)
     }
 
-    /// Adds the embedding's parts of all units on the last rank.
+    /// Adds the embedding's parts of all units, on the last rank.
     pub(super) fn finish(
         self,
         engine: &E,

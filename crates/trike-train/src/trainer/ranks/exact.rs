@@ -1,4 +1,4 @@
-//! Steps along the exact sum of gradients, with the optimizer's state divided among the ranks.
+//! Steps along the exact sum of gradients, with the optimizer's state sharded by tensors.
 
 use std::borrow::Borrow;
 
@@ -8,20 +8,20 @@ use super::{all_losses, all_numbers};
 use crate::data::Batch;
 use crate::{StepReport, TrainEngine, TrainError, Trainer};
 
-/// Which rank changes which weights. Whole tensors, since Muon needs whole matrices.
+/// Assignment of tensors to the ranks that update them. Whole tensors, since Muon needs whole matrices.
 #[derive(Debug)]
 pub(super) struct Owners {
     /// The rank of each tensor.
     owner: Vec<usize>,
-    /// Tensors in the order of the vector that is divided: by rank, then by place.
+    /// Tensors in the order of the sharded vector: by rank, then by index.
     order: Vec<usize>,
-    /// Elements of each tensor, by place.
+    /// Elements of each tensor, by index.
     lens: Vec<usize>,
     shards: Shards,
 }
 
 impl Owners {
-    /// Gives the largest tensors first, each to the rank with the fewest elements.
+    /// Assigns tensors in descending order of size, each to the rank with the fewest elements.
     pub(super) fn new(lens: &[usize], ranks: usize) -> Result<Self, CommError> {
         let mut largest: Vec<usize> = (0..lens.len()).collect();
         largest.sort_by_key(|&place| std::cmp::Reverse(lens[place]));
@@ -93,19 +93,19 @@ impl<E: TrainEngine> Trainer<'_, E> {
         })
     }
 
-    /// The values of all tensors in the order of their owners.
+    /// The values of all tensors, grouped by owner.
     fn in_order(&self, owners: &Owners, sums: Vec<E::Tensor>) -> Result<Vec<f32>, TrainError> {
         let mut sums: Vec<Option<E::Tensor>> = sums.into_iter().map(Some).collect();
         let mut flat = Vec::with_capacity(owners.shards.len());
         for &place in &owners.order {
-            // One after another, so that no two copies of all are held.
+            // One at a time, so that no two copies of everything are held.
             let Some(sum) = sums[place].take() else { continue };
             flat.extend_from_slice(&self.engine.download(sum.borrow())?);
         }
         Ok(flat)
     }
 
-    /// The sum of the squares of all gradients, tensor by tensor in the order of their places, as one rank adds them.
+    /// The sum of the squares of all gradients, tensor by tensor in index order, as on one rank.
     fn squares(
         &self,
         comm: &dyn Communicator,
@@ -129,7 +129,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         Ok(squares.iter().sum())
     }
 
-    /// Gives the weights that this rank has changed to all.
+    /// Broadcasts the weights that this rank has updated.
     fn share_weights(&mut self, comm: &dyn Communicator, owners: &Owners) -> Result<(), TrainError> {
         let mut own = Vec::with_capacity(owners.shards.of_rank(comm.rank()).len());
         for place in owners.of_rank(comm.rank()) {
@@ -166,7 +166,7 @@ mod tests {
             for rank in 0..ranks {
                 let elements: usize = owners.of_rank(rank).map(|place| lens[place]).sum();
                 assert_eq!(elements, owners.shards.of_rank(rank).len());
-                // The largest tensor, or the mean and the last one that was given.
+                // Bounded by the largest tensor, or by the mean plus the tensor assigned last.
                 assert!(elements <= (1530 / ranks + 300).max(500), "{ranks} ranks: {elements}");
             }
         }

@@ -1,4 +1,4 @@
-//! Steps that each rank takes by itself, and how the weights come together again (DiLoCo, Douillard et al., 2311.08105).
+//! Local steps of each rank, and the synchronization of the weights (DiLoCo, Douillard et al., 2311.08105).
 
 use trike_comm::{Codec, CommError, Communicator, Shards, mean};
 
@@ -6,13 +6,13 @@ use super::{OuterConfig, all_numbers};
 use crate::data::Batch;
 use crate::{StepReport, TrainEngine, TrainError, Trainer};
 
-/// The sum of squares that a rank sends whose codec refuses its change: none has it.
+/// Sent instead of a sum of squares by a rank whose codec refuses its change; never a valid sum.
 const REFUSED: f64 = -1.0;
 
-/// What is kept between two exchanges.
+/// State between two synchronizations.
 #[derive(Debug)]
 pub(super) struct Local {
-    /// Weights after the last exchange, the same on all ranks.
+    /// Weights after the last synchronization, the same on all ranks.
     pub(super) start: Vec<f32>,
     /// The outer optimizer's momentum, the same on all ranks.
     pub(super) momentum: Vec<f32>,
@@ -26,7 +26,7 @@ impl Local {
 }
 
 impl<E: TrainEngine> Trainer<'_, E> {
-    /// A step with the rows of this rank.
+    /// A step on the rows of this rank.
     pub(super) fn step_alone(
         &mut self,
         comm: &dyn Communicator,
@@ -47,7 +47,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         self.update(loss, &sums, tokens)
     }
 
-    /// Replaces the weights of all ranks by those of the outer optimizer.
+    /// Replaces the weights of all ranks by the result of the outer optimizer.
     pub(super) fn bring_together(
         &mut self,
         comm: &dyn Communicator,
@@ -55,12 +55,12 @@ impl<E: TrainEngine> Trainer<'_, E> {
         outer: OuterConfig,
     ) -> Result<(), TrainError> {
         let Local { start, momentum, codec } = local;
-        // Towards the weights at the start, as a gradient points.
+        // Points from the new weights to the start, as a gradient does.
         let mut change = self.flat_weights()?;
         change.iter_mut().zip(&*start).for_each(|(change, start)| *change = start - *change);
-        // The mean of all would not say whose it is.
+        // Checked before averaging, since the mean would not tell which rank is at fault.
         let squares: f64 = change.iter().map(|x| f64::from(*x).powi(2)).sum();
-        // A codec that refuses says so before any rank sends, or changes its state.
+        // A codec must refuse before any rank sends or changes its state.
         let taken = match codec {
             Some(codec) if squares.is_finite() => codec.check(comm.rank(), &change),
             _ => Ok(()),

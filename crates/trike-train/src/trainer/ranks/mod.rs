@@ -1,6 +1,6 @@
-//! Ranks that train one model together.
+//! Data parallelism: ranks that train one model together.
 //!
-//! Every rank reads the same batches and computes its own rows of each. What they exchange, and when, is a [`RanksConfig`]:
+//! Every rank reads the same batches and computes its own rows of each. A [`RanksConfig`] determines what they exchange, and when:
 //! by default the exact sum of gradients in every step, in an order that does not depend on the number of ranks.
 
 mod exact;
@@ -19,29 +19,29 @@ use super::Distribution;
 use crate::data::{Batch, Batches};
 use crate::{Loss, Optimizer, Parameters, StepReport, TrainEngine, TrainError, Trainer};
 
-/// What ranks exchange.
+/// What ranks exchange, and how often.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RanksConfig {
-    /// How the changes of the weights are written; `None`: as they are.
+    /// Compression of the weight changes; `None` = uncompressed.
     ///
-    /// Not gradients, whose elements differ by orders of magnitude: each rank takes a step of the optimizer with its own rows, in
-    /// which all weights change by about as much, and the codec's error is one of all weights alike. A codec of gradients also
-    /// gives its noise to the optimizer's mean of squares, which makes steps shorter: at 20 times fewer bytes it cost 3.6 % of the
-    /// loss where that of changes cost less than 1 %.
+    /// Weight changes are compressed instead of gradients, whose elements differ by orders of magnitude: each rank takes an
+    /// optimizer step on its own rows, in which all weights change by about as much, so the codec's error is similar for all
+    /// weights. A codec of gradients would also add its noise to the optimizer's second moment, which shortens the steps: at 20
+    /// times fewer bytes it cost 3.6 % of the loss, compared with less than 1 % for weight changes.
     pub codec: Option<CodecConfig>,
-    /// Steps that each rank takes with its own rows before weights are brought together (DiLoCo, Douillard et al., 2311.08105),
-    /// at least 1. With 1 and without a codec, gradients are added up in every step.
+    /// Local steps of each rank between synchronizations of the weights (DiLoCo, Douillard et al., 2311.08105), at least 1. With 1
+    /// and without a codec, gradients are summed in every step.
     pub local_steps: usize,
-    /// How weights are brought together after local steps.
+    /// The outer optimizer of local steps.
     pub outer: OuterConfig,
 }
 
-/// The optimizer that takes the mean change of the weights of all ranks as a gradient.
+/// The outer optimizer, whose gradient is the mean weight change of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OuterConfig {
-    /// Learning rate, over 0 up to 10: with 1 and no momentum the new weights are the mean of those of all ranks.
+    /// Learning rate, in (0, 10]: with 1 and no momentum the new weights are the mean over the ranks.
     pub learning_rate: f32,
-    /// Decay of Nesterov's momentum, from 0 to below 1.
+    /// Nesterov momentum, in [0, 1).
     pub momentum: f32,
 }
 
@@ -52,21 +52,21 @@ impl Default for RanksConfig {
 }
 
 impl Default for OuterConfig {
-    /// A little over the mean of the weights, since rows of different ranks disagree, and their mean changes less than each: with 1.3
-    /// runs of 256 steps on four ranks ended as low as with 1 or lower, with 1.6 those of many local steps did not. DiLoCo has 0.7 and
-    /// a momentum of 0.9 for runs of thousands of exchanges.
+    /// A learning rate slightly above 1, since rows of different ranks disagree, and the mean changes less than each rank: with
+    /// 1.3, runs of 256 steps on four ranks reached a loss as low as with 1 or lower; with 1.6, those with many local steps did
+    /// not. DiLoCo uses 0.7 and a momentum of 0.9 for runs of thousands of synchronizations.
     fn default() -> Self {
         Self { learning_rate: 1.3, momentum: 0.0 }
     }
 }
 
 impl RanksConfig {
-    /// Whether ranks take steps with their own rows only.
+    /// Whether ranks take local steps.
     fn is_local(&self) -> bool {
         self.codec.is_some() || self.local_steps > 1
     }
 
-    /// Checks that all numbers are in range, but for those of the codec.
+    /// Checks that all numbers are in range, except those of the codec.
     ///
     /// # Errors
     ///
@@ -86,12 +86,12 @@ pub(crate) struct Ranks<'a> {
     mode: Mode,
 }
 
-/// What is exchanged.
+/// How ranks are synchronized.
 #[derive(Debug)]
 enum Mode {
-    /// The sum of gradients, each part of it to the rank that changes these weights, which gives them to all.
+    /// The sum of gradients is reduced to the rank that updates the weights, which broadcasts them.
     Exact(Owners),
-    /// The change of weights after one or more steps that each rank takes by itself.
+    /// Weight changes after one or more local steps.
     Local(Local),
 }
 
@@ -105,19 +105,19 @@ impl std::fmt::Debug for Ranks<'_> {
 }
 
 impl<'a, E: TrainEngine> Trainer<'a, E> {
-    /// The same as one of several ranks that share the work of each step. All have the same configuration, weights and data, which
-    /// is checked but for the data.
+    /// The same trainer as one of several data-parallel ranks. All ranks have the same configuration, weights and data; the data is
+    /// not checked.
     ///
-    /// Without a codec and local steps, weights after training are the same, to the bit, for one to four ranks: the gradients of a
-    /// step's rows are added in a tree over their numbers ([`Plan`]). A trainer without ranks adds them one after another, which
-    /// gives other bits. Each rank holds the optimizer's means of its own share of the weights only. With a codec or local steps
-    /// weights depend on the number of ranks.
+    /// Without a codec and local steps, the trained weights are bit-identical for one to four ranks: the gradients of a step's rows
+    /// are added in a tree over their numbers ([`Plan`]). A trainer without ranks adds them sequentially, which gives other bits.
+    /// Each rank holds the optimizer's moments only for its own share of the weights. With a codec or local steps the weights
+    /// depend on the number of ranks.
     ///
     /// # Errors
     ///
     /// [`TrainError::Option`]; [`TrainError::Comm`] for ranks that differ, and for a codec with settings out of range;
-    /// [`TrainError::Config`] for a codec or local steps with products in f16, whose factor of the loss would differ between ranks;
-    /// [`TrainError::Alone`] if ranks hold parts of the model already.
+    /// [`TrainError::Config`] for a codec or local steps with f16 products, since loss scales would differ between ranks;
+    /// [`TrainError::Alone`] with pipeline or tensor parallelism.
     pub fn with_ranks(mut self, comm: &'a dyn Communicator, config: RanksConfig) -> Result<Self, TrainError> {
         self.check_alone("another division among ranks")?;
         config.validate()?;
@@ -145,13 +145,13 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
                 Mode::Exact(owners)
             }
         };
-        // Each step has its own.
+        // Each step allocates its own.
         self.gradients = Vec::new();
         self.distribution = Distribution::Data(Ranks { comm, config, mode });
         Ok(self)
     }
 
-    /// Whether all ranks have the same weights now, as after every exchange.
+    /// Whether all ranks have the same weights now, which holds after every synchronization.
     #[must_use]
     pub fn is_together(&self) -> bool {
         match &self.distribution {
@@ -160,7 +160,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         }
     }
 
-    /// Whether the last step was the last of so many local ones.
+    /// Whether the last step completed a period of `steps` local ones.
     fn is_last_of(&self, steps: usize) -> bool {
         self.step.is_multiple_of(steps) || self.step == self.config.steps
     }
@@ -187,7 +187,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         }
     }
 
-    /// The loss of the rows of all ranks, and the sums of the gradients of this rank's, as far as they lie together in the tree.
+    /// The loss of all ranks, and the sums of this rank's gradients, one per subtree of its blocks.
     fn block_sums(
         &self,
         plan: &Plan,
@@ -215,7 +215,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         Ok((losses, tree.into_parts()))
     }
 
-    /// Tensors of the shapes of the parameters, with these values.
+    /// Splits values into tensors of the parameters' shapes.
     fn unflatten(&self, mut flat: &[f32]) -> Result<Vec<E::Tensor>, TrainError> {
         let mut all = Vec::new();
         for parameter in self.parameters().all() {
@@ -235,7 +235,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         Ok(checksum)
     }
 
-    /// All weights, one after another.
+    /// All weights, concatenated.
     fn flat_weights(&self) -> Result<Vec<f32>, TrainError> {
         let mut flat = Vec::with_capacity(self.parameters().count());
         for parameter in self.parameters().all() {
@@ -245,13 +245,13 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     }
 }
 
-/// The sums of the gradients of all parameters, for each subtree of the blocks of a rank.
+/// The sums of the gradients of all parameters, per subtree of a rank's blocks.
 type SumsOfBlocks<T> = Vec<Part<Vec<T>>>;
 
-/// Numbers of a message, at most.
+/// Maximum number of values in a message.
 const NUMBERS: usize = 1 << 22;
 
-/// The numbers of each rank.
+/// Gathers the values of all ranks.
 pub(crate) fn all_numbers(comm: &dyn Communicator, numbers: &[f64]) -> Result<Vec<Vec<f64>>, CommError> {
     let message: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
     let all = comm.all_gather(&message, 8 * NUMBERS)?;
@@ -261,8 +261,8 @@ pub(crate) fn all_numbers(comm: &dyn Communicator, numbers: &[f64]) -> Result<Ve
         .collect())
 }
 
-/// The loss of all ranks from those of the blocks of each, in their order. What is not finite is refused with the rank, unless all of
-/// them have it, or `overflows` says that this may be.
+/// The total loss of all ranks' blocks, in order. A loss that is not finite is refused, naming the rank, unless all ranks have one
+/// or `overflows` permits it.
 fn all_losses(comm: &dyn Communicator, blocks: &[Loss], overflows: bool) -> Result<Loss, TrainError> {
     let own: Vec<f64> =
         blocks.iter().flat_map(|loss| [loss.sum, loss.divergence, loss.tokens as f64]).collect();
@@ -282,7 +282,7 @@ fn all_losses(comm: &dyn Communicator, blocks: &[Loss], overflows: bool) -> Resu
     }
 }
 
-/// The sum of the losses of some batches, which ranks divide between them: the same bits for every number of ranks.
+/// The total loss of some batches, divided among ranks: bit-identical for every number of ranks.
 pub(crate) fn sum_of_losses(
     comm: Option<&dyn Communicator>,
     batches: impl IntoIterator<Item = Batch>,

@@ -1,4 +1,4 @@
-//! Checkpoints of several ranks: the first one writes and reads them.
+//! Checkpoints of data-parallel ranks, written and read by the first one.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -15,12 +15,12 @@ use crate::{TrainEngine, TrainError, Trainer};
 
 /// Elements of a message.
 const PIECE: usize = 1 << 22;
-/// Most bytes of the state and of the names of tensors.
+/// Maximum size of the state and the tensor names, in bytes.
 const MOST: usize = 1 << 26;
 /// The outer optimizer's momentum.
 const OUTER: &str = "outer.momentum";
 
-/// What the first rank has read, without the tensors.
+/// A checkpoint that the first rank has read, without the tensors.
 #[derive(Serialize, Deserialize)]
 enum Found {
     State(Box<StateFile>, Vec<(String, usize)>),
@@ -28,7 +28,7 @@ enum Found {
     Problem(String),
 }
 
-/// Numbers of rank `from` on the first rank; the others get nothing.
+/// Sends values of rank `from` to the first rank; the other ranks get nothing.
 fn to_first(
     comm: &dyn Communicator,
     from: usize,
@@ -62,7 +62,7 @@ fn to_first(
 }
 
 impl<E: TrainEngine> Trainer<'_, E> {
-    /// Writes a checkpoint on the first rank, with what the others have.
+    /// Writes a checkpoint on the first rank, with the state of all ranks.
     pub(crate) fn save_together(
         &self,
         ranks: &Ranks<'_>,
@@ -120,7 +120,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         }
     }
 
-    /// Reads a checkpoint on the first rank, and gives each rank what it needs.
+    /// Reads a checkpoint on the first rank, and distributes it.
     pub(crate) fn resume_together(
         &mut self,
         ranks: &mut Ranks<'_>,
@@ -145,7 +145,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         });
         let message = first.transpose().map_err(|e| wrong(e.to_string()))?;
         let message = comm.broadcast(0, message.as_deref(), MOST)?;
-        // The first rank has the error itself.
+        // The first rank returns the original error.
         found?;
         let found: Found =
             serde_json::from_slice(&message).map_err(|e| wrong(format!("from rank 0: {e}")))?;
@@ -202,7 +202,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         let (parameters, optimizer) = (self.trainable.trained_mut(), &mut self.optimizer);
         let write = |values| Ok(self.engine.upload(values)?);
         checkpoint::place(path, file, tensors, parameters, optimizer, write)?;
-        // Only now, when nothing can be refused any more.
+        // Only now, when no check can fail any more.
         let to = codec.map(|codec| codec.state_mut()).unwrap_or_default();
         to.into_iter().zip(&states).for_each(|(to, state)| to.copy_from_slice(state));
         if let (Mode::Local(local), Some(outer)) = (&mut ranks.mode, outer) {
@@ -222,7 +222,7 @@ struct Kept<'c> {
     ranks: usize,
     comm: &'c dyn Communicator,
     tensors: HashMap<String, Vec<f32>>,
-    /// States of codecs, by name: this rank's, or if the number of ranks is another one, that of each.
+    /// Codec states by name: this rank's, or with another number of ranks those of all of them.
     codec: HashMap<String, Vec<Vec<f32>>>,
 }
 
@@ -242,7 +242,7 @@ impl Kept<'_> {
         } else if is_as_many {
             self.tensors.insert(of_rank.to_owned(), values);
         } else {
-            // Of the means of all ranks, their mean.
+            // Moments that differ between ranks are averaged.
             let weight = 1.0 / self.ranks as f32;
             let sum = self.tensors.entry(of_rank.to_owned()).or_insert_with(|| vec![0.0; values.len()]);
             sum.iter_mut().zip(&values).for_each(|(sum, value)| *sum += weight * value);

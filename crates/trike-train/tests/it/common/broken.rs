@@ -10,10 +10,10 @@ use trike_train::data::Position;
 use super::Data;
 use super::divided::{Begin, Case};
 
-/// Changes the messages of a rank, or ends with one of them.
+/// Changes the messages of a rank, or stops sending.
 struct Broken<'c> {
     comm: &'c Threads,
-    /// Messages until then; `None`: all are sent as they are.
+    /// Messages until then; `None` = all are sent unchanged.
     left: Cell<Option<usize>>,
     change: fn(&mut Vec<u8>),
 }
@@ -46,7 +46,7 @@ impl Communicator for Broken<'_> {
     }
 }
 
-/// The errors of two ranks in a step in which rank `broken` sends something else.
+/// The errors of two ranks in a step in which rank `broken` sends a changed message.
 fn broken(begin: Begin, broken: usize, after: usize, change: fn(&mut Vec<u8>)) -> Vec<String> {
     let data = Data::new();
     let case = Case::new(&data, "broken");
@@ -62,7 +62,7 @@ fn broken(begin: Begin, broken: usize, after: usize, change: fn(&mut Vec<u8>)) -
     })
 }
 
-/// The errors of three ranks that begin, the last of them with other settings and weights.
+/// The errors of three ranks, the last of which starts with other settings and weights.
 pub(crate) fn refused(
     begin: Begin,
     case: &Case,
@@ -78,14 +78,14 @@ pub(crate) fn refused(
     })
 }
 
-/// The error that all ranks have if the last one begins with another case.
+/// The error on all ranks if the last one starts with another case.
 pub(crate) fn difference(begin: Begin, case: &Case, edit: impl Fn(&mut Case)) -> String {
     let errors = refused(begin, case, &case.with("other", edit), &|start| start);
     assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
     errors[0].clone()
 }
 
-/// Ranks that differ in their configuration or their model are refused, with the difference.
+/// Ranks that differ in configuration or model are refused, naming the difference.
 pub(crate) fn check_differences(begin: Begin, case: &Case) {
     let steps = difference(begin, case, |other| other.trainer.steps = 9);
     assert!(
@@ -96,7 +96,7 @@ pub(crate) fn check_differences(begin: Begin, case: &Case) {
     assert!(model.contains("ranks 2 and 0 differ in model") && model.contains("rms_eps: 0.5"), "{model}");
 }
 
-/// Messages of either rank that are cut after so many others.
+/// Truncated messages of either rank, after `after` intact ones.
 pub(crate) fn check_cut(begin: Begin, after: &[usize]) {
     for (rank, other) in [(0, 1), (1, 0)] {
         for &after in after {
@@ -106,7 +106,7 @@ pub(crate) fn check_cut(begin: Begin, after: &[usize]) {
     }
 }
 
-/// A message of the first rank with numbers that are none, after so many others.
+/// A message of the first rank with non-finite numbers, after `after` intact ones.
 pub(crate) fn check_not_finite(begin: Begin, after: usize) {
     let errors = broken(begin, 0, after, |message| message.fill(0xFF));
     assert!(
@@ -115,7 +115,7 @@ pub(crate) fn check_not_finite(begin: Begin, after: usize) {
     );
 }
 
-/// The others wait for a message of a rank that ends, and say whose it is.
+/// The other ranks wait for a message of a rank that has exited, and name it.
 pub(crate) fn check_ended(begin: Begin) {
     let data = Data::new();
     let case = Case::new(&data, "ended");

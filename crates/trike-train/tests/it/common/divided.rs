@@ -1,4 +1,4 @@
-//! Runs of a trainer without ranks and of ranks that hold parts of a model, which have to be equal.
+//! Runs of a trainer without ranks compared with pipeline and tensor parallelism.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use trike_train::{
 
 use super::{Data, config, ternary};
 
-/// A trainer of a rank from a case, its start, its teacher and the other ranks.
+/// Creates a rank's trainer from a case, its initial weights, its teacher and the other ranks.
 pub(crate) type Begin = for<'a> fn(
     &'a Cpu,
     &Case,
@@ -25,10 +25,10 @@ pub(crate) type Begin = for<'a> fn(
 
 const ONE: checkpoint::Keep = checkpoint::Keep { newest: 1, also: None };
 pub(crate) const STEPS: usize = 3;
-/// Rows of a unit: those that are computed together, of 512 tokens or more.
+/// Rows per unit: those that are computed together, of 512 tokens or more.
 pub(crate) const UNIT: usize = 22;
 
-/// What a run does.
+/// The settings of a run.
 #[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,
@@ -75,11 +75,11 @@ impl Case {
     }
 }
 
-/// What a run has found: the reports of its steps, the loss of the batch behind them, and the weights of the whole model on one
-/// machine and on the first rank.
+/// The outcome of a run: the reports of its steps, the loss of the batch after them, and the weights of the whole model, on a
+/// single machine and on the first rank.
 pub(crate) type Outcome = (Vec<StepReport>, f64, Option<Parameters>);
 
-/// Takes steps up to the step `to`, from a checkpoint in `dir` if there is one, and leaves one there.
+/// Takes steps up to the step `to`, from a checkpoint in `dir` if there is one, and saves a new one.
 fn drive(
     trainer: &mut Trainer<'_>,
     data: &Data,
@@ -114,7 +114,7 @@ pub(crate) fn one_machine(data: &Data, case: &Case, dir: Option<&Path>, to: usiz
     drive(&mut trainer.expect("a trainer"), data, case, dir, newest(dir).as_deref(), to)
 }
 
-/// Only the first rank sees the disk.
+/// Only the first rank has access to the disk.
 pub(crate) fn on_ranks(
     begin: Begin,
     data: &Data,
@@ -138,7 +138,7 @@ pub(crate) fn on_ranks(
     })
 }
 
-/// Compares runs of some numbers of ranks with that of one machine: reports, losses and weights are equal to the bit.
+/// Compares runs of several numbers of ranks with that of a single machine: reports, losses and weights are bit-identical.
 pub(crate) fn check(begin: Begin, data: &Data, case: &Case, counts: std::ops::RangeInclusive<usize>) {
     let (reports, loss, weights) = one_machine(data, case, None, STEPS);
     for ranks in counts {
@@ -162,7 +162,7 @@ pub(crate) fn check_one_to_four(begin: Begin) {
     }
 }
 
-/// What a run can be told, but for the model's shape and teachers.
+/// All settings of a run, except the model's shape and teachers.
 pub(crate) fn settings(data: &Data) -> Vec<Case> {
     let tied = Case::new(data, "tied");
     vec![
@@ -183,7 +183,7 @@ pub(crate) fn settings(data: &Data) -> Vec<Case> {
     ]
 }
 
-/// On one machine the step's units are added in one sum each: a model of more than eight million values.
+/// On a single machine the units of a step are added to one sum: a model of more than eight million parameters.
 pub(crate) fn check_large(begin: Begin) {
     let data = Data::new();
     let mut case = Case::new(&data, "large");
@@ -197,7 +197,7 @@ pub(crate) fn check_large(begin: Begin) {
     assert!(found.0 == reports && found.1.to_bits() == loss.to_bits() && found.2 == weights);
 }
 
-/// A run of five steps on two ranks, four, one machine, three ranks and one machine again.
+/// A run of five steps on two ranks, four, a single machine, three ranks and a single machine again.
 pub(crate) fn check_continued(begin: Begin, data: &Data, case: &Case) {
     let mut case = case.clone();
     case.trainer.steps = 5;

@@ -49,7 +49,7 @@ impl Data {
     }
 }
 
-/// A run of so many steps.
+/// A run of `steps` steps.
 pub(crate) fn config(steps: usize) -> TrainerConfig {
     TrainerConfig {
         steps,
@@ -63,7 +63,7 @@ pub(crate) fn config(steps: usize) -> TrainerConfig {
     }
 }
 
-/// One plane, as the trained model stores it.
+/// One plane, in the format of the trained model.
 pub(crate) fn ternary() -> TernaryPolicy {
     TernaryPolicy { blocks: Some(BitLinear::default()), int8_embedding: true }
 }

@@ -86,6 +86,6 @@ fn unknown_devices_are_refused() {
         matches!(&unknown, Err(TrainError::Config { problem }) if problem.contains("gpu")),
         "{unknown:?}"
     );
-    let absent = train(config(dir.path(), "b", "wgpu:99"), None).expect_err("there are not so many");
+    let absent = train(config(dir.path(), "b", "wgpu:99"), None).expect_err("no such device");
     assert!(absent.to_string().contains("wgpu:99"), "{absent}");
 }

@@ -15,7 +15,7 @@ use trike_train::{
 
 use super::engine;
 
-/// Every part of a decoder, in few architectures: those of the host's tests.
+/// The architectures of the host's tests, which cover every part of a decoder.
 fn specs() -> Vec<(&'static str, DecoderSpec)> {
     let llama =
         DecoderSpec { intermediate: 24, kv_heads: 2, context: 32, ..DecoderSpec::llama(16, 3, 4, 29) };
@@ -44,7 +44,7 @@ fn specs() -> Vec<(&'static str, DecoderSpec)> {
     ]
 }
 
-/// Two documents, the second of which has a token that is not learned.
+/// Two documents, the second of which has a masked token.
 fn batch() -> Batch {
     let ids: Vec<u32> = (0..13).map(|i| (i * i * 5 + 3) % 29).collect();
     let mut targets: Vec<Option<u32>> = ids.iter().map(|id| Some((id * 7 + 1) % 29)).collect();
@@ -52,7 +52,7 @@ fn batch() -> Batch {
     Batch { ids, targets, segments: vec![0..6, 6..13] }
 }
 
-/// Parameters large enough for gradients that can be seen.
+/// Parameters large enough for gradients well above rounding.
 fn parameters(spec: &DecoderSpec) -> Parameters {
     let mut parameters = Parameters::random(spec, 5).expect("parameters");
     for parameter in parameters.all_mut().iter_mut().filter(|parameter| !parameter.name.is_vector()) {
@@ -98,8 +98,8 @@ fn gradients<E: TrainEngine>(
     (loss.expect("gradients"), gradients.iter().map(read).collect())
 }
 
-/// With int8 activations a value next to a tie has another code where another order of a sum moves it, which is up to 1 / 127 of the
-/// largest of its token; the rounding itself is compared in `trike-grad`.
+/// With int8 activations, a value near a tie may round to another code when the order of a sum changes, a difference of up to 1 /
+/// 127 of the largest value of its token; the rounding itself is compared in `trike-grad`.
 #[test]
 fn every_gradient_is_the_hosts() {
     let cpu = Cpu::new(1).expect("a thread");

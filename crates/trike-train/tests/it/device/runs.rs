@@ -35,7 +35,7 @@ fn config(kind: OptimizerKind) -> TrainerConfig {
     }
 }
 
-/// Ternary weights. Not with int8 activations: where a value falls on the other side of a tie, runs on two devices drift apart.
+/// Ternary weights, without int8 activations: a value on the other side of a tie would let runs on two devices drift apart.
 fn ternary() -> TernaryPolicy {
     let blocks = BitLinear { int8_activations: false, ..BitLinear::default() };
     TernaryPolicy { blocks: Some(blocks), int8_embedding: true }
@@ -65,15 +65,15 @@ fn losses_are_those_of_the_host_and_fall() {
     let (data, cpu) = (Data::new(), Cpu::new(1).expect("a thread"));
     let Some(engine) = engine() else { return };
     for kind in [OptimizerKind::AdamW, OptimizerKind::Muon, OptimizerKind::Sgd] {
-        // Without rounding, nothing magnifies the differences of sums.
+        // Without rounding, differences of sums are not amplified.
         let (want, _) = run(&cpu, &data, config(kind), TernaryPolicy::DENSE, None);
         let (got, _) = run(&engine, &data, config(kind), TernaryPolicy::DENSE, None);
         assert_all_near!(&got, &want, abs = 1e-5, "{kind:?}, dense");
 
         let mut config = config(kind);
         if kind == OptimizerKind::Muon {
-            // With the full rate, the runs of a host with AVX2 and of the software driver part: after the sixth step one weight is
-            // 5e-5 of its scale from a tie and gets another trit, after 20 steps 212 have. With half of it, none has.
+            // With the full rate, the runs of a host with AVX2 and of the software driver diverge: after the sixth step one weight
+            // is 5e-5 of its scale from a tie and gets another trit, after 20 steps 212 have. With half the rate, none has.
             config.optimizer.learning_rate *= 0.5;
         }
         let (want, _) = run(&cpu, &data, config, ternary(), None);
@@ -96,7 +96,7 @@ fn runs_are_equal_to_the_bit() {
     assert!(once == again);
 }
 
-/// Per step: ids, targets, positions and documents go up, two losses and the norm come down.
+/// Per step, the uploads are ids, targets, positions and documents, the downloads two losses and the norm.
 #[test]
 fn only_tokens_go_up_and_only_losses_come_down() {
     let data = Data::new();
@@ -117,8 +117,8 @@ fn only_tokens_go_up_and_only_losses_come_down() {
         trainer.step(&mut batches).expect("a step");
         let Transfers { up, down } = engine.transfers();
         assert_eq!(down - last.down, 8 + 4);
-        // At most 4 words for each lookup of ids, and one more. Those of the student twice, before and behind the blocks; a target;
-        // a position and two ends of documents of student and teacher: of 48 tokens.
+        // At most 4 words per embedding lookup, and one more. Ids of the student twice, before and after the blocks; a target; a
+        // position and two document ends, for student and teacher: of 48 tokens.
         assert!(up - last.up <= 4 * 48 * (3 * 4 + 1 + 2 * 3) + 3 * 4, "{} bytes", up - last.up);
         last = Transfers { up, down };
     }
@@ -181,7 +181,7 @@ fn failures_are_errors() {
     let mut trainer = Trainer::new(&engine, half, ternary(), start(&data, 32), None).expect("a trainer");
     let refused = trainer.step(&mut data.batches(2, Position::default()));
     assert!(matches!(refused, Err(TrainError::Grad(GradError::Precision { .. }))), "{refused:?}");
-    // What is not a number is an error, after which weights are what they were.
+    // Non-finite values are an error, after which the weights are unchanged.
     let mut start = start(&data, 32);
     start.all_mut()[3].values[0] = f32::NAN;
     let mut trainer =

@@ -1,4 +1,4 @@
-//! What a pipeline refuses, and how it ends.
+//! Refusals and failures of a pipeline.
 
 use std::path::Path;
 
@@ -54,7 +54,7 @@ fn what_a_pipeline_cannot_do_is_refused() {
 
 #[test]
 fn a_message_that_is_cut_names_its_rank() {
-    // A residual stream, and a gradient.
+    // Once a residual stream, once a gradient.
     check_cut(begin, &[0, 1]);
 }
 

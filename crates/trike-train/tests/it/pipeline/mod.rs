@@ -1,4 +1,4 @@
-//! One model whose blocks lie on several ranks: losses and weights of one machine to the bit, and errors in place of wrong results.
+//! Pipeline parallelism: losses and weights bit-identical to a single machine, and errors instead of wrong results.
 
 mod errors;
 
@@ -99,7 +99,7 @@ fn runs_continue_on_other_numbers_of_ranks_and_on_one_machine() {
     }
 }
 
-/// Ranks that each hold the whole model continue a pipeline, too.
+/// Data-parallel ranks resume a pipeline's run, too.
 #[test]
 fn ranks_with_all_weights_read_its_checkpoint() {
     let data = Data::new();
@@ -118,7 +118,7 @@ fn ranks_with_all_weights_read_its_checkpoint() {
     assert!(weights.iter().all(|weights| Some(weights) == want.as_ref()));
 }
 
-/// The bytes of the guide: residual streams and their gradients, and what a tied embedding sends beside them.
+/// The bytes documented in the guide: residual streams and their gradients, and the additional messages of a tied embedding.
 #[test]
 fn ranks_send_what_the_guide_says() {
     let data = Data::new();

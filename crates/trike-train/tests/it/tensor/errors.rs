@@ -1,4 +1,4 @@
-//! What ranks with rows of matrices refuse, and how they end.
+//! Refusals and failures of tensor-parallel ranks.
 
 use serde_json::json;
 use trike_comm::{Communicator, Threads};
@@ -22,7 +22,7 @@ fn ranks_that_differ_are_refused() {
     });
     let want = "ranks 2 and 0 differ in embedding, norms and head: checksum";
     assert!(errors.iter().all(|error| error.contains(want)), "{errors:?}");
-    // One rank has its rows of the teacher, the others have all of it.
+    // One rank has its shard of the teacher, the others have all of it.
     let errors = Threads::run(2, |comm| {
         let cpu = Cpu::new(1).expect("a cpu");
         let mut parameters = case.start();

@@ -1,4 +1,4 @@
-//! One model whose matrices are divided among several ranks: losses and weights of one machine to the bit.
+//! Tensor parallelism: losses and weights bit-identical to a single machine.
 
 mod errors;
 
@@ -68,7 +68,7 @@ fn models_of_other_shapes_have_the_weights_of_one_machine_too() {
     let flat = Case::new(&data, "tied").with("flat", |case| case.spec.layers = 2);
     let with = |name, edit: &dyn Fn(&mut Case)| flat.with(name, edit);
     let cases = [
-        // As many key/value heads as ranks, and more, which cannot be divided evenly.
+        // As many key/value heads as ranks, and a number that cannot be divided evenly.
         with("three heads", &|case| {
             (case.spec.heads, case.spec.kv_heads, case.spec.head_dim) = (3, 3, 10);
         }),
@@ -98,7 +98,7 @@ fn large_models_add_their_gradients_in_the_order_of_one_machine() {
     divided::check_large(begin);
 }
 
-/// Weights, gradients and the optimizer's state are divided, and what is whole has the same bits everywhere.
+/// Weights, gradients and the optimizer's state are divided, and replicated weights have the same bits everywhere.
 #[test]
 fn a_rank_holds_its_rows_only() {
     let data = Data::new();
@@ -136,7 +136,7 @@ fn a_rank_holds_its_rows_only() {
     }
 }
 
-/// Ranks with all of a teacher compute it themselves; with their rows of it, together.
+/// A replicated teacher is computed by every rank; a sharded one by all ranks together.
 #[test]
 fn a_teacher_is_divided_too() {
     let data = Data::new();
@@ -165,14 +165,14 @@ fn runs_continue_on_other_numbers_of_ranks_and_on_one_machine() {
     }
 }
 
-/// Values of all matrices of the blocks.
+/// Number of weights of all matrices of the blocks.
 fn matrices(case: &Case) -> usize {
     let start = case.start();
     let matrices = start.all().iter().filter(|parameter| parameter.name.is_block_matrix());
     matrices.map(|parameter| parameter.values.len()).sum()
 }
 
-/// The bytes of the guide: activations, their gradients, and once per step the columns of matrices.
+/// The bytes documented in the guide: activations, their gradients, and once per step the columns of matrices.
 #[test]
 fn ranks_send_what_the_guide_says() {
     let data = Data::new();
@@ -194,7 +194,8 @@ fn ranks_send_what_the_guide_says() {
         let spec = &case.spec;
         let (q, kv) = (spec.query_width(), spec.kv_width());
         let [shared, hidden, i] = [q + 2 * kv, 2 * spec.hidden, spec.intermediate];
-        // By heads, keys and values are not sent forward, but their gradients are; otherwise the other way round.
+        // Divided by heads, keys and values are not exchanged in the forward pass, but their gradients are; otherwise the other way
+        // round.
         let is_by_heads = ranks <= spec.kv_heads;
         let (forward, mut back) = match is_by_heads {
             true => (q + hidden + i, shared + hidden + 2 * i),
@@ -203,7 +204,7 @@ fn ranks_send_what_the_guide_says() {
         if sub_norms {
             back += i + if is_by_heads { q } else { 0 };
         }
-        // All but the last segment are computed twice.
+        // All segments but the last are computed twice.
         let again = segment.map_or(0, |segment| spec.layers - segment);
         let per_token = spec.layers * (forward + back) + again * forward;
         let mut want = (ranks - 1) * 4 * per_token * tokens;

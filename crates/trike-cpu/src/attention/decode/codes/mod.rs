@@ -1,17 +1,18 @@
-//! Decode attention over codes, in 16-bit integers as in prompts: twice the products per instruction of f32, no conversions of codes,
-//! and half bytes are read as they are stored.
+//! Decode attention over codes, in 16-bit integers as in prefill: twice the products per instruction of f32, no conversion of
+//! codes, and nibbles are read as stored.
 //!
-//! A query is rounded once per step, to a norm that keeps its product with any key below `2^31`, as in prompts ([`query_factor`]),
-//! but to integers of up to 22 bits: `64 high + low` with 16 bits and from -32 to 31. With heads of 128 the norm is at most 1.48 million,
-//! so that an element is off by at most a 2,960,000th of the norm. Scores are these exact sums, times the step of the query,
-//! times the scale of the key: 16 bits would change the largest weights by `2^-13` where keys are ten times as long as usual.
+//! A query is rounded once per step, to a norm that bounds its product with any key by `2^31`, as in prefill ([`query_factor`]),
+//! but to integers of up to 22 bits: `64 high + low`, with 16 bits for `high` and -32 to 31 for `low`. With heads of 128 the norm
+//! is at most 1.48 million, so the error of an element is at most a 2,960,000th of the norm. A score is this exact sum, times the
+//! step of the query, times the scale of the key: 16 bits would change the largest weights by `2^-13` for keys ten times as long as
+//! usual.
 //!
-//! The weights of a head, times the scales of the values, are rounded for 64 positions at a time, the largest of them to `i16::MAX`:
-//! the error of such a product is at most a 65,534th of the largest one of its block, whose exact sums are then added in f32. So
-//! results are the same on every instruction set.
+//! The weights of a head, times the scales of the values, are rounded for 64 positions at a time, with the largest scaled to
+//! `i16::MAX`: the error of such a product is at most a 65,534th of the largest one of its block. The exact integer sums are then
+//! added in f32, so results are the same on every instruction set.
 //!
-//! Half bytes are multiplied as the integers from 0 to 15. A code is twice that, less 15: the sum of 15 times the query, or the weights,
-//! is subtracted once.
+//! Nibbles are multiplied as integers from 0 to 15. A code is `2 nibble - 15`: 15 times the sum of the query, or of the weights, is
+//! subtracted once.
 
 mod scores;
 mod sums;
@@ -30,23 +31,23 @@ use sums::{AddCodes, Weights};
 
 /// Codes in bytes.
 trait Codes: Cached {
-    /// Vectors of 16-bit integers in a vector of bytes.
+    /// Vectors of 16-bit integers per vector of bytes.
     const PARTS: usize;
-    /// A code is this times the integer ...
+    /// A code is `FACTOR * integer - OFFSET`.
     const FACTOR: i32;
-    /// ... less this.
+    /// See [`FACTOR`](Self::FACTOR).
     const OFFSET: i32;
 
-    /// What is added to a code to make it an unsigned byte, if bytes are whole codes.
+    /// Offset that makes a code an unsigned byte, if bytes are whole codes.
     const BIAS: i32;
 
-    /// Integers as pairs: those of bytes 0 and 2 of each four, low halves before high ones, then those of bytes 1 and 3.
+    /// Integers as pairs of i16: bytes 0 and 2 of each four, low nibbles before high ones, then bytes 1 and 3.
     fn widen<S: CodeLanes>(s: S, bytes: S::Bytes, part: usize) -> S::Ints;
 
     /// 64 times these integers.
     fn widen_64<S: CodeLanes>(s: S, bytes: S::Bytes, part: usize) -> S::Ints;
 
-    /// Integers as unsigned bytes: those with the bias, or the low halves for part 0 and the high ones for part 1.
+    /// Integers as unsigned bytes: with the bias, or the low nibbles for part 0 and the high ones for part 1.
     fn unsigned<S: CodeLanes>(s: S, bytes: S::Bytes, part: usize) -> S::Bytes;
 }
 
@@ -97,20 +98,20 @@ impl Codes for u8 {
 
 /// The queries of a step as integers, `64 high + low`.
 pub(in crate::attention) struct Queries {
-    /// `[queries][width.div_ceil(16)][PARTS]`: the high parts that the parts of sixteen bytes of a key are multiplied by, the same for
-    /// each of four keys; zeros behind the last element.
+    /// `[queries][width.div_ceil(16)][PARTS]`: the high parts, as operands for the parts of sixteen bytes of a key, repeated for
+    /// each of four keys; zero-padded.
     high: Vec<IntLine>,
     /// `[queries][width.div_ceil(16)][PARTS / 2]`: the low parts, as signed bytes.
     low: Vec<CodeLine>,
     /// The value of one.
     steps: Vec<f32>,
-    /// What is added to each product with integers to get that with codes.
+    /// Added to each product with integers to get the product with codes.
     corrections: Vec<i32>,
     /// Bytes of a key.
     width: usize,
 }
 
-/// High parts are multiples of this.
+/// Factor of the high parts.
 const HIGH: i32 = 64;
 
 impl Queries {
@@ -124,7 +125,7 @@ impl Queries {
             let integers: Vec<i32> = q.iter().map(|x| round_query(*x, factor)).collect();
             let high = |i: i32| (i + HIGH / 2).div_euclid(HIGH);
             let low = |i: i32| i - HIGH * high(i);
-            // The element that a half of a byte is multiplied by.
+            // The element that a nibble is multiplied by.
             let at = |half: usize, byte: usize| {
                 if byte < width { integers.get(half * width + byte).copied().unwrap_or(0) } else { 0 }
             };
@@ -148,7 +149,7 @@ impl Queries {
         all
     }
 
-    /// The lines of a query for each sixteen bytes.
+    /// The operands of a query for each sixteen bytes of a key.
     #[inline(always)]
     fn of<const PARTS: usize, const HALVES: usize>(&self, query: usize) -> Query<'_, PARTS, HALVES> {
         let chunks = self.width.div_ceil(16);
@@ -157,14 +158,14 @@ impl Queries {
     }
 }
 
-/// The lines of a query for each sixteen bytes.
+/// The operands of a query for each sixteen bytes of a key.
 #[derive(Clone, Copy)]
 struct Query<'a, const PARTS: usize, const HALVES: usize> {
     high: &'a [[IntLine; PARTS]],
     low: &'a [[CodeLine; HALVES]],
 }
 
-/// The columns of a head in the lines of [`AddCodes`], in their order: where each sixteen of them begin, and how many there are.
+/// The columns of a head in the lines of [`AddCodes`], in order: the start and the length of each run of up to sixteen.
 fn columns<E: Codes>(head_dim: usize) -> impl Iterator<Item = (usize, usize)> {
     let width = E::width(head_dim);
     (0..width).step_by(16).flat_map(move |byte| {
@@ -230,7 +231,7 @@ macro_rules! products {
 
 products!(i8, u8);
 
-/// Sixteen bytes whose first `len` are those of `from`; those behind are others of `from`, or zeros.
+/// Sixteen bytes whose first `len` are those of `from`; the rest is following bytes of `from`, or zeros.
 #[inline(always)]
 fn beginning(from: &[u8], len: usize) -> [u8; 16] {
     match from.first_chunk() {

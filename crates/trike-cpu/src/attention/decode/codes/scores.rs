@@ -21,7 +21,7 @@ pub(super) struct ScoreCodes<'a, S, E> {
     /// `[scales.len()][width]`
     pub(super) rows: &'a [E],
     pub(super) scales: &'a [f32],
-    /// The bytes that are read after `rows`, for prefetching.
+    /// The bytes read after `rows`, for prefetching.
     pub(super) next: &'a [u8],
     /// `[share][CHUNK]`
     pub(super) scores: &'a mut [f32],
@@ -30,13 +30,13 @@ pub(super) struct ScoreCodes<'a, S, E> {
 
 /// Rows of a step.
 struct Step<'a> {
-    /// From the first row on, and on behind the last one.
+    /// The bytes from the first row on, continuing past the last one.
     bytes: &'a [u8],
     width: usize,
-    /// The last row, which stands for those after it.
+    /// The last row, which is repeated for missing rows.
     last: usize,
     scales: FloatLine,
-    /// Where the bytes to prefetch are: a line for each sixteen bytes of four rows.
+    /// The address to prefetch: one line per sixteen bytes of four rows.
     ahead: (&'a u8, usize),
 }
 
@@ -105,7 +105,8 @@ fn score<S: CodeLanes, E: Codes, const PARTS: usize, const HALVES: usize, const 
     if const { S::PAIR_SUMS >= 16 } {
         tile::<S, E, PARTS, HALVES, H, 4>(s, q, step, 0, fetch, &mut sums);
     } else {
-        // Below four rows, the other groups would repeat the last one. For the compiler it is a loop that it does not unroll.
+        // With fewer than four rows, the other groups would repeat the last one. A variable bound also keeps the compiler from
+        // unrolling.
         for group in 0..(step.last + 1).min(4) {
             tile::<S, E, PARTS, HALVES, H, 1>(s, q, step, group, fetch, &mut sums);
         }
@@ -127,7 +128,7 @@ fn score<S: CodeLanes, E: Codes, const PARTS: usize, const HALVES: usize, const 
     }
 }
 
-/// Adds the products of `H` heads with `G` groups of four rows, whose sums stay in registers: row `4 r + g` is row `r` of group `g`.
+/// Adds the products of `H` heads with `G` groups of four rows, with the sums in registers: row `4 r + g` is row `r` of group `g`.
 #[inline(always)]
 fn tile<S: CodeLanes, E: Codes, const PARTS: usize, const HALVES: usize, const H: usize, const G: usize>(
     s: S,
@@ -154,7 +155,7 @@ fn tile<S: CodeLanes, E: Codes, const PARTS: usize, const HALVES: usize, const H
     }
     let (place, offset) = step.ahead;
     for i in 0..whole {
-        // Spread over the step: all at once they would fill the buffers that loads wait for.
+        // Spread over the step: issued together, prefetches would fill the load buffers.
         if fetch {
             for g in 0..G {
                 s.prefetch(place, offset + 64 * (4 * i + group + g));
@@ -209,7 +210,7 @@ fn add_chunk<
     q: [Lines<'_, PARTS, HALVES>; H],
     acc: &mut [[S::Ints; G]; H],
 ) {
-    // The parts are literals, not a loop over them, whose body would have a jump for each.
+    // Written out with literals: a loop over the parts would add a jump for each.
     add_part::<S, E, PARTS, HALVES, H, G>(s, bytes, q, 0, acc);
     add_part::<S, E, PARTS, HALVES, H, G>(s, bytes, q, 1, acc);
     add_low::<S, E, PARTS, HALVES, H, G>(s, bytes, q, 0, acc);

@@ -9,7 +9,7 @@ use crate::attention::lanes::CodeLanes;
 use crate::line::FloatLine;
 use trike_host::Loop;
 
-/// Positions whose weights have a common step.
+/// Positions whose weights share a step.
 pub(super) const BLOCK: usize = 64;
 /// Floats near `1.5 * 2^23` are 1 apart: adding this rounds to nearest even, and the low bits of the sum are the integer.
 const MAGIC: f32 = 12_582_912.0;
@@ -21,7 +21,7 @@ pub(super) struct Weights {
     pairs: [i32; BLOCK / 2],
     /// Their sum.
     total: i32,
-    /// The value of one; NaN if a weight is not finite.
+    /// The value of one step; NaN if a weight is not finite.
     step: f32,
 }
 
@@ -43,7 +43,7 @@ impl Weights {
         if largest == 0 {
             return Self::NONE;
         }
-        // The limit keeps the factor finite; weights so small round to zero.
+        // The limit keeps the factor finite; tiny weights round to zero.
         let factor = (f32::from(i16::MAX) / f32::from_bits(largest)).min(1e30);
         let mut integers = [0i16; BLOCK];
         for i in 0..BLOCK {
@@ -54,7 +54,7 @@ impl Weights {
             total += i32::from(integers[i]);
         }
         Self {
-            // Two neighbours are a pair, the first of them in the low half.
+            // Two neighbours form a pair, the first one in the low half.
             pairs: bytemuck::cast::<_, [i32; BLOCK / 2]>(integers.map(i16::to_le)).map(i32::from_le),
             total,
             step: if largest < f32::INFINITY.to_bits() { 1.0 / factor } else { f32::NAN },
@@ -62,7 +62,7 @@ impl Weights {
     }
 }
 
-/// A block of weights or scales, zeros behind the last one.
+/// A block of weights or scales, zero-padded.
 #[inline(always)]
 fn filled(some: &[f32]) -> [f32; BLOCK] {
     match some.as_array() {
@@ -85,9 +85,9 @@ pub(super) struct AddCodes<'a, S, E> {
     pub(super) rows: &'a [E],
     pub(super) scales: &'a [f32],
     pub(super) width: usize,
-    /// The bytes that are read after `rows`, for prefetching.
+    /// The bytes read after `rows`, for prefetching.
     pub(super) next: &'a [u8],
-    /// `[share][width.div_ceil(16)][PARTS / 2]`: sixteen columns of the low halves of the bytes, and of the high ones.
+    /// `[share][width.div_ceil(16)][PARTS / 2]`: sixteen columns of the low nibbles, and of the high ones.
     pub(super) sums: &'a mut [FloatLine],
     /// `[share]`
     pub(super) room: &'a mut [Weights],
@@ -95,7 +95,7 @@ pub(super) struct AddCodes<'a, S, E> {
 
 /// Rows of a block.
 struct Block<'a> {
-    /// From the first row on, and on behind the last one.
+    /// The bytes from the first row on, continuing past the last one.
     bytes: &'a [u8],
     width: usize,
     rows: usize,
@@ -190,7 +190,7 @@ fn add<S: CodeLanes, E: Codes, const HALVES: usize, const H: usize>(
     }
     let rest = block.width % 16;
     if rest > 0 {
-        // A whole unit of copies, so that the loop over the rows needs no second case.
+        // Padded to a whole unit, so that the loop over the rows needs no special case.
         let mut copy = [0; 16 * BLOCK];
         for (row, copy) in copy.as_chunks_mut().0[..block.rows].iter_mut().enumerate() {
             *copy = beginning(&block.bytes[row * block.width + 16 * whole..], rest);
@@ -205,7 +205,7 @@ fn add<S: CodeLanes, E: Codes, const HALVES: usize, const H: usize>(
     }
 }
 
-/// Where a tile adds its sums.
+/// Destination of the sums of a tile.
 struct Sums<'a> {
     /// `[H]` as in [`AddCodes`].
     all: &'a mut [FloatLine],
@@ -213,7 +213,7 @@ struct Sums<'a> {
     unit: usize,
 }
 
-/// The sums of `H` heads and `U` units, which stay in registers.
+/// The sums of `H` heads and `U` units, kept in registers.
 #[inline(always)]
 fn tile<S: CodeLanes, E: Codes, const HALVES: usize, const H: usize, const U: usize>(
     s: S,
@@ -226,7 +226,7 @@ fn tile<S: CodeLanes, E: Codes, const HALVES: usize, const H: usize, const U: us
     let mut acc = [[[s.splat_int(0); HALVES]; U]; H];
     let (width, (place, offset)) = (block.width, block.ahead.place(0));
     for j in 0..block.rows.div_ceil(4).min(BLOCK / 4) {
-        // As many lines as are read here, spread over all tiles: all at once they would fill the buffers that loads wait for.
+        // As many lines as are read here, spread over all tiles: issued together, prefetches would fill the load buffers.
         if fetch {
             for u in 0..U {
                 s.prefetch(place, offset + column * BLOCK + 64 * (U * j + u));
@@ -234,7 +234,7 @@ fn tile<S: CodeLanes, E: Codes, const HALVES: usize, const H: usize, const U: us
         }
         let mut rows: [&[[u8; 16]]; 4] = [&[]; 4];
         for r in 0..4 {
-            // The last row stands for those after it, whose weights are zero.
+            // Missing rows repeat the last one, with weights of zero.
             let at = (4 * j + r).min(block.rows - 1) * width + column;
             rows[r] = block.bytes[at..][..16 * U].as_chunks().0;
         }
@@ -246,7 +246,7 @@ fn tile<S: CodeLanes, E: Codes, const HALVES: usize, const H: usize, const U: us
         for h in 0..H {
             w[h] = s.splat_int(weights[h].pairs[2 * j]);
         }
-        // The parts are literals, not a loop over them, whose body would have a jump for each.
+        // Written out with literals: a loop over the parts would add a jump for each.
         for u in 0..U {
             let x = [E::widen(s, bytes[u], 0), E::widen(s, bytes[u], HALVES - 1)];
             for half in 0..HALVES {

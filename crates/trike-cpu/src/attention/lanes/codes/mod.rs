@@ -16,7 +16,7 @@ pub(in crate::attention) type Four<'a> = [&'a [u8; 16]; 4];
 /// Bytes of four rows as operands of [`Simd::dot_pairs`](crate::simd::Simd::dot_pairs). Everything is exact, so all implementations
 /// give the same integers.
 pub(in crate::attention) trait CodeLanes: Kernels {
-    /// The bytes of the rows, one row after the other: integer `4 r + i` is bytes `4 i..4 i + 4` of row `r`.
+    /// The bytes of the rows, consecutively: integer `4 r + i` is bytes `4 i..4 i + 4` of row `r`.
     fn load_rows(self, rows: Four<'_>) -> Self::Bytes;
 
     /// The bytes of the rows, column by column: integer `c` is byte `c` of rows 0, 2, 1 and 3.
@@ -25,8 +25,8 @@ pub(in crate::attention) trait CodeLanes: Kernels {
     /// Signed bytes as pairs: bytes 0 and 2 of each integer for part 0, bytes 1 and 3 for part 1.
     fn widen_bytes(self, bytes: Self::Bytes, part: usize) -> Self::Ints;
 
-    /// Unsigned halves of bytes as pairs: the low halves of bytes 0 and 2 of each integer for part 0, their high halves for part 1,
-    /// the low and the high halves of bytes 1 and 3 for parts 2 and 3.
+    /// Unsigned nibbles as pairs: the low nibbles of bytes 0 and 2 of each integer for part 0, their high nibbles for part 1, the
+    /// low and the high nibbles of bytes 1 and 3 for parts 2 and 3.
     fn widen_nibbles(self, bytes: Self::Bytes, part: usize) -> Self::Ints;
 
     /// 64 times the integers of [`widen_bytes`](Self::widen_bytes).
@@ -35,7 +35,7 @@ pub(in crate::attention) trait CodeLanes: Kernels {
     /// 64 times the integers of [`widen_nibbles`](Self::widen_nibbles).
     fn widen_nibbles_64(self, bytes: Self::Bytes, part: usize) -> Self::Ints;
 
-    /// The high half of each byte.
+    /// The high nibble of each byte.
     fn high_halves(self, bytes: Self::Bytes) -> Self::Bytes;
 
     /// Adds four products per integer, wrapping: unsigned bytes of `codes` with signed ones of `x`, from -64 to 64.
@@ -53,7 +53,7 @@ mod tests {
     use trike_host::{Isa, Line, Loop};
     use trike_testkit::Rng;
 
-    /// Operands of [`CodeLanes::dot_small`], the largest ones included.
+    /// Operands of [`CodeLanes::dot_small`], including the extremes.
     const SMALL: CodeLine = {
         let (mut line, mut i) = ([0; 64], 0);
         while i < 64 {
@@ -119,7 +119,7 @@ mod tests {
         }
     }
 
-    /// The same by the descriptions of the operations.
+    /// The same results from the documentation of the operations.
     fn described(rows: Four<'_>, sums: [[i32; 16]; 4]) -> Vec<[i32; 16]> {
         let by_rows: [[u8; 4]; 16] =
             std::array::from_fn(|i| std::array::from_fn(|b| rows[i / 4][4 * (i % 4) + b]));

@@ -1,4 +1,4 @@
-//! Portable implementation on arrays: the specification of the others, and the fallback.
+//! Portable implementation on arrays: the specification, and the fallback.
 
 use std::array::from_fn;
 

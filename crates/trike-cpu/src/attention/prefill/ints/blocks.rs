@@ -19,7 +19,7 @@ pub(in crate::attention) trait Stored: Element {
     /// Widens sixteen elements.
     fn line<S: Simd>(s: S, from: &[Self; 16], to: &mut FloatLine);
 
-    /// The largest magnitude, or NaN or infinity if there is one.
+    /// The absolute maximum; NaN or infinity if any element is.
     fn largest(row: &[Self]) -> f32;
 }
 
@@ -55,17 +55,17 @@ impl Stored for i8 {
 pub(super) struct Blocks {
     /// `[KEYS][columns / 2]` pairs of columns.
     pub(super) keys: Vec<i32>,
-    /// Value of a step of the integers of a key; NaN if it is not finite.
+    /// Step size of the integers of a key; NaN if it is not finite.
     pub(super) key_scales: [f32; KEYS],
     /// `[columns / SCALARS][KEYS / 2]` pairs of positions.
     pub(super) values: Vec<[[i32; SCALARS]; KEYS / 2]>,
-    /// Value of a step of the integers of a position, not negative; zero for faults.
+    /// Step size of the integers of a position, nonnegative; zero for faults.
     pub(super) value_scales: [f32; KEYS],
     /// Positions with values that are not finite.
     faults: Vec<Fault>,
     /// One row in f32.
     wide: Vec<FloatLine>,
-    /// `[KEYS][columns]`: integers of the values before they are paired.
+    /// `[KEYS][columns]`: integers of the values before pairing.
     codes: Vec<i16>,
     /// Unpacked codes of one row.
     room: Vec<i8>,
@@ -73,7 +73,7 @@ pub(super) struct Blocks {
 
 /// A position with values that are not finite.
 pub(super) struct Fault {
-    /// Its place in the block.
+    /// Its index in the block.
     pub(super) at: usize,
     /// All its values.
     pub(super) values: Vec<f32>,
@@ -131,8 +131,8 @@ impl Blocks {
         self.wide.len() * 16
     }
 
-    /// Rounds the keys of some positions, the first of them at this place of the block. What is left in the block from before is
-    /// finite, and no row gives it a weight.
+    /// Rounds the keys of some positions, starting at index `first` of the block. Stale entries of the block are finite, and no row
+    /// gives them a weight.
     pub(super) fn fill_keys<K: Cached<Element: Stored>>(
         &mut self,
         isa: Isa,
@@ -143,7 +143,7 @@ impl Blocks {
         with_shared_kernels!(isa, s => s.run(FillKeys { s, blocks: self, keys, head_dim, first }));
     }
 
-    /// Rounds the values of some positions, in the same way.
+    /// Likewise rounds the values of some positions.
     pub(super) fn fill_values<V: Cached<Element: Stored>>(
         &mut self,
         isa: Isa,
@@ -154,7 +154,7 @@ impl Blocks {
         with_shared_kernels!(isa, s => s.run(FillValues { s, blocks: self, values, head_dim, first }));
     }
 
-    /// The faults at some places of the block.
+    /// The faults at some indices of the block.
     pub(super) fn faults_in(&self, places: &Range<usize>) -> impl Iterator<Item = &Fault> {
         self.faults.iter().filter(|fault| places.contains(&fault.at))
     }
@@ -166,7 +166,7 @@ struct FillKeys<'a, S, K> {
     blocks: &'a mut Blocks,
     keys: Run<'a, K>,
     head_dim: usize,
-    /// Place of the first position in the block.
+    /// Index of the first position in the block.
     first: usize,
 }
 
@@ -200,7 +200,7 @@ struct FillValues<'a, S, V> {
     blocks: &'a mut Blocks,
     values: Run<'a, V>,
     head_dim: usize,
-    /// Place of the first position in the block.
+    /// Index of the first position in the block.
     first: usize,
 }
 
@@ -219,7 +219,7 @@ impl<S: Simd, V: Cached<Element: Stored>> Loop for FillValues<'_, S, V> {
             widen(s, row, &mut blocks.wide);
             let largest = V::Element::largest(row);
             let (factor, own) = match V::Element::CODES {
-                // The bound on the weights needs scales that are not negative.
+                // The bound on the weights requires nonnegative scales.
                 true => (1f32.copysign(scale), scale.abs()),
                 false if largest > 0.0 => (LARGEST / largest, largest / LARGEST),
                 false => (0.0, 0.0),
@@ -233,7 +233,7 @@ impl<S: Simd, V: Cached<Element: Stored>> Loop for FillValues<'_, S, V> {
                 blocks.faults.push(fault(at, row, scale));
             }
         }
-        // Whole pairs; the other position of a pair at an end keeps what it had.
+        // Whole pairs; the other position of a pair at an end keeps its old value.
         let pairs = places.start / 2..places.end.div_ceil(2);
         let codes = blocks.codes[pairs.start * 2 * columns..].chunks_exact(2 * columns);
         for (n, codes) in pairs.zip(codes) {
@@ -266,7 +266,7 @@ fn widen<S: Simd, E: Stored>(s: S, row: &[E], to: &mut [FloatLine]) {
     }
 }
 
-/// Square of the norm of a row.
+/// Squared norm of a row.
 #[inline(always)]
 fn square<S: Simd>(s: S, row: &[FloatLine]) -> f32 {
     let mut sums = s.splat(0.0);

@@ -1,16 +1,16 @@
 //! Prefill attention in 16-bit integers, for caches in f16 and int8: twice the products per instruction of f32, and
 //! the same bits on every instruction set.
 //!
-//! `q . k` of a row and a position is an exact sum of products of 16-bit integers. Queries and keys in f16 are scaled to
-//! Euclidean norms of [`LONGEST`], or to maxima of [`LARGEST`] if that is less; by the inequality of Cauchy and Schwarz
-//! the sum then fits an i32 for every `head_dim`. With `head_dim = 128` one step is a quarter of a permille of the standard
-//! deviation of the elements. Codes of an int8 cache are used as they are, and their bound leaves queries all 16 bits.
+//! `q . k` of a row and a position is an exact sum of products of 16-bit integers. Queries and keys in f16 are scaled to Euclidean
+//! norms of [`LONGEST`], or to maxima of [`LARGEST`] if that is less; by the Cauchy-Schwarz inequality the sum then fits an i32 for
+//! every `head_dim`. With `head_dim = 128` one step is a quarter of a permille of the standard deviation of the elements. Codes of
+//! an int8 cache are used unchanged, and their bound leaves all 16 bits to the queries.
 //!
-//! The second product sums weights times values over the positions of a block. The values of a position in f16 are scaled
-//! to a maximum of [`LARGEST`], which multiplies its weights by a scale; the weights of a row are then
-//! scaled such that their sum is below `2^16` and the largest at most `i16::MAX`. The sum of products fits an i32
-//! again, and is scaled and added to the f32 outputs once per block. All scales belong to one row or one position, so a
-//! row does not depend on what else is in the call.
+//! The second product sums weights times values over the positions of a block. The values of a position in f16 are scaled to a
+//! maximum of [`LARGEST`], and its weights are multiplied by the inverse scale; the weights of a row are then scaled such that
+//! their sum is below `2^16` and the largest at most `i16::MAX`. The sum of products fits an i32 again, and is scaled and added to
+//! the f32 outputs once per block. Every scale belongs to one row or one position, so a row does not depend on the rest of the
+//! call.
 
 mod blocks;
 mod weights;
@@ -54,16 +54,16 @@ fn pair(low: u32, high: u32) -> i32 {
     (low & 0xFFFF | high << 16).cast_signed()
 }
 
-/// Squares below this are zero for attention, and too small to compute a scale from.
+/// Squared norms below this count as zero, and are too small to compute a scale from.
 const NOTHING: f32 = 1e-30;
 
-/// The norm that is at most `longest` after each element is rounded.
+/// The norm before rounding for which the rounded norm is at most `longest`.
 fn before_rounding(longest: f32, columns: usize) -> f32 {
     longest - 0.5 * (columns as f32).sqrt()
 }
 
-/// The factor that scales a vector to a norm of at most `longest` and a maximum of at most [`LARGEST`], and the value of a
-/// step of the integers; from the square of its norm and its maximum. The step of a vector that is not finite is NaN.
+/// The factor that scales a vector to a norm of at most `longest` and a maximum of at most [`LARGEST`], and the step size of the
+/// integers, given its squared norm and its maximum. The step of a non-finite vector is NaN.
 #[inline(always)]
 fn factor_and_step(longest: f32, square: f32, largest: f32) -> (f32, f32) {
     if square < NOTHING {
@@ -154,15 +154,15 @@ fn quantized<const V: usize>(
     rounded
 }
 
-/// Norm of the queries beside keys of this type, before rounding.
+/// Norm of the queries for keys of this type, before rounding.
 fn longest<E: Stored>(columns: usize) -> f32 {
     // The norm of the codes of a key, -128 included, times that of a query must be below 2^31.
     let longest = if E::CODES { LONGEST * LONGEST / (128.0 * (columns as f32).sqrt()) } else { LONGEST };
     before_rounding(longest, columns)
 }
 
-/// The factor that a query is multiplied with before it is rounded beside keys that are codes, and the value of a step of the integers,
-/// NaN if it is not finite. The integers are at most `parts` times those of 16 bits.
+/// The factor of a query before rounding, for keys that are codes, and the step size of the integers, NaN if it is not finite. The
+/// integers are at most `parts` times those of 16 bits.
 pub(in crate::attention) fn query_factor(q: &[f32], parts: f32) -> (f32, f32) {
     let square = q.iter().map(|x| x * x).sum();
     let largest = q.iter().fold(0.0, |most, x| if x.abs() > most { x.abs() } else { most });
@@ -174,7 +174,7 @@ pub(in crate::attention) fn round_query(x: f32, factor: f32) -> i32 {
     (x * factor + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()).cast_signed()
 }
 
-/// The shares of attention of sampled rows.
+/// Attention of sampled rows.
 pub(super) fn sample<'o, K: Cached<Element: Stored>>(
     job: &Job<'_>,
     isa: Isa,
@@ -377,13 +377,13 @@ fn attend_block<S: Simd, const V: usize>(
     }
 }
 
-/// What to do with the sums of a product.
+/// Consumer of the sums of a product.
 trait Sink<const V: usize> {
     /// Takes the sums of scalar `i` and the rows of line `v`.
     fn put<S: Simd>(&mut self, s: S, i: usize, v: usize, sums: S::Ints);
 }
 
-/// Sums of products of queries and keys become scores.
+/// Converts sums of query-key products to scores.
 struct Scores<'a, const V: usize> {
     key_scales: &'a [f32; SCALARS],
     scales: &'a Row<V>,
@@ -398,7 +398,7 @@ impl<const V: usize> Sink<V> for Scores<'_, V> {
     }
 }
 
-/// Sums of products of weights and values are added to the outputs.
+/// Adds sums of weight-value products to the outputs.
 struct Outputs<'a, const V: usize> {
     change: &'a Change<V>,
     outs: &'a mut [Row<V>; SCALARS],
@@ -421,7 +421,7 @@ fn product<S: Simd, A: Scalars<Scalar = i32>, const V: usize>(
     b: &[Pairs<V>],
     mut sink: impl Sink<V>,
 ) {
-    // As many sums as fit the registers. Conditions are constants, so that each instance has one of the tiles.
+    // As many sums as fit the registers. Conditions are constants, so that each instance contains only one of the tiles.
     if const { S::PAIR_SUMS >= 24 } {
         tile::<S, A, V, 8, V>(s, a, b, 0, 0, &mut sink);
     } else if const { S::PAIR_SUMS >= 6 } {
@@ -437,7 +437,7 @@ fn product<S: Simd, A: Scalars<Scalar = i32>, const V: usize>(
     }
 }
 
-/// [`product`] for `I` scalars from `scalar` and `N` lines from `line`, whose sums stay in registers.
+/// [`product`] for `I` scalars from `scalar` and `N` lines from `line`, with the sums in registers.
 #[inline(always)]
 fn tile<S: Simd, A: Scalars<Scalar = i32>, const V: usize, const I: usize, const N: usize>(
     s: S,

@@ -4,10 +4,10 @@ use super::super::{Panel, Row, row_of};
 use super::{MAGIC, Pairs, pair};
 use crate::math::exp2;
 
-/// Sum of the weights of a row over a block. With `KEYS / 2` for rounding, times `i16::MAX`, it is below `2^31`.
+/// Sum of the weights of a row over a block. Plus `KEYS / 2` for rounding, times `i16::MAX`, it is below `2^31`.
 const MASS: f32 = 65_500.0;
 
-/// How a block changes the sums of a panel.
+/// Update of a panel's sums by a block.
 pub(super) struct Change<const V: usize> {
     /// Factor of the sums of earlier blocks.
     pub(super) keep: Row<V>,
@@ -57,7 +57,7 @@ pub(super) fn soften<const V: usize>(
         }
         let mut factor = [0.0; 16];
         for l in 0..16 {
-            // The limit keeps the factor finite; weights so small round to zero.
+            // The limit keeps the factor finite; tiny weights round to zero.
             let (by_mass, by_most) = (MASS / mass[l], f32::from(i16::MAX) / most[l]);
             let least = if by_mass < by_most { by_mass } else { by_most };
             factor[l] = if least < 1e30 { least } else { 1e30 };
@@ -75,7 +75,7 @@ pub(super) fn soften<const V: usize>(
     change
 }
 
-/// Adds the values of a position that are not finite, which are zeros in the integers, to the rows that see it.
+/// Adds the non-finite values of a position, which are zeros in the integers, to the rows that see it.
 #[cold]
 pub(super) fn add_fault<const V: usize>(
     values: &[f32],

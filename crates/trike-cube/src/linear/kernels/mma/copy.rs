@@ -7,7 +7,7 @@ use super::{Form, MmaShape, Place, Quad};
 
 /// Starts the copies of a step of blocks to a buffer, one commit group per unit; the group is empty past the last step.
 ///
-/// Tiles, rows and blocks past the last repeat it; what is multiplied with them is not stored.
+/// Tiles, rows and blocks past the last one repeat it; their products are not stored.
 #[cube]
 pub(super) fn step(
     codes: &[Quad],

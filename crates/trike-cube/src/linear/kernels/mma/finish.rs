@@ -1,11 +1,11 @@
-//! From the sums of the units to outputs.
+//! Converts the sums of the units to outputs.
 
 use cubecl::prelude::*;
 
 use super::super::{store, stored};
 use super::{Dims, Form, MmaShape, Place};
 
-/// Stores the outputs of a plane that has all columns. `of_rows` are the scales of its rows, if whole rows have one.
+/// Stores the outputs of a plane that has all columns. `of_rows` are the scales of its rows, if there is one scale per row.
 #[cube]
 pub(super) fn from_registers<S: Float, NC: Size>(
     acc: &mut Sequence<Array<Vector<i32, NC>>>,
@@ -58,13 +58,13 @@ pub(super) fn from_registers<S: Float, NC: Size>(
                         }
                     }
                 } else {
-                    // Digits are joined from the most significant down, as in `from_parts` and in other kernels.
+                    // Digits are combined from the most significant down, as in `from_parts` and in other kernels.
                     let mut value = pair[1] * 256.0 + pair[0];
                     if comptime!(form.slices == 4) {
                         value = (plane_shuffle_xor(value, 1u32) * 256.0 + pair[1]) * 256.0 + pair[0];
                     }
                     let token = row / form.slices;
-                    // Only the lane whose pair starts a token stores.
+                    // Only the lane with the first pair of a token stores.
                     let mine = token * form.slices == row;
                     if mine && row <= place.last && tile <= place.last_tile {
                         store(out0, out1, out2, value * scale * factors[token], token, tile, r, dims, form);
@@ -77,10 +77,10 @@ pub(super) fn from_registers<S: Float, NC: Size>(
 
 /// Adds up the sums of planes, and of cubes, that split the columns, and stores the outputs.
 ///
-/// A cube leaves its sums in `scratch`, `[z][y][x][code row of the cube][row of the cube]`, integers by their bits. The last of
-/// the cubes that share an output to arrive adds them up, in their order, so that results do not depend on which it was.
+/// A cube stores its sums in `scratch`, `[z][y][x][code row of the cube][row of the cube]`, integers as their bits. The last to
+/// arrive of the cubes that share an output adds up all sums in order, so that results do not depend on the order of arrival.
 ///
-/// `of_unit` is the scale of the unit's row, if it [has one](MmaShape::has_own_row).
+/// `of_unit` is the scale of the unit's row, if the unit [has a single row](MmaShape::has_own_row).
 #[cube]
 pub(super) fn from_parts<S: Float, NC: Size>(
     acc: &mut Sequence<Array<Vector<i32, NC>>>,
@@ -101,7 +101,7 @@ pub(super) fn from_parts<S: Float, NC: Size>(
     let height = comptime!(shape.rows());
     let partial = comptime!(shape.partial());
     let units = comptime!(shape.units());
-    // A cube's square among those of all `z`.
+    // Index of the cube's output tile.
     let square = CUBE_POS_Y as usize * CUBE_COUNT_X as usize + CUBE_POS_X as usize;
     let layer = CUBE_COUNT_Y as usize * CUBE_COUNT_X as usize * partial;
     let mine = CUBE_POS_Z as usize * layer + square * partial;
@@ -169,7 +169,7 @@ pub(super) fn from_parts<S: Float, NC: Size>(
         let mut olds = Array::<f32>::new(each);
         let mut index = place.unit;
         while index < outputs {
-            // All loads come before the first store, so that they wait for memory together.
+            // All loads precede the first store, so that their latencies overlap.
             #[unroll]
             for j in 0..each {
                 let at = clamp_max(index + comptime!(j * units), comptime!(outputs - 1));
@@ -229,7 +229,7 @@ pub(super) fn from_parts<S: Float, NC: Size>(
     }
 }
 
-/// The sum of `count` parts, `stride` apart; of integers, if the form has those, by their bits. Changes nothing.
+/// The sum of `count` parts, `stride` apart; integers as their bits, if the form has integers. Has no side effects.
 #[cube]
 fn added(
     parts: &mut [f32],

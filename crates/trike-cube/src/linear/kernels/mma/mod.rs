@@ -66,18 +66,18 @@ impl MmaShape {
         self.splits == 1 && self.cubes == 1
     }
 
-    /// True if the sums leave registers for scales that are loaded early. With four tiles of four octets they did not: 2,048
-    /// tokens through 2560 x 2560 took 74 us on an H200 in place of 58.
+    /// True if the sums leave registers for scales that are loaded early. With four tiles of four octets they did not: 2,048 tokens
+    /// through 2560 x 2560 took 74 us on an H200 instead of 58.
     fn has_room(self) -> bool {
         self.tiles * self.octets < 16
     }
 
-    /// True if a unit that adds up parts has outputs of one row of weights only.
+    /// True if each unit that adds up parts has outputs of a single row of weights.
     fn has_own_row(self) -> bool {
         self.units().is_multiple_of(self.rows())
     }
 
-    /// Outputs that a unit adds up at once: as many as have some 32 loads on their way together.
+    /// Outputs that a unit adds up at a time: enough for about 32 loads in flight.
     fn at_once(self, form: Form) -> usize {
         let parts = if self.cubes > 1 { self.cubes } else { self.splits };
         let each = (32 / (parts * form.slices)).clamp(1, 8);
@@ -89,7 +89,7 @@ impl MmaShape {
         self.tiles * self.row_planes * planes * 32
     }
 
-    /// Stride of code rows in shared memory, in vectors: a block and one of padding, so that a plane's loads access each bank
+    /// Stride of code rows in shared memory, in vectors: a block plus one of padding, so that a plane's loads access each bank
     /// once.
     const STRIDE: usize = 9;
 
@@ -156,9 +156,9 @@ impl Place {
 /// code rows of the plane; its two vectors of a code row are its part of the four operands of 32 columns by eight. Elements
 /// `2t` and `2t + 1` of rows `g` and `g + 8` are the lane's part of a result, as defined by the instruction.
 ///
-/// A step is `splits` blocks of columns, one for each group of planes. The units of a cube copy the weights and activations of
-/// the next steps to shared memory while one is multiplied. Cube `z` has an equal range of the steps; with several of them each
-/// leaves its sums in `scratch`, and the last to arrive adds up those of all, in their order.
+/// A step is `splits` blocks of columns, one per group of planes. The units of a cube copy the weights and activations of the next
+/// steps to shared memory while one is multiplied. Cube `z` has an equal range of the steps; if there are several, each stores its
+/// sums in `scratch`, and the last to arrive adds up all of them, in order.
 #[cube(launch_unchecked)]
 pub(in crate::linear) fn mma<S: Float>(
     codes: &[Quad],
@@ -214,7 +214,7 @@ pub(in crate::linear) fn mma<S: Float>(
     let mut operand_a = Array::<Vector<i8, NA>>::new(4usize);
     let mut operand_b = Array::<Vector<i8, NB>>::new(2usize);
 
-    // Scales of whole rows are needed at the end; loaded there, every unit would wait for them.
+    // Scales of whole rows are used at the end; loaded there, every unit would wait for them.
     let mut of_unit = 1.0f32;
     if comptime!(form.exact() && shape.is_whole() && shape.has_room()) {
         load_rows(&mut of_rows, scales, &place, shape);
@@ -236,7 +236,7 @@ pub(in crate::linear) fn mma<S: Float>(
         for s in 0..comptime!(shape.stages - 1) {
             copy::step(codes, x, &mut w_stage, &mut x_stage, begin + s, end, s, &place, form, shape, set);
         }
-        // Buffers of the step that is multiplied and of the one that is copied.
+        // Buffers of the steps that are being multiplied and copied.
         let mut buffer = 0usize;
         let mut copied = comptime!(shape.stages - 1).runtime();
         let mut step = begin;
@@ -250,7 +250,7 @@ pub(in crate::linear) fn mma<S: Float>(
             let block = step * shape.splits + place.slot;
             if comptime!(shape.splits == 1) || block < place.blocks {
                 if comptime!(segment == 128) {
-                    // Long before they are needed.
+                    // Loaded long before they are used.
                     let group = group_of(block * 4, &dims, form.group);
                     #[unroll]
                     for a in 0..shape.tiles {
@@ -337,7 +337,7 @@ pub(in crate::linear) fn mma<S: Float>(
             step += 1;
         }
         if comptime!(set + 1 < form.sets) {
-            // The first copies of the next set overwrite steps that other planes may still read.
+            // The first copies of the next set overwrite steps that other planes may still be reading.
             sync_cube();
         }
         if comptime!(segment == 0 && !form.exact()) {
@@ -380,7 +380,7 @@ pub(in crate::linear) fn mma<S: Float>(
     }
 }
 
-/// Loads the scales of a plane's rows, of which each has one.
+/// Loads the scales of a plane's rows, one per row.
 #[cube]
 fn load_rows<S: Float>(of_rows: &mut Array<S>, scales: &[S], place: &Place, #[comptime] shape: MmaShape) {
     #[unroll]
@@ -410,7 +410,7 @@ fn scale<S: Float, NC: Size>(
     #[comptime] segment: usize,
 ) {
     let with_means = comptime!(form.means && set == 0);
-    // All groups of planes and cubes share a whole row, but a segment belongs to one.
+    // All groups of planes and cubes share a whole row, but a segment belongs to one of them.
     let takes = comptime!(segment != 0) || (place.slot == 0 && CUBE_POS_Z == 0);
     let mut row_sums = Array::<f32>::new(comptime!(if with_means { 2 * shape.octets } else { 1 }));
     let mut row_factors = Array::<f32>::new(comptime!(if form.x_group != 0 { 2 * shape.octets } else { 1 }));

@@ -1,40 +1,40 @@
-//! Results that are taken in order.
+//! Consumption of concurrent results in item order.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Takes the results of numbered items in order, whatever the order in which they come.
-pub(super) struct Turns<F> {
+/// Passes the results of numbered items to `take` in item order, whatever the order of completion.
+pub(super) struct OrderedResults<F> {
     state: Mutex<State<F>>,
     changed: Condvar,
 }
 
 struct State<F> {
-    /// The item whose turn it is.
+    /// The next item to take.
     next: usize,
-    /// Whether an item will not come.
+    /// Set while `take` runs and after a panic; further results are then dropped.
     broken: bool,
     take: F,
 }
 
-/// Lets others go on when its thread panics.
-pub(super) struct Ended<'t, F>(&'t Turns<F>);
+/// Wakes the waiting threads if its thread panics.
+pub(super) struct PanicGuard<'t, F>(&'t OrderedResults<F>);
 
-impl<F> Turns<F> {
+impl<F> OrderedResults<F> {
     pub(super) fn new(take: F) -> Self {
         Self { state: Mutex::new(State { next: 0, broken: false, take }), changed: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<F>> {
-        // After a panic of `take`, `broken` keeps it from being called again.
+        // After a panic of `take`, `broken` prevents another call.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// To be alive while an item is worked on.
-    pub(super) fn ends_with_a_panic(&self) -> Ended<'_, F> {
-        Ended(self)
+    /// Must be held while an item is processed.
+    pub(super) fn panic_guard(&self) -> PanicGuard<'_, F> {
+        PanicGuard(self)
     }
 
-    /// Waits for the turn of item `i` and takes its result.
+    /// Waits until it is the turn of item `i` and takes its result.
     pub(super) fn pass<R>(&self, i: usize, result: R)
     where
         F: FnMut(R),
@@ -53,7 +53,7 @@ impl<F> Turns<F> {
     }
 }
 
-impl<F> Drop for Ended<'_, F> {
+impl<F> Drop for PanicGuard<'_, F> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.lock().broken = true;
