@@ -130,13 +130,10 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 3,
         name: "trike-comm",
-        purpose: "ranks: messages in process, over MPI and between GPUs, sums whose bits do not depend on the ranks, gradient codecs",
+        purpose: "ranks: messages in process and over MPI, sums whose bits do not depend on the ranks, gradient codecs",
         uses: "",
-        registry: "crc32c cudarc? mpi? thiserror",
-        unsafe_in: &[
-            ("src/mpi.rs", "memory of messages that MPI reads"),
-            ("src/nccl.rs", "loading of NVIDIA's libraries"),
-        ],
+        registry: "crc32c mpi? thiserror",
+        unsafe_in: &[("src/mpi.rs", "memory of messages that MPI reads")],
     },
     Row {
         layer: 4,

@@ -118,13 +118,6 @@ pub enum CommError {
         /// The value given.
         got: f64,
     },
-    /// A failure of CUDA or NCCL.
-    #[cfg(feature = "nccl")]
-    #[error("{problem}")]
-    Device {
-        /// What failed, with the library's own name of the error.
-        problem: String,
-    },
     /// A finite gradient with which sums would not be finite.
     #[error("{what} of rank {rank} has an element of magnitude {got:e}, expected at most {most:e}")]
     TooLarge {
