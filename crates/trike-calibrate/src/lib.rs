@@ -42,7 +42,7 @@ mod plan;
 mod quantize;
 mod report;
 mod rewrite;
-mod rivals;
+mod rounded;
 mod scaling;
 mod store;
 mod stored;
