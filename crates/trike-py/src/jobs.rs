@@ -6,7 +6,7 @@ use pyo3::{exceptions::PyFileNotFoundError, prelude::*};
 use serde::Serialize;
 use trike::{
     Calibration, ConvertOptions, EmbeddingStorage, ModelFile, ScaleStorage, Target,
-    calibrate::quantize_to,
+    calibrate::{OptionNames, quantize_to},
     llm::{HubCache, LlmError, ModelId},
     train::run::{ConfigFormat, Event, Run, RunConfig},
 };
@@ -107,7 +107,14 @@ fn _quantize(
             None => trike::quantize(&input, &output, &calibration, &config, &mut set),
             Some(goal) => quantize_to(&input, &output, &calibration, &config, &goal, &mut set),
         };
-        let mut report = report.map_err(errors::model)?;
+        let mut report = report.map_err(errors::model)?.with_option_names(OptionNames {
+            setting: |planes, group| match group {
+                "row" => format!("planes={planes}, group=\"row\""),
+                size => format!("planes={planes}, group={size}"),
+            },
+            plan: "",
+            curve: None,
+        });
         // Save first: the model is complete, and the evaluation can fail or be interrupted.
         report.save().map_err(errors::model)?;
         let mut measure = |done, total| line.progress("measuring", done, total);

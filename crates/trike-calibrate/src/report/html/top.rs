@@ -107,10 +107,12 @@ impl QuantizeReport {
             page.dim("Not listed: with these options sizes depend on the weights, and follow only from making the model.");
             return;
         }
-        page.dim(
-            "Sizes follow from the shapes. Quality is given only where it was measured: `--curve` measures one to four planes, \
-             a search the models that it makes.",
-        );
+        let curve = self.options.and_then(|options| options.curve);
+        page.dim(&format!(
+            "Sizes follow from the shapes. Quality is given only where it was measured: {} measures one to four planes, a search the \
+             models that it makes.",
+            curve.map_or("a curve".to_owned(), |option| format!("`{option}`"))
+        ));
         let own = self.output_bytes as f64;
         let price = |bytes: u64| format!("{:+.1} %", 100.0 * (bytes as f64 / own.max(1.0) - 1.0));
         let measured = self.alternatives.iter().any(|a| a.ratio.is_some()) || self.evaluation.is_some();
@@ -121,7 +123,9 @@ impl QuantizeReport {
                  tuning.",
             );
         }
-        let mut header = vec!["setting", "options", "bits/weight", "all tensors", "change"];
+        let mut header = vec!["setting"];
+        header.extend(self.options.map(|_| "options"));
+        header.extend(["bits/weight", "all tensors", "change"]);
         if measured {
             header.extend(["perplexity", "KL"]);
         }
@@ -130,12 +134,14 @@ impl QuantizeReport {
         }
         let row = |a: &Alternative| {
             let group = a.stored.group.as_deref().unwrap_or("-");
-            let mut cells = vec![
-                Cell::from(format!("--planes {} --group {group}", a.stored.planes.unwrap_or(0))),
-                format!("{:.2}", a.bits_per_weight).into(),
+            let depth = a.stored.planes.unwrap_or(0);
+            let mut cells =
+                Vec::from_iter(self.options.map(|options| (options.setting)(depth, group).into()));
+            cells.extend([
+                Cell::from(format!("{:.2}", a.bits_per_weight)),
                 size(a.bytes).into(),
                 if a.current { "this model".to_owned() } else { price(a.bytes) }.into(),
-            ];
+            ]);
             if measured {
                 let own = self.evaluation.as_ref().filter(|_| a.current);
                 let ratio = a.ratio.or(own.map(|e| e.ratio));
@@ -147,8 +153,8 @@ impl QuantizeReport {
                 cells.push(a.predicted_kl.map_or(String::new(), |kl| format!("{kl:.4}")).into());
             }
             let name = match group {
-                "row" => format!("{}, one scale per row", planes(a.stored.planes.unwrap_or(0))),
-                size => format!("{}, groups of {size}", planes(a.stored.planes.unwrap_or(0))),
+                "row" => format!("{}, one scale per row", planes(depth)),
+                size => format!("{}, groups of {size}", planes(depth)),
             };
             Row { own: a.current, ..Row::new(name, cells) }
         };
@@ -164,12 +170,12 @@ impl QuantizeReport {
     fn own_row(&self, measured: bool, predicted: bool) -> Row {
         let weights: f64 = self.layers.iter().map(|l| (l.rows * l.cols) as f64).sum();
         let bytes: f64 = self.layers.iter().map(|l| l.bytes as f64).sum();
-        let mut cells = vec![
-            Cell::from("--plan plan.json"),
-            format!("{:.2}", 8.0 * bytes / weights.max(1.0)).into(),
+        let mut cells = Vec::from_iter(self.options.map(|options| options.plan.into()));
+        cells.extend([
+            Cell::from(format!("{:.2}", 8.0 * bytes / weights.max(1.0))),
             size(self.output_bytes).into(),
             "this model".into(),
-        ];
+        ]);
         if measured {
             let text = |v: Option<f64>| v.map_or("not measured".to_owned(), |v| format!("{v:.4}"));
             let e = self.evaluation.as_ref();
