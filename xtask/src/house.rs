@@ -136,6 +136,14 @@ pub(crate) const HOUSE: &[Row] = &[
         unsafe_in: &[("src/mpi.rs", "memory of messages that MPI reads")],
     },
     Row {
+        layer: 3,
+        name: "trike-hub",
+        purpose: "models by their names on the HuggingFace hub: names, the cache of the hub's tools, downloads",
+        uses: "trike-format",
+        registry: "ring? serde? serde_json thiserror ureq?",
+        unsafe_in: &[],
+    },
+    Row {
         layer: 4,
         name: "trike-nn",
         purpose: "the `Backend` traits, the decoder on them, sequences and their KV caches",
@@ -162,7 +170,7 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 5,
         name: "trike-llm",
-        purpose: "models: loading, generation, scoring, conversion, the hub's cache",
+        purpose: "models: loading, generation, scoring, conversion",
         uses: "trike-trit trike-core trike-cpu trike-comm trike-format trike-nn trike-text",
         registry: "half serde serde_json thiserror",
         unsafe_in: &[],
@@ -187,7 +195,7 @@ pub(crate) const HOUSE: &[Row] = &[
         layer: 7,
         name: "trike",
         purpose: "the facade; re-exports without logic",
-        uses: "trike-trit trike-core trike-model trike-cpu trike-comm trike-format trike-vsa trike-quant trike-nn trike-text trike-candle? trike-llm \
+        uses: "trike-trit trike-core trike-model trike-cpu trike-comm trike-format trike-hub trike-vsa trike-quant trike-nn trike-text trike-candle? trike-llm \
                trike-calibrate trike-grad trike-train",
         registry: "",
         unsafe_in: &[],
@@ -205,7 +213,7 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "trike-cli",
         purpose: "the `trike` command",
         uses: "trike trike-models",
-        registry: "anyhow clap clap_complete clap_mangen comfy-table ctrlc indicatif ring? rustyline serde serde_json thiserror? ureq?",
+        registry: "anyhow clap clap_complete clap_mangen comfy-table ctrlc indicatif rustyline serde serde_json",
         unsafe_in: &[],
     },
     Row {

@@ -7,12 +7,9 @@ use std::{
     time::SystemTime,
 };
 
-use super::{
-    CONFIG, Found, HubCache, HubModel, INDEX, MAX_DEPTH, ModelId, WEIGHTS,
-    id::{first_part, is_gguf_model},
-    is_commit, list, read_start,
-};
-use crate::LlmError;
+use crate::cache::{MAX_DEPTH, is_commit, list, read_start};
+use crate::id::{CONFIG, Found, INDEX, WEIGHTS, first_part, is_gguf_model};
+use crate::{HubCache, HubError, HubModel, ModelId};
 
 /// A model in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,11 +31,11 @@ impl HubCache {
     ///
     /// # Errors
     ///
-    /// [`LlmError::Io`] for a cache that cannot be read; one that does not exist is empty.
-    pub fn models(&self) -> Result<Vec<CachedModel>, LlmError> {
-        let entries = match self.root.read_dir() {
+    /// [`HubError::Io`] for a cache that cannot be read; one that does not exist is empty.
+    pub fn models(&self) -> Result<Vec<CachedModel>, HubError> {
+        let entries = match self.root().read_dir() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(|source| LlmError::Io { path: self.root.clone(), source })?,
+            entries => entries.map_err(|source| HubError::Io { path: self.root().to_owned(), source })?,
         };
         let mut folders: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
         folders.sort();
@@ -93,8 +90,8 @@ impl HubCache {
     ///
     /// # Errors
     ///
-    /// [`LlmError::NotInCache`] when there is nothing to remove, and [`LlmError::HubFiles`] when the variant fits several files.
-    pub fn check_removal(&self, id: &ModelId) -> Result<(), LlmError> {
+    /// [`HubError::NotInCache`] when there is nothing to remove, and [`HubError::Files`] when the variant fits several files.
+    pub fn check_removal(&self, id: &ModelId) -> Result<(), HubError> {
         self.removal(id).map(drop)
     }
 
@@ -104,36 +101,35 @@ impl HubCache {
     ///
     /// # Errors
     ///
-    /// Those of [`check_removal`](Self::check_removal), and [`LlmError::Io`].
-    pub fn remove(&self, id: &ModelId) -> Result<u64, LlmError> {
-        let io_error = |path: &Path| {
-            let path = path.to_owned();
-            move |source| LlmError::Io { path, source }
-        };
+    /// Those of [`check_removal`](Self::check_removal), and [`HubError::Io`].
+    pub fn remove(&self, id: &ModelId) -> Result<u64, HubError> {
         let folder = self.folder(id);
         let removal = self.removal(id)?;
         let before = size(&folder);
         match removal {
             Removal::Repository => {
-                fs::remove_dir_all(&folder).map_err(io_error(&folder))?;
+                fs::remove_dir_all(&folder).map_err(HubError::io(&folder))?;
                 return Ok(before);
             }
-            Removal::Snapshot(snapshot) => fs::remove_dir_all(&snapshot).map_err(io_error(&snapshot))?,
+            Removal::Snapshot(snapshot) => fs::remove_dir_all(&snapshot).map_err(HubError::io(&snapshot))?,
             Removal::Files(links) => {
                 for link in links {
-                    fs::remove_file(&link).map_err(io_error(&link))?;
+                    fs::remove_file(&link).map_err(HubError::io(&link))?;
                 }
             }
         }
-        forget(&folder).map_err(io_error(&folder))?;
+        forget(&folder).map_err(HubError::io(&folder))?;
         Ok(before.saturating_sub(size(&folder)))
     }
 
     /// What a name stands for.
-    fn removal(&self, id: &ModelId) -> Result<Removal, LlmError> {
+    fn removal(&self, id: &ModelId) -> Result<Removal, HubError> {
         let folder = self.folder(id);
-        let missing =
-            |reason: String| LlmError::NotInCache { id: id.to_string(), cache: self.root.clone(), reason };
+        let missing = |reason: String| HubError::NotInCache {
+            id: id.to_string(),
+            cache: self.root().to_owned(),
+            reason,
+        };
         if !folder.is_dir() {
             return Err(missing("no folder for this model".to_owned()));
         }
@@ -157,9 +153,7 @@ impl HubCache {
                 let links = model.files().into_iter().filter(|link| files.contains(link));
                 Ok(Removal::Files(links.map(|link| snapshot.join(link)).collect()))
             }
-            Found::Several(files) => {
-                Err(LlmError::HubFiles { id: id.to_string(), reason: id.which(), files })
-            }
+            Found::Several(files) => Err(HubError::Files { id: id.to_string(), reason: id.which(), files }),
             _ => Err(missing(format!("its snapshot has no file `{file}`"))),
         }
     }

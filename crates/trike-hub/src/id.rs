@@ -4,8 +4,11 @@ use std::{fmt, str::FromStr};
 
 use trike_format::gguf_parts;
 
-use super::{CONFIG, INDEX, WEIGHTS};
-use crate::LlmError;
+use crate::HubError;
+
+pub(crate) const CONFIG: &str = "config.json";
+pub(crate) const WEIGHTS: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// Maximum number of file names that an error lists.
 const SHOWN: usize = 24;
@@ -15,14 +18,14 @@ const SHOWN: usize = 24;
 /// `model-Q2_0.gguf`.
 ///
 /// ```
-/// use trike_llm::ModelId;
+/// use trike_hub::ModelId;
 ///
 /// let id: ModelId = "microsoft/bitnet-b1.58-2B-4T@main".parse()?;
 /// assert_eq!((id.org(), id.name(), id.revision()), ("microsoft", "bitnet-b1.58-2B-4T", "main"));
 /// let id: ModelId = "org/name-gguf:model-TQ2_0.gguf".parse()?;
 /// assert_eq!((id.revision(), id.file()), ("main", Some("model-TQ2_0.gguf")));
 /// assert!("model.gguf".parse::<ModelId>().is_err());
-/// # Ok::<(), trike_llm::LlmError>(())
+/// # Ok::<(), trike_hub::HubError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelId {
@@ -52,7 +55,7 @@ impl HubModel {
 }
 
 /// Result of a search for models among file names.
-pub(super) enum Found {
+pub(crate) enum Found {
     One(HubModel),
     Several(Vec<String>),
     Nothing,
@@ -84,11 +87,11 @@ impl ModelId {
     ///
     /// # Errors
     ///
-    /// [`LlmError::HubFiles`] when there is no model, when there are several, when the requested file or a file of a split model does
+    /// [`HubError::Files`] when there is no model, when there are several, when the requested file or a file of a split model does
     /// not exist, and for a path outside the repository's folder.
-    pub fn choose(&self, files: &[String]) -> Result<HubModel, LlmError> {
+    pub fn choose(&self, files: &[String]) -> Result<HubModel, HubError> {
         let refuse = |reason: String, names: Vec<String>| {
-            Err(LlmError::HubFiles { id: self.to_string(), reason, files: shown(names) })
+            Err(HubError::Files { id: self.to_string(), reason, files: shown(names) })
         };
         match self.find(files) {
             Found::One(HubModel::File(file)) if !is_inside(&file) => {
@@ -109,7 +112,7 @@ impl ModelId {
         }
     }
 
-    pub(super) fn find(&self, files: &[String]) -> Found {
+    pub(crate) fn find(&self, files: &[String]) -> Found {
         let has = |name: &str| files.iter().any(|file| file == name);
         match &self.file {
             Some(file) if has(file) => Found::One(HubModel::File(first_part(file))),
@@ -120,7 +123,7 @@ impl ModelId {
     }
 
     /// The error message for several models.
-    pub(super) fn which(&self) -> String {
+    pub(crate) fn which(&self) -> String {
         let repository = Self { file: None, ..self.clone() };
         format!(
             "it has several GGUF files; choose one as {repository}:FILE, or by a part of its name, such as :Q2_0"
@@ -128,12 +131,12 @@ impl ModelId {
     }
 
     /// The same repository and revision, with this file.
-    pub(super) fn with_file(&self, file: &str) -> Self {
+    pub(crate) fn with_file(&self, file: &str) -> Self {
         Self { file: Some(file.to_owned()), ..self.clone() }
     }
 
     /// A model of a folder in the cache.
-    pub(super) fn of_folder(name: &str, revision: &str) -> Option<Self> {
+    pub(crate) fn of_folder(name: &str, revision: &str) -> Option<Self> {
         let (org, name) = name.strip_prefix("models--")?.split_once("--")?;
         let revision = if revision == "main" { String::new() } else { format!("@{revision}") };
         format!("{org}/{name}{revision}").parse().ok()
@@ -168,18 +171,18 @@ fn is_variant(path: &str, variant: &str) -> bool {
 }
 
 /// Excludes other GGUF files of a repository: image projectors (`mmproj`) and importance matrices for quantizers.
-pub(super) fn is_gguf_model(path: &str) -> bool {
+pub(crate) fn is_gguf_model(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     name.ends_with(".gguf") && !name.starts_with("mmproj") && !name.contains("imatrix")
 }
 
 /// The first file of a split model, or the file itself.
-pub(super) fn first_part(path: &str) -> String {
+pub(crate) fn first_part(path: &str) -> String {
     gguf_parts(path).and_then(|parts| parts.into_iter().next()).unwrap_or_else(|| path.to_owned())
 }
 
 /// Whether a path in a repository stays inside the folder that it is joined to, on every operating system.
-pub(super) fn is_inside(path: &str) -> bool {
+pub(crate) fn is_inside(path: &str) -> bool {
     path.len() <= 1024
         && path.split('/').all(|part| {
             let plain = part.chars().all(|c| !c.is_control() && !"\\:".contains(c));
@@ -187,7 +190,7 @@ pub(super) fn is_inside(path: &str) -> bool {
         })
 }
 
-pub(super) fn shown(mut names: Vec<String>) -> Vec<String> {
+pub(crate) fn shown(mut names: Vec<String>) -> Vec<String> {
     if names.len() > SHOWN {
         let more = names.len() - SHOWN;
         names.truncate(SHOWN);
@@ -207,9 +210,9 @@ impl fmt::Display for ModelId {
 }
 
 impl FromStr for ModelId {
-    type Err = LlmError;
+    type Err = HubError;
 
-    fn from_str(text: &str) -> Result<Self, LlmError> {
+    fn from_str(text: &str) -> Result<Self, HubError> {
         // Characters that the hub allows in a name; others could form a path outside the cache folder.
         let word = |s: &str| {
             let plain = s.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
@@ -235,7 +238,7 @@ impl FromStr for ModelId {
                     file: own(file),
                 })
             }
-            _ => Err(LlmError::InvalidModelName { got: text.to_owned() }),
+            _ => Err(HubError::InvalidName { got: text.to_owned() }),
         }
     }
 }

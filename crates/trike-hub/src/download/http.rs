@@ -1,7 +1,9 @@
 //! HTTP requests: token scope, redirects and timeouts.
 
 use std::{
+    fs::File,
     io::{self, Read},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -10,7 +12,9 @@ use ureq::{
     http::{HeaderMap, Response, StatusCode, Uri, header},
 };
 
-use super::error::{HubError, printable, shown};
+use crate::HubError;
+use crate::error::{printable, shown};
+use crate::variables::Variables;
 
 /// The hub needs one or two.
 const MAX_REDIRECTS: usize = 6;
@@ -19,17 +23,64 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(2
 /// Minimum bytes per read timeout, so that a server that sends single bytes cannot stall a download forever.
 const LEAST: u64 = 16 << 10;
 
+const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+/// Default of both timeouts.
+const DEFAULT_SECONDS: u64 = 10;
+/// Far above the length of any token.
+const MAX_TOKEN: u64 = 4096;
+
 /// Endpoint of the hub.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Endpoint {
     /// Without a trailing slash.
-    pub(crate) url: String,
+    url: String,
     /// Sent only to the origin of `url`.
-    pub(crate) token: Option<String>,
+    token: Option<String>,
     /// Timeout of a response.
-    pub(crate) answer_timeout: Duration,
+    answer_timeout: Duration,
     /// Timeout of each read of a body.
-    pub(crate) read_timeout: Duration,
+    pub(super) read_timeout: Duration,
+}
+
+impl Endpoint {
+    /// Endpoint, credentials and timeouts as the variables say.
+    pub(crate) fn of(variables: &Variables) -> Result<Self, HubError> {
+        let url = variables.get("HF_ENDPOINT").map(|url| url.to_string_lossy().into_owned());
+        let url = url.unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
+        Ok(Self {
+            url: url.trim_end_matches('/').to_owned(),
+            token: if variables.is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN") { None } else { token(variables)? },
+            answer_timeout: seconds(variables, "HF_HUB_ETAG_TIMEOUT"),
+            read_timeout: seconds(variables, "HF_HUB_DOWNLOAD_TIMEOUT"),
+        })
+    }
+}
+
+fn seconds(variables: &Variables, name: &str) -> Duration {
+    let given = variables.get(name).and_then(|value| value.to_str()?.trim().parse().ok());
+    // At least one second, and at most a day.
+    Duration::from_secs(given.unwrap_or(DEFAULT_SECONDS).clamp(1, 86_400))
+}
+
+/// The token of a variable, or the one stored by a login with the hub's tools.
+fn token(variables: &Variables) -> Result<Option<String>, HubError> {
+    let named = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"].into_iter().find_map(|name| {
+        let value = variables.get(name)?.to_string_lossy().into_owned();
+        Some((name.to_owned(), value)).filter(|(_, value)| !value.trim().is_empty())
+    });
+    let stored = || {
+        let path = variables.get("HF_TOKEN_PATH").map(PathBuf::from);
+        let path = path.or_else(|| variables.home().map(|folder| folder.join("token")))?;
+        let mut text = String::new();
+        File::open(&path).ok()?.take(MAX_TOKEN).read_to_string(&mut text).ok()?;
+        Some((path.display().to_string(), text))
+    };
+    let Some((from, value)) = named.or_else(stored) else { return Ok(None) };
+    let value = value.trim();
+    if !value.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(HubError::Token { from });
+    }
+    Ok(Some(value.to_owned()).filter(|value| !value.is_empty()))
 }
 
 /// Type of a request.
@@ -137,7 +188,7 @@ impl Client {
         if let (true, Some(token)) = (with_token, &self.endpoint.token) {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        request.call().map_err(|source| HubError::Transport { url: shown(url), source: Box::new(source) })
+        request.call().map_err(|error| HubError::transport(url, &error))
     }
 
     /// The body of a response, with a minimum transfer rate.
@@ -158,12 +209,15 @@ impl Client {
             (StatusCode::NOT_FOUND, "EntryNotFound") => HubError::NoFile { url },
             // Servers other than the hub send no codes; the file was listed.
             (StatusCode::NOT_FOUND, "") if url.contains("/resolve/") => HubError::NoFile { url },
-            (StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND, _) => {
-                HubError::NotFound { id, endpoint: self.endpoint.url.clone(), status, token }
-            }
-            (StatusCode::FORBIDDEN, _) => HubError::Refused { url, status, token },
+            (StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND, _) => HubError::NotFound {
+                id,
+                endpoint: self.endpoint.url.clone(),
+                status: status.to_string(),
+                token,
+            },
+            (StatusCode::FORBIDDEN, _) => HubError::Refused { url, status: status.to_string(), token },
             (StatusCode::TOO_MANY_REQUESTS, _) => HubError::Throttled { url },
-            _ => HubError::Status { url, status },
+            _ => HubError::Status { url, status: status.to_string(), transient: status.is_server_error() },
         })
     }
 }
@@ -250,7 +304,7 @@ pub(super) fn read_error(url: &str, window: Duration, error: io::Error) -> HubEr
     match ureq::Error::from(error) {
         ureq::Error::Timeout(_) => HubError::Stalled { url, least: LEAST, seconds: window.as_secs() },
         _ if slow => HubError::Stalled { url, least: LEAST, seconds: window.as_secs() },
-        other => HubError::Transport { url, source: Box::new(other) },
+        other => HubError::transport(&url, &other),
     }
 }
 

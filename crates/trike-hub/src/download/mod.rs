@@ -1,24 +1,17 @@
 //! Downloads from the hub into its cache.
-//!
-//! Start from [`download`]. The main design decision: this module implements the hub's documented HTTP interface on
-//! `ureq`, because existing client libraries do not guarantee a timeout for a silent server or a check of the
-//! announced digest. It also defines in one place which redirects receive the token. The cost: large files are
-//! downloaded over plain HTTP, without the hub's protocol for deduplicated chunks.
 
 mod blobs;
-mod error;
 mod http;
 
 use std::io::Read;
 
-use serde::Deserialize;
-use trike::llm::{HubCache, HubModel, ModelId, hub_shards};
-
-use crate::progress::Progress;
+use crate::error::printable;
+use crate::id::{INDEX, WEIGHTS};
+use crate::{HubCache, HubError, HubModel, ModelId, hub_shards};
 use blobs::{Remote, Store};
-pub(crate) use error::HubError;
 pub(crate) use http::Endpoint;
 use http::{Ask, Client, again, read_error, text};
+use serde::Deserialize;
 
 /// Listing size of a repository with a hundred thousand files.
 const MAX_LISTING: u64 = 16 << 20;
@@ -27,8 +20,6 @@ const MAX_SMALL: u64 = 256 << 20;
 /// Above the largest file that the hub accepts.
 const MAX_LARGE: u64 = 1 << 40;
 
-const INDEX: &str = "model.safetensors.index.json";
-const WEIGHTS: &str = "model.safetensors";
 /// Files of a model directory other than the weights.
 const SMALL: [&str; 9] = [
     "config.json",
@@ -57,15 +48,13 @@ struct Sibling {
 
 /// Downloads the files of a model that Trike needs into the cache. Cached files are not downloaded again.
 ///
-/// The revision becomes visible only after all files are complete.
+/// The revision becomes visible only after all files are complete. `progress` is called with the bytes done and in total.
 pub(crate) fn download(
     id: &ModelId,
     cache: &HubCache,
     endpoint: Endpoint,
-    quiet: bool,
-) -> anyhow::Result<()> {
-    crate::interrupt::advise(|| "run the same command again to continue the download".to_owned());
-    let progress = Progress::start(format!("downloading {id}"), quiet);
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), HubError> {
     let client = Client::new(endpoint, format!("{}/{}", id.org(), id.name()), id.revision())?;
     let folder = cache.folder(id);
     let locks = folder.file_name().map(|name| cache.root().join(".locks").join(name));
@@ -91,8 +80,8 @@ pub(crate) fn download(
                 store.fetch(&client, &index, &mut |_| {})?;
                 let shards = hub_shards(&store.blob(&index))?;
                 if let Some(missing) = shards.iter().find(|shard| !files.contains(shard)) {
-                    let got = format!("no file {}", error::printable(missing));
-                    return Err(HubError::answer(&index.url, "shards listed in the repository", got).into());
+                    let got = format!("no file {}", printable(missing));
+                    return Err(HubError::answer(&index.url, "shards listed in the repository", got));
                 }
                 small.push(index);
                 (small, shards)
@@ -107,15 +96,13 @@ pub(crate) fn download(
     let total = wanted.iter().map(|remote| remote.size).sum();
     let mut done = 0;
     for remote in &wanted {
-        store.fetch(&client, remote, &mut |bytes| progress.set_bytes(done + bytes, total))?;
+        store.fetch(&client, remote, &mut |bytes| progress(done + bytes, total))?;
         done += remote.size;
     }
     for remote in &wanted {
         store.link(remote, &commit)?;
     }
-    store.name(id.revision(), &commit)?;
-    crate::interrupt::advise_nothing();
-    Ok(())
+    store.name(id.revision(), &commit)
 }
 
 /// The commit of a revision and its files.
@@ -132,10 +119,10 @@ fn describe(client: &Client) -> Result<Description, HubError> {
     }
     let expected = "a model description with a commit and its files";
     let description: Description = serde_json::from_slice(&listing)
-        .map_err(|error| HubError::answer(&url, expected, error::printable(&error.to_string())))?;
+        .map_err(|error| HubError::answer(&url, expected, printable(&error.to_string())))?;
     // The commit becomes a file name in the cache.
     if description.sha.len() != 40 || !description.sha.bytes().all(|b| b.is_ascii_hexdigit()) {
-        let got = format!("the commit `{}`", error::printable(&description.sha));
+        let got = format!("the commit `{}`", printable(&description.sha));
         return Err(HubError::answer(&url, expected, got));
     }
     Ok(description)
@@ -154,12 +141,12 @@ fn headers(client: &Client, commit: &str, path: &str) -> Result<Remote, HubError
     // The ETag becomes a file name in the cache.
     let plain = etag.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
     if !plain || !(1..=128).contains(&etag.len()) || etag.starts_with('.') || etag.ends_with(".incomplete") {
-        let got = format!("`{}`", error::printable(&etag));
+        let got = format!("`{}`", printable(&etag));
         return Err(HubError::answer(&url, "an ETag usable as a file name", got));
     }
     let size = header("x-linked-size", "content-length").unwrap_or_default();
     let bad_size = || {
-        let got = format!("`{}`", error::printable(&size));
+        let got = format!("`{}`", printable(&size));
         HubError::answer(&url, "the size of the file in bytes", got)
     };
     let size = size.parse().map_err(|_| bad_size())?;

@@ -1,8 +1,5 @@
 //! Models in the local cache of the HuggingFace tools.
 
-mod contents;
-mod id;
-
 use std::{
     fs::File,
     io::Read,
@@ -11,24 +8,19 @@ use std::{
 
 use serde_json::Value;
 
-use crate::LlmError;
-pub use contents::CachedModel;
-use id::{Found, is_inside, shown};
-pub use id::{HubModel, ModelId};
+use crate::id::{CONFIG, Found, INDEX, WEIGHTS, is_inside, shown};
+use crate::{HubError, HubModel, ModelId};
 
-const CONFIG: &str = "config.json";
-const WEIGHTS: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
 /// Size limit of an index: enough for a million tensors.
 const MAX_INDEX_BYTES: u64 = 128 << 20;
 /// Limit on the requests that an index can cause; far more shards than any model has.
 const MAX_SHARDS: usize = 4096;
 /// Maximum folder depth that is searched in a snapshot.
-const MAX_DEPTH: usize = 4;
+pub(crate) const MAX_DEPTH: usize = 4;
 
 /// A folder in the layout of the hub's tools: `models--org--name/{blobs,refs,snapshots}`.
 ///
-/// Nothing is downloaded: only files already in the cache are found, so no network is needed.
+/// Only files already in the cache are found; [`Hub`](crate::Hub) downloads the others.
 #[derive(Clone, Debug)]
 pub struct HubCache {
     root: PathBuf,
@@ -54,11 +46,11 @@ impl HubCache {
     ///
     /// # Errors
     ///
-    /// [`LlmError::NotInCache`] when the model, its revision or a required file is missing;
-    /// [`LlmError::HubFiles`] when there are several models.
-    pub fn resolve(&self, id: &ModelId) -> Result<PathBuf, LlmError> {
+    /// [`HubError::NotInCache`] when the model, its revision or a required file is missing;
+    /// [`HubError::Files`] when there are several models.
+    pub fn resolve(&self, id: &ModelId) -> Result<PathBuf, HubError> {
         let missing =
-            |reason: String| LlmError::NotInCache { id: id.to_string(), cache: self.root.clone(), reason };
+            |reason: String| HubError::NotInCache { id: id.to_string(), cache: self.root.clone(), reason };
         let folder = self.folder(id);
         if !folder.is_dir() {
             return Err(missing("no folder for this model".to_owned()));
@@ -95,7 +87,7 @@ impl HubCache {
                 }
             }
             Found::Several(names) => {
-                Err(LlmError::HubFiles { id: id.to_string(), reason: id.which(), files: shown(names) })
+                Err(HubError::Files { id: id.to_string(), reason: id.which(), files: shown(names) })
             }
             Found::Nothing => Err(missing(match id.file() {
                 Some(file) => format!("its snapshot has no file `{file}`"),
@@ -109,14 +101,12 @@ impl HubCache {
 ///
 /// # Errors
 ///
-/// [`LlmError::Io`] for a file that cannot be read, [`LlmError::Config`] for one that is not an index, names anything but
+/// [`HubError::Io`] for a file that cannot be read, [`HubError::Index`] for one that is not an index, names anything but
 /// `.safetensors` files in its own folder, or names more than 4096 of them.
-pub fn hub_shards(index: &Path) -> Result<Vec<String>, LlmError> {
-    let text = read_start(index, MAX_INDEX_BYTES)
-        .map_err(|source| LlmError::Io { path: index.to_owned(), source })?;
-    let bad = |expected: &str, got: String| LlmError::Config {
+pub fn hub_shards(index: &Path) -> Result<Vec<String>, HubError> {
+    let text = read_start(index, MAX_INDEX_BYTES).map_err(HubError::io(index))?;
+    let bad = |expected: &str, got: String| HubError::Index {
         path: index.to_owned(),
-        key: "weight_map".to_owned(),
         expected: expected.to_owned(),
         got,
     };
@@ -138,18 +128,18 @@ pub fn hub_shards(index: &Path) -> Result<Vec<String>, LlmError> {
 }
 
 /// The first `most` bytes of a text file.
-fn read_start(path: &Path, most: u64) -> std::io::Result<String> {
+pub(crate) fn read_start(path: &Path, most: u64) -> std::io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(most).read_to_string(&mut text)?;
     Ok(text)
 }
 
-fn is_commit(text: &str) -> bool {
+pub(crate) fn is_commit(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 /// Lists the existing files under a folder by their relative paths, separated by `/`.
-fn list(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<String>) {
+pub(crate) fn list(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<String>) {
     for entry in folder.read_dir().into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
         let path = entry.path();
@@ -196,7 +186,7 @@ mod tests {
             ("org/name@pr/7:n.gguf", "no file `n.gguf`"),
         ] {
             let error = resolve(id).unwrap_err();
-            assert!(matches!(error, LlmError::NotInCache { .. }), "{error}");
+            assert!(matches!(error, HubError::NotInCache { .. }), "{error}");
             let error = error.to_string();
             assert!(error.contains(word) && error.contains(&dir.path().display().to_string()), "{error}");
         }

@@ -13,10 +13,9 @@ use std::{
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use ureq::http::StatusCode;
 
-use super::{
-    error::{HubError, printable, shown},
-    http::{Ask, Client, again, read_error, text},
-};
+use super::http::{Ask, Client, again, read_error, text};
+use crate::HubError;
+use crate::error::{printable, shown};
 
 /// Polling interval for a lock held by another process.
 const POLL: Duration = Duration::from_millis(100);
@@ -84,7 +83,7 @@ impl Store {
         if !self.has(remote) {
             let partial = self.folder.join("blobs").join(format!("{}.incomplete", remote.etag));
             self.complete(client, remote, &partial, report)?;
-            trike::format::publish(&partial, &blob).map_err(HubError::io(&blob))?;
+            trike_format::publish(&partial, &blob).map_err(HubError::io(&blob))?;
         }
         report(remote.size);
         Ok(())
@@ -234,7 +233,7 @@ impl Store {
         }
         let path = self.folder.join("refs").join(revision);
         make_parent(&path)?;
-        trike::format::OutputFile::replace(&path, commit).map_err(HubError::io(&path))
+        trike_format::OutputFile::replace(&path, commit).map_err(HubError::io(&path))
     }
 }
 
