@@ -131,7 +131,7 @@ fn _quantize(
             None => report.evaluate_held_out(&config, &mut measure).map_err(errors::model)?,
         }
         report.save().map_err(errors::model)?;
-        Ok((json(&report)?, report.html()))
+        Ok((json(&report)?, report.html().map_err(errors::model)?))
     })
 }
 
