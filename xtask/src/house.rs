@@ -170,7 +170,7 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 5,
         name: "trike-candle",
-        purpose: "Candle modules: `TernaryLinear` and the rest of a block; the reference backend",
+        purpose: "Candle modules: `TernaryLinear` and the rest of a block",
         uses: "trike-trit trike-core trike-popcount trike-cpu trike-nn",
         registry: "candle-core candle-nn thiserror",
         unsafe_in: &[],
@@ -238,6 +238,14 @@ pub(crate) const HOUSE: &[Row] = &[
         purpose: "oracles, input tables and tolerances for tests",
         uses: "",
         registry: "approx serde_json zip",
+        unsafe_in: &[],
+    },
+    Row {
+        layer: DEV,
+        name: "trike-reference",
+        purpose: "the reference backend on Candle tensors, for tests",
+        uses: "trike-trit trike-core trike-nn",
+        registry: "candle-core candle-nn",
         unsafe_in: &[],
     },
     Row {

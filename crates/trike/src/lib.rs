@@ -63,7 +63,7 @@
 //!   [`calibrate`], [`grad`], [`train`], [`vsa`]
 //!
 //! An application depends on this crate. The feature `candle`, off by default, adds `trike::candle`: ternary layers as
-//! Candle modules, and the reference backend. A library should depend only on the individual crate that it needs.
+//! Candle modules. A library should depend only on the individual crate that it needs.
 #![forbid(unsafe_code)]
 
 // Compiles and runs the examples of the README and of the handbook as doc tests. These files are not in the published package.

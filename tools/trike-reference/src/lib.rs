@@ -1,21 +1,25 @@
-//! The reference backend, on Candle tensors.
+//! The reference backend, on Candle tensors: the oracle of tests of whole decoders.
 //!
-//! Every operation is written as its formula, in f32 on the CPU and without fused kernels: slow by design, and
-//! sharing only the ternary tensor with the host kernels.
+//! [`CandleBackend`] implements [`trike_nn::Backend`] and its parts. Every operation is written as its formula, in f32 on the CPU and without fused
+//! kernels: slow by design, and sharing only the ternary tensor with the host kernels. It is a package of its own, which is never
+//! published, so that no user's build has it and the tests of two crates share it.
+#![forbid(unsafe_code)]
+
+use std::error::Error;
 
 use candle_core::{D, DType, Device, IndexOp, Tensor};
-use trike_trit::{GroupSize, Hadamard};
-
-use trike_core::Tensor as Weight;
+use trike_core::{
+    ActivationPolicy, ActivationPrecision, AttentionSpec, GatedActivation, KvPrecision, RopePairing,
+    RopeSpec, Tensor as Weight,
+};
 use trike_nn::{
     Backend, BackendBase, BackendCaches, BackendOps, BackendPlacement, BackendSteps, BackendTransfers,
     BackendWeights, CacheSpec, Capabilities, NnError, StepInputs, check,
 };
+use trike_trit::{GroupSize, Hadamard};
 
-use crate::{
-    ActivationPolicy, ActivationPrecision, AttentionSpec, CandleError, GatedActivation, KvPrecision,
-    RopePairing, RopeSpec,
-};
+/// Any error of a computation.
+type Failure = Box<dyn Error + Send + Sync>;
 
 /// Runs a decoder on Candle's CPU tensors, as the reference for other backends.
 #[derive(Clone, Debug)]
@@ -310,13 +314,16 @@ impl Backend for CandleBackend {
     }
 }
 
-/// Converts the error of a Candle computation to the error type of the trait.
-fn computed<T>(run: impl FnOnce() -> Result<T, CandleError>) -> Result<T, NnError> {
-    Ok(run()?)
+/// Converts the error of a computation to the error type of the trait.
+fn computed<T>(run: impl FnOnce() -> Result<T, Failure>) -> Result<T, NnError> {
+    run().map_err(|error| match error.downcast::<NnError>() {
+        Ok(error) => *error,
+        Err(other) => NnError::Backend(other),
+    })
 }
 
 /// Appends new keys or values after the first `position` ones, dropping those left by a truncated sequence.
-fn append(cached: &mut Tensor, new: &Tensor, position: usize) -> Result<(), CandleError> {
+fn append(cached: &mut Tensor, new: &Tensor, position: usize) -> Result<(), Failure> {
     let held = cached.dim(1)?;
     if held < position {
         return Err(NnError::Shape { what: "cached positions", expected: position, got: held }.into());
@@ -327,7 +334,7 @@ fn append(cached: &mut Tensor, new: &Tensor, position: usize) -> Result<(), Cand
 }
 
 /// Attention mask: 0 if query `i` at position `first + i` attends to position `j`, else minus infinity.
-fn mask(tokens: usize, seen: usize, first: usize, window: Option<usize>) -> Result<Tensor, CandleError> {
+fn mask(tokens: usize, seen: usize, first: usize, window: Option<usize>) -> Result<Tensor, Failure> {
     let mask: Vec<f32> = (0..tokens)
         .flat_map(|i| {
             let position = first + i;
@@ -339,7 +346,7 @@ fn mask(tokens: usize, seen: usize, first: usize, window: Option<usize>) -> Resu
 }
 
 /// `H x` for each row, or the rows unchanged without a rotation: `H[i][j] = (-1)^popcount(i & j) / sqrt(block)`.
-fn rotated(x: &Tensor, rotation: Option<Hadamard>) -> Result<Tensor, CandleError> {
+fn rotated(x: &Tensor, rotation: Option<Hadamard>) -> Result<Tensor, Failure> {
     let Some(block) = rotation.map(Hadamard::block) else { return Ok(x.clone()) };
     let sign = |k: usize| if ((k / block) & (k % block)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
     let signs: Vec<f32> = (0..block * block).map(sign).collect();
@@ -349,7 +356,7 @@ fn rotated(x: &Tensor, rotation: Option<Hadamard>) -> Result<Tensor, CandleError
 }
 
 /// Activations rounded as for an integer layer, in f32.
-fn round_activations(x: &Tensor, precision: ActivationPrecision) -> Result<Tensor, CandleError> {
+fn round_activations(x: &Tensor, precision: ActivationPrecision) -> Result<Tensor, Failure> {
     let (tokens, width) = x.dims2()?;
     let group = match precision {
         ActivationPrecision::F32 => return Ok(x.clone()),
@@ -371,7 +378,7 @@ fn round_activations(x: &Tensor, precision: ActivationPrecision) -> Result<Tenso
 }
 
 /// Rounds each token to steps of `2^(e - 13)`, where `2^e` is the largest power of two that is not above its largest magnitude.
-fn round_to_two_bytes(x: &Tensor) -> Result<Tensor, CandleError> {
+fn round_to_two_bytes(x: &Tensor) -> Result<Tensor, Failure> {
     let (tokens, width) = x.dims2()?;
     let mut values: Vec<f32> = x.flatten_all()?.to_vec1()?;
     for token in values.chunks_mut(width) {

@@ -1,6 +1,5 @@
 //! Each operation of the host backend against the reference backend, and what both refuse.
 
-use trike_candle::CandleBackend;
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cpu::Cpu;
 use trike_nn::{
@@ -8,6 +7,7 @@ use trike_nn::{
     GatedActivation, KeySelector, KvPrecision, NnError, PromptKeys, RopePairing, RopeSpec, StepInputs,
     Tensor,
 };
+use trike_reference::CandleBackend;
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
 
