@@ -258,14 +258,6 @@ pub(crate) const HOUSE: &[Row] = &[
     },
     Row {
         layer: DEV,
-        name: "trike-scaling",
-        purpose: "times training on several ranks, and predicts the time of a step on more of them",
-        uses: "trike-host trike-comm trike-bench",
-        registry: "anyhow clap serde serde_json",
-        unsafe_in: &[],
-    },
-    Row {
-        layer: DEV,
         name: "trike-gpu-test",
         purpose: "compiles, emulates, runs and times the kernels for GPUs",
         uses: "trike-trit trike-core trike-cpu trike-cube trike-nn trike-testkit trike-bench",
@@ -281,9 +273,9 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: DEV,
         name: "trike-benches",
-        purpose: "benchmarks on the host, timed against other libraries",
-        uses: "trike-trit trike-popcount trike-cpu trike-format trike-nn trike-quant trike-llm trike-calibrate trike-grad trike-train trike-text trike-models trike-testkit trike-bench",
-        registry: "anyhow candle-core candle-nn clap gemm half rayon serde_json tempfile",
+        purpose: "benchmarks on the host, timed against other libraries, and scaling of training on ranks",
+        uses: "trike-trit trike-host trike-popcount trike-cpu trike-comm trike-format trike-nn trike-quant trike-llm trike-calibrate trike-grad trike-train trike-text trike-models trike-testkit trike-bench",
+        registry: "anyhow candle-core candle-nn clap gemm half rayon serde serde_json tempfile",
         unsafe_in: &[("src/gemm.rs", "a reference library without a safe interface")],
     },
     // No workspace dependencies: it must compile even if the checked crates do not.

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use trike_bench::{Machine, Software, median};
 
-use crate::{
+use super::{
     Assumed, CodecCost, Exchange, Model, Place, Prediction, Probe, Run, Setting, Task, fit, predictions,
 };
 
@@ -202,7 +202,7 @@ fn steps_of_one(runs: &[Run]) -> Vec<(Exchange, f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Scaling;
+    use crate::scaling::Scaling;
     use trike_testkit::assert_near;
 
     fn run(ranks: usize, seconds: f64) -> Run {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::{Exchange, Model};
+use super::{Exchange, Model};
 
 /// `start + slope * x`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ pub fn fit(messages: &[(f64, f64)], steps: &[(Exchange, f64, f64)]) -> Result<Mo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Place, Task};
+    use crate::scaling::{Place, Task};
     use trike_testkit::{Rng, assert_near};
 
     fn truth() -> Model {

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CodecCost, Exchange};
+use super::{CodecCost, Exchange};
 
 /// The numbers of the formula that are measured, in seconds of a processor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -136,7 +136,7 @@ fn owned_bytes(exchange: Exchange, task: Task, ranks: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Scheme;
+    use crate::scaling::Scheme;
     use trike_testkit::assert_near;
 
     fn model() -> Model {

@@ -160,7 +160,7 @@ mod tests {
             codec.exchange(&comm, &mut vec![1.0; elements]).expect("an exchange");
             comm.traffic()
         }) {
-            let volume = crate::Exchange::Ternary.volume(elements as u64, 3, Some(&cost));
+            let volume = crate::scaling::Exchange::Ternary.volume(elements as u64, 3, Some(&cost));
             assert_eq!(volume.messages, traffic.messages);
             assert_near!(volume.bytes as f64, traffic.sent as f64, rel = 0.01);
         }

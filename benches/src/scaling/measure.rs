@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::Exchange;
+use super::Exchange;
 
 /// Tokens of a unit, of which a rank has at least one.
 const UNIT: u64 = 512;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CodecCost, Exchange, Link, Model, Place, Task};
+use super::{CodecCost, Exchange, Link, Model, Place, Task};
 
 /// What the predictions assume, and nothing measured says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -162,7 +162,7 @@ pub fn predictions(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Scheme;
+    use crate::scaling::Scheme;
     use trike_testkit::assert_near;
 
     fn all() -> Vec<Prediction> {

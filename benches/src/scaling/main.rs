@@ -9,11 +9,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use trike_bench::{Machine, Software, load, now, with_part};
-use trike_host::Isa;
-use trike_scaling::{
+use trike_benches::scaling::{
     Exchange, Measured, Programs, Report, Scaling, Setting, Task, measure_codec, measure_mean, parameters,
     probe, tables, train,
 };
+use trike_host::Isa;
 
 /// Version of the record.
 const SCHEMA: u32 = 1;
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).context("no root")?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no root")?;
     let record = root.join("benches/scaling.json");
     if args.render {
         let text = std::fs::read_to_string(&record).context("no record to show")?;

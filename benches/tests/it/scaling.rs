@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use trike_bench::with_part;
-use trike_scaling::{Report, tables};
+use trike_benches::scaling::{Report, tables};
 
 #[test]
 fn the_chapter_shows_the_record() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("the root");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the root");
     let read = |path: &str| std::fs::read_to_string(root.join(path)).expect(path);
     let report: Report = serde_json::from_str(&read("benches/scaling.json")).expect("a record");
     let again = Report::of(report.measured.clone()).expect("a report");

@@ -8,7 +8,6 @@
 //!
 //! Design decision: bytes and messages come from the formulas of `trike-comm`, which its tests compare with what ranks count, so a
 //! changed exchange changes the predictions. The cost: the exchanges are listed a second time, in [`Exchange`].
-#![forbid(unsafe_code)]
 
 mod codec;
 mod evaluate;

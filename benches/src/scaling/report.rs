@@ -2,7 +2,7 @@
 
 use trike_bench::{Align, Table, median, percent};
 
-use crate::{Check, Exchange, Measured, Place, Prediction, Probe, Report, Scaling};
+use super::{Check, Exchange, Measured, Place, Prediction, Probe, Report, Scaling};
 
 /// The tables of the report, in Markdown.
 #[must_use]

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use trike_comm::{CodecConfig, Plan, Shards, Volume};
 
-use crate::codec::{CodecCost, Scheme};
+use super::codec::{CodecCost, Scheme};
 
 /// Bytes of a gradient's element.
 const FLOAT: u64 = 4;
