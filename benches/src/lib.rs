@@ -19,6 +19,7 @@
 //! * correctness: [`Expected`], [`as_quantized`]
 //! * timing: [`products`], [`operations`], [`models`], [`engines()`]
 //! * evaluation: [`raise_all`], [`void_reasons`], [`TARGETS`]; [`chapter`] of the book
+//! * training on several ranks: [`scaling`]
 // The `gemm` crate's only interface takes pointers; only `gemm.rs` calls it.
 #![deny(unsafe_code)]
 
@@ -37,6 +38,7 @@ mod operations;
 mod page;
 mod plan;
 mod rival;
+pub mod scaling;
 mod targets;
 mod weights;
 

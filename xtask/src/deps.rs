@@ -26,6 +26,8 @@ const ABSENT: &[(&str, &[&str])] = &[
     ("trike-train", &["burn", "candle", "gemm"]),
     ("trike-cli", &["candle", "gemm"]),
     ("trike-py", &["candle", "gemm"]),
+    // Downloads need no kernels.
+    ("trike-hub", &["candle", "cubecl", "gemm", "trike-cpu", "trike-nn"]),
     // Hypervectors need no matrix kernels.
     ("trike-vsa", &["candle", "gemm", "trike-cpu"]),
     // Text processing needs no kernels.

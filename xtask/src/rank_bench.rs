@@ -1,4 +1,4 @@
-//! Figures of training on ranks that MPI starts: the report of `trike-scaling`, with the programs that it starts.
+//! Figures of training on ranks that MPI starts: the report `bench-scaling`, with the programs that it starts.
 
 use crate::workspace::Workspace;
 use anyhow::{Context, Result};
@@ -20,7 +20,17 @@ pub(crate) fn run(ws: &Workspace, options: &[String]) -> Result<ExitCode> {
     }
     // Not through the shell helper: its echo of the command would stand in front of the tables.
     let status = Command::new(env!("CARGO"))
-        .args(["run", "--quiet", "--release", "--locked", "-p", "trike-scaling", "--"])
+        .args([
+            "run",
+            "--quiet",
+            "--release",
+            "--locked",
+            "-p",
+            "trike-benches",
+            "--bin",
+            "bench-scaling",
+            "--",
+        ])
         .args(arguments)
         .args(options)
         .current_dir(&ws.root)

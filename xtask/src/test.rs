@@ -8,7 +8,6 @@ use std::process::{Command, Stdio};
 
 /// Skips that `ci` accepts, with the reason. Any other skip is a failure there: `.ci/run` installs what tests need.
 const ACCEPTED: &[(&str, &str)] = &[
-    ("NCCL is installed", "the test is about a machine without it"),
     ("no shared data", "its licences keep the data out of the repository"),
     (
         "no published templates",

@@ -5,3 +5,4 @@
 mod book;
 mod catalogue;
 mod engines;
+mod scaling;

@@ -2,19 +2,18 @@
 
 use std::fs;
 
-use trike_format::Identity;
+use trike_format::{GgufType, Identity};
 use trike_llm::{LlmError, ModelFile, Split, WeightSource};
 
 use crate::{
-    CalibrateError, Calibration, CurvePoint, ModelQuantizationConfig, QuantizeReport,
-    error::io,
-    quantize::quantize,
-    rivals::{Rival, Rounded},
-    store,
+    CalibrateError, Calibration, CurvePoint, ModelQuantizationConfig, QuantizeReport, error::io,
+    quantize::quantize, rounded::Rounded, store,
 };
 
 /// Maximum number of planes on the curve: more are nearly lossless.
 const MOST_PLANES: usize = 4;
+/// Types of llama.cpp with 4 and 8 bits, which the curve has beside trits.
+const OTHERS: [GgufType; 3] = [GgufType::Q8_0, GgufType::Q4_0, GgufType::Q4K];
 
 impl ModelQuantizationConfig {
     /// Checks that the points of [`QuantizeReport::measure_curve`], one to four planes, are possible with these
@@ -79,24 +78,24 @@ impl QuantizeReport {
                     curve.push(point);
                 }
             }
-            progress(planes, MOST_PLANES + Rival::ALL.len());
+            progress(planes, MOST_PLANES + OTHERS.len());
         }
-        for (done, to) in Rival::ALL.into_iter().enumerate() {
-            curve.extend(self.rival(input, config, (text, split, limit), to)?);
-            progress(MOST_PLANES + done + 1, MOST_PLANES + Rival::ALL.len());
+        for (done, to) in OTHERS.into_iter().enumerate() {
+            curve.extend(self.rounded(input, config, (text, split, limit), to)?);
+            progress(MOST_PLANES + done + 1, MOST_PLANES + OTHERS.len());
         }
         curve.sort_by(|a, b| a.bits_per_weight.total_cmp(&b.bits_per_weight));
         self.curve = curve;
         Ok(())
     }
 
-    /// The same layers rounded to a format of llama.cpp; `None` if their rows are not made of its blocks.
-    fn rival(
+    /// The same layers rounded to a type of llama.cpp; `None` if their rows are not made of its blocks.
+    fn rounded(
         &self,
         input: &ModelFile,
         config: &ModelQuantizationConfig,
         (text, split, limit): (&str, Split, Option<usize>),
-        to: Rival,
+        to: GgufType,
     ) -> Result<Option<CurvePoint>, CalibrateError> {
         // What a plan left as it is could have been ternary, too.
         let planned = |name: &String| {
@@ -106,7 +105,7 @@ impl QuantizeReport {
                 .any(|other| other.layer == *name)
         };
         let varied = || self.layers.iter().filter(|layer| layer.kept.is_none() || planned(&layer.name));
-        let (weights, size) = to.block();
+        let (weights, size) = (to.block(), to.block_bytes());
         if varied().any(|layer| layer.cols % weights != 0) {
             return Ok(None);
         }
@@ -120,7 +119,7 @@ impl QuantizeReport {
         let before: u64 = named.map(|name| input.stored_bytes(name)).sum::<Result<u64, _>>()?;
         let elements: f64 = self.layers.iter().map(|l| l.rows as f64 * l.cols as f64).sum();
         Ok(Some(CurvePoint {
-            setting: to.name().to_owned(),
+            setting: to.to_string(),
             bits_per_weight: 8.0 * (kept + all) as f64 / elements.max(1.0),
             bytes: self.input_bytes.saturating_sub(before) + all,
             ratio: evaluation.ratio,

@@ -43,6 +43,9 @@ pub enum CalibrateError {
     /// Error of the host kernels.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),
+    /// The page of a report could not be made.
+    #[error(transparent)]
+    Report(#[from] trike_report::ReportError),
     /// Out of memory or threads, or an instruction set that this machine does not support.
     #[error(transparent)]
     Host(#[from] trike_cpu::HostError),

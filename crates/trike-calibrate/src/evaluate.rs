@@ -193,11 +193,11 @@ impl QuantizeReport {
     ///
     /// # Errors
     ///
-    /// [`CalibrateError::Io`].
+    /// [`CalibrateError::Io`], and [`CalibrateError::Report`].
     pub fn save(&self) -> Result<(), CalibrateError> {
         let json = serde_json::to_vec_pretty(self).map_err(|e| io(Path::new(REPORT))(e.into()))?;
         let plan = self.planning.as_ref().map(|p| p.plan.to_json().into_bytes());
-        let files = [(REPORT, Some(json)), (PAGE, Some(self.html().into_bytes())), (PLAN, plan)];
+        let files = [(REPORT, Some(json)), (PAGE, Some(self.html()?.into_bytes())), (PLAN, plan)];
         for (name, content) in files {
             if let Some(content) = content {
                 let path = Path::new(&self.output).join(name);

@@ -42,7 +42,7 @@ mod plan;
 mod quantize;
 mod report;
 mod rewrite;
-mod rivals;
+mod rounded;
 mod scaling;
 mod store;
 mod stored;
@@ -65,8 +65,8 @@ pub use memory::estimate_memory;
 pub use plan::{Plan, PlannedLayer};
 pub use quantize::quantize;
 pub use report::{
-    Alternative, CurvePoint, Evaluation, LayerReport, Measured, Planning, QuantizeReport, Rating,
-    SalienceReport, Sample, Sensitivity, TernaryTotals, TextSource, Trial, TuningReport, Verdict,
+    Alternative, CurvePoint, Evaluation, LayerReport, Measured, OptionNames, Planning, QuantizeReport,
+    Rating, SalienceReport, Sample, Sensitivity, TernaryTotals, TextSource, Trial, TuningReport, Verdict,
 };
 pub use store::is_resumable;
 pub use stored::{Stored, StoredKind};

@@ -181,6 +181,7 @@ pub(crate) fn quantize_ids(
         not_measured: None,
         samples: Vec::new(),
         alternatives,
+        options: None,
         held: HeldOut::default(),
         planning: None,
         curve: Vec::new(),

@@ -1,4 +1,4 @@
-//! Errors of the modules and the reference backend.
+//! Errors of the modules.
 
 use trike_nn::NnError;
 

@@ -1,4 +1,4 @@
-//! Ternary layers as Candle modules, and the reference backend over Candle tensors.
+//! Ternary layers as Candle modules.
 //!
 //! Start from [`TernaryLinear`], which replaces a `candle_nn::Linear`:
 //!
@@ -30,7 +30,6 @@
 //!   [`AttentionMask`], [`BlockBitmap`], [`AttentionScores`]
 //! * the rest of a block: [`RmsNorm`] and [`rms_norm()`], [`RotaryEmbedding`], [`SwiGlu`] and [`gated()`]
 //! * threads: [`shared_cpu`]; every module has `with_cpu` for another executor
-//! * whole decoders for comparisons: [`CandleBackend`], the reference that implements [`trike_nn::Backend`]
 //! * errors: [`CandleError`]
 //!
 //! Tensors are on the CPU, in f32, f16 or bf16, and the result has the dtype of the input. Arithmetic is f32, except for the int8
@@ -49,7 +48,6 @@ pub struct Handbook;
 
 mod attend;
 mod attention;
-mod backend;
 mod bitlinear;
 mod dense;
 mod error;
@@ -72,7 +70,6 @@ mod trits;
 
 pub use attend::{Attention, attention};
 pub use attention::{AttentionConfig, MultiHeadAttention, TernaryAttention, TernaryAttentionConfig};
-pub use backend::{CandleBackend, CandleCache, CandleMatrix, CandleRope};
 pub use bitlinear::BitLinear;
 pub use error::CandleError;
 pub use exec::shared_cpu;

@@ -85,7 +85,6 @@ pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
         Some(Refusal::Llm(error)) => match error {
             LlmError::Option(_)
             | LlmError::NotBuilt { .. }
-            | LlmError::InvalidModelName { .. }
             | LlmError::ExpectedGguf { .. }
             | LlmError::ExpectedDirectory { .. }
             | LlmError::TokenizerFile { .. }
@@ -482,10 +481,9 @@ mod tests {
         let option = OptionError::Conflict { field: "a", other: "b" };
         assert!(is_usage(&LlmError::from(option.clone()).into()));
         assert!(is_usage(&LlmError::from(SamplerError::Option(option.clone())).into()));
-        assert!(is_usage(
-            &anyhow::Error::from(LlmError::InvalidModelName { got: "a".to_owned() }).context("b")
-        ));
-        assert!(is_usage(&CalibrateError::from(LlmError::InvalidModelName { got: "a".to_owned() }).into()));
+        let target = || LlmError::ExpectedGguf { path: "a".into(), target: "Q2_0" };
+        assert!(is_usage(&anyhow::Error::from(target()).context("b")));
+        assert!(is_usage(&CalibrateError::from(target()).into()));
         assert!(is_usage(&CalibrateError::from(ConfigError::PlanGroups).into()));
         let quantize =
             |source| anyhow::Error::from(CalibrateError::Quantize { tensor: "a".to_owned(), source });

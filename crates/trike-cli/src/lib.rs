@@ -7,7 +7,6 @@
 //!
 //! * command line: `args`
 //! * commands: `commands`
-//! * downloads from the hub, with the feature `hub`: `download`
 //! * terminal output: `output`, `progress`; results as text: `render`
 //! * `.npy` files: `npy`
 //! * advice on errors and the flags they refer to: `advice`
@@ -18,8 +17,6 @@
 mod advice;
 mod args;
 mod commands;
-#[cfg(feature = "hub")]
-mod download;
 mod interrupt;
 mod invocation;
 mod manual;

@@ -118,13 +118,6 @@ pub enum CommError {
         /// The value given.
         got: f64,
     },
-    /// A failure of CUDA or NCCL.
-    #[cfg(feature = "nccl")]
-    #[error("{problem}")]
-    Device {
-        /// The failed call, with the library's name of the error.
-        problem: String,
-    },
     /// A finite gradient whose sums would overflow.
     #[error("{what} of rank {rank} has an element of magnitude {got:e}, expected at most {most:e}")]
     TooLarge {

@@ -1,8 +1,8 @@
 //! Distributed training: messages between ranks, sums whose bits do not depend on the number of ranks, and codecs that compress
 //! gradients.
 //!
-//! A [`Communicator`] connects the ranks of a run. [`Threads`] are ranks of one process; the features `mpi` and `nccl` add
-//! processes started by `mpirun` (`Mpi`) and processes with one NVIDIA GPU each (`Nccl`).
+//! A [`Communicator`] connects the ranks of a run. Those of one process are [`Threads`]; the feature `mpi` adds processes that
+//! `mpirun` starts (`Mpi`). Sums run on the host: ranks with a GPU read their gradients back first.
 //!
 //! Gradients are summed in a tree over the numbers of the micro-batches ([`Plan`]), so one, two and four ranks give the same bits.
 //! A [`Codec`] replaces this exact sum by a compressed approximate mean; the error is kept for the next step (error feedback,
@@ -36,8 +36,6 @@ mod error;
 mod floats;
 #[cfg(feature = "mpi")]
 mod mpi;
-#[cfg(feature = "nccl")]
-mod nccl;
 mod place;
 mod sum;
 mod threads;
@@ -50,8 +48,6 @@ pub use error::CommError;
 pub use floats::{exchange_floats, receive_floats, send_floats};
 #[cfg(feature = "mpi")]
 pub use mpi::{Mpi, World};
-#[cfg(feature = "nccl")]
-pub use nccl::{Devices, Nccl};
 pub use place::{RankPlace, rank_places};
 pub use sum::{Part, Plan, Shards, TreeSum, Volume, broadcast_floats, mean};
 pub use threads::Threads;

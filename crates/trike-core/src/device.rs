@@ -16,13 +16,11 @@ pub enum Runtime {
     Vulkan,
     /// Any graphics API that wgpu finds, with WGSL unless another shader compiler is built in.
     Wgpu,
-    /// CubeCL's CPU runtime, for development.
-    Cpu,
 }
 
 impl Runtime {
     /// All, in the order in which `auto` tries them.
-    pub const ALL: [Self; 6] = [Self::Cuda, Self::Hip, Self::Metal, Self::Vulkan, Self::Wgpu, Self::Cpu];
+    pub const ALL: [Self; 5] = [Self::Cuda, Self::Hip, Self::Metal, Self::Vulkan, Self::Wgpu];
 
     /// The name, which is also the name of the Cargo feature.
     pub fn name(self) -> &'static str {
@@ -32,7 +30,6 @@ impl Runtime {
             Self::Metal => "metal",
             Self::Vulkan => "vulkan",
             Self::Wgpu => "wgpu",
-            Self::Cpu => "cpu",
         }
     }
 }
@@ -43,7 +40,7 @@ impl fmt::Display for Runtime {
     }
 }
 
-/// A device: `auto`, `cpu`, or a runtime with an index.
+/// A GPU: `auto`, or a runtime with an index.
 ///
 /// The index counts the devices of that runtime, discrete GPUs first and software renderers last. `auto` is the first device
 /// that is not a software renderer.
@@ -70,8 +67,6 @@ impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
-            // The CPU runtime has only one device.
-            Self::Numbered(Runtime::Cpu, 0) => f.write_str("cpu"),
             Self::Numbered(runtime, index) => write!(f, "{runtime}:{index}"),
         }
     }
@@ -97,7 +92,7 @@ impl FromStr for DeviceSpec {
 /// An invalid device name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "unknown device {name:?}: expected auto, cpu, or one of wgpu, vulkan, cuda, hip, metal with a number (cuda:0)"
+    "unknown device {name:?}: expected auto, or one of wgpu, vulkan, cuda, hip, metal with a number (cuda:0)"
 )]
 pub struct UnknownDevice {
     /// The name given.
@@ -119,6 +114,7 @@ mod tests {
         assert_eq!("auto".parse::<DeviceSpec>().expect("a name"), DeviceSpec::Auto);
         for name in [
             "",
+            "cpu",
             "auto:0",
             "gpu",
             "cuda:",

@@ -172,6 +172,16 @@ pub enum FormatError {
         /// The remedy.
         remedy: &'static str,
     },
+    /// Weights cannot be rounded to a block type.
+    #[error("cannot round to {kind}: expected {expected}, got {got}")]
+    Rounding {
+        /// The type.
+        kind: GgufType,
+        /// The types or weights that can be rounded.
+        expected: String,
+        /// The type or the weights given.
+        got: String,
+    },
     /// A tensor that is not stored in Trike's packed format cannot be overwritten in place.
     #[error(
         "{}: cannot write `{tensor}`: it is not packed by Trike; convert the model to a directory of packed trits",

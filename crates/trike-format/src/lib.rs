@@ -20,7 +20,7 @@
 //! * readers: [`TensorSource`], [`TensorInfo`], [`StoredType`]; [`Gguf`], [`gguf_parts`], [`HfDir`], [`Llama2c`]
 //! * writers: [`GgufWriter`], [`GgufType`]; [`HfDirWriter`]
 //! * atomic outputs of any kind: [`OutputFile`], which replaces a file when it is complete; [`Claim`] for whole models; [`Lock`]
-//! * tensors: [`Tensor`], [`DenseTensor`], [`Int8Tensor`]; [`exact_trits`], [`absmean_trits`]
+//! * tensors: [`Tensor`], [`DenseTensor`], [`Int8Tensor`]; [`exact_trits`], [`absmean_trits`]; [`round_to_blocks`] for block types that lose
 //! * GGUF metadata: [`Metadata`], [`MetaValue`], [`MetaArray`], [`StringArray`]
 //! * identity of a stored result: [`Identity`], [`Digest`]
 //! * errors: [`FormatError`], [`TensorError`]
@@ -46,7 +46,9 @@ mod tensor;
 pub use claim::Claim;
 pub use detect::{FileKind, detect};
 pub use error::FormatError;
-pub use gguf::{Gguf, GgufType, GgufWriter, MetaArray, MetaValue, Metadata, StringArray, gguf_parts};
+pub use gguf::{
+    Gguf, GgufType, GgufWriter, MetaArray, MetaValue, Metadata, StringArray, gguf_parts, round_to_blocks,
+};
 pub use hf::{HfDir, HfDirWriter};
 pub use identity::{Difference, Digest, Identity};
 pub use llama2c::{Llama2c, Llama2cConfig};

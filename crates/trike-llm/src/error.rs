@@ -242,26 +242,6 @@ pub enum LlmError {
         /// What is left out.
         notes: String,
     },
-    /// A model of the hub is not in the cache.
-    #[error("{id} is not in {}: {reason}; download it with the hub's own tools, or give a path", cache.display())]
-    NotInCache {
-        /// The model.
-        id: String,
-        /// The root of the cache that was searched.
-        cache: PathBuf,
-        /// The missing item.
-        reason: String,
-    },
-    /// A repository of the hub contains no model that can be run, or several.
-    #[error("{id}: {reason}; {}", listed(files))]
-    HubFiles {
-        /// The model.
-        id: String,
-        /// The reason and a suggested action.
-        reason: String,
-        /// The files concerned.
-        files: Vec<String>,
-    },
     /// A device whose runtime is not part of this build.
     #[error(
         "device {device}: this build has no {} runtime, build with the feature `{}`",
@@ -289,12 +269,6 @@ pub enum LlmError {
     /// A field of an options struct is out of range.
     #[error(transparent)]
     Option(#[from] OptionError),
-    /// An invalid name of a model on the hub.
-    #[error("`{got}` is not a model name: expected a path, or org/name[@revision][:file]")]
-    InvalidModelName {
-        /// The name given.
-        got: String,
-    },
     /// The target of a conversion is a GGUF file, but the output path does not end in `.gguf`.
     #[error("{}: {target} is stored in a GGUF file: expected a path that ends in .gguf", path.display())]
     ExpectedGguf {
@@ -341,17 +315,6 @@ fn runtime(device: &DeviceSpec) -> &'static str {
         DeviceSpec::Auto => "gpu",
         DeviceSpec::Numbered(runtime, _) => runtime.name(),
     }
-}
-
-/// Lists untrusted file names: control characters are replaced, so that no terminal escape sequence is printed.
-fn listed(files: &[String]) -> String {
-    if files.is_empty() {
-        return "the repository has no files".to_owned();
-    }
-    let plain = |name: &String| -> String {
-        name.chars().take(200).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
-    };
-    format!("files: {}", files.iter().map(plain).collect::<Vec<_>>().join(", "))
 }
 
 impl From<trike_core::SpecError> for LlmError {

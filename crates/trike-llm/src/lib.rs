@@ -16,7 +16,6 @@
 //! * one model on several ranks: [`RankPlans`], [`RankPlan`], [`RankModel`], [`Parallel`]
 //! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`],
 //!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`]
-//! * the hub's cache: [`HubCache`], [`CachedModel`], [`ModelId`], [`HubModel`], [`hub_shards`]
 //! * measurement: [`ScoreOptions`], [`Split`], [`STORY_MARK`], [`Score`], [`Comparison`], [`compare_ids()`], [`sequences()`], [`divergence()`],
 //!   [`read_questions()`], [`Question`], [`TaskScore`], [`NeedleOptions`], [`NeedleScore`], [`Haystack`], [`haystacks()`], [`inspect()`], [`mod@bench`] with [`Synthetic`] and
 //!   [`SyntheticModel`]
@@ -36,7 +35,6 @@ mod error;
 mod file;
 mod fingerprint;
 mod generate;
-mod hub;
 mod inspect;
 mod load;
 mod model;
@@ -64,7 +62,6 @@ pub use device::{
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors};
 pub use generate::{FinishReason, GenerateOptions, Generation, Pooling, Session, TokenLogprobs};
-pub use hub::{CachedModel, HubCache, HubModel, ModelId, hub_shards};
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
 pub use model::{

@@ -24,7 +24,7 @@
 //! * devices, with the feature `gpu`: `cube`, which is `trike-cube`
 //! * errors: [`NnError`]
 //!
-//! `trike-llm` loads models from files, and `trike-candle` is the reference backend. The feature `gpu` enables
+//! `trike-llm` loads models from files. The feature `gpu` enables
 //! the device backend without a runtime; `wgpu`, `vulkan`, `cuda`, `hip` and `metal` enable one runtime each and are the
 //! only heavy dependencies.
 #![forbid(unsafe_code)]

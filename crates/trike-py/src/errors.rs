@@ -4,9 +4,13 @@ use std::{error::Error, io, path::Path};
 
 use pyo3::{
     create_exception,
-    exceptions::{PyKeyError, PyMemoryError, PyRuntimeError, PyValueError},
+    exceptions::{
+        PyConnectionError, PyFileNotFoundError, PyKeyError, PyMemoryError, PyPermissionError, PyRuntimeError,
+        PyValueError,
+    },
     prelude::*,
 };
+use trike::hub::HubError;
 
 create_exception!(
     trike,
@@ -55,6 +59,26 @@ pub(crate) fn value(error: impl Error + 'static) -> PyErr {
 /// A file that is not a model, or a model that cannot do this: [`ModelError`].
 pub(crate) fn model(error: impl Error + 'static) -> PyErr {
     exception(&error, ModelError::new_err)
+}
+
+/// An error of a model's name on the hub or of its download: what is not there is `FileNotFoundError`, what is forbidden
+/// `PermissionError`, and what the connection or the server fails to do `ConnectionError`.
+pub(crate) fn hub(error: HubError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        HubError::NotInCache { .. }
+        | HubError::Offline { .. }
+        | HubError::NoCache
+        | HubError::NotFound { .. }
+        | HubError::NoRevision { .. }
+        | HubError::NoFile { .. } => PyFileNotFoundError::new_err(message),
+        HubError::Gated { .. } | HubError::Refused { .. } | HubError::Token { .. } => {
+            PyPermissionError::new_err(message)
+        }
+        HubError::Files { .. } | HubError::Index { .. } => model(error),
+        HubError::InvalidName { .. } | HubError::Io { .. } => value(error),
+        _ => PyConnectionError::new_err(message),
+    }
 }
 
 /// An error while a model runs: options out of range are `ValueError`, everything else is [`ModelError`].

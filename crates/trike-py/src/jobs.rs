@@ -1,13 +1,18 @@
-//! Models on disk: inspection, conversion, quantization, training, and the hub's cache.
+//! Models on disk: inspection, conversion, quantization, training, and models of the hub.
 
-use std::{ops::ControlFlow, path::PathBuf};
+use std::{
+    collections::HashMap,
+    ffi::{OsStr, OsString},
+    ops::ControlFlow,
+    path::PathBuf,
+};
 
-use pyo3::{exceptions::PyFileNotFoundError, prelude::*};
+use pyo3::prelude::*;
 use serde::Serialize;
 use trike::{
     Calibration, ConvertOptions, EmbeddingStorage, ModelFile, ScaleStorage, Target,
-    calibrate::quantize_to,
-    llm::{HubCache, LlmError, ModelId},
+    calibrate::{OptionNames, quantize_to},
+    hub::{Hub, ModelId},
     train::run::{ConfigFormat, Event, Run, RunConfig},
 };
 
@@ -107,7 +112,14 @@ fn _quantize(
             None => trike::quantize(&input, &output, &calibration, &config, &mut set),
             Some(goal) => quantize_to(&input, &output, &calibration, &config, &goal, &mut set),
         };
-        let mut report = report.map_err(errors::model)?;
+        let mut report = report.map_err(errors::model)?.with_option_names(OptionNames {
+            setting: |planes, group| match group {
+                "row" => format!("planes={planes}, group=\"row\""),
+                size => format!("planes={planes}, group={size}"),
+            },
+            plan: "",
+            curve: None,
+        });
         // Save first: the model is complete, and the evaluation can fail or be interrupted.
         report.save().map_err(errors::model)?;
         let mut measure = |done, total| line.progress("measuring", done, total);
@@ -119,7 +131,7 @@ fn _quantize(
             None => report.evaluate_held_out(&config, &mut measure).map_err(errors::model)?,
         }
         report.save().map_err(errors::model)?;
-        Ok((json(&report)?, report.html()))
+        Ok((json(&report)?, report.html().map_err(errors::model)?))
     })
 }
 
@@ -160,13 +172,20 @@ fn _train(
     })
 }
 
-/// The path of a model in the hub's cache at `root`.
+/// The path of a model by its name on the hub, which is downloaded if it is missing; `variables` are those of the environment.
 #[pyfunction]
-fn _cached(name: &str, root: PathBuf) -> PyResult<PathBuf> {
+#[pyo3(signature = (name, variables, progress=None))]
+fn _hub_path(
+    py: Python<'_>,
+    name: &str,
+    variables: HashMap<OsString, OsString>,
+    progress: Option<Bound<'_, PyAny>>,
+) -> PyResult<PathBuf> {
     let id: ModelId = name.parse().map_err(errors::value)?;
-    HubCache::new(root).resolve(&id).map_err(|error| match error {
-        LlmError::NotInCache { .. } => PyFileNotFoundError::new_err(error.to_string()),
-        error => errors::model(error),
+    let hub = Hub::from_variables(|name| variables.get(OsStr::new(name)).cloned());
+    work::run(py, progress.as_ref(), move |line: &Line<PathBuf>| {
+        let mut report = |done: u64, total: u64| line.progress("downloading", done as usize, total as usize);
+        hub.path(&id, &mut report).map_err(errors::hub)
     })
 }
 
@@ -175,5 +194,5 @@ pub(crate) fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(_convert, m)?)?;
     m.add_function(wrap_pyfunction!(_quantize, m)?)?;
     m.add_function(wrap_pyfunction!(_train, m)?)?;
-    m.add_function(wrap_pyfunction!(_cached, m)?)
+    m.add_function(wrap_pyfunction!(_hub_path, m)?)
 }

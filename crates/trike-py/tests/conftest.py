@@ -7,6 +7,8 @@ import pytest
 
 import trike
 
+# Tests of names on the hub have a server of their own.
+os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).resolve().parents[3]
 
 

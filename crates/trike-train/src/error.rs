@@ -140,6 +140,9 @@ pub enum TrainError {
     /// A kernel failed.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),
+    /// The page of a report could not be made.
+    #[error(transparent)]
+    Report(#[from] trike_report::ReportError),
     /// A tensor cannot be constructed.
     #[error(transparent)]
     Tensor(#[from] trike_core::TensorError),

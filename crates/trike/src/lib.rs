@@ -58,12 +58,12 @@
 //!   [`Backend`]
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
 //! * errors: [`LlmError`], [`CalibrateError`]
-//! * everything else, by crate: [`trit`], [`cpu`], [`comm`], [`format`](mod@format), [`quant`], [`model`], [`nn`],
-//!   [`text`],
-//!   [`llm`], [`calibrate`], [`grad`], [`train`], [`vsa`]
+//! * models by their names on the HuggingFace hub: [`hub`], which the feature `hub` lets download
+//! * everything else, by crate: [`trit`], [`cpu`], [`comm`], [`format`](mod@format), [`quant`], [`model`], [`nn`], [`text`], [`llm`],
+//!   [`calibrate`], [`grad`], [`train`], [`vsa`]
 //!
 //! An application depends on this crate. The feature `candle`, off by default, adds `trike::candle`: ternary layers as
-//! Candle modules, and the reference backend. A library should depend only on the individual crate that it needs.
+//! Candle modules. A library should depend only on the individual crate that it needs.
 #![forbid(unsafe_code)]
 
 // Compiles and runs the examples of the README and of the handbook as doc tests. These files are not in the published package.
@@ -85,6 +85,7 @@ pub use trike_core as core;
 pub use trike_cpu as cpu;
 pub use trike_format as format;
 pub use trike_grad as grad;
+pub use trike_hub as hub;
 pub use trike_llm as llm;
 pub use trike_model as model;
 pub use trike_nn as nn;

@@ -80,9 +80,23 @@ pub struct QuantizeReport {
     pub seconds: f64,
     /// Notes for the user.
     pub notes: Vec<String>,
+    /// The options that the page names, if the caller gave them with [`with_option_names`](Self::with_option_names).
+    #[serde(skip)]
+    pub(crate) options: Option<OptionNames>,
     /// Text held out from calibration.
     #[serde(skip)]
     pub(crate) held: HeldOut,
+}
+
+/// How other models are asked for in the program that shows a report: this crate has no options of its own to name.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionNames {
+    /// The options for these planes and this group size, `row` or the number of weights.
+    pub setting: fn(planes: usize, group: &str) -> String,
+    /// The options for a plan of the layers.
+    pub plan: &'static str,
+    /// The option that measures a curve, if there is one.
+    pub curve: Option<&'static str>,
 }
 
 /// A prompt continued by both models with greedy decoding.
@@ -248,6 +262,12 @@ impl QuantizeReport {
     #[must_use]
     pub fn with_date(self, date: impl Into<String>) -> Self {
         Self { date: Some(date.into()), ..self }
+    }
+
+    /// Adds the options that the page names.
+    #[must_use]
+    pub fn with_option_names(self, options: OptionNames) -> Self {
+        Self { options: Some(options), ..self }
     }
 
     /// Sets the name of the model.

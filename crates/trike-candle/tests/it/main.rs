@@ -1,8 +1,7 @@
-//! Modules and operations for Candle users, against plain Candle.
+//! Modules for Candle users, against plain Candle.
 //!
 //! One binary for all files: each further one is linked anew.
 
 mod latent;
 mod modules;
 mod on_device;
-mod operations;

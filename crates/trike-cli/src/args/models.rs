@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use trike::llm::ModelId;
+use trike::hub::ModelId;
 
 use super::{JsonArg, TokenizerArg};
 

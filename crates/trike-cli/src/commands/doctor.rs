@@ -95,7 +95,7 @@ fn environment() -> BTreeMap<String, String> {
     options
         .filter_map(|name| name.to_str())
         .chain(["NO_COLOR"])
-        .chain(super::hub::VARIABLES)
+        .chain(trike::hub::Hub::VARIABLES)
         .filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?.to_string_lossy().into_owned())))
         .collect()
 }

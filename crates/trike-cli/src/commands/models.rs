@@ -6,6 +6,7 @@ use anyhow::bail;
 use serde::Serialize;
 use trike::{
     ModelFile,
+    hub::{HubCache, HubError, ModelId},
     llm::{GenerationConfig, LlmError},
 };
 
@@ -103,8 +104,8 @@ pub(crate) fn list(_args: &ListArgs) -> anyhow::Result<ListOutcome> {
         bytes: shipped::bytes(),
         modified: None,
     };
-    let cache = hub::cache();
-    let cached = cache.as_ref().map(trike::llm::HubCache::models).transpose()?.unwrap_or_default();
+    let cache = hub::hub().cache().ok();
+    let cached = cache.as_ref().map(HubCache::models).transpose()?.unwrap_or_default();
     let local = cached.into_iter().map(|model| LocalModel {
         name: model.id.to_string(),
         path: model.path.display().to_string(),
@@ -133,7 +134,7 @@ pub(crate) struct Removed {
 
 /// Removes models from the cache, after a question.
 pub(crate) fn rm(args: &RmArgs) -> anyhow::Result<RmOutcome> {
-    let cache = hub::cache().ok_or_else(|| anyhow::anyhow!("no cache: neither HF_HOME nor HOME is set"))?;
+    let cache = hub::hub().cache()?;
     // Before the question, and before the first one is removed.
     args.ids.iter().try_for_each(|id| cache.check_removal(id))?;
     if !args.yes {
@@ -146,9 +147,7 @@ pub(crate) fn rm(args: &RmArgs) -> anyhow::Result<RmOutcome> {
             None => return Err(conflict(&format!("to remove {what}, confirm with --yes"))),
         }
     }
-    let remove = |id: &trike::llm::ModelId| {
-        Ok::<_, LlmError>(Removed { name: id.to_string(), bytes: cache.remove(id)? })
-    };
+    let remove = |id: &ModelId| Ok::<_, HubError>(Removed { name: id.to_string(), bytes: cache.remove(id)? });
     Ok(RmOutcome { removed: args.ids.iter().map(remove).collect::<Result<_, _>>()? })
 }
 

@@ -7,8 +7,8 @@ use serde::Serialize;
 use trike::{
     Calibration, Encoding, ModelFile, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, Split, Target,
     calibrate::{
-        Budget, Compensation, Importance, Plan, PlanOptions, Pruning, ScaledInputs, Sensitivity, Tuning,
-        is_resumable, plan_for, quantize_to,
+        Budget, Compensation, Importance, OptionNames, Plan, PlanOptions, Pruning, ScaledInputs, Sensitivity,
+        Tuning, is_resumable, plan_for, quantize_to,
     },
     format::OutputFile,
     quant::{CalibrationMethod, ColumnOrder, PrunePattern, ScaleRule, TritLayout},
@@ -147,7 +147,11 @@ fn stamped(report: QuantizeReport, args: &QuantizeArgs) -> QuantizeReport {
     if let Some(date) = invocation::date() {
         report = report.with_date(date);
     }
-    report.with_model_name(args.model.given().display().to_string())
+    report.with_model_name(args.model.given().display().to_string()).with_option_names(OptionNames {
+        setting: |planes, group| format!("--planes {planes} --group {group}"),
+        plan: "--plan plan.json",
+        curve: Some("--curve"),
+    })
 }
 
 /// One progress bar per step.

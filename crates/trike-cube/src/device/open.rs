@@ -25,7 +25,6 @@ pub fn is_linked(runtime: Runtime) -> bool {
         Runtime::Metal => cfg!(feature = "metal"),
         Runtime::Vulkan => cfg!(feature = "vulkan"),
         Runtime::Wgpu => cfg!(feature = "wgpu"),
-        Runtime::Cpu => cfg!(feature = "cpu"),
     }
 }
 
@@ -102,7 +101,6 @@ fn on_machine(runtime: Runtime) -> Vec<CubeDevice> {
         Runtime::Metal => graphics(WgpuBackend::Metal),
         Runtime::Vulkan => graphics(WgpuBackend::Vulkan),
         Runtime::Wgpu => preferred(),
-        Runtime::Cpu => CubeDevice::cpu().into_iter().collect(),
     }
 }
 
@@ -185,9 +183,5 @@ fn second_client(last: &CubeDevice) -> Option<CubeDevice> {
 }
 
 fn is_software(device: &CubeDevice) -> bool {
-    match device {
-        CubeDevice::Wgpu(device) => device.kind == WgpuDeviceKind::Cpu,
-        CubeDevice::Cpu(_) => true,
-        _ => false,
-    }
+    matches!(device, CubeDevice::Wgpu(device) if device.kind == WgpuDeviceKind::Cpu)
 }

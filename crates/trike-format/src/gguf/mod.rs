@@ -5,6 +5,7 @@ pub(crate) mod encode;
 mod header;
 mod meta;
 mod quants;
+mod round;
 mod spans;
 mod split;
 mod types;
@@ -13,6 +14,7 @@ mod writer;
 use std::{collections::HashMap, path::Path};
 
 pub use meta::{MetaArray, MetaValue, Metadata, StringArray};
+pub use round::round_to_blocks;
 pub use split::gguf_parts;
 pub use types::GgufType;
 pub use writer::GgufWriter;

@@ -113,9 +113,25 @@ fn scale_and_min(packed: &[u8], sub: usize) -> (u8, u8) {
     (low & 15 | packed[sub - 4] >> 6 << 4, low >> 4 | packed[sub] >> 6 << 4)
 }
 
+/// The inverse of [`scale_and_min`] for all eight sub-blocks.
+pub(super) fn block_scales(all: &[(u8, u8)]) -> [u8; 12] {
+    let mut packed = [0; 12];
+    for (sub, (scale, min)) in all.iter().enumerate().take(8) {
+        if sub < 4 {
+            packed[sub] |= scale & 63;
+            packed[sub + 4] |= min & 63;
+        } else {
+            packed[sub + 4] = scale & 15 | min << 4;
+            packed[sub - 4] |= scale >> 4 << 6;
+            packed[sub] |= min >> 4 << 6;
+        }
+    }
+    packed
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{GgufType, decode};
+    use super::{GgufType, block_scales, decode, scale_and_min};
     use crate::{Tensor, TensorError};
 
     /// f16 0.5, 0.25, -1 and -8.
@@ -224,5 +240,13 @@ mod tests {
                 assert!(matches!(error, TensorError::NonFinite { index: 0, .. }), "{kind}: {error}");
             }
         }
+    }
+
+    #[test]
+    fn packed_scales_are_read_back() {
+        let all: Vec<(u8, u8)> = (0..8).map(|sub| (63 - 7 * sub, 5 + 8 * sub)).collect();
+        let packed = block_scales(&all);
+        let read: Vec<(u8, u8)> = (0..8).map(|sub| scale_and_min(&packed, sub)).collect();
+        assert_eq!(read, all);
     }
 }

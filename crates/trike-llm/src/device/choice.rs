@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use trike_core::{DeviceSpec, Runtime, UnknownDevice};
+use trike_core::{DeviceSpec, Runtime};
 
 /// The device that a model runs on: the CPU, a device by name, the first available device, or several devices that each hold some
 /// of its layers.
@@ -56,8 +56,13 @@ impl DeviceShare {
 #[non_exhaustive]
 pub enum InvalidDevice {
     /// An unknown name.
-    #[error(transparent)]
-    Unknown(#[from] UnknownDevice),
+    #[error(
+        "unknown device {name:?}: expected auto, cpu, or one of wgpu, vulkan, cuda, hip, metal with a number (cuda:0)"
+    )]
+    Unknown {
+        /// The name given.
+        name: String,
+    },
     /// Names that cannot form a list.
     #[error("device list {list:?}: {rule}")]
     List {
@@ -92,19 +97,21 @@ impl FromStr for DeviceChoice {
     fn from_str(name: &str) -> Result<Self, InvalidDevice> {
         match name.contains([',', '=']) {
             true => Ok(Self::Several(shares(name)?)),
-            false => Ok(one(name)?),
+            false => one(name),
         }
     }
 }
 
 /// A name of one device.
-fn one(name: &str) -> Result<DeviceChoice, UnknownDevice> {
-    match name.parse()? {
-        DeviceSpec::Auto => Ok(DeviceChoice::Auto),
-        // The CPU is one device, and models run on Trike's own CPU kernels instead of CubeCL's CPU runtime.
-        DeviceSpec::Numbered(Runtime::Cpu, _) if name == "cpu" => Ok(DeviceChoice::Cpu),
-        DeviceSpec::Numbered(Runtime::Cpu, _) => Err(UnknownDevice { name: name.to_owned() }),
-        DeviceSpec::Numbered(runtime, index) => Ok(DeviceChoice::Numbered(runtime, index)),
+fn one(name: &str) -> Result<DeviceChoice, InvalidDevice> {
+    if name == "cpu" {
+        return Ok(DeviceChoice::Cpu);
+    }
+    match name.parse() {
+        Ok(DeviceSpec::Auto) => Ok(DeviceChoice::Auto),
+        Ok(DeviceSpec::Numbered(runtime, index)) => Ok(DeviceChoice::Numbered(runtime, index)),
+        // Its message leaves out the CPU, which is no device of a runtime.
+        Err(_) => Err(InvalidDevice::Unknown { name: name.to_owned() }),
     }
 }
 
@@ -163,7 +170,7 @@ mod tests {
         for name in
             ["", "gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda:0:0", "CUDA:0", "cpu:0", "cpu:1", "auto:0"]
         {
-            let unknown = InvalidDevice::Unknown(UnknownDevice { name: name.to_owned() });
+            let unknown = InvalidDevice::Unknown { name: name.to_owned() };
             assert_eq!(name.parse::<DeviceChoice>(), Err(unknown.clone()));
             // One of a list is refused with the same message.
             assert_eq!(format!("cuda:7,{name}").parse::<DeviceChoice>(), Err(unknown));

@@ -7,13 +7,13 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::llama;
 use tempfile::TempDir;
-use trike_candle::CandleBackend;
 use trike_cpu::{Cpu, Isa};
 use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile};
 use trike_nn::{
     ActivationPolicy, ActivationPrecision, Backend, CpuBackend, KvPrecision, KvSpec, Logits, NnError,
     Sequence, Step,
 };
+use trike_reference::CandleBackend;
 use trike_testkit::{Llama2cCheckpoint, Llama2cShape, assert_close, max_rel, storyteller, tiny};
 
 fn load<B: Backend>(backend: B, path: &Path) -> LanguageModel<B> {

@@ -3,13 +3,13 @@
 use std::ops::ControlFlow;
 
 use crate::common::{SHAPE, Shape, ids, random_llama};
-use trike_candle::CandleBackend;
 use trike_cpu::Cpu;
 use trike_llm::{
     ChooseKv, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, ScoreOptions, Split,
     compare_ids, divergence, sampler::SamplerConfig,
 };
 use trike_nn::{ActivationPrecision, KvPrecision, KvPrecisions, KvSpec, NnError};
+use trike_reference::CandleBackend;
 use trike_testkit::{assert_near, golden, llama2c_vocabulary, stories, storyteller, tiny};
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");

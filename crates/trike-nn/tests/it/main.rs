@@ -1,4 +1,4 @@
-//! Decoders on the host and on devices.
+//! Operations and decoders on the host and on devices.
 //!
 //! One binary for all files: each further one is linked anew.
 
@@ -7,3 +7,4 @@ mod device;
 mod evict;
 mod keys;
 mod mixed;
+mod operations;

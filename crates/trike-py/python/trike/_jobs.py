@@ -75,7 +75,7 @@ def _path(path: Optional[PathLike]) -> Optional[Path]:
 
 def inspect(model: PathLike, *, progress: Union[None, bool, Progress] = None) -> Inspection:
     """Describes a checkpoint, also one that cannot be run: `model`, `tensors`, `totals`, `refusal`."""
-    path = resolve(model)
+    path = resolve(model, progress)
     return Inspection(json.loads(_run(lambda watch: _trike._inspect(path, watch), progress)))
 
 
@@ -94,7 +94,7 @@ def convert(
 ) -> ConvertReport:
     """Converts a model to `output`, which must not exist. `to` is `tq1_0`, `tq2_0` or `q2_0` (GGUF files), `trike` or `f16`
     (directories). Weights keep their values, unless `embeddings` (`int8`, `f16`) or `scales` (`f16`) round some."""
-    path = resolve(model)
+    path = resolve(model, progress)
     text = _run(
         lambda watch: _trike._convert(
             path,
@@ -153,7 +153,7 @@ def quantize(
     calibration text the model writes `sequences` itself. `method` is `compensate`, or a rounding without statistics: `least_squares`,
     `absmean`, `twn`, `absmax`. An interrupted call that is repeated continues where it was.
     """
-    path = resolve(model)
+    path = resolve(model, progress)
     if isinstance(group, int) and not isinstance(group, bool):
         group = f"group{group}"
     text = None if calibration is None else Path(os.fspath(calibration)).read_text(encoding="utf-8")

@@ -72,8 +72,8 @@ def _json(name: str, value: Any) -> str:
 class Model(_trike.Model):
     """A language model: `Model(path_or_name, device="auto")`.
 
-    The model is a directory in HuggingFace's layout, a GGUF file, a llama2.c checkpoint, or `org/name[@revision][:file]` in the hub's
-    cache. `device` is `auto` (a GPU if this build reaches one, else the CPU), `cpu`, or a name of `trike.devices()`; `threads` is
+    The model is a directory in HuggingFace's layout, a GGUF file, a llama2.c checkpoint, or `org/name[@revision][:file]` on the hub,
+    which is downloaded if it is not in the cache. `device` is `auto` (a GPU if this build reaches one, else the CPU), `cpu`, or a name of `trike.devices()`; `threads` is
     0 for one per physical core; `activations` of ternary layers are `auto`, `int8`, `int16` or `f32` (exact); `head` is the LM head's
     precision, `auto`, `stored` or `int8`.
 
@@ -94,7 +94,7 @@ class Model(_trike.Model):
     ) -> "Model":
         return super().__new__(
             cls,
-            resolve(model),
+            resolve(model, progress),
             device=device,
             threads=threads,
             activations=activations,

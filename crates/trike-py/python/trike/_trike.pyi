@@ -1,7 +1,7 @@
 """The native module of `trike`. Its names are public through the packages' modules."""
 
 import os
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence as Seq, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence as Seq, Tuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -404,7 +404,7 @@ def _quantize(
 def _train(
     config: Optional[str], path: Optional["os.PathLike[str]"], check: bool = False, progress: Optional[Progress] = None
 ) -> str: ...
-def _cached(name: str, root: "os.PathLike[str]") -> "os.PathLike[str]": ...
+def _hub_path(name: str, variables: Mapping[str, str], progress: Optional[Progress] = None) -> "os.PathLike[str]": ...
 def _command(args: Seq[str]) -> int: ...
 
 # In builds with a GPU runtime.

@@ -452,7 +452,7 @@ impl Run {
             }
             setup::write(&dir.join("report.json"), &(to_json(&report)?.to_string() + "\n"))?;
             let lines = log.map(|log| log.lines).unwrap_or_default();
-            setup::write(&dir.join("report.html"), &page::page(&report, &lines, &text))?;
+            setup::write(&dir.join("report.html"), &page::page(&report, &lines, &text)?)?;
         }
         drop(claimed);
         Ok(report)

@@ -1,34 +1,29 @@
 //! The page of a run: figures and curves in one file.
 
-use std::fmt::Write as _;
+use trike_report::{Axis, Page, Plot, Point};
 
 use super::log::Line;
 use super::{Evaluation, RunReport};
+use crate::TrainError;
 
-/// Size of the plot and of its margins, in pixels.
+/// Size of the plot and its margins, in pixels.
 const SIZE: (f64, f64) = (720.0, 320.0);
-const MARGIN: (f64, f64) = (56.0, 28.0);
+const MARGINS: (f64, f64, f64, f64) = (56.0, 48.0, 28.0, 28.0);
+/// Lines across the plot.
+const PARTS: i32 = 4;
 
 /// The page as HTML, which loads nothing.
-pub(super) fn page(report: &RunReport, lines: &[Line], config: &str) -> String {
-    let mut html = String::from(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width\">\n<title>Training</title>\n<style>\n\
-         :root{color-scheme:light dark;--line:#0b6bcb;--dot:#c2410c}\n\
-         @media(prefers-color-scheme:dark){:root{--line:#6cb2ff;--dot:#fb923c}}\n\
-         body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}\n\
-         dl{display:grid;grid-template-columns:max-content 1fr;gap:0 1.5rem}dd{margin:0}\n\
-         svg{width:100%;height:auto}text{font-size:12px;fill:currentColor}\n\
-         pre{overflow-x:auto;border:1px solid;padding:.8rem}\n</style></head><body>\n",
-    );
-    let _ = writeln!(html, "<h1>{}</h1>\n<dl>", escape(&report.output.display().to_string()));
-    for (name, value) in facts(report) {
-        let _ = writeln!(html, "<dt>{name}</dt><dd>{}</dd>", escape(&value));
+pub(super) fn page(report: &RunReport, lines: &[Line], config: &str) -> Result<String, TrainError> {
+    let mut page = Page::new(report.output.display().to_string());
+    page.facts(facts(report).into_iter().map(|(name, value)| (name, Some(value))));
+    page.section("", "Bits per token");
+    match plot(lines, report.teacher.as_ref()) {
+        Some(plot) => page.plot(&plot),
+        None => page.paragraph("No step was logged."),
     }
-    html.push_str("</dl>\n<h2>Bits per token</h2>\n");
-    plot(&mut html, lines, report.teacher.as_ref());
-    let _ = writeln!(html, "<h2>Configuration</h2>\n<pre>{}</pre>\n</body></html>", escape(config));
-    html
+    page.section("", "Configuration");
+    page.code(config);
+    Ok(page.render()?)
 }
 
 /// Names and values of the result.
@@ -55,8 +50,8 @@ fn facts(report: &RunReport) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// The loss of the steps as a line, that of evaluations as dots, the teacher's as a dashed line.
-fn plot(html: &mut String, lines: &[Line], teacher: Option<&Evaluation>) {
+/// The loss of the steps as a line, that of evaluations as dots, the teacher's as a dashed line; `None` if nothing was logged.
+fn plot(lines: &[Line], teacher: Option<&Evaluation>) -> Option<Plot> {
     let mut steps = Vec::new();
     let mut dots = Vec::new();
     for line in lines {
@@ -66,74 +61,44 @@ fn plot(html: &mut String, lines: &[Line], teacher: Option<&Evaluation>) {
         }
     }
     let all = || steps.iter().chain(&dots).filter(|(_, bits)| bits.is_finite());
+    all().next()?;
     let least = all().map(|p| p.1).chain(teacher.map(|t| t.bits_per_token)).fold(f64::INFINITY, f64::min);
     let most = all().map(|p| p.1).fold(least, f64::max);
     let last = all().map(|p| p.0).fold(1.0, f64::max);
-    if all().next().is_none() {
-        html.push_str("<p>No step was logged.</p>\n");
-        return;
-    }
-    let (width, height) = (SIZE.0 - 2.0 * MARGIN.0, SIZE.1 - 2.0 * MARGIN.1);
-    let x = |step: f64| MARGIN.0 + width * step / last;
-    let y = |bits: f64| MARGIN.1 + height * (most - bits) / (most - least).max(1e-9);
-    let _ = writeln!(
-        html,
-        "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"Bits per token over steps\">",
-        SIZE.0, SIZE.1
-    );
-    for part in 0..=4 {
-        let bits = least + (most - least) * f64::from(part) / 4.0;
-        let at = y(bits);
-        let _ = writeln!(
-            html,
-            "<line x1=\"{}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"currentColor\" opacity=\".2\"/>\
-             <text x=\"4\" y=\"{:.1}\">{bits:.2}</text>",
-            MARGIN.0,
-            SIZE.0 - MARGIN.0,
-            at + 4.0
-        );
-    }
-    let _ = writeln!(
-        html,
-        "<text x=\"{}\" y=\"{}\">0</text><text x=\"{}\" y=\"{}\" text-anchor=\"end\">step {last}</text>",
-        MARGIN.0,
-        SIZE.1 - 4.0,
-        SIZE.0 - MARGIN.0,
-        SIZE.1 - 4.0
-    );
-    let points: Vec<String> = steps
-        .iter()
-        .filter(|(_, bits)| bits.is_finite())
-        .map(|&(step, bits)| format!("{:.1},{:.1}", x(step), y(bits)))
-        .collect();
-    let _ = writeln!(
-        html,
-        "<polyline fill=\"none\" stroke=\"var(--line)\" stroke-width=\"1.5\" points=\"{}\"/>",
-        points.join(" ")
-    );
-    if let Some(teacher) = teacher {
-        let at = y(teacher.bits_per_token);
-        let _ = writeln!(
-            html,
-            "<line x1=\"{}\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"currentColor\" stroke-dasharray=\"6 4\"/>",
-            MARGIN.0,
-            SIZE.0 - MARGIN.0
-        );
-    }
-    for (step, bits) in dots.into_iter().filter(|(_, bits)| bits.is_finite()) {
-        let _ = writeln!(
-            html,
-            "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"3.5\" fill=\"var(--dot)\"><title>step {step}: {bits:.4}</title></circle>",
-            x(step),
-            y(bits)
-        );
-    }
-    html.push_str("</svg>\n<p>Line: training, mean of the logged steps. Dots: held-out text.");
-    html.push_str(if teacher.is_some() { " Dashed: the teacher on held-out text.</p>\n" } else { "</p>\n" });
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    let tick = |part: i32| {
+        let bits = least + (most - least) * f64::from(part) / f64::from(PARTS);
+        (bits, format!("{bits:.2}"))
+    };
+    let across = teacher.map(|t| vec![(0.0, t.bits_per_token), (last, t.bits_per_token)]);
+    let point = |&(step, bits): &(f64, f64)| Point {
+        at: (step, bits),
+        title: format!("step {step}: {bits:.4}"),
+        ..Point::default()
+    };
+    let dashed = if teacher.is_some() { " Dashed: the teacher on held-out text." } else { "" };
+    Some(Plot {
+        id: String::new(),
+        label: "Bits per token over steps".to_owned(),
+        caption: format!("Line: training, mean of the logged steps. Dots: held-out text.{dashed}"),
+        size: SIZE,
+        margins: MARGINS,
+        x: Axis {
+            from: 0.0,
+            to: last,
+            ticks: vec![(0.0, "0".to_owned()), (last, format!("step {last}"))],
+            name: String::new(),
+        },
+        y: Axis {
+            from: least,
+            to: most.max(least + 1e-9),
+            ticks: (0..=PARTS).map(tick).collect(),
+            name: String::new(),
+        },
+        points: dots.iter().map(point).collect(),
+        lines: std::iter::once(trike_report::Line { points: steps, dashed: false })
+            .chain(across.map(|points| trike_report::Line { points, dashed: true }))
+            .collect(),
+    })
 }
 
 #[cfg(test)]
@@ -163,10 +128,10 @@ mod tests {
             ..RunReport::default()
         };
         let lines = [Line::Steps(line), Line::Evaluation(evaluation(10, 3.0))];
-        let html = page(&report, &lines, "a = \"<b>\"");
+        let html = page(&report, &lines, "a = \"<b>\"").unwrap();
         assert!(html.contains("&lt;out&gt;") && html.contains("a = &quot;&lt;b&gt;&quot;"));
         assert!(!html.contains("NaN") && html.contains("<title>step 10: 3.0000</title>"));
         assert!(html.contains("<dd>2.0000</dd>"), "the ratio");
-        assert!(page(&report, &[], "").contains("No step was logged"));
+        assert!(page(&report, &[], "").unwrap().contains("No step was logged"));
     }
 }

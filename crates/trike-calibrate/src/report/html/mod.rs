@@ -1,32 +1,27 @@
 //! The report as a self-contained HTML page.
 
 mod curve;
-mod page;
 mod top;
 
-use self::page::{Cell, Page, Row};
-use super::{size, verdict::change};
-use crate::{LayerReport, Measured, QuantizeReport, Sensitivity, StoredKind, TuningReport};
+use trike_report::{Cell, Page, Row};
 
-/// Style sheet, also for narrow and dark screens and for print. No scripts, external fonts or images.
-const STYLE: &str = include_str!("style.css");
+use super::{size, verdict::change};
+use crate::{CalibrateError, LayerReport, Measured, QuantizeReport, Sensitivity, StoredKind, TuningReport};
+
 /// Tables with more rows are folded away.
 const MOST_ROWS: usize = 100;
 
 impl QuantizeReport {
     /// The report as one HTML page with embedded plots; nothing is loaded from elsewhere.
-    pub fn html(&self) -> String {
-        let mut page = Page::default();
-        let title = format!("{}: ternary quantization", name_of(&self.model));
-        page.raw("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");
-        page.raw("<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"><title>");
-        page.text(&title);
-        page.raw(&format!("</title><style>\n{STYLE}</style></head><body>\n<header><h1>"));
-        page.text(&title);
-        page.raw("</h1>\n");
+    ///
+    /// # Errors
+    ///
+    /// [`CalibrateError::Report`] for a defect of the templates.
+    pub fn html(&self) -> Result<String, CalibrateError> {
         let by = format!("Trike {}", self.version);
-        page.dim(&self.date.as_ref().map_or(by.clone(), |date| format!("{by}, {date}")));
-        page.raw("</header>\n<main>\n");
+        let by = self.date.as_ref().map_or(by.clone(), |date| format!("{by}, {date}"));
+        let title = format!("{}: ternary quantization", name_of(&self.model));
+        let mut page = Page::new(title).with_byline(by);
         self.verdict_section(&mut page);
         self.sample_section(&mut page);
         self.alternative_section(&mut page);
@@ -38,14 +33,9 @@ impl QuantizeReport {
         self.tuning_section(&mut page);
         if !self.notes.is_empty() {
             page.section("notes", "Notes");
-            page.raw("<ul>\n");
-            for note in &self.notes {
-                page.item(note);
-            }
-            page.raw("</ul>\n");
+            page.list(self.notes.iter().cloned());
         }
-        page.raw("</main></body></html>\n");
-        page.0
+        Ok(page.render()?)
     }
 
     fn curve_section(&self, page: &mut Page) {
@@ -53,11 +43,7 @@ impl QuantizeReport {
             return;
         }
         page.section("curve", "Quality and size");
-        page.raw("<figure id=\"plot-curve\"><figcaption>");
-        page.text("KL divergence from the dense model, in nats per token, over bits per weight of the linear layers");
-        page.raw("</figcaption>\n");
-        page.raw(&curve::svg(&self.curve));
-        page.raw("</figure>\n");
+        page.plot(&curve::plot(&self.curve));
         let rows = self.curve.iter().map(|p| {
             let cells = [
                 format!("{:.2}", p.bits_per_weight),
@@ -65,7 +51,7 @@ impl QuantizeReport {
                 change(p.ratio, p.ratio_error),
                 format!("{:.4}", p.kl),
             ];
-            Row { own: curve::is_own(p), ..Row::new(p.setting.clone(), cells.map(Cell::from)) }
+            Row::new(p.setting.clone(), cells.map(Cell::from)).with_own(curve::is_own(p))
         });
         page.table(&["setting", "bits/weight", "all tensors", "perplexity", "KL"], rows);
     }
@@ -93,7 +79,7 @@ impl QuantizeReport {
                 l.damping.map_or_else(String::new, |d| format!("{d}")).into(),
                 format!("{:.1} s", l.seconds).into(),
             ];
-            Row::layer(&l.name, cells)
+            layer_row(&l.name, cells)
         });
         let header = [
             "layer",
@@ -107,12 +93,11 @@ impl QuantizeReport {
             "damping",
             "time",
         ];
-        page.details(&format!("All {} layers", self.layers.len()), self.layers.len() <= MOST_ROWS, |page| {
-            page.table(&header, rows);
-        });
+        let short = self.layers.len() <= MOST_ROWS;
+        page.folded_table(&format!("All {} layers", self.layers.len()), short, &header, rows);
         for l in &self.layers {
             if let Some(reason) = &l.kept {
-                page.paragraph(&format!("`{}` is not quantized: {reason}.", l.name));
+                page.paragraph(format!("`{}` is not quantized: {reason}.", l.name));
             }
         }
     }
@@ -145,28 +130,25 @@ impl QuantizeReport {
                 let (stored, kl) = found.unzip();
                 [stored.unwrap_or_default().into(), Cell::bar(kl, most, |v| format!("{v:.2e}"))]
             });
-            Row::layer(&s.layer, cells.into_iter().flatten())
+            layer_row(&s.layer, cells.into_iter().flatten())
         });
         let short = all.len() <= MOST_ROWS;
-        page.details(&format!("All {} layers", all.len()), short, |page| {
-            page.table(&["layer", "stored as", "KL", "smallest", "KL of the smallest"], rows);
-        });
+        let header = ["layer", "stored as", "KL", "smallest", "KL of the smallest"];
+        page.folded_table(&format!("All {} layers", all.len()), short, &header, rows);
         let rows = all.iter().flat_map(|s| {
             s.choices.iter().filter(|c| c.stored.kind != StoredKind::Dense).map(move |c| {
                 let bits = format!("{:.2}", 8.0 * c.bytes as f64 / s.weights.max(1) as f64);
                 let cells = [c.stored.to_string(), bits, size(c.bytes), format!("{:.2e}", c.kl)];
-                Row::layer(&s.layer, cells.map(Cell::from))
+                layer_row(&s.layer, cells.map(Cell::from))
             })
         });
-        page.details("All choices", false, |page| {
-            page.table(&["layer", "storage", "bits/weight", "size", "KL"], rows);
-        });
+        page.folded_table("All choices", false, &["layer", "storage", "bits/weight", "size", "KL"], rows);
     }
 
     fn plan_section(&self, page: &mut Page) {
         let Some(planning) = &self.planning else { return };
         page.section("plan", "Budget and plan");
-        page.paragraph(&format!("Budget: {}.", planning.described()));
+        page.paragraph(format!("Budget: {}.", planning.described()));
         if !planning.trials.is_empty() {
             page.dim("Models made and measured during the search; the error is the standard error of the budgeted figure.");
             let rows = planning.trials.iter().enumerate().map(|(i, t)| {
@@ -193,13 +175,11 @@ impl QuantizeReport {
             ];
             page.table(&header, rows);
         }
-        page.details("The plan", false, |page| {
-            let rows = planning.plan.layers.iter().map(|l| {
-                let cells = [l.stored.to_string(), l.stored.reason.clone().unwrap_or_default()];
-                Row::layer(&l.name, cells.map(Cell::from))
-            });
-            page.table(&["layer", "storage", "reason"], rows);
+        let rows = planning.plan.layers.iter().map(|l| {
+            let cells = [l.stored.to_string(), l.stored.reason.clone().unwrap_or_default()];
+            layer_row(&l.name, cells.map(Cell::from))
         });
+        page.folded_table("The plan", false, &["layer", "storage", "reason"], rows);
     }
 
     /// Tuning results, per block and for the whole model.
@@ -250,6 +230,12 @@ impl QuantizeReport {
 /// The last component of a path.
 fn name_of(path: &str) -> &str {
     path.trim_end_matches('/').rsplit('/').next().unwrap_or(path)
+}
+
+/// A row of a layer, under the short form of its name.
+fn layer_row(name: &str, cells: impl IntoIterator<Item = Cell>) -> Row {
+    let short = name.strip_prefix("model.").unwrap_or(name);
+    Row::new(short.strip_suffix(".weight").unwrap_or(short), cells).with_title(name)
 }
 
 fn percent(share: f64) -> String {

@@ -1,13 +1,10 @@
 //! What is asked first: the verdict, its figures, sample text, alternatives.
 
-use std::fmt::Write;
+use trike_report::{Cell, Figure, Page, Row};
 
-use super::{
-    page::{Cell, Page, Row, escape},
-    percent,
-};
+use super::percent;
 use crate::{
-    Alternative, QuantizeReport,
+    Alternative, QuantizeReport, Sample,
     report::{size, verdict::thousands},
 };
 
@@ -18,39 +15,38 @@ impl QuantizeReport {
             (Some(verdict), _) => {
                 // The serialized name is the class.
                 let class = serde_json::to_value(verdict.rating).unwrap_or_default();
-                page.raw(&format!("<p id=\"verdict\" class=\"{}\">", class.as_str().unwrap_or_default()));
-                page.text(&verdict.sentence);
+                page.verdict(class.as_str().unwrap_or_default(), &verdict.sentence);
             }
-            (None, Some(reason)) => {
-                page.raw("<p id=\"verdict\">");
-                page.text(&format!("Quality was not measured: {reason}."));
-            }
-            (None, None) => {
-                page.raw("<p id=\"verdict\">");
-                page.text("Quality has not been measured.");
-            }
+            (None, Some(reason)) => page.verdict("", format!("Quality was not measured: {reason}.")),
+            (None, None) => page.verdict("", "Quality has not been measured."),
         }
-        page.raw("</p>\n<dl class=\"figures\">\n");
+        let measured = self.evaluation.iter().flat_map(|e| -> [Figure<'_>; 4] {
+            [
+                ("perplexity ratio", format!("{:.4}", e.ratio), format!("± {:.4}", e.ratio_error)),
+                (
+                    "perplexity",
+                    format!("{:.3} → {:.3}", e.perplexity_before, e.perplexity_after),
+                    String::new(),
+                ),
+                ("KL divergence", format!("{:.4}", e.kl), format!("± {:.4} nats per token", e.kl_error)),
+                ("same most probable token", percent(e.top1_agreement), String::new()),
+            ]
+        });
+        let sizes = [
+            (
+                "size of all tensors",
+                format!("{} → {}", size(self.input_bytes), size(self.output_bytes)),
+                percent(self.output_bytes as f64 / self.input_bytes.max(1) as f64),
+            ),
+            (
+                "bits per weight",
+                format!("{:.2}", self.ternary.bits_per_weight),
+                "in ternary layers".to_owned(),
+            ),
+        ];
+        page.figures(measured.chain(sizes));
         if let Some(e) = &self.evaluation {
-            page.figure("perplexity ratio", &format!("{:.4}", e.ratio), &format!("± {:.4}", e.ratio_error));
-            let perplexity = format!("{:.3} → {:.3}", e.perplexity_before, e.perplexity_after);
-            page.figure("perplexity", &perplexity, "");
-            page.figure(
-                "KL divergence",
-                &format!("{:.4}", e.kl),
-                &format!("± {:.4} nats per token", e.kl_error),
-            );
-            page.figure("same most probable token", &percent(e.top1_agreement), "");
-        }
-        page.figure(
-            "size of all tensors",
-            &format!("{} → {}", size(self.input_bytes), size(self.output_bytes)),
-            &percent(self.output_bytes as f64 / self.input_bytes.max(1) as f64),
-        );
-        page.figure("bits per weight", &format!("{:.2}", self.ternary.bits_per_weight), "in ternary layers");
-        page.raw("</dl>\n");
-        if let Some(e) = &self.evaluation {
-            page.dim(&format!(
+            page.dim(format!(
                 "Measured on {}, with f32 activations. ± is one standard error. Both models see the same tokens, so that the \
                  error of the ratio is smaller than that of either perplexity.",
                 e.described()
@@ -68,8 +64,7 @@ impl QuantizeReport {
             "The same prompt, continued by both models with greedy decoding. The underlined text is where the ternary model no \
              longer says what the dense one does.",
         );
-        page.raw("<div class=\"samples\">\n");
-        for sample in &self.samples {
+        let side_by_side = |sample: &Sample| {
             let (dense, ternary) = (sample.dense.trim(), sample.ternary.trim());
             let same: usize = dense
                 .chars()
@@ -88,17 +83,16 @@ impl QuantizeReport {
                 same if same == sample.tokens => format!("all {same} tokens are the same"),
                 same => format!("{same} of {} tokens before they differ", sample.tokens),
             };
-            let _ = writeln!(
-                page.0,
-                "<section class=\"sample\"><p><b>{}…</b> <span class=\"dim\">({agreement})</span></p>\n\
-                 <div><h3>dense</h3><p>{}</p></div>\n<div><h3>ternary</h3><p>{}<mark>{}</mark></p></div></section>",
-                escape(sample.prompt.trim()),
-                escape(dense),
-                escape(shared),
-                escape(other),
-            );
-        }
-        page.raw("</div>\n");
+            trike_report::Sample {
+                prompt: sample.prompt.trim().to_owned(),
+                agreement,
+                names: ["dense", "ternary"].map(str::to_owned),
+                first: dense.to_owned(),
+                same: shared.to_owned(),
+                other: other.to_owned(),
+            }
+        };
+        page.samples(self.samples.iter().map(side_by_side));
     }
 
     pub(super) fn alternative_section(&self, page: &mut Page) {
@@ -107,10 +101,12 @@ impl QuantizeReport {
             page.dim("Not listed: with these options sizes depend on the weights, and follow only from making the model.");
             return;
         }
-        page.dim(
-            "Sizes follow from the shapes. Quality is given only where it was measured: `--curve` measures one to four planes, \
-             a search the models that it makes.",
-        );
+        let curve = self.options.and_then(|options| options.curve);
+        page.dim(format!(
+            "Sizes follow from the shapes. Quality is given only where it was measured: {} measures one to four planes, a search the \
+             models that it makes.",
+            curve.map_or("a curve".to_owned(), |option| format!("`{option}`"))
+        ));
         let own = self.output_bytes as f64;
         let price = |bytes: u64| format!("{:+.1} %", 100.0 * (bytes as f64 / own.max(1.0) - 1.0));
         let measured = self.alternatives.iter().any(|a| a.ratio.is_some()) || self.evaluation.is_some();
@@ -121,7 +117,9 @@ impl QuantizeReport {
                  tuning.",
             );
         }
-        let mut header = vec!["setting", "options", "bits/weight", "all tensors", "change"];
+        let mut header = vec!["setting"];
+        header.extend(self.options.map(|_| "options"));
+        header.extend(["bits/weight", "all tensors", "change"]);
         if measured {
             header.extend(["perplexity", "KL"]);
         }
@@ -130,12 +128,14 @@ impl QuantizeReport {
         }
         let row = |a: &Alternative| {
             let group = a.stored.group.as_deref().unwrap_or("-");
-            let mut cells = vec![
-                Cell::from(format!("--planes {} --group {group}", a.stored.planes.unwrap_or(0))),
-                format!("{:.2}", a.bits_per_weight).into(),
+            let depth = a.stored.planes.unwrap_or(0);
+            let mut cells =
+                Vec::from_iter(self.options.map(|options| (options.setting)(depth, group).into()));
+            cells.extend([
+                Cell::from(format!("{:.2}", a.bits_per_weight)),
                 size(a.bytes).into(),
                 if a.current { "this model".to_owned() } else { price(a.bytes) }.into(),
-            ];
+            ]);
             if measured {
                 let own = self.evaluation.as_ref().filter(|_| a.current);
                 let ratio = a.ratio.or(own.map(|e| e.ratio));
@@ -147,10 +147,10 @@ impl QuantizeReport {
                 cells.push(a.predicted_kl.map_or(String::new(), |kl| format!("{kl:.4}")).into());
             }
             let name = match group {
-                "row" => format!("{}, one scale per row", planes(a.stored.planes.unwrap_or(0))),
-                size => format!("{}, groups of {size}", planes(a.stored.planes.unwrap_or(0))),
+                "row" => format!("{}, one scale per row", planes(depth)),
+                size => format!("{}, groups of {size}", planes(depth)),
             };
-            Row { own: a.current, ..Row::new(name, cells) }
+            Row::new(name, cells).with_own(a.current)
         };
         let mut rows: Vec<Row> = self.alternatives.iter().map(row).collect();
         if !self.alternatives.iter().any(|a| a.current) {
@@ -164,12 +164,12 @@ impl QuantizeReport {
     fn own_row(&self, measured: bool, predicted: bool) -> Row {
         let weights: f64 = self.layers.iter().map(|l| (l.rows * l.cols) as f64).sum();
         let bytes: f64 = self.layers.iter().map(|l| l.bytes as f64).sum();
-        let mut cells = vec![
-            Cell::from("--plan plan.json"),
-            format!("{:.2}", 8.0 * bytes / weights.max(1.0)).into(),
+        let mut cells = Vec::from_iter(self.options.map(|options| options.plan.into()));
+        cells.extend([
+            Cell::from(format!("{:.2}", 8.0 * bytes / weights.max(1.0))),
             size(self.output_bytes).into(),
             "this model".into(),
-        ];
+        ]);
         if measured {
             let text = |v: Option<f64>| v.map_or("not measured".to_owned(), |v| format!("{v:.4}"));
             let e = self.evaluation.as_ref();
@@ -178,19 +178,17 @@ impl QuantizeReport {
         if predicted {
             cells.push("".into());
         }
-        Row { own: true, ..Row::new("per layer, from the plan", cells) }
+        Row::new("per layer, from the plan", cells).with_own(true)
     }
 
     /// How the model was made.
     pub(super) fn summary_section(&self, page: &mut Page) {
         page.section("summary", "How it was made");
         if let Some(command) = &self.command {
-            page.raw("<pre><code>");
-            page.text(command);
-            page.raw("</code></pre>\n");
+            page.code(command);
         }
         let t = &self.ternary;
-        page.facts(&[
+        page.facts([
             ("Trike", Some(self.version.to_owned())),
             ("date", self.date.clone()),
             ("model", Some(self.model.clone())),

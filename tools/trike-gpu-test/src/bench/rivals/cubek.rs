@@ -264,7 +264,6 @@ fn client_of(device: &Device) -> Result<Client> {
         Runtime::Metal => graphics(WgpuBackend::Metal).nth(index),
         Runtime::Vulkan => graphics(WgpuBackend::Vulkan).nth(index),
         Runtime::Wgpu => graphics(WgpuBackend::Auto).nth(index),
-        Runtime::Cpu => cubecl::Device::cpu().ok(),
     };
     let client = found.with_context(|| format!("{} is not available", device.spec()))?.client();
     let name = &client.properties().identity.name;
