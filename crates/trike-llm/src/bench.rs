@@ -5,10 +5,7 @@ use std::{any::Any, time::Instant};
 use serde::Serialize;
 use trike_core::{Bounds, Cost, OptionError};
 use trike_cpu::{Cpu, Isa, probe};
-use trike_nn::{
-    Backend, CpuBackend, Decoder, DecoderSpec, KeySelector, KvPrecision, KvPrecisions, KvSpec, PromptKeys,
-    Sequence, Step,
-};
+use trike_nn::{Backend, CpuBackend, Decoder, DecoderSpec, KvOptions, KvPrecision, KvSpec, Sequence, Step};
 
 use crate::{LlmError, generate::STEP};
 
@@ -41,12 +38,8 @@ pub struct BenchOptions {
     pub isa: Option<Isa>,
     /// Repetitions, after an uncounted warm-up.
     pub repetitions: usize,
-    /// Precision of cached keys and values.
-    pub kv: KvPrecisions,
-    /// Selection of the keys that generated tokens attend to.
-    pub keys: KeySelector,
-    /// Selection of the keys that prompts attend to.
-    pub prompt_keys: PromptKeys,
+    /// The KV cache, without a limit or a window: each repetition starts at a depth of the same cache, which would have forgotten it.
+    pub kv: KvOptions,
 }
 
 impl Default for BenchOptions {
@@ -60,8 +53,6 @@ impl Default for BenchOptions {
             isa: None,
             repetitions: 5,
             kv: KvPrecision::F16.into(),
-            keys: KeySelector::All,
-            prompt_keys: PromptKeys::All,
         }
     }
 }
@@ -111,20 +102,8 @@ impl BenchOptions {
 
     /// Sets [`kv`](Self::kv).
     #[must_use]
-    pub fn with_kv(self, kv: impl Into<KvPrecisions>) -> Self {
+    pub fn with_kv(self, kv: impl Into<KvOptions>) -> Self {
         Self { kv: kv.into(), ..self }
-    }
-
-    /// Sets [`keys`](Self::keys).
-    #[must_use]
-    pub fn with_keys(self, keys: KeySelector) -> Self {
-        Self { keys, ..self }
-    }
-
-    /// Sets [`prompt_keys`](Self::prompt_keys).
-    #[must_use]
-    pub fn with_prompt_keys(self, prompt_keys: PromptKeys) -> Self {
-        Self { prompt_keys, ..self }
     }
 
     /// Length of the longest sequence, in tokens.
@@ -222,13 +201,15 @@ pub struct BenchReport {
 /// See [`Model::bench`](crate::Model::bench).
 pub(crate) fn run<B: Backend + 'static>(
     decoder: &mut Decoder<B>,
+    default: KvPrecision,
     options: &BenchOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<BenchReport, LlmError> {
+    let kv = KvSpec::of(&options.kv, default, 1, STEP);
     // Thread counts, costs and ceilings exist for the host only; the downcast keeps them out of the `Backend` trait.
     match (decoder as &mut dyn Any).downcast_mut::<Decoder<CpuBackend>>() {
-        Some(decoder) => run_on_host(decoder, options, progress),
-        None => run_on_device(decoder, options, progress),
+        Some(decoder) => run_on_host(decoder, kv, options, progress),
+        None => run_on_device(decoder, kv, options, progress),
     }
 }
 
@@ -247,6 +228,7 @@ type Fill<'a, B> = &'a dyn Fn(&Decoder<B>, &mut Sequence<B>, usize) -> Result<()
 /// Times prefill and decode for every thread count, and measures the machine's ceilings with the same threads.
 fn run_on_host(
     decoder: &mut Decoder<CpuBackend>,
+    kv: KvSpec,
     options: &BenchOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<BenchReport, LlmError> {
@@ -260,11 +242,12 @@ fn run_on_host(
         decoder.backend_mut().set_cpu(cpu);
         for &subject in &subjects {
             // A prompt of 16,384 tokens would take minutes, and the kernels are as fast with random values.
-            let row = time(decoder, subject, options, &|d, s, n| Ok(d.fill_cache(s, n)?), &mut || {
+            let times = (kv, options.repetitions);
+            let row = time(decoder, subject, times, &|d, s, n| Ok(d.fill_cache(s, n)?), &mut || {
                 done += 1;
                 progress(done, total);
             })?;
-            let (macs, bytes) = cost_per_token(decoder, subject, options);
+            let (macs, bytes) = cost_per_token(decoder, subject, kv);
             let rate = row.tokens_per_second;
             rows.push(BenchRow {
                 threads: Some(ceiling.threads),
@@ -283,6 +266,7 @@ fn run_on_host(
 /// Times prefill and decode on a device. Ceilings are measured on the host only.
 fn run_on_device<B: Backend>(
     decoder: &Decoder<B>,
+    kv: KvSpec,
     options: &BenchOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<BenchReport, LlmError> {
@@ -293,7 +277,8 @@ fn run_on_device<B: Backend>(
         done += 1;
         progress(done, total);
     };
-    let rows = subjects.iter().map(|&subject| time(decoder, subject, options, &run_prompt, &mut count));
+    let times = (kv, options.repetitions);
+    let rows = subjects.iter().map(|&subject| time(decoder, subject, times, &run_prompt, &mut count));
     Ok(BenchReport { rows: rows.collect::<Result<_, _>>()?, ceilings: Vec::new() })
 }
 
@@ -302,6 +287,12 @@ fn subjects(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<Subject>, 
     let tokens = Bounds::at_least(0usize).at_most(spec.context);
     OptionError::check("prompt", tokens, options.prompt)?;
     OptionError::check("generate", tokens, options.generate)?;
+    let other = "repetitions from the same depth";
+    for (field, given) in [("limit", options.kv.limit.is_some()), ("window", options.kv.window.is_some())] {
+        if given {
+            return Err(OptionError::Conflict { field, other }.into());
+        }
+    }
     OptionError::check("repetitions", Bounds::at_least(1usize), options.repetitions)?;
     let left = spec.context - options.prompt.max(options.generate);
     let mut subjects = Vec::new();
@@ -324,22 +315,21 @@ fn subjects(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<Subject>, 
 fn time<B: Backend>(
     decoder: &Decoder<B>,
     subject: Subject,
-    options: &BenchOptions,
+    (kv, repetitions): (KvSpec, usize),
     fill: Fill<'_, B>,
     count: &mut dyn FnMut(),
 ) -> Result<BenchRow, LlmError> {
     let Subject { kind, tokens, depth, sequences: count_of } = subject;
-    let mut rates = Vec::with_capacity(options.repetitions);
+    let mut rates = Vec::with_capacity(repetitions);
     // Made together: a device attends to the next tokens of all of them in one launch.
-    let kv = KvSpec::new(options.kv, depth + tokens).with_keys(options.keys);
-    let mut sequences = decoder.sequences(kv.with_prompt_keys(options.prompt_keys), count_of)?;
+    let mut sequences = decoder.sequences(kv.with_capacity(depth + tokens), count_of)?;
     if depth > 0 {
         for sequence in &mut sequences {
             fill(decoder, sequence, depth)?;
         }
     }
     let step = if kind == "prefill" { STEP } else { 1 };
-    for repetition in 0..=options.repetitions {
+    for repetition in 0..=repetitions {
         for sequence in &mut sequences {
             sequence.truncate(depth)?;
         }
@@ -358,7 +348,7 @@ fn time<B: Backend>(
         sequences: count_of,
         tokens,
         depth,
-        repetitions: options.repetitions,
+        repetitions,
         tokens_per_second: median(&rates),
         standard_deviation: deviation(&rates),
         macs_per_token: None,
@@ -398,15 +388,14 @@ fn run_prompt<B: Backend>(
 }
 
 /// Mean multiply-adds and bytes per token.
-fn cost_per_token(decoder: &Decoder<CpuBackend>, subject: Subject, options: &BenchOptions) -> (f64, f64) {
+fn cost_per_token(decoder: &Decoder<CpuBackend>, subject: Subject, kv: KvSpec) -> (f64, f64) {
     let Subject { kind, tokens, depth, sequences } = subject;
     let step = if kind == "prefill" { STEP } else { 1 };
     let cost: Cost = (0..tokens)
         .step_by(step)
         .map(|first| {
             let (tokens, position) = (step.min(tokens - first), depth + first);
-            let kv = KvSpec::new(options.kv, position + tokens).with_keys(options.keys);
-            decoder.batch_cost(sequences, tokens, position, &kv.with_prompt_keys(options.prompt_keys))
+            decoder.batch_cost(sequences, tokens, position, &kv.with_capacity(position + tokens))
         })
         .sum();
     let tokens = (sequences * tokens) as f64;

@@ -54,7 +54,7 @@
 //!   [`devices()`], [`memory_plan()`], [`MemoryPlan`]
 //! * measurement, as methods of [`Model`]: [`ScoreOptions`], [`Split`], [`Score`], [`Comparison`], [`NeedleOptions`], [`NeedleScore`],
 //!   [`llm::bench`]
-//! * precision: [`ActivationPolicy`], [`ActivationPrecision`], [`KvPrecision`], [`KvPrecisions`], [`KvSpec`], [`KvLimit`] with [`Eviction`], [`KeySelector`], [`PromptKeys`]; backends: [`Cpu`], [`Isa`], [`CpuBackend`],
+//! * precision: [`ActivationPolicy`], [`ActivationPrecision`], [`KvPrecision`], [`KvPrecisions`], [`KvSpec`], [`KvOptions`], [`KvLimit`] with [`Eviction`], [`KeySelector`], [`PromptKeys`]; backends: [`Cpu`], [`Isa`], [`CpuBackend`],
 //!   [`Backend`]
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
 //! * errors: [`LlmError`], [`CalibrateError`]
@@ -107,8 +107,8 @@ pub use trike_llm::{
 #[cfg(feature = "gpu")]
 pub use trike_nn::CubeBackend;
 pub use trike_nn::{
-    ActivationPolicy, ActivationPrecision, Backend, CpuBackend, Eviction, KeySelector, KvLimit, KvPrecision,
-    KvPrecisions, KvSpec, MemoryPlan, PromptKeys,
+    ActivationPolicy, ActivationPrecision, Backend, CpuBackend, Eviction, KeySelector, KvLimit, KvOptions,
+    KvPrecision, KvPrecisions, KvSpec, MemoryPlan, PromptKeys,
 };
 pub use trike_text::{sampler::SamplerConfig, tokenizer::Tokenizer};
 pub use trike_trit::{Encoding, Trit, TritTensor};

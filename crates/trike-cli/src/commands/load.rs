@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use trike::{
-    Cpu, Device, DeviceChoice, HeadPrecision, Isa, KeySelector, KvLimit, KvSpec, LoadOptions, Model,
-    ModelFile, PromptKeys, llm::fitting_context,
+    Cpu, Device, DeviceChoice, HeadPrecision, Isa, KvLimit, KvOptions, KvSpec, LoadOptions, Model, ModelFile,
+    PromptKeys, llm::fitting_context,
 };
 
 use super::{conflict, tuned};
 use crate::{
-    args::{ActivationChoice, CpuArgs, EvictArgs, KeyArgs, KeysChoice, KvChoice, PrecisionArgs, TOP_K},
+    args::{ActivationChoice, CpuArgs, KeyArgs, KeysChoice, KvArgs, KvChoice, PrecisionArgs, TOP_K},
     output,
     progress::Progress,
 };
@@ -52,25 +52,32 @@ impl PrecisionArgs {
 }
 
 impl KeyArgs {
-    /// The selector of a command that computes on the CPU or not.
-    pub(super) fn selector(&self, on_host: bool) -> anyhow::Result<KeySelector> {
+    /// The KV cache of a command that computes on the CPU or not, in the default precision.
+    pub(super) fn options(&self, on_host: bool) -> anyhow::Result<KvOptions> {
         if !self.prompt_keys.is_all() && !on_host {
             return Err(conflict("--prompt-keys: only the CPU selects keys of prompts, leave out --device"));
         }
-        match (self.keys, self.keys_top_k) {
-            (KeysChoice::All, Some(_)) => Err(conflict("--keys-top-k: needs --keys signs, got --keys all")),
-            (choice, top_k) => Ok(choice.selector(top_k.unwrap_or(TOP_K))?),
-        }
+        let keys = match (self.keys, self.keys_top_k) {
+            (KeysChoice::All, Some(_)) => {
+                return Err(conflict("--keys-top-k: needs --keys signs, got --keys all"));
+            }
+            (choice, top_k) => choice.selector(top_k.unwrap_or(TOP_K))?,
+        };
+        Ok(KvOptions::default().with_keys(keys).with_prompt_keys(self.prompt_keys))
     }
 }
 
-impl EvictArgs {
-    /// The bound of a command that computes on the CPU or not.
-    pub(super) fn limit(&self, on_host: bool) -> anyhow::Result<Option<KvLimit>> {
-        match self.kv_limit {
-            Some(_) if !on_host => Err(conflict("--kv-limit: only the CPU evicts, leave out --device")),
-            limit => Ok(limit.map(|positions| KvLimit { positions, eviction: self.evict })),
-        }
+impl KvArgs {
+    /// The KV cache of a command that computes on the CPU or not, in the default precision.
+    pub(super) fn options(&self, on_host: bool) -> anyhow::Result<KvOptions> {
+        let options = self.keys.options(on_host)?;
+        let limit = match self.evict.kv_limit {
+            Some(_) if !on_host => {
+                return Err(conflict("--kv-limit: only the CPU evicts, leave out --device"));
+            }
+            limit => limit.map(|positions| KvLimit { positions, eviction: self.evict.evict }),
+        };
+        Ok(options.with_limit(limit))
     }
 }
 

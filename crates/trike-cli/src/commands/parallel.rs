@@ -76,10 +76,9 @@ fn prepare(args: &RunArgs, quiet: bool) -> anyhow::Result<Text> {
         ));
     }
     let prompt = text::prompt(args)?.ok_or_else(text::no_prompt)?;
-    let keys = args.keys.selector(true)?;
-    let limit = args.evict.limit(true)?;
+    let kv = args.kv.options(true)?;
     let request = args.precision.kv_request(true)?;
-    let mut text = Text::prepare(args, ModelFile::open(args.model.path(quiet)?)?, &prompt, keys, limit)?;
+    let mut text = Text::prepare(args, ModelFile::open(args.model.path(quiet)?)?, &prompt, kv)?;
     let kv = request.known(&text.file, &text.wanted)?;
     if args.precision.kv == Some(KvChoice::Auto) && kv.precision.is_none() {
         return Err(conflict(

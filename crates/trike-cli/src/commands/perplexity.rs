@@ -176,7 +176,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
     // On the host, only sequences as long as those of the text take memory.
     let on_host = device.is_cpu();
-    let keys = args.keys.selector(on_host)?;
+    let settings = args.kv.options(on_host)?;
     let request = args.precision.kv_request(on_host)?;
     let wanted = |file: &ModelFile| {
         let options = args.precision.options(file, &cpu);
@@ -197,10 +197,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     };
     let options = ScoreOptions::new(args.split.unwrap_or_else(|| Split::of(&text)))
         .with_limit(args.limit)
-        .with_kv(kv.precision)
-        .with_keys(keys)
-        .with_prompt_keys(args.keys.prompt_keys)
-        .with_kv_limit(args.evict.limit(on_host)?);
+        .with_kv(settings.with_precision(kv.precision));
     let base = args.base.as_deref().zip(base.as_deref());
     let (figures, against) = measure(&*model, base, &args.file, &text, &options, quiet)?;
     Ok(PerplexityOutcome {
@@ -210,10 +207,10 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
         activations: args::activations_name(&model.activations()),
         kv: kv.precision.unwrap_or(model.default_kv().into()).to_string(),
         kv_chosen: kv.chosen,
-        keys: keys.name(),
-        keys_top_k: keys.top_k(),
-        prompt_keys: prompt_share(args.keys.prompt_keys),
-        limit: LimitOutcome::of(options.kv_limit),
+        keys: settings.keys.name(),
+        keys_top_k: settings.keys.top_k(),
+        prompt_keys: prompt_share(settings.prompt_keys),
+        limit: LimitOutcome::of(settings.limit),
         figures,
         against,
     })

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io, ops::ControlFlow, time::Instant};
 
 use serde::Serialize;
 use trike::{
-    FinishReason, GenerateOptions, KeySelector, KvLimit, KvSpec, LoadOptions, Model, ModelFile, Tokenizer,
+    FinishReason, GenerateOptions, KvOptions, KvSpec, LoadOptions, Model, ModelFile, Tokenizer,
     format::Lock,
     llm::{Session, TokenLogprobs},
     text::constraint::Constraint,
@@ -130,10 +130,9 @@ pub(crate) fn run(
     let _lock = args.prompt_cache.as_deref().map(Lock::new).transpose()?;
     // Open the device first, so that a missing one is reported before anything is read.
     let device = open(&args.device.device, quiet)?;
-    let keys = args.keys.selector(device.is_cpu())?;
-    let limit = args.evict.limit(device.is_cpu())?;
+    let kv = args.kv.options(device.is_cpu())?;
     let request = args.precision.kv_request(device.is_cpu())?;
-    let mut text = Text::prepare(args, file, prompt, keys, limit)?;
+    let mut text = Text::prepare(args, file, prompt, kv)?;
     let known = request.known(&text.file, &text.wanted)?;
     text.set_kv(&known)?;
     if args.window.is_none() && args.context.is_none() && device.is_cpu() {
@@ -190,21 +189,17 @@ impl Text {
         args: &RunArgs,
         file: ModelFile,
         prompt: &str,
-        keys: KeySelector,
-        limit: Option<KvLimit>,
+        kv: KvOptions,
     ) -> anyhow::Result<Self> {
         let grammar = text::grammar(&args.form)?;
         let options = GenerateOptions::default()
             .with_max_tokens(args.max_tokens.and_then(|tokens| tokens.0))
             .with_sampler(args.sampling.config(&file)?)
             .with_stop(args.stop.clone())
-            .with_window(args.window)
             .with_context(args.context)
             .with_grammar(grammar)
             .with_logprobs(args.logprobs)
-            .with_keys(keys)
-            .with_prompt_keys(args.keys.prompt_keys)
-            .with_kv_limit(limit);
+            .with_kv(kv.with_window(args.window));
         let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
         if let Some(grammar) = &options.grammar {
             // Report a wrong grammar before anything is loaded.
@@ -219,7 +214,7 @@ impl Text {
 
     /// Sets the precisions of the KV cache.
     pub(super) fn set_kv(&mut self, kv: &Kv) -> anyhow::Result<()> {
-        self.options.kv = kv.precision;
+        self.options.kv.precision = kv.precision;
         self.chosen.clone_from(&kv.chosen);
         self.sequence = cache(&self.file, &self.options, self.prompt_ids.len())?;
         Ok(())
@@ -275,13 +270,13 @@ impl Text {
             finish: generation.finish.name(),
             seed: (sampler.temperature > 0.0).then_some(sampler.seed),
             reused_tokens: generation.reused,
-            evicted_positions: options.kv_limit.map(|_| generation.evicted),
+            evicted_positions: options.kv.limit.map(|_| generation.evicted),
             logprobs: options
                 .logprobs
                 .map(|_| generation.logprobs.iter().map(|token| named(token, &tokenizer)).collect()),
             backend: model.backend(),
             activations: args::activations_name(&model.activations()),
-            kv: options.kv.unwrap_or(model.default_kv().into()).to_string(),
+            kv: options.kv.precision.unwrap_or(model.default_kv().into()).to_string(),
             kv_chosen: chosen,
             layouts: layouts(model),
             device: DeviceOutcome::of(model),

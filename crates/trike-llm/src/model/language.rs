@@ -142,6 +142,7 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         options: &BenchOptions,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<BenchReport, LlmError> {
-        bench::run(self.decoder_mut(), options, progress)
+        let default = LanguageModel::default_kv(self);
+        bench::run(self.decoder_mut(), default, options, progress)
     }
 }

@@ -322,7 +322,7 @@ pub trait Model {
     /// let options = NeedleOptions::default()
     ///     .with_context(256)
     ///     .with_haystacks(1)
-    ///     .with_keys(trike_nn::KeySelector::signs(16)?);
+    ///     .with_kv(trike_nn::KvOptions::default().with_keys(trike_nn::KeySelector::signs(16)?));
     /// let score = model.find_needles(&text, &options, &mut |_, _| ())?;
     ///
     /// let (exact, signs) = (score.all.exact, score.all.setting.expect("a setting"));

@@ -1,13 +1,13 @@
 //! Perplexity of a text, and KL divergence from another model.
 
-use trike_nn::{KeySelector, KvLimit, KvPrecision, KvPrecisions, KvSpec, PromptKeys};
+use trike_nn::{KvOptions, KvPrecision, KvSpec};
 
 use super::{
     Model,
     mean::Mean,
     positions::{PositionFigures, RangeSums, range_of},
 };
-use crate::{LlmError, tokenizer::Tokenizer};
+use crate::{LlmError, generate::STEP, tokenizer::Tokenizer};
 
 /// What separates the documents of a text, a special token of several tokenizers.
 pub const STORY_MARK: &str = "<|endoftext|>";
@@ -55,23 +55,16 @@ pub struct ScoreOptions {
     pub split: Split,
     /// Maximum number of sequences; all when `None`.
     pub limit: Option<usize>,
-    /// Precision of cached keys and values; the model's default when `None`. A base model has its own default, or f32 if that is asked for.
-    pub kv: Option<KvPrecisions>,
-    /// Selection of the keys that each token attends to. If not all, the tokens of the measured model are run one by one, as
-    /// in a generation; a base model always attends to all keys.
-    pub keys: KeySelector,
-    /// Selection of the keys that steps of several tokens attend to; a base model always attends to all keys.
-    pub prompt_keys: PromptKeys,
-    /// Bound on the positions of the KV cache, beyond which it evicts; a base model's never does.
-    pub kv_limit: Option<KvLimit>,
+    /// The KV cache of the measured model. If its tokens do not attend to all keys, they are run one by one, as in a generation. A
+    /// base model has its own default precision, or f32 if that is asked for, and always attends to all keys.
+    pub kv: KvOptions,
 }
 
 impl ScoreOptions {
     /// All sequences of a split, with each model's default precision of keys and values.
     #[must_use]
     pub fn new(split: Split) -> Self {
-        let (keys, prompt_keys) = (KeySelector::All, PromptKeys::All);
-        Self { split, limit: None, kv: None, keys, prompt_keys, kv_limit: None }
+        Self { split, limit: None, kv: KvOptions::default() }
     }
 
     /// Sets [`limit`](Self::limit).
@@ -82,32 +75,13 @@ impl ScoreOptions {
 
     /// Sets [`kv`](Self::kv).
     #[must_use]
-    pub fn with_kv(self, kv: impl Into<Option<KvPrecisions>>) -> Self {
+    pub fn with_kv(self, kv: impl Into<KvOptions>) -> Self {
         Self { kv: kv.into(), ..self }
     }
 
-    /// Sets [`keys`](Self::keys).
-    #[must_use]
-    pub fn with_keys(self, keys: KeySelector) -> Self {
-        Self { keys, ..self }
-    }
-
-    /// Sets [`prompt_keys`](Self::prompt_keys).
-    #[must_use]
-    pub fn with_prompt_keys(self, prompt_keys: PromptKeys) -> Self {
-        Self { prompt_keys, ..self }
-    }
-
-    /// Sets [`kv_limit`](Self::kv_limit).
-    #[must_use]
-    pub fn with_kv_limit(self, kv_limit: impl Into<Option<KvLimit>>) -> Self {
-        Self { kv_limit: kv_limit.into(), ..self }
-    }
-
     /// The cache of the measured model for this many tokens.
-    fn cache(&self, precision: KvPrecisions, tokens: usize) -> KvSpec {
-        let cache = KvSpec::new(precision, tokens.max(1));
-        cache.with_keys(self.keys).with_prompt_keys(self.prompt_keys).limited(self.kv_limit)
+    fn cache(&self, default: KvPrecision, tokens: usize) -> KvSpec {
+        KvSpec::of(&self.kv, default, tokens.max(1), STEP)
     }
 }
 
@@ -245,13 +219,13 @@ pub(crate) fn score<M: Model + ?Sized>(
     options: &ScoreOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Score, LlmError> {
-    let (tokenizer, kv) = (model.tokenizer()?, options.kv.unwrap_or(model.default_kv().into()));
+    let (tokenizer, default) = (model.tokenizer()?, model.default_kv());
     let all = sequences(tokenizer, text, options.split, model.config().spec.context, options.limit)?;
     let mut sums = Sums::default();
     for (done, ids) in all.iter().enumerate().filter(|(_, ids)| ids.len() > 1) {
         let from = options.split.unscored(ids.len());
         let inputs = &ids[..ids.len() - 1];
-        model.logits_with(inputs, &options.cache(kv, inputs.len()), &mut |i, row| {
+        model.logits_with(inputs, &options.cache(default, inputs.len()), &mut |i, row| {
             if i >= from {
                 sums.add(log_sum_exp(row) - f64::from(row[ids[i + 1] as usize]));
             }
@@ -292,9 +266,10 @@ pub fn compare_ids<M: Model + ?Sized>(
     if vocab != base_vocab {
         return Err(LlmError::VocabularyMismatch { ours: vocab, base: base_vocab });
     }
-    let kv = options.kv.unwrap_or(model.default_kv().into());
+    let default = model.default_kv();
     // Exact, as far as the base model is.
-    let base_kv = if options.kv == KvPrecision::F32.into() { KvPrecision::F32 } else { base.default_kv() };
+    let is_exact = options.kv.precision == KvPrecision::F32.into();
+    let base_kv = if is_exact { KvPrecision::F32 } else { base.default_kv() };
     let split = options.split;
     let tokenizer = model.tokenizer()?;
     let (mut sums, mut base_sums) = (Sums::default(), Sums::default());
@@ -310,7 +285,7 @@ pub fn compare_ids<M: Model + ?Sized>(
         gap.start();
         ranges.resize_with(ranges.len().max(range_of(inputs.len() - 1) + 1), RangeSums::default);
         ranges.iter_mut().for_each(RangeSums::start);
-        model.logits_with(inputs, &options.cache(kv, inputs.len()), &mut |i, row| {
+        model.logits_with(inputs, &options.cache(default, inputs.len()), &mut |i, row| {
             if i < from {
                 return;
             }

@@ -6,7 +6,7 @@ use trike_llm::{
     DeviceChoice, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, Question,
     ScoreOptions, Split, bench::BenchOptions, open, sampler::SamplerConfig, tokenizer::TokenizerError,
 };
-use trike_nn::{ActivationPrecision, KvPrecision, KvSpec};
+use trike_nn::{ActivationPrecision, Eviction, KvLimit, KvOptions, KvPrecision, KvSpec};
 use trike_testkit::{Llama2cCheckpoint, Llama2cShape, assert_close};
 
 const TEXT: &str =
@@ -99,7 +99,8 @@ fn options_and_prompts_that_cannot_work_are_errors() {
     let context = model.config().spec.context;
     let generate = |options: &GenerateOptions| model.generate("Once", options).map(|_| ());
     for window in [0, context + 1] {
-        let error = generate(&GenerateOptions::default().with_window(window)).expect_err("out of range");
+        let error = generate(&GenerateOptions::default().with_kv(KvOptions::default().with_window(window)))
+            .expect_err("out of range");
         let LlmError::Option(option) = &error else { panic!("{error:?}") };
         assert_eq!(option.field(), "window");
         assert_eq!(error.to_string(), format!("window is {window}: expected 1 to {context}"));
@@ -111,6 +112,7 @@ fn options_and_prompts_that_cannot_work_are_errors() {
     let empty =
         model.generate_ids(vec![], &[], &GenerateOptions::default(), &mut |_| ControlFlow::Continue(()));
     assert!(matches!(empty, Err(LlmError::Tokenizer(TokenizerError::EmptyPrompt))));
+    let limit = KvLimit { positions: 64, eviction: Eviction::Oldest };
     for (field, options) in [
         ("prompt", trike_llm::bench::BenchOptions::default().with_prompt(context + 1)),
         ("generate", trike_llm::bench::BenchOptions::default().with_prompt(0).with_generate(context + 1)),
@@ -118,6 +120,8 @@ fn options_and_prompts_that_cannot_work_are_errors() {
             "repetitions",
             trike_llm::bench::BenchOptions::default().with_prompt(1).with_generate(1).with_repetitions(0),
         ),
+        ("window", BenchOptions::default().with_kv(KvOptions::default().with_window(16))),
+        ("limit", BenchOptions::default().with_kv(KvOptions::default().with_limit(limit))),
     ] {
         let error = model.bench(&options, &mut |_, _| ()).expect_err(field);
         assert!(matches!(&error, LlmError::Option(option) if option.field() == field), "{error}");

@@ -13,7 +13,7 @@ use trike_comm::{CommError, Communicator, Threads, Traffic};
 use trike_llm::{
     GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, Parallel, RankModel, RankPlans,
 };
-use trike_nn::{ActivationPrecision, KvPrecision, KvPrecisions, KvSpec, NnError};
+use trike_nn::{ActivationPrecision, KvOptions, KvPrecision, KvPrecisions, KvSpec, NnError};
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 
@@ -81,7 +81,8 @@ fn the_text_of_the_bundled_model_is_that_of_one_machine() {
     let single = LanguageModel::load_with(&file, &options(&file, 2), &mut |_, _| ()).expect("it loads");
     let prompt = "Once upon a time";
     let story = GenerateOptions::default().with_max_tokens(40);
-    let rolling = GenerateOptions::default().with_max_tokens(30).with_window(12);
+    let rolling =
+        GenerateOptions::default().with_max_tokens(30).with_kv(KvOptions::default().with_window(12));
     let all = |model: &dyn Model| -> Result<_, LlmError> {
         let mut ids = Vec::new();
         for options in [&story, &rolling] {

@@ -3,13 +3,13 @@
 mod figures;
 mod haystack;
 
-use trike_nn::{KeySelector, KvLimit, KvPrecisions, KvSpec, PromptKeys};
+use trike_nn::{KvOptions, KvSpec};
 
 use super::{
     Model,
     perplexity::{best, log_sum_exp},
 };
-use crate::{LlmError, Session};
+use crate::{LlmError, Session, generate::STEP};
 
 pub use figures::{NeedleAnswers, NeedleDepth, NeedleFigures, NeedleScore, NeedleSetting};
 use figures::{Reply, Trial};
@@ -32,27 +32,14 @@ pub struct NeedleOptions {
     pub context: Option<usize>,
     /// RNG seed of the haystacks; 0 by default.
     pub seed: u64,
-    /// The measured precision of cached keys and values; the model's default when `None`.
-    pub kv: Option<KvPrecisions>,
-    /// The measured selection of the keys that the tokens of question and answer attend to; all by default.
-    pub keys: KeySelector,
-    /// The measured selection of the keys that the other tokens attend to; all by default.
-    pub prompt_keys: PromptKeys,
-    /// The measured bound on the positions of the KV cache, beyond which it evicts; none by default.
-    pub kv_limit: Option<KvLimit>,
+    /// The measured KV cache. Its selection of keys is that of the tokens of question and answer, its selection for prompts that of the
+    /// other tokens.
+    pub kv: KvOptions,
 }
 
 impl Default for NeedleOptions {
     fn default() -> Self {
-        Self {
-            haystacks: 16,
-            context: None,
-            seed: 0,
-            kv: None,
-            keys: KeySelector::All,
-            prompt_keys: PromptKeys::All,
-            kv_limit: None,
-        }
+        Self { haystacks: 16, context: None, seed: 0, kv: KvOptions::default() }
     }
 }
 
@@ -82,26 +69,8 @@ impl NeedleOptions {
 
     /// Sets [`kv`](Self::kv).
     #[must_use]
-    pub fn with_kv(self, kv: impl Into<Option<KvPrecisions>>) -> Self {
+    pub fn with_kv(self, kv: impl Into<KvOptions>) -> Self {
         Self { kv: kv.into(), ..self }
-    }
-
-    /// Sets [`keys`](Self::keys).
-    #[must_use]
-    pub fn with_keys(self, keys: KeySelector) -> Self {
-        Self { keys, ..self }
-    }
-
-    /// Sets [`prompt_keys`](Self::prompt_keys).
-    #[must_use]
-    pub fn with_prompt_keys(self, prompt_keys: PromptKeys) -> Self {
-        Self { prompt_keys, ..self }
-    }
-
-    /// Sets [`kv_limit`](Self::kv_limit).
-    #[must_use]
-    pub fn with_kv_limit(self, kv_limit: impl Into<Option<KvLimit>>) -> Self {
-        Self { kv_limit: kv_limit.into(), ..self }
     }
 }
 
@@ -123,23 +92,20 @@ pub(crate) fn find<M: Model + ?Sized>(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<NeedleScore, LlmError> {
     let all = haystacks(model.tokenizer()?, text, model.config().spec.context, options)?;
-    let exact_kv = KvPrecisions::from(model.default_kv());
-    let kv = options.kv.unwrap_or(exact_kv);
-    let same_prompt = kv == exact_kv && options.prompt_keys.is_all() && options.kv_limit.is_none();
-    let is_exact = same_prompt && options.keys.is_all();
+    let (kv, default) = (options.kv, model.default_kv());
+    let same_precision = kv.precision.is_none_or(|precision| precision == default);
+    let same_prompt = same_precision && kv.prompt_keys.is_all() && kv.limit.is_none() && kv.window.is_none();
+    let is_exact = same_prompt && kv.keys.is_all();
     // Where prompts are read alike, the setting continues the one that exact attention has read.
     let mut sessions = [Session::default(), Session::default()];
     let own = usize::from(!same_prompt);
     let mut run: Box<Run<'_>> = Box::new(|side, ids, prompt, on_row| {
-        let spec = |kv| KvSpec::new(kv, ids.len());
-        match side {
-            Side::Exact => model.logits_in(&mut sessions[0], ids, prompt, &spec(exact_kv), on_row),
-            Side::Setting => {
-                let spec = spec(kv).with_keys(options.keys).with_prompt_keys(options.prompt_keys);
-                let spec = spec.limited(options.kv_limit);
-                model.logits_in(&mut sessions[own], ids, prompt, &spec, on_row)
-            }
-        }
+        let (session, options) = match side {
+            Side::Exact => (0, KvOptions::default()),
+            Side::Setting => (own, kv),
+        };
+        let spec = KvSpec::of(&options, default, ids.len(), STEP);
+        model.logits_in(&mut sessions[session], ids, prompt, &spec, on_row)
     });
     measure(&all, !is_exact, &mut *run, progress)
 }
