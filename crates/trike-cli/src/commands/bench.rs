@@ -5,10 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use trike::{
     Cpu, Device, Isa, KvOptions, KvPrecision, KvSpec, LlmError, LoadOptions, Model, ModelFile,
-    llm::{
-        Synthetic,
-        bench::{BenchOptions, BenchReport},
-    },
+    eval::bench::{self, BenchOptions, BenchReport},
+    llm::{PROMPT_STEP, Synthetic},
     nn::NnError,
 };
 
@@ -96,7 +94,7 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
     let wanted = chosen.precision.unwrap_or(KvPrecision::F16.into());
     // Layers of several precisions are refused above for a device, and the CPU has all.
     let kv = match wanted.is_uniform() {
-        true => model.cache_precision(wanted.base()).into(),
+        true => model.capabilities().cache_precision(wanted.base()).into(),
         false => wanted,
     };
     if kv != wanted && !quiet {
@@ -105,7 +103,7 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
     let options = options(args, model.config().spec.context).with_kv(settings.with_precision(kv));
     let tuned = if args.tune { tuned::tune(&*model, &options.step_tokens(), quiet)? } else { Vec::new() };
     let progress = Progress::start("measuring", quiet);
-    let report = model.bench(&options, &mut |done, total| progress.set(done, total))?;
+    let report = bench::run(&mut *model, &options, &mut |done, total| progress.set(done, total))?;
     Ok(BenchOutcome {
         model: measured,
         isa: on_host.then(|| isa(args).name()),
@@ -162,11 +160,12 @@ fn synthetic(
         .with_cpu(cpu(args)?)
         .with_activations(args.activations.0.unwrap_or_default())
         .with_layout(args.layout.0)
-        .with_sequence(
-            KvSpec::new(kv, options(args, size.spec().context).positions())
-                .with_keys(settings.keys)
-                .with_prompt_keys(settings.prompt_keys),
-        );
+        .with_sequence(KvSpec::of(
+            &settings.with_precision(kv),
+            KvPrecision::F16,
+            options(args, size.spec().context).positions(),
+            PROMPT_STEP,
+        ));
     let progress = Progress::start(format!("building {}", size.name()), quiet);
     let made = device.load_synthetic(size, (args.encoding, args.group), &load, &mut |done, total| {
         progress.set(done, total);
@@ -201,10 +200,9 @@ fn stored(
     };
     let wanted = precision.options(&file, &cpu(args)?);
     let known = request.known(&file, &wanted)?;
-    let kv = known.precision.unwrap_or(file.default_kv().into());
-    let longest = KvSpec::new(kv, options(args, context).positions().min(context))
-        .with_keys(settings.keys)
-        .with_prompt_keys(settings.prompt_keys);
+    let longest = options(args, context).positions().min(context);
+    let kv = settings.with_precision(known.precision);
+    let longest = KvSpec::of(&kv, file.default_kv(), longest, PROMPT_STEP);
     let wanted = wanted.with_sequence(longest);
     let model = load(device, &file, &wanted, quiet)?;
     let kv = request.choose(known, &file, &wanted, &*model, quiet)?;

@@ -4,7 +4,7 @@ use anyhow::Context;
 use serde::Serialize;
 use trike::{
     ActivationPrecision, Device, ModelFile, ScoreOptions, Split,
-    llm::{TaskScore, read_questions},
+    eval::{TaskScore, answer, read_questions},
 };
 
 use super::{
@@ -111,7 +111,8 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     let outcome = |(file, questions): (&std::path::PathBuf, Vec<_>)| {
         let name = file.display().to_string();
         let progress = Progress::start(format!("evaluating {name}"), quiet);
-        let score = model.answer(&questions, kv.precision, &mut |done, total| progress.set(done, total));
+        let mut set = |done, total| progress.set(done, total);
+        let score = answer(&*model, &questions, kv.precision, &mut set);
         Ok(TaskOutcome { score: score.with_context(|| name.clone())?, file: name })
     };
     let tasks = tasks.into_iter().map(outcome).collect::<anyhow::Result<Vec<_>>>()?;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::Serialize;
-use trike::{KvOptions, Model, NeedleOptions, NeedleScore};
+use trike::{KvOptions, Model, NeedleOptions, NeedleScore, eval::find_needles};
 
 use super::{
     load::prompt_share,
@@ -52,8 +52,7 @@ pub(super) fn find(
         .with_seed(args.seed)
         .with_kv(kv);
     let progress = Progress::start(format!("finding needles in {}", file.display()), quiet);
-    let score = model
-        .find_needles(text, &options, &mut |done, total| progress.set(done, total))
+    let score = find_needles(model, text, &options, &mut |done, total| progress.set(done, total))
         .map_err(|e| in_file(e, file))?;
     Ok(NeedleOutcome {
         file: file.display().to_string(),

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde::Serialize;
 use trike::{
-    ActivationPrecision, Comparison, KvLimit, LlmError, Model, ModelFile, Score, ScoreOptions, Split,
-    llm::PositionFigures,
+    ActivationPrecision, Comparison, EvalError, KvLimit, Model, ModelFile, Score, ScoreOptions, Split,
+    eval::{PositionFigures, compare, score},
 };
 
 use super::{
@@ -229,11 +229,11 @@ pub(super) fn measure(
     let mut set = |done, total| progress.set(done, total);
     match base {
         None => {
-            let score = model.score(text, options, &mut set).map_err(|e| in_file(e, file))?;
-            Ok((score.into(), None))
+            let figures = score(model, text, options, &mut set).map_err(|e| in_file(e, file))?;
+            Ok((figures.into(), None))
         }
         Some((path, base)) => {
-            let all = model.compare(base, text, options, &mut set).map_err(|e| in_file(e, file))?;
+            let all = compare(model, base, text, options, &mut set).map_err(|e| in_file(e, file))?;
             let against = Against::new(path, &all);
             Ok((all.score.into(), Some(against)))
         }
@@ -241,8 +241,8 @@ pub(super) fn measure(
 }
 
 /// Adds the path of the text to errors about the text.
-pub(super) fn in_file(error: LlmError, path: &Path) -> anyhow::Error {
-    let is_about_text = matches!(error, LlmError::NothingToScore | LlmError::NeedleText { .. });
+pub(super) fn in_file(error: EvalError, path: &Path) -> anyhow::Error {
+    let is_about_text = matches!(error, EvalError::NothingToScore | EvalError::NeedleText { .. });
     let error = anyhow::Error::from(error);
     if is_about_text { error.context(path.display().to_string()) } else { error }
 }

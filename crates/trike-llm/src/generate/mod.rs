@@ -24,7 +24,7 @@ pub enum Pooling {
 
 /// Maximum number of prompt tokens per forward pass. A longer step amortizes weight unpacking over more tokens but needs more
 /// memory for activations; this value was chosen, not tuned.
-pub(crate) const STEP: usize = 256;
+pub const PROMPT_STEP: usize = 256;
 
 impl<B: Backend + 'static> LanguageModel<B> {
     /// Continues `prompt`.
@@ -210,8 +210,8 @@ impl<B: Backend + 'static> LanguageModel<B> {
 /// Maximum tokens of the next step of a prompt.
 fn step_of<B: Backend>(sequence: &Sequence<B>) -> usize {
     match sequence.spec().eviction {
-        Eviction::Never => STEP,
-        _ => STEP.min(sequence.max_step()),
+        Eviction::Never => PROMPT_STEP,
+        _ => PROMPT_STEP.min(sequence.max_step()),
     }
 }
 
@@ -265,7 +265,7 @@ impl<B: Backend> LanguageModel<B> {
         let mut sequence = self.decoder().sequence(kv)?;
         let mut sum = vec![0.0f64; self.decoder().spec().hidden];
         let mut token = 0;
-        for ids in ids.chunks(STEP) {
+        for ids in ids.chunks(PROMPT_STEP) {
             let mut step = [Step { sequence: &mut sequence, ids }];
             let states = self.decoder().hidden(&mut step, Logits::All)?.pop().unwrap_or_default();
             for row in states.chunks_exact(sum.len()) {
@@ -318,7 +318,7 @@ impl<B: Backend> LanguageModel<B> {
         let mut sequence = self.decoder().sequence(*kv)?;
         let mut token = 0;
         // The logits of a step are one allocation, which small devices limit to 128 MiB.
-        let most = if kv.keys.is_all() { STEP } else { 1 };
+        let most = if kv.keys.is_all() { PROMPT_STEP } else { 1 };
         let rows = ((128 << 20) / (4 * self.decoder().spec().vocab)).clamp(1, most);
         let mut rest = ids;
         while !rest.is_empty() {

@@ -6,7 +6,7 @@ use trike_core::{Bounds, OptionError};
 use trike_nn::{KvOptions, KvPrecision, KvSpec};
 use trike_text::{constraint::Grammar, sampler::SamplerConfig};
 
-use super::STEP;
+use super::PROMPT_STEP;
 use crate::LlmError;
 
 /// Options of text generation; each `with_` method changes one field of the default.
@@ -102,7 +102,7 @@ impl GenerateOptions {
             true => context,
             false => prompt.saturating_add(self.max_tokens.unwrap_or(context)).min(context),
         };
-        Ok(KvSpec::of(&self.kv, default, wanted, STEP))
+        Ok(KvSpec::of(&self.kv, default, wanted, PROMPT_STEP))
     }
 }
 

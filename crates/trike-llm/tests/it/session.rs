@@ -6,7 +6,7 @@ use trike_core::Layout;
 use trike_cpu::{Cpu, Isa};
 use trike_llm::{
     FinishReason, GenerateOptions, HeadPrecision, LanguageModel, LlmError, LoadOptions, Model, ModelFile,
-    Pooling, ScoreOptions, Session, Split, compare_ids, constraint::Grammar, sampler::SamplerConfig,
+    Pooling, Session, constraint::Grammar, sampler::SamplerConfig,
 };
 use trike_nn::{
     ActivationPrecision, Eviction, KeySelector, KvLimit, KvOptions, KvPrecision, KvSpec, NnError, PromptKeys,
@@ -429,23 +429,4 @@ fn a_limited_cache_forgets_and_goes_on() {
     // To the end of the model's context, which is 512.
     let whole = generate(&mut Session::default(), &prompt, &options.clone().with_kv(limited(64)));
     assert_eq!((whole.finish, whole.prompt_ids.len() + whole.ids.len()), (FinishReason::Context, 513));
-}
-
-/// A bounded cache or a window costs nothing up to the bound, and the comparison shows what it costs beyond.
-#[test]
-fn a_comparison_shows_what_a_bound_costs() {
-    let model = model();
-    let text = "Once upon a time there was a little girl who liked to play with her dog. ".repeat(12);
-    let text: Vec<u32> = ids(&model, &text)[..200].to_vec();
-    let kv = KvOptions::from(KvPrecision::F32);
-    let limited = |positions| kv.with_limit(KvLimit { positions, eviction: Eviction::Oldest });
-    let compare = |kv| {
-        let options = ScoreOptions::new(Split::Window).with_kv(kv);
-        compare_ids(&model, &model, std::slice::from_ref(&text), &options, &mut |_, _| ()).expect("a score")
-    };
-    for bounded in [&limited as &dyn Fn(usize) -> KvOptions, &|positions| kv.with_window(positions)] {
-        assert_eq!(compare(bounded(200)).kl, 0.0);
-        let [close, far] = [160, 64].map(|positions| compare(bounded(positions)).kl);
-        assert!(0.0 < close && close < far, "{close} and {far}");
-    }
 }

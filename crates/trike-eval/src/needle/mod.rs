@@ -3,13 +3,13 @@
 mod figures;
 mod haystack;
 
+use trike_llm::{Model, PROMPT_STEP, Session};
 use trike_nn::{KvOptions, KvSpec};
 
-use super::{
-    Model,
+use crate::{
+    EvalError,
     perplexity::{best, log_sum_exp},
 };
-use crate::{LlmError, Session, generate::STEP};
 
 pub use figures::{NeedleAnswers, NeedleDepth, NeedleFigures, NeedleScore, NeedleSetting};
 use figures::{Reply, Trial};
@@ -18,7 +18,7 @@ pub use haystack::{Haystack, haystacks};
 /// Options of a needle test; each `with_` method changes one field of the default.
 ///
 /// ```
-/// use trike_llm::NeedleOptions;
+/// use trike_eval::NeedleOptions;
 ///
 /// let options = NeedleOptions::default().with_haystacks(4).with_seed(7);
 /// assert_eq!((options.haystacks, options.seed, options.context), (4, 7, None));
@@ -82,15 +82,40 @@ enum Side {
 }
 
 /// Runs the first so many tokens as a prompt and the others one by one, and passes on the positions and logits of the latter.
-type Run<'a> = dyn FnMut(Side, &[u32], usize, &mut dyn FnMut(usize, &[f32])) -> Result<(), LlmError> + 'a;
+type Run<'a> = dyn FnMut(Side, &[u32], usize, &mut dyn FnMut(usize, &[f32])) -> Result<(), EvalError> + 'a;
 
-/// See [`Model::find_needles`].
-pub(crate) fn find<M: Model + ?Sized>(
-    model: &M,
+/// Hides sentences of `text` in stretches of it, at several depths of the context, and measures whether the model continues their first
+/// halves, with exact attention and with the KV cache of `options`. `progress` is called with the prompts done and in total.
+///
+/// ```
+/// use trike_eval::{NeedleOptions, find_needles};
+/// use trike_llm::LanguageModel;
+/// use trike_nn::{KeySelector, KvOptions};
+///
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+/// let model = LanguageModel::load(path)?;
+/// let text: String = (0..60).map(|i| format!(" On day {i}, Lily saw {} birds.", i * i % 97)).collect();
+/// let options = NeedleOptions::default()
+///     .with_context(256)
+///     .with_haystacks(1)
+///     .with_kv(KvOptions::default().with_keys(KeySelector::signs(16)?));
+/// let score = find_needles(&model, &text, &options, &mut |_, _| ())?;
+///
+/// let (exact, signs) = (score.all.exact, score.all.setting.expect("a setting"));
+/// assert_eq!((score.context, score.depths.len(), score.all.prompts), (256, 9, 9));
+/// assert!(signs.kept <= exact.found && exact.found <= 9);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// Those of [`haystacks()`], [`LlmError::NoTokenizer`](trike_llm::LlmError::NoTokenizer), and as [`Model::logits_in`].
+pub fn find_needles(
+    model: &dyn Model,
     text: &str,
     options: &NeedleOptions,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<NeedleScore, LlmError> {
+) -> Result<NeedleScore, EvalError> {
     let all = haystacks(model.tokenizer()?, text, model.config().spec.context, options)?;
     let (kv, default) = (options.kv, model.default_kv());
     let same_precision = kv.precision.is_none_or(|precision| precision == default);
@@ -104,8 +129,8 @@ pub(crate) fn find<M: Model + ?Sized>(
             Side::Exact => (0, KvOptions::default()),
             Side::Setting => (own, kv),
         };
-        let spec = KvSpec::of(&options, default, ids.len(), STEP);
-        model.logits_in(&mut sessions[session], ids, prompt, &spec, on_row)
+        let spec = KvSpec::of(&options, default, ids.len(), PROMPT_STEP);
+        Ok(model.logits_in(&mut sessions[session], ids, prompt, &spec, on_row)?)
     });
     measure(&all, !is_exact, &mut *run, progress)
 }
@@ -116,10 +141,10 @@ fn measure(
     has_setting: bool,
     run: &mut Run<'_>,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<NeedleScore, LlmError> {
+) -> Result<NeedleScore, EvalError> {
     let total = all.len() * (NeedleOptions::DEPTHS.len() + 1);
     let mut done = 0;
-    let mut both = |ids: &[u32], haystack: &Haystack| -> Result<(Reply, Option<Reply>), LlmError> {
+    let mut both = |ids: &[u32], haystack: &Haystack| -> Result<(Reply, Option<Reply>), EvalError> {
         let exact = ask(Side::Exact, ids, haystack, run)?;
         let setting = if has_setting { Some(ask(Side::Setting, ids, haystack, run)?) } else { None };
         done += 1;
@@ -131,7 +156,7 @@ fn measure(
     for haystack in all {
         let guess = both(&haystack.control(), haystack)?;
         // From the end: the prompts have the text before the needle in common, which is read once.
-        let trial = |&depth: &f64| -> Result<Trial, LlmError> {
+        let trial = |&depth: &f64| -> Result<Trial, EvalError> {
             let (ids, distance) = haystack.with_needle(depth);
             let (exact, setting) = both(&ids, haystack)?;
             let gain = |reply: Reply, guess: Reply| Reply { nats: reply.nats - guess.nats, ..reply };
@@ -150,7 +175,7 @@ fn measure(
 }
 
 /// The answer to the question at the end of a prompt.
-fn ask(side: Side, ids: &[u32], haystack: &Haystack, run: &mut Run<'_>) -> Result<Reply, LlmError> {
+fn ask(side: Side, ids: &[u32], haystack: &Haystack, run: &mut Run<'_>) -> Result<Reply, EvalError> {
     let (inputs, question) = (&ids[..ids.len() - 1], ids.len() - haystack.needle().len());
     let first = ids.len() - haystack.answer().len();
     let mut reply = Reply::default();
