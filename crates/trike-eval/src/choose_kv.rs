@@ -112,7 +112,7 @@ pub fn cache_errors(
 ///
 /// # Errors
 ///
-/// As [`cache_errors`] and [`Model::generate_in`], [`EvalError::Option`] for options out of range, and
+/// As [`cache_errors`] and [`Model::run`], [`EvalError::Option`] for options out of range, and
 /// [`LlmError::NoTokenizer`].
 pub fn choose_kv(
     model: &dyn Model,

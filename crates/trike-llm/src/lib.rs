@@ -14,7 +14,7 @@
 //! * one trait object for every backend: [`Model`], [`SequenceBatch`] with [`DecoderBatch`], [`open()`], [`DeviceChoice`],
 //!   [`DeviceShare`], [`InvalidDevice`], [`Device`], [`devices()`], [`DeviceReport`], [`memory_plan()`]
 //! * one model on several ranks: [`RankPlans`], [`RankPlan`], [`RankModel`], [`Parallel`]
-//! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`],
+//! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`], [`PreparedRequest`],
 //!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`], [`PROMPT_STEP`]
 //! * the hub's cache: [`HubCache`], [`CachedModel`], [`ModelId`], [`HubModel`], [`hub_shards`]
 //! * a text as sequences: [`Split`], [`STORY_MARK`], [`sequences()`]; what a file has: [`inspect()`]; models of random trits: [`Synthetic`],
@@ -61,7 +61,9 @@ pub use device::{
 };
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors};
-pub use generate::{FinishReason, GenerateOptions, Generation, PROMPT_STEP, Pooling, Session, TokenLogprobs};
+pub use generate::{
+    FinishReason, GenerateOptions, Generation, PROMPT_STEP, Pooling, PreparedRequest, Session, TokenLogprobs,
+};
 pub use hub::{CachedModel, HubCache, HubModel, ModelId, hub_shards};
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};

@@ -86,26 +86,28 @@ pub(super) fn prompt_share(keys: PromptKeys) -> Option<f64> {
     (!keys.is_all()).then(|| keys.share())
 }
 
-/// The length of a sequence on the CPU for which there is memory: `kv`, or less with a note. At least the prompt has to fit, or the
-/// load fails with the numbers.
+/// The length of a sequence on the CPU for which there is memory: `kv`, or less with a note.
 pub(super) fn context(
     file: &ModelFile,
     options: &LoadOptions,
     kv: KvSpec,
-    prompt: usize,
     quiet: bool,
 ) -> anyhow::Result<usize> {
     let fitting = fitting_context(file, options, &kv)?;
-    if fitting >= kv.capacity || fitting <= prompt {
+    if fitting >= kv.capacity {
         return Ok(kv.capacity);
     }
+    note_shortened(fitting, kv.capacity, quiet);
+    Ok(fitting)
+}
+
+/// Says that a context was shortened to what fits into memory.
+pub(super) fn note_shortened(fitting: usize, wanted: usize, quiet: bool) {
     if !quiet {
         output::note(&format!(
-            "memory for {fitting} of {} tokens: the context is shortened; --context N sets it, --kv int8 halves what it takes",
-            kv.capacity
+            "memory for {fitting} of {wanted} tokens: the context is shortened; --context N sets it, --kv int8 halves what it takes",
         ));
     }
-    Ok(fitting)
 }
 
 /// Opens a device or several, with a note if `auto` found no GPU.

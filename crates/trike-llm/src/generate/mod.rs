@@ -1,6 +1,7 @@
 //! Text generation from a prompt.
 
 mod options;
+mod request;
 mod session;
 
 use std::{ops::ControlFlow, time::Instant};
@@ -10,6 +11,7 @@ use trike_text::constraint::Constraint;
 
 use crate::{LanguageModel, LlmError, sampler::Sampler, stream::TextStream, tokenizer::TokenizerError};
 pub use options::{FinishReason, GenerateOptions, Generation, TokenLogprobs};
+pub use request::PreparedRequest;
 pub use session::Session;
 
 /// How the states of a text's tokens become one vector.
@@ -82,8 +84,23 @@ impl<B: Backend + 'static> LanguageModel<B> {
         prompt_ids: Vec<u32>,
         ends: &[u32],
         options: &GenerateOptions,
+        on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generation, LlmError> {
+        self.run(session, &PreparedRequest::of(self, prompt_ids, ends, options.clone())?, on_text)
+    }
+
+    /// [`generate_in`](Self::generate_in) for a prepared request.
+    ///
+    /// # Errors
+    ///
+    /// As [`generate_in`](Self::generate_in), and [`LlmError::Option`] for a request whose context is longer than the model's.
+    pub fn run(
+        &self,
+        session: &mut Session,
+        request: &PreparedRequest,
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation, LlmError> {
+        let PreparedRequest { ids: prompt_ids, ends, options, .. } = request;
         if prompt_ids.is_empty() {
             return Err(TokenizerError::EmptyPrompt.into());
         }
@@ -92,11 +109,11 @@ impl<B: Backend + 'static> LanguageModel<B> {
         let mut constraint =
             options.grammar.as_ref().map(|grammar| Constraint::new(grammar, tokenizer, ends)).transpose()?;
         let mut stream =
-            TextStream::after(tokenizer, &prompt_ids)?.with_stops(options.stop.iter().cloned())?;
+            TextStream::after(tokenizer, prompt_ids)?.with_stops(options.stop.iter().cloned())?;
         let context = self.decoder().spec().context;
         let longest = options.context.unwrap_or(context);
-        let spec = options.cache(prompt_ids.len(), context, self.default_kv())?;
-        let mut sequence = session.take(self.decoder(), &spec, &prompt_ids)?;
+        let spec = request.cache(context, self.default_kv())?;
+        let mut sequence = session.take(self.decoder(), &spec, prompt_ids)?;
         let reused = sequence.len();
 
         // LM head rows beyond the tokenizer's last id are padding.
@@ -164,6 +181,7 @@ impl<B: Backend + 'static> LanguageModel<B> {
         let evicted = sequence.evicted();
         session.keep(self.decoder(), sequence, &history, (reused, prompt_ids.len()));
         let ids = history.split_off(prompt_ids.len());
+        let prompt_ids = prompt_ids.clone();
         Ok(Generation { text, prompt_ids, ids, finish, reused, evicted, logprobs, prefill, decode })
     }
 

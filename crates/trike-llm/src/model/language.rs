@@ -11,7 +11,7 @@ use trike_nn::{
 
 use super::{DecoderBatch, Model, OnText, SequenceBatch};
 use crate::{
-    GenerateOptions, Generation, LanguageModel, LlmError, ModelConfig, Pooling, Session,
+    GenerateOptions, Generation, LanguageModel, LlmError, ModelConfig, Pooling, PreparedRequest, Session,
     generate::PROMPT_STEP, tokenizer::Tokenizer,
 };
 
@@ -94,15 +94,13 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         LanguageModel::logits_in(self, session, ids, prompt, kv, on_row)
     }
 
-    fn generate_in(
+    fn run(
         &self,
         session: &mut Session,
-        prompt_ids: Vec<u32>,
-        ends: &[u32],
-        options: &GenerateOptions,
+        request: &PreparedRequest,
         on_text: &mut OnText<'_>,
     ) -> Result<Generation, LlmError> {
-        LanguageModel::generate_in(self, session, prompt_ids, ends, options, on_text)
+        LanguageModel::run(self, session, request, on_text)
     }
 
     fn save_session(&self, session: &Session, path: &Path) -> Result<(), LlmError> {

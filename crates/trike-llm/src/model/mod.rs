@@ -12,7 +12,8 @@ use trike_nn::{
 };
 
 use crate::{
-    GenerateOptions, Generation, LanguageModel, LlmError, ModelConfig, Pooling, Session, tokenizer::Tokenizer,
+    GenerateOptions, Generation, LanguageModel, LlmError, ModelConfig, Pooling, PreparedRequest, Session,
+    tokenizer::Tokenizer,
 };
 
 pub use batch::{DecoderBatch, SequenceBatch};
@@ -125,21 +126,18 @@ pub trait Model {
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError>;
 
-    /// Continues a prompt of token ids, such as a rendered conversation, until one of `ends` is sampled or a limit of `options` is
-    /// reached, without reading the tokens again that the prompt and the text of `session` start with; afterwards the session has
-    /// this text. Each piece of new text is passed to `on_text` as soon as it is final; the pieces joined are
-    /// [`Generation::text`].
+    /// Continues the prompt of a request until one of its end tokens is sampled or a limit of its options is reached, without reading the
+    /// tokens again that the prompt and the text of `session` start with; afterwards the session has this text. Each piece of new text is
+    /// passed to `on_text` as soon as it is final; the pieces joined are [`Generation::text`].
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::EmptyPrompt`](crate::tokenizer::TokenizerError::EmptyPrompt) for no ids, [`LlmError::PromptTooLong`],
-    /// options out of range, and logits that cannot be sampled.
-    fn generate_in(
+    /// [`TokenizerError::EmptyPrompt`](crate::tokenizer::TokenizerError::EmptyPrompt) for no ids, options out of range, and logits that
+    /// cannot be sampled.
+    fn run(
         &self,
         session: &mut Session,
-        prompt_ids: Vec<u32>,
-        ends: &[u32],
-        options: &GenerateOptions,
+        request: &PreparedRequest,
         on_text: &mut OnText<'_>,
     ) -> Result<Generation, LlmError>;
 
@@ -176,6 +174,22 @@ pub trait Model {
 
 /// What is made of the methods of a model.
 impl dyn Model + '_ {
+    /// [`run`](Model::run) with a request that is made of token ids, such as a rendered conversation; each token of `ends` ends the text.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::PromptTooLong`], options out of range, and as [`run`](Model::run).
+    pub fn generate_in(
+        &self,
+        session: &mut Session,
+        prompt_ids: Vec<u32>,
+        ends: &[u32],
+        options: &GenerateOptions,
+        on_text: &mut OnText<'_>,
+    ) -> Result<Generation, LlmError> {
+        self.run(session, &PreparedRequest::of(self, prompt_ids, ends, options.clone())?, on_text)
+    }
+
     /// Bytes of all weights in the kernels' layouts.
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
@@ -201,7 +215,7 @@ impl dyn Model + '_ {
     ///
     /// # Errors
     ///
-    /// [`LlmError::NoTokenizer`], tokenizer errors for `prompt`, and as [`Model::generate_in`].
+    /// [`LlmError::NoTokenizer`], tokenizer errors for `prompt`, and as [`generate_in`](Self::generate_in).
     pub fn generate_with(
         &self,
         prompt: &str,

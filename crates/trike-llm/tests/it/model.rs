@@ -3,8 +3,8 @@
 use std::ops::{ControlFlow, Range};
 
 use trike_llm::{
-    DeviceChoice, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, SequenceBatch,
-    Session, open, sampler::SamplerConfig, tokenizer::TokenizerError,
+    DeviceChoice, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, PreparedRequest,
+    SequenceBatch, Session, open, sampler::SamplerConfig, tokenizer::TokenizerError,
 };
 use trike_nn::{ActivationPrecision, KvOptions, KvPrecision, KvSpec, StepLogits};
 use trike_testkit::{Llama2cCheckpoint, Llama2cShape, assert_close};
@@ -144,4 +144,38 @@ fn a_batch_steps_some_or_all_of_its_sequences() {
     assert!(
         matches!(batch.step(1..3, &[1], 1), Err(LlmError::Option(option)) if option.field() == "sequences")
     );
+}
+
+/// A request that was prepared without the model has the text of its parts, and a model with a shorter context refuses it.
+#[test]
+fn a_prepared_request_is_continued_like_its_parts() {
+    let file = tiny();
+    let tokenizer = file.tokenizer(None).expect("its own");
+    let ids = tokenizer.encode_prompt("Once upon a time").expect("tokens");
+    let options = GenerateOptions::default().with_max_tokens(12);
+    let prepare = |file, options| PreparedRequest::new(file, &tokenizer, ids.clone(), options);
+    let mut request = prepare(&file, options.clone()).expect("a request");
+    assert_eq!(*request.kv(), KvSpec::new(file.default_kv(), ids.len() + 12));
+    assert_eq!(request.fit(&file, &LoadOptions::default()).expect("a plan"), None, "there is memory");
+    request.set_precision(KvPrecision::Int8.into());
+    assert_eq!(*request.kv(), KvSpec::new(KvPrecision::Int8, ids.len() + 12));
+
+    let [model, _] = both();
+    let mut go = |_: &str| ControlFlow::Continue(());
+    let text = model.run(&mut Session::default(), &request, &mut go).expect("a text");
+    let options = options.with_kv(KvPrecision::Int8);
+    let same = model.generate_in(&mut Session::default(), ids.clone(), tokenizer.eos(), &options, &mut go);
+    let same = same.expect("a text");
+    assert_eq!((text.ids, text.prompt_ids, text.finish), (same.ids, same.prompt_ids, same.finish));
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let other = dir.path().join("other.bin");
+    Llama2cCheckpoint::random(Llama2cShape { context: 1024, ..Llama2cShape::STORIES_260K }, 1)
+        .write_f32(&other);
+    let other = ModelFile::open(other).expect("a model");
+    let long = prepare(&other, GenerateOptions::default()).expect("a request");
+    let refused = model.run(&mut Session::default(), &long, &mut go).expect_err("too long");
+    assert!(matches!(&refused, LlmError::Option(option) if option.field() == "context"), "{refused}");
+    let wide = prepare(&other, GenerateOptions::default().with_context(1025)).expect_err("too long");
+    assert!(matches!(&wide, LlmError::Option(option) if option.field() == "context"), "{wide}");
 }

@@ -345,7 +345,7 @@ fn what_ranks_cannot_do_is_refused() {
             let mut session = trike_llm::Session::default();
             let options = GenerateOptions::default().with_max_tokens(2);
             let mut quiet = |_: &str| std::ops::ControlFlow::Continue(());
-            Model::generate_in(model, &mut session, vec![1, 2], &[], &options, &mut quiet)?;
+            model.generate_in(&mut session, vec![1, 2], &[], &options, &mut quiet)?;
             let saved = model.save_session(&session, Path::new("/nowhere/session"));
             assert!(matches!(saved, Err(LlmError::Nn(NnError::NoSavedCache { .. }))), "{saved:?}");
             Ok(())

@@ -164,7 +164,7 @@ impl Chat {
         // A cache that evicts need not hold the context.
         let fits = args.context.is_some() || settings.limit.is_some();
         let capacity = match device.is_cpu() && !fits {
-            true => context(&file, &wanted, whole, 0, quiet)?,
+            true => context(&file, &wanted, whole, quiet)?,
             false => whole.capacity,
         };
         let sequence = whole.with_capacity(capacity).limited(settings.limit);
