@@ -8,7 +8,8 @@ use trike_bench::{
     Align, Ceiling, Engine, EngineJob, Figure, LlamaBench, Measured, NotRun, Record, Table, percent,
 };
 use trike_cpu::{Cpu, Isa};
-use trike_llm::{Device, LoadOptions, ModelFile, bench::BenchOptions};
+use trike_eval::bench::{self, BenchOptions};
+use trike_llm::{Device, LoadOptions, ModelFile};
 
 use crate::ceilings::raise_all;
 use crate::models::{Round, add_round, raise_found};
@@ -111,7 +112,7 @@ pub fn engines(
     let mut programs: Vec<&LlamaBench> = setup.programs.iter().collect();
     for round in 1..=setup.rounds {
         progress(&format!("{name}: round {round} of {}", setup.rounds));
-        let report = model.bench(&options, &mut |_, _| {})?;
+        let report = bench::run(&mut *model, &options, &mut |_, _| {})?;
         let ours = Round { kernel: TRIKE, isa: Isa::detect().name(), problem: &|kind| setup.problem(kind) };
         add_round(&mut run.measured, &report.rows, &ours)?;
         raise_found(ceilings, report.ceilings);

@@ -3,10 +3,8 @@
 use anyhow::{Context, Result};
 use trike_bench::{Ceiling, Launching, Limit, Measured, Model, ModelRun, raise, rounded};
 use trike_cpu::{Cost, Cpu, Isa};
-use trike_llm::{
-    Device, LoadOptions, Synthetic,
-    bench::{self, BenchOptions, BenchRow},
-};
+use trike_eval::bench::{self, BenchOptions, BenchRow};
+use trike_llm::{Device, LoadOptions, Synthetic};
 use trike_trit::{Encoding, Granularity};
 
 use crate::ceilings::raise_all;
@@ -92,7 +90,7 @@ pub fn models(
         for round in 1..=rounds {
             progress(&format!("{}: round {round} of {rounds}", model.size.name()));
             // One repetition per round, so that phases and numbers of threads are interleaved.
-            let report = made.model.bench(&options, &mut |_, _| {})?;
+            let report = bench::run(&mut *made.model, &options, &mut |_, _| {})?;
             let kind = Round { kernel: MODEL_KERNEL, isa, problem: &|kind| model.problem(kind) };
             add_round(&mut measured, &report.rows, &kind)?;
             raise_found(ceilings, report.ceilings);

@@ -2,8 +2,9 @@
 
 use std::fs;
 
+use trike_eval::EvalError;
 use trike_format::{GgufType, Identity};
-use trike_llm::{LlmError, ModelFile, Split, WeightSource};
+use trike_llm::{ModelFile, Split, WeightSource};
 
 use crate::{
     CalibrateError, Calibration, CurvePoint, ModelQuantizationConfig, QuantizeReport, error::io,
@@ -38,7 +39,7 @@ impl QuantizeReport {
     ///
     /// # Errors
     ///
-    /// [`LlmError::NothingToScore`] before `evaluate`; and those of [`quantize`] and `evaluate`.
+    /// [`EvalError::NothingToScore`] before `evaluate`; and those of [`quantize`] and `evaluate`.
     #[expect(clippy::too_many_arguments, reason = "what made the model and what it is measured on")]
     pub fn measure_curve(
         &mut self,
@@ -51,7 +52,7 @@ impl QuantizeReport {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<(), CalibrateError> {
         let own = self.point(if self.planning.is_some() { "this plan" } else { "this model" });
-        let mut curve = vec![own.ok_or(LlmError::NothingToScore)?];
+        let mut curve = vec![own.ok_or(EvalError::NothingToScore)?];
         let alike = ModelQuantizationConfig { layers: Default::default(), ..config.clone() };
         let depth = config.layout.depth;
         let scratch = store::beside(self.output.as_ref(), ".curve");

@@ -13,9 +13,12 @@ use trike_nn::WeightName;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CalibrateError {
-    /// The model could not be loaded, run or measured.
+    /// The model could not be loaded or run.
     #[error(transparent)]
     Llm(Box<trike_llm::LlmError>),
+    /// The model could not be measured.
+    #[error(transparent)]
+    Eval(Box<trike_eval::EvalError>),
     /// The quantization needs more memory than is free.
     #[error(
         "the quantization needs {needed} bytes of memory: expected at most {free}, what {limit} has left"
@@ -361,6 +364,17 @@ impl From<trike_llm::LlmError> for CalibrateError {
     fn from(error: trike_llm::LlmError) -> Self {
         // Boxed: several times larger than the other variants.
         Self::Llm(Box::new(error))
+    }
+}
+
+impl From<trike_eval::EvalError> for CalibrateError {
+    fn from(error: trike_eval::EvalError) -> Self {
+        use trike_eval::EvalError;
+        match error {
+            EvalError::Llm(error) => error.into(),
+            EvalError::Option(error) => error.into(),
+            error => Self::Eval(Box::new(error)),
+        }
     }
 }
 

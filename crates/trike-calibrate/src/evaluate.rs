@@ -3,10 +3,11 @@
 use std::{ops::ControlFlow, path::Path};
 
 use trike_cpu::Cpu;
+use trike_eval::{EvalError, ScoreOptions, compare_ids};
 use trike_format::OutputFile;
 use trike_llm::{
-    GenerateOptions, HeadPrecision, LanguageModel, LlmError, ModelFile, ScoreOptions, Split, WeightSource,
-    compare_ids, sequences, tokenizer::Tokenizer,
+    GenerateOptions, HeadPrecision, LanguageModel, LlmError, ModelFile, Split, WeightSource, sequences,
+    tokenizer::Tokenizer,
 };
 use trike_nn::{ActivationPrecision, CpuBackend, KvPrecision};
 
@@ -98,7 +99,7 @@ impl QuantizeReport {
     ///
     /// # Errors
     ///
-    /// Errors of loading and of running either model, and [`LlmError::NothingToScore`].
+    /// Errors of loading and of running either model, and [`EvalError::NothingToScore`].
     pub fn evaluate(
         &mut self,
         name: &str,
@@ -174,7 +175,7 @@ impl QuantizeReport {
     ///
     /// # Errors
     ///
-    /// [`LlmError::NothingToScore`], and errors of the tokenizer.
+    /// [`EvalError::NothingToScore`], and errors of the tokenizer.
     pub fn check_text(
         input: &ModelFile,
         text: &str,
@@ -184,7 +185,7 @@ impl QuantizeReport {
         let tokenizer = input.tokenizer(config.tokenizer.as_deref())?;
         let ids = sequences(&tokenizer, text, split, input.config().spec.context, None)?;
         if ids.iter().all(|ids| ids.len() < 2) {
-            return Err(LlmError::NothingToScore.into());
+            return Err(EvalError::NothingToScore.into());
         }
         Ok(())
     }

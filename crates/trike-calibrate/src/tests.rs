@@ -133,7 +133,7 @@ fn divergence(dense: &ModelFile, ternary: &ModelFile) -> f64 {
         dense.logits(&ids, KvPrecision::F32, |_, row| aims.push(row.to_vec())).unwrap();
         ternary
             .logits(&ids, KvPrecision::F32, |i, row| {
-                sum += trike_llm::divergence(row, &aims[i]);
+                sum += trike_eval::divergence(row, &aims[i]);
                 count += 1;
             })
             .unwrap();

@@ -8,7 +8,7 @@ use clap::{
     error::{ContextKind, ContextValue},
 };
 use trike::{
-    CalibrateError, LlmError,
+    CalibrateError, EvalError, LlmError,
     calibrate::{ConfigError, EditError, FoldError},
     comm::CommError,
     core::OptionError,
@@ -47,6 +47,7 @@ pub(crate) fn reword(error: clap::Error) -> clap::Error {
 /// The library error found in an error chain.
 enum Refusal<'a> {
     Llm(&'a LlmError),
+    Eval(&'a EvalError),
     Calibrate(&'a CalibrateError),
     Train(&'a TrainError),
 }
@@ -56,6 +57,7 @@ fn refusal(error: &anyhow::Error) -> Option<Refusal<'_>> {
         if let Some(error) = cause.downcast_ref::<CalibrateError>() {
             return Some(match error {
                 CalibrateError::Llm(error) => Refusal::Llm(error),
+                CalibrateError::Eval(error) => Refusal::Eval(error),
                 error => Refusal::Calibrate(error),
             });
         }
@@ -63,6 +65,12 @@ fn refusal(error: &anyhow::Error) -> Option<Refusal<'_>> {
             return Some(match error {
                 TrainError::Llm(error) => Refusal::Llm(error),
                 error => Refusal::Train(error),
+            });
+        }
+        if let Some(error) = cause.downcast_ref::<EvalError>() {
+            return Some(match error {
+                EvalError::Llm(error) => Refusal::Llm(error),
+                error => Refusal::Eval(error),
             });
         }
         cause.downcast_ref().map(Refusal::Llm)
@@ -94,6 +102,7 @@ pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
             LlmError::Nn(error) => is_missing_device(error) || is_wrong_start(error),
             _ => false,
         },
+        Some(Refusal::Eval(error)) => matches!(error, EvalError::Option(_)),
         Some(Refusal::Train(error)) => {
             matches!(
                 error,
@@ -139,12 +148,13 @@ pub(crate) fn advice(error: &anyhow::Error) -> Option<String> {
         let kept = match refusal(error) {
             Some(Refusal::Calibrate(_)) => " and run the same command again: finished blocks are kept",
             Some(Refusal::Train(_)) => " and run the same command again: the last checkpoint is kept",
-            Some(Refusal::Llm(_)) | None => "",
+            Some(Refusal::Llm(_) | Refusal::Eval(_)) | None => "",
         };
         return Some(format!("make room there{kept}"));
     }
     match refusal(error)? {
         Refusal::Llm(error) => of_llm(error),
+        Refusal::Eval(error) => of_eval(error),
         Refusal::Calibrate(error) => of_calibrate(error),
         Refusal::Train(error) => of_train(error),
     }
@@ -215,9 +225,6 @@ fn of_llm(error: &LlmError) -> Option<String> {
             _ => None,
         },
         LlmError::PromptTooLong { .. } => own("shorten it, or use --window N for a rolling window"),
-        LlmError::NeedleText { .. } => own(
-            "give a longer text of sentences with --needle FILE, or shorten the haystacks with --context N",
-        ),
         LlmError::NotBuilt { .. } => own("`trike doctor` lists the devices that this build supports"),
         LlmError::Nn(error) if is_missing_device(error) => {
             own("`trike doctor` lists the devices that this build supports")
@@ -255,6 +262,17 @@ fn of_llm(error: &LlmError) -> Option<String> {
             own("choose another OUT, or another format with --to")
         }
         LlmError::Format(error) => of_format(error),
+        _ => None,
+    }
+}
+
+fn of_eval(error: &EvalError) -> Option<String> {
+    match error {
+        EvalError::Option(error) => Some(format!("set it with {}", flag(error.field()))),
+        EvalError::NeedleText { .. } => Some(
+            "give a longer text of sentences with --needle FILE, or shorten the haystacks with --context N"
+                .to_owned(),
+        ),
         _ => None,
     }
 }
@@ -489,14 +507,14 @@ mod tests {
             |source| anyhow::Error::from(CalibrateError::Quantize { tensor: "a".to_owned(), source });
         assert!(is_usage(&quantize(Box::new(option.into()))));
         assert!(!is_usage(&quantize(Box::new(QuantError::NoChoices { layer: 0 }))));
-        for error in [LlmError::NothingToScore.into(), anyhow::anyhow!("else")] {
+        for error in [EvalError::NothingToScore.into(), anyhow::anyhow!("else")] {
             assert!(!is_usage(&error), "{error}");
         }
     }
 
     #[test]
     fn an_error_without_a_next_step_has_no_advice() {
-        assert_eq!(advice(&LlmError::NothingToScore.into()), None);
+        assert_eq!(advice(&EvalError::NothingToScore.into()), None);
         assert_eq!(advice(&anyhow::anyhow!("else")), None);
     }
 }

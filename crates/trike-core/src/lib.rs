@@ -11,7 +11,7 @@
 //! * tiled matrices, the order of weights for host kernels in memory and in files: [`Tiles`], [`TritTiles`] with [`TritShape`],
 //!   [`Int8Tiles`] with [`Int8Shape`]
 //! * ternarization of dense weights, with definitions that several crates share: [`exact_trits`], [`absmean_trits`], [`absmean`]
-//! * precisions: [`ActivationPrecision`], [`ActivationPolicy`], [`KvPrecision`], layer by layer [`KvPrecisions`] with [`InvalidKvPrecisions`]; of products in training: [`ProductPrecision`]
+//! * precisions: [`ActivationPrecision`], [`ActivationPolicy`], [`KvPrecision`], layer by layer [`KvPrecisions`] with [`InvalidKvPrecisions`]; settings of KV caches: [`KvOptions`] with [`KvLimit`]; of products in training: [`ProductPrecision`]
 //! * operations: [`GatedActivation`], [`AttentionSpec`], [`KeySelector`] with [`SelectedKeys`], [`PromptKeys`] with [`BlockBitmap`], [`Eviction`], [`RopeSpec`] with [`RopePairing`] and
 //!   [`RopeScaling`], [`TritScore`]
 //! * costs: [`Cost`], [`LinearProblem`]
@@ -32,6 +32,7 @@ mod eviction;
 mod int8;
 mod keys;
 mod kv;
+mod kv_options;
 mod layout;
 mod operation;
 mod option;
@@ -53,6 +54,7 @@ pub use eviction::Eviction;
 pub use int8::Int8Tensor;
 pub use keys::{KeySelector, SelectedKeys};
 pub use kv::{InvalidKvPrecisions, KvPrecisions};
+pub use kv_options::{KvLimit, KvOptions};
 pub use layout::Layout;
 pub use operation::{GatedActivation, TritScore};
 pub use option::{Bounds, Number, OptionError};

@@ -1,10 +1,10 @@
-//! The errors of loading, running, measuring and converting a model.
+//! The errors of loading, running and converting a model.
 
 use std::path::PathBuf;
 
 use trike_core::{DeviceSpec, OptionError};
 
-/// Why a model could not be loaded, run, measured or converted.
+/// Why a model could not be loaded, run or converted.
 ///
 /// The transparent variants carry the message of the layer below, which names the file, tensor or token.
 #[derive(Debug, thiserror::Error)]
@@ -136,31 +136,6 @@ pub enum LlmError {
         /// Context length of the model, in tokens.
         context: usize,
     },
-    /// No sequence of the text has two tokens or more.
-    #[error("nothing to score: no sequence of the text has two tokens or more")]
-    NothingToScore,
-    /// A text of which no needle test can be made.
-    #[error("no needle test can be made of the text: expected {expected}, got {got}")]
-    NeedleText {
-        /// The expected content.
-        expected: String,
-        /// The content.
-        got: String,
-    },
-    /// Precisions of the KV cache cannot be chosen on this backend.
-    #[error(
-        "choosing the precision of keys and values: not supported by {backend}, only by the CPU in one process"
-    )]
-    KvChoice {
-        /// The backend.
-        backend: String,
-    },
-    /// A task file without a question.
-    #[error("{}: no questions: expected one JSON object per line", path.display())]
-    NoQuestions {
-        /// The file.
-        path: PathBuf,
-    },
     /// A logit is infinite or NaN.
     #[error(
         "logit {index} of token {token} is {value}: the weights are damaged or overflow in this precision"
@@ -172,16 +147,6 @@ pub enum LlmError {
         index: usize,
         /// The value.
         value: f32,
-    },
-    /// Two models whose vocabularies differ cannot be compared.
-    #[error(
-        "the models have vocabularies of {ours} and {base} tokens: divergence requires the same vocabulary"
-    )]
-    VocabularyMismatch {
-        /// Size of the measured model's vocabulary.
-        ours: usize,
-        /// Size of the base model's.
-        base: usize,
     },
     /// A tensor cannot be converted without changing a value.
     #[error("{}: {tensor} cannot be converted to {target}: {reason}", path.display())]

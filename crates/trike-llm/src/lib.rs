@@ -1,4 +1,4 @@
-//! From a model file to text: configuration, tokenizers, generation, sampling, measurement, conversion.
+//! From a model file to text: configuration, tokenizers, generation, sampling, conversion.
 //!
 //! Start from [`LanguageModel`]: `LanguageModel::load(path)` reads any file that [`ModelFile`] can open, with its
 //! tokenizer, and [`LanguageModel::generate`] continues a prompt. [`open()`] does the same on any device and returns a
@@ -6,28 +6,26 @@
 //!
 //! The decision that shaped this crate: a checkpoint is opened once as a [`ModelFile`], which holds its
 //! architecture, the names of its tensors and its special tokens, and everything else (running, inspecting,
-//! converting, scoring) works on that. A new file format is one match arm there, not a second loader; the price is
+//! converting) works on that. A new file format is one match arm there, not a second loader; the price is
 //! that all formats use the tensor names of HuggingFace checkpoints, and other names are mapped to these.
 //!
 //! * models: [`ModelFile`], [`WeightSource`], [`LanguageModel`], [`LoadOptions`], [`HeadPrecision`], [`Tensors`],
 //!   [`ModelConfig`], [`Family`], [`SpecialIds`]
-//! * one trait object for every backend: [`Model`], [`open()`], [`DeviceChoice`], [`DeviceShare`], [`InvalidDevice`], [`Device`],
-//!   [`devices()`], [`DeviceReport`], [`memory_plan()`]
+//! * one trait object for every backend: [`Model`], [`SequenceBatch`] with [`DecoderBatch`], [`open()`], [`DeviceChoice`],
+//!   [`DeviceShare`], [`InvalidDevice`], [`Device`], [`devices()`], [`DeviceReport`], [`memory_plan()`]
 //! * one model on several ranks: [`RankPlans`], [`RankPlan`], [`RankModel`], [`Parallel`]
-//! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`],
-//!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`]
-//! * measurement: [`ScoreOptions`], [`Split`], [`STORY_MARK`], [`Score`], [`Comparison`], [`compare_ids()`], [`sequences()`], [`divergence()`],
-//!   [`read_questions()`], [`Question`], [`TaskScore`], [`NeedleOptions`], [`NeedleScore`], [`Haystack`], [`haystacks()`], [`inspect()`], [`mod@bench`] with [`Synthetic`] and
+//! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`], [`PreparedRequest`],
+//!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`], [`PROMPT_STEP`]
+//! * a text as sequences: [`Split`], [`STORY_MARK`], [`sequences()`]; what a file has: [`inspect()`]; models of random trits: [`Synthetic`],
 //!   [`SyntheticModel`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]; parts for other writers of a model directory: [`hf_config()`],
 //!   [`hf_tensor()`], [`write_tokenizer()`], [`write_tokenizer_file()`]
 //! * errors: [`LlmError`]
 //!
-//! `trike` re-exports what an application needs; the feature `gpu` with `wgpu`, `vulkan`, `cuda`, `hip` and `metal` passes
-//! the device backend and its runtimes through.
+//! `trike-eval` measures models. `trike` re-exports what an application needs; the feature `gpu` with `wgpu`, `vulkan`, `cuda`, `hip` and
+//! `metal` passes the device backend and its runtimes through.
 #![forbid(unsafe_code)]
 
-pub mod bench;
 mod config;
 mod convert;
 mod device;
@@ -61,14 +59,12 @@ pub use device::{
 };
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors};
-pub use generate::{FinishReason, GenerateOptions, Generation, Pooling, Session, TokenLogprobs};
+pub use generate::{
+    FinishReason, GenerateOptions, Generation, PROMPT_STEP, Pooling, PreparedRequest, Session, TokenLogprobs,
+};
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
-pub use model::{
-    ChooseKv, ChosenKv, Comparison, Haystack, Model, NeedleAnswers, NeedleDepth, NeedleFigures,
-    NeedleOptions, NeedleScore, NeedleSetting, OnText, PositionFigures, Question, STORY_MARK, Score,
-    ScoreOptions, Split, TaskScore, compare_ids, divergence, haystacks, read_questions, sequences,
-};
+pub use model::{DecoderBatch, Model, OnText, SequenceBatch};
 pub use source::WeightSource;
 pub use synthetic::{Synthetic, SyntheticModel};
-pub use text::{gguf_chat_template, gguf_tokenizer};
+pub use text::{STORY_MARK, Split, gguf_chat_template, gguf_tokenizer, sequences};

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::{DecoderSpec, Eviction, KeySelector, KvPrecision, KvPrecisions, NnError, PromptKeys};
+use crate::{
+    DecoderSpec, Eviction, KeySelector, KvLimit, KvOptions, KvPrecision, KvPrecisions, NnError, PromptKeys,
+};
 
 /// Shape of the cache of one layer of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,15 +44,6 @@ pub struct KvSpec {
     pub eviction: Eviction,
 }
 
-/// A bound on the memory of long sequences: a cache with fewer positions than the sequence, which evicts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvLimit {
-    /// Maximum capacity of a cache in positions, at least [`Eviction::LEAST_CAPACITY`].
-    pub positions: usize,
-    /// The positions that a full cache forgets.
-    pub eviction: Eviction,
-}
-
 impl KvSpec {
     /// This cache, or one that evicts if it would have more positions than `limit` allows.
     ///
@@ -82,6 +75,27 @@ impl KvSpec {
     pub fn rolling(precision: impl Into<KvPrecisions>, window: usize, step: usize) -> Self {
         let capacity = window.saturating_add(step.saturating_sub(1));
         Self { window: Some(window), ..Self::new(precision, capacity) }
+    }
+
+    /// The cache with the settings of `options` for a sequence of `positions` positions, or for steps of up to `step` tokens with a
+    /// window; `default` is the precision if `options` has none.
+    ///
+    /// ```
+    /// use trike_nn::{KvOptions, KvPrecision, KvSpec};
+    ///
+    /// let of = |options: KvOptions| KvSpec::of(&options, KvPrecision::F16, 500, 64);
+    /// assert_eq!(of(KvOptions::default()), KvSpec::new(KvPrecision::F16, 500));
+    /// assert_eq!(of(KvOptions::default().with_window(32)), KvSpec::rolling(KvPrecision::F16, 32, 64));
+    /// ```
+    #[must_use]
+    pub fn of(options: &KvOptions, default: KvPrecision, positions: usize, step: usize) -> Self {
+        let KvOptions { precision, keys, prompt_keys, limit, window, .. } = *options;
+        let precision = precision.unwrap_or(default.into());
+        let cache = match window {
+            Some(window) => Self::rolling(precision, window, step),
+            None => Self::new(precision, positions),
+        };
+        cache.with_keys(keys).with_prompt_keys(prompt_keys).limited(limit)
     }
 
     /// Sets [`keys`](Self::keys).

@@ -10,7 +10,8 @@
 //! attention distinguishes which rows belong to which sequence, so there is no padding and the output is independent of
 //! the rest of the batch.
 //!
-//! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`ScaleFactors`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`], [`KvPrecisions`],
+//! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`ScaleFactors`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`],
+//!   [`KvOptions`] with [`KvLimit`], [`KvPrecision`], [`KvPrecisions`],
 //!   [`KeySelector`], [`PromptKeys`], [`Eviction`], [`Logits`]
 //! * memory: [`MemoryPlan`], [`DeviceUse`]; of layers on several devices: [`LayerWeights`], [`DeviceMemory`], [`StagePlan`]
 //! * a model on several ranks: [`RankBackend`], [`Division`], [`StepNotice`], [`Decoder::follow`]; its types [`RankTensor`],
@@ -53,7 +54,7 @@ pub use backend::{
     BackendWeights, Capabilities, Input, MatrixEdit, Norm, RunStep, StepCaches, TokenStep,
 };
 pub use block::{BlockContext, DecoderBlock, Hook};
-pub use cache::{CacheSpec, KvLimit, KvSpec};
+pub use cache::{CacheSpec, KvSpec};
 pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};
 pub use decoder::{Decoder, Logits, Step};
 #[cfg(feature = "gpu")]
@@ -66,8 +67,8 @@ pub use split::{DeviceMemory, LayerWeights, StagePlan};
 pub use step::{Largest, Segment, StepInputs, StepLogits, StepNotice};
 pub use trike_core::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, DenseData, DenseTensor, Eviction, GatedActivation,
-    Int8Tensor, KeySelector, KvPrecision, KvPrecisions, Layout, PromptKeys, RopePairing, RopeScaling,
-    RopeSpec, SelectedKeys, SpecError, Tensor,
+    Int8Tensor, KeySelector, KvLimit, KvOptions, KvPrecision, KvPrecisions, Layout, PromptKeys, RopePairing,
+    RopeScaling, RopeSpec, SelectedKeys, SpecError, Tensor,
 };
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;

@@ -88,10 +88,19 @@ pub(crate) fn run(error: trike::llm::LlmError) -> PyErr {
         LlmError::Option(_)
         | LlmError::Sampler(_)
         | LlmError::PromptTooLong { .. }
-        | LlmError::NothingToScore
         | LlmError::Tokenizer(_)
         | LlmError::Chat(_)
         | LlmError::Constraint(_) => value(error),
+        error => model(error),
+    }
+}
+
+/// An error while a model is measured: nothing to score and options out of range are `ValueError`, others those of [`run`].
+pub(crate) fn eval(error: trike::EvalError) -> PyErr {
+    use trike::EvalError;
+    match error {
+        EvalError::Llm(error) => run(error),
+        EvalError::Option(_) | EvalError::NothingToScore => value(error),
         error => model(error),
     }
 }

@@ -2,8 +2,8 @@
 
 use pyo3::{exceptions::PyValueError, prelude::*};
 use trike::{
-    ActivationPolicy, ActivationPrecision, Cpu, GenerateOptions, HeadPrecision, KvPrecision, KvPrecisions,
-    LoadOptions, Split,
+    ActivationPolicy, ActivationPrecision, Cpu, GenerateOptions, HeadPrecision, KvOptions, KvPrecision,
+    KvPrecisions, LoadOptions, Split,
     llm::{GenerationConfig, Pooling, SamplingOptions},
     text::constraint::Grammar,
 };
@@ -106,9 +106,8 @@ impl Sampling {
             .with_max_tokens(self.max_tokens)
             .with_sampler(sampler)
             .with_stop(self.stop.clone())
-            .with_kv(kv(self.kv.as_deref())?)
+            .with_kv(KvOptions::from(kv(self.kv.as_deref())?).with_window(self.window))
             .with_context(self.context)
-            .with_window(self.window)
             .with_logprobs(self.logprobs)
             .with_grammar(self.form()?))
     }

@@ -52,15 +52,15 @@
 //!   [`QuantizeReport`]
 //! * one trait object for every device: [`Model`], [`open()`], [`DeviceChoice`], [`DeviceShare`], [`InvalidDevice`], [`Device`],
 //!   [`devices()`], [`memory_plan()`], [`MemoryPlan`]
-//! * measurement, as methods of [`Model`]: [`ScoreOptions`], [`Split`], [`Score`], [`Comparison`], [`NeedleOptions`], [`NeedleScore`],
-//!   [`llm::bench`]
-//! * precision: [`ActivationPolicy`], [`ActivationPrecision`], [`KvPrecision`], [`KvPrecisions`], [`KvSpec`], [`KvLimit`] with [`Eviction`], [`KeySelector`], [`PromptKeys`]; backends: [`Cpu`], [`Isa`], [`CpuBackend`],
+//! * measurement, as functions of [`eval`] over any [`Model`]: [`eval::score`](fn@eval::score) with [`ScoreOptions`], [`Split`] and [`Score`],
+//!   [`Comparison`], [`NeedleOptions`], [`NeedleScore`], [`eval::bench`](mod@eval::bench)
+//! * precision: [`ActivationPolicy`], [`ActivationPrecision`], [`KvPrecision`], [`KvPrecisions`], [`KvSpec`], [`KvOptions`], [`KvLimit`] with [`Eviction`], [`KeySelector`], [`PromptKeys`]; backends: [`Cpu`], [`Isa`], [`CpuBackend`],
 //!   [`Backend`]
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
-//! * errors: [`LlmError`], [`CalibrateError`]
+//! * errors: [`LlmError`], [`EvalError`], [`CalibrateError`]
 //! * models by their names on the HuggingFace hub: [`hub`], which the feature `hub` lets download
 //! * everything else, by crate: [`trit`], [`cpu`], [`comm`], [`format`](mod@format), [`quant`], [`model`], [`nn`], [`text`], [`llm`],
-//!   [`calibrate`], [`grad`], [`train`], [`vsa`]
+//!   [`eval`], [`calibrate`], [`grad`], [`train`], [`vsa`]
 //!
 //! An application depends on this crate. The feature `candle`, off by default, adds `trike::candle`: ternary layers as
 //! Candle modules. A library should depend only on the individual crate that it needs.
@@ -83,6 +83,7 @@ pub use trike_candle as candle;
 pub use trike_comm as comm;
 pub use trike_core as core;
 pub use trike_cpu as cpu;
+pub use trike_eval as eval;
 pub use trike_format as format;
 pub use trike_grad as grad;
 pub use trike_hub as hub;
@@ -99,17 +100,17 @@ pub use trike_calibrate::{
     CalibrateError, Calibration, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, quantize,
 };
 pub use trike_cpu::{Cpu, Isa};
+pub use trike_eval::{Comparison, EvalError, NeedleOptions, NeedleScore, Score, ScoreOptions};
 pub use trike_llm::{
-    Comparison, ConvertOptions, ConvertReport, Device, DeviceChoice, DeviceShare, EmbeddingStorage,
-    FinishReason, GenerateOptions, Generation, HeadPrecision, Inspection, InvalidDevice, LanguageModel,
-    LlmError, LoadOptions, Model, ModelFile, NeedleOptions, NeedleScore, ScaleStorage, Score, ScoreOptions,
-    Split, Target, convert, devices, inspect, memory_plan, open,
+    ConvertOptions, ConvertReport, Device, DeviceChoice, DeviceShare, EmbeddingStorage, FinishReason,
+    GenerateOptions, Generation, HeadPrecision, Inspection, InvalidDevice, LanguageModel, LlmError,
+    LoadOptions, Model, ModelFile, ScaleStorage, Split, Target, convert, devices, inspect, memory_plan, open,
 };
 #[cfg(feature = "gpu")]
 pub use trike_nn::CubeBackend;
 pub use trike_nn::{
-    ActivationPolicy, ActivationPrecision, Backend, CpuBackend, Eviction, KeySelector, KvLimit, KvPrecision,
-    KvPrecisions, KvSpec, MemoryPlan, PromptKeys,
+    ActivationPolicy, ActivationPrecision, Backend, CpuBackend, Eviction, KeySelector, KvLimit, KvOptions,
+    KvPrecision, KvPrecisions, KvSpec, MemoryPlan, PromptKeys,
 };
 pub use trike_text::{sampler::SamplerConfig, tokenizer::Tokenizer};
 pub use trike_trit::{Encoding, Trit, TritTensor};

@@ -8,7 +8,8 @@
 
 use trike_core::{DenseData, DenseTensor, Int8Tensor, Tensor};
 use trike_cpu::Cpu;
-use trike_llm::{WeightSource, divergence};
+use trike_eval::divergence;
+use trike_llm::WeightSource;
 use trike_nn::{CpuBackend, DecoderBlock, HookPoint, WeightName};
 use trike_quant::{
     CompensateConfig, Hessian, MatrixView, QuantError, SquareMatrix, TritLayout, compensate, hessian_error,

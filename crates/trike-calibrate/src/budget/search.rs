@@ -2,8 +2,9 @@
 
 use std::{fs, path::Path};
 
+use trike_eval::{ScoreOptions, compare_ids};
 use trike_format::publish;
-use trike_llm::{LanguageModel, ModelFile, ScoreOptions, Split, compare_ids};
+use trike_llm::{LanguageModel, ModelFile, Split};
 use trike_nn::KvPrecision;
 
 use super::{

@@ -8,7 +8,7 @@ mod verdict;
 
 use serde::{Deserialize, Serialize};
 
-use trike_llm::{Comparison, Score};
+use trike_eval::{Comparison, Score};
 
 pub use alternatives::Alternative;
 pub use planning::{Measured, Planning, Sensitivity, Trial};

@@ -6,7 +6,7 @@ use clap::Args;
 use trike::Split;
 
 use super::{
-    CpuArgs, EvictArgs, JsonArg, KeyArgs, ModelArg, PrecisionArgs, TokenizerArg,
+    CpuArgs, JsonArg, KvArgs, ModelArg, PrecisionArgs, TokenizerArg,
     names::{SPLITS, one_of},
 };
 
@@ -52,9 +52,7 @@ pub(crate) struct EvalArgs {
     pub(crate) limit: Option<usize>,
     // Only texts, and the questions about needles, are run token by token.
     #[command(flatten)]
-    pub(crate) keys: KeyArgs,
-    #[command(flatten)]
-    pub(crate) evict: EvictArgs,
+    pub(crate) kv: KvArgs,
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]

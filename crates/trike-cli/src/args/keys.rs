@@ -1,4 +1,4 @@
-//! Selection of keys.
+//! Settings of KV caches: selection of keys, eviction.
 
 use clap::Args;
 use trike::{Eviction, KeySelector, PromptKeys};
@@ -37,6 +37,15 @@ pub(crate) struct EvictArgs {
     /// last 32 tokens (attention)
     #[arg(long, default_value = "oldest", requires = "kv_limit", value_parser = one_of(EVICTIONS))]
     pub(crate) evict: Eviction,
+}
+
+/// Settings of the KV cache other than its precision.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct KvArgs {
+    #[command(flatten)]
+    pub(crate) keys: KeyArgs,
+    #[command(flatten)]
+    pub(crate) evict: EvictArgs,
 }
 
 /// Default number of keys selected by their codes.

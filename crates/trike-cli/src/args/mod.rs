@@ -19,7 +19,7 @@ use trike::{
 
 pub(crate) use edit::EditArgs;
 pub(crate) use eval::EvalArgs;
-pub(crate) use keys::{EvictArgs, KeyArgs, TOP_K};
+pub(crate) use keys::{KeyArgs, KvArgs, TOP_K};
 #[cfg(feature = "hub")]
 pub(crate) use models::PullArgs;
 pub(crate) use models::{ListArgs, ModelArg, RmArgs, ShowArgs};
@@ -278,9 +278,7 @@ pub(crate) struct PerplexityArgs {
     #[arg(long)]
     pub(crate) base: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) keys: KeyArgs,
-    #[command(flatten)]
-    pub(crate) evict: EvictArgs,
+    pub(crate) kv: KvArgs,
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]

@@ -8,7 +8,7 @@ use trike::llm::Pooling;
 #[cfg(feature = "mpi")]
 use super::names::PARALLEL;
 use super::{
-    CpuArgs, DeviceArg, EvictArgs, JsonArg, KeyArgs, ModelArg, PrecisionArgs, TokenizerArg,
+    CpuArgs, DeviceArg, JsonArg, KvArgs, ModelArg, PrecisionArgs, TokenizerArg,
     names::{POOLINGS, Seed, Tokens, one_of, seed, tokens},
 };
 
@@ -58,9 +58,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIVISION", value_parser = one_of(PARALLEL), conflicts_with = "prompt_cache")]
     pub(crate) parallel: Option<trike::llm::Parallel>,
     #[command(flatten)]
-    pub(crate) keys: KeyArgs,
-    #[command(flatten)]
-    pub(crate) evict: EvictArgs,
+    pub(crate) kv: KvArgs,
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]
@@ -119,9 +117,7 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) form: FormArgs,
     #[command(flatten)]
-    pub(crate) keys: KeyArgs,
-    #[command(flatten)]
-    pub(crate) evict: EvictArgs,
+    pub(crate) kv: KvArgs,
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]

@@ -4,11 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use trike::{
-    Cpu, Device, Isa, KeySelector, KvPrecision, KvSpec, LlmError, LoadOptions, Model, ModelFile,
-    llm::{
-        Synthetic,
-        bench::{BenchOptions, BenchReport},
-    },
+    Cpu, Device, Isa, KvOptions, KvPrecision, KvSpec, LlmError, LoadOptions, Model, ModelFile,
+    eval::bench::{self, BenchOptions, BenchReport},
+    llm::{PROMPT_STEP, Synthetic},
     nn::NnError,
 };
 
@@ -87,28 +85,25 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
     if on_host && args.tune {
         return Err(conflict("--tune: the CPU has no kernels to choose from; choose a GPU with --device"));
     }
-    let keys = args.keys.selector(on_host)?;
+    let settings = args.keys.options(on_host)?;
     let request = KvRequest { choice: Some(args.kv), bound: args.kv_kl }.checked(on_host)?;
     let (measured, mut model, chosen) = match args.synthetic {
-        Some(size) => synthetic(args, device, size, keys, quiet)?,
-        None => stored(args, request, device, keys, quiet)?,
+        Some(size) => synthetic(args, device, size, settings, quiet)?,
+        None => stored(args, request, device, settings, quiet)?,
     };
     let wanted = chosen.precision.unwrap_or(KvPrecision::F16.into());
     // Layers of several precisions are refused above for a device, and the CPU has all.
     let kv = match wanted.is_uniform() {
-        true => model.cache_precision(wanted.base()).into(),
+        true => model.capabilities().cache_precision(wanted.base()).into(),
         false => wanted,
     };
     if kv != wanted && !quiet {
         output::note(&format!("--kv {wanted}: not supported by {}, using {kv}", model.backend()));
     }
-    let options = options(args, model.config().spec.context)
-        .with_kv(kv)
-        .with_keys(keys)
-        .with_prompt_keys(args.keys.prompt_keys);
+    let options = options(args, model.config().spec.context).with_kv(settings.with_precision(kv));
     let tuned = if args.tune { tuned::tune(&*model, &options.step_tokens(), quiet)? } else { Vec::new() };
     let progress = Progress::start("measuring", quiet);
-    let report = model.bench(&options, &mut |done, total| progress.set(done, total))?;
+    let report = bench::run(&mut *model, &options, &mut |done, total| progress.set(done, total))?;
     Ok(BenchOutcome {
         model: measured,
         isa: on_host.then(|| isa(args).name()),
@@ -116,9 +111,9 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         activations: args::activations_name(&model.activations()),
         kv: kv.to_string(),
         kv_chosen: chosen.chosen,
-        keys: keys.name(),
-        keys_top_k: keys.top_k(),
-        prompt_keys: prompt_share(args.keys.prompt_keys),
+        keys: settings.keys.name(),
+        keys_top_k: settings.keys.top_k(),
+        prompt_keys: prompt_share(settings.prompt_keys),
         device: DeviceOutcome::of(&*model),
         tuned,
         report,
@@ -154,7 +149,7 @@ fn synthetic(
     args: &BenchArgs,
     device: Device,
     size: Synthetic,
-    keys: KeySelector,
+    settings: KvOptions,
     quiet: bool,
 ) -> anyhow::Result<Subject> {
     let KvChoice::Given(kv) = args.kv else {
@@ -165,11 +160,12 @@ fn synthetic(
         .with_cpu(cpu(args)?)
         .with_activations(args.activations.0.unwrap_or_default())
         .with_layout(args.layout.0)
-        .with_sequence(
-            KvSpec::new(kv, options(args, size.spec().context).positions())
-                .with_keys(keys)
-                .with_prompt_keys(args.keys.prompt_keys),
-        );
+        .with_sequence(KvSpec::of(
+            &settings.with_precision(kv),
+            KvPrecision::F16,
+            options(args, size.spec().context).positions(),
+            PROMPT_STEP,
+        ));
     let progress = Progress::start(format!("building {}", size.name()), quiet);
     let made = device.load_synthetic(size, (args.encoding, args.group), &load, &mut |done, total| {
         progress.set(done, total);
@@ -190,7 +186,7 @@ fn stored(
     args: &BenchArgs,
     request: KvRequest,
     device: Device,
-    keys: KeySelector,
+    settings: KvOptions,
     quiet: bool,
 ) -> anyhow::Result<Subject> {
     let file = ModelFile::open(args.model.path(quiet)?)?;
@@ -204,10 +200,9 @@ fn stored(
     };
     let wanted = precision.options(&file, &cpu(args)?);
     let known = request.known(&file, &wanted)?;
-    let kv = known.precision.unwrap_or(file.default_kv().into());
-    let longest = KvSpec::new(kv, options(args, context).positions().min(context))
-        .with_keys(keys)
-        .with_prompt_keys(args.keys.prompt_keys);
+    let longest = options(args, context).positions().min(context);
+    let kv = settings.with_precision(known.precision);
+    let longest = KvSpec::of(&kv, file.default_kv(), longest, PROMPT_STEP);
     let wanted = wanted.with_sequence(longest);
     let model = load(device, &file, &wanted, quiet)?;
     let kv = request.choose(known, &file, &wanted, &*model, quiet)?;

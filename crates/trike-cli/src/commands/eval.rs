@@ -4,7 +4,7 @@ use anyhow::Context;
 use serde::Serialize;
 use trike::{
     ActivationPrecision, Device, ModelFile, ScoreOptions, Split,
-    llm::{TaskScore, read_questions},
+    eval::{TaskScore, answer, read_questions},
 };
 
 use super::{
@@ -63,18 +63,17 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
             "nothing to evaluate: give task files with --tasks, texts with --text, or a text for needles with --needle",
         ));
     }
-    let keys = args.keys.selector(true)?;
+    let settings = args.kv.options(true)?;
     let has_texts = !args.text.is_empty() || args.needle.is_some();
-    if !args.keys.prompt_keys.is_all() && !has_texts {
+    if !settings.prompt_keys.is_all() && !has_texts {
         return Err(super::conflict(
             "--prompt-keys: needs --text or --needle, since the answers of tasks are read with attention to all keys",
         ));
     }
-    let limit = args.evict.limit(true)?;
-    if limit.is_some() && !has_texts {
+    if settings.limit.is_some() && !has_texts {
         return Err(super::conflict("--kv-limit: needs --text or --needle, since tasks are shorter"));
     }
-    if !keys.is_all() && !has_texts {
+    if !settings.keys.is_all() && !has_texts {
         return Err(super::conflict(
             "--keys signs: needs --text or --needle, since the answers of tasks are read like prompts",
         ));
@@ -112,28 +111,25 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     let outcome = |(file, questions): (&std::path::PathBuf, Vec<_>)| {
         let name = file.display().to_string();
         let progress = Progress::start(format!("evaluating {name}"), quiet);
-        let score = model.answer(&questions, kv.precision, &mut |done, total| progress.set(done, total));
+        let mut set = |done, total| progress.set(done, total);
+        let score = answer(&*model, &questions, kv.precision, &mut set);
         Ok(TaskOutcome { score: score.with_context(|| name.clone())?, file: name })
     };
     let tasks = tasks.into_iter().map(outcome).collect::<anyhow::Result<Vec<_>>>()?;
     let scores: Vec<_> = tasks.iter().map(|task| task.score.clone()).collect();
     let mean = TaskScore::mean(&scores).filter(|_| scores.len() > 1);
+    let settings = settings.with_precision(kv.precision);
     let base = base.as_ref().map(|(path, base)| (path.as_path(), &**base));
     let score = |(file, text): &(&std::path::PathBuf, String)| {
         let split = args.split.unwrap_or_else(|| Split::of(text));
-        let options = ScoreOptions::new(split)
-            .with_limit(args.limit)
-            .with_kv(kv.precision)
-            .with_keys(keys)
-            .with_prompt_keys(args.keys.prompt_keys)
-            .with_kv_limit(limit);
+        let options = ScoreOptions::new(split).with_limit(args.limit).with_kv(settings);
         let (figures, against) = measure(&*model, base, file, text, &options, quiet)?;
         let (file, split) = (file.display().to_string(), args::split_name(split));
         Ok(TextOutcome { file, split, figures, against })
     };
     let texts = texts.iter().map(score).collect::<anyhow::Result<_>>()?;
     let needle = match &needles {
-        Some((file, text)) => Some(find(&*model, file, text, args, kv.precision, quiet)?),
+        Some((file, text)) => Some(find(&*model, file, text, args, settings, quiet)?),
         None => None,
     };
     let activations = args::activations_name(&model.activations());

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use trike::{
     KvPrecisions, LoadOptions, Model, ModelFile,
     cpu::{Cpu, Isa},
+    eval::{ChooseKv, ChosenKv, choose_kv},
     format::{Difference, Digest, Identity, OutputFile},
-    llm::{ChooseKv, ChosenKv},
 };
 
 use super::{conflict, shipped};
@@ -118,7 +118,7 @@ impl KvRequest {
             Some(KvChoice::Auto) if !is_stored => {
                 let progress = Progress::start("choosing the precision of the KV cache", quiet);
                 let wanted = ChooseKv::default().with_kl(self.kl());
-                let made = model.choose_kv(&wanted, &mut |done, total| progress.set(done, total))?;
+                let made = choose_kv(model, &wanted, &mut |done, total| progress.set(done, total))?;
                 drop(progress);
                 let chosen = ChosenOutcome::new(self.kl(), &made);
                 let key = self.key(file, options)?;

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use trike::{
-    Cpu, Device, DeviceChoice, HeadPrecision, Isa, KeySelector, KvLimit, KvSpec, LoadOptions, Model,
-    ModelFile, PromptKeys, llm::fitting_context,
+    Cpu, Device, DeviceChoice, HeadPrecision, Isa, KvLimit, KvOptions, KvSpec, LoadOptions, Model, ModelFile,
+    PromptKeys, llm::fitting_context,
 };
 
 use super::{conflict, tuned};
 use crate::{
-    args::{ActivationChoice, CpuArgs, EvictArgs, KeyArgs, KeysChoice, KvChoice, PrecisionArgs, TOP_K},
+    args::{ActivationChoice, CpuArgs, KeyArgs, KeysChoice, KvArgs, KvChoice, PrecisionArgs, TOP_K},
     output,
     progress::Progress,
 };
@@ -52,25 +52,32 @@ impl PrecisionArgs {
 }
 
 impl KeyArgs {
-    /// The selector of a command that computes on the CPU or not.
-    pub(super) fn selector(&self, on_host: bool) -> anyhow::Result<KeySelector> {
+    /// The KV cache of a command that computes on the CPU or not, in the default precision.
+    pub(super) fn options(&self, on_host: bool) -> anyhow::Result<KvOptions> {
         if !self.prompt_keys.is_all() && !on_host {
             return Err(conflict("--prompt-keys: only the CPU selects keys of prompts, leave out --device"));
         }
-        match (self.keys, self.keys_top_k) {
-            (KeysChoice::All, Some(_)) => Err(conflict("--keys-top-k: needs --keys signs, got --keys all")),
-            (choice, top_k) => Ok(choice.selector(top_k.unwrap_or(TOP_K))?),
-        }
+        let keys = match (self.keys, self.keys_top_k) {
+            (KeysChoice::All, Some(_)) => {
+                return Err(conflict("--keys-top-k: needs --keys signs, got --keys all"));
+            }
+            (choice, top_k) => choice.selector(top_k.unwrap_or(TOP_K))?,
+        };
+        Ok(KvOptions::default().with_keys(keys).with_prompt_keys(self.prompt_keys))
     }
 }
 
-impl EvictArgs {
-    /// The bound of a command that computes on the CPU or not.
-    pub(super) fn limit(&self, on_host: bool) -> anyhow::Result<Option<KvLimit>> {
-        match self.kv_limit {
-            Some(_) if !on_host => Err(conflict("--kv-limit: only the CPU evicts, leave out --device")),
-            limit => Ok(limit.map(|positions| KvLimit { positions, eviction: self.evict })),
-        }
+impl KvArgs {
+    /// The KV cache of a command that computes on the CPU or not, in the default precision.
+    pub(super) fn options(&self, on_host: bool) -> anyhow::Result<KvOptions> {
+        let options = self.keys.options(on_host)?;
+        let limit = match self.evict.kv_limit {
+            Some(_) if !on_host => {
+                return Err(conflict("--kv-limit: only the CPU evicts, leave out --device"));
+            }
+            limit => limit.map(|positions| KvLimit { positions, eviction: self.evict.evict }),
+        };
+        Ok(options.with_limit(limit))
     }
 }
 
@@ -79,26 +86,28 @@ pub(super) fn prompt_share(keys: PromptKeys) -> Option<f64> {
     (!keys.is_all()).then(|| keys.share())
 }
 
-/// The length of a sequence on the CPU for which there is memory: `kv`, or less with a note. At least the prompt has to fit, or the
-/// load fails with the numbers.
+/// The length of a sequence on the CPU for which there is memory: `kv`, or less with a note.
 pub(super) fn context(
     file: &ModelFile,
     options: &LoadOptions,
     kv: KvSpec,
-    prompt: usize,
     quiet: bool,
 ) -> anyhow::Result<usize> {
     let fitting = fitting_context(file, options, &kv)?;
-    if fitting >= kv.capacity || fitting <= prompt {
+    if fitting >= kv.capacity {
         return Ok(kv.capacity);
     }
+    note_shortened(fitting, kv.capacity, quiet);
+    Ok(fitting)
+}
+
+/// Says that a context was shortened to what fits into memory.
+pub(super) fn note_shortened(fitting: usize, wanted: usize, quiet: bool) {
     if !quiet {
         output::note(&format!(
-            "memory for {fitting} of {} tokens: the context is shortened; --context N sets it, --kv int8 halves what it takes",
-            kv.capacity
+            "memory for {fitting} of {wanted} tokens: the context is shortened; --context N sets it, --kv int8 halves what it takes",
         ));
     }
-    Ok(fitting)
 }
 
 /// Opens a device or several, with a note if `auto` found no GPU.

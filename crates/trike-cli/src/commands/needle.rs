@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::Serialize;
-use trike::{KvPrecisions, Model, NeedleOptions, NeedleScore};
+use trike::{KvOptions, Model, NeedleOptions, NeedleScore, eval::find_needles};
 
 use super::{
     load::prompt_share,
@@ -42,32 +42,27 @@ pub(super) fn find(
     file: &Path,
     text: &str,
     args: &EvalArgs,
-    kv: Option<KvPrecisions>,
+    kv: KvOptions,
     quiet: bool,
 ) -> anyhow::Result<NeedleOutcome> {
-    let keys = args.keys.selector(true)?;
     let default = NeedleOptions::default();
     let options = default
         .with_haystacks(args.limit.unwrap_or(default.haystacks))
         .with_context(args.context)
         .with_seed(args.seed)
-        .with_kv(kv)
-        .with_keys(keys)
-        .with_prompt_keys(args.keys.prompt_keys)
-        .with_kv_limit(args.evict.limit(true)?);
+        .with_kv(kv);
     let progress = Progress::start(format!("finding needles in {}", file.display()), quiet);
-    let score = model
-        .find_needles(text, &options, &mut |done, total| progress.set(done, total))
+    let score = find_needles(model, text, &options, &mut |done, total| progress.set(done, total))
         .map_err(|e| in_file(e, file))?;
     Ok(NeedleOutcome {
         file: file.display().to_string(),
         seed: args.seed,
         exact_kv: model.default_kv().name(),
-        kv: kv.unwrap_or(model.default_kv().into()).to_string(),
-        keys: keys.name(),
-        keys_top_k: keys.top_k(),
-        prompt_keys: prompt_share(args.keys.prompt_keys),
-        limit: LimitOutcome::of(options.kv_limit),
+        kv: kv.precision.unwrap_or(model.default_kv().into()).to_string(),
+        keys: kv.keys.name(),
+        keys_top_k: kv.keys.top_k(),
+        prompt_keys: prompt_share(kv.prompt_keys),
+        limit: LimitOutcome::of(kv.limit),
         score,
     })
 }

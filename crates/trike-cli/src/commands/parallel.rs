@@ -38,7 +38,7 @@ pub(super) fn run(args: &RunArgs, parallel: Parallel, quiet: bool) -> anyhow::Re
         let of_others = if text.is_some() { Ok(None) } else { open(args).map(Some) };
         let other = ranks::together(comm, of_others)?;
         let (file, options) = match (&text, &other) {
-            (Some(text), _) => (&text.file, text.wanted.clone().with_sequence(text.sequence)),
+            (Some(text), _) => (&text.file, text.options()),
             (None, Some((file, options))) => (file, options.clone()),
             (None, None) => anyhow::bail!("a rank without a model"),
         };
@@ -76,17 +76,16 @@ fn prepare(args: &RunArgs, quiet: bool) -> anyhow::Result<Text> {
         ));
     }
     let prompt = text::prompt(args)?.ok_or_else(text::no_prompt)?;
-    let keys = args.keys.selector(true)?;
-    let limit = args.evict.limit(true)?;
+    let kv = args.kv.options(true)?;
     let request = args.precision.kv_request(true)?;
-    let mut text = Text::prepare(args, ModelFile::open(args.model.path(quiet)?)?, &prompt, keys, limit)?;
-    let kv = request.known(&text.file, &text.wanted)?;
+    let mut text = Text::prepare(args, ModelFile::open(args.model.path(quiet)?)?, &prompt, kv)?;
+    let kv = request.known(&text.file, &text.load)?;
     if args.precision.kv == Some(KvChoice::Auto) && kv.precision.is_none() {
         return Err(conflict(
             "--kv auto: not chosen for this model yet, and ranks cannot; run it once without --parallel, with the same options",
         ));
     }
-    text.set_kv(&kv)?;
+    text.set_kv(&kv);
     Ok(text)
 }
 

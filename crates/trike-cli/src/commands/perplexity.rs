@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde::Serialize;
 use trike::{
-    ActivationPrecision, Comparison, KvLimit, LlmError, Model, ModelFile, Score, ScoreOptions, Split,
-    llm::PositionFigures,
+    ActivationPrecision, Comparison, EvalError, KvLimit, Model, ModelFile, Score, ScoreOptions, Split,
+    eval::{PositionFigures, compare, score},
 };
 
 use super::{
@@ -176,7 +176,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
     // On the host, only sequences as long as those of the text take memory.
     let on_host = device.is_cpu();
-    let keys = args.keys.selector(on_host)?;
+    let settings = args.kv.options(on_host)?;
     let request = args.precision.kv_request(on_host)?;
     let wanted = |file: &ModelFile| {
         let options = args.precision.options(file, &cpu);
@@ -197,10 +197,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     };
     let options = ScoreOptions::new(args.split.unwrap_or_else(|| Split::of(&text)))
         .with_limit(args.limit)
-        .with_kv(kv.precision)
-        .with_keys(keys)
-        .with_prompt_keys(args.keys.prompt_keys)
-        .with_kv_limit(args.evict.limit(on_host)?);
+        .with_kv(settings.with_precision(kv.precision));
     let base = args.base.as_deref().zip(base.as_deref());
     let (figures, against) = measure(&*model, base, &args.file, &text, &options, quiet)?;
     Ok(PerplexityOutcome {
@@ -210,10 +207,10 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
         activations: args::activations_name(&model.activations()),
         kv: kv.precision.unwrap_or(model.default_kv().into()).to_string(),
         kv_chosen: kv.chosen,
-        keys: keys.name(),
-        keys_top_k: keys.top_k(),
-        prompt_keys: prompt_share(args.keys.prompt_keys),
-        limit: LimitOutcome::of(options.kv_limit),
+        keys: settings.keys.name(),
+        keys_top_k: settings.keys.top_k(),
+        prompt_keys: prompt_share(settings.prompt_keys),
+        limit: LimitOutcome::of(settings.limit),
         figures,
         against,
     })
@@ -232,11 +229,11 @@ pub(super) fn measure(
     let mut set = |done, total| progress.set(done, total);
     match base {
         None => {
-            let score = model.score(text, options, &mut set).map_err(|e| in_file(e, file))?;
-            Ok((score.into(), None))
+            let figures = score(model, text, options, &mut set).map_err(|e| in_file(e, file))?;
+            Ok((figures.into(), None))
         }
         Some((path, base)) => {
-            let all = model.compare(base, text, options, &mut set).map_err(|e| in_file(e, file))?;
+            let all = compare(model, base, text, options, &mut set).map_err(|e| in_file(e, file))?;
             let against = Against::new(path, &all);
             Ok((all.score.into(), Some(against)))
         }
@@ -244,8 +241,8 @@ pub(super) fn measure(
 }
 
 /// Adds the path of the text to errors about the text.
-pub(super) fn in_file(error: LlmError, path: &Path) -> anyhow::Error {
-    let is_about_text = matches!(error, LlmError::NothingToScore | LlmError::NeedleText { .. });
+pub(super) fn in_file(error: EvalError, path: &Path) -> anyhow::Error {
+    let is_about_text = matches!(error, EvalError::NothingToScore | EvalError::NeedleText { .. });
     let error = anyhow::Error::from(error);
     if is_about_text { error.context(path.display().to_string()) } else { error }
 }

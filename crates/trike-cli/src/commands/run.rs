@@ -4,16 +4,15 @@ use std::{collections::BTreeMap, io, ops::ControlFlow, time::Instant};
 
 use serde::Serialize;
 use trike::{
-    FinishReason, GenerateOptions, KeySelector, KvLimit, KvSpec, LoadOptions, Model, ModelFile, Tokenizer,
+    FinishReason, GenerateOptions, KvOptions, LoadOptions, Model, ModelFile, Tokenizer,
     format::Lock,
-    llm::{Session, TokenLogprobs},
-    text::constraint::Constraint,
+    llm::{PreparedRequest, Session, TokenLogprobs},
 };
 
 use super::{
     DeviceOutcome,
     kv::{ChosenOutcome, Kv},
-    load::{context, layouts, load, open},
+    load::{layouts, load, note_shortened, open},
     text,
 };
 use crate::{
@@ -130,27 +129,25 @@ pub(crate) fn run(
     let _lock = args.prompt_cache.as_deref().map(Lock::new).transpose()?;
     // Open the device first, so that a missing one is reported before anything is read.
     let device = open(&args.device.device, quiet)?;
-    let keys = args.keys.selector(device.is_cpu())?;
-    let limit = args.evict.limit(device.is_cpu())?;
+    let kv = args.kv.options(device.is_cpu())?;
     let request = args.precision.kv_request(device.is_cpu())?;
-    let mut text = Text::prepare(args, file, prompt, keys, limit)?;
-    let known = request.known(&text.file, &text.wanted)?;
-    text.set_kv(&known)?;
-    if args.window.is_none() && args.context.is_none() && device.is_cpu() {
-        let fitting = context(&text.file, &text.wanted, text.sequence, text.prompt_ids.len(), quiet)?;
-        if fitting < text.sequence.capacity {
-            text.options.context = Some(fitting);
-            text.sequence = cache(&text.file, &text.options, text.prompt_ids.len())?;
+    let mut text = Text::prepare(args, file, prompt, kv)?;
+    let known = request.known(&text.file, &text.load)?;
+    text.set_kv(&known);
+    if device.is_cpu() {
+        let wanted = text.request.kv().capacity;
+        if let Some(fitting) = text.request.fit(&text.file, &text.load)? {
+            note_shortened(fitting, wanted, quiet);
         }
     }
     let start = Instant::now();
-    let options = text.wanted.clone().with_sequence(text.sequence);
+    let options = text.options();
     let model = load(device, &text.file, &options, quiet)?;
     let load_seconds = start.elapsed().as_secs_f64();
-    text.set_kv(&request.choose(known, &text.file, &options, &*model, quiet)?)?;
+    text.set_kv(&request.choose(known, &text.file, &options, &*model, quiet)?);
     let mut session = match &args.prompt_cache {
         Some(path) if path.exists() => {
-            let session = model.load_session(path, &text.options)?;
+            let session = model.load_session(path, text.request.options())?;
             if let Err(difference) = &session
                 && !quiet
             {
@@ -170,17 +167,15 @@ pub(crate) fn run(
 /// Receives the prompt and each new piece.
 pub(super) type Sink<'a> = dyn FnMut(&str) -> io::Result<()> + 'a;
 
-/// What is known of a text before its model is loaded.
+/// The prompt of the command, before its model is loaded.
 pub(super) struct Text {
     pub(super) file: ModelFile,
     /// Options of loading, for a sequence of the whole context.
-    pub(super) wanted: LoadOptions,
-    /// The KV cache of the text.
-    pub(super) sequence: KvSpec,
-    options: GenerateOptions,
+    pub(super) load: LoadOptions,
+    request: PreparedRequest,
     tokenizer: Tokenizer,
+    /// The prompt, decoded from its tokens.
     prompt: String,
-    prompt_ids: Vec<u32>,
     chosen: Option<ChosenOutcome>,
 }
 
@@ -190,39 +185,35 @@ impl Text {
         args: &RunArgs,
         file: ModelFile,
         prompt: &str,
-        keys: KeySelector,
-        limit: Option<KvLimit>,
+        kv: KvOptions,
     ) -> anyhow::Result<Self> {
-        let grammar = text::grammar(&args.form)?;
         let options = GenerateOptions::default()
+            .with_grammar(text::grammar(&args.form)?)
             .with_max_tokens(args.max_tokens.and_then(|tokens| tokens.0))
             .with_sampler(args.sampling.config(&file)?)
             .with_stop(args.stop.clone())
-            .with_window(args.window)
             .with_context(args.context)
-            .with_grammar(grammar)
             .with_logprobs(args.logprobs)
-            .with_keys(keys)
-            .with_prompt_keys(args.keys.prompt_keys)
-            .with_kv_limit(limit);
+            .with_kv(kv.with_window(args.window));
         let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
-        if let Some(grammar) = &options.grammar {
-            // Report a wrong grammar before anything is loaded.
-            Constraint::new(grammar, &tokenizer, tokenizer.eos()).map_err(trike::LlmError::from)?;
-        }
-        let prompt_ids = tokenizer.encode_prompt(prompt)?;
-        let prompt = tokenizer.decode(&prompt_ids)?;
-        let wanted = args.precision.options(&file, &args.cpu.cpu()?).with_tokenizer(tokenizer.clone());
-        let sequence = cache(&file, &options, prompt_ids.len())?;
-        Ok(Self { file, wanted, sequence, options, tokenizer, prompt, prompt_ids, chosen: None })
+        let ids = tokenizer.encode_prompt(prompt)?;
+        let prompt = tokenizer.decode(&ids)?;
+        let load = args.precision.options(&file, &args.cpu.cpu()?).with_tokenizer(tokenizer.clone());
+        let request = PreparedRequest::new(&file, &tokenizer, ids, options)?;
+        Ok(Self { file, load, request, tokenizer, prompt, chosen: None })
     }
 
     /// Sets the precisions of the KV cache.
-    pub(super) fn set_kv(&mut self, kv: &Kv) -> anyhow::Result<()> {
-        self.options.kv = kv.precision;
+    pub(super) fn set_kv(&mut self, kv: &Kv) {
         self.chosen.clone_from(&kv.chosen);
-        self.sequence = cache(&self.file, &self.options, self.prompt_ids.len())?;
-        Ok(())
+        if let Some(precision) = kv.precision {
+            self.request.set_precision(precision);
+        }
+    }
+
+    /// Options of loading, for the sequence of the text.
+    pub(super) fn options(&self) -> LoadOptions {
+        self.load.clone().with_sequence(*self.request.kv())
     }
 
     /// Generates the text with its model, which took `load_seconds` to load.
@@ -234,7 +225,7 @@ impl Text {
         quiet: bool,
         sink: &mut Sink<'_>,
     ) -> anyhow::Result<RunOutcome> {
-        let Self { file, options, tokenizer, prompt, prompt_ids, chosen, .. } = self;
+        let Self { file, request, tokenizer, prompt, chosen, .. } = self;
         // The prompt is printed with the first piece, so a rejected prompt leaves stdout empty.
         let mut reading = Some(Progress::start("reading the prompt", quiet));
         let mut write = |piece: &str| {
@@ -254,11 +245,12 @@ impl Text {
                 ControlFlow::Break(())
             }
         };
-        let generation = model.generate_in(session, prompt_ids, tokenizer.eos(), &options, &mut on_text)?;
+        let generation = model.run(session, &request, &mut on_text)?;
         if let Some(error) = failed {
             return Err(error.into());
         }
         write("")?;
+        let options = request.options();
         let sampler = &options.sampler;
         Ok(RunOutcome {
             model: file.path().display().to_string(),
@@ -275,13 +267,13 @@ impl Text {
             finish: generation.finish.name(),
             seed: (sampler.temperature > 0.0).then_some(sampler.seed),
             reused_tokens: generation.reused,
-            evicted_positions: options.kv_limit.map(|_| generation.evicted),
+            evicted_positions: options.kv.limit.map(|_| generation.evicted),
             logprobs: options
                 .logprobs
                 .map(|_| generation.logprobs.iter().map(|token| named(token, &tokenizer)).collect()),
             backend: model.backend(),
             activations: args::activations_name(&model.activations()),
-            kv: options.kv.unwrap_or(model.default_kv().into()).to_string(),
+            kv: options.kv.precision.unwrap_or(model.default_kv().into()).to_string(),
             kv_chosen: chosen,
             layouts: layouts(model),
             device: DeviceOutcome::of(model),
@@ -289,11 +281,6 @@ impl Text {
             ranks: None,
         })
     }
-}
-
-/// The KV cache for a prompt of so many tokens and its continuation.
-fn cache(file: &ModelFile, options: &GenerateOptions, prompt: usize) -> Result<KvSpec, trike::LlmError> {
-    options.cache(prompt, file.config().spec.context, file.default_kv())
 }
 
 /// Log-probabilities with the texts of their tokens.

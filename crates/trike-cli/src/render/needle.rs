@@ -1,7 +1,7 @@
 //! Text form of needle tests.
 
 use comfy_table::presets;
-use trike::llm::{NeedleAnswers, NeedleFigures};
+use trike::eval::{NeedleAnswers, NeedleFigures};
 
 use super::{facts, limited, plain, selected, table};
 use crate::commands::NeedleOutcome;

@@ -43,6 +43,11 @@ impl LanguageModel<CpuBackend> {
         let backend = CpuBackend::new(cpu, options.activations_of(file)).with_layout(options.layout);
         Self::load_on(backend, file, options, progress)
     }
+
+    /// Computes with the threads and the instruction set of `cpu` from now on.
+    pub fn set_cpu(&mut self, cpu: Cpu) {
+        self.decoder_mut().backend_mut().set_cpu(cpu);
+    }
 }
 
 /// The length of a KV cache of up to `kv` positions for which there is memory on the host beside the weights of a model: the

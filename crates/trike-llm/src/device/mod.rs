@@ -18,7 +18,7 @@ use trike_nn::{CpuBackend, KvPrecision, KvSpec, StagePlan};
 use trike_trit::{Encoding, Granularity};
 
 #[cfg(feature = "gpu")]
-use crate::generate::STEP;
+use crate::generate::PROMPT_STEP;
 use crate::{LanguageModel, LlmError, LoadOptions, Model, ModelFile, Synthetic, SyntheticModel};
 
 pub use choice::{DeviceChoice, DeviceShare, InvalidDevice};
@@ -260,8 +260,8 @@ impl Stages {
         let weights = weights(devices.len() > 1)?;
         let counts: Option<Vec<usize>> = self.0.iter().map(|(_, layers)| *layers).collect();
         let plans = match counts {
-            Some(counts) => weights.split_as(spec, STEP, &devices, &counts),
-            None => weights.split(spec, STEP, &devices),
+            Some(counts) => weights.split_as(spec, PROMPT_STEP, &devices, &counts),
+            None => weights.split(spec, PROMPT_STEP, &devices),
         };
         Ok(plans.map_err(of_one_device)?)
     }

@@ -8,7 +8,7 @@ use trike_format::StoredType;
 use trike_nn::{DecoderSpec, Division, KvSpec, LayerWeights, MemoryPlan, WeightName};
 use trike_trit::{Coupling, Encoding};
 
-use crate::{LlmError, LoadOptions, ModelFile, WeightSource, generate::STEP, load::HEAD_GROUP};
+use crate::{LlmError, LoadOptions, ModelFile, WeightSource, generate::PROMPT_STEP, load::HEAD_GROUP};
 
 /// Device memory that a model needs: weights in the kernels' layout, a KV cache of `kv`, and the activations of a prefill
 /// step. Only headers are read, so the size of the scales of packed trits is estimated from their size in the file.
@@ -19,7 +19,7 @@ use crate::{LlmError, LoadOptions, ModelFile, WeightSource, generate::STEP, load
 pub fn memory_plan(file: &ModelFile, options: &LoadOptions, kv: &KvSpec) -> Result<MemoryPlan, LlmError> {
     let LayerWeights { embedding, layers, head } = layer_weights(file, options, false)?;
     let weights = layers.iter().fold(embedding.saturating_add(head), |sum, bytes| sum.saturating_add(*bytes));
-    Ok(MemoryPlan::new(&file.config().spec, weights, kv, STEP))
+    Ok(MemoryPlan::new(&file.config().spec, weights, kv, PROMPT_STEP))
 }
 
 /// The weights of a model by layers, on one device or on several.
@@ -159,7 +159,7 @@ pub(super) fn pieces(
     }
     pieces.extend(together.into_values());
     // Keys and values have the same size.
-    let of_layer = |layer| MemoryPlan::of_layers(spec, layer..layer + 1, 0, kv, STEP).cache / 2;
+    let of_layer = |layer| MemoryPlan::of_layers(spec, layer..layer + 1, 0, kv, PROMPT_STEP).cache / 2;
     let cache = layers.clone().map(of_layer).max().unwrap_or(0);
     let (capacity, copy) = (kv.capacity, MemoryPlan::default().on_device(spec, kv).scratch / 2);
     pieces.push((format!("keys of one layer at {capacity} positions"), cache));
@@ -296,7 +296,7 @@ fn codes(rows: u64, cols: u64) -> u64 {
 /// Memory plan of a random-trit model.
 pub(super) fn synthetic_plan(spec: &DecoderSpec, kv: &KvSpec) -> MemoryPlan {
     let LayerWeights { embedding, layers, head } = synthetic_weights(spec);
-    MemoryPlan::new(spec, embedding + head + layers.iter().sum::<u64>(), kv, STEP)
+    MemoryPlan::new(spec, embedding + head + layers.iter().sum::<u64>(), kv, PROMPT_STEP)
 }
 
 /// The weights of a random-trit model by layers.

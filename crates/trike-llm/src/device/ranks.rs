@@ -11,7 +11,7 @@ use trike_nn::{
 };
 
 use super::{host, plan};
-use crate::{HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, generate::STEP};
+use crate::{HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, generate::PROMPT_STEP};
 
 /// How ranks share a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +116,8 @@ impl RankPlans {
         let planned = |(rank, machine): (usize, &Machine)| {
             let part = plan::rank_weights(file, options, &division, rank)?;
             let (cached, layers) = (division.cached(rank), division.layers(rank));
-            let mut plan = MemoryPlan::of_layers(&cached, layers.clone(), part.weights, &sequence, STEP);
+            let mut plan =
+                MemoryPlan::of_layers(&cached, layers.clone(), part.weights, &sequence, PROMPT_STEP);
             plan.scratch = plan.scratch.max(part.largest_divided);
             let Machine { host, sharing, available } = machine.clone();
             Ok(RankPlan { host, sharing, layers, plan, mapped: part.mapped, available })
@@ -257,7 +258,7 @@ fn layers_of(
     };
     let devices: Vec<DeviceMemory> = machines.iter().enumerate().map(device).collect();
     let counts = |stages: Vec<StagePlan>| stages.into_iter().map(|stage| stage.layers.len()).collect();
-    match weights.split(&file.config().spec, STEP, &devices) {
+    match weights.split(&file.config().spec, PROMPT_STEP, &devices) {
         Ok(stages) => Ok(counts(stages)),
         // Refused later, with the plans of all ranks and without what is mapped.
         Err(NnError::SplitMemory { stages }) => Ok(counts(stages)),

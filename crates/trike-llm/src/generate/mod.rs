@@ -1,6 +1,7 @@
 //! Text generation from a prompt.
 
 mod options;
+mod request;
 mod session;
 
 use std::{ops::ControlFlow, time::Instant};
@@ -10,6 +11,7 @@ use trike_text::constraint::Constraint;
 
 use crate::{LanguageModel, LlmError, sampler::Sampler, stream::TextStream, tokenizer::TokenizerError};
 pub use options::{FinishReason, GenerateOptions, Generation, TokenLogprobs};
+pub use request::PreparedRequest;
 pub use session::Session;
 
 /// How the states of a text's tokens become one vector.
@@ -24,7 +26,7 @@ pub enum Pooling {
 
 /// Maximum number of prompt tokens per forward pass. A longer step amortizes weight unpacking over more tokens but needs more
 /// memory for activations; this value was chosen, not tuned.
-pub(crate) const STEP: usize = 256;
+pub const PROMPT_STEP: usize = 256;
 
 impl<B: Backend + 'static> LanguageModel<B> {
     /// Continues `prompt`.
@@ -82,8 +84,23 @@ impl<B: Backend + 'static> LanguageModel<B> {
         prompt_ids: Vec<u32>,
         ends: &[u32],
         options: &GenerateOptions,
+        on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generation, LlmError> {
+        self.run(session, &PreparedRequest::of(self, prompt_ids, ends, options.clone())?, on_text)
+    }
+
+    /// [`generate_in`](Self::generate_in) for a prepared request.
+    ///
+    /// # Errors
+    ///
+    /// As [`generate_in`](Self::generate_in), and [`LlmError::Option`] for a request whose context is longer than the model's.
+    pub fn run(
+        &self,
+        session: &mut Session,
+        request: &PreparedRequest,
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation, LlmError> {
+        let PreparedRequest { ids: prompt_ids, ends, options, .. } = request;
         if prompt_ids.is_empty() {
             return Err(TokenizerError::EmptyPrompt.into());
         }
@@ -92,11 +109,11 @@ impl<B: Backend + 'static> LanguageModel<B> {
         let mut constraint =
             options.grammar.as_ref().map(|grammar| Constraint::new(grammar, tokenizer, ends)).transpose()?;
         let mut stream =
-            TextStream::after(tokenizer, &prompt_ids)?.with_stops(options.stop.iter().cloned())?;
+            TextStream::after(tokenizer, prompt_ids)?.with_stops(options.stop.iter().cloned())?;
         let context = self.decoder().spec().context;
         let longest = options.context.unwrap_or(context);
-        let spec = options.cache(prompt_ids.len(), context, self.default_kv())?;
-        let mut sequence = session.take(self.decoder(), &spec, &prompt_ids)?;
+        let spec = request.cache(context, self.default_kv())?;
+        let mut sequence = session.take(self.decoder(), &spec, prompt_ids)?;
         let reused = sequence.len();
 
         // LM head rows beyond the tokenizer's last id are padding.
@@ -164,6 +181,7 @@ impl<B: Backend + 'static> LanguageModel<B> {
         let evicted = sequence.evicted();
         session.keep(self.decoder(), sequence, &history, (reused, prompt_ids.len()));
         let ids = history.split_off(prompt_ids.len());
+        let prompt_ids = prompt_ids.clone();
         Ok(Generation { text, prompt_ids, ids, finish, reused, evicted, logprobs, prefill, decode })
     }
 
@@ -210,8 +228,8 @@ impl<B: Backend + 'static> LanguageModel<B> {
 /// Maximum tokens of the next step of a prompt.
 fn step_of<B: Backend>(sequence: &Sequence<B>) -> usize {
     match sequence.spec().eviction {
-        Eviction::Never => STEP,
-        _ => STEP.min(sequence.max_step()),
+        Eviction::Never => PROMPT_STEP,
+        _ => PROMPT_STEP.min(sequence.max_step()),
     }
 }
 
@@ -265,7 +283,7 @@ impl<B: Backend> LanguageModel<B> {
         let mut sequence = self.decoder().sequence(kv)?;
         let mut sum = vec![0.0f64; self.decoder().spec().hidden];
         let mut token = 0;
-        for ids in ids.chunks(STEP) {
+        for ids in ids.chunks(PROMPT_STEP) {
             let mut step = [Step { sequence: &mut sequence, ids }];
             let states = self.decoder().hidden(&mut step, Logits::All)?.pop().unwrap_or_default();
             for row in states.chunks_exact(sum.len()) {
@@ -318,7 +336,7 @@ impl<B: Backend> LanguageModel<B> {
         let mut sequence = self.decoder().sequence(*kv)?;
         let mut token = 0;
         // The logits of a step are one allocation, which small devices limit to 128 MiB.
-        let most = if kv.keys.is_all() { STEP } else { 1 };
+        let most = if kv.keys.is_all() { PROMPT_STEP } else { 1 };
         let rows = ((128 << 20) / (4 * self.decoder().spec().vocab)).clamp(1, most);
         let mut rest = ids;
         while !rest.is_empty() {

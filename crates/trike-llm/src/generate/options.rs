@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use trike_core::{Bounds, OptionError};
-use trike_nn::{KeySelector, KvLimit, KvPrecision, KvPrecisions, KvSpec, PromptKeys};
+use trike_nn::{KvOptions, KvPrecision, KvSpec};
 use trike_text::{constraint::Grammar, sampler::SamplerConfig};
 
-use super::STEP;
+use super::PROMPT_STEP;
 use crate::LlmError;
 
 /// Options of text generation; each `with_` method changes one field of the default.
@@ -18,7 +18,7 @@ use crate::LlmError;
 ///     .with_max_tokens(64)
 ///     .with_sampler(SamplerConfig::default().with_temperature(0.8))
 ///     .with_stop(["\n\n".to_owned()]);
-/// assert_eq!((options.max_tokens, options.stop.len(), options.window), (Some(64), 1, None));
+/// assert_eq!((options.max_tokens, options.stop.len(), options.kv.window), (Some(64), 1, None));
 /// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -29,10 +29,8 @@ pub struct GenerateOptions {
     pub sampler: SamplerConfig,
     /// Stop strings: each ends the text and is not part of it.
     pub stop: Vec<String>,
-    /// Precision of cached keys and values; the model's default when `None`.
-    pub kv: Option<KvPrecisions>,
-    /// Rolling window, in tokens: the text may exceed the context length, and each token attends to this many tokens only.
-    pub window: Option<usize>,
+    /// The KV cache.
+    pub kv: KvOptions,
     /// Maximum number of tokens of prompt and continuation together; the model's context length when `None`. The KV cache has room
     /// for that many, so that a [`Session`](crate::Session) can be continued to there.
     pub context: Option<usize>,
@@ -40,12 +38,6 @@ pub struct GenerateOptions {
     pub grammar: Option<Grammar>,
     /// Record the log-probability of each new token, and of this many most probable ones.
     pub logprobs: Option<usize>,
-    /// Selection of the keys that each new token attends to; all by default.
-    pub keys: KeySelector,
-    /// Selection of the keys that prompts attend to; all by default.
-    pub prompt_keys: PromptKeys,
-    /// Bound on the positions of the KV cache, beyond which it evicts; none by default. Not with a window.
-    pub kv_limit: Option<KvLimit>,
 }
 
 impl GenerateOptions {
@@ -69,14 +61,8 @@ impl GenerateOptions {
 
     /// Sets [`kv`](Self::kv).
     #[must_use]
-    pub fn with_kv(self, kv: impl Into<Option<KvPrecisions>>) -> Self {
+    pub fn with_kv(self, kv: impl Into<KvOptions>) -> Self {
         Self { kv: kv.into(), ..self }
-    }
-
-    /// Sets [`window`](Self::window).
-    #[must_use]
-    pub fn with_window(self, window: impl Into<Option<usize>>) -> Self {
-        Self { window: window.into(), ..self }
     }
 
     /// Sets [`context`](Self::context).
@@ -97,48 +83,26 @@ impl GenerateOptions {
         Self { logprobs: logprobs.into(), ..self }
     }
 
-    /// Sets [`keys`](Self::keys).
-    #[must_use]
-    pub fn with_keys(self, keys: KeySelector) -> Self {
-        Self { keys, ..self }
-    }
-
-    /// Sets [`prompt_keys`](Self::prompt_keys).
-    #[must_use]
-    pub fn with_prompt_keys(self, prompt_keys: PromptKeys) -> Self {
-        Self { prompt_keys, ..self }
-    }
-
-    /// Sets [`kv_limit`](Self::kv_limit).
-    #[must_use]
-    pub fn with_kv_limit(self, kv_limit: impl Into<Option<KvLimit>>) -> Self {
-        Self { kv_limit: kv_limit.into(), ..self }
-    }
-
     /// The KV cache for a prompt of `prompt` tokens and its continuation, in a model with this context and default precision.
     ///
     /// # Errors
     ///
     /// [`LlmError::PromptTooLong`], and [`LlmError::Option`] for a window or a context longer than the model's.
     pub fn cache(&self, prompt: usize, context: usize, default: KvPrecision) -> Result<KvSpec, LlmError> {
-        let precision = self.kv.unwrap_or(default.into());
         if let Some(wanted) = self.context {
             OptionError::check("context", Bounds::at_least(1usize).at_most(context), wanted)?;
         }
         let (context, asked) = (self.context.unwrap_or(context), self.context.is_some());
-        let cache = match self.window {
-            Some(window) => {
-                OptionError::check("window", Bounds::at_least(1usize).at_most(context), window)?;
-                KvSpec::rolling(precision, window, STEP)
-            }
-            None if prompt > context => return Err(LlmError::PromptTooLong { tokens: prompt, context }),
-            None if asked => KvSpec::new(precision, context),
-            None => {
-                let wanted = prompt.saturating_add(self.max_tokens.unwrap_or(context));
-                KvSpec::new(precision, wanted.min(context))
-            }
+        if let Some(window) = self.kv.window {
+            OptionError::check("window", Bounds::at_least(1usize).at_most(context), window)?;
+        } else if prompt > context {
+            return Err(LlmError::PromptTooLong { tokens: prompt, context });
+        }
+        let wanted = match asked {
+            true => context,
+            false => prompt.saturating_add(self.max_tokens.unwrap_or(context)).min(context),
         };
-        Ok(cache.with_keys(self.keys).with_prompt_keys(self.prompt_keys).limited(self.kv_limit))
+        Ok(KvSpec::of(&self.kv, default, wanted, PROMPT_STEP))
     }
 }
 
@@ -183,7 +147,7 @@ pub struct Generation {
     pub finish: FinishReason,
     /// Tokens of the prompt that a [`Session`](crate::Session) already had.
     pub reused: usize,
-    /// Positions that the KV cache no longer has, with [`GenerateOptions::kv_limit`].
+    /// Positions that the KV cache no longer has, with [`KvOptions::limit`].
     pub evicted: usize,
     /// The log-probabilities of the new tokens, with [`GenerateOptions::logprobs`].
     pub logprobs: Vec<TokenLogprobs>,

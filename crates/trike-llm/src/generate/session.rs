@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use trike_format::{Difference, Digest, Identity, OutputFile};
 use trike_nn::{Backend, Decoder, KvSpec, Sequence};
 
-use super::STEP;
+use super::PROMPT_STEP;
 use crate::{GenerateOptions, LanguageModel, LlmError, fingerprint};
 
 /// The first bytes of a saved session; the last is the version of the format.
@@ -141,7 +141,7 @@ impl Session {
         if sequence.window().is_none() {
             self.version = decoder.version();
             self.ids = ids[..sequence.len().min(ids.len())].to_vec();
-            let by_itself = usize::from(prompt.saturating_sub(reused) % STEP == 1);
+            let by_itself = usize::from(prompt.saturating_sub(reused) % PROMPT_STEP == 1);
             self.read = if self.read < reused { self.read } else { prompt.saturating_sub(by_itself) };
             self.sequence = Some(Box::new(sequence));
         }

@@ -5,15 +5,14 @@ use std::{any::Any, collections::BTreeMap, path::Path};
 use trike_core::Layout;
 use trike_format::Difference;
 use trike_nn::{
-    ActivationPrecision, Backend, CpuBackend, Decoder, DeviceUse, KvPrecision, KvSpec, MemoryPlan, Tuning,
+    ActivationPrecision, Backend, Capabilities, CpuBackend, DeviceUse, KvPrecision, KvSpec, MemoryPlan,
+    Tuning,
 };
 
-use super::{Model, OnText};
+use super::{DecoderBatch, Model, OnText, SequenceBatch};
 use crate::{
-    GenerateOptions, Generation, LanguageModel, LlmError, ModelConfig, Pooling, Session,
-    bench::{self, BenchOptions, BenchReport},
-    generate::STEP,
-    tokenizer::Tokenizer,
+    GenerateOptions, Generation, LanguageModel, LlmError, ModelConfig, Pooling, PreparedRequest, Session,
+    generate::PROMPT_STEP, tokenizer::Tokenizer,
 };
 
 impl<B: Backend + 'static> Model for LanguageModel<B> {
@@ -37,10 +36,6 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         LanguageModel::activations(self).iter().copied().collect()
     }
 
-    fn device_use(&self) -> Option<DeviceUse> {
-        self.decoder().backend().device_use()
-    }
-
     fn device_uses(&self) -> Vec<(String, DeviceUse)> {
         self.decoder().backend().device_uses()
     }
@@ -49,45 +44,34 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         Ok(self.decoder().backend().tune(tokens, progress)?)
     }
 
-    fn weight_bytes(&self) -> usize {
-        self.decoder().weight_bytes()
-    }
-
     fn layouts(&self) -> BTreeMap<Layout, usize> {
         self.decoder().layouts()
     }
 
     fn memory(&self, kv: &KvSpec) -> MemoryPlan {
         let spec = self.decoder().spec();
-        let plan = MemoryPlan::new(spec, self.weight_bytes() as u64, kv, STEP);
-        if self.device_use().is_some() { plan.on_device(spec, kv) } else { plan }
+        let plan = MemoryPlan::new(spec, self.decoder().weight_bytes() as u64, kv, PROMPT_STEP);
+        if self.decoder().backend().device_use().is_some() { plan.on_device(spec, kv) } else { plan }
     }
 
     fn default_kv(&self) -> KvPrecision {
         LanguageModel::default_kv(self)
     }
 
-    fn can_cache(&self, kv: KvPrecision) -> bool {
-        self.decoder().backend().capabilities().can_cache(kv)
+    fn capabilities(&self) -> Capabilities {
+        self.decoder().backend().capabilities()
     }
 
-    fn cache_precision(&self, wanted: KvPrecision) -> KvPrecision {
-        self.decoder().backend().capabilities().cache_precision(wanted)
+    fn host(&self) -> Option<&LanguageModel<CpuBackend>> {
+        (self as &dyn Any).downcast_ref()
     }
 
-    fn cache_errors(&self, ids: &[u32], precisions: &[KvPrecision]) -> Result<Vec<Vec<f64>>, LlmError> {
-        let context = self.decoder().spec().context;
-        if ids.len() > context {
-            return Err(LlmError::PromptTooLong { tokens: ids.len(), context });
-        }
-        // The blocks are run one by one, which other ranks do not follow, and the layers of a device do not differ; the downcast keeps this
-        // out of the `Backend` trait.
-        match (self.decoder() as &dyn Any).downcast_ref::<Decoder<CpuBackend>>() {
-            Some(decoder) => {
-                Ok(decoder.cache_errors(ids, LanguageModel::default_kv(self), precisions, STEP)?)
-            }
-            None => Err(LlmError::KvChoice { backend: Model::backend(self) }),
-        }
+    fn host_mut(&mut self) -> Option<&mut LanguageModel<CpuBackend>> {
+        (self as &mut dyn Any).downcast_mut()
+    }
+
+    fn batch(&self, kv: &KvSpec, count: usize) -> Result<Box<dyn SequenceBatch + '_>, LlmError> {
+        Ok(Box::new(DecoderBatch::new(self.decoder(), kv, count)?))
     }
 
     fn logits_with(
@@ -110,15 +94,13 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         LanguageModel::logits_in(self, session, ids, prompt, kv, on_row)
     }
 
-    fn generate_in(
+    fn run(
         &self,
         session: &mut Session,
-        prompt_ids: Vec<u32>,
-        ends: &[u32],
-        options: &GenerateOptions,
+        request: &PreparedRequest,
         on_text: &mut OnText<'_>,
     ) -> Result<Generation, LlmError> {
-        LanguageModel::generate_in(self, session, prompt_ids, ends, options, on_text)
+        LanguageModel::run(self, session, request, on_text)
     }
 
     fn save_session(&self, session: &Session, path: &Path) -> Result<(), LlmError> {
@@ -135,13 +117,5 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
 
     fn embed(&self, ids: &[u32], pooling: Pooling) -> Result<Vec<f32>, LlmError> {
         LanguageModel::embed(self, ids, pooling)
-    }
-
-    fn bench(
-        &mut self,
-        options: &BenchOptions,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<BenchReport, LlmError> {
-        bench::run(self.decoder_mut(), options, progress)
     }
 }

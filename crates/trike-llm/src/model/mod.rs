@@ -1,34 +1,22 @@
 //! A loaded model on any backend.
 
-mod choose_kv;
+mod batch;
 mod language;
-mod mean;
-mod needle;
-mod perplexity;
-mod positions;
-mod tasks;
 
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use trike_core::Layout;
 use trike_format::Difference;
-use trike_nn::{ActivationPrecision, DeviceUse, KvPrecision, KvPrecisions, KvSpec, MemoryPlan, Tuning};
+use trike_nn::{
+    ActivationPrecision, Capabilities, CpuBackend, DeviceUse, KvPrecision, KvSpec, MemoryPlan, Tuning,
+};
 
 use crate::{
-    GenerateOptions, Generation, LlmError, ModelConfig, Pooling, Session,
-    bench::{BenchOptions, BenchReport},
+    GenerateOptions, Generation, LanguageModel, LlmError, ModelConfig, Pooling, PreparedRequest, Session,
     tokenizer::Tokenizer,
 };
 
-pub use choose_kv::{ChooseKv, ChosenKv};
-pub use needle::{
-    Haystack, NeedleAnswers, NeedleDepth, NeedleFigures, NeedleOptions, NeedleScore, NeedleSetting, haystacks,
-};
-pub use perplexity::{
-    Comparison, STORY_MARK, Score, ScoreOptions, Split, compare_ids, divergence, sequences,
-};
-pub use positions::PositionFigures;
-pub use tasks::{Question, TaskScore, read_questions};
+pub use batch::{DecoderBatch, SequenceBatch};
 
 /// Receives pieces of new text; `Break` ends the generation.
 pub type OnText<'a> = dyn FnMut(&str) -> ControlFlow<()> + 'a;
@@ -36,10 +24,10 @@ pub type OnText<'a> = dyn FnMut(&str) -> ControlFlow<()> + 'a;
 /// A loaded model on any backend, as a trait object: `Box<dyn Model>` from [`open()`](crate::open) and
 /// [`Device::load`](crate::Device::load).
 ///
-/// The required methods depend on the backend: forward passes and properties of the decoder. The provided methods
-/// (prompts, perplexity, tasks) are implemented once on top of them, so that a command or a server does not depend on the
-/// backend. The cost: each call is one virtual call, and the decoder itself, with its sequences, is only accessible through
-/// [`LanguageModel::decoder`](crate::LanguageModel::decoder).
+/// Its methods are those that depend on the backend: properties of the decoder, forward passes, generation, sessions, embeddings. What
+/// can be made of them, from the continuation of a text to the measurements of `trike-eval`, is written once over `&dyn Model`, so that a
+/// command or a server does not depend on the backend. The cost: each call is one virtual call, and the decoder itself, with its sequences, is only
+/// accessible through [`LanguageModel::decoder`].
 ///
 /// ```
 /// use trike_llm::{DeviceChoice, GenerateOptions, Model, open};
@@ -71,9 +59,6 @@ pub trait Model {
     /// The activation precisions of the ternary layers; empty for a model without ternary layers.
     fn activations(&self) -> Vec<ActivationPrecision>;
 
-    /// Memory used on a device, or on several in sum; `None` on the host.
-    fn device_use(&self) -> Option<DeviceUse>;
-
     /// Memory used on each device, with its name, in the order of their layers; empty on the host.
     fn device_uses(&self) -> Vec<(String, DeviceUse)>;
 
@@ -86,9 +71,6 @@ pub trait Model {
     /// When the device is lost or has too little memory.
     fn tune(&self, tokens: &[usize], progress: &mut dyn FnMut(usize, usize)) -> Result<Tuning, LlmError>;
 
-    /// Bytes of all weights in the kernels' layouts.
-    fn weight_bytes(&self) -> usize;
-
     /// The number of ternary matrices in each layout.
     fn layouts(&self) -> BTreeMap<Layout, usize>;
 
@@ -99,66 +81,29 @@ pub trait Model {
     /// every other one, except on a backend without f16.
     fn default_kv(&self) -> KvPrecision;
 
-    /// Whether the backend can cache keys and values in this precision.
-    fn can_cache(&self, kv: KvPrecision) -> bool;
+    /// What the KV caches of the backend can do.
+    fn capabilities(&self) -> Capabilities;
 
-    /// `wanted` if the backend can cache keys and values in that precision, else int8 instead of int4, else f16, else f32.
-    fn cache_precision(&self, wanted: KvPrecision) -> KvPrecision;
+    /// The model by its own type, if it computes on the CPU in one process: for what only the CPU can, such as errors of single layers.
+    fn host(&self) -> Option<&LanguageModel<CpuBackend>>;
 
-    /// For each layer, the error that caching its keys and values in each of `precisions` makes:
-    /// [`Decoder::cache_errors`](trike_nn::Decoder::cache_errors) against the default precision.
+    /// [`host`](Self::host), mutable.
+    fn host_mut(&mut self) -> Option<&mut LanguageModel<CpuBackend>>;
+
+    /// `count` empty sequences with caches of `kv` that take their steps together.
     ///
     /// # Errors
     ///
-    /// [`LlmError::KvChoice`] unless the model runs on the CPU in one process, [`LlmError::PromptTooLong`], and errors of the decoder.
-    fn cache_errors(&self, ids: &[u32], precisions: &[KvPrecision]) -> Result<Vec<Vec<f64>>, LlmError>;
+    /// Errors of the decoder, such as a cache that the backend does not have.
+    fn batch(&self, kv: &KvSpec, count: usize) -> Result<Box<dyn SequenceBatch + '_>, LlmError>;
 
-    /// Chooses the precisions of the KV cache layer by layer: the smallest cache that
-    /// [`ChooseKv`] finds whose KL divergence from the default precision stays within a bound, on a text that the model samples itself.
-    /// The choice is the same each time. `progress` is called with the passes done and in total.
-    ///
-    /// ```
-    /// use trike_llm::{ChooseKv, LanguageModel, Model};
-    ///
-    /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
-    /// let model = LanguageModel::load(path)?;
-    /// let chosen = model.choose_kv(&ChooseKv::default().with_kl(0.01).with_tokens(64), &mut |_, _| ())?;
-    /// assert!(chosen.kl <= 0.01 && chosen.bytes_per_position <= chosen.default_bytes_per_position);
-    /// # Ok::<(), trike_llm::LlmError>(())
-    /// ```
+    /// Passes the logits of every token of `ids` to `on_row`, in order, with a cache of `kv`. If it selects keys, the tokens are run one by
+    /// one, as in a generation, else many at once.
     ///
     /// # Errors
     ///
-    /// As [`cache_errors`](Self::cache_errors) and [`generate_ids`](Self::generate_ids), [`LlmError::Option`] for options out of range,
-    /// and [`LlmError::NoTokenizer`].
-    fn choose_kv(
-        &self,
-        options: &ChooseKv,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<ChosenKv, LlmError> {
-        choose_kv::choose(self, options, progress)
-    }
-
-    /// Passes the logits of every token of `ids` to `on_row`, in order.
-    ///
-    /// # Errors
-    ///
-    /// [`LlmError::PromptTooLong`], [`LlmError::NonFinite`] for damaged weights, and errors of the decoder.
-    fn logits(
-        &self,
-        ids: &[u32],
-        kv: KvPrecision,
-        on_row: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<(), LlmError> {
-        self.logits_with(ids, &KvSpec::new(kv, ids.len().max(1)), on_row)
-    }
-
-    /// [`logits`](Self::logits) with a cache of `kv`. If it selects keys, the tokens are run one by one, as in a generation, else many at
-    /// once.
-    ///
-    /// # Errors
-    ///
-    /// As [`logits`](Self::logits), and [`NnError`](trike_nn::NnError) for a cache that is too small or that the backend does not have.
+    /// [`LlmError::PromptTooLong`], [`LlmError::NonFinite`] for damaged weights, errors of the decoder, and
+    /// [`NnError`](trike_nn::NnError) for a cache that is too small or that the backend does not have.
     fn logits_with(
         &self,
         ids: &[u32],
@@ -181,21 +126,18 @@ pub trait Model {
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError>;
 
-    /// Continues a prompt of token ids, such as a rendered conversation, until one of `ends` is sampled or a limit of `options` is
-    /// reached, without reading the tokens again that the prompt and the text of `session` start with; afterwards the session has
-    /// this text. Each piece of new text is passed to `on_text` as soon as it is final; the pieces joined are
-    /// [`Generation::text`].
+    /// Continues the prompt of a request until one of its end tokens is sampled or a limit of its options is reached, without reading the
+    /// tokens again that the prompt and the text of `session` start with; afterwards the session has this text. Each piece of new text is
+    /// passed to `on_text` as soon as it is final; the pieces joined are [`Generation::text`].
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::EmptyPrompt`](crate::tokenizer::TokenizerError::EmptyPrompt) for no ids, [`LlmError::PromptTooLong`],
-    /// options out of range, and logits that cannot be sampled.
-    fn generate_in(
+    /// [`TokenizerError::EmptyPrompt`](crate::tokenizer::TokenizerError::EmptyPrompt) for no ids, options out of range, and logits that
+    /// cannot be sampled.
+    fn run(
         &self,
         session: &mut Session,
-        prompt_ids: Vec<u32>,
-        ends: &[u32],
-        options: &GenerateOptions,
+        request: &PreparedRequest,
         on_text: &mut OnText<'_>,
     ) -> Result<Generation, LlmError>;
 
@@ -228,32 +170,36 @@ pub trait Model {
     /// [`TokenizerError::EmptyPrompt`](crate::tokenizer::TokenizerError::EmptyPrompt) for no ids, [`LlmError::PromptTooLong`],
     /// [`LlmError::NonFinite`] for damaged weights, and errors of the decoder.
     fn embed(&self, ids: &[u32], pooling: Pooling) -> Result<Vec<f32>, LlmError>;
+}
 
-    /// Measures prefill and decode. On the host, every thread count of `options` is measured, together with the machine's
-    /// ceilings; on a device the thread counts are ignored. `progress` is called with the repetitions done and in total.
+/// What is made of the methods of a model.
+impl dyn Model + '_ {
+    /// [`run`](Model::run) with a request that is made of token ids, such as a rendered conversation; each token of `ends` ends the text.
     ///
     /// # Errors
     ///
-    /// [`LlmError::Option`] for options out of range, and errors of the decoder.
-    fn bench(
-        &mut self,
-        options: &BenchOptions,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<BenchReport, LlmError>;
-
-    /// [`generate_in`](Self::generate_in) an empty session.
-    ///
-    /// # Errors
-    ///
-    /// As [`generate_in`](Self::generate_in).
-    fn generate_ids(
+    /// [`LlmError::PromptTooLong`], options out of range, and as [`run`](Model::run).
+    pub fn generate_in(
         &self,
+        session: &mut Session,
         prompt_ids: Vec<u32>,
         ends: &[u32],
         options: &GenerateOptions,
         on_text: &mut OnText<'_>,
     ) -> Result<Generation, LlmError> {
-        self.generate_in(&mut Session::default(), prompt_ids, ends, options, on_text)
+        self.run(session, &PreparedRequest::of(self, prompt_ids, ends, options.clone())?, on_text)
+    }
+
+    /// Bytes of all weights in the kernels' layouts.
+    #[must_use]
+    pub fn weight_bytes(&self) -> usize {
+        self.memory(&KvSpec::new(self.default_kv(), 1)).weights as usize
+    }
+
+    /// Memory used on a device, or on several in sum; `None` on the host.
+    #[must_use]
+    pub fn device_use(&self) -> Option<DeviceUse> {
+        self.device_uses().into_iter().map(|(_, used)| used).reduce(DeviceUse::plus)
     }
 
     /// Continues `prompt`.
@@ -261,7 +207,7 @@ pub trait Model {
     /// # Errors
     ///
     /// As [`generate_with`](Self::generate_with).
-    fn generate(&self, prompt: &str, options: &GenerateOptions) -> Result<Generation, LlmError> {
+    pub fn generate(&self, prompt: &str, options: &GenerateOptions) -> Result<Generation, LlmError> {
         self.generate_with(prompt, options, &mut |_| ControlFlow::Continue(()))
     }
 
@@ -269,92 +215,15 @@ pub trait Model {
     ///
     /// # Errors
     ///
-    /// [`LlmError::NoTokenizer`], tokenizer errors for `prompt`, and as [`generate_ids`](Self::generate_ids).
-    fn generate_with(
+    /// [`LlmError::NoTokenizer`], tokenizer errors for `prompt`, and as [`generate_in`](Self::generate_in).
+    pub fn generate_with(
         &self,
         prompt: &str,
         options: &GenerateOptions,
         on_text: &mut OnText<'_>,
     ) -> Result<Generation, LlmError> {
         let tokenizer = self.tokenizer()?;
-        self.generate_ids(tokenizer.encode_prompt(prompt)?, tokenizer.eos(), options, on_text)
-    }
-
-    /// Perplexity of `text`. `progress` is called with the sequences done and in total.
-    ///
-    /// # Errors
-    ///
-    /// [`LlmError::NothingToScore`], [`LlmError::NoTokenizer`], and as [`logits`](Self::logits).
-    fn score(
-        &self,
-        text: &str,
-        options: &ScoreOptions,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Score, LlmError> {
-        perplexity::score(self, text, options, progress)
-    }
-
-    /// [`score`](Self::score) of this model and of `base`, and the KL divergence between them, on the tokens of this model's
-    /// tokenizer. Sequences are truncated to the shorter of the two contexts.
-    ///
-    /// # Errors
-    ///
-    /// [`LlmError::VocabularyMismatch`] when the vocabularies differ in size, and as [`score`](Self::score).
-    fn compare(
-        &self,
-        base: &dyn Model,
-        text: &str,
-        options: &ScoreOptions,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Comparison, LlmError> {
-        perplexity::compare(self, base, text, options, progress)
-    }
-
-    /// Hides sentences of `text` in stretches of it, at several depths of the context, and measures whether the model continues their first
-    /// halves, with exact attention and with the cache and the keys of `options`. `progress` is called with the prompts done and in total.
-    ///
-    /// ```
-    /// use trike_llm::{LanguageModel, Model, NeedleOptions};
-    ///
-    /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
-    /// let model = LanguageModel::load(path)?;
-    /// let text: String = (0..60).map(|i| format!(" On day {i}, Lily saw {} birds.", i * i % 97)).collect();
-    /// let options = NeedleOptions::default()
-    ///     .with_context(256)
-    ///     .with_haystacks(1)
-    ///     .with_keys(trike_nn::KeySelector::signs(16)?);
-    /// let score = model.find_needles(&text, &options, &mut |_, _| ())?;
-    ///
-    /// let (exact, signs) = (score.all.exact, score.all.setting.expect("a setting"));
-    /// assert_eq!((score.context, score.depths.len(), score.all.prompts), (256, 9, 9));
-    /// assert!(signs.kept <= exact.found && exact.found <= 9);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Those of [`haystacks()`], [`LlmError::NoTokenizer`], and as [`logits_in`](Self::logits_in).
-    fn find_needles(
-        &self,
-        text: &str,
-        options: &NeedleOptions,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<NeedleScore, LlmError> {
-        needle::find(self, text, options, progress)
-    }
-
-    /// Answers multiple-choice questions by the likelihood of each choice after its context. `kv` is the precision of cached
-    /// keys and values, the model's default when `None`. `progress` is called with the questions done and in total.
-    ///
-    /// # Errors
-    ///
-    /// [`LlmError::NothingToScore`] when no question fits the context, and as [`score`](Self::score).
-    fn answer(
-        &self,
-        questions: &[Question],
-        kv: Option<KvPrecisions>,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<TaskScore, LlmError> {
-        tasks::answer(self, questions, kv.unwrap_or(self.default_kv().into()), progress)
+        let ids = tokenizer.encode_prompt(prompt)?;
+        self.generate_in(&mut Session::default(), ids, tokenizer.eos(), options, on_text)
     }
 }

@@ -3,6 +3,7 @@
 //! `trike-text` takes plain values and its own file formats; this module extracts them from a [`ModelFile`].
 
 mod gguf;
+mod split;
 
 pub(crate) use gguf::gguf_templates;
 
@@ -20,6 +21,7 @@ use crate::{
 };
 
 pub use gguf::gguf_tokenizer;
+pub use split::{STORY_MARK, Split, sequences};
 
 /// The default chat template of a model directory.
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";

@@ -3,11 +3,9 @@
 use crate::common;
 use std::path::Path;
 
-use trike_llm::{
-    GenerateOptions, HeadPrecision, LanguageModel, LoadOptions, Model, ModelFile, Score, ScoreOptions, Split,
-};
+use trike_llm::{GenerateOptions, HeadPrecision, LanguageModel, LoadOptions, ModelFile};
 use trike_nn::{ActivationPrecision, KvPrecision};
-use trike_testkit::{assert_all_near, assert_close, assert_near, golden, npz, shared, tiny};
+use trike_testkit::{assert_all_near, assert_close, golden, npz, shared, tiny};
 
 fn load(model: &str, tokenizer: Option<&str>, head: HeadPrecision) -> Option<LanguageModel> {
     open(&shared(model)?, tokenizer, head)
@@ -31,11 +29,6 @@ fn logits(model: &LanguageModel, ids: &[u32]) -> Vec<f32> {
     let mut all = Vec::new();
     model.logits(ids, KvPrecision::F32, |_, row| all.extend_from_slice(row)).expect("logits");
     all
-}
-
-fn score(model: &dyn Model, text: &str, split: Split) -> Score {
-    let options = ScoreOptions::new(split).with_kv(KvPrecision::F32);
-    model.score(text, &options, &mut |_, _| ()).expect("a score")
 }
 
 #[test]
@@ -64,36 +57,6 @@ fn stories260k_tells_the_story_that_llama2c_tells() {
         assert_eq!(streamed, want, "{tokenizer}");
         assert_eq!(told.expect("a story").text, want);
     }
-}
-
-#[test]
-fn dense_perplexities_are_numpys() {
-    let models = [
-        ("data/models/stories260K.bin", "data/tokenizers/tok512.bin", 3.548, 4.591),
-        ("data/models/stories3M-q80.bin", "data/tokenizers/tok4096.bin", 3.740, 6.002),
-    ];
-    for (path, tokenizer, sample, eval) in models {
-        let Some(model) = load(path, Some(tokenizer), HeadPrecision::Auto) else { return };
-        for (corpus, want) in [("tinystories_sample", sample), ("tinystories_eval", eval)] {
-            let Some(text) = shared(&format!("data/corpora/{corpus}.txt")) else { return };
-            let text = std::fs::read_to_string(text).expect("text");
-            let got = score(&model, &text, Split::Stories).perplexity;
-            assert_near!(got, want, rel = 1e-3, "{path} on {corpus}");
-        }
-    }
-}
-
-#[test]
-fn the_nll_golden() {
-    let Some(model) =
-        load("data/models/stories260K.bin", Some("data/tokenizers/tok512.bin"), HeadPrecision::Auto)
-    else {
-        return;
-    };
-    let sentence = "One day, a clever fox found a shiny key under the old oak tree.";
-    let got = score(&model, sentence, Split::Lines);
-    let nll = got.nats * got.tokens as f64;
-    assert_near!(nll, 54.404121, rel = 1e-4, "over {} tokens", got.tokens);
 }
 
 /// The model that comes with Trike. Its story is the greedy one by the logits of numpy, too.
@@ -130,9 +93,4 @@ fn tiny_is_numpys_too() {
     let told = exact.generate(prompt, &options).expect("a story");
     assert_eq!([prompt_ids, told.ids].concat(), golden.ids);
     assert_eq!(format!("{prompt}{}", told.text), golden.text);
-
-    let got = score(&exact, golden.stories, Split::Stories);
-    assert_near!(got.nats, golden.nats, rel = 1e-4, "{got:?}");
-    assert_near!(got.bits_per_byte, golden.bits_per_byte(), rel = 1e-4, "{got:?}");
-    assert_eq!((got.tokens as u64, got.sequences), (golden.tokens, 4));
 }

@@ -11,7 +11,6 @@ mod edits;
 mod files;
 mod gguf_text;
 mod golden;
-mod kv;
 mod model;
 mod own_tokenizer;
 mod ranks;

@@ -1,16 +1,13 @@
 //! Models behind one object: the same results as through the backend's own type.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use trike_llm::{
-    DeviceChoice, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, Question,
-    ScoreOptions, Split, bench::BenchOptions, open, sampler::SamplerConfig, tokenizer::TokenizerError,
+    DeviceChoice, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, PreparedRequest,
+    SequenceBatch, Session, open, sampler::SamplerConfig, tokenizer::TokenizerError,
 };
-use trike_nn::{ActivationPrecision, KvPrecision, KvSpec};
+use trike_nn::{ActivationPrecision, KvOptions, KvPrecision, KvSpec, StepLogits};
 use trike_testkit::{Llama2cCheckpoint, Llama2cShape, assert_close};
-
-const TEXT: &str =
-    "Once upon a time there was a little girl.<|endoftext|>She liked to play with her red ball.";
 
 fn tiny() -> ModelFile {
     ModelFile::open(trike_testkit::tiny()).expect("the bundled model")
@@ -56,7 +53,7 @@ fn what_is_known_of_a_model_is_known_of_the_object() {
     assert_eq!(object.path(), file.path());
     assert_eq!(object.config(), file.config());
     assert_eq!(object.default_kv(), file.default_kv());
-    assert!(object.can_cache(KvPrecision::F16) && object.device_use().is_none());
+    assert!(object.capabilities().can_cache(KvPrecision::F16) && object.device_use().is_none());
     let kv = KvSpec::new(KvPrecision::F16, 64);
     let memory = object.memory(&kv);
     let spec = &file.config().spec;
@@ -65,63 +62,25 @@ fn what_is_known_of_a_model_is_known_of_the_object() {
 }
 
 #[test]
-fn a_model_beside_itself_does_not_diverge_and_beside_another_does() {
-    let [model, exact] = both();
-    let options = ScoreOptions::new(Split::of(TEXT)).with_kv(KvPrecision::F32);
-    let alone = model.score(TEXT, &options, &mut |_, _| ()).expect("a score");
-    assert_eq!(alone.sequences, 2);
-    let same = model.compare(&*model, TEXT, &options, &mut |_, _| ()).expect("a comparison");
-    assert_eq!((&same.score, &same.base), (&alone, &alone));
-    assert_eq!((same.kl, same.top1_agreement), (0.0, 1.0));
-    let other = model.compare(&*exact, TEXT, &options, &mut |_, _| ()).expect("a comparison");
-    assert_eq!(other.score, alone);
-    assert!(other.kl > 0.0 && other.kl < 0.01, "{other:?}");
-    let first = model.score(TEXT, &options.with_limit(1), &mut |_, _| ()).expect("a score");
-    assert_eq!(first.sequences, 1);
-}
-
-#[test]
-fn questions_are_answered_by_likelihood() {
-    let [model, _] = both();
-    let question = Question {
-        context: "Once upon a".to_owned(),
-        options: vec![" time".to_owned(), " xylophone".to_owned()],
-        answer: 0,
-    };
-    let score = model.answer(&[question], None, &mut |_, _| ()).expect("a score");
-    assert_eq!((score.questions, score.accuracy, score.chance), (1, 1.0, 0.5));
-    assert!(matches!(model.answer(&[], None, &mut |_, _| ()), Err(LlmError::NothingToScore)));
-}
-
-#[test]
 fn options_and_prompts_that_cannot_work_are_errors() {
-    let [mut model, _] = both();
+    let [model, _] = both();
     let context = model.config().spec.context;
     let generate = |options: &GenerateOptions| model.generate("Once", options).map(|_| ());
     for window in [0, context + 1] {
-        let error = generate(&GenerateOptions::default().with_window(window)).expect_err("out of range");
+        let error = generate(&GenerateOptions::default().with_kv(KvOptions::default().with_window(window)))
+            .expect_err("out of range");
         let LlmError::Option(option) = &error else { panic!("{error:?}") };
         assert_eq!(option.field(), "window");
         assert_eq!(error.to_string(), format!("window is {window}: expected 1 to {context}"));
     }
-    let long = model.generate_ids(vec![1; context + 1], &[], &GenerateOptions::default(), &mut |_| {
-        ControlFlow::Continue(())
-    });
+    let ids = |ids: Vec<u32>| {
+        let (mut session, mut go) = (Session::default(), |_: &str| ControlFlow::Continue(()));
+        model.generate_in(&mut session, ids, &[], &GenerateOptions::default(), &mut go)
+    };
+    let long = ids(vec![1; context + 1]);
     assert!(matches!(long, Err(LlmError::PromptTooLong { tokens, .. }) if tokens == context + 1));
-    let empty =
-        model.generate_ids(vec![], &[], &GenerateOptions::default(), &mut |_| ControlFlow::Continue(()));
+    let empty = ids(Vec::new());
     assert!(matches!(empty, Err(LlmError::Tokenizer(TokenizerError::EmptyPrompt))));
-    for (field, options) in [
-        ("prompt", trike_llm::bench::BenchOptions::default().with_prompt(context + 1)),
-        ("generate", trike_llm::bench::BenchOptions::default().with_prompt(0).with_generate(context + 1)),
-        (
-            "repetitions",
-            trike_llm::bench::BenchOptions::default().with_prompt(1).with_generate(1).with_repetitions(0),
-        ),
-    ] {
-        let error = model.bench(&options, &mut |_, _| ()).expect_err(field);
-        assert!(matches!(&error, LlmError::Option(option) if option.field() == field), "{error}");
-    }
 }
 
 #[test]
@@ -130,7 +89,8 @@ fn rounded_keys_and_values_cost_little() {
     let ids: Vec<u32> = (1..40).collect();
     let logits = |kv| {
         let mut all = Vec::new();
-        model.logits(&ids, kv, &mut |_, row| all.extend_from_slice(row)).expect("logits");
+        let kv = KvSpec::new(kv, ids.len());
+        model.logits_with(&ids, &kv, &mut |_, row| all.extend_from_slice(row)).expect("logits");
         all
     };
     let exact = logits(KvPrecision::F32);
@@ -150,25 +110,6 @@ fn rounded_keys_and_values_cost_little() {
 }
 
 #[test]
-fn a_benchmark_measures_every_depth_up_to_the_context() {
-    let [mut model, _] = both();
-    let context = model.config().spec.context;
-    let options =
-        BenchOptions::default().with_prompt(3).with_generate(2).with_repetitions(1).with_threads([1]);
-    for kv in KvPrecision::ALL {
-        let options = options.clone().with_kv(kv).with_depths([0, context - 3]);
-        let report = model.bench(&options, &mut |_, _| ()).expect("a report");
-        let rows: Vec<_> = report.rows.iter().map(|row| (row.kind, row.tokens, row.depth)).collect();
-        let deep = context - 3;
-        assert_eq!(rows, [("prefill", 3, 0), ("decode", 2, 0), ("prefill", 3, deep), ("decode", 2, deep)]);
-        // What attention reads is counted.
-        assert!(report.rows[3].bytes_per_token > report.rows[1].bytes_per_token);
-    }
-    let refused = model.bench(&options.with_depths([context - 2]), &mut |_, _| ()).expect_err("one too many");
-    assert!(matches!(&refused, LlmError::Option(option) if option.field() == "depths"), "{refused}");
-}
-
-#[test]
 fn a_tokenizer_of_another_model_is_refused_before_weights_are_loaded() {
     let file = tiny();
     let dir = tempfile::tempdir().expect("a directory");
@@ -181,4 +122,60 @@ fn a_tokenizer_of_another_model_is_refused_before_weights_are_loaded() {
     let refused = LanguageModel::load_with(&other, &options, &mut |_, _| loaded += 1);
     assert!(matches!(refused.map(|_| ()), Err(LlmError::TokenizerMismatch { .. })));
     assert_eq!(loaded, 0);
+}
+
+/// Sequences of a batch take their steps alone or together, with the same logits, and are taken back together.
+#[test]
+fn a_batch_steps_some_or_all_of_its_sequences() {
+    let [model, _] = both();
+    let mut batch = model.batch(&KvSpec::new(KvPrecision::F32, 8), 2).expect("two sequences");
+    let best = |batch: &mut dyn SequenceBatch, of: Range<usize>, id: u32| -> Vec<(u32, f32)> {
+        let all = batch.step(of, &[id], 1).expect("a step");
+        let first = |best: &StepLogits| match best {
+            StepLogits::Top(top) => top[0],
+            StepLogits::All(_) => panic!("one was asked for"),
+        };
+        all.iter().map(first).collect()
+    };
+    let alone = [0..1, 1..2].map(|of| best(&mut *batch, of, 1));
+    assert_eq!(alone[0], alone[1]);
+    batch.truncate(0).expect("from the start");
+    assert_eq!(best(&mut *batch, 0..2, 1), alone.concat());
+    assert!(
+        matches!(batch.step(1..3, &[1], 1), Err(LlmError::Option(option)) if option.field() == "sequences")
+    );
+}
+
+/// A request that was prepared without the model has the text of its parts, and a model with a shorter context refuses it.
+#[test]
+fn a_prepared_request_is_continued_like_its_parts() {
+    let file = tiny();
+    let tokenizer = file.tokenizer(None).expect("its own");
+    let ids = tokenizer.encode_prompt("Once upon a time").expect("tokens");
+    let options = GenerateOptions::default().with_max_tokens(12);
+    let prepare = |file, options| PreparedRequest::new(file, &tokenizer, ids.clone(), options);
+    let mut request = prepare(&file, options.clone()).expect("a request");
+    assert_eq!(*request.kv(), KvSpec::new(file.default_kv(), ids.len() + 12));
+    assert_eq!(request.fit(&file, &LoadOptions::default()).expect("a plan"), None, "there is memory");
+    request.set_precision(KvPrecision::Int8.into());
+    assert_eq!(*request.kv(), KvSpec::new(KvPrecision::Int8, ids.len() + 12));
+
+    let [model, _] = both();
+    let mut go = |_: &str| ControlFlow::Continue(());
+    let text = model.run(&mut Session::default(), &request, &mut go).expect("a text");
+    let options = options.with_kv(KvPrecision::Int8);
+    let same = model.generate_in(&mut Session::default(), ids.clone(), tokenizer.eos(), &options, &mut go);
+    let same = same.expect("a text");
+    assert_eq!((text.ids, text.prompt_ids, text.finish), (same.ids, same.prompt_ids, same.finish));
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let other = dir.path().join("other.bin");
+    Llama2cCheckpoint::random(Llama2cShape { context: 1024, ..Llama2cShape::STORIES_260K }, 1)
+        .write_f32(&other);
+    let other = ModelFile::open(other).expect("a model");
+    let long = prepare(&other, GenerateOptions::default()).expect("a request");
+    let refused = model.run(&mut Session::default(), &long, &mut go).expect_err("too long");
+    assert!(matches!(&refused, LlmError::Option(option) if option.field() == "context"), "{refused}");
+    let wide = prepare(&other, GenerateOptions::default().with_context(1025)).expect_err("too long");
+    assert!(matches!(&wide, LlmError::Option(option) if option.field() == "context"), "{wide}");
 }

@@ -13,7 +13,7 @@ use trike_comm::{CommError, Communicator, Threads, Traffic};
 use trike_llm::{
     GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, Parallel, RankModel, RankPlans,
 };
-use trike_nn::{ActivationPrecision, KvPrecision, KvPrecisions, KvSpec, NnError};
+use trike_nn::{ActivationPrecision, KvOptions, KvPrecision, KvPrecisions, KvSpec, NnError};
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 
@@ -65,8 +65,9 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn logits(model: &dyn Model, ids: &[u32]) -> Result<Vec<u32>, LlmError> {
     let mut all = Vec::new();
     let kv = KvPrecision::F16;
-    model.logits(ids, kv, &mut |_, row| all.extend(bits(row)))?;
-    model.logits(&ids[..1], kv, &mut |_, row| all.extend(bits(row)))?;
+    for ids in [ids, &ids[..1]] {
+        model.logits_with(ids, &KvSpec::new(kv, ids.len()), &mut |_, row| all.extend(bits(row)))?;
+    }
     all.extend(bits(&model.embed(ids, trike_llm::Pooling::Mean)?));
     // The last layer has a precision of its own, which another rank may have.
     let layers = model.config().spec.layers;
@@ -81,7 +82,8 @@ fn the_text_of_the_bundled_model_is_that_of_one_machine() {
     let single = LanguageModel::load_with(&file, &options(&file, 2), &mut |_, _| ()).expect("it loads");
     let prompt = "Once upon a time";
     let story = GenerateOptions::default().with_max_tokens(40);
-    let rolling = GenerateOptions::default().with_max_tokens(30).with_window(12);
+    let rolling =
+        GenerateOptions::default().with_max_tokens(30).with_kv(KvOptions::default().with_window(12));
     let all = |model: &dyn Model| -> Result<_, LlmError> {
         let mut ids = Vec::new();
         for options in [&story, &rolling] {
@@ -155,7 +157,7 @@ fn every_architecture_has_the_bits_of_one_machine() {
 fn ranks_hold_their_parts() {
     let file = ModelFile::open(TINY).expect("the bundled model");
     let single = LanguageModel::load_with(&file, &options(&file, 1), &mut |_, _| ()).expect("it loads");
-    let whole = Model::weight_bytes(&single);
+    let whole = single.decoder().weight_bytes();
     for parallel in Parallel::ALL {
         let held = Threads::run(4, |comm| {
             let file = ModelFile::open(TINY).expect("the bundled model");
@@ -163,7 +165,7 @@ fn ranks_hold_their_parts() {
             let comm = Rc::new(comm);
             let plans = RankPlans::new(&*comm, &file, &options, parallel).expect("plans");
             let model = plans.load(Rc::clone(&comm), &file, &options, &mut |_, _| ());
-            let held = Model::weight_bytes(&model.expect("it loads"));
+            let held = model.expect("it loads").decoder().weight_bytes();
             (held, plans.ranks().to_vec(), comm.rank())
         });
         let sum: usize = held.iter().map(|(held, ..)| held).sum();
@@ -343,7 +345,7 @@ fn what_ranks_cannot_do_is_refused() {
             let mut session = trike_llm::Session::default();
             let options = GenerateOptions::default().with_max_tokens(2);
             let mut quiet = |_: &str| std::ops::ControlFlow::Continue(());
-            Model::generate_in(model, &mut session, vec![1, 2], &[], &options, &mut quiet)?;
+            model.generate_in(&mut session, vec![1, 2], &[], &options, &mut quiet)?;
             let saved = model.save_session(&session, Path::new("/nowhere/session"));
             assert!(matches!(saved, Err(LlmError::Nn(NnError::NoSavedCache { .. }))), "{saved:?}");
             Ok(())

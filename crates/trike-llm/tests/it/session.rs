@@ -6,11 +6,11 @@ use trike_core::Layout;
 use trike_cpu::{Cpu, Isa};
 use trike_llm::{
     FinishReason, GenerateOptions, HeadPrecision, LanguageModel, LlmError, LoadOptions, Model, ModelFile,
-    Pooling, ScoreOptions, Session, Split, compare_ids, constraint::Grammar, sampler::SamplerConfig,
+    Pooling, Session, constraint::Grammar, sampler::SamplerConfig,
 };
 use trike_nn::{
-    ActivationPrecision, Eviction, KeySelector, KvLimit, KvPrecision, KvSpec, NnError, PromptKeys, Tensor,
-    WeightName,
+    ActivationPrecision, Eviction, KeySelector, KvLimit, KvOptions, KvPrecision, KvSpec, NnError, PromptKeys,
+    Tensor, WeightName,
 };
 use trike_testkit::{assert_all_near, assert_near};
 use trike_trit::{Edit, Trit};
@@ -67,7 +67,7 @@ fn a_session_continues_as_if_everything_were_read_again() {
     continued(&model, &mut session, &first, &options);
     assert_eq!(continued(&self::model(), &mut session, &first, &options).1, 0);
     // A rolling cache keeps nothing.
-    let rolling = options.with_window(16);
+    let rolling = options.with_kv(KvOptions::default().with_window(16));
     continued(&model, &mut session, &first, &rolling);
     assert!(session.ids().is_empty());
 }
@@ -165,8 +165,9 @@ fn a_saved_session_of_anything_else_is_not_used() {
     assert_eq!(said(&model, &options).expect("the same").ids().len(), prompt.len() + 1);
 
     // Options of the text.
-    let sampled = options.clone().with_prompt_keys(PromptKeys::sampled(0.001).expect("a share"));
-    let selected = options.clone().with_keys(KeySelector::signs(8).expect("a selector"));
+    let sampled =
+        options.clone().with_kv(options.kv.with_prompt_keys(PromptKeys::sampled(0.001).expect("a share")));
+    let selected = options.clone().with_kv(options.kv.with_keys(KeySelector::signs(8).expect("a selector")));
     let wide = options.clone().with_kv(KvPrecision::F32);
     for (other, fact) in [
         (&sampled, "the selection of keys for prompts"),
@@ -258,8 +259,9 @@ fn a_session_in_memory_is_not_used_with_other_keys() {
     let model = model();
     let prompt = ids(&model, &"Once upon a time there was a little dog. ".repeat(12));
     let options = GenerateOptions::default().with_max_tokens(12).with_kv(KvPrecision::F32);
-    let sampled = options.clone().with_prompt_keys(PromptKeys::sampled(0.001).expect("a share"));
-    let selected = options.clone().with_keys(KeySelector::signs(8).expect("a selector"));
+    let sampled =
+        options.clone().with_kv(options.kv.with_prompt_keys(PromptKeys::sampled(0.001).expect("a share")));
+    let selected = options.clone().with_kv(options.kv.with_keys(KeySelector::signs(8).expect("a selector")));
     let mut session = Session::default();
     continued(&model, &mut session, &prompt, &sampled);
     assert_eq!(continued(&model, &mut session, &prompt, &options).1, 0);
@@ -407,13 +409,13 @@ fn a_limited_cache_forgets_and_goes_on() {
             .generate_in(session, prompt.to_vec(), &[], options, |_| ControlFlow::Continue(()))
             .expect("a text")
     };
-    let limit = |positions| KvLimit { positions, eviction: Eviction::Unattended };
+    let limited = |positions| options.kv.with_limit(KvLimit { positions, eviction: Eviction::Unattended });
     let few = options.clone().with_max_tokens(20);
     let fresh = generate(&mut Session::default(), &prompt, &few);
-    let wide = generate(&mut Session::default(), &prompt, &few.clone().with_kv_limit(limit(400)));
+    let wide = generate(&mut Session::default(), &prompt, &few.clone().with_kv(limited(400)));
     assert_eq!((&wide.ids, wide.evicted), (&fresh.ids, 0));
     // 64 positions, and 16 fewer at each eviction.
-    let narrow = few.with_kv_limit(limit(64));
+    let narrow = few.with_kv(limited(64));
     let mut session = Session::default();
     let forgot = generate(&mut session, &prompt, &narrow);
     let read = prompt.len() + 19;
@@ -425,23 +427,6 @@ fn a_limited_cache_forgets_and_goes_on() {
     let again = generate(&mut session, &prompt, &narrow);
     assert_eq!((again.reused, &again.ids), (0, &forgot.ids));
     // To the end of the model's context, which is 512.
-    let whole = generate(&mut Session::default(), &prompt, &options.with_kv_limit(limit(64)));
+    let whole = generate(&mut Session::default(), &prompt, &options.clone().with_kv(limited(64)));
     assert_eq!((whole.finish, whole.prompt_ids.len() + whole.ids.len()), (FinishReason::Context, 513));
-}
-
-/// A bounded cache costs nothing up to the bound, and the comparison shows what it costs beyond.
-#[test]
-fn a_comparison_shows_what_eviction_costs() {
-    let model = model();
-    let text = "Once upon a time there was a little girl who liked to play with her dog. ".repeat(12);
-    let text: Vec<u32> = ids(&model, &text)[..200].to_vec();
-    let compare = |positions| {
-        let limit = KvLimit { positions, eviction: Eviction::Oldest };
-        let options = ScoreOptions::new(Split::Window).with_kv(KvPrecision::F32).with_kv_limit(limit);
-        compare_ids(&model, &model, std::slice::from_ref(&text), &options, &mut |_, _| ()).expect("a score")
-    };
-    assert_eq!(compare(200).kl, 0.0);
-    let close = compare(160);
-    let far = compare(64);
-    assert!(0.0 < close.kl && close.kl < far.kl, "{} and {}", close.kl, far.kl);
 }

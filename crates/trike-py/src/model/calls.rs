@@ -271,7 +271,7 @@ impl PyModel {
             ScoreOptions::new(options::split(split, &text)?).with_limit(limit).with_kv(options::kv(kv)?);
         let score = self.ask(py, progress.as_ref(), move |served, line| {
             let mut report = |done, total| line.progress("scoring", done, total);
-            served.model.score(&text, &options, &mut report).map_err(errors::run)
+            trike::eval::score(&*served.model, &text, &options, &mut report).map_err(errors::eval)
         })?;
         let dict = PyDict::new(py);
         dict.set_item("perplexity", score.perplexity)?;

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use trike_comm::{Communicator, Threads};
 use trike_cpu::Cpu;
+use trike_eval::{ScoreOptions, score};
 use trike_format::HfDirWriter;
-use trike_llm::{GenerateOptions, LanguageModel, ModelConfig, ModelFile, ScoreOptions, Split, open};
+use trike_llm::{GenerateOptions, LanguageModel, ModelConfig, ModelFile, Split, open};
 use trike_testkit::assert_near;
 use trike_train::run::{Ended, Event, Line, Run, RunConfig, RunReport, Sharing, Whole};
 use trike_train::{Parameters, TernaryPolicy, TrainError, write_packed};
@@ -157,9 +158,8 @@ fn the_evaluation_is_that_of_the_written_model() {
     let held = trike_train::data::HeldOut::new(STORIES, 0.9, config.seed).held_out;
     let text: Vec<&str> = held.iter().map(|&i| stories[i as usize]).collect();
     let model = open(place.at("run"), &Default::default()).expect("it opens");
-    let score = model
-        .score(&text.join("<|endoftext|>"), &ScoreOptions::new(Split::Stories), &mut |_, _| ())
-        .expect("a score");
+    let options = ScoreOptions::new(Split::Stories);
+    let score = score(&*model, &text.join("<|endoftext|>"), &options, &mut |_, _| ()).expect("a score");
     // The end of a story counts in training but is not scored here, so the two may differ by up to a tenth.
     let bits = score.nats / std::f64::consts::LN_2;
     assert_near!(bits, best.bits_per_token, rel = 0.1);

@@ -83,8 +83,7 @@ impl From<RunArgs> for ChatArgs {
             context: args.context,
             stop: args.stop,
             form: args.form,
-            keys: args.keys,
-            evict: args.evict,
+            kv: args.kv,
             precision: args.precision,
             cpu: args.cpu,
             device: args.device,
@@ -143,7 +142,7 @@ impl Chat {
         let file = ModelFile::open(args.model.path(quiet)?)?;
         let sampler = args.sampling.chat(&file)?;
         let device = open(&args.device.device, quiet)?;
-        let keys = args.keys.selector(device.is_cpu())?;
+        let settings = args.kv.options(device.is_cpu())?;
         let request = args.precision.kv_request(device.is_cpu())?;
         let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
         let template = template(args, &file, &tokenizer)?;
@@ -156,25 +155,19 @@ impl Chat {
             .with_max_tokens(args.max_tokens.and_then(|tokens| tokens.0))
             .with_sampler(sampler)
             .with_stop(args.stop.clone())
-            .with_grammar(grammar)
-            .with_keys(keys)
-            .with_prompt_keys(args.keys.prompt_keys)
-            .with_kv_limit(args.evict.limit(device.is_cpu())?);
+            .with_grammar(grammar);
         let wanted = args.precision.options(&file, &args.cpu.cpu()?).with_tokenizer(tokenizer);
         let known = request.known(&file, &wanted)?;
-        let whole = GenerateOptions::default()
-            .with_kv(known.precision)
-            .with_context(args.context)
-            .with_keys(keys)
-            .with_prompt_keys(args.keys.prompt_keys);
+        let unlimited = settings.with_precision(known.precision).with_limit(None);
+        let whole = GenerateOptions::default().with_kv(unlimited).with_context(args.context);
         let whole = whole.cache(0, file.config().spec.context, file.default_kv())?;
         // A cache that evicts need not hold the context.
-        let fits = args.context.is_some() || options.kv_limit.is_some();
+        let fits = args.context.is_some() || settings.limit.is_some();
         let capacity = match device.is_cpu() && !fits {
-            true => context(&file, &wanted, whole, 0, quiet)?,
+            true => context(&file, &wanted, whole, quiet)?,
             false => whole.capacity,
         };
-        let sequence = whole.with_capacity(capacity).limited(options.kv_limit);
+        let sequence = whole.with_capacity(capacity).limited(settings.limit);
         let wanted = wanted.with_sequence(sequence);
         let model = load(device, &file, &wanted, quiet)?;
         let kv = request.choose(known, &file, &wanted, &*model, quiet)?;
@@ -183,7 +176,7 @@ impl Chat {
             template,
             talk: Conversation::new(args.system.as_deref()),
             tools: None,
-            options: options.with_kv(kv.precision).with_context(capacity),
+            options: options.with_kv(settings.with_precision(kv.precision)).with_context(capacity),
             context: capacity,
             session: Session::default(),
             file: None,

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use serde::Serialize;
 use serde_json::Value;
+use trike_llm::Model;
 use trike_nn::{KvPrecisions, KvSpec};
 
-use super::{Model, perplexity::log_sum_exp};
-use crate::LlmError;
+use crate::{EvalError, perplexity::log_sum_exp};
 
 /// A multiple-choice question: a context and its possible continuations.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl TaskScore {
     /// `sqrt(sum e^2) / n`; question counts are summed. `None` for no tasks.
     ///
     /// ```
-    /// use trike_llm::TaskScore;
+    /// use trike_eval::TaskScore;
     ///
     /// let score = |accuracy| TaskScore {
     ///     questions: 100, too_long: 1, accuracy, accuracy_error: 0.03,
@@ -83,24 +83,24 @@ impl TaskScore {
 ///
 /// ```
 /// use std::path::Path;
-/// use trike_llm::read_questions;
+/// use trike_eval::read_questions;
 ///
 /// let line = r#"{"sentence_good": "Cats sleep.", "sentence_bad": "Cats sleeps."}"#;
 /// let questions = read_questions(Path::new("blimp.jsonl"), line)?;
 /// assert_eq!((questions[0].options.len(), questions[0].answer), (2, 0));
-/// # Ok::<(), trike_llm::LlmError>(())
+/// # Ok::<(), trike_eval::EvalError>(())
 /// ```
 ///
 /// # Errors
 ///
-/// [`LlmError::Config`], which names `path` and the line, for a line in none of these formats; [`LlmError::NoQuestions`].
-pub fn read_questions(path: &Path, text: &str) -> Result<Vec<Question>, LlmError> {
+/// [`EvalError::Question`] for a line in none of these formats; [`EvalError::NoQuestions`].
+pub fn read_questions(path: &Path, text: &str) -> Result<Vec<Question>, EvalError> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let questions: Vec<Question> = lines
         .map(|(i, line)| {
-            let wrong = |expected: String, got: String| LlmError::Config {
+            let wrong = |expected: String, got: String| EvalError::Question {
                 path: path.to_owned(),
-                key: format!("line {}", i + 1),
+                line: i + 1,
                 expected,
                 got,
             };
@@ -128,7 +128,7 @@ pub fn read_questions(path: &Path, text: &str) -> Result<Vec<Question>, LlmError
         })
         .collect::<Result<_, _>>()?;
     if questions.is_empty() {
-        return Err(LlmError::NoQuestions { path: path.to_owned() });
+        return Err(EvalError::NoQuestions { path: path.to_owned() });
     }
     Ok(questions)
 }
@@ -170,13 +170,19 @@ fn question(value: &Value) -> Option<Question> {
     })
 }
 
-/// See [`Model::answer`].
-pub(crate) fn answer<M: Model + ?Sized>(
-    model: &M,
+/// Answers multiple-choice questions by the likelihood of each choice after its context. `kv` is the precision of cached keys and
+/// values, the model's default when `None`. `progress` is called with the questions done and in total.
+///
+/// # Errors
+///
+/// [`EvalError::NothingToScore`] when no question fits the context, and as [`score`](crate::score()).
+pub fn answer(
+    model: &dyn Model,
     questions: &[Question],
-    kv: KvPrecisions,
+    kv: Option<KvPrecisions>,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<TaskScore, LlmError> {
+) -> Result<TaskScore, EvalError> {
+    let kv = kv.unwrap_or(model.default_kv().into());
     let (mut right, mut normalized, mut answered, mut chance) = (0usize, 0usize, 0usize, 0f64);
     for (done, question) in questions.iter().enumerate() {
         let mut scores = Vec::with_capacity(question.options.len());
@@ -197,7 +203,7 @@ pub(crate) fn answer<M: Model + ?Sized>(
         progress(done + 1, questions.len());
     }
     if answered == 0 {
-        return Err(LlmError::NothingToScore);
+        return Err(EvalError::NothingToScore);
     }
     let n = answered as f64;
     let error = |p: f64| (p * (1.0 - p) / n).sqrt();
@@ -214,12 +220,12 @@ pub(crate) fn answer<M: Model + ?Sized>(
 }
 
 /// Natural logarithm of the probability of `option` after `context`; `None` when together they exceed the model's context.
-fn log_likelihood<M: Model + ?Sized>(
-    model: &M,
+fn log_likelihood(
+    model: &dyn Model,
     kv: KvPrecisions,
     context: &str,
     option: &str,
-) -> Result<Option<f64>, LlmError> {
+) -> Result<Option<f64>, EvalError> {
     let tokenizer = model.tokenizer()?;
     let all = tokenizer.encode(&format!("{context}{option}"), tokenizer.adds_bos())?;
     let before = tokenizer.encode(context, tokenizer.adds_bos())?;

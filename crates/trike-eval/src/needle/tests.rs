@@ -1,9 +1,9 @@
 //! A needle test of models whose answers are known.
 
+use trike_llm::tokenizer::Tokenizer;
 use trike_testkit::assert_near;
 
 use super::*;
-use crate::tokenizer::Tokenizer;
 
 /// Size of the vocabulary, that of the bundled model.
 const VOCAB: usize = 512;

@@ -2,15 +2,19 @@
 
 use std::ops::ControlFlow;
 
-use crate::common::{SHAPE, Shape, ids, random_llama};
 use trike_cpu::Cpu;
+use trike_eval::{ChooseKv, EvalError, ScoreOptions, choose_kv, compare, compare_ids, divergence};
 use trike_llm::{
-    ChooseKv, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, ScoreOptions, Split,
-    compare_ids, divergence, sampler::SamplerConfig,
+    GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, Session, Split,
+    sampler::SamplerConfig,
 };
-use trike_nn::{ActivationPrecision, KvPrecision, KvPrecisions, KvSpec, NnError};
+use trike_nn::{
+    ActivationPrecision, Eviction, KvLimit, KvOptions, KvPrecision, KvPrecisions, KvSpec, NnError,
+};
+use trike_testkit::{
+    Llama2cCheckpoint, Llama2cShape, Rng, assert_near, golden, llama2c_vocabulary, stories, storyteller, tiny,
+};
 use trike_reference::CandleBackend;
-use trike_testkit::{assert_near, golden, llama2c_vocabulary, stories, storyteller, tiny};
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 
@@ -31,7 +35,8 @@ fn own_divergence(model: &dyn Model, options: &ChooseKv, kv: KvPrecisions) -> f6
     let start = model.tokenizer().unwrap().bos().expect("a BOS");
     let sampler = SamplerConfig::default().with_temperature(1.0).with_seed(options.seed);
     let sampling = GenerateOptions::default().with_max_tokens(options.tokens - 1).with_sampler(sampler);
-    let text = model.generate_ids(vec![start], &[], &sampling, &mut |_| ControlFlow::Continue(())).unwrap();
+    let (mut session, mut go) = (Session::default(), |_: &str| ControlFlow::Continue(()));
+    let text = model.generate_in(&mut session, vec![start], &[], &sampling, &mut go).unwrap();
     let ids: Vec<u32> = [start].into_iter().chain(text.ids).collect();
     let rows = |kv: KvPrecisions| {
         let mut rows = Vec::new();
@@ -49,7 +54,8 @@ fn a_choice_keeps_its_bound_and_is_the_same_each_time() {
     let mut before = u64::MAX;
     for kl in [0.0, 0.0002, 0.001, 0.005, 1e9] {
         let options = ChooseKv::default().with_kl(kl).with_tokens(100).with_seed(3);
-        let [chosen, again] = models.each_ref().map(|model| model.choose_kv(&options, &mut quiet()).unwrap());
+        let [chosen, again] =
+            models.each_ref().map(|model| choose_kv(model, &options, &mut quiet()).unwrap());
         assert_eq!(chosen, again, "threads");
         assert!(chosen.kl + 2.0 * chosen.kl_error <= kl, "{chosen:?}");
         assert_eq!(chosen.kl, own_divergence(&models[0], &options, chosen.precision), "{chosen:?}");
@@ -81,10 +87,10 @@ fn the_bound_holds_on_text_that_the_model_has_not_seen() {
             .with_activations(ActivationPrecision::F32)
             .with_tokenizer(file.tokenizer(tokenizer).expect("a tokenizer"));
         let model = LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads");
-        let chosen = model.choose_kv(&ChooseKv::default(), &mut quiet()).expect("a choice");
+        let chosen = choose_kv(&model, &ChooseKv::default(), &mut quiet()).expect("a choice");
         assert!(chosen.bytes_per_position < chosen.default_bytes_per_position, "{chosen:?}");
         let options = ScoreOptions::new(Split::Stories).with_limit(8).with_kv(chosen.precision);
-        let held = model.compare(&model, &text, &options, &mut quiet()).expect("figures");
+        let held = compare(&model, &model, &text, &options, &mut quiet()).expect("figures");
         assert!(held.kl <= ChooseKv::KL, "{name}: {} against {chosen:?}", held.kl);
     }
 }
@@ -93,13 +99,15 @@ fn the_bound_holds_on_text_that_the_model_has_not_seen() {
 #[test]
 fn figures_by_position_are_those_of_their_tokens() {
     let dir = tempfile::tempdir().expect("a directory");
-    let shape = Shape { layers: 1, vocab: 512, context: 1100, ..SHAPE };
-    random_llama(dir.path(), shape, 4, false);
-    let file = ModelFile::open(dir.path()).expect("a model");
+    let path = dir.path().join("model.bin");
+    let shape = Llama2cShape { layers: 1, context: 1100, ..Llama2cShape::STORIES_260K };
+    Llama2cCheckpoint::random(shape, 4).write_f32(&path);
+    let file = ModelFile::open(&path).expect("a model");
     let tokenizer = ModelFile::open(TINY).expect("the bundled model").tokenizer(None).expect("its tokenizer");
     let load = LoadOptions::default().with_tokenizer(tokenizer);
     let model = LanguageModel::load_with(&file, &load, &mut |_, _| ()).expect("it loads");
-    let all = [ids(1100, 512, 1), ids(300, 512, 2)];
+    let mut rng = Rng::new(1);
+    let all = [1100, 300].map(|tokens| (0..tokens).map(|_| rng.below(512) as u32).collect::<Vec<_>>());
     let options = ScoreOptions::new(Split::Window).with_kv(KvPrecision::Int4);
     let compared = compare_ids(&model, &model, &all, &options, &mut quiet()).expect("figures");
     let ranges: Vec<_> =
@@ -143,7 +151,7 @@ fn figures_by_position_are_those_of_their_tokens() {
 #[test]
 fn options_and_backends_are_refused() {
     let model = model(1);
-    let refused = |options: ChooseKv| model.choose_kv(&options, &mut quiet()).map(|_| ()).unwrap_err();
+    let refused = |options: ChooseKv| choose_kv(&model, &options, &mut quiet()).map(|_| ()).unwrap_err();
     let options = ChooseKv::default();
     for (options, field) in [
         (options.with_kl(-0.1), "kl"),
@@ -152,19 +160,38 @@ fn options_and_backends_are_refused() {
         (options.with_tokens(1), "tokens"),
     ] {
         let error = refused(options);
-        assert!(matches!(&error, LlmError::Option(option) if option.field() == field), "{error}");
+        assert!(matches!(&error, EvalError::Option(option) if option.field() == field), "{error}");
     }
     // As many tokens as the context has.
-    let long = model.choose_kv(&options.with_tokens(usize::MAX), &mut quiet()).expect("a choice");
+    let long = choose_kv(&model, &options.with_tokens(usize::MAX), &mut quiet()).expect("a choice");
     assert_eq!(long.tokens, model.decoder().spec().context);
 
     let file = ModelFile::open(TINY).expect("the bundled model");
     let load = LoadOptions::default().with_tokenizer(file.tokenizer(None).expect("its tokenizer"));
     let backend = CandleBackend::new(ActivationPrecision::F32);
     let other = LanguageModel::load_on(backend, &file, &load, &mut |_, _| ()).expect("it loads");
-    let error = other.choose_kv(&options, &mut quiet()).unwrap_err();
-    assert!(matches!(&error, LlmError::KvChoice { backend } if backend.contains("andle")), "{error}");
+    let error = choose_kv(&other, &options, &mut quiet()).unwrap_err();
+    assert!(matches!(&error, EvalError::KvChoice { backend } if backend.contains("andle")), "{error}");
     let mixed: KvPrecisions = "f16,f32:0".parse().expect("two precisions");
     let error = Model::logits_with(&other, &[1], &KvSpec::new(mixed, 1), &mut |_, _| ()).unwrap_err();
     assert!(matches!(error, LlmError::Nn(NnError::MixedCaches { .. })), "{error}");
+}
+
+/// A bounded cache or a window costs nothing up to the bound, and the comparison shows what it costs beyond.
+#[test]
+fn a_comparison_shows_what_a_bound_costs() {
+    let model = model(1);
+    let text = "Once upon a time there was a little girl who liked to play with her dog. ".repeat(12);
+    let text = model.tokenizer().expect("its own").encode_prompt(&text).expect("tokens")[..200].to_vec();
+    let kv = KvOptions::from(KvPrecision::F32);
+    let limited = |positions| kv.with_limit(KvLimit { positions, eviction: Eviction::Oldest });
+    let compare = |kv| {
+        let options = ScoreOptions::new(Split::Window).with_kv(kv);
+        compare_ids(&model, &model, std::slice::from_ref(&text), &options, &mut |_, _| ()).expect("a score")
+    };
+    for bounded in [&limited as &dyn Fn(usize) -> KvOptions, &|positions| kv.with_window(positions)] {
+        assert_eq!(compare(bounded(200)).kl, 0.0);
+        let [close, far] = [160, 64].map(|positions| compare(bounded(positions)).kl);
+        assert!(0.0 < close && close < far, "{close} and {far}");
+    }
 }

@@ -1,12 +1,13 @@
 //! What each precision of keys and values costs, against f32: perplexity ratio, Kullback-Leibler divergence and equal best tokens.
 //!
-//! `cargo run -p trike-llm --example kv -- MODEL TEXT TOKENIZER|- [WINDOWS]` reads up to WINDOWS (50) windows of the model's context, with
+//! `cargo run -p trike-eval --example kv -- MODEL TEXT TOKENIZER|- [WINDOWS]` reads up to WINDOWS (50) windows of the model's context, with
 //! f32 activations; `-` is the model's own tokenizer. (`trike perplexity --kv --base` compares one precision with the model's default.)
 #![expect(clippy::print_stdout, reason = "the example prints its result")]
 
 use std::error::Error;
 
-use trike_llm::{LanguageModel, LoadOptions, ModelFile, Split, divergence, sequences};
+use trike_eval::divergence;
+use trike_llm::{LanguageModel, LoadOptions, ModelFile, Split, sequences};
 use trike_nn::{ActivationPrecision, KvPrecision};
 
 /// Negative log-likelihood of a token.

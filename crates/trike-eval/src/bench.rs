@@ -1,16 +1,14 @@
 //! Tokens per second of a model, compared with the machine's peak bandwidth and compute.
 
-use std::{any::Any, time::Instant};
+use std::{ops::Range, time::Instant};
 
 use serde::Serialize;
 use trike_core::{Bounds, Cost, OptionError};
 use trike_cpu::{Cpu, Isa, probe};
-use trike_nn::{
-    Backend, CpuBackend, Decoder, DecoderSpec, KeySelector, KvPrecision, KvPrecisions, KvSpec, PromptKeys,
-    Sequence, Step,
-};
+use trike_llm::{DecoderBatch, LanguageModel, LlmError, Model, PROMPT_STEP, SequenceBatch};
+use trike_nn::{CpuBackend, Decoder, DecoderSpec, KvOptions, KvPrecision, KvSpec};
 
-use crate::{LlmError, generate::STEP};
+use crate::EvalError;
 
 /// Maximum number of sequences decoded together.
 const MAX_SEQUENCES: usize = 1024;
@@ -19,7 +17,7 @@ const MAX_SEQUENCES: usize = 1024;
 /// tokens, 128 generated tokens, no tokens before them, five repetitions, f16 KV cache, one thread per physical core.
 ///
 /// ```
-/// use trike_llm::bench::BenchOptions;
+/// use trike_eval::bench::BenchOptions;
 ///
 /// let options = BenchOptions::default().with_prompt(0).with_generate(32).with_threads([1, 2]);
 /// assert_eq!((options.repetitions, options.threads), (5, vec![1, 2]));
@@ -41,12 +39,8 @@ pub struct BenchOptions {
     pub isa: Option<Isa>,
     /// Repetitions, after an uncounted warm-up.
     pub repetitions: usize,
-    /// Precision of cached keys and values.
-    pub kv: KvPrecisions,
-    /// Selection of the keys that generated tokens attend to.
-    pub keys: KeySelector,
-    /// Selection of the keys that prompts attend to.
-    pub prompt_keys: PromptKeys,
+    /// The KV cache, without a limit or a window: each repetition starts at a depth of the same cache, which would have forgotten it.
+    pub kv: KvOptions,
 }
 
 impl Default for BenchOptions {
@@ -60,8 +54,6 @@ impl Default for BenchOptions {
             isa: None,
             repetitions: 5,
             kv: KvPrecision::F16.into(),
-            keys: KeySelector::All,
-            prompt_keys: PromptKeys::All,
         }
     }
 }
@@ -111,20 +103,8 @@ impl BenchOptions {
 
     /// Sets [`kv`](Self::kv).
     #[must_use]
-    pub fn with_kv(self, kv: impl Into<KvPrecisions>) -> Self {
+    pub fn with_kv(self, kv: impl Into<KvOptions>) -> Self {
         Self { kv: kv.into(), ..self }
-    }
-
-    /// Sets [`keys`](Self::keys).
-    #[must_use]
-    pub fn with_keys(self, keys: KeySelector) -> Self {
-        Self { keys, ..self }
-    }
-
-    /// Sets [`prompt_keys`](Self::prompt_keys).
-    #[must_use]
-    pub fn with_prompt_keys(self, prompt_keys: PromptKeys) -> Self {
-        Self { prompt_keys, ..self }
     }
 
     /// Length of the longest sequence, in tokens.
@@ -134,13 +114,13 @@ impl BenchOptions {
         depth.saturating_add(self.prompt.max(self.generate)).max(1)
     }
 
-    /// Numbers of tokens of the steps that are measured, for [`Model::tune`](crate::Model::tune): those of a prompt, and one of each
+    /// Numbers of tokens of the steps that are measured, for [`Model::tune`]: those of a prompt, and one of each
     /// sequence.
     #[must_use]
     pub fn step_tokens(&self) -> Vec<usize> {
         let mut tokens = Vec::new();
         if self.prompt > 0 {
-            tokens.push(self.prompt.min(STEP));
+            tokens.push(self.prompt.min(PROMPT_STEP));
         }
         if self.generate > 0 {
             tokens.extend(&self.sequences);
@@ -198,8 +178,8 @@ pub struct Ceiling {
 /// # Errors
 ///
 /// When the buffer for the bandwidth measurement cannot be allocated.
-pub fn ceiling(cpu: &Cpu) -> Result<Ceiling, LlmError> {
-    let bandwidth = probe::memory_bandwidth(cpu)?;
+pub fn ceiling(cpu: &Cpu) -> Result<Ceiling, EvalError> {
+    let bandwidth = probe::memory_bandwidth(cpu).map_err(LlmError::from)?;
     let peak = probe::int8_peak(cpu);
     Ok(Ceiling {
         threads: cpu.threads(),
@@ -219,16 +199,23 @@ pub struct BenchReport {
     pub ceilings: Vec<Ceiling>,
 }
 
-/// See [`Model::bench`](crate::Model::bench).
-pub(crate) fn run<B: Backend + 'static>(
-    decoder: &mut Decoder<B>,
+/// Measures prefill and decode. On the host, every thread count of `options` is measured, together with the machine's ceilings; on a
+/// device the thread counts are ignored. `progress` is called with the repetitions done and in total.
+///
+/// # Errors
+///
+/// [`EvalError::Option`] for options out of range, and errors of the decoder.
+pub fn run(
+    model: &mut dyn Model,
     options: &BenchOptions,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<BenchReport, LlmError> {
-    // Thread counts, costs and ceilings exist for the host only; the downcast keeps them out of the `Backend` trait.
-    match (decoder as &mut dyn Any).downcast_mut::<Decoder<CpuBackend>>() {
-        Some(decoder) => run_on_host(decoder, options, progress),
-        None => run_on_device(decoder, options, progress),
+) -> Result<BenchReport, EvalError> {
+    let kv = KvSpec::of(&options.kv, model.default_kv(), 1, PROMPT_STEP);
+    let subjects = subjects(&model.config().spec, options)?;
+    // Thread counts, costs and ceilings exist for the host only.
+    match model.host_mut() {
+        Some(host) => run_on_host(host, &subjects, kv, options, progress),
+        None => run_on_device(model, &subjects, kv, options.repetitions, progress),
     }
 }
 
@@ -241,30 +228,48 @@ struct Subject {
     sequences: usize,
 }
 
-/// Advances a sequence by a number of positions, without measuring it.
-type Fill<'a, B> = &'a dyn Fn(&Decoder<B>, &mut Sequence<B>, usize) -> Result<(), LlmError>;
+impl Subject {
+    /// Positions of the caches.
+    fn positions(&self) -> usize {
+        self.depth + self.tokens
+    }
+
+    /// Tokens per step and sequence.
+    fn step(&self) -> usize {
+        if self.kind == "prefill" { PROMPT_STEP } else { 1 }
+    }
+}
 
 /// Times prefill and decode for every thread count, and measures the machine's ceilings with the same threads.
 fn run_on_host(
-    decoder: &mut Decoder<CpuBackend>,
+    host: &mut LanguageModel<CpuBackend>,
+    subjects: &[Subject],
+    kv: KvSpec,
     options: &BenchOptions,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<BenchReport, LlmError> {
-    let subjects = subjects(decoder.spec(), options)?;
+) -> Result<BenchReport, EvalError> {
     let total = options.threads.len() * subjects.len() * (options.repetitions + 1);
     let mut done = 0;
     let (mut rows, mut ceilings) = (Vec::new(), Vec::new());
     for &threads in &options.threads {
-        let cpu = Cpu::with_isa(options.isa.unwrap_or_else(Isa::detect), threads)?;
+        let cpu = Cpu::with_isa(options.isa.unwrap_or_else(Isa::detect), threads).map_err(LlmError::from)?;
         let ceiling = ceiling(&cpu)?;
-        decoder.backend_mut().set_cpu(cpu);
-        for &subject in &subjects {
-            // A prompt of 16,384 tokens would take minutes, and the kernels are as fast with random values.
-            let row = time(decoder, subject, options, &|d, s, n| Ok(d.fill_cache(s, n)?), &mut || {
+        host.set_cpu(cpu);
+        let decoder = host.decoder();
+        for &subject in subjects {
+            let mut batch =
+                DecoderBatch::new(decoder, &kv.with_capacity(subject.positions()), subject.sequences)?;
+            if subject.depth > 0 {
+                for sequence in batch.sequences_mut() {
+                    // A prompt of 16,384 tokens would take minutes, and the kernels are as fast with random values.
+                    decoder.fill_cache(sequence, subject.depth).map_err(LlmError::from)?;
+                }
+            }
+            let row = time(&mut batch, decoder.spec().vocab, subject, options.repetitions, &mut || {
                 done += 1;
                 progress(done, total);
             })?;
-            let (macs, bytes) = cost_per_token(decoder, subject, options);
+            let (macs, bytes) = cost_per_token(decoder, subject, kv);
             let rate = row.tokens_per_second;
             rows.push(BenchRow {
                 threads: Some(ceiling.threads),
@@ -281,27 +286,41 @@ fn run_on_host(
 }
 
 /// Times prefill and decode on a device. Ceilings are measured on the host only.
-fn run_on_device<B: Backend>(
-    decoder: &Decoder<B>,
-    options: &BenchOptions,
+fn run_on_device(
+    model: &dyn Model,
+    subjects: &[Subject],
+    kv: KvSpec,
+    repetitions: usize,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<BenchReport, LlmError> {
-    let subjects = subjects(decoder.spec(), options)?;
-    let total = subjects.len() * (options.repetitions + 1);
+) -> Result<BenchReport, EvalError> {
+    let total = subjects.len() * (repetitions + 1);
+    let vocab = model.config().spec.vocab;
     let mut done = 0;
-    let mut count = || {
-        done += 1;
-        progress(done, total);
+    let mut row = |&subject: &Subject| -> Result<BenchRow, EvalError> {
+        let mut batch = model.batch(&kv.with_capacity(subject.positions()), subject.sequences)?;
+        for sequence in 0..subject.sequences {
+            run_tokens(&mut *batch, sequence..sequence + 1, &ids(vocab, subject.depth), PROMPT_STEP)?;
+        }
+        time(&mut *batch, vocab, subject, repetitions, &mut || {
+            done += 1;
+            progress(done, total);
+        })
     };
-    let rows = subjects.iter().map(|&subject| time(decoder, subject, options, &run_prompt, &mut count));
-    Ok(BenchReport { rows: rows.collect::<Result<_, _>>()?, ceilings: Vec::new() })
+    let rows = subjects.iter().map(&mut row).collect::<Result<_, _>>()?;
+    Ok(BenchReport { rows, ceilings: Vec::new() })
 }
 
 /// The measurements, in the order of the rows.
-fn subjects(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<Subject>, LlmError> {
+fn subjects(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<Subject>, EvalError> {
     let tokens = Bounds::at_least(0usize).at_most(spec.context);
     OptionError::check("prompt", tokens, options.prompt)?;
     OptionError::check("generate", tokens, options.generate)?;
+    let other = "repetitions from the same depth";
+    for (field, given) in [("limit", options.kv.limit.is_some()), ("window", options.kv.window.is_some())] {
+        if given {
+            return Err(OptionError::Conflict { field, other }.into());
+        }
+    }
     OptionError::check("repetitions", Bounds::at_least(1usize), options.repetitions)?;
     let left = spec.context - options.prompt.max(options.generate);
     let mut subjects = Vec::new();
@@ -320,34 +339,24 @@ fn subjects(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<Subject>, 
     Ok(subjects)
 }
 
-/// Times one subject and returns its row, without the fields that depend on ceilings.
-fn time<B: Backend>(
-    decoder: &Decoder<B>,
+/// Times one subject in sequences of its depth and returns its row, without the fields that depend on ceilings.
+fn time(
+    batch: &mut dyn SequenceBatch,
+    vocab: usize,
     subject: Subject,
-    options: &BenchOptions,
-    fill: Fill<'_, B>,
+    repetitions: usize,
     count: &mut dyn FnMut(),
-) -> Result<BenchRow, LlmError> {
-    let Subject { kind, tokens, depth, sequences: count_of } = subject;
-    let mut rates = Vec::with_capacity(options.repetitions);
-    // Made together: a device attends to the next tokens of all of them in one launch.
-    let kv = KvSpec::new(options.kv, depth + tokens).with_keys(options.keys);
-    let mut sequences = decoder.sequences(kv.with_prompt_keys(options.prompt_keys), count_of)?;
-    if depth > 0 {
-        for sequence in &mut sequences {
-            fill(decoder, sequence, depth)?;
-        }
-    }
-    let step = if kind == "prefill" { STEP } else { 1 };
-    for repetition in 0..=options.repetitions {
-        for sequence in &mut sequences {
-            sequence.truncate(depth)?;
-        }
+) -> Result<BenchRow, EvalError> {
+    let Subject { kind, tokens, depth, sequences } = subject;
+    let ids = ids(vocab, tokens);
+    let mut rates = Vec::with_capacity(repetitions);
+    for repetition in 0..=repetitions {
+        batch.truncate(depth)?;
         let start = Instant::now();
-        run_tokens(decoder, &mut sequences, tokens, step)?;
+        run_tokens(batch, 0..sequences, &ids, subject.step())?;
         // The first repetition pages weights and the cache in and starts threads, or compiles device kernels.
         if repetition > 0 {
-            rates.push((count_of * tokens) as f64 / start.elapsed().as_secs_f64());
+            rates.push((sequences * tokens) as f64 / start.elapsed().as_secs_f64());
         }
         count();
     }
@@ -355,10 +364,10 @@ fn time<B: Backend>(
     Ok(BenchRow {
         kind,
         threads: None,
-        sequences: count_of,
+        sequences,
         tokens,
         depth,
-        repetitions: options.repetitions,
+        repetitions,
         tokens_per_second: median(&rates),
         standard_deviation: deviation(&rates),
         macs_per_token: None,
@@ -369,44 +378,32 @@ fn time<B: Backend>(
 }
 
 /// Token ids spread over the vocabulary, so that no embedding row stays in the cache.
-fn ids<B: Backend>(decoder: &Decoder<B>, n: usize) -> Vec<u32> {
-    let vocab = decoder.spec().vocab;
+fn ids(vocab: usize, n: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * 7919 + 1) % vocab) as u32).collect()
 }
 
-/// Runs `tokens` tokens of every sequence, `step` of them at a time.
-fn run_tokens<B: Backend>(
-    decoder: &Decoder<B>,
-    sequences: &mut [Sequence<B>],
-    tokens: usize,
+/// Runs tokens of some of the sequences, `step` of them at a time.
+fn run_tokens(
+    batch: &mut dyn SequenceBatch,
+    of: Range<usize>,
+    ids: &[u32],
     step: usize,
-) -> Result<(), LlmError> {
-    for ids in ids(decoder, tokens).chunks(step) {
-        let mut steps: Vec<_> = sequences.iter_mut().map(|sequence| Step { sequence, ids }).collect();
-        decoder.forward_top(&mut steps, 1)?;
+) -> Result<(), EvalError> {
+    for ids in ids.chunks(step) {
+        batch.step(of.clone(), ids, 1)?;
     }
     Ok(())
 }
 
-/// Fills a cache on any backend: runs a prompt.
-fn run_prompt<B: Backend>(
-    decoder: &Decoder<B>,
-    sequence: &mut Sequence<B>,
-    tokens: usize,
-) -> Result<(), LlmError> {
-    run_tokens(decoder, std::slice::from_mut(sequence), tokens, STEP)
-}
-
 /// Mean multiply-adds and bytes per token.
-fn cost_per_token(decoder: &Decoder<CpuBackend>, subject: Subject, options: &BenchOptions) -> (f64, f64) {
-    let Subject { kind, tokens, depth, sequences } = subject;
-    let step = if kind == "prefill" { STEP } else { 1 };
+fn cost_per_token(decoder: &Decoder<CpuBackend>, subject: Subject, kv: KvSpec) -> (f64, f64) {
+    let Subject { tokens, depth, sequences, .. } = subject;
+    let step = subject.step();
     let cost: Cost = (0..tokens)
         .step_by(step)
         .map(|first| {
             let (tokens, position) = (step.min(tokens - first), depth + first);
-            let kv = KvSpec::new(options.kv, position + tokens).with_keys(options.keys);
-            decoder.batch_cost(sequences, tokens, position, &kv.with_prompt_keys(options.prompt_keys))
+            decoder.batch_cost(sequences, tokens, position, &kv.with_capacity(position + tokens))
         })
         .sum();
     let tokens = (sequences * tokens) as f64;

@@ -3,20 +3,20 @@
 /// A mean over tokens with its standard error: the larger of the error for independent tokens and the error for independent
 /// sequences, whose tokens may be correlated.
 #[derive(Default)]
-pub(super) struct Mean {
+pub(crate) struct Mean {
     sum: f64,
     squares: f64,
-    pub(super) tokens: f64,
+    pub(crate) tokens: f64,
     /// Tokens and sum of each sequence.
     sequences: Vec<(f64, f64)>,
 }
 
 impl Mean {
-    pub(super) fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         self.sequences.push((0.0, 0.0));
     }
 
-    pub(super) fn add(&mut self, value: f64) {
+    pub(crate) fn add(&mut self, value: f64) {
         self.sum += value;
         self.squares += value * value;
         self.tokens += 1.0;
@@ -26,11 +26,11 @@ impl Mean {
         }
     }
 
-    pub(super) fn mean(&self) -> f64 {
+    pub(crate) fn mean(&self) -> f64 {
         self.sum / self.tokens
     }
 
-    pub(super) fn error(&self) -> f64 {
+    pub(crate) fn error(&self) -> f64 {
         let mean = self.mean();
         let alone = (self.squares / self.tokens - mean * mean).max(0.0) / self.tokens;
         let together: f64 =

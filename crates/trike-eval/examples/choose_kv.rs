@@ -1,5 +1,5 @@
 //! Precisions of the KV cache chosen on a model's own text, measured on another text:
-//! `cargo run --release -p trike-llm --example choose_kv -- MODEL TEXT TOKENIZER SEQUENCES [TOKENS]`
+//! `cargo run --release -p trike-eval --example choose_kv -- MODEL TEXT TOKENIZER SEQUENCES [TOKENS]`
 //!
 //! For several bounds on the KL divergence, prints the cache that is chosen on TOKENS sampled tokens (256 by default), its bytes, its
 //! divergence there, and its divergence on the first SEQUENCES windows of TEXT, against the model's default precision. TOKENIZER is
@@ -9,9 +9,8 @@
 
 use std::{env, error::Error, fs, time::Instant};
 
-use trike_llm::{
-    ChooseKv, LanguageModel, LoadOptions, Model, ModelFile, ScoreOptions, Split, compare_ids, sequences,
-};
+use trike_eval::{ChooseKv, ScoreOptions, choose_kv, compare_ids};
+use trike_llm::{LanguageModel, LoadOptions, Model, ModelFile, Split, sequences};
 use trike_nn::ActivationPrecision;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -37,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         for seed in 0..2 {
             let start = Instant::now();
             let options = ChooseKv::default().with_kl(kl).with_tokens(tokens).with_seed(seed);
-            let chosen = model.choose_kv(&options, &mut |_, _| ())?;
+            let chosen = choose_kv(&model, &options, &mut |_, _| ())?;
             let seconds = start.elapsed().as_secs_f64();
             let options = ScoreOptions::new(Split::Window).with_kv(chosen.precision);
             let held = compare_ids(&model, &model, &all, &options, &mut |_, _| ())?;

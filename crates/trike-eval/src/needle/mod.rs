@@ -3,13 +3,13 @@
 mod figures;
 mod haystack;
 
-use trike_nn::{KeySelector, KvLimit, KvPrecisions, KvSpec, PromptKeys};
+use trike_llm::{Model, PROMPT_STEP, Session};
+use trike_nn::{KvOptions, KvSpec};
 
-use super::{
-    Model,
+use crate::{
+    EvalError,
     perplexity::{best, log_sum_exp},
 };
-use crate::{LlmError, Session};
 
 pub use figures::{NeedleAnswers, NeedleDepth, NeedleFigures, NeedleScore, NeedleSetting};
 use figures::{Reply, Trial};
@@ -18,7 +18,7 @@ pub use haystack::{Haystack, haystacks};
 /// Options of a needle test; each `with_` method changes one field of the default.
 ///
 /// ```
-/// use trike_llm::NeedleOptions;
+/// use trike_eval::NeedleOptions;
 ///
 /// let options = NeedleOptions::default().with_haystacks(4).with_seed(7);
 /// assert_eq!((options.haystacks, options.seed, options.context), (4, 7, None));
@@ -32,27 +32,14 @@ pub struct NeedleOptions {
     pub context: Option<usize>,
     /// RNG seed of the haystacks; 0 by default.
     pub seed: u64,
-    /// The measured precision of cached keys and values; the model's default when `None`.
-    pub kv: Option<KvPrecisions>,
-    /// The measured selection of the keys that the tokens of question and answer attend to; all by default.
-    pub keys: KeySelector,
-    /// The measured selection of the keys that the other tokens attend to; all by default.
-    pub prompt_keys: PromptKeys,
-    /// The measured bound on the positions of the KV cache, beyond which it evicts; none by default.
-    pub kv_limit: Option<KvLimit>,
+    /// The measured KV cache. Its selection of keys is that of the tokens of question and answer, its selection for prompts that of the
+    /// other tokens.
+    pub kv: KvOptions,
 }
 
 impl Default for NeedleOptions {
     fn default() -> Self {
-        Self {
-            haystacks: 16,
-            context: None,
-            seed: 0,
-            kv: None,
-            keys: KeySelector::All,
-            prompt_keys: PromptKeys::All,
-            kv_limit: None,
-        }
+        Self { haystacks: 16, context: None, seed: 0, kv: KvOptions::default() }
     }
 }
 
@@ -82,26 +69,8 @@ impl NeedleOptions {
 
     /// Sets [`kv`](Self::kv).
     #[must_use]
-    pub fn with_kv(self, kv: impl Into<Option<KvPrecisions>>) -> Self {
+    pub fn with_kv(self, kv: impl Into<KvOptions>) -> Self {
         Self { kv: kv.into(), ..self }
-    }
-
-    /// Sets [`keys`](Self::keys).
-    #[must_use]
-    pub fn with_keys(self, keys: KeySelector) -> Self {
-        Self { keys, ..self }
-    }
-
-    /// Sets [`prompt_keys`](Self::prompt_keys).
-    #[must_use]
-    pub fn with_prompt_keys(self, prompt_keys: PromptKeys) -> Self {
-        Self { prompt_keys, ..self }
-    }
-
-    /// Sets [`kv_limit`](Self::kv_limit).
-    #[must_use]
-    pub fn with_kv_limit(self, kv_limit: impl Into<Option<KvLimit>>) -> Self {
-        Self { kv_limit: kv_limit.into(), ..self }
     }
 }
 
@@ -113,33 +82,55 @@ enum Side {
 }
 
 /// Runs the first so many tokens as a prompt and the others one by one, and passes on the positions and logits of the latter.
-type Run<'a> = dyn FnMut(Side, &[u32], usize, &mut dyn FnMut(usize, &[f32])) -> Result<(), LlmError> + 'a;
+type Run<'a> = dyn FnMut(Side, &[u32], usize, &mut dyn FnMut(usize, &[f32])) -> Result<(), EvalError> + 'a;
 
-/// See [`Model::find_needles`].
-pub(crate) fn find<M: Model + ?Sized>(
-    model: &M,
+/// Hides sentences of `text` in stretches of it, at several depths of the context, and measures whether the model continues their first
+/// halves, with exact attention and with the KV cache of `options`. `progress` is called with the prompts done and in total.
+///
+/// ```
+/// use trike_eval::{NeedleOptions, find_needles};
+/// use trike_llm::LanguageModel;
+/// use trike_nn::{KeySelector, KvOptions};
+///
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+/// let model = LanguageModel::load(path)?;
+/// let text: String = (0..60).map(|i| format!(" On day {i}, Lily saw {} birds.", i * i % 97)).collect();
+/// let options = NeedleOptions::default()
+///     .with_context(256)
+///     .with_haystacks(1)
+///     .with_kv(KvOptions::default().with_keys(KeySelector::signs(16)?));
+/// let score = find_needles(&model, &text, &options, &mut |_, _| ())?;
+///
+/// let (exact, signs) = (score.all.exact, score.all.setting.expect("a setting"));
+/// assert_eq!((score.context, score.depths.len(), score.all.prompts), (256, 9, 9));
+/// assert!(signs.kept <= exact.found && exact.found <= 9);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// Those of [`haystacks()`], [`LlmError::NoTokenizer`](trike_llm::LlmError::NoTokenizer), and as [`Model::logits_in`].
+pub fn find_needles(
+    model: &dyn Model,
     text: &str,
     options: &NeedleOptions,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<NeedleScore, LlmError> {
+) -> Result<NeedleScore, EvalError> {
     let all = haystacks(model.tokenizer()?, text, model.config().spec.context, options)?;
-    let exact_kv = KvPrecisions::from(model.default_kv());
-    let kv = options.kv.unwrap_or(exact_kv);
-    let same_prompt = kv == exact_kv && options.prompt_keys.is_all() && options.kv_limit.is_none();
-    let is_exact = same_prompt && options.keys.is_all();
+    let (kv, default) = (options.kv, model.default_kv());
+    let same_precision = kv.precision.is_none_or(|precision| precision == default);
+    let same_prompt = same_precision && kv.prompt_keys.is_all() && kv.limit.is_none() && kv.window.is_none();
+    let is_exact = same_prompt && kv.keys.is_all();
     // Where prompts are read alike, the setting continues the one that exact attention has read.
     let mut sessions = [Session::default(), Session::default()];
     let own = usize::from(!same_prompt);
     let mut run: Box<Run<'_>> = Box::new(|side, ids, prompt, on_row| {
-        let spec = |kv| KvSpec::new(kv, ids.len());
-        match side {
-            Side::Exact => model.logits_in(&mut sessions[0], ids, prompt, &spec(exact_kv), on_row),
-            Side::Setting => {
-                let spec = spec(kv).with_keys(options.keys).with_prompt_keys(options.prompt_keys);
-                let spec = spec.limited(options.kv_limit);
-                model.logits_in(&mut sessions[own], ids, prompt, &spec, on_row)
-            }
-        }
+        let (session, options) = match side {
+            Side::Exact => (0, KvOptions::default()),
+            Side::Setting => (own, kv),
+        };
+        let spec = KvSpec::of(&options, default, ids.len(), PROMPT_STEP);
+        Ok(model.logits_in(&mut sessions[session], ids, prompt, &spec, on_row)?)
     });
     measure(&all, !is_exact, &mut *run, progress)
 }
@@ -150,10 +141,10 @@ fn measure(
     has_setting: bool,
     run: &mut Run<'_>,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<NeedleScore, LlmError> {
+) -> Result<NeedleScore, EvalError> {
     let total = all.len() * (NeedleOptions::DEPTHS.len() + 1);
     let mut done = 0;
-    let mut both = |ids: &[u32], haystack: &Haystack| -> Result<(Reply, Option<Reply>), LlmError> {
+    let mut both = |ids: &[u32], haystack: &Haystack| -> Result<(Reply, Option<Reply>), EvalError> {
         let exact = ask(Side::Exact, ids, haystack, run)?;
         let setting = if has_setting { Some(ask(Side::Setting, ids, haystack, run)?) } else { None };
         done += 1;
@@ -165,7 +156,7 @@ fn measure(
     for haystack in all {
         let guess = both(&haystack.control(), haystack)?;
         // From the end: the prompts have the text before the needle in common, which is read once.
-        let trial = |&depth: &f64| -> Result<Trial, LlmError> {
+        let trial = |&depth: &f64| -> Result<Trial, EvalError> {
             let (ids, distance) = haystack.with_needle(depth);
             let (exact, setting) = both(&ids, haystack)?;
             let gain = |reply: Reply, guess: Reply| Reply { nats: reply.nats - guess.nats, ..reply };
@@ -184,7 +175,7 @@ fn measure(
 }
 
 /// The answer to the question at the end of a prompt.
-fn ask(side: Side, ids: &[u32], haystack: &Haystack, run: &mut Run<'_>) -> Result<Reply, LlmError> {
+fn ask(side: Side, ids: &[u32], haystack: &Haystack, run: &mut Run<'_>) -> Result<Reply, EvalError> {
     let (inputs, question) = (&ids[..ids.len() - 1], ids.len() - haystack.needle().len());
     let first = ids.len() - haystack.answer().len();
     let mut reply = Reply::default();

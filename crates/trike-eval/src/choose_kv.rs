@@ -3,20 +3,19 @@
 use std::ops::ControlFlow;
 
 use trike_core::{Bounds, OptionError};
+use trike_llm::{GenerateOptions, LlmError, Model, PROMPT_STEP, Session, sampler::SamplerConfig};
 use trike_nn::{KvPrecision, KvPrecisions, KvSpec};
-use trike_text::sampler::SamplerConfig;
 
-use super::{
-    Model,
+use crate::{
+    EvalError,
     mean::Mean,
     perplexity::{divergence_from, log_sum_exp},
 };
-use crate::{GenerateOptions, LlmError};
 
 /// Tokens whose divergences are taken as one for the standard error, as those of neighbours are alike.
 const TOGETHER: usize = 16;
 
-/// Options of [`Model::choose_kv`]; each `with_` method changes one field.
+/// Options of [`choose_kv`](fn@choose_kv); each `with_` method changes one field.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ChooseKv {
@@ -75,12 +74,51 @@ pub struct ChosenKv {
     pub default_bytes_per_position: u64,
 }
 
-/// See [`Model::choose_kv`].
-pub(super) fn choose<M: Model + ?Sized>(
-    model: &M,
+/// For each layer, the error that caching its keys and values in each of `precisions` makes:
+/// [`Decoder::cache_errors`](trike_nn::Decoder::cache_errors) against the default precision.
+///
+/// # Errors
+///
+/// [`EvalError::KvChoice`] unless the model runs on the CPU in one process, [`LlmError::PromptTooLong`], and errors of the decoder.
+pub fn cache_errors(
+    model: &dyn Model,
+    ids: &[u32],
+    precisions: &[KvPrecision],
+) -> Result<Vec<Vec<f64>>, EvalError> {
+    let context = model.config().spec.context;
+    if ids.len() > context {
+        return Err(LlmError::PromptTooLong { tokens: ids.len(), context }.into());
+    }
+    // The blocks are run one by one, which other ranks do not follow, and the layers of a device do not differ.
+    let host = model.host().ok_or_else(|| EvalError::KvChoice { backend: model.backend() })?;
+    let errors = host.decoder().cache_errors(ids, model.default_kv(), precisions, PROMPT_STEP);
+    Ok(errors.map_err(LlmError::from)?)
+}
+
+/// Chooses the precisions of the KV cache layer by layer: the smallest cache that [`ChooseKv`] finds whose KL divergence from the
+/// default precision stays within a bound, on a text that the model samples itself. The choice is the same each time. `progress` is
+/// called with the passes done and in total.
+///
+/// ```
+/// use trike_eval::{ChooseKv, choose_kv};
+/// use trike_llm::LanguageModel;
+///
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+/// let model = LanguageModel::load(path)?;
+/// let chosen = choose_kv(&model, &ChooseKv::default().with_kl(0.01).with_tokens(64), &mut |_, _| ())?;
+/// assert!(chosen.kl <= 0.01 && chosen.bytes_per_position <= chosen.default_bytes_per_position);
+/// # Ok::<(), trike_eval::EvalError>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`cache_errors`] and [`Model::run`], [`EvalError::Option`] for options out of range, and
+/// [`LlmError::NoTokenizer`].
+pub fn choose_kv(
+    model: &dyn Model,
     options: &ChooseKv,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<ChosenKv, LlmError> {
+) -> Result<ChosenKv, EvalError> {
     OptionError::check("kl", Bounds::at_least(0.0f64), options.kl)?;
     OptionError::check("tokens", Bounds::at_least(2usize), options.tokens)?;
     let spec = &model.config().spec;
@@ -91,10 +129,10 @@ pub(super) fn choose<M: Model + ?Sized>(
     smaller.sort_by_key(|&precision| std::cmp::Reverse(bytes(precision)));
     // Before the text, so that a backend that cannot is refused at once.
     let start = start(model)?;
-    model.cache_errors(&[start], &smaller)?;
+    cache_errors(model, &[start], &smaller)?;
 
     let ids = own_text(model, start, options)?;
-    let errors = model.cache_errors(&ids, &smaller)?;
+    let errors = cache_errors(model, &ids, &smaller)?;
     let choices = choices(default, &smaller, &errors, &bytes);
     let passes = 3 + (choices.len() + 1).ilog2() as usize;
     progress(2, passes);
@@ -129,18 +167,19 @@ pub(super) fn choose<M: Model + ?Sized>(
 }
 
 /// The token with which a text of the model begins.
-fn start<M: Model + ?Sized>(model: &M) -> Result<u32, LlmError> {
+fn start(model: &dyn Model) -> Result<u32, EvalError> {
     let tokenizer = model.tokenizer()?;
     // In models without a BOS, the token that ends a text is before the next one.
     Ok(tokenizer.bos().or_else(|| tokenizer.eos().first().copied()).unwrap_or(0))
 }
 
 /// A text that the model samples. A token that ends a text is one like others: what the model then samples is part of the text.
-fn own_text<M: Model + ?Sized>(model: &M, start: u32, options: &ChooseKv) -> Result<Vec<u32>, LlmError> {
+fn own_text(model: &dyn Model, start: u32, options: &ChooseKv) -> Result<Vec<u32>, EvalError> {
     let tokens = options.tokens.min(model.config().spec.context);
     let sampler = SamplerConfig::default().with_temperature(1.0).with_seed(options.seed);
     let sampling = GenerateOptions::default().with_max_tokens(tokens.saturating_sub(1)).with_sampler(sampler);
-    let text = model.generate_ids(vec![start], &[], &sampling, &mut |_| ControlFlow::Continue(()))?;
+    let (mut session, mut go) = (Session::default(), |_: &str| ControlFlow::Continue(()));
+    let text = model.generate_in(&mut session, vec![start], &[], &sampling, &mut go)?;
     Ok(text.prompt_ids.into_iter().chain(text.ids).collect())
 }
 
@@ -214,10 +253,10 @@ struct Reference {
 }
 
 impl Reference {
-    fn new<M: Model + ?Sized>(model: &M, ids: &[u32]) -> Result<Self, LlmError> {
+    fn new(model: &dyn Model, ids: &[u32]) -> Result<Self, EvalError> {
         let vocab = model.config().spec.vocab;
         let (mut rows, mut norms) = (Vec::with_capacity(ids.len() * vocab), Vec::with_capacity(ids.len()));
-        model.logits(ids, model.default_kv(), &mut |_, row| {
+        model.logits_with(ids, &KvSpec::new(model.default_kv(), ids.len()), &mut |_, row| {
             rows.extend_from_slice(row);
             norms.push(log_sum_exp(row));
         })?;
@@ -225,12 +264,12 @@ impl Reference {
     }
 
     /// The mean divergence of the model with another cache, and its standard error.
-    fn divergence<M: Model + ?Sized>(
+    fn divergence(
         &self,
-        model: &M,
+        model: &dyn Model,
         ids: &[u32],
         precision: KvPrecisions,
-    ) -> Result<(f64, f64), LlmError> {
+    ) -> Result<(f64, f64), EvalError> {
         let mut mean = Mean::default();
         model.logits_with(ids, &KvSpec::new(precision, ids.len()), &mut |token, row| {
             if token % TOGETHER == 0 {

@@ -1,51 +1,13 @@
 //! Perplexity of a text, and KL divergence from another model.
 
-use trike_nn::{KeySelector, KvLimit, KvPrecision, KvPrecisions, KvSpec, PromptKeys};
+use trike_llm::{Model, PROMPT_STEP, Split, sequences};
+use trike_nn::{KvOptions, KvPrecision, KvSpec};
 
-use super::{
-    Model,
+use crate::{
+    EvalError,
     mean::Mean,
     positions::{PositionFigures, RangeSums, range_of},
 };
-use crate::{LlmError, tokenizer::Tokenizer};
-
-/// What separates the documents of a text, a special token of several tokenizers.
-pub const STORY_MARK: &str = "<|endoftext|>";
-
-/// Method of splitting a text into sequences. Each starts with BOS, if the tokenizer has one, and has no EOS; sequences are
-/// truncated to the model's context.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Split {
-    /// Stories separated by `<|endoftext|>`, trimmed of white space; empty ones are dropped.
-    Stories,
-    /// Lines, treated the same way.
-    Lines,
-    /// The whole text, tokenized at once and split into windows of the context length.
-    Window,
-    /// Windows as in `llama-perplexity`, for comparable results: BOS replaces each window's first token, the last, shorter
-    /// window is left out, and only the tokens of the second half of each window are scored.
-    LlamaCpp,
-}
-
-impl Split {
-    /// The default split of a text: stories if it contains `<|endoftext|>`, else windows.
-    ///
-    /// ```
-    /// use trike_llm::Split;
-    ///
-    /// assert_eq!(Split::of("Once.<|endoftext|>Twice."), Split::Stories);
-    /// assert_eq!(Split::of("Once.\nTwice."), Split::Window);
-    /// ```
-    #[must_use]
-    pub fn of(text: &str) -> Self {
-        if text.contains(STORY_MARK) { Self::Stories } else { Self::Window }
-    }
-
-    /// Number of predictions at the start of a sequence that are not scored.
-    fn unscored(self, len: usize) -> usize {
-        if self == Self::LlamaCpp { len / 2 } else { 0 }
-    }
-}
 
 /// Options of scoring a text; each `with_` method changes one field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,23 +17,16 @@ pub struct ScoreOptions {
     pub split: Split,
     /// Maximum number of sequences; all when `None`.
     pub limit: Option<usize>,
-    /// Precision of cached keys and values; the model's default when `None`. A base model has its own default, or f32 if that is asked for.
-    pub kv: Option<KvPrecisions>,
-    /// Selection of the keys that each token attends to. If not all, the tokens of the measured model are run one by one, as
-    /// in a generation; a base model always attends to all keys.
-    pub keys: KeySelector,
-    /// Selection of the keys that steps of several tokens attend to; a base model always attends to all keys.
-    pub prompt_keys: PromptKeys,
-    /// Bound on the positions of the KV cache, beyond which it evicts; a base model's never does.
-    pub kv_limit: Option<KvLimit>,
+    /// The KV cache of the measured model. If its tokens do not attend to all keys, they are run one by one, as in a generation. A
+    /// base model has its own default precision, or f32 if that is asked for, and always attends to all keys.
+    pub kv: KvOptions,
 }
 
 impl ScoreOptions {
     /// All sequences of a split, with each model's default precision of keys and values.
     #[must_use]
     pub fn new(split: Split) -> Self {
-        let (keys, prompt_keys) = (KeySelector::All, PromptKeys::All);
-        Self { split, limit: None, kv: None, keys, prompt_keys, kv_limit: None }
+        Self { split, limit: None, kv: KvOptions::default() }
     }
 
     /// Sets [`limit`](Self::limit).
@@ -82,32 +37,13 @@ impl ScoreOptions {
 
     /// Sets [`kv`](Self::kv).
     #[must_use]
-    pub fn with_kv(self, kv: impl Into<Option<KvPrecisions>>) -> Self {
+    pub fn with_kv(self, kv: impl Into<KvOptions>) -> Self {
         Self { kv: kv.into(), ..self }
     }
 
-    /// Sets [`keys`](Self::keys).
-    #[must_use]
-    pub fn with_keys(self, keys: KeySelector) -> Self {
-        Self { keys, ..self }
-    }
-
-    /// Sets [`prompt_keys`](Self::prompt_keys).
-    #[must_use]
-    pub fn with_prompt_keys(self, prompt_keys: PromptKeys) -> Self {
-        Self { prompt_keys, ..self }
-    }
-
-    /// Sets [`kv_limit`](Self::kv_limit).
-    #[must_use]
-    pub fn with_kv_limit(self, kv_limit: impl Into<Option<KvLimit>>) -> Self {
-        Self { kv_limit: kv_limit.into(), ..self }
-    }
-
     /// The cache of the measured model for this many tokens.
-    fn cache(&self, precision: KvPrecisions, tokens: usize) -> KvSpec {
-        let cache = KvSpec::new(precision, tokens.max(1));
-        cache.with_keys(self.keys).with_prompt_keys(self.prompt_keys).limited(self.kv_limit)
+    fn cache(&self, default: KvPrecision, tokens: usize) -> KvSpec {
+        KvSpec::of(&self.kv, default, tokens.max(1), PROMPT_STEP)
     }
 }
 
@@ -167,9 +103,9 @@ impl Sums {
         self.tokens += 1;
     }
 
-    fn score(&self) -> Result<Score, LlmError> {
+    fn score(&self) -> Result<Score, EvalError> {
         if self.tokens == 0 {
-            return Err(LlmError::NothingToScore);
+            return Err(EvalError::NothingToScore);
         }
         let n = self.tokens as f64;
         let nats = self.nats / n;
@@ -186,44 +122,9 @@ impl Sums {
     }
 }
 
-/// Splits a text into at most `limit` token sequences of at most `context` tokens each.
-///
-/// # Errors
-///
-/// Errors of the tokenizer.
-pub fn sequences(
-    tokenizer: &Tokenizer,
-    text: &str,
-    split: Split,
-    context: usize,
-    limit: Option<usize>,
-) -> Result<Vec<Vec<u32>>, LlmError> {
-    let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-    let whole = |part: &str| -> Result<Vec<u32>, LlmError> {
-        let mut ids = tokenizer.encode(part, bos.is_some())?;
-        ids.truncate(context);
-        Ok(ids)
-    };
-    let parts = |mark: &str| {
-        let parts = text.split(mark).map(str::trim).filter(|part| !part.is_empty());
-        parts.take(limit.unwrap_or(usize::MAX)).map(whole).collect()
-    };
-    match split {
-        Split::Stories => parts(STORY_MARK),
-        Split::Lines => parts("\n"),
-        Split::Window => {
-            let ids = tokenizer.encode(text, false)?;
-            let room = context.saturating_sub(usize::from(bos.is_some())).max(1);
-            let windows = ids.chunks(room).take(limit.unwrap_or(usize::MAX));
-            Ok(windows.map(|ids| bos.into_iter().chain(ids.iter().copied()).collect()).collect())
-        }
-        Split::LlamaCpp => {
-            let ids = tokenizer.encode(text, bos.is_some())?;
-            let windows = ids.chunks_exact(context.max(2)).take(limit.unwrap_or(usize::MAX));
-            let first = |window: &[u32]| bos.into_iter().chain(window.first().copied()).take(1);
-            Ok(windows.map(|w| first(w).chain(w[1..].iter().copied()).collect()).collect())
-        }
-    }
+/// Number of predictions at the start of a sequence that are not scored.
+fn unscored(split: Split, len: usize) -> usize {
+    if split == Split::LlamaCpp { len / 2 } else { 0 }
 }
 
 /// `ln` of the sum of exponentials.
@@ -238,20 +139,24 @@ pub(crate) fn best(row: &[f32]) -> usize {
     row.iter().enumerate().fold(0, |best, (i, &v)| if v > row[best] { i } else { best })
 }
 
-/// See [`Model::score`].
-pub(crate) fn score<M: Model + ?Sized>(
-    model: &M,
+/// Perplexity of `text`. `progress` is called with the sequences done and in total.
+///
+/// # Errors
+///
+/// [`EvalError::NothingToScore`], [`LlmError::NoTokenizer`](trike_llm::LlmError::NoTokenizer), and as [`Model::logits_with`].
+pub fn score(
+    model: &dyn Model,
     text: &str,
     options: &ScoreOptions,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<Score, LlmError> {
-    let (tokenizer, kv) = (model.tokenizer()?, options.kv.unwrap_or(model.default_kv().into()));
+) -> Result<Score, EvalError> {
+    let (tokenizer, default) = (model.tokenizer()?, model.default_kv());
     let all = sequences(tokenizer, text, options.split, model.config().spec.context, options.limit)?;
     let mut sums = Sums::default();
     for (done, ids) in all.iter().enumerate().filter(|(_, ids)| ids.len() > 1) {
-        let from = options.split.unscored(ids.len());
+        let from = unscored(options.split, ids.len());
         let inputs = &ids[..ids.len() - 1];
-        model.logits_with(inputs, &options.cache(kv, inputs.len()), &mut |i, row| {
+        model.logits_with(inputs, &options.cache(default, inputs.len()), &mut |i, row| {
             if i >= from {
                 sums.add(log_sum_exp(row) - f64::from(row[ids[i + 1] as usize]));
             }
@@ -263,39 +168,44 @@ pub(crate) fn score<M: Model + ?Sized>(
     sums.score()
 }
 
-/// See [`Model::compare`].
-pub(crate) fn compare<M: Model + ?Sized>(
-    model: &M,
+/// [`score`] of a model and of `base`, and the KL divergence between them, on the tokens of the model's tokenizer. Sequences are
+/// truncated to the shorter of the two contexts.
+///
+/// # Errors
+///
+/// [`EvalError::VocabularyMismatch`] when the vocabularies differ in size, and as [`score`].
+pub fn compare(
+    model: &dyn Model,
     base: &dyn Model,
     text: &str,
     options: &ScoreOptions,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<Comparison, LlmError> {
+) -> Result<Comparison, EvalError> {
     let context = model.config().spec.context.min(base.config().spec.context);
     let all = sequences(model.tokenizer()?, text, options.split, context, options.limit)?;
     compare_ids(model, base, &all, options, progress)
 }
 
-/// [`Model::compare`] on token sequences, each at most as long as the shorter of the two contexts; `limit` of `options` is ignored.
+/// [`compare`] on token sequences, each at most as long as the shorter of the two contexts; `limit` of `options` is ignored.
 ///
 /// # Errors
 ///
-/// As [`Model::compare`].
-pub fn compare_ids<M: Model + ?Sized>(
-    model: &M,
+/// As [`compare`].
+pub fn compare_ids(
+    model: &dyn Model,
     base: &dyn Model,
     all: &[Vec<u32>],
     options: &ScoreOptions,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<Comparison, LlmError> {
+) -> Result<Comparison, EvalError> {
     let (vocab, base_vocab) = (model.config().spec.vocab, base.config().spec.vocab);
     if vocab != base_vocab {
-        return Err(LlmError::VocabularyMismatch { ours: vocab, base: base_vocab });
+        return Err(EvalError::VocabularyMismatch { ours: vocab, base: base_vocab });
     }
-    let kv = options.kv.unwrap_or(model.default_kv().into());
+    let default = model.default_kv();
     // Exact, as far as the base model is.
-    let base_kv = if options.kv == KvPrecision::F32.into() { KvPrecision::F32 } else { base.default_kv() };
-    let split = options.split;
+    let is_exact = options.kv.precision == KvPrecision::F32.into();
+    let base_kv = if is_exact { KvPrecision::F32 } else { base.default_kv() };
     let tokenizer = model.tokenizer()?;
     let (mut sums, mut base_sums) = (Sums::default(), Sums::default());
     let (mut kl, mut gap) = (Mean::default(), Mean::default());
@@ -303,14 +213,15 @@ pub fn compare_ids<M: Model + ?Sized>(
     let mut ranges: Vec<RangeSums> = Vec::new();
     for (done, ids) in all.iter().enumerate().filter(|(_, ids)| ids.len() > 1) {
         let inputs = &ids[..ids.len() - 1];
-        let from = split.unscored(ids.len());
+        let from = unscored(options.split, ids.len());
         let mut reference = Vec::with_capacity(inputs.len() * vocab);
-        base.logits(inputs, base_kv, &mut |_, row| reference.extend_from_slice(row))?;
+        let base_kv = KvSpec::new(base_kv, inputs.len());
+        base.logits_with(inputs, &base_kv, &mut |_, row| reference.extend_from_slice(row))?;
         kl.start();
         gap.start();
         ranges.resize_with(ranges.len().max(range_of(inputs.len() - 1) + 1), RangeSums::default);
         ranges.iter_mut().for_each(RangeSums::start);
-        model.logits_with(inputs, &options.cache(kv, inputs.len()), &mut |i, row| {
+        model.logits_with(inputs, &options.cache(default, inputs.len()), &mut |i, row| {
             if i < from {
                 return;
             }
@@ -348,7 +259,7 @@ pub fn compare_ids<M: Model + ?Sized>(
 /// Kullback-Leibler divergence of the distribution with logits `row` from that with logits `base`, in nats.
 ///
 /// ```
-/// let divergence = trike_llm::divergence(&[0.0, 0.0], &[0.0, 3f32.ln()]);
+/// let divergence = trike_eval::divergence(&[0.0, 0.0], &[0.0, 3f32.ln()]);
 /// assert!((divergence - (0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln())).abs() < 1e-6);
 /// ```
 pub fn divergence(row: &[f32], base: &[f32]) -> f64 {
@@ -356,7 +267,7 @@ pub fn divergence(row: &[f32], base: &[f32]) -> f64 {
 }
 
 /// [`divergence`] from logits whose `ln` of the sum of exponentials is known.
-pub(super) fn divergence_from(row: &[f32], base: &[f32], base_norm: f64) -> f64 {
+pub(crate) fn divergence_from(row: &[f32], base: &[f32], base_norm: f64) -> f64 {
     let norm = log_sum_exp(row);
     row.iter().zip(base).fold(0.0, |sum, (&q, &p)| {
         let log_p = f64::from(p) - base_norm;
@@ -402,6 +313,6 @@ mod tests {
         assert_near!(score.perplexity, 2f64.exp(), abs = 1e-12);
         assert_near!(score.bits_per_byte, 4.0 / 2f64.ln() / 3.0, abs = 1e-12);
         assert_near!(score.nats_error, (1.0f64 / 2.0).sqrt(), abs = 1e-12);
-        assert!(matches!(Sums::default().score(), Err(LlmError::NothingToScore)));
+        assert!(matches!(Sums::default().score(), Err(EvalError::NothingToScore)));
     }
 }

@@ -1,9 +1,10 @@
 //! Haystacks and needles from the sentences of a text.
 
 use trike_core::{Bounds, OptionError};
+use trike_llm::{STORY_MARK, tokenizer::Tokenizer};
 
-use super::{super::perplexity::STORY_MARK, NeedleOptions};
-use crate::{LlmError, tokenizer::Tokenizer};
+use super::NeedleOptions;
+use crate::EvalError;
 
 /// Smallest and largest numbers of tokens of a needle; it also has at most an eighth of the context.
 const SHORTEST: usize = 8;
@@ -29,7 +30,8 @@ const CLOSERS: [&str; 8] = ["\"", "'", ")", "]", "\u{201d}", "\u{2019}", "\u{300
 /// the answer.
 ///
 /// ```
-/// use trike_llm::{LanguageModel, NeedleOptions, haystacks};
+/// use trike_eval::{NeedleOptions, haystacks};
+/// use trike_llm::LanguageModel;
 ///
 /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 /// let model = LanguageModel::load(path)?;
@@ -42,7 +44,7 @@ const CLOSERS: [&str; 8] = ["\"", "'", ")", "]", "\u{201d}", "\u{2019}", "\u{300
 /// assert_eq!((ids.len(), distance), (256, 0));
 /// assert!(ids.ends_with(&[needle, needle].concat()));
 /// assert!(all[0].control().ends_with(needle) && all[0].question().len() == needle.len() / 2);
-/// # Ok::<(), trike_llm::LlmError>(())
+/// # Ok::<(), trike_eval::EvalError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Haystack {
@@ -105,14 +107,14 @@ impl Haystack {
 ///
 /// # Errors
 ///
-/// [`LlmError::Option`] for a context or a number of haystacks out of range, [`LlmError::NeedleText`] when the text is too short or
+/// [`EvalError::Option`] for a context or a number of haystacks out of range, [`EvalError::NeedleText`] when the text is too short or
 /// has no suitable sentence, and errors of the tokenizer.
 pub fn haystacks(
     tokenizer: &Tokenizer,
     text: &str,
     context: usize,
     options: &NeedleOptions,
-) -> Result<Vec<Haystack>, LlmError> {
+) -> Result<Vec<Haystack>, EvalError> {
     let wanted = options.context.unwrap_or(context);
     OptionError::check("context", Bounds::at_least(SHARE * SHORTEST).at_most(context), wanted)?;
     OptionError::check("haystacks", Bounds::at_least(1usize), options.haystacks)?;
@@ -121,7 +123,7 @@ pub fn haystacks(
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
     let room = wanted - usize::from(bos.is_some());
     if ids.len() < room {
-        return Err(LlmError::NeedleText {
+        return Err(EvalError::NeedleText {
             expected: format!(
                 "at least {room} tokens, for a haystack of {wanted} and a needle from elsewhere"
             ),
@@ -166,7 +168,7 @@ pub fn haystacks(
         }
     }
     if found.is_empty() {
-        return Err(LlmError::NeedleText {
+        return Err(EvalError::NeedleText {
             expected: format!(
                 "a sentence of {SHORTEST} to {most} tokens, and {room} other tokens in which its first half does not occur"
             ),
@@ -177,7 +179,7 @@ pub fn haystacks(
 }
 
 /// The tokens with which sentences and lines start, and the number of tokens.
-fn sentence_starts(tokenizer: &Tokenizer, ids: &[u32]) -> Result<Vec<usize>, LlmError> {
+fn sentence_starts(tokenizer: &Tokenizer, ids: &[u32]) -> Result<Vec<usize>, EvalError> {
     let mut bytes = Vec::new();
     let mut ends = Vec::with_capacity(ids.len());
     for &id in ids {

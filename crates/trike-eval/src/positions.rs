@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::mean::Mean;
+use crate::mean::Mean;
 
-/// A [`Comparison`](super::Comparison) of the tokens that are predicted from a range of positions: 0 to 255, 256 to 511, 512 to 1023, and so on.
+/// A [`Comparison`](crate::Comparison) of the tokens that are predicted from a range of positions: 0 to 255, 256 to 511, 512 to 1023, and so on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PositionFigures {
     /// The positions, the first token of a sequence being at 0.
@@ -23,7 +23,7 @@ pub struct PositionFigures {
 
 /// Sums over the tokens of a range of positions.
 #[derive(Default)]
-pub(super) struct RangeSums {
+pub(crate) struct RangeSums {
     nats: f64,
     base_nats: f64,
     kl: Mean,
@@ -33,25 +33,25 @@ pub(super) struct RangeSums {
 const FIRST_RANGE: usize = 256;
 
 /// The index of the range of a position.
-pub(super) fn range_of(position: usize) -> usize {
+pub(crate) fn range_of(position: usize) -> usize {
     (position / FIRST_RANGE).checked_ilog2().map_or(0, |doublings| doublings as usize + 1)
 }
 
 impl RangeSums {
     /// Begins a sequence.
-    pub(super) fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         self.kl.start();
     }
 
     /// Adds a token.
-    pub(super) fn add(&mut self, nats: f64, base_nats: f64, kl: f64) {
+    pub(crate) fn add(&mut self, nats: f64, base_nats: f64, kl: f64) {
         self.nats += nats;
         self.base_nats += base_nats;
         self.kl.add(kl);
     }
 
     /// The figures of the range with this index; `None` without tokens.
-    pub(super) fn figures(&self, range: usize) -> Option<PositionFigures> {
+    pub(crate) fn figures(&self, range: usize) -> Option<PositionFigures> {
         let end = FIRST_RANGE << range;
         let start = if range == 0 { 0 } else { end / 2 };
         let tokens = self.kl.tokens;
