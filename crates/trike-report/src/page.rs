@@ -50,7 +50,7 @@ enum Block {
     Samples { samples: Vec<Sample> },
     Table { table: Table },
     Fold { summary: String, open: bool, table: Table },
-    Plot { plot: Drawn },
+    Plot { plot: Box<Drawn> },
 }
 
 impl Page {
@@ -143,6 +143,6 @@ impl Page {
 
     /// Adds a plot; nothing if it has no finite point.
     pub fn plot(&mut self, plot: &Plot) {
-        self.blocks.extend(plot.draw().map(|plot| Block::Plot { plot }));
+        self.blocks.extend(plot.draw().map(|plot| Block::Plot { plot: Box::new(plot) }));
     }
 }

@@ -11,10 +11,10 @@ use trike_llm::{
 use trike_nn::{
     ActivationPrecision, Eviction, KvLimit, KvOptions, KvPrecision, KvPrecisions, KvSpec, NnError,
 };
+use trike_reference::CandleBackend;
 use trike_testkit::{
     Llama2cCheckpoint, Llama2cShape, Rng, assert_near, golden, llama2c_vocabulary, stories, storyteller, tiny,
 };
-use trike_reference::CandleBackend;
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use trike_cpu::{Cpu, MemoryLimit, free_memory};
-use trike_nn::{CpuBackend, KvSpec, MemoryPlan};
+use trike_nn::{CpuBackend, Eviction, KvSpec, MemoryPlan};
 
 use super::memory_plan;
-use crate::{LanguageModel, LlmError, LoadOptions, ModelFile, WeightSource};
+use crate::{LanguageModel, LlmError, LoadOptions, ModelFile, PreparedRequest, WeightSource};
 
 /// Bytes for everything that no plan counts: buffers while weights are packed, and the program itself.
 const OTHER: u64 = 32 << 20;
@@ -103,6 +103,28 @@ fn mapped(file: &ModelFile) -> Result<u64, LlmError> {
         }
     }
     Ok(bytes)
+}
+
+impl PreparedRequest {
+    /// Shortens the context to the tokens for which the host has memory beside the weights, and returns their number; `None` if the
+    /// whole text fits, if its context or its window was given, or if not even the prompt fits: then loading fails with the numbers.
+    ///
+    /// # Errors
+    ///
+    /// As [`fitting_context`].
+    pub fn fit(&mut self, file: &ModelFile, load: &LoadOptions) -> Result<Option<usize>, LlmError> {
+        if self.options.context.is_some() || self.kv.window.is_some() {
+            return Ok(None);
+        }
+        let fitting = fitting_context(file, load, &self.kv)?;
+        if fitting >= self.kv.capacity || fitting <= self.ids.len() {
+            return Ok(None);
+        }
+        self.options.context = Some(fitting);
+        // The text ends where the cache is full.
+        self.kv = self.kv.with_capacity(fitting).with_eviction(Eviction::Never);
+        Ok(Some(fitting))
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! A text to generate, prepared before its model is loaded.
 
 use trike_core::{Bounds, OptionError};
-use trike_nn::{Eviction, KvPrecision, KvPrecisions, KvSpec};
+use trike_nn::{KvPrecision, KvPrecisions, KvSpec};
 use trike_text::constraint::Constraint;
 
 use super::GenerateOptions;
-use crate::{LlmError, LoadOptions, Model, ModelFile, fitting_context, tokenizer::Tokenizer};
+use crate::{LlmError, ModelFile, tokenizer::Tokenizer};
 
 /// A prompt with the options of its continuation and the KV cache that both take. Everything that can be checked without the model is
 /// checked when it is made, so that a wrong request is refused before gigabytes are loaded, and the memory of its cache is planned with
@@ -32,10 +32,10 @@ use crate::{LlmError, LoadOptions, Model, ModelFile, fitting_context, tokenizer:
 /// ```
 #[derive(Clone, Debug)]
 pub struct PreparedRequest {
-    pub(super) ids: Vec<u32>,
-    pub(super) ends: Vec<u32>,
-    pub(super) options: GenerateOptions,
-    kv: KvSpec,
+    pub(crate) ids: Vec<u32>,
+    pub(crate) ends: Vec<u32>,
+    pub(crate) options: GenerateOptions,
+    pub(crate) kv: KvSpec,
 }
 
 impl PreparedRequest {
@@ -58,21 +58,6 @@ impl PreparedRequest {
         Ok(Self { ids, ends: tokenizer.eos().to_vec(), options, kv })
     }
 
-    /// A request for a loaded model; each token of `ends` ends the text.
-    ///
-    /// # Errors
-    ///
-    /// As [`new`](Self::new), except that a grammar is not checked yet.
-    pub fn of(
-        model: &dyn Model,
-        ids: Vec<u32>,
-        ends: &[u32],
-        options: GenerateOptions,
-    ) -> Result<Self, LlmError> {
-        let kv = options.cache(ids.len(), model.config().spec.context, model.default_kv())?;
-        Ok(Self { ids, ends: ends.to_vec(), options, kv })
-    }
-
     /// The tokens of the prompt.
     #[must_use]
     pub fn ids(&self) -> &[u32] {
@@ -85,7 +70,7 @@ impl PreparedRequest {
         &self.options
     }
 
-    /// The KV cache of prompt and continuation, for [`LoadOptions::with_sequence`].
+    /// The KV cache of prompt and continuation, for [`LoadOptions::with_sequence`](crate::LoadOptions::with_sequence).
     #[must_use]
     pub fn kv(&self) -> &KvSpec {
         &self.kv
@@ -95,26 +80,6 @@ impl PreparedRequest {
     pub fn set_precision(&mut self, precision: KvPrecisions) {
         self.options.kv.precision = Some(precision);
         self.kv.precision = precision;
-    }
-
-    /// Shortens the context to the tokens for which the host has memory beside the weights, and returns their number; `None` if the
-    /// whole text fits, if its context or its window was given, or if not even the prompt fits: then loading fails with the numbers.
-    ///
-    /// # Errors
-    ///
-    /// As [`fitting_context`].
-    pub fn fit(&mut self, file: &ModelFile, load: &LoadOptions) -> Result<Option<usize>, LlmError> {
-        if self.options.context.is_some() || self.kv.window.is_some() {
-            return Ok(None);
-        }
-        let fitting = fitting_context(file, load, &self.kv)?;
-        if fitting >= self.kv.capacity || fitting <= self.ids.len() {
-            return Ok(None);
-        }
-        self.options.context = Some(fitting);
-        // The text ends where the cache is full.
-        self.kv = self.kv.with_capacity(fitting).with_eviction(Eviction::Never);
-        Ok(Some(fitting))
     }
 
     /// The KV cache in a model with this context and default precision.

@@ -227,3 +227,20 @@ impl dyn Model + '_ {
         self.generate_in(&mut Session::default(), ids, tokenizer.eos(), options, on_text)
     }
 }
+
+impl PreparedRequest {
+    /// A request for a loaded model; each token of `ends` ends the text.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), except that a grammar is not checked yet.
+    pub fn of(
+        model: &dyn Model,
+        ids: Vec<u32>,
+        ends: &[u32],
+        options: GenerateOptions,
+    ) -> Result<Self, LlmError> {
+        let kv = options.cache(ids.len(), model.config().spec.context, model.default_kv())?;
+        Ok(Self { ids, ends: ends.to_vec(), options, kv })
+    }
+}
