@@ -12,7 +12,7 @@
 //! Every reduction has a fixed order, so values and gradients are bit-identical for any number of threads.
 //!
 //! A tape runs on an [`Engine`]: the host is [`Cpu`](trike_cpu::Cpu), the default of all type parameters; with the feature `gpu`,
-//! `CubeEngine` is a device on which tensors stay resident. The cost: values are [`Engine::View`], a slice on the host only.
+//! `CubeEngine` is a device on which tensors stay resident. The cost: values are [`EngineMemory::View`], a slice on the host only.
 //! [`Count`] stores no values: it runs the same tape and counts the memory that it would use on the host.
 //!
 //! * tape: [`Tape`], [`Var`], [`Gradients`], [`Buffers`]
@@ -24,7 +24,8 @@
 //!   [`Tape::distill`]; [`Loss`], [`Distillation`]
 //! * reduced-precision products: [`MixedPrecision`], [`ProductPrecision`]
 //! * operations of other crates: [`Operation`], [`Backward`], [`Tape::record`]
-//! * executors: [`Engine`], [`Elements`], [`Operand`], [`ScaleGroups`], [`AdamW`]; `CubeEngine`, `CubeTensor`, `Transfers`
+//! * executors: [`Engine`], the sum of [`EngineMemory`], [`EngineOps`], [`EngineQuantization`], [`EngineLosses`] and
+//!   [`EngineOptimization`]; [`Elements`], [`Operand`], [`ScaleGroups`], [`AdamW`]; `CubeEngine`, `CubeTensor`, `Transfers`
 //! * memory: [`Count`], [`Counted`], [`CountTensor`], [`CountList`]
 //! * errors: [`GradError`]
 //!
@@ -42,7 +43,8 @@ mod var;
 
 pub use buffers::Buffers;
 pub use engine::{
-    AdamW, Count, CountList, CountTensor, Counted, Elements, Engine, Operand, Rotary, ScaleGroups,
+    AdamW, Count, CountList, CountTensor, Counted, Elements, Engine, EngineLosses, EngineMemory, EngineOps,
+    EngineOptimization, EngineQuantization, Operand, Rotary, ScaleGroups,
 };
 #[cfg(feature = "gpu")]
 pub use engine::{CubeEngine, CubeRopeTable, CubeRotary, CubeTensor, Transfers};

@@ -7,7 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use trike_core::{AttentionSpec, GatedActivation, ProductPrecision, RopePairing};
 use trike_cpu::{Store, grad};
 
-use super::{AdamW, Elements, Engine, Operand, ScaleGroups};
+use super::{
+    AdamW, Elements, EngineLosses, EngineMemory, EngineOps, EngineOptimization, EngineQuantization, Operand,
+    ScaleGroups,
+};
 use crate::error::{GradError, check_len};
 
 /// Maximum size of a message between ranks, in bytes.
@@ -159,15 +162,20 @@ fn bytes(len: usize) -> u64 {
     (len as u64).saturating_mul(4)
 }
 
-impl Engine for Count {
+impl EngineMemory for Count {
     type Tensor = CountTensor;
+
     type View = CountTensor;
+
     type RopeTable = CountList;
+
     type Rotary = CountList;
+
     type Segments = CountList;
+
     type Ids = CountList;
+
     type Targets = CountList;
-    type Losses = [f64; 2];
 
     const SIDE_BY_SIDE: bool = true;
 
@@ -219,7 +227,9 @@ impl Engine for Count {
         self.tally().together = 1;
         Ok(())
     }
+}
 
+impl EngineOps for Count {
     fn rope_table(
         &self,
         frequencies: Vec<f32>,
@@ -391,7 +401,9 @@ impl Engine for Count {
     ) -> Result<(), GradError> {
         Ok(())
     }
+}
 
+impl EngineQuantization for Count {
     fn round_activations(
         &self,
         x: &CountTensor,
@@ -475,6 +487,10 @@ impl Engine for Count {
     ) -> Result<CountTensor, GradError> {
         self.allocate(scales.len)
     }
+}
+
+impl EngineLosses for Count {
+    type Losses = [f64; 2];
 
     fn losses(&self, _rows: usize) -> Result<[f64; 2], GradError> {
         Ok([0.0; 2])
@@ -526,7 +542,9 @@ impl Engine for Count {
         self.pass(16 * rows.len() as u64);
         Ok(())
     }
+}
 
+impl EngineOptimization for Count {
     fn sum_of_squares(&self, _all: &[&CountTensor]) -> Result<f64, GradError> {
         Ok(0.0)
     }

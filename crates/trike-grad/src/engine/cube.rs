@@ -12,7 +12,10 @@ use trike_cube::grad::{AdamWStep, Documents, Factor, Groups, HeadLoss, Lookups, 
 use trike_cube::ops::{Norm, RopeTable, RowInput};
 use trike_cube::{Buffer, CubeError, Device, Strategy};
 
-use super::{AdamW, Elements, Engine, Operand, ScaleGroups};
+use super::{
+    AdamW, Elements, EngineLosses, EngineMemory, EngineOps, EngineOptimization, EngineQuantization, Operand,
+    ScaleGroups,
+};
 use crate::error::{GradError, check_len};
 
 /// f32 elements in the memory of a device.
@@ -119,15 +122,20 @@ fn grouped(groups: ScaleGroups) -> Groups {
     if per_row == 0 { Groups::whole(rows * cols) } else { Groups { rows, cols, len: len.min(cols) } }
 }
 
-impl Engine for CubeEngine {
+impl EngineMemory for CubeEngine {
     type Tensor = CubeTensor;
+
     type View = CubeTensor;
+
     type RopeTable = CubeRopeTable;
+
     type Rotary = CubeRotary;
+
     type Segments = Documents;
+
     type Ids = Lookups;
+
     type Targets = Targets;
-    type Losses = Losses;
 
     /// One batch saturates a device.
     const SIDE_BY_SIDE: bool = false;
@@ -163,7 +171,9 @@ impl Engine for CubeEngine {
         items.into_iter().map(|item| run(self, item)).for_each(take);
         Ok(())
     }
+}
 
+impl EngineOps for CubeEngine {
     fn rope_table(
         &self,
         frequencies: Vec<f32>,
@@ -344,7 +354,9 @@ impl Engine for CubeEngine {
     ) -> Result<(), GradError> {
         Ok(self.device.add_rows_to(&rows.0, cols, ids, &table.0)?)
     }
+}
 
+impl EngineQuantization for CubeEngine {
     fn round_activations(
         &self,
         x: &CubeTensor,
@@ -416,6 +428,10 @@ impl Engine for CubeEngine {
         self.device.scale_gradients(&weights.0, &scales.0, grouped(groups), lambda, &dy.0, &out.0)?;
         Ok(out)
     }
+}
+
+impl EngineLosses for CubeEngine {
+    type Losses = Losses;
 
     fn losses(&self, rows: usize) -> Result<Losses, GradError> {
         Ok(Losses::new(&self.device, rows)?)
@@ -461,7 +477,9 @@ impl Engine for CubeEngine {
         let loss = HeadLoss::Both { targets, teacher: &teacher.0, scales };
         Ok(self.device.head_loss(&logits.0, rows, loss, losses)?)
     }
+}
 
+impl EngineOptimization for CubeEngine {
     fn sum_of_squares(&self, all: &[&CubeTensor]) -> Result<f64, GradError> {
         self.came_down(4);
         let all: Vec<&Buffer<f32>> = all.iter().map(|tensor| &tensor.0).collect();

@@ -10,7 +10,10 @@ use trike_core::{
 };
 use trike_cpu::{Cpu, CpuError, CpuOps, MatrixRef, RopeTable, Store, grad, matmul_rounded};
 
-use super::{AdamW, Elements, Engine, Operand, ScaleGroups};
+use super::{
+    AdamW, Elements, EngineLosses, EngineMemory, EngineOps, EngineOptimization, EngineQuantization, Operand,
+    ScaleGroups,
+};
 use crate::error::{GradError, check_len};
 
 /// The rotation of the heads of some tokens, on the host.
@@ -86,15 +89,20 @@ fn matrix<'v>(operand: Operand<'v, [f32]>) -> Result<MatrixRef<'v>, GradError> {
     Ok(if transposed { matrix.t() } else { matrix })
 }
 
-impl Engine for Cpu {
+impl EngineMemory for Cpu {
     type Tensor = Vec<f32>;
+
     type View = [f32];
+
     type RopeTable = (Arc<RopeTable>, RopePairing);
+
     type Rotary = Rotary;
+
     type Segments = Arc<[usize]>;
+
     type Ids = Vec<u32>;
+
     type Targets = Vec<Option<u32>>;
-    type Losses = [f64; 2];
 
     const SIDE_BY_SIDE: bool = true;
 
@@ -134,7 +142,9 @@ impl Engine for Cpu {
         self.pool().map_in_order(items, |item| run(&alone, item), take);
         Ok(())
     }
+}
 
+impl EngineOps for Cpu {
     fn rope_table(
         &self,
         frequencies: Vec<f32>,
@@ -305,7 +315,9 @@ impl Engine for Cpu {
         }
         Ok(())
     }
+}
 
+impl EngineQuantization for Cpu {
     fn round_activations(
         &self,
         x: &[f32],
@@ -414,6 +426,10 @@ impl Engine for Cpu {
         }
         Ok(gradients)
     }
+}
+
+impl EngineLosses for Cpu {
+    type Losses = [f64; 2];
 
     fn losses(&self, _rows: usize) -> Result<[f64; 2], GradError> {
         Ok([0.0; 2])
@@ -463,7 +479,9 @@ impl Engine for Cpu {
         *losses = [losses[0] + entropy, losses[1] + divergence];
         Ok(())
     }
+}
 
+impl EngineOptimization for Cpu {
     fn sum_of_squares(&self, all: &[&[f32]]) -> Result<f64, GradError> {
         all.iter().try_fold(0.0, |sum, values| Ok(sum + self.add_squares(0.0, values)?))
     }

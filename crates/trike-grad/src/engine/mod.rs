@@ -27,7 +27,7 @@ pub trait Elements {
     fn elements(&self) -> usize;
 }
 
-/// A matrix operand of [`Engine::matmul`]: some rows of a tensor, or the transpose of them.
+/// A matrix operand of [`EngineOps::matmul`]: some rows of a tensor, or the transpose of them.
 #[derive(Debug)]
 pub struct Operand<'v, V: ?Sized> {
     /// The tensor.
@@ -154,10 +154,17 @@ pub struct AdamW {
 /// depends only on the shapes, so repeated runs on one executor give the same bits.
 ///
 /// Methods return [`GradError`] for lengths that do not match and for failures of the executor. A device reports the failure of a
-/// running kernel in the next method that waits: [`download`](Self::download), [`totals`](Self::totals),
-/// [`sum_of_squares`](Self::sum_of_squares).
-#[expect(clippy::missing_errors_doc, reason = "the same for all methods, in the trait's documentation")]
-pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
+/// running kernel in the next method that waits: [`download`](EngineMemory::download), [`totals`](EngineLosses::totals),
+/// [`sum_of_squares`](EngineOptimization::sum_of_squares).
+///
+/// It is the sum of five traits, which whoever writes an executor implements.
+pub trait Engine: EngineOps + EngineQuantization + EngineLosses + EngineOptimization {}
+
+impl<E: EngineOps + EngineQuantization + EngineLosses + EngineOptimization> Engine for E {}
+
+/// Tensors in the memory of an [`Engine`], and tasks that run alone.
+#[expect(clippy::missing_errors_doc, reason = "the same for all methods, in the documentation of `Engine`")]
+pub trait EngineMemory: Sized + Send + Sync + std::fmt::Debug + 'static {
     /// Memory with f32 elements.
     type Tensor: BorrowMut<Self::View> + Elements + std::fmt::Debug + Send + Sync + 'static;
     /// A borrowed tensor: a slice on the host.
@@ -172,12 +179,8 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
     type Ids: Send + Sync + 'static;
     /// One target per token, or none.
     type Targets: Send + Sync + 'static;
-    /// Losses that are being summed.
-    type Losses;
-
     /// Whether independent batches of a small model run concurrently with [`each_alone`](Self::each_alone).
     const SIDE_BY_SIDE: bool;
-
     /// A tensor with arbitrary contents.
     fn allocate(&self, len: usize) -> Result<Self::Tensor, GradError>;
     /// A tensor of these values.
@@ -210,7 +213,11 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
         run: impl Fn(&Self, I) -> R + Sync,
         take: impl FnMut(R) + Send,
     ) -> Result<(), GradError>;
+}
 
+/// The operations of a forward pass and their backward passes.
+#[expect(clippy::missing_errors_doc, reason = "the same for all methods, in the documentation of `Engine`")]
+pub trait EngineOps: EngineMemory {
     /// The table of a rotary embedding; the first `positions` positions are precomputed.
     fn rope_table(
         &self,
@@ -226,7 +233,6 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
     fn ids(&self, ids: &[u32], rows: usize) -> Result<Self::Ids, GradError>;
     /// Targets, which were checked.
     fn targets(&self, targets: &[Option<u32>]) -> Result<Self::Targets, GradError>;
-
     /// `sum += x`.
     fn add(&self, sum: &mut Self::View, x: &Self::View) -> Result<(), GradError>;
     /// `x *= by`.
@@ -248,7 +254,6 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
         store: Store,
         precision: ProductPrecision,
     ) -> Result<(), GradError>;
-
     /// Root-mean-square normalization of rows with as many elements as `weight`.
     fn rms_norm(
         &self,
@@ -327,7 +332,11 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
         ids: &Self::Ids,
         table: &mut Self::View,
     ) -> Result<(), GradError>;
+}
 
+/// Rounding of activations and weights, and its backward passes.
+#[expect(clippy::missing_errors_doc, reason = "the same for all methods, in the documentation of `Engine`")]
+pub trait EngineQuantization: EngineMemory {
     /// Activations rounded to int8, as [`round_int8`](trike_cpu::grad::round_int8).
     fn round_activations(
         &self,
@@ -381,7 +390,13 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
         lambda: f32,
         dy: &Self::View,
     ) -> Result<Self::Tensor, GradError>;
+}
 
+/// Losses over rows of logits, with their gradients.
+#[expect(clippy::missing_errors_doc, reason = "the same for all methods, in the documentation of `Engine`")]
+pub trait EngineLosses: EngineMemory {
+    /// Losses that are being summed.
+    type Losses;
     /// Zeroed losses of `rows` rows.
     fn losses(&self, rows: usize) -> Result<Self::Losses, GradError>;
     /// The sums of both kinds of losses in nats: cross-entropies and divergences.
@@ -416,7 +431,11 @@ pub trait Engine: Sized + Send + Sync + std::fmt::Debug + 'static {
         scales: [f32; 2],
         losses: &mut Self::Losses,
     ) -> Result<(), GradError>;
+}
 
+/// Sums and updates of an optimizer.
+#[expect(clippy::missing_errors_doc, reason = "the same for all methods, in the documentation of `Engine`")]
+pub trait EngineOptimization: EngineMemory {
     /// The sum of the squares of all elements of some tensors.
     fn sum_of_squares(&self, all: &[&Self::View]) -> Result<f64, GradError>;
     /// `sum` plus the squares of all elements of a tensor. The host adds them one after another, so summing the parts of a tensor
