@@ -65,7 +65,7 @@ pub struct Count {
 }
 
 impl Count {
-    /// An executor that models a host with `threads` threads. [`Engine::each_alone`] runs `together` independent batches
+    /// An executor that models a host with `threads` threads. [`EngineMemory::each_alone`] runs `together` independent batches
     /// concurrently; they are counted as if all reached their peak at the same time.
     #[must_use]
     pub fn new(threads: usize, together: usize) -> Self {

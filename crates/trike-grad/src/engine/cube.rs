@@ -45,8 +45,8 @@ pub struct Transfers {
     pub down: u64,
 }
 
-/// A device as the executor of tapes. Tensors stay resident: uploads are [`Engine::upload`] and the lists of tokens, documents and
-/// targets; downloads are [`Engine::download`], the sums of losses and the gradient norm.
+/// A device as the executor of tapes. Tensors stay resident: uploads are [`EngineMemory::upload`] and the lists of tokens, documents and
+/// targets; downloads are [`EngineMemory::download`], the sums of losses and the gradient norm.
 ///
 /// Reductions have a fixed order, so repeated runs on one device give the same bits; they differ from those of the host.
 #[derive(Debug)]
