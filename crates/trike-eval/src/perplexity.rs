@@ -1,5 +1,6 @@
 //! Perplexity of a text, and KL divergence from another model.
 
+use trike_core::{Bounds, OptionError};
 use trike_llm::{Model, PROMPT_STEP, Split, sequences};
 use trike_nn::{KvOptions, KvPrecision, KvSpec};
 
@@ -17,6 +18,8 @@ pub struct ScoreOptions {
     pub split: Split,
     /// Maximum number of sequences; all when `None`.
     pub limit: Option<usize>,
+    /// Longest sequence, in tokens; `None` for the context of the model, or the shorter one of two models.
+    pub context: Option<usize>,
     /// The KV cache of the measured model. If its tokens do not attend to all keys, they are run one by one, as in a generation. A
     /// base model has its own default precision, or f32 if that is asked for, and always attends to all keys.
     pub kv: KvOptions,
@@ -26,13 +29,26 @@ impl ScoreOptions {
     /// All sequences of a split, with each model's default precision of keys and values.
     #[must_use]
     pub fn new(split: Split) -> Self {
-        Self { split, limit: None, kv: KvOptions::default() }
+        Self { split, limit: None, context: None, kv: KvOptions::default() }
     }
 
     /// Sets [`limit`](Self::limit).
     #[must_use]
     pub fn with_limit(self, limit: impl Into<Option<usize>>) -> Self {
         Self { limit: limit.into(), ..self }
+    }
+
+    /// Sets [`context`](Self::context).
+    #[must_use]
+    pub fn with_context(self, context: impl Into<Option<usize>>) -> Self {
+        Self { context: context.into(), ..self }
+    }
+
+    /// The longest sequence for models with this context.
+    fn longest(&self, context: usize) -> Result<usize, EvalError> {
+        let longest = self.context.unwrap_or(context);
+        OptionError::check("context", Bounds::at_least(2usize).at_most(context), longest)?;
+        Ok(longest)
     }
 
     /// Sets [`kv`](Self::kv).
@@ -143,7 +159,8 @@ pub(crate) fn best(row: &[f32]) -> usize {
 ///
 /// # Errors
 ///
-/// [`EvalError::NothingToScore`], [`LlmError::NoTokenizer`](trike_llm::LlmError::NoTokenizer), and as [`Model::logits_with`].
+/// [`EvalError::NothingToScore`], [`EvalError::Option`] for a [`context`](ScoreOptions::context) longer than the model's,
+/// [`LlmError::NoTokenizer`](trike_llm::LlmError::NoTokenizer), and as [`Model::logits_with`].
 pub fn score(
     model: &dyn Model,
     text: &str,
@@ -151,7 +168,8 @@ pub fn score(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Score, EvalError> {
     let (tokenizer, default) = (model.tokenizer()?, model.default_kv());
-    let all = sequences(tokenizer, text, options.split, model.config().spec.context, options.limit)?;
+    let context = options.longest(model.config().spec.context)?;
+    let all = sequences(tokenizer, text, options.split, context, options.limit)?;
     let mut sums = Sums::default();
     for (done, ids) in all.iter().enumerate().filter(|(_, ids)| ids.len() > 1) {
         let from = unscored(options.split, ids.len());
@@ -181,7 +199,7 @@ pub fn compare(
     options: &ScoreOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Comparison, EvalError> {
-    let context = model.config().spec.context.min(base.config().spec.context);
+    let context = options.longest(model.config().spec.context.min(base.config().spec.context))?;
     let all = sequences(model.tokenizer()?, text, options.split, context, options.limit)?;
     compare_ids(model, base, &all, options, progress)
 }

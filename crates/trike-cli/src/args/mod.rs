@@ -274,6 +274,9 @@ pub(crate) struct PerplexityArgs {
     /// Maximum number of sequences
     #[arg(long)]
     pub(crate) limit: Option<usize>,
+    /// Longest sequence, in tokens; 512 is llama-perplexity's default [default: the model's context length]
+    #[arg(short, long, value_name = "TOKENS")]
+    pub(crate) context: Option<usize>,
     /// Base model for the KL divergence, computed with f32 activations; must have the same vocabulary
     #[arg(long)]
     pub(crate) base: Option<PathBuf>,

@@ -24,6 +24,9 @@ pub(crate) struct PerplexityOutcome {
     pub(crate) model: String,
     pub(crate) file: String,
     pub(crate) split: &'static str,
+    /// Longest sequence, in tokens, unless it is the model's context.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) context: Option<usize>,
     /// Activation precisions of ternary layers.
     pub(crate) activations: String,
     /// KV cache precision.
@@ -197,6 +200,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     };
     let options = ScoreOptions::new(args.split.unwrap_or_else(|| Split::of(&text)))
         .with_limit(args.limit)
+        .with_context(args.context)
         .with_kv(settings.with_precision(kv.precision));
     let base = args.base.as_deref().zip(base.as_deref());
     let (figures, against) = measure(&*model, base, &args.file, &text, &options, quiet)?;
@@ -204,6 +208,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
         model: path.display().to_string(),
         file: args.file.display().to_string(),
         split: args::split_name(options.split),
+        context: options.context,
         activations: args::activations_name(&model.activations()),
         kv: kv.precision.unwrap_or(model.default_kv().into()).to_string(),
         kv_chosen: kv.chosen,

@@ -370,6 +370,7 @@ class Model:
         *,
         split: Optional[str] = None,
         limit: Optional[int] = None,
+        context: Optional[int] = None,
         kv: Optional[str] = None,
         progress: Optional[Progress] = None,
     ) -> Dict[str, Any]: ...

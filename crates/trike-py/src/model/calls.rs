@@ -257,18 +257,22 @@ impl PyModel {
     }
 
     /// Perplexity of a text as a dict.
-    #[pyo3(signature = (text, *, split=None, limit=None, kv=None, progress=None))]
+    #[pyo3(signature = (text, *, split=None, limit=None, context=None, kv=None, progress=None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn perplexity<'py>(
         &self,
         py: Python<'py>,
         text: String,
         split: Option<&str>,
         limit: Option<usize>,
+        context: Option<usize>,
         kv: Option<&str>,
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let options =
-            ScoreOptions::new(options::split(split, &text)?).with_limit(limit).with_kv(options::kv(kv)?);
+        let options = ScoreOptions::new(options::split(split, &text)?)
+            .with_limit(limit)
+            .with_context(context)
+            .with_kv(options::kv(kv)?);
         let score = self.ask(py, progress.as_ref(), move |served, line| {
             let mut report = |done, total| line.progress("scoring", done, total);
             trike::eval::score(&*served.model, &text, &options, &mut report).map_err(errors::eval)
