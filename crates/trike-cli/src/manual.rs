@@ -75,7 +75,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     ),
     (
         "perplexity",
-        &[("trike perplexity model.gguf -f wiki.txt --split llama.cpp", "as llama-perplexity scores")],
+        &[("trike perplexity model.gguf -f wiki.txt --split llama.cpp -c 512", "as llama-perplexity scores")],
     ),
     (
         "eval",

@@ -423,6 +423,17 @@ fn eval_scores_texts_and_windows() {
     assert_eq!(halves["tokens"], windows * 255);
     assert!(windows >= 2 && windows == plain["tokens"].as_u64().unwrap() / 512, "{plain} {halves}");
     assert!(halves["perplexity"].as_f64() < plain["perplexity"].as_f64(), "the second halves are easier");
+    let with_context = |tokens: &'static str| {
+        [
+            &["perplexity", "-m", &tiny(), "-f", &text, "--split", "llama.cpp", "--context", tokens][..],
+            &["--json"],
+        ]
+        .concat()
+    };
+    let short = trike.json(&with_context("64"));
+    assert_eq!(short["tokens"], short["sequences"].as_u64().unwrap() * 31);
+    assert!(short["sequences"].as_u64().unwrap() >= 8 * windows && short["context"] == 64, "{short}");
+    assert!(trike.fails(2, &with_context("513")).contains("--context"));
     // The base is computed with f32 activations.
     let exact = ["--base", &tiny(), "--split", "llama.cpp", "--limit", "1", "--activations", "f32"];
     let same = eval(&exact);
