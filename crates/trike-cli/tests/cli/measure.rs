@@ -423,12 +423,9 @@ fn eval_scores_texts_and_windows() {
     assert_eq!(halves["tokens"], windows * 255);
     assert!(windows >= 2 && windows == plain["tokens"].as_u64().unwrap() / 512, "{plain} {halves}");
     assert!(halves["perplexity"].as_f64() < plain["perplexity"].as_f64(), "the second halves are easier");
+    let model = tiny();
     let with_context = |tokens: &'static str| {
-        [
-            &["perplexity", "-m", &tiny(), "-f", &text, "--split", "llama.cpp", "--context", tokens][..],
-            &["--json"],
-        ]
-        .concat()
+        ["perplexity", "-m", &model, "-f", &text, "--split", "llama.cpp", "--context", tokens, "--json"]
     };
     let short = trike.json(&with_context("64"));
     assert_eq!(short["tokens"], short["sequences"].as_u64().unwrap() * 31);
