@@ -5,7 +5,8 @@ use std::{borrow::Cow, cell::RefCell, rc::Rc, sync::Arc};
 use trike_core::ProductPrecision;
 use trike_cpu::Cpu;
 use trike_grad::{
-    Backward, Buffers, Engine, GradError, Gradients, MixedPrecision, Operation, Rotary, Tape, Var,
+    Backward, Buffers, EngineMemory, EngineOps, GradError, Gradients, MixedPrecision, Operation, Rotary,
+    Tape, Var,
 };
 use trike_model::{AttentionOps, DecoderSpec, Input, LayerOps, WeightName, block};
 
@@ -17,7 +18,7 @@ pub(crate) struct TapeSpec {
     pub(crate) spec: DecoderSpec,
     /// What the operands of products are rounded to.
     pub(super) precision: MixedPrecision,
-    rope: <Cpu as Engine>::RopeTable,
+    rope: <Cpu as EngineMemory>::RopeTable,
 }
 
 impl TapeSpec {

@@ -4,8 +4,8 @@ use std::borrow::Borrow;
 
 use trike_cpu::{AttentionSpec, Cpu, GatedActivation, RopePairing, Store};
 use trike_grad::{
-    BitLinear, Buffers, Count, Counted, Engine, GradError, Operand, ProductPrecision, Tape, Ternarize,
-    TernaryScale,
+    BitLinear, Buffers, Count, Counted, Engine, EngineMemory, EngineOps, GradError, Operand,
+    ProductPrecision, Tape, Ternarize, TernaryScale,
 };
 use trike_trit::{Granularity, GroupSize};
 

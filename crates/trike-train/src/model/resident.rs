@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use trike_cpu::Cpu;
-use trike_grad::{Count, CountTensor, Engine, GradError};
+use trike_grad::{Count, CountTensor, Engine, EngineMemory, GradError};
 
 use super::{Parameter, Parameters};
 

@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 
 use trike_core::AttentionSpec;
 use trike_cube::{CubeError, DeviceOptions};
-use trike_grad::{Buffers, Engine, GradError, Tape};
+use trike_grad::{Buffers, EngineMemory, EngineOps, GradError, Tape};
 
 use super::{engines, software};
 

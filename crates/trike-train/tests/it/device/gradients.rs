@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 
 use trike_core::{GatedActivation, RopePairing, RopeSpec};
 use trike_cpu::Cpu;
-use trike_grad::{BitLinear, Engine, GradError};
+use trike_grad::{BitLinear, EngineMemory, GradError};
 use trike_nn::{Biases, DecoderSpec};
 use trike_testkit::{assert_all_near, assert_near};
 use trike_train::data::Batch;
