@@ -39,6 +39,7 @@ mod test;
 mod tidy;
 mod tokens;
 mod toolchain;
+mod type_names;
 mod units;
 mod wheel;
 mod workspace;
@@ -61,7 +62,7 @@ enum Command {
     },
     /// Check formatting with rustfmt.
     Fmt,
-    /// Check file lengths, module docs, forbidden words, float tolerances in tests, white space, and links of the book.
+    /// Check file lengths, module docs, forbidden words, float tolerances in tests, white space, names of public types, and links of the book.
     Tidy,
     /// Check dependencies and `unsafe` against the package table, and modules for cycles.
     Layering {

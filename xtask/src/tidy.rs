@@ -3,6 +3,7 @@
 use crate::book;
 use crate::floats;
 use crate::source::contains_word;
+use crate::type_names;
 use crate::workspace::{Workspace, no_findings};
 use anyhow::Result;
 
@@ -40,7 +41,7 @@ const OWN_WRITERS: [&str; 5] = [
 /// Checks every file that is tracked or not ignored.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {
     let files = ws.files()?;
-    let (mut findings, mut warnings) = (Vec::new(), 0);
+    let (mut findings, mut warnings, mut types) = (Vec::new(), 0, Vec::new());
     for file in &files {
         let bytes = std::fs::metadata(ws.root.join(file))?.len();
         findings.extend(size_finding(file, bytes));
@@ -53,6 +54,7 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
             findings.extend(module_finding(file, &files));
             findings.extend(rust_findings(file, &text));
             findings.extend(floats::findings(file, &text));
+            types.extend(type_names::of(file, &text).into_iter().map(|name| (name, file.clone())));
             let lines = text.lines().count();
             if lines > WARN_LINES && lines <= MAX_LINES {
                 warnings += 1;
@@ -65,6 +67,7 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
             findings.extend(book::link_findings(file, &text, &exists));
         }
     }
+    findings.extend(type_names::findings(&types));
     let summary = ws.sh.read_file(book::SUMMARY)?;
     findings.extend(book::summary_findings(&summary, &files));
     no_findings(&findings)?;

@@ -13,7 +13,7 @@
 //!   [`ModelConfig`], [`Family`], [`SpecialIds`]
 //! * one trait object for every backend: [`Model`], [`SequenceBatch`] with [`DecoderBatch`], [`open()`], [`DeviceChoice`],
 //!   [`DeviceShare`], [`InvalidDevice`], [`Device`], [`devices()`], [`DeviceReport`], [`memory_plan()`]
-//! * one model on several ranks: [`RankPlans`], [`RankPlan`], [`RankModel`], [`Parallel`]
+//! * one model on several ranks: [`RankPlans`], [`RankPlan`], [`RankModel`], [`ModelParallel`]
 //! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`], [`PreparedRequest`],
 //!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`], [`PROMPT_STEP`]
 //! * a text as sequences: [`Split`], [`STORY_MARK`], [`sequences()`]; what a file has: [`inspect()`]; models of random trits: [`Synthetic`],
@@ -54,8 +54,8 @@ pub use convert::{
     write_tokenizer, write_tokenizer_file,
 };
 pub use device::{
-    Device, DeviceChoice, DeviceReport, DeviceShare, InvalidDevice, Parallel, RankModel, RankPlan, RankPlans,
-    devices, fitting_context, memory_plan, open,
+    Device, DeviceChoice, DeviceReport, DeviceShare, InvalidDevice, ModelParallel, RankModel, RankPlan,
+    RankPlans, devices, fitting_context, memory_plan, open,
 };
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors};

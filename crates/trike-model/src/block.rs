@@ -4,25 +4,25 @@ use crate::{DecoderSpec, WeightName};
 
 /// What a layer reads whose output is added to the residual stream.
 #[derive(Debug)]
-pub enum Input<'x, T> {
+pub enum LayerInput<'x, T> {
     /// A tensor.
     Plain(&'x T),
     /// The [gated activation](trike_core::GatedActivation) of two tensors.
     Gated {
-        /// Input of the activation.
+        /// LayerInput of the activation.
         gate: &'x T,
         /// Factor of the activation.
         up: &'x T,
     },
 }
 
-impl<T> Clone for Input<'_, T> {
+impl<T> Clone for LayerInput<'_, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Input<'_, T> {}
+impl<T> Copy for LayerInput<'_, T> {}
 
 /// Linear layers and what is done to their inputs.
 ///
@@ -46,7 +46,7 @@ pub trait LayerOps {
     /// Adds the output of a linear layer to the residual stream `x`; a norm of its input comes first.
     fn project_add(
         &mut self,
-        input: Input<'_, Self::Tensor>,
+        input: LayerInput<'_, Self::Tensor>,
         norm: Option<WeightName>,
         layer: WeightName,
         x: &mut Self::Tensor,
@@ -106,7 +106,12 @@ pub fn attention<S, O: AttentionOps<S>>(
         k = ops.head_norm(k, W::KeyNorm(layer))?;
     }
     let attended = ops.attend([q, k, v], state)?;
-    ops.project_add(Input::Plain(&attended), spec.optional(W::AttentionSubNorm(layer)), W::Output(layer), x)
+    ops.project_add(
+        LayerInput::Plain(&attended),
+        spec.optional(W::AttentionSubNorm(layer)),
+        W::Output(layer),
+        x,
+    )
 }
 
 /// The second half of a [`block`](fn@block): the gated MLP, added to `x`.
@@ -122,7 +127,7 @@ pub fn mlp<O: LayerOps>(
 ) -> Result<(), O::Error> {
     use WeightName as W;
     let [gate, up] = ops.project(x, W::MlpNorm(layer), [W::Gate(layer), W::Up(layer)])?;
-    let input = Input::Gated { gate: &gate, up: &up };
+    let input = LayerInput::Gated { gate: &gate, up: &up };
     ops.project_add(input, spec.optional(W::MlpSubNorm(layer)), W::Down(layer), x)
 }
 
@@ -153,14 +158,14 @@ mod tests {
 
         fn project_add(
             &mut self,
-            input: Input<'_, String>,
+            input: LayerInput<'_, String>,
             norm: Option<WeightName>,
             layer: WeightName,
             x: &mut String,
         ) -> Result<(), String> {
             let input = match input {
-                Input::Plain(input) => input.clone(),
-                Input::Gated { gate, up } => format!("{gate} * {up}"),
+                LayerInput::Plain(input) => input.clone(),
+                LayerInput::Gated { gate, up } => format!("{gate} * {up}"),
             };
             let norm = norm.map_or(String::new(), short);
             self.0.push(format!("{x} + {}({norm}({input}))", short(layer)));

@@ -10,7 +10,7 @@
 //!
 //! * sizes: [`DecoderSpec`], [`Biases`], [`ScaleFactors`]
 //! * weights: [`WeightName`], [`DecoderSpec::weights`], [`DecoderSpec::shape`], [`HookPoint`]
-//! * the block: [`block`](fn@block), [`attention`], [`mlp`], [`LayerOps`], [`AttentionOps`], [`Input`]
+//! * the block: [`block`](fn@block), [`attention`], [`mlp`], [`LayerOps`], [`AttentionOps`], [`LayerInput`]
 //!
 //! It depends on the shared types of `trike-core` only: no kernel, no backend.
 #![forbid(unsafe_code)]
@@ -19,6 +19,6 @@ mod block;
 mod name;
 mod spec;
 
-pub use block::{AttentionOps, Input, LayerOps, attention, block, mlp};
+pub use block::{AttentionOps, LayerInput, LayerOps, attention, block, mlp};
 pub use name::{HookPoint, WeightName};
 pub use spec::{Biases, DecoderSpec, ScaleFactors};

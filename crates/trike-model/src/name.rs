@@ -116,6 +116,11 @@ impl WeightName {
         Self::norms(self.layer()?).iter().position(|&name| name == self)
     }
 
+    /// Whether it is the matrix of a linear layer whose output is added to the residual stream.
+    pub fn adds_to_stream(self) -> bool {
+        matches!(self, Self::Output(_) | Self::Down(_))
+    }
+
     /// The bias of the same linear layer; `None` unless this is a matrix of a block.
     pub fn bias(self) -> Option<Self> {
         Some(match self {

@@ -290,16 +290,16 @@ impl<B: Backend> LayerOps for Inference<'_, '_, '_, B> {
 
     fn project_add(
         &mut self,
-        input: trike_model::Input<'_, B::Tensor>,
+        input: trike_model::LayerInput<'_, B::Tensor>,
         norm: Option<WeightName>,
         layer: WeightName,
         x: &mut B::Tensor,
     ) -> Result<(), Stop> {
         let norm = norm.map(|name| self.norm(name)).transpose()?;
         let input = match (input, norm) {
-            (trike_model::Input::Plain(input), None) => Input::Plain(input),
-            (trike_model::Input::Plain(input), Some(norm)) => Input::Normed(input, norm),
-            (trike_model::Input::Gated { gate, up }, norm) => {
+            (trike_model::LayerInput::Plain(input), None) => Input::Plain(input),
+            (trike_model::LayerInput::Plain(input), Some(norm)) => Input::Normed(input, norm),
+            (trike_model::LayerInput::Gated { gate, up }, norm) => {
                 Input::Gated { gate, up, activation: self.context.spec.activation, norm }
             }
         };

@@ -20,8 +20,8 @@
 //! * weights: [`Tensor`], [`WeightName`], [`DecoderWeights`]
 //! * steps: [`Step`], [`StepInputs`], [`Segment`], [`StepLogits`], [`TokenStep`], [`StepCaches`], [`RunStep`]
 //! * backends: [`Backend`], which is [`BackendOps`], [`BackendWeights`], [`BackendCaches`], [`BackendTransfers`], [`BackendSteps`] and
-//!   [`BackendPlacement`] over the types of a [`BackendBase`]; [`Capabilities`], [`check`], [`CpuBackend`], with the feature `gpu` `CubeBackend`
-//! * kernels chosen by measurement: [`Tuning`], [`TunedProduct`], [`TunedTable`]
+//!   [`BackendPlacement`] over the types of a [`BackendBase`]; [`CacheCapabilities`], [`check`], [`CpuBackend`], with the feature `gpu` `CubeBackend`
+//! * kernels chosen by measurement: [`KernelTuning`], [`TunedProduct`], [`TunedTable`]
 //! * devices, with the feature `gpu`: `cube`, which is `trike-cube`
 //! * errors: [`NnError`]
 //!
@@ -51,7 +51,7 @@ mod weights;
 
 pub use backend::{
     Backend, BackendBase, BackendCaches, BackendOps, BackendPlacement, BackendSteps, BackendTransfers,
-    BackendWeights, Capabilities, Input, MatrixEdit, Norm, RunStep, StepCaches, TokenStep,
+    BackendWeights, CacheCapabilities, Input, MatrixEdit, Norm, RunStep, StepCaches, TokenStep,
 };
 pub use block::{BlockContext, DecoderBlock, Hook};
 pub use cache::{CacheSpec, KvSpec};
@@ -73,5 +73,5 @@ pub use trike_core::{
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;
 pub use trike_model::{Biases, DecoderSpec, HookPoint, ScaleFactors, WeightName};
-pub use tune::{TunedProduct, TunedTable, Tuning};
+pub use tune::{KernelTuning, TunedProduct, TunedTable};
 pub use weights::DecoderWeights;

@@ -2,7 +2,7 @@
 
 /// Kernels chosen by [`Backend::tune`](crate::Backend::tune).
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Tuning {
+pub struct KernelTuning {
     /// The products that were measured.
     pub products: Vec<TunedProduct>,
     /// All choices of each device, those of earlier measurements included.

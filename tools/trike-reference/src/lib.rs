@@ -14,7 +14,7 @@ use trike_core::{
 };
 use trike_nn::{
     Backend, BackendBase, BackendCaches, BackendOps, BackendPlacement, BackendSteps, BackendTransfers,
-    BackendWeights, CacheSpec, Capabilities, NnError, StepInputs, check,
+    BackendWeights, CacheCapabilities, CacheSpec, NnError, StepInputs, check,
 };
 use trike_trit::{GroupSize, Hadamard};
 
@@ -309,8 +309,8 @@ impl Backend for CandleBackend {
         self.activations
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { kv: &[KvPrecision::F32, KvPrecision::F16], ..Capabilities::default() }
+    fn capabilities(&self) -> CacheCapabilities {
+        CacheCapabilities { kv: &[KvPrecision::F32, KvPrecision::F16], ..CacheCapabilities::default() }
     }
 }
 

@@ -219,10 +219,7 @@ impl ModelQuantizationConfig {
 
     /// The rotation of a layer's inputs, if it becomes ternary.
     pub(crate) fn rotation_of(&self, name: WeightName, cols: usize) -> Option<Hadamard> {
-        match name {
-            WeightName::Output(_) | WeightName::Down(_) => Hadamard::largest(cols, self.input_rotation?),
-            _ => None,
-        }
+        if name.adds_to_stream() { Hadamard::largest(cols, self.input_rotation?) } else { None }
     }
 
     /// Planes, scales and packing of a layer that becomes ternary.

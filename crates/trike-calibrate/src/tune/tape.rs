@@ -8,7 +8,7 @@ use trike_grad::{
     Backward, Buffers, EngineMemory, EngineOps, GradError, Gradients, MixedPrecision, Operation, Rotary,
     Tape, Var,
 };
-use trike_model::{AttentionOps, DecoderSpec, Input, LayerOps, WeightName, block};
+use trike_model::{AttentionOps, DecoderSpec, LayerInput, LayerOps, WeightName, block};
 
 use super::vectors::Vectors;
 
@@ -218,14 +218,14 @@ impl LayerOps for OnTape<'_, '_> {
 
     fn project_add(
         &mut self,
-        input: Input<'_, Var>,
+        input: LayerInput<'_, Var>,
         norm: Option<WeightName>,
         layer: WeightName,
         x: &mut Var,
     ) -> Result<(), GradError> {
         let mut input = match input {
-            Input::Plain(input) => *input,
-            Input::Gated { gate, up } => {
+            LayerInput::Plain(input) => *input,
+            LayerInput::Gated { gate, up } => {
                 self.recording.tape.gated(*gate, *up, self.recording.spec.activation)?
             }
         };

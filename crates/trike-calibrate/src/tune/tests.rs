@@ -5,7 +5,7 @@ use std::{borrow::Cow, convert::Infallible, ops::ControlFlow};
 use trike_core::{DenseTensor, Tensor};
 use trike_cpu::{Cpu, DenseData, DenseMatrix, GatedActivation, RopePairing};
 use trike_grad::MixedPrecision;
-use trike_model::{AttentionOps, Input, LayerOps};
+use trike_model::{AttentionOps, LayerInput, LayerOps};
 use trike_nn::{
     ActivationPrecision, AttentionSpec, BackendWeights, Biases, BlockContext, CpuBackend, DecoderBlock,
     DecoderSpec, DecoderWeights, NnError, RopeSpec, ScaleFactors, WeightName,
@@ -166,7 +166,7 @@ impl LayerOps for Exact<'_> {
 
     fn project_add(
         &mut self,
-        input: Input<'_, Vec<f64>>,
+        input: LayerInput<'_, Vec<f64>>,
         norm: Option<WeightName>,
         layer: WeightName,
         x: &mut Vec<f64>,
@@ -176,8 +176,8 @@ impl LayerOps for Exact<'_> {
             GatedActivation::SquaredReLu => exact::squared_relu,
         };
         let input = match input {
-            Input::Plain(input) => input.clone(),
-            Input::Gated { gate, up } => gate.iter().zip(up).map(|(g, u)| f(*g) * u).collect(),
+            LayerInput::Plain(input) => input.clone(),
+            LayerInput::Gated { gate, up } => gate.iter().zip(up).map(|(g, u)| f(*g) * u).collect(),
         };
         let input = norm.map_or(input.clone(), |norm| self.norm(&input, norm));
         x.iter_mut().zip(self.linear(&input, layer)).for_each(|(x, y)| *x += y);

@@ -96,9 +96,12 @@ pub(super) const SIZES: Names<Synthetic> = &[
 pub(super) const POOLINGS: Names<Pooling> = &[("mean", Pooling::Mean), ("last", Pooling::Last)];
 
 #[cfg(feature = "mpi")]
-pub(super) const PARALLEL: Names<trike::llm::Parallel> = {
-    use trike::llm::Parallel;
-    &[(Parallel::Tensor.name(), Parallel::Tensor), (Parallel::Pipeline.name(), Parallel::Pipeline)]
+pub(super) const PARALLEL: Names<trike::llm::ModelParallel> = {
+    use trike::llm::ModelParallel;
+    &[
+        (ModelParallel::Tensor.name(), ModelParallel::Tensor),
+        (ModelParallel::Pipeline.name(), ModelParallel::Pipeline),
+    ]
 };
 
 /// A number of tokens; `None` without a limit.

@@ -56,7 +56,7 @@ pub(crate) struct RunArgs {
     /// (pipeline); CPU only
     #[cfg(feature = "mpi")]
     #[arg(long, value_name = "DIVISION", value_parser = one_of(PARALLEL), conflicts_with = "prompt_cache")]
-    pub(crate) parallel: Option<trike::llm::Parallel>,
+    pub(crate) parallel: Option<trike::llm::ModelParallel>,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
     #[command(flatten)]

@@ -5,7 +5,7 @@ use std::{rc::Rc, time::Instant};
 use trike::{
     DeviceChoice, LlmError, LoadOptions, ModelFile,
     comm::{CommError, Communicator, Mpi},
-    llm::{Parallel, RankModel, RankPlan, RankPlans, Session},
+    llm::{ModelParallel, RankModel, RankPlan, RankPlans, Session},
     nn::NnError,
 };
 
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Continues a prompt on all ranks: rank 0 reads it, and prints the text.
-pub(super) fn run(args: &RunArgs, parallel: Parallel, quiet: bool) -> anyhow::Result<u8> {
+pub(super) fn run(args: &RunArgs, parallel: ModelParallel, quiet: bool) -> anyhow::Result<u8> {
     ranks::run(|comm| {
         let is_first = comm.rank() == 0;
         // The plans are part of the JSON.
@@ -102,7 +102,7 @@ fn plan(
     comm: &Mpi,
     file: &ModelFile,
     options: &LoadOptions,
-    parallel: Parallel,
+    parallel: ModelParallel,
 ) -> anyhow::Result<RankPlans> {
     match RankPlans::new(comm, file, options, parallel) {
         Err(

@@ -24,7 +24,7 @@ use crate::{LanguageModel, LlmError, LoadOptions, Model, ModelFile, Synthetic, S
 pub use choice::{DeviceChoice, DeviceShare, InvalidDevice};
 pub use host::fitting_context;
 pub use plan::memory_plan;
-pub use ranks::{Parallel, RankModel, RankPlan, RankPlans};
+pub use ranks::{ModelParallel, RankModel, RankPlan, RankPlans};
 
 impl DeviceChoice {
     /// Opens the device or devices. `Auto` never selects a software driver.

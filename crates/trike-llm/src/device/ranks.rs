@@ -15,14 +15,14 @@ use crate::{HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, gene
 
 /// How ranks share a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parallel {
+pub enum ModelParallel {
     /// Every rank has some rows of each matrix and some of the heads.
     Tensor,
     /// Every rank has some consecutive layers.
     Pipeline,
 }
 
-impl Parallel {
+impl ModelParallel {
     /// Both, in the order of their names for a command line.
     pub const ALL: [Self; 2] = [Self::Tensor, Self::Pipeline];
 
@@ -90,7 +90,7 @@ impl RankPlans {
         comm: &C,
         file: &ModelFile,
         options: &LoadOptions,
-        parallel: Parallel,
+        parallel: ModelParallel,
     ) -> Result<Self, LlmError> {
         let same = |what: &str, text: &str| agree(comm, what, text).map_err(NnError::from);
         same("version", env!("CARGO_PKG_VERSION"))?;
@@ -102,8 +102,8 @@ impl RankPlans {
         let ranks = machines.len();
         let spec = &file.config().spec;
         let division = match parallel {
-            Parallel::Tensor => Division::tensor(spec, ranks)?,
-            Parallel::Pipeline if ranks > spec.layers => {
+            ModelParallel::Tensor => Division::tensor(spec, ranks)?,
+            ModelParallel::Pipeline if ranks > spec.layers => {
                 return Err(NnError::Spec {
                     field: "ranks",
                     rule: "must be at most the number of layers",
@@ -111,7 +111,9 @@ impl RankPlans {
                 }
                 .into());
             }
-            Parallel::Pipeline => Division::pipeline(spec, &layers_of(file, options, &sequence, &machines)?)?,
+            ModelParallel::Pipeline => {
+                Division::pipeline(spec, &layers_of(file, options, &sequence, &machines)?)?
+            }
         };
         let planned = |(rank, machine): (usize, &Machine)| {
             let part = plan::rank_weights(file, options, &division, rank)?;

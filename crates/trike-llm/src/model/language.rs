@@ -5,8 +5,8 @@ use std::{any::Any, collections::BTreeMap, path::Path};
 use trike_core::Layout;
 use trike_format::Difference;
 use trike_nn::{
-    ActivationPrecision, Backend, Capabilities, CpuBackend, DeviceUse, KvPrecision, KvSpec, MemoryPlan,
-    Tuning,
+    ActivationPrecision, Backend, CacheCapabilities, CpuBackend, DeviceUse, KernelTuning, KvPrecision,
+    KvSpec, MemoryPlan,
 };
 
 use super::{DecoderBatch, Model, OnText, SequenceBatch};
@@ -40,7 +40,11 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         self.decoder().backend().device_uses()
     }
 
-    fn tune(&self, tokens: &[usize], progress: &mut dyn FnMut(usize, usize)) -> Result<Tuning, LlmError> {
+    fn tune(
+        &self,
+        tokens: &[usize],
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<KernelTuning, LlmError> {
         Ok(self.decoder().backend().tune(tokens, progress)?)
     }
 
@@ -58,7 +62,7 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         LanguageModel::default_kv(self)
     }
 
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> CacheCapabilities {
         self.decoder().backend().capabilities()
     }
 

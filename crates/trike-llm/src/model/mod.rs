@@ -8,7 +8,8 @@ use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 use trike_core::Layout;
 use trike_format::Difference;
 use trike_nn::{
-    ActivationPrecision, Capabilities, CpuBackend, DeviceUse, KvPrecision, KvSpec, MemoryPlan, Tuning,
+    ActivationPrecision, CacheCapabilities, CpuBackend, DeviceUse, KernelTuning, KvPrecision, KvSpec,
+    MemoryPlan,
 };
 
 use crate::{
@@ -69,7 +70,11 @@ pub trait Model {
     /// # Errors
     ///
     /// When the device is lost or has too little memory.
-    fn tune(&self, tokens: &[usize], progress: &mut dyn FnMut(usize, usize)) -> Result<Tuning, LlmError>;
+    fn tune(
+        &self,
+        tokens: &[usize],
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<KernelTuning, LlmError>;
 
     /// The number of ternary matrices in each layout.
     fn layouts(&self) -> BTreeMap<Layout, usize>;
@@ -82,7 +87,7 @@ pub trait Model {
     fn default_kv(&self) -> KvPrecision;
 
     /// What the KV caches of the backend can do.
-    fn capabilities(&self) -> Capabilities;
+    fn capabilities(&self) -> CacheCapabilities;
 
     /// The model by its own type, if it computes on the CPU in one process: for what only the CPU can, such as errors of single layers.
     fn host(&self) -> Option<&LanguageModel<CpuBackend>>;

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use trike_comm::{CommError, Communicator, Threads, Traffic};
 use trike_llm::{
-    GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, Parallel, RankModel, RankPlans,
+    GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, ModelParallel, RankModel,
+    RankPlans,
 };
 use trike_nn::{ActivationPrecision, KvOptions, KvPrecision, KvPrecisions, KvSpec, NnError};
 
@@ -26,7 +27,7 @@ fn options(file: &ModelFile, threads: usize) -> LoadOptions {
 /// Runs `first` on rank 0 of a model on ranks that are threads, and what the others do there; the result of each rank.
 fn on_ranks<C: Communicator + Send + 'static, T: Send>(
     path: &Path,
-    parallel: Parallel,
+    parallel: ModelParallel,
     comms: impl IntoIterator<Item = C>,
     change: impl Fn(usize, LoadOptions) -> LoadOptions + Sync,
     first: impl Fn(&RankModel<C>) -> Result<T, LlmError> + Sync,
@@ -103,7 +104,7 @@ fn the_text_of_the_bundled_model_is_that_of_one_machine() {
     };
     let ids: Vec<u32> = (0..70).map(|i| i * 37 % 512).collect();
     let (want, logits_of_one) = (all(&single).expect("text"), logits(&single, &ids).expect("logits"));
-    for parallel in Parallel::ALL {
+    for parallel in ModelParallel::ALL {
         for ranks in [1, 2, 4] {
             let run = |model: &RankModel<Threads>| Ok((all(model)?, logits(model, &ids)?));
             let path = Path::new(TINY);
@@ -137,10 +138,10 @@ fn every_architecture_has_the_bits_of_one_machine() {
             let change = |_: usize, options: LoadOptions| options.with_activations(activations);
             let one = LanguageModel::load_with(&file, &change(0, options(&file, 1)), &mut |_, _| ());
             let want = logits(&one.expect("it loads"), &ids).expect("logits");
-            for parallel in Parallel::ALL {
+            for parallel in ModelParallel::ALL {
                 for ranks in 1..=4 {
                     let divides = ranks <= spec.kv_heads || ranks % spec.kv_heads == 0;
-                    if parallel == Parallel::Tensor && !divides {
+                    if parallel == ModelParallel::Tensor && !divides {
                         continue;
                     }
                     let run = |model: &RankModel<Threads>| logits(model, &ids);
@@ -158,7 +159,7 @@ fn ranks_hold_their_parts() {
     let file = ModelFile::open(TINY).expect("the bundled model");
     let single = LanguageModel::load_with(&file, &options(&file, 1), &mut |_, _| ()).expect("it loads");
     let whole = single.decoder().weight_bytes();
-    for parallel in Parallel::ALL {
+    for parallel in ModelParallel::ALL {
         let held = Threads::run(4, |comm| {
             let file = ModelFile::open(TINY).expect("the bundled model");
             let options = options(&file, 1);
@@ -170,7 +171,7 @@ fn ranks_hold_their_parts() {
         });
         let sum: usize = held.iter().map(|(held, ..)| held).sum();
         // The embedding of the first rank of a pipeline is the head of the last one.
-        let twice = if parallel == Parallel::Pipeline { 512 * 256 * 34 / 32 } else { 0 };
+        let twice = if parallel == ModelParallel::Pipeline { 512 * 256 * 34 / 32 } else { 0 };
         // Keys and values of two heads are on four ranks.
         assert!(sum >= whole && sum <= whole + twice + whole / 10, "{sum} of {whole}");
         for (held, plans, rank) in held {
@@ -203,7 +204,7 @@ fn ranks_that_were_started_otherwise_are_refused() {
         _ => options,
     };
     let ends = |_: &RankModel<Threads>| Ok(());
-    differs(on_ranks(path, Parallel::Tensor, Threads::new(2), f32, ends), "options", "activations f32");
+    differs(on_ranks(path, ModelParallel::Tensor, Threads::new(2), f32, ends), "options", "activations f32");
 
     // A model with one other weight.
     let dir = TempDir::new().expect("a directory");
@@ -225,17 +226,17 @@ fn ranks_that_were_started_otherwise_are_refused() {
         let file = ModelFile::open(path)?;
         RankPlans::new(comm, &file, &options(&file, 1), parallel).map(|_| Some(()))
     };
-    let each = |parallel: [Parallel; 2], models: [&Path; 2]| -> Vec<Result<Option<()>, LlmError>> {
+    let each = |parallel: [ModelParallel; 2], models: [&Path; 2]| -> Vec<Result<Option<()>, LlmError>> {
         Threads::run(2, |comm| plan(models[comm.rank()], &comm, parallel[comm.rank()]))
     };
     let [one, two] = [&*models[0], &*models[1]];
-    differs(each([Parallel::Tensor; 2], [one, two]), "model", "contents");
-    differs(each([Parallel::Tensor, Parallel::Pipeline], [one, one]), "division", "pipeline");
-    for result in each([Parallel::Pipeline; 2], [one, one]) {
+    differs(each([ModelParallel::Tensor; 2], [one, two]), "model", "contents");
+    differs(each([ModelParallel::Tensor, ModelParallel::Pipeline], [one, one]), "division", "pipeline");
+    for result in each([ModelParallel::Pipeline; 2], [one, one]) {
         result.expect("the same");
     }
     // More ranks than the model can be divided for.
-    for parallel in Parallel::ALL {
+    for parallel in ModelParallel::ALL {
         for rank in on_ranks(one, parallel, Threads::new(5), |_, options| options, ends) {
             let error = rank.expect_err("too many ranks");
             assert!(matches!(error, LlmError::Nn(NnError::Spec { field: "ranks", .. })), "{error}");
@@ -298,7 +299,7 @@ impl Communicator for Faulty {
 
 #[test]
 fn a_rank_that_fails_is_an_error_with_its_number() {
-    for parallel in Parallel::ALL {
+    for parallel in ModelParallel::ALL {
         for fault in [Fault::NotANumber, Fault::Truncated, Fault::Silent] {
             // Rank 1, which waits for rank 0 too, is more patient: it would be gone before rank 0 could say that it is silent.
             let comms = Threads::new(2).into_iter().zip([2, 60]).map(|(comm, seconds)| Faulty {
@@ -330,7 +331,7 @@ fn a_rank_that_fails_is_an_error_with_its_number() {
 #[test]
 fn what_ranks_cannot_do_is_refused() {
     use trike_nn::{Logits, Step, Tensor, WeightName};
-    for parallel in Parallel::ALL {
+    for parallel in ModelParallel::ALL {
         let run = |model: &RankModel<Threads>| -> Result<(), LlmError> {
             let decoder = model.decoder();
             let kv = KvSpec::new(KvPrecision::F16, 16);
@@ -376,7 +377,7 @@ fn ranks_send_the_bytes_that_the_division_says() {
     const NOTICE: u64 = 46 + KvPrecisions::BYTES as u64 + 4;
     // Four tensors of four layers from each of two ranks, and a row of the embedding and half of the logits from one of them; or a
     // state and the logits.
-    for (parallel, messages) in [(Parallel::Tensor, 2 * 4 * 4 + 2), (Parallel::Pipeline, 2)] {
+    for (parallel, messages) in [(ModelParallel::Tensor, 2 * 4 * 4 + 2), (ModelParallel::Pipeline, 2)] {
         let run = |model: &RankModel<Threads>| -> Result<u64, LlmError> {
             let (decoder, comm) = (model.decoder(), model.decoder().backend().comm());
             let mut sequence = decoder.sequence(KvSpec::new(KvPrecision::F16, 16))?;
@@ -409,7 +410,7 @@ fn a_sequence_that_was_left_is_refused() {
         Ok(())
     };
     let path = Path::new(TINY);
-    let ranks = on_ranks(path, Parallel::Tensor, Threads::new(2), |_, options| options, run);
+    let ranks = on_ranks(path, ModelParallel::Tensor, Threads::new(2), |_, options| options, run);
     let error = ranks.into_iter().nth(1).expect("rank 1").expect_err("it has another sequence");
     assert!(matches!(error, LlmError::Nn(NnError::Behind { expected: 0, got: 2 })), "{error}");
 }

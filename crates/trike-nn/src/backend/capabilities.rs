@@ -5,16 +5,16 @@ use trike_core::KvPrecision;
 /// What the KV caches of a backend can do; what they cannot, `new_cache` refuses.
 ///
 /// ```
-/// use trike_nn::{Capabilities, KvPrecision};
+/// use trike_nn::{CacheCapabilities, KvPrecision};
 ///
 /// let kv = &[KvPrecision::F32, KvPrecision::Int8];
-/// let device = Capabilities { kv, ..Capabilities::default() };
+/// let device = CacheCapabilities { kv, ..CacheCapabilities::default() };
 /// assert!(device.can_cache(KvPrecision::Int8) && !device.can_cache(KvPrecision::F16));
 /// assert_eq!(device.cache_precision(KvPrecision::Int4), KvPrecision::Int8);
 /// assert_eq!(device.cache_precision(KvPrecision::F16), KvPrecision::F32);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
+pub struct CacheCapabilities {
     /// Precisions of keys and values; F32 is among them.
     pub kv: &'static [KvPrecision],
     /// Whether the layers of a sequence can differ in precision.
@@ -27,14 +27,14 @@ pub struct Capabilities {
     pub evict: bool,
 }
 
-impl Default for Capabilities {
+impl Default for CacheCapabilities {
     /// Keys and values in f32, and nothing else.
     fn default() -> Self {
         Self { kv: &[KvPrecision::F32], mixed: false, select: false, select_prompt: false, evict: false }
     }
 }
 
-impl Capabilities {
+impl CacheCapabilities {
     /// Whether keys and values can be stored in that precision.
     #[must_use]
     pub fn can_cache(&self, precision: KvPrecision) -> bool {

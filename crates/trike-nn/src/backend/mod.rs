@@ -11,7 +11,7 @@ mod weights;
 
 pub use self::base::BackendBase;
 pub use self::caches::BackendCaches;
-pub use self::capabilities::Capabilities;
+pub use self::capabilities::CacheCapabilities;
 pub use self::ops::{BackendOps, Input, Norm};
 pub use self::placement::BackendPlacement;
 pub(crate) use self::steps::logits_of;
@@ -20,7 +20,7 @@ pub(crate) use self::steps::split;
 pub use self::steps::{BackendSteps, RunStep, StepCaches, TokenStep};
 pub use self::transfers::BackendTransfers;
 pub use self::weights::{BackendWeights, MatrixEdit};
-use crate::{ActivationPolicy, DeviceUse, NnError, Tuning};
+use crate::{ActivationPolicy, DeviceUse, KernelTuning, NnError};
 
 /// The hardware that a decoder runs on: operations, weights, caches, transfers, recorded steps and placement, each a trait of its own,
 /// and what describes the backend.
@@ -47,11 +47,15 @@ pub trait Backend:
     /// # Errors
     ///
     /// When the device is lost or has no memory for the activations of so many tokens.
-    fn tune(&self, tokens: &[usize], progress: &mut dyn FnMut(usize, usize)) -> Result<Tuning, NnError> {
+    fn tune(
+        &self,
+        tokens: &[usize],
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<KernelTuning, NnError> {
         let _ = (tokens, progress);
-        Ok(Tuning::default())
+        Ok(KernelTuning::default())
     }
 
     /// What KV caches of the backend can do.
-    fn capabilities(&self) -> Capabilities;
+    fn capabilities(&self) -> CacheCapabilities;
 }

@@ -16,7 +16,7 @@ use trike_trit::{Edit, TritTensor};
 
 use crate::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, Backend, BackendBase, BackendCaches, BackendOps,
-    BackendPlacement, BackendSteps, BackendTransfers, BackendWeights, CacheSpec, Capabilities, Decoder,
+    BackendPlacement, BackendSteps, BackendTransfers, BackendWeights, CacheCapabilities, CacheSpec, Decoder,
     GatedActivation, KvPrecision, KvPrecisions, KvSpec, Layout, MatrixEdit, NnError, RopePairing, RopeSpec,
     Segment, Sequence, StepInputs, Tensor, check,
 };
@@ -537,8 +537,14 @@ impl Backend for CpuBackend {
         self.activations
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { kv: &KvPrecision::ALL, mixed: true, select: true, select_prompt: true, evict: true }
+    fn capabilities(&self) -> CacheCapabilities {
+        CacheCapabilities {
+            kv: &KvPrecision::ALL,
+            mixed: true,
+            select: true,
+            select_prompt: true,
+            evict: true,
+        }
     }
 }
 

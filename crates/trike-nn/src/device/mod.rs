@@ -28,9 +28,9 @@ pub use self::tensors::{CubeInputs, CubeTensor};
 use crate::backend::Input;
 use crate::{
     ActivationPolicy, AttentionSpec, Backend, BackendBase, BackendCaches, BackendOps, BackendPlacement,
-    BackendSteps, BackendTransfers, BackendWeights, CacheSpec, Capabilities, DeviceUse, GatedActivation,
-    KvPrecision, Largest, Layout, MatrixEdit, MemoryPlan, NnError, RopeSpec, RunStep, StepCaches, StepInputs,
-    StepLogits, Tensor, TokenStep, Tuning, check,
+    BackendSteps, BackendTransfers, BackendWeights, CacheCapabilities, CacheSpec, DeviceUse, GatedActivation,
+    KernelTuning, KvPrecision, Largest, Layout, MatrixEdit, MemoryPlan, NnError, RopeSpec, RunStep,
+    StepCaches, StepInputs, StepLogits, Tensor, TokenStep, check,
 };
 
 /// Runs a decoder on a device of `trike-cube`.
@@ -354,15 +354,19 @@ impl Backend for CubeBackend {
         self.each().map(|stage| (stage.device_name(), stage.used())).collect()
     }
 
-    fn tune(&self, tokens: &[usize], progress: &mut dyn FnMut(usize, usize)) -> Result<Tuning, NnError> {
+    fn tune(
+        &self,
+        tokens: &[usize],
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<KernelTuning, NnError> {
         self.tune_all(tokens, progress)
     }
 
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> CacheCapabilities {
         use KvPrecision::{F16, F32, Int8};
         // In a pipeline, layers on a device without f16 are cached in f32.
         let has_f16 = self.devices().any(|device| device.capabilities().f16);
         let kv: &[KvPrecision] = if has_f16 { &[F32, F16, Int8] } else { &[F32, Int8] };
-        Capabilities { kv, select: true, ..Capabilities::default() }
+        CacheCapabilities { kv, select: true, ..CacheCapabilities::default() }
     }
 }

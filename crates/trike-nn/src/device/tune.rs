@@ -8,7 +8,7 @@ use trike_trit::GroupSize;
 
 use super::CubeBackend;
 use crate::NnError;
-use crate::tune::{TunedProduct, TunedTable, Tuning};
+use crate::tune::{KernelTuning, TunedProduct, TunedTable};
 
 impl CubeBackend {
     /// Notes a matrix for [`tune_all`](Self::tune_all).
@@ -36,7 +36,7 @@ impl CubeBackend {
         &self,
         tokens: &[usize],
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Tuning, NnError> {
+    ) -> Result<KernelTuning, NnError> {
         let mut work = Vec::new();
         for stage in self.each() {
             for matrices in stage.forms() {
@@ -82,6 +82,6 @@ impl CubeBackend {
             let table = stage.device.tuned();
             TunedTable { device: table.device().to_owned(), text: table.to_text() }
         };
-        Ok(Tuning { products, tables: self.each().map(table).collect() })
+        Ok(KernelTuning { products, tables: self.each().map(table).collect() })
     }
 }

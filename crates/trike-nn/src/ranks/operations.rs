@@ -9,8 +9,8 @@ use trike_cpu::{FileRange, Tiles};
 use super::{MOST_NOTICE, Parts, RankBackend, RankMatrix, RankTensor, bytes, notice, read_values};
 use crate::{
     ActivationPolicy, Backend, BackendBase, BackendCaches, BackendOps, BackendPlacement, BackendSteps,
-    BackendTransfers, BackendWeights, CacheSpec, Capabilities, DeviceUse, NnError, StepInputs, StepNotice,
-    WeightName, check,
+    BackendTransfers, BackendWeights, CacheCapabilities, CacheSpec, DeviceUse, NnError, StepInputs,
+    StepNotice, WeightName, check,
 };
 
 /// The inputs of a step, with the ids for the ranks that have their rows of the embedding.
@@ -378,7 +378,7 @@ impl<B: Backend, C: Communicator> Backend for RankBackend<B, C> {
         self.inner.device_use()
     }
 
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> CacheCapabilities {
         self.inner.capabilities()
     }
 }

@@ -73,14 +73,14 @@ where
 
     fn project_add(
         &mut self,
-        input: trike_model::Input<'_, Var>,
+        input: trike_model::LayerInput<'_, Var>,
         norm: Option<WeightName>,
         layer: WeightName,
         x: &mut Var,
     ) -> Result<(), TrainError> {
         let input = match input {
-            trike_model::Input::Plain(input) => *input,
-            trike_model::Input::Gated { gate, up } => {
+            trike_model::LayerInput::Plain(input) => *input,
+            trike_model::LayerInput::Gated { gate, up } => {
                 self.tape.gated(*gate, *up, self.pass.spec.activation)?
             }
         };

@@ -116,7 +116,7 @@ impl Parameters {
             // One stream per weight, so that adding a layer does not change earlier ones.
             rng.set_stream(place as u64);
             Ok(match name {
-                WeightName::Output(_) | WeightName::Down(_) => normals(&mut rng, rows * cols, residual),
+                name if name.adds_to_stream() => normals(&mut rng, rows * cols, residual),
                 name if !name.is_vector() => normals(&mut rng, rows * cols, SPREAD),
                 name if name.is_bias() => vec![0.0; cols],
                 _ => vec![1.0; cols],
@@ -390,7 +390,7 @@ mod tests {
                 (values.iter().map(|v| f64::from(v * v)).sum::<f64>() / values.len() as f64).sqrt()
             };
             let want = match parameter.name {
-                WeightName::Output(_) | WeightName::Down(_) => 0.01,
+                name if name.adds_to_stream() => 0.01,
                 name if name.is_bias() => 0.0,
                 name if name.is_vector() => 1.0,
                 _ => 0.02,
