@@ -599,7 +599,7 @@ seed: 42
             ),
             ("datasets: [{path: a.txt, ds_type: json}]", "datasets[0].ds_type is json and the file a.txt"),
             ("datasets: [{type: alpaca}]", "datasets[0].path is missing"),
-            ("- a", "names and values"),
+            ("- a", "a mapping of settings"),
             ("a: [", "YAML"),
         ] {
             let error = parse(line, ConfigFormat::Yaml).expect_err(line).to_string();

@@ -501,7 +501,7 @@ mod tests {
             (|c| c.group = Sharing::Group(48), "48"),
             (|c| c.learning_rate = f32::NAN, "learning_rate"),
             (|c| c.eval_steps = Some(0), "eval_steps"),
-            (|c| c.device = "cuda:0,cuda:1".to_owned(), "one device"),
+            (|c| c.device = "cuda:0,cuda:1".to_owned(), "a single device"),
             (|c| (c.parallel, c.codec) = (Parallel::Pipeline, CodecName::Ternary), "codec Ternary"),
             (|c| (c.parallel, c.local_steps) = (Parallel::Pipeline, 4), "local_steps 4"),
             (
