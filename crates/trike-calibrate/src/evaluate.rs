@@ -25,11 +25,11 @@ const PAGE: &str = "report.html";
 /// File name of the plan.
 const PLAN: &str = "plan.json";
 
-/// Bytes of both models above which they are not loaded without being asked for.
+/// Total size of both models in bytes above which they are not loaded without an explicit request.
 const MOST_LOADED: u64 = 8_000_000_000;
 /// Number of sample texts.
 const SAMPLES: usize = 3;
-/// Tokens of the prompt of a sample, unless its sequence is shorter than twice as many.
+/// Tokens of the prompt of a sample, unless its sequence is shorter than twice that.
 const PROMPT: usize = 16;
 /// Tokens of the continuation of a sample.
 const CONTINUATION: usize = 48;
@@ -41,9 +41,9 @@ struct Pair {
 }
 
 impl QuantizeReport {
-    /// Measures the dense and the ternary model on the text that
-    /// [`hold_out`](ModelQuantizationConfig::hold_out) kept back, as [`evaluate`](Self::evaluate) does on any text. If
-    /// there is none, or the two models take more than 8 GB, [`not_measured`](Self::not_measured) says so.
+    /// Measures the dense and the ternary model on the text that [`hold_out`](ModelQuantizationConfig::hold_out) kept back, as
+    /// [`evaluate`](Self::evaluate) does on any text. If there is no such text, or the two models take more than 8 GB, the reason
+    /// is in [`not_measured`](Self::not_measured).
     ///
     /// # Errors
     ///
@@ -128,7 +128,7 @@ impl QuantizeReport {
         pair.compare("", &ids, split, &mut |_, _| ())
     }
 
-    /// [`compare`](Self::compare) with other weights in place of the result's.
+    /// [`compare`](Self::compare) with other weights instead of the result's.
     pub(crate) fn compare_source(
         &self,
         source: &dyn WeightSource,
@@ -171,7 +171,7 @@ impl QuantizeReport {
         Ok(())
     }
 
-    /// Checks that a text has something for [`evaluate`](Self::evaluate) to score, before quantization.
+    /// Checks before quantization that a text has at least one token for [`evaluate`](Self::evaluate) to score.
     ///
     /// # Errors
     ///
@@ -209,7 +209,7 @@ impl QuantizeReport {
     }
 }
 
-/// Number of tokens of the prompt from the beginning of a sequence: it ends with a word, if there is one.
+/// Number of tokens of the prompt, from the beginning of a sequence to the end of a word if possible.
 fn prompt_tokens(tokenizer: &Tokenizer, ids: &[u32]) -> Result<usize, LlmError> {
     let most = PROMPT.min(ids.len().div_ceil(2));
     for end in (most.div_ceil(2)..=most.min(ids.len() - 1)).rev() {

@@ -1,5 +1,5 @@
-//! Quantization to a budget: the precision of every layer gets a price, a knapsack solver allocates precision, and trials check the
-//! result.
+//! Quantization to a budget: estimates the sensitivity of every layer to each precision, allocates precision by a knapsack solver,
+//! and checks the result by trials.
 
 mod allot;
 mod options;
@@ -40,14 +40,14 @@ use crate::{
 
 /// Held-out tokens on which prices are computed.
 const HELD_TOKENS: usize = 8192;
-/// Which way of computing stored prices are of.
+/// Version of the computation of stored sensitivities.
 const PRICES: &str = "prices 1";
 /// Held-out tokens on which the models of a search are measured.
 const MEASURED: usize = 32_768;
-/// Tokens that a search has not used and that are enough to measure its result on.
+/// Minimum number of unused held-out tokens on which the result is measured.
 const LEAST_FRESH: usize = 1024;
 
-/// Plans a model for a budget: predicts what each candidate for each layer costs, from the gradients of the dense model and the
+/// Plans a model for a budget: estimates the loss of each candidate for each layer, from the gradients of the dense model and the
 /// errors of the layer's outputs on text held out from calibration, and allocates planes, scales, int8 or dense.
 ///
 /// Quality budgets are verified: models are quantized and measured on held-out sequences until the smallest one that
@@ -59,7 +59,7 @@ const LEAST_FRESH: usize = 1024;
 ///
 /// # Errors
 ///
-/// [`CalibrateError::Budget`] for a budget that is not achievable, with the closest achievable one; and those of
+/// [`CalibrateError::Budget`] for a budget that is not achievable, with the closest achievable one; and errors of
 /// [`quantize`](super::quantize()).
 pub fn quantize_to(
     input: &ModelFile,
@@ -125,17 +125,17 @@ fn planned(
         report.held = planner.held_out();
     }
     report.notes.append(&mut planner.notes);
-    // Prices and all trials, not the result alone.
+    // Includes the sensitivities and all trials.
     report.seconds = start.elapsed().as_secs_f64();
     Ok(report)
 }
 
-/// Only the plan of [`quantize_to`], with the sensitivities of the layers; writes no model. For a quality budget, the
-/// plan of the first trial.
+/// Only the plan of [`quantize_to`], with the sensitivities of the layers; writes no model. For a quality budget, the plan of the
+/// first trial.
 ///
 /// # Errors
 ///
-/// Those of [`quantize_to`].
+/// Errors of [`quantize_to`].
 pub fn plan_for(
     input: &ModelFile,
     output: &Path,
@@ -158,7 +158,7 @@ fn int8_bytes(rows: usize, cols: usize) -> u64 {
     (rows * cols + 2 * rows * cols.div_ceil(HEAD_GROUP.min(cols))) as u64
 }
 
-/// Refuses a budget of bytes or bits that the model meets as it is, before anything is generated or measured.
+/// Returns an error for a budget of bytes or bits that the dense model already meets, before anything is generated or measured.
 fn check_largest(input: &dyn WeightSource, budget: Budget) -> Result<(), CalibrateError> {
     let sum = |wanted: fn(WeightName) -> bool| {
         let (mut bytes, mut weights) = (0, 0);
@@ -191,7 +191,7 @@ struct Planner<'a> {
     budget: Budget,
     calibration: Vec<Vec<u32>>,
     held: Vec<Vec<u32>>,
-    /// Where the held-out text comes from.
+    /// Source of the held-out text.
     source: TextSource,
     dir: PathBuf,
     /// For the report.
@@ -268,28 +268,28 @@ impl<'a> Planner<'a> {
         prices::first(&self.held, HELD_TOKENS)
     }
 
-    /// Whether embedding and head are in the plan: not where bits are counted of the layers of the blocks alone.
+    /// Whether embedding and head are in the plan: not for a budget of bits per weight, which counts only the layers of the blocks.
     fn plans_head(&self) -> bool {
         self.options.head && !self.config.int8_head && !matches!(self.budget, Budget::Bits(_))
     }
 
-    /// The text to measure the result on: held-out sequences that the search did not use, or else those that it did.
+    /// The text on which the result is measured: held-out sequences not used by the search, or else the used ones.
     fn held_out(&self) -> HeldOut {
         let source = self.source;
         let fresh = match self.budget {
-            // Trials were measured on all of it.
+            // Trials were measured on the whole text.
             Budget::PerplexityRatio(_) | Budget::Divergence(_) if self.options.trials > 0 => Vec::new(),
             _ => without(self.held[self.probed().len()..].to_vec(), self.probed()),
         };
         let searched = fresh.iter().map(Vec::len).sum::<usize>() < LEAST_FRESH;
         match searched {
-            // As trials were measured, so that the figures agree.
+            // The same text as for the trials, so that the figures agree.
             true => HeldOut::whole(self.held.clone(), source),
             false => HeldOut::new(fresh, source, false),
         }
     }
 
-    /// Removes the stored measurements, and the text that the model has written.
+    /// Removes the stored measurements and the generated text.
     fn clean(&self) -> Result<(), CalibrateError> {
         own_text::remove(self.output)?;
         fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
@@ -337,7 +337,7 @@ impl<'a> Planner<'a> {
         Ok(measured)
     }
 
-    /// Refuses a budget of bytes or bits below what the shapes allow, before anything is measured.
+    /// Returns an error for a budget of bytes or bits below the smallest size possible for the shapes, before anything is measured.
     fn check_smallest(&self) -> Result<(), CalibrateError> {
         if !matches!(self.budget, Budget::Bits(_) | Budget::Bytes(_)) {
             return Ok(());
@@ -362,11 +362,11 @@ impl<'a> Planner<'a> {
             let choices = vec![Measured { stored, bytes, kl: 0.0 }];
             layers.push(Sensitivity { layer: name.to_string(), weights: info.elements(), choices });
         }
-        // A plan without layers is another error.
+        // An empty plan is reported as another error.
         if layers.is_empty() { Ok(()) } else { self.within(&layers).map(drop) }
     }
 
-    /// The bytes of the smallest candidate for a matrix of a shape; 0 for a layout that least squares does not fit.
+    /// The bytes of the smallest candidate for a matrix of a shape; 0 for a layout that least squares cannot fit.
     fn smallest(&self, rows: usize, cols: usize) -> u64 {
         let zeros = vec![0.0; rows * cols];
         let mut smallest = int8_bytes(rows, cols);
@@ -396,7 +396,7 @@ impl<'a> Planner<'a> {
         Ok((bytes, weights))
     }
 
-    /// The choices of the first plan.
+    /// The allocation of the first plan.
     fn first(&self, sensitivities: &[Sensitivity]) -> Result<Vec<usize>, CalibrateError> {
         match self.budget {
             Budget::Bits(_) | Budget::Bytes(_) => self.within_or_clean(sensitivities),
@@ -407,7 +407,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The choices within a budget of bytes or bits; removes the stored measurements on failure.
+    /// The allocation within a budget of bytes or bits; removes the stored measurements on failure.
     fn within_or_clean(&self, sensitivities: &[Sensitivity]) -> Result<Vec<usize>, CalibrateError> {
         let chosen = self.within(sensitivities);
         if chosen.is_err() {
@@ -416,7 +416,7 @@ impl<'a> Planner<'a> {
         chosen
     }
 
-    /// The choices within a budget of bytes or bits.
+    /// The allocation within a budget of bytes or bits.
     fn within(&self, sensitivities: &[Sensitivity]) -> Result<Vec<usize>, CalibrateError> {
         let mut weights: u64 = sensitivities.iter().map(|s| s.weights).sum();
         let (budget, others) = match self.budget {

@@ -1,4 +1,4 @@
-//! How the precision of layers was allocated.
+//! Allocation of precision to layers.
 
 use serde::{Deserialize, Serialize};
 
@@ -52,7 +52,7 @@ pub struct Trial {
 pub struct Planning {
     /// The requested budget.
     pub budget: String,
-    /// Where the text comes from that forms were priced and models were measured on.
+    /// Source of the text on which sensitivities and models were measured.
     pub source: TextSource,
     /// Cost of each storage choice of each layer.
     pub sensitivities: Vec<Sensitivity>,
@@ -63,7 +63,7 @@ pub struct Planning {
 }
 
 impl Planning {
-    /// The budget, and on which text it was planned for.
+    /// The budget, and the text it was planned on.
     #[must_use]
     pub fn described(&self) -> String {
         match self.source {

@@ -1,10 +1,10 @@
-//! What the measured figures amount to, in words.
+//! Interpretation of the measured figures, in words.
 
 use serde::Serialize;
 
 use crate::{Evaluation, TextSource};
 
-/// How far a ternary model is from its dense model.
+/// Loss of a ternary model compared with its dense model.
 ///
 /// The loss is the larger of the logarithm of the perplexity ratio and the divergence, in nats per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -25,15 +25,15 @@ pub enum Rating {
 /// Upper limits of the loss of each rating but the last, in nats per token.
 const LIMITS: [(f64, Rating); 4] =
     [(0.01, Rating::Equivalent), (0.05, Rating::Close), (0.2, Rating::Degraded), (0.7, Rating::Poor)];
-/// Standard errors within which a ratio is not told from 1, and a rating from its neighbors: 95 % confidence.
+/// Standard errors within which a ratio is indistinguishable from 1, and a rating from its neighbors: 95 % confidence.
 const SURE: f64 = 2.0;
 
-/// A rating with the figures that it follows from.
+/// A rating with the figures on which it is based.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Verdict {
     /// The rating of the measured loss.
     pub rating: Rating,
-    /// The rating that the loss has if it is two standard errors higher.
+    /// The rating if the loss were two standard errors higher.
     pub at_worst: Rating,
     /// One sentence, with the figures.
     pub sentence: String,
@@ -45,7 +45,7 @@ impl Rating {
         LIMITS.iter().find(|(limit, _)| loss < *limit).map_or(Self::Unusable, |(_, rating)| *rating)
     }
 
-    /// A description that a sentence starts with, once the first letter is capitalized.
+    /// A phrase that can start a sentence, once the first letter is capitalized.
     const fn words(self) -> &'static str {
         match self {
             Self::Equivalent => "hardly distinguishable from the dense model",
@@ -85,7 +85,7 @@ impl Verdict {
 }
 
 impl Evaluation {
-    /// The text, its length, and what else was done with it.
+    /// The text, its length, and its other uses.
     pub(crate) fn described(&self) -> String {
         let tokens = thousands(self.tokens);
         let text = match self.source {
