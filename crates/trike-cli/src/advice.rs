@@ -19,7 +19,7 @@ use trike::{
     train::TrainError,
 };
 
-/// A value that is not a number, in words: the parsers of numbers say "invalid digit found in string".
+/// Rewords a value that is not a number: the standard parsers say "invalid digit found in string".
 pub(crate) fn reword(error: clap::Error) -> clap::Error {
     let Some(cause) = std::error::Error::source(&error) else { return error };
     let expected = if let Some(error) = cause.downcast_ref::<std::num::ParseIntError>() {
@@ -130,12 +130,12 @@ fn is_missing_device(error: &NnError) -> bool {
     }
 }
 
-/// Whether ranks were started in a way in which they cannot share a model.
+/// Whether the model cannot run on the ranks as they were started.
 fn is_wrong_start(error: &NnError) -> bool {
     matches!(error, NnError::Comm(CommError::Differs { .. }) | NnError::Spec { field: "ranks", .. })
 }
 
-/// Whether a file could not grow.
+/// Whether writing failed for lack of space.
 fn is_full(error: &anyhow::Error) -> bool {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     let mut errors = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
@@ -326,7 +326,7 @@ fn of_calibrate(error: &CalibrateError) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// The option that was refused, also where a tensor is named.
+/// The rejected option, also if the error names a tensor.
 fn option(error: &CalibrateError) -> Option<&OptionError> {
     match error {
         CalibrateError::Option(error) => Some(error),

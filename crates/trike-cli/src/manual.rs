@@ -1,4 +1,4 @@
-//! What the help, the manual pages and the handbook say of each command beside its options: examples, JSON fields, relatives.
+//! Parts of the help, the manual pages and the handbook besides the options: examples, JSON fields, related commands.
 //!
 //! One definition of each: [`EXAMPLES`], and `json.txt` for the fields, which a test compares with what the commands print.
 
@@ -8,10 +8,10 @@ use clap::Command;
 /// any name, and a `?` at the end of a path means that the field may be missing, null or empty.
 const FIELDS: &str = include_str!("json.txt");
 
-/// Version of these fields: it changes when one is removed or changes its meaning.
+/// Version of these fields: it changes when a field is removed or changes its meaning.
 pub(crate) const SCHEMA: u32 = 1;
 
-/// Command lines of each command, with their meanings.
+/// Command lines of each command, with their descriptions.
 const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     (
         "run",
@@ -101,7 +101,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     ("man", &[("trike man ~/.local/share/man/man1", "these pages")]),
 ];
 
-/// Commands that go together.
+/// Related commands.
 const RELATED: &[&[&str]] = &[
     &["run", "chat", "embed", "logits"],
     &["pull", "list", "show", "rm"],
@@ -128,7 +128,7 @@ pub(crate) fn with_examples(mut command: Command) -> Command {
     command
 }
 
-/// The fields of a command's `--json`: path, whether it is always there, meaning.
+/// The fields of a command's `--json`: path, whether it is always present, meaning.
 pub(crate) fn fields(command: &str) -> impl Iterator<Item = (&'static str, bool, &'static str)> {
     let start = format!("# {command}");
     let lines = FIELDS.lines().skip_while(move |line| *line != start).skip(1);
@@ -208,7 +208,7 @@ fn bold(text: &str) -> String {
     format!("\\fB{}\\fR", escaped(text))
 }
 
-/// A line of text that roff prints as it is.
+/// A line of text, escaped for roff.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }

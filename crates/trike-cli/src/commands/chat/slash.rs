@@ -13,7 +13,7 @@ use trike::{
 use super::Chat;
 use crate::{commands::text, output};
 
-/// Name, argument and meaning.
+/// Name, argument and description.
 pub(super) const COMMANDS: [(&str, &str, &str); 11] = [
     ("/help", "", "list these commands"),
     ("/system", "[TEXT]", "set the system prompt, or remove it"),
@@ -71,13 +71,13 @@ impl<'a> Slash<'a> {
 #[serde(deny_unknown_fields)]
 struct Saved {
     messages: Vec<Message>,
-    /// Those of the conversation, see [`Chat::tools`].
+    /// Tools of the conversation, see [`Chat::tools`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tools: Option<Value>,
 }
 
 impl Chat {
-    /// Executes a command. What it says goes to stderr, so that stdout has answers only.
+    /// Executes a command. Its messages go to stderr, so that stdout has only answers.
     pub(super) fn execute(&mut self, command: Slash<'_>) -> anyhow::Result<()> {
         match command {
             Slash::Help => output::note(&help()),
@@ -96,7 +96,7 @@ impl Chat {
             Slash::Replace(path) => self.save(Path::new(path))?,
             Slash::Load(path) => self.load(Path::new(path))?,
             Slash::Regenerate => {
-                // What tools answered within the turn stays.
+                // Answers of tools within the turn are kept.
                 let mut turn = self.talk.pop_turn();
                 while turn.len() > 1 && turn.last().is_some_and(|message| message.role == "assistant") {
                     turn.pop();
