@@ -67,7 +67,7 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     let has_texts = !args.text.is_empty() || args.needle.is_some();
     if !settings.prompt_keys.is_all() && !has_texts {
         return Err(super::conflict(
-            "--prompt-keys: needs --text or --needle, since the answers of tasks are read with attention to all keys",
+            "--prompt-keys: needs --text or --needle, since tasks are scored with attention to all keys",
         ));
     }
     if settings.limit.is_some() && !has_texts {
@@ -75,7 +75,7 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     }
     if !settings.keys.is_all() && !has_texts {
         return Err(super::conflict(
-            "--keys signs: needs --text or --needle, since the answers of tasks are read like prompts",
+            "--keys signs: needs --text or --needle, since tasks are scored in prefill steps, which attend to all keys",
         ));
     }
     let request = args.precision.kv_request(true)?;

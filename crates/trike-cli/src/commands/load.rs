@@ -105,7 +105,7 @@ pub(super) fn context(
 pub(super) fn note_shortened(fitting: usize, wanted: usize, quiet: bool) {
     if !quiet {
         output::note(&format!(
-            "memory for {fitting} of {wanted} tokens: the context is shortened; --context N sets it, --kv int8 halves what it takes",
+            "memory for {fitting} of {wanted} tokens: the context is shortened; set it with --context N, or halve the memory per token with --kv int8",
         ));
     }
 }
