@@ -6,7 +6,7 @@ use trike_llm::{STORY_MARK, tokenizer::Tokenizer};
 use super::NeedleOptions;
 use crate::EvalError;
 
-/// Minimum and maximum numbers of tokens of a needle; the maximum is also an eighth of the context.
+/// Minimum and maximum numbers of tokens of a needle; at most an eighth of the context.
 const SHORTEST: usize = 8;
 const LONGEST: usize = 64;
 /// Inverse of the maximum fraction of the context that a needle may take.

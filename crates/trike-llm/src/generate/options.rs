@@ -111,7 +111,7 @@ impl GenerateOptions {
 pub enum FinishReason {
     /// The model generated an end token.
     Eos,
-    /// A stop string was generated, or a text that its [grammar](GenerateOptions::grammar) allows no continuation of.
+    /// A stop string was generated, or the text is complete under its [grammar](GenerateOptions::grammar).
     Stop,
     /// [`GenerateOptions::max_tokens`] were generated.
     MaxTokens,

@@ -139,7 +139,7 @@ pub(super) fn config(path: &Path, config: &Value) -> Result<ModelConfig, LlmErro
     let layers = r.required("num_hidden_layers")?;
     let attention_bias = r.flag("attention_bias")?;
     let mlp_bias = r.flag("mlp_bias")?;
-    // In the other families no layer has these biases, whatever the key says.
+    // Families without these biases: the key must not be set.
     for (key, set, without) in [
         ("attention_bias", attention_bias, family == Family::Mistral),
         ("mlp_bias", mlp_bias, family != Family::Llama),
