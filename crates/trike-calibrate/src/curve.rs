@@ -41,7 +41,7 @@ impl QuantizeReport {
     /// # Errors
     ///
     /// [`EvalError::NothingToScore`] before `evaluate`; and errors of [`quantize`] and `evaluate`.
-    #[expect(clippy::too_many_arguments, reason = "what made the model and what it is measured on")]
+    #[expect(clippy::too_many_arguments, reason = "the settings of the model and of its measurement")]
     pub fn measure_curve(
         &mut self,
         input: &ModelFile,

@@ -20,9 +20,7 @@ pub enum CalibrateError {
     #[error(transparent)]
     Eval(Box<trike_eval::EvalError>),
     /// The quantization needs more memory than is free.
-    #[error(
-        "the quantization needs {needed} bytes of memory: expected at most {free}, what {limit} has left"
-    )]
+    #[error("the quantization needs {needed} bytes of memory, but {limit} leaves {free}")]
     Memory {
         /// Bytes at the peak.
         needed: u64,

@@ -241,21 +241,21 @@ fn of_llm(error: &LlmError) -> Option<String> {
         LlmError::Nn(NnError::Comm(CommError::Differs { .. })) => {
             own("start all ranks with the same command, version and model")
         }
-        LlmError::Nn(NnError::Spec { field: "ranks", .. }) => own("start another number with `mpirun -n N`"),
+        LlmError::Nn(NnError::Spec { field: "ranks", .. }) => {
+            own("start another number of ranks with `mpirun -n N`")
+        }
         LlmError::RankMemory { .. } => own(
             "start more ranks or more machines with `mpirun -n N`, or shorten the sequence with --context N",
         ),
         LlmError::Nn(NnError::NoSavedCache { .. }) => own("omit --prompt-cache, or use --device cpu"),
         LlmError::Planes { .. } => {
-            own("keep it as it is with --to trike, or quantize the dense model with --planes 1")
+            own("keep all planes with --to trike, or quantize the dense model with --planes 1")
         }
         LlmError::Int8Groups { .. } => own("round it again with --embeddings int8 or --embeddings f16"),
         LlmError::LeftOut { .. } => own("omit --strict to convert the rest"),
-        LlmError::UnreadTensors { .. } => {
-            own("get the configuration that belongs to these weights: half a model would run")
-        }
+        LlmError::UnreadTensors { .. } => own("use the configuration that belongs to these weights"),
         LlmError::NotLossless { target, .. } if target == "f16" => own(
-            "`--scales f16` and `--embeddings f16` round what is not f16; a directory with `--to trike` holds every model",
+            "`--scales f16` and `--embeddings f16` round to f16; a directory with `--to trike` can store any model",
         ),
         LlmError::NotLossless { .. } => own("`trike quantize` makes a dense model ternary"),
         LlmError::ExpectedGguf { .. } | LlmError::ExpectedDirectory { .. } => {
@@ -284,7 +284,7 @@ fn of_format(error: &FormatError) -> Option<String> {
             Some("convert it with `trike convert --to trike --encoding base3`".to_owned())
         }
         FormatError::CannotHold { .. } => Some(
-            "choose a type with --to, or a directory as the output: it holds every model; `--scales f16` rounds scales that are not f16"
+            "choose a type with --to, or a directory as the output, which can store any model; `--scales f16` rounds scales to f16"
                 .to_owned(),
         ),
         _ => None,

@@ -31,13 +31,13 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     ),
     ("pull", &[("trike pull org/name-gguf:Q2_0", "download one of several GGUF files")]),
     ("list", &[("trike list --known", "published ternary models")]),
-    ("show", &[("trike show model.gguf", "what a file is")]),
+    ("show", &[("trike show model.gguf", "properties of a file")]),
     ("rm", &[("trike rm org/name", "remove a repository from the cache, after a question")]),
     (
         "inspect",
         &[
             ("trike inspect model.gguf", "every tensor"),
-            ("trike inspect model.gguf --memory", "what it takes on a GPU"),
+            ("trike inspect model.gguf --memory", "memory required on a GPU"),
             ("trike inspect model.gguf --memory --device cuda:0,cuda:1", "which layers each GPU would hold"),
         ],
     ),
@@ -55,7 +55,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
                 "trike train --from dense/ -d stories.txt --minutes 30 -o ternary/",
                 "one ternary plane, by distillation",
             ),
-            ("trike train run.toml --check", "what a run would do, and how long"),
+            ("trike train run.toml --check", "plan and duration of the run"),
         ],
     ),
     (
@@ -70,7 +70,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         "edit",
         &[
             ("trike edit ternary/ -t model.layers.0.mlp.up_proj.weight --zero-row 5", "prune a neuron"),
-            ("trike edit ternary/ --undo", "take it back"),
+            ("trike edit ternary/ --undo", "undo the edit"),
         ],
     ),
     (
@@ -81,7 +81,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         "eval",
         &[
             ("trike eval ternary/ --tasks hellaswag.jsonl --limit 1000", "multiple choice"),
-            ("trike eval ternary/ --needle book.txt --keys signs", "what selected keys find"),
+            ("trike eval ternary/ --needle book.txt --keys signs", "needle test with key selection"),
         ],
     ),
     ("logits", &[("trike logits model.gguf --ids 1,405,422 -o logits.npy", "for numpy")]),
@@ -93,7 +93,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
             ("trike bench --synthetic 2b", "without a model"),
         ],
     ),
-    ("doctor", &[("trike doctor", "what this machine can do")]),
+    ("doctor", &[("trike doctor", "capabilities of this machine")]),
     (
         "completions",
         &[("trike completions bash > ~/.local/share/bash-completion/completions/trike", "for the shell")],
@@ -175,7 +175,7 @@ pub(crate) fn page(command: &Command) -> std::io::Result<Vec<u8>> {
     let model = command.get_arguments().any(|arg| arg.get_id() == "model" && arg.get_short() == Some('m'));
     let model = model.then(|| ("TRIKE_MODEL".to_owned(), "the default of MODEL".to_owned()));
     let hub = [
-        ("HF_HOME, HF_HUB_CACHE", "where downloaded models are kept"),
+        ("HF_HOME, HF_HUB_CACHE", "folder of downloaded models"),
         ("HF_TOKEN", "token for private models"),
         ("HF_HUB_OFFLINE", "1: download nothing"),
     ];

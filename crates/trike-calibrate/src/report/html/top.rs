@@ -57,7 +57,7 @@ impl QuantizeReport {
     pub(super) fn sample_section(&self, page: &mut Page) {
         page.section("samples", "Sample text");
         if self.samples.is_empty() {
-            page.dim("None: samples are taken where quality is measured.");
+            page.dim("None: samples require a quality measurement.");
             return;
         }
         page.dim(

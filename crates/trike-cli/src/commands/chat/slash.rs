@@ -21,7 +21,7 @@ pub(super) const COMMANDS: [(&str, &str, &str); 11] = [
     ("/save!", "FILE", "the same, also over a file that is not of this chat"),
     ("/load", "FILE", "continue a conversation from a file"),
     ("/regenerate", "", "answer the last message again, with another seed"),
-    ("/undo", "", "take back the last message and its answer"),
+    ("/undo", "", "undo the last message and its answer"),
     ("/params", "[NAME VALUE]", "show the sampling parameters, or set one"),
     ("/clear", "", "start a new conversation; the system prompt stays"),
     ("/exit", "", "end (also Ctrl-D)"),
@@ -108,7 +108,7 @@ impl Chat {
                 self.answer()?;
             }
             Slash::Undo => match self.talk.pop_turn()[..] {
-                [] => bail!("there is nothing to take back"),
+                [] => bail!("there is nothing to undo"),
                 _ => self.say("taken back"),
             },
             Slash::Params("") => output::note(&self.params()),

@@ -88,9 +88,10 @@ fn object<'a>(r: &Reader<'a>) -> Result<Option<(&'static str, &'a Value)>, LlmEr
         },
     };
     match (named("rope_scaling")?, named("rope_parameters")?) {
-        (Some((_, old)), Some((_, new))) if old != new => Err(
-            r.unsupported("`rope_scaling` beside another `rope_parameters`".to_owned(), "remove one of them")
-        ),
+        (Some((_, old)), Some((_, new))) if old != new => Err(r.unsupported(
+            "`rope_scaling` together with a different `rope_parameters`".to_owned(),
+            "remove one of them",
+        )),
         (old, new) => Ok(old.or(new)),
     }
 }
@@ -105,7 +106,7 @@ fn kind<'a>(inner: &Reader<'a>, key: &str) -> Result<&'a str, LlmError> {
         Some((name, _)) => Err(inner.error(name, "the name of a scaling")),
         None if inner.get("factor").is_none() => Ok("default"),
         None => {
-            Err(inner.error("rope_type", &format!("the type of the scaling in {key}, beside its factor")))
+            Err(inner.error("rope_type", &format!("the type of the scaling in {key}, as it has a factor")))
         }
     }
 }
