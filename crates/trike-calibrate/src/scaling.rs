@@ -71,7 +71,7 @@ impl<'a> Search<'a> {
         let mut found = Found::default();
         for layer in 0..spec.layers {
             let block = self.blocks.load(layer)?;
-            // Keep the residual streams if there is a point to search.
+            // Keep the input streams for the points to search.
             let before: Vec<Batch> = batches.iter().map(|batch| batch.with(batch.x.clone())).collect();
             let spreads = self.advance(&block, &mut batches)?;
             for (_, point, names) in wanted.iter().filter(|(l, ..)| *l == layer) {
