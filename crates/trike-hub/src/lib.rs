@@ -24,8 +24,7 @@
 //! * variables and downloads: [`Hub`]
 //! * errors: [`HubError`]
 //!
-//! `trike` re-exports it as `trike::hub`, and its feature `hub` turns the downloads on; the command and the Python package have
-//! them.
+//! `trike` re-exports it as `trike::hub`, and its feature `hub` enables downloads, as in the command and the Python package.
 #![forbid(unsafe_code)]
 
 mod cache;
