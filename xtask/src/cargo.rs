@@ -60,7 +60,7 @@ impl Call {
     ///
     /// Without them a build of programs would compile everything again that the tests have compiled.
     pub(crate) fn with_dev_features(self) -> Self {
-        self.and(["--test", "chapter"])
+        self.and(["--test", "isa"])
     }
 
     /// What is selected, without the subcommand.

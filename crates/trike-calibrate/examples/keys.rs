@@ -1,9 +1,10 @@
-//! The share of attention that selected keys have: the sum of the exact softmax weights of the positions that sign codes select.
+//! Attention recall of key selection: the sum of the exact softmax weights of the positions selected by sign codes.
 //!
-//! `cargo run --release -p trike-calibrate --example keys -- MODEL TEXT [TOKENIZER|- [SEQUENCES [PARTS]]]` reads up to SEQUENCES (8) windows
-//! of the model's context and selects one of PARTS (8) positions, the first and the last ones included, for every eighth token of the second
-//! half of a window. Beside the codes it prints the share of the best positions there are (the largest sums of the weights of the heads that
-//! share keys), and of as many first and last ones alone. `-` is the model's own tokenizer.
+//! `cargo run --release -p trike-calibrate --example keys -- MODEL TEXT [TOKENIZER|- [SEQUENCES [PARTS]]]` runs up to SEQUENCES (8)
+//! windows of the model's context and selects one of PARTS (8) positions, including attention sinks and recent ones, for every
+//! eighth token of the second half of a window. For comparison it prints the recall of the optimal selection (the largest weights
+//! summed over the heads that share keys), and of the same number of first and last positions alone. `-` is the model's own
+//! tokenizer.
 #![expect(clippy::print_stdout, reason = "the example prints its result")]
 
 use std::error::Error;
@@ -19,9 +20,9 @@ use trike_nn::{
     WeightName,
 };
 
-/// Tokens between two that are measured.
+/// Stride of the measured tokens.
 const STRIDE: usize = 8;
-/// Positions of which one is selected.
+/// Default of PARTS.
 const EIGHTH: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
 struct Weights<'a>(&'a ModelFile);
@@ -36,7 +37,7 @@ impl DecoderWeights for Weights<'_> {
     }
 }
 
-/// Sums of shares: of the best positions, of the codes, and of the first and last ones.
+/// Sums of recalls: of the optimal positions, of the sign codes, and of the first and last positions.
 #[derive(Clone, Copy, Default)]
 struct Shares {
     sums: [f64; 3],
@@ -51,7 +52,7 @@ struct Layer<'a> {
 }
 
 impl Layer<'_> {
-    /// The exact weights of a query head.
+    /// The exact softmax weights of a query head.
     fn weights(&self, position: usize, head: usize) -> Vec<f64> {
         let AttentionSpec { heads, kv_heads, head_dim: d, scale, .. } = self.spec;
         let q = &self.q[(position * heads + head) * d..][..d];
@@ -70,7 +71,7 @@ impl Layer<'_> {
     fn measure(&self, cpu: &Cpu, parts: NonZeroUsize, shares: &mut Shares) -> Result<(), Box<dyn Error>> {
         let AttentionSpec { heads, kv_heads, head_dim: d, .. } = self.spec;
         let tokens = self.q.len() / (heads * d);
-        // The cache is by heads.
+        // The cache is ordered by head.
         let mut ring = vec![0.0; self.k.len()];
         for (row, key) in self.k.chunks_exact(d).enumerate() {
             ring[(row % kv_heads * tokens + row / kv_heads) * d..][..d].copy_from_slice(key);

@@ -1,8 +1,8 @@
-//! Ways to round a matrix to trits without a text, and error compensation beside them, on one model:
+//! Rounding methods without a calibration text, compared with error compensation on one model:
 //! `cargo run --release -p trike-calibrate --example methods -- MODEL TOKENIZER CALIBRATION TEXT [GROUP]`.
 //!
-//! Prints the perplexity over that of the dense model and the divergence in nats per token on TEXT (stories between
-//! `<|endoftext|>`), with scales for GROUP (32) weights and nothing tuned.
+//! Prints the perplexity ratio to the dense model and the divergence in nats per token on TEXT (stories separated by
+//! `<|endoftext|>`), with one scale per GROUP (32) weights and without tuning.
 #![expect(clippy::print_stdout, reason = "the example prints its result")]
 
 use std::path::PathBuf;

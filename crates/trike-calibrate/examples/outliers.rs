@@ -1,10 +1,10 @@
-//! A model with outliers, from one without: the same function with other weights.
+//! Adds activation outliers to a model: the same function with other weights.
 //!
-//! Large models have a few inputs of linear layers that are tens of times as large as the others, at the same places in all
-//! layers (Dettmers et al., 2208.07339). Here the gains of norms (and, before the down projection, the rows of the up projection)
-//! are multiplied by a strength at a few places, and the columns of the matrices behind them divided by it: what the model computes
-//! stays the same up to rounding. `cargo run --release -p trike-calibrate --example outliers -- MODEL DIR [STRENGTH [EVERY]]` makes one
-//! input in EVERY (64) STRENGTH (30) times as large and writes a HuggingFace directory; its tokenizer stays where it was.
+//! In large models a few inputs of linear layers are tens of times larger than the others, in the same channels of all layers
+//! (Dettmers et al., 2208.07339). Here the gains of norms (and, before the down projection, the rows of the up projection) are
+//! multiplied by a strength in a few channels, and the columns of the following matrices divided by it: the function of the model
+//! is unchanged up to rounding. `cargo run --release -p trike-calibrate --example outliers -- MODEL DIR [STRENGTH [EVERY]]` makes
+//! one input in EVERY (64) STRENGTH (30) times larger and writes a HuggingFace directory without a tokenizer.
 #![expect(clippy::print_stdout, reason = "the example prints its result")]
 
 use std::path::Path;
@@ -16,7 +16,7 @@ use trike_format::{DenseData, DenseTensor, HfDirWriter};
 use trike_llm::{ModelFile, WeightSource, hf_config, hf_tensor};
 use trike_nn::{HookPoint, WeightName};
 
-/// Divisors of `width` inputs: one at most places, and a fraction at one in `every`.
+/// Divisors of `width` inputs: 1 for most channels, and a fraction for one in `every`.
 fn divisors(width: usize, every: usize, strength: f32, seed: u64) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut all = vec![1.0; width];
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config = hf_config(&file, file.config(), dir).ok_or("the architecture has no config.json")?;
     let mut writer = HfDirWriter::create(dir, config)?;
     for name in source.weights() {
-        // As floats, which every tool reads.
+        // As floats, which every tool can read.
         let stored = source.load_stored(name)?;
         let dense = DenseTensor::new(stored.shape(), DenseData::F32(stored.into_f32()))?;
         writer.tensor(&name.to_string(), &hf_tensor(&spec, name, dense.into())?)?;

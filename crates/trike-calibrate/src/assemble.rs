@@ -22,7 +22,7 @@ pub(crate) fn stored_bytes(
     })
 }
 
-/// The LM head or embedding in int8, if the plan or the configuration says so.
+/// The LM head or embedding in int8, if the plan or the configuration requests it.
 fn rounded_head(
     config: &ModelQuantizationConfig,
     name: WeightName,

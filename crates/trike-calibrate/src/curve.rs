@@ -11,9 +11,9 @@ use crate::{
     quantize::quantize, rounded::Rounded, store,
 };
 
-/// Maximum number of planes on the curve: more are nearly lossless.
+/// Maximum number of planes on the curve: more planes are nearly lossless.
 const MOST_PLANES: usize = 4;
-/// Types of llama.cpp with 4 and 8 bits, which the curve has beside trits.
+/// 4-bit and 8-bit types of llama.cpp on the curve, for comparison with trits.
 const OTHERS: [GgufType; 3] = [GgufType::Q8_0, GgufType::Q4_0, GgufType::Q4K];
 
 impl ModelQuantizationConfig {
@@ -22,7 +22,7 @@ impl ModelQuantizationConfig {
     ///
     /// # Errors
     ///
-    /// Those of [`validate`](Self::validate), for the first point that fails.
+    /// Errors of [`validate`](Self::validate), for the first point that fails.
     pub fn validate_curve(&self) -> Result<(), CalibrateError> {
         (1..=MOST_PLANES).try_for_each(|planes| {
             let mut alike = self.clone();
@@ -34,13 +34,14 @@ impl ModelQuantizationConfig {
 
 impl QuantizeReport {
     /// Quantizes the same model with one to four planes for all layers, rounds the same layers to `Q8_0`, `Q4_0` and `Q4_K` of
-    /// llama.cpp where their rows are made of such blocks, measures each on the text of [`evaluate`](Self::evaluate), and stores
-    /// bits and perplexities in [`curve`](Self::curve), together with this model's own. The other models are removed. `progress` is called with the number of models done and in total.
+    /// llama.cpp if their rows are multiples of the block size, measures each on the text of [`evaluate`](Self::evaluate), and
+    /// stores bits and perplexities in [`curve`](Self::curve), together with this model's own. The other models are removed.
+    /// `progress` is called with the number of models done and in total.
     ///
     /// # Errors
     ///
-    /// [`EvalError::NothingToScore`] before `evaluate`; and those of [`quantize`] and `evaluate`.
-    #[expect(clippy::too_many_arguments, reason = "what made the model and what it is measured on")]
+    /// [`EvalError::NothingToScore`] before `evaluate`; and errors of [`quantize`] and `evaluate`.
+    #[expect(clippy::too_many_arguments, reason = "the settings of the model and of its measurement")]
     pub fn measure_curve(
         &mut self,
         input: &ModelFile,
@@ -57,12 +58,12 @@ impl QuantizeReport {
         let depth = config.layout.depth;
         let scratch = store::beside(self.output.as_ref(), ".curve");
         for planes in 1..=MOST_PLANES {
-            // This model is already a point.
+            // This model is already such a point.
             let same = self.planning.is_none() && config.layers.is_empty() && planes == depth;
             if !same {
                 let mut alike = alike.clone();
                 alike.layout.depth = planes;
-                // Leftovers of an interrupted call are discarded, because the model itself is measured again as well.
+                // Discard leftovers of an interrupted call, because the model itself is measured again as well.
                 let settings = Identity::new().with("the use", "a curve");
                 if store::resume(&scratch, &settings)? == store::Opened::Same {
                     fs::remove_dir_all(&scratch).map_err(io(&scratch))?;
@@ -90,7 +91,7 @@ impl QuantizeReport {
         Ok(())
     }
 
-    /// The same layers rounded to a type of llama.cpp; `None` if their rows are not made of its blocks.
+    /// The same layers rounded to a type of llama.cpp; `None` if their rows are not multiples of its block size.
     fn rounded(
         &self,
         input: &ModelFile,
@@ -98,7 +99,7 @@ impl QuantizeReport {
         (text, split, limit): (&str, Split, Option<usize>),
         to: GgufType,
     ) -> Result<Option<CurvePoint>, CalibrateError> {
-        // What a plan left as it is could have been ternary, too.
+        // Layers that a plan left unchanged could have been ternary, too.
         let planned = |name: &String| {
             self.planning
                 .iter()

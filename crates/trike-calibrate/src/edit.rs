@@ -163,7 +163,7 @@ struct Entry {
     tensor: String,
     /// Plane, row, column and previous trit of every changed position.
     undo: Vec<(usize, usize, usize, i8)>,
-    /// Digest of the tensor before the edit, which undoing it must give again. A journal of an earlier version has none.
+    /// Digest of the tensor before the edit, checked after undoing it. Absent in a journal of an earlier version.
     #[serde(default)]
     before: String,
 }
@@ -175,8 +175,8 @@ struct Entry {
 ///
 /// # Errors
 ///
-/// Those of [`edit_tensor`]; [`CalibrateError::Edit`] when the tensor is not ternary, and I/O and format errors, for
-/// example when a compressed encoding has no room for another nonzero.
+/// Errors of [`edit_tensor`]; [`CalibrateError::Edit`] when the tensor is not ternary, and I/O and format errors, for example when
+/// a compressed encoding has no room for another nonzero.
 pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditReport, CalibrateError> {
     let _lock = lock(dir)?;
     let mut journal = journal(dir)?;
@@ -185,13 +185,13 @@ pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditRep
     let undo = edit_tensor(&mut trits, changes)?;
     let count = undo.len();
     let undo = undo.iter().map(|e| (e.plane, e.row, e.col, e.trit.value())).collect();
-    // A change that does not fit into the file must not leave an entry.
+    // An edit that does not fit into the file must not leave an entry in the journal.
     let entry = Entry { tensor: tensor.to_owned(), undo, before };
     journal.push(entry);
     save(dir, &journal)?;
     if let Err(error) = hf.overwrite(tensor, &Tensor::Ternary(trits)) {
         use trike_format::FormatError::{NotPacked, PackedSize, Write};
-        // Rejected before anything was written.
+        // The edit was rejected before anything was written.
         if matches!(error, NotPacked { .. } | PackedSize { .. } | Write { .. }) {
             journal.pop();
             save(dir, &journal)?;
@@ -226,7 +226,7 @@ pub fn undo_edits(dir: &Path, steps: usize) -> Result<EditReport, CalibrateError
             .map(|&(plane, row, col, t)| Ok(Edit { plane, row, col, trit: trit(t)? }))
             .collect::<Result<_, CalibrateError>>()?;
         trits.edit(&edits)?;
-        // Also after an edit that was interrupted while it was written.
+        // This also holds after an edit that was interrupted during writing.
         if Digest::default().ternary(&trits).to_string() != entry.before {
             return Err(EditError::Changed { tensor: entry.tensor }.into());
         }
@@ -248,7 +248,7 @@ fn open(dir: &Path, name: &str) -> Result<(HfDir, TritTensor), CalibrateError> {
     }
 }
 
-/// The right to edit a directory. A file is refused; a path that does not exist is refused when it is opened.
+/// Locks a directory for editing. A file is refused; a missing path is reported when it is opened.
 fn lock(path: &Path) -> Result<Option<Lock>, CalibrateError> {
     if path.is_file() {
         return Err(EditError::NotADirectory { path: path.to_owned() }.into());
@@ -282,8 +282,7 @@ fn save(dir: &Path, journal: &[Entry]) -> Result<(), CalibrateError> {
 ///
 /// # Errors
 ///
-/// Those of [`edit_tensor`]; [`CalibrateError::Edit`] when the layer is not ternary, and errors of `source` and the
-/// backend.
+/// Errors of [`edit_tensor`]; [`CalibrateError::Edit`] when the layer is not ternary, and errors of `source` and the backend.
 pub fn edit_layer<B: Backend>(
     model: &mut LanguageModel<B>,
     source: &dyn WeightSource,
@@ -298,7 +297,7 @@ pub fn edit_layer<B: Backend>(
 ///
 /// # Errors
 ///
-/// Those of [`edit_layer`].
+/// Errors of [`edit_layer`].
 pub fn undo_layer<B: Backend>(
     model: &mut LanguageModel<B>,
     source: &dyn WeightSource,
@@ -350,7 +349,7 @@ mod tests {
             tensor.edit(&undo).unwrap();
             assert_eq!(tensor, start, "{changes:?}");
         }
-        // All or none.
+        // All or nothing.
         let mut tensor = start.clone();
         assert!(edit_tensor(&mut tensor, &[set, Change::ZeroRow(2)]).is_err());
         assert_eq!(tensor, start);
@@ -372,7 +371,7 @@ mod tests {
         let now = model.replaced_layer(name).unwrap();
         assert!(row(&start, 0).iter().any(|v| *v != 0.0) && row(now, 0).iter().all(|v| *v == 0.0));
         assert!(row(now, 1).iter().zip(row(&start, 1)).all(|(v, was)| *v == -was));
-        // All or none, and other weights than those of the blocks are refused.
+        // All or nothing, and weights outside of the blocks are refused.
         let wrong = [Change::ZeroRow(3), Change::ZeroRow(usize::MAX)];
         let twice = now.clone();
         assert!(edit_layer(&mut model, &file, name, &wrong).is_err());

@@ -20,15 +20,13 @@ pub enum CalibrateError {
     #[error(transparent)]
     Eval(Box<trike_eval::EvalError>),
     /// The quantization needs more memory than is free.
-    #[error(
-        "the quantization needs {needed} bytes of memory: expected at most {free}, what {limit} has left"
-    )]
+    #[error("the quantization needs {needed} bytes of memory, but {limit} leaves {free}")]
     Memory {
         /// Bytes at the peak.
         needed: u64,
         /// Bytes that are free.
         free: u64,
-        /// What limits them.
+        /// The limiting resource.
         limit: &'static str,
     },
     /// A model file could not be read or written.
@@ -107,9 +105,9 @@ pub enum CalibrateError {
         /// The closest achievable budget.
         closest: String,
     },
-    /// A budget of size that the model meets as it is, so that no layer would become ternary.
+    /// A size budget that the dense model already meets, so that no layer would become ternary.
     #[error(
-        "{asked}: the model as it is meets that with {size}, so no layer would become ternary; ask for less"
+        "{asked}: the dense model already meets that with {size}, so no layer would become ternary; ask for less"
     )]
     BudgetMet {
         /// The budget.
@@ -117,7 +115,7 @@ pub enum CalibrateError {
         /// The size of the model.
         size: String,
     },
-    /// Every layer is ternary already.
+    /// Every layer is already ternary.
     #[error("{}: every layer is ternary already: quantize the dense model that it was made from", path.display())]
     AlreadyTernary {
         /// The model.
@@ -129,7 +127,7 @@ pub enum CalibrateError {
         /// The output.
         path: PathBuf,
     },
-    /// A directory beside the output holds something that was not written by an earlier run.
+    /// A directory at a path derived from the output contains files that were not written by an earlier run.
     #[error(
         "{} was not written by an earlier run: move it or choose another output (its name with .partial, .plan, .text and .curve appended must be free)",
         path.display()
@@ -326,7 +324,7 @@ pub enum EditError {
         /// Number of edits in the journal.
         made: usize,
     },
-    /// An edit to undo of a tensor that is no longer what it was after the edit.
+    /// An edit that cannot be undone because the tensor has changed since.
     #[error("`{tensor}` was changed since by something else: the edit cannot be undone")]
     Changed {
         /// The tensor.

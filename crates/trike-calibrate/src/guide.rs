@@ -1,8 +1,8 @@
-//! How much the outputs of a layer count at each token: the squared gradient of the loss of the dense model, the cross-entropy of the
-//! calibration text, with respect to them (GuidedQuant, Kim et al., 2505.07004, with one group of outputs).
+//! Token weights for calibration: the squared gradient of the dense model's loss, the cross-entropy of the calibration text, with
+//! respect to the outputs of a layer (GuidedQuant, Kim et al., 2505.07004, with one group of outputs).
 //!
 //! An error `e` of a layer's output changes the loss by about `sum_t (g_t . e_t)^2 / 2`, where `g_t` is that gradient at token `t`.
-//! With the mean square of `g_t` in place of its elements, token `t` of `X^T X` has that weight.
+//! With all elements of `g_t` replaced by their mean square, it becomes the weight of token `t` in `X^T X`.
 
 use rand_chacha::{
     ChaCha8Rng,
@@ -17,31 +17,31 @@ use crate::{
     tune::{Head, Learner, Recording, TapeSpec, Wanted},
 };
 
-/// The token whose cross-entropy is the loss at a position.
+/// The label of the cross-entropy at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Labels {
-    /// The next one of the text; there is none behind the last.
+    /// The next token of the text; none for the last.
     Text,
-    /// One that the dense model draws: the mean square of the gradient is then the curvature of the divergence from the dense model
-    /// (its Fisher information), whatever the text.
+    /// A token sampled from the dense model: the mean square of the gradient is then the curvature of the divergence from the dense
+    /// model (its Fisher information), for any text.
     Drawn,
 }
 
-/// Weights of the tokens of a text, of mean 1 at each place, and the mean squares of gradients.
+/// Weights of the tokens of a text, with mean 1 at each hook point, and the mean squares of gradients.
 pub(crate) struct TokenWeights {
     /// Square roots, `[layer][point][batch][token]`.
     roots: Vec<[Vec<Vec<f32>>; 4]>,
-    /// Over tokens and the outputs of each matrix, in the order of [`WeightName::matrices`].
+    /// Means over tokens and the outputs of each matrix, in the order of [`WeightName::matrices`].
     outputs: Vec<[f64; 7]>,
-    /// Over tokens and the elements of their embeddings.
+    /// Mean over tokens and the elements of their embeddings.
     embedding: f64,
 }
 
-/// Seed of the tokens that the model draws.
+/// Seed of the sampled tokens.
 const SEED: u64 = 1;
 
 impl TokenWeights {
-    /// Runs the text through the dense model and back. `starts` are its embedded tokens, `ids`.
+    /// Runs a forward and a backward pass of the dense model over the text. `starts` are the embedded tokens of `ids`.
     pub(crate) fn new(
         dense: &Blocks<'_>,
         labels: Labels,
@@ -126,7 +126,7 @@ impl TokenWeights {
         self.embedding
     }
 
-    /// Multiplies the activations of a batch, rows of `width`, with the square roots of the weights of their tokens.
+    /// Multiplies the activations of a batch, rows of `width`, by the square roots of their token weights.
     pub(crate) fn scale(&self, layer: usize, point: HookPoint, batch: usize, x: &mut [f32], width: usize) {
         for (row, root) in x.chunks_exact_mut(width).zip(&self.roots[layer][point as usize][batch]) {
             row.iter_mut().for_each(|x| *x *= root);
@@ -134,7 +134,7 @@ impl TokenWeights {
     }
 }
 
-/// A token drawn from the probabilities of a row of logits by a number between 0 and 1.
+/// Samples a token from the probabilities of a row of logits, given a uniform number in 0 to 1.
 fn drawn(logits: &[f32], number: f64) -> u32 {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weight = |logit: &f32| f64::from(logit - most).exp();
@@ -146,7 +146,7 @@ fn drawn(logits: &[f32], number: f64) -> u32 {
     found.unwrap_or(logits.len().saturating_sub(1)) as u32
 }
 
-/// Square roots of weights that are divided by their mean. Where no token has a gradient, all count alike.
+/// Square roots of the weights divided by their mean. If no token has a gradient, all have equal weight.
 fn to_roots(batches: &mut [Vec<f32>]) {
     let count: usize = batches.iter().map(Vec::len).sum();
     let sum: f64 = batches.iter().flatten().map(|square| f64::from(*square)).sum();

@@ -19,8 +19,8 @@ use crate::{
     weights::block_weights,
 };
 
-/// Maximum length of a calibration sequence: attention over a sequence is in memory as a whole, and longer ones add
-/// little information about weights.
+/// Maximum length of a calibration sequence: the scores of a whole sequence are in memory, and longer sequences add little
+/// information about weights.
 const LONGEST: usize = 2048;
 /// Maximum length of a generated sequence.
 const LONGEST_GENERATED: usize = 512;
@@ -28,14 +28,14 @@ const LONGEST_GENERATED: usize = 512;
 const LEAST_TOKENS: usize = 16;
 /// One of this many sequences is held out.
 const SHARE: usize = 10;
-/// Minimum number of sequences held out, and of sequences generated if none can be.
+/// Minimum number of held-out sequences, and number of sequences generated instead if none can be held out.
 const FEW: usize = 4;
-/// Seed of the first sequence that is written for a recovery.
+/// Seed of the first sequence generated for a recovery.
 const WRITTEN: u64 = 1 << 40;
-/// Maximum length of a sequence that is generated only to be measured on.
+/// Maximum length of a sequence generated only for measurement.
 const LONGEST_STAND_IN: usize = 256;
 
-/// The sequences to calibrate on, empty if none are needed, and those that are held out.
+/// The calibration sequences, empty if none are needed, and the held-out ones.
 pub(crate) fn divided(
     input: &ModelFile,
     calibration: &Calibration<'_>,
@@ -48,7 +48,7 @@ pub(crate) fn divided(
         let held = match (config.hold_out, calibration) {
             (false, _) => HeldOut::Off,
             (true, Calibration::Generated { .. }) => stand_in(),
-            // Nothing is fitted to the text, so all of it may be measured on.
+            // Without fitting, the whole text may be used for measurement.
             (true, &Calibration::Text { .. }) => {
                 let limit = held_count(calibration.limit());
                 let few = calibration.with_limit(limit);
@@ -86,7 +86,7 @@ pub(crate) fn divided(
     Ok((ids, held))
 }
 
-/// The calibration with a number of sequences where it leaves that open: those of so many [`tokens`] together.
+/// The calibration with a limit on sequences if it has none: those of the first [`tokens`] tokens.
 pub(crate) fn limited<'a>(
     input: &ModelFile,
     calibration: &Calibration<'a>,
@@ -99,7 +99,7 @@ pub(crate) fn limited<'a>(
     Ok(calibration.with_limit(fitting(&ids, tokens(block_weights(input)?)).max(1)))
 }
 
-/// How many of the first sequences have so many tokens together at most.
+/// The number of first sequences with at most `tokens` tokens together.
 fn fitting(ids: &[Vec<u32>], tokens: usize) -> usize {
     let mut sum = 0;
     let fits = |ids: &&Vec<u32>| {
@@ -109,26 +109,26 @@ fn fitting(ids: &[Vec<u32>], tokens: usize) -> usize {
     ids.iter().take_while(fits).count()
 }
 
-/// Removes the sequences that were calibrated on, too: a text may repeat itself.
+/// Removes sequences that are also calibration sequences, since a text may contain duplicates.
 pub(crate) fn without(mut held: Vec<Vec<u32>>, calibration: &[Vec<u32>]) -> Vec<Vec<u32>> {
     held.retain(|ids| !calibration.iter().any(|seen| seen.starts_with(&ids[..ids.len().min(LONGEST_HELD)])));
     held
 }
 
-/// Number of sequences held out of so many.
+/// Number of sequences held out of `sequences`.
 fn held_count(sequences: usize) -> usize {
     sequences.div_ceil(SHARE).max(FEW)
 }
 
-/// Number of sequences to calibrate on, of `all`, if at most `wanted` are. The others are held out: a tenth, at least
-/// four, at most a quarter; none of fewer than four.
+/// Number of calibration sequences out of `all`, at most `wanted`. The others are held out: a tenth, at least four, at most a
+/// quarter; none of fewer than four.
 fn kept(all: usize, wanted: usize) -> usize {
     let held = held_count(all.min(wanted)).min(all / 4);
     wanted.min(all - held)
 }
 
-/// Generated text, with a seed that no calibration sequence has. Measuring requires a tokenizer, which rounding does
-/// not: without one there is no text.
+/// Text generated with a seed different from all calibration sequences. Measuring requires a tokenizer, but rounding does not:
+/// without a tokenizer there is no text.
 fn stand_in_for(
     input: &ModelFile,
     config: &ModelQuantizationConfig,
@@ -144,7 +144,7 @@ fn stand_in_for(
     }
 }
 
-/// The calibration sequences, which are enough to calibrate on.
+/// The calibration sequences; an error if there are too few tokens.
 pub(crate) fn calibration_ids(
     input: &ModelFile,
     calibration: &Calibration<'_>,
@@ -160,7 +160,7 @@ pub(crate) fn calibration_ids(
     Ok(ids)
 }
 
-/// The sequences of a text, of two tokens or more.
+/// The sequences of a text with at least two tokens.
 fn sequences_of(
     input: &ModelFile,
     calibration: &Calibration<'_>,
@@ -198,7 +198,7 @@ fn sequences_of(
     Ok(ids)
 }
 
-/// The dense model, to write text.
+/// The dense model, for generating text.
 fn dense(input: &ModelFile, config: &ModelQuantizationConfig) -> Result<LanguageModel, CalibrateError> {
     let options = LoadOptions::default()
         .with_tokenizer(input.tokenizer(config.tokenizer.as_deref())?)
@@ -206,7 +206,7 @@ fn dense(input: &ModelFile, config: &ModelQuantizationConfig) -> Result<Language
     Ok(LanguageModel::load_with(input, &options, &mut |_, _| ())?)
 }
 
-/// A sequence of at most `longest` tokens that a model generates at temperature 1.
+/// A sequence of at most `longest` tokens, sampled at temperature 1.
 fn generated(model: &LanguageModel, seed: u64, longest: usize) -> Result<Vec<u32>, LlmError> {
     let longest = model.config().spec.context.min(longest);
     let sampler = SamplerConfig::default().with_temperature(1.0).with_seed(seed);
@@ -215,7 +215,7 @@ fn generated(model: &LanguageModel, seed: u64, longest: usize) -> Result<Vec<u32
     Ok([text.prompt_ids, text.ids].concat())
 }
 
-/// Sequences that the dense model writes in about so much time, none of which is calibration text of the same configuration.
+/// Sequences that the dense model generates in about the given time; none is calibration text of the same configuration.
 pub(crate) fn written(
     input: &ModelFile,
     config: &ModelQuantizationConfig,
@@ -234,7 +234,7 @@ pub(crate) fn written(
     Ok(all)
 }
 
-/// Sequences that the dense model generates only to be measured on.
+/// Sequences that the dense model generates only for measurement.
 pub(crate) fn stand_in(dense: &LanguageModel, seed: u64) -> Result<Vec<Vec<u32>>, LlmError> {
     let one = |i: usize| generated(dense, seed.wrapping_add(i as u64), LONGEST_STAND_IN);
     let mut ids = (0..FEW).map(one).collect::<Result<Vec<_>, _>>()?;
@@ -252,7 +252,7 @@ mod tests {
 
     const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 
-    /// Divides a text for the shipped model, of which only the tokenizer matters.
+    /// Divides a text for the bundled model, whose tokenizer is used.
     fn parts(calibration: &Calibration<'_>, config: &ModelQuantizationConfig) -> (Vec<Vec<u32>>, HeldOut) {
         let dir = tempfile::tempdir().unwrap();
         let (model, output) = (ModelFile::open(MODEL).unwrap(), dir.path().join("out"));
@@ -275,7 +275,7 @@ mod tests {
         assert!(!crate::is_resumable(&output, start));
         let (two, _) = write(2, 1);
         assert!(crate::is_resumable(&output, start), "interrupted while it wrote");
-        // As a process that is killed leaves it: the last line is cut.
+        // As after a killed process: the last line is incomplete.
         let file = dir.path().join("out.text/sequences.jsonl");
         let text = std::fs::read_to_string(&file).unwrap();
         std::fs::write(&file, &text[..text.len() - 3]).unwrap();
@@ -361,7 +361,7 @@ mod tests {
             assert_eq!(fitting(&ids, tokens), count, "{tokens}");
         }
         assert_eq!([1, 1 << 21, 1 << 30].map(tokens), [1 << 20, 1 << 19, 1 << 18]);
-        // More than `SEQUENCES` are not even tokenized.
+        // No more than `SEQUENCES` are tokenized.
         let text: Vec<String> = (0..5000).map(|i| format!("{i}")).collect();
         let text = text.join("<|endoftext|>");
         let calibration = Calibration::Text { text: &text, split: Split::Stories, limit: None };

@@ -1,4 +1,4 @@
-//! The memory that a quantization takes.
+//! The memory required by a quantization.
 
 use trike_cpu::{MemoryLimit, free_memory};
 use trike_llm::WeightSource;
@@ -11,18 +11,18 @@ use crate::{
 
 /// Bytes of an f32.
 const F32: u64 = 4;
-/// Bytes per weight of a block that is tuned: the latent weight, Adam's means, the current matrix, its gradient, and the dense weight
-/// while latent weights are made.
+/// Bytes per weight of a tuned block: the latent weight, Adam's moments, the current matrix, its gradient, and the dense weight
+/// from which latent weights are initialized.
 const TUNED: u64 = 20;
-/// Bytes per scale that is tuned alone: itself and Adam's means, and both kept and current.
+/// Bytes per scale tuned without codes: the scale and Adam's moments, for both the best and the current state.
 const SCALE: u64 = 2 * 12;
-/// Bytes for all the rest: the program, the allocator, small tensors.
+/// Bytes for everything else: the program, the allocator, small tensors.
 const REST: u64 = 64 << 20;
 
-/// The sizes that memory depends on.
+/// The sizes that determine the memory.
 struct Sizes {
     tokens: u64,
-    /// Of a batch that runs through a block.
+    /// Tokens of a batch that passes through a block.
     batch: u64,
     hidden: u64,
     intermediate: u64,
@@ -34,7 +34,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Of a model with so many weights in all blocks, and of a text.
+    /// Sizes for a model with `weights` weights in all blocks, and for a text.
     fn new(input: &dyn WeightSource, weights: u64, tokens: u64, longest: u64) -> Self {
         let spec = &input.config().spec;
         Self {
@@ -50,12 +50,12 @@ impl Sizes {
     }
 }
 
-/// The bytes that [`quantize()`](crate::quantize()) needs at once, at the most, for a calibration text of so many tokens in sequences of
-/// at most `longest`. Pages of mapped files do not count, because the system takes them back where it needs them.
+/// Peak memory of [`quantize()`](crate::quantize()) in bytes, for a calibration text of `tokens` tokens in sequences of at most
+/// `longest`. Pages of mapped files do not count, because the system can evict them.
 ///
 /// # Errors
 ///
-/// Those of reading the sizes of weights.
+/// Errors of reading the sizes of weights.
 pub fn estimate_memory(
     input: &dyn WeightSource,
     config: &ModelQuantizationConfig,
@@ -66,7 +66,7 @@ pub fn estimate_memory(
     let [tokens, longest] = [tokens, longest].map(|n| n as u64);
     let sizes = Sizes::new(input, all, tokens, longest);
     let QuantizeMethod::Compensate(how) = config.method else {
-        // A matrix, what it is rounded to, and what is between.
+        // A matrix, its rounded form, and intermediate buffers.
         let largest = largest(input, config)?.0;
         return Ok(4 * F32 * largest + REST);
     };
@@ -85,7 +85,7 @@ fn is_free(config: &ModelQuantizationConfig) -> bool {
     config.layout.coupling == trike_trit::Coupling::Free
 }
 
-/// Weights of the largest matrix that becomes ternary, and the largest number of inputs of one.
+/// Number of weights of the largest matrix that becomes ternary, and the maximum number of inputs of one.
 fn largest(input: &dyn WeightSource, config: &ModelQuantizationConfig) -> Result<(u64, u64), CalibrateError> {
     let (mut weights, mut inputs) = (0, 0);
     for name in input.weights().into_iter().filter(|name: &WeightName| name.is_block_matrix()) {
@@ -98,7 +98,7 @@ fn largest(input: &dyn WeightSource, config: &ModelQuantizationConfig) -> Result
     Ok((weights, inputs))
 }
 
-/// While layers are compensated: the streams, both blocks, the activations of a batch, and what solves the widest layer.
+/// During compensation: the residual streams, both blocks, the activations of a batch, and the solver of the widest layer.
 fn compensating(
     sizes: &Sizes,
     input: &dyn WeightSource,
@@ -111,12 +111,12 @@ fn compensating(
     let activations = F32 * batch * (3 * intermediate + 4 * hidden + 3 * query);
     // The Hessian, the cross product, the factor in f64, and its inverse.
     let squares = (20 + if config.input_rotation.is_some() { 4 } else { 0 }) * inputs * inputs;
-    // The weights, what they aim at, errors, codes and trits.
+    // The weights, their targets, errors, codes and trits.
     let layer = 6 * F32 * weights;
     Ok(streams + 2 * F32 * block + activations.max(squares + layer))
 }
 
-/// While tokens are weighed by the loss: two streams, a block as it is loaded and in f32, its tape, the inputs of all blocks for a
+/// During the weighting of tokens: two residual streams, a block as loaded and in f32, its tape, the inputs of all blocks for a
 /// batch, the head and its logits.
 fn weighing(sizes: &Sizes) -> u64 {
     let Sizes { tokens, batch, hidden, intermediate, query, vocab, layers, block } = *sizes;
@@ -125,7 +125,7 @@ fn weighing(sizes: &Sizes) -> u64 {
     2 * F32 * hidden * tokens + 2 * F32 * block + tape + inputs + F32 * vocab * (hidden + 2 * batch)
 }
 
-/// While a block is tuned, and then the whole model.
+/// During the tuning of a block, and of the whole model.
 fn tuning_memory(
     sizes: &Sizes,
     config: &ModelQuantizationConfig,
@@ -136,9 +136,9 @@ fn tuning_memory(
     let Sizes { tokens, hidden, intermediate, query, vocab, layers, block, .. } = *sizes;
     let streams = 2 * F32 * hidden * tokens;
     let step = (tuning.batch_tokens as u64).max(longest).min(tokens);
-    // What the forward pass keeps and the backward pass adds.
+    // Activations kept by the forward pass, and gradients of the backward pass.
     let tape = 2 * F32 * step * (6 * hidden + 4 * query + 5 * intermediate);
-    // Two bits a trit.
+    // Two bits per trit.
     let trits = |weights: u64| weights * config.layout.depth as u64 / 4;
     let of_block = streams + TUNED * block + trits(block) + tape;
     if !tuning.tunes_model() {
@@ -155,7 +155,7 @@ fn tuning_memory(
     of_block.max(streams + head + whole)
 }
 
-/// Refuses what does not fit in the memory that is free.
+/// Returns an error if the free memory is too small.
 pub(crate) fn check(
     input: &dyn WeightSource,
     config: &ModelQuantizationConfig,
@@ -166,7 +166,7 @@ pub(crate) fn check(
     refuse(needed, &free_memory())
 }
 
-/// The same for the prices of a plan, whose texts are these, with so many group sizes.
+/// The same for the sensitivities of a plan, whose texts have these tokens, with `groups` group sizes.
 pub(crate) fn check_plan(
     input: &dyn WeightSource,
     config: &ModelQuantizationConfig,
@@ -176,7 +176,7 @@ pub(crate) fn check_plan(
     let lengths = || texts.into_iter().flatten().map(|ids| ids.len() as u64);
     let sizes = Sizes::new(input, block_weights(input)?, lengths().sum(), lengths().max().unwrap_or(0));
     let inputs = largest(input, config)?.1;
-    // The statistics of the text that is fitted to and of the other; a Hessian and its factor for each group size.
+    // The statistics of the fitted and the held-out text; a Hessian and its factor for each group size.
     let squares = (2 * F32 + 2 * F32 * groups as u64) * inputs * inputs;
     let needed = weighing(&sizes).max(compensating(&sizes, input, config, false)? + squares);
     refuse(needed + REST, &free_memory())

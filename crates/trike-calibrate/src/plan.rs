@@ -13,7 +13,7 @@ const FORMAT: &str = "trike plan 1";
 /// [`FORMAT`] in backquotes, for messages.
 const QUOTED_FORMAT: &str = "`trike plan 1`";
 
-/// Storage of each layer of a model. Layers that are not in the plan are stored according to the other options.
+/// Storage of each layer of a model. The storage of other layers follows from the other options.
 ///
 /// ```
 /// use std::path::Path;
@@ -84,8 +84,8 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`CalibrateError::PlanFile`] for a name that is neither a linear layer of the blocks of `input` nor its embedding or head, and
-    /// for trits in one of these two.
+    /// [`CalibrateError::PlanFile`] for a name that is neither a linear layer of the blocks of `input` nor its embedding or head,
+    /// and for trits in the latter two.
     pub fn choices(
         &self,
         path: &Path,

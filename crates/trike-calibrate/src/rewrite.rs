@@ -87,20 +87,19 @@ fn salience_note(reports: &[SalienceReport]) -> String {
     )
 }
 
-/// What is said of a text that the dense model predicts badly, at `loss` nats per token: it takes more than half of what a guess
-/// among all tokens takes. For stories260K that is so for text in German (7.0 of 6.2 nats) and of Shakespeare (4.3), not for
-/// stories (1.6).
+/// Warning for calibration text with a loss above half of `ln(vocab)`: probably the wrong language or domain. For stories260K that
+/// applies to German text (7.0 of 6.2 nats) and Shakespeare (4.3), but not to stories (1.6).
 fn foreign_note(loss: f64, vocab: usize) -> Option<String> {
     let guess = (vocab as f64).ln();
     (loss > 0.5 * guess).then(|| {
         format!(
-            "the dense model predicts the calibration text badly, at {loss:.1} nats per token where a guess among its {vocab} \
-             tokens takes {guess:.1}: a text of the kind and in the language that the model was trained on calibrates better"
+            "the dense model predicts the calibration text badly, at {loss:.1} nats per token (uniform guessing among its {vocab} \
+             tokens: {guess:.1}): calibrate with text in the language and domain that the model was trained on"
         )
     })
 }
 
-/// Whether inputs are looked at, to be scaled. What is only rounded needs no text unless it is asked for.
+/// Whether to search for scales of inputs. Rounding alone needs no text, so it requires an explicit request.
 fn searches(config: &ModelQuantizationConfig) -> bool {
     match config.salience {
         ScaledInputs::None => false,

@@ -1,4 +1,4 @@
-//! A model with some matrices rounded to a type of llama.cpp, to measure beside trits. Nothing is stored in it.
+//! A model with some matrices rounded to a type of llama.cpp, for comparison with trits. Nothing is stored.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ impl WeightSource for Rounded<'_> {
         if !self.layers.contains(&name.to_string()) {
             return Ok(tensor);
         }
-        // As floats: what is measured is the type, not the kernels that it has here.
+        // As floats: the measurement is of the type, not of the kernels for it.
         let (shape, values) = (tensor.shape(), round_to_blocks(self.to, &tensor)?.into_f32());
         Ok(DenseTensor::new(shape, DenseData::F32(values)).map_err(NnError::from)?.into())
     }

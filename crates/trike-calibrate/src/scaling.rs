@@ -16,14 +16,14 @@ use crate::{
     weights::is_convertible,
 };
 
-/// Tokens of which the outliers among the inputs are found, and the scales searched where there are some.
+/// Number of tokens on which outliers are detected, and scales searched.
 const LOOKED_AT: usize = 4096;
-/// Spread of the inputs at a place beyond which they have outliers.
+/// Spread of the inputs at a hook point above which they have outliers.
 const SPREAD: f64 = 8.0;
-/// Share of the squared output error that scales must leave at most to be worth it. What leaves more, as inputs without outliers do,
-/// and one plane even with them, predicts no better in the end.
+/// Maximum fraction of the squared output error that must remain for scales to be used. With a larger one, as for inputs without
+/// outliers, and for one plane even with outliers, predictions do not improve in the end.
 const WORTH: f64 = 0.85;
-/// Tokens of which it is seen how well the model predicts the text.
+/// Number of tokens on which the model's loss on the text is measured.
 const PREDICTED: usize = 512;
 
 /// Searches the dense model, block by block, for scales of the inputs of its layers.
@@ -32,12 +32,12 @@ pub(crate) struct Search<'a> {
     blocks: Blocks<'a>,
 }
 
-/// What a search found.
+/// Result of a search.
 #[derive(Default)]
 pub(crate) struct Found {
     /// Scales of the inputs at a hook point of a layer.
     pub(crate) scales: Vec<(usize, HookPoint, Vec<f32>)>,
-    /// A report of each place that was searched.
+    /// A report of each searched hook point.
     pub(crate) reports: Vec<SalienceReport>,
     /// The dense model's loss on the beginning of the text, in nats per token.
     pub(crate) loss: f64,
@@ -48,7 +48,7 @@ impl<'a> Search<'a> {
         Self { config, blocks }
     }
 
-    /// The scales of all places where they lessen the error.
+    /// The scales of all hook points where they reduce the error.
     pub(crate) fn run(
         &self,
         ids: &[Vec<u32>],
@@ -71,7 +71,7 @@ impl<'a> Search<'a> {
         let mut found = Found::default();
         for layer in 0..spec.layers {
             let block = self.blocks.load(layer)?;
-            // The streams are needed again where there is something to search.
+            // Keep the input streams for the points to search.
             let before: Vec<Batch> = batches.iter().map(|batch| batch.with(batch.x.clone())).collect();
             let spreads = self.advance(&block, &mut batches)?;
             for (_, point, names) in wanted.iter().filter(|(l, ..)| *l == layer) {
@@ -101,7 +101,7 @@ impl<'a> Search<'a> {
         Ok(found)
     }
 
-    /// The model's loss on the first tokens of a text, whose streams behind the last block are given, in nats per token.
+    /// The model's loss on the first tokens of a text, given the residual streams after the last block, in nats per token.
     fn loss_of(&self, ids: &[Vec<u32>], batches: &[Batch]) -> Result<f64, CalibrateError> {
         let (spec, cpu) = (self.blocks.spec(), self.blocks.cpu());
         let Some(batch) = batches.first() else { return Ok(0.0) };
@@ -113,7 +113,7 @@ impl<'a> Search<'a> {
         Ok(sum / targets.iter().flatten().count().max(1) as f64)
     }
 
-    /// Passes the streams through a block. The result is the spread of the inputs at each place.
+    /// Passes the residual streams through a block. Returns the spread of the inputs at each hook point.
     fn advance(&self, block: &DecoderBlock<CpuBackend>, batches: &mut [Batch]) -> Result<[f64; 4], NnError> {
         let spec = self.blocks.spec();
         let mut sums = HookPoint::ALL.map(|point| vec![0f64; input_width(spec, point)]);
@@ -128,7 +128,7 @@ impl<'a> Search<'a> {
         Ok(sums.map(|sums| spread(&sums)))
     }
 
-    /// Whether what comes before a place can take scales. What cannot is an error if scales were asked for.
+    /// Whether the preceding operation can absorb scales. If scales were requested explicitly, it is an error if it cannot.
     fn is_foldable(&self, layer: usize, point: HookPoint) -> Result<bool, CalibrateError> {
         let divided = divided_by(self.blocks.spec(), layer, point);
         let mut changed = point.matrices(layer).into_iter().chain(divided);
@@ -137,7 +137,7 @@ impl<'a> Search<'a> {
             found?;
             return Ok(true);
         }
-        // Turned inputs have no outliers left.
+        // Rotated inputs have no outliers.
         let turned = match point {
             HookPoint::Attention | HookPoint::Mlp => self.config.rotation.is_some(),
             HookPoint::Output | HookPoint::Down => self.config.input_rotation.is_some(),
@@ -231,14 +231,14 @@ impl<'a> Search<'a> {
     }
 }
 
-/// `n sum(m^2) / sum(m)^2` of the mean squares `m` of `n` inputs: 1 if all are alike, `n` if one has it all.
+/// `n sum(m^2) / sum(m)^2` of the mean squares `m` of `n` inputs: 1 if all are equal, `n` if only one is nonzero.
 fn spread(squares: &[f64]) -> f64 {
     let sum: f64 = squares.iter().sum();
     let fourth: f64 = squares.iter().map(|m| m * m).sum();
     if sum > 0.0 { squares.len() as f64 * fourth / (sum * sum) } else { 1.0 }
 }
 
-/// The first sequences that have so many tokens, at least one.
+/// The first sequences with at least `tokens` tokens together, at least one.
 fn beginning(ids: &[Vec<u32>], tokens: usize) -> &[Vec<u32>] {
     let mut left = tokens;
     let mut needed = |ids: &&Vec<u32>| {

@@ -19,7 +19,7 @@ pub struct Stored {
     /// Weights of a row that share a scale: 32, 64, 128, 256, or `row`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub group: Option<String>,
-    /// Why the layer is not quantized.
+    /// The reason why the layer is not quantized.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
 }

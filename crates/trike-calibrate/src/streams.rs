@@ -13,8 +13,8 @@ use trike_nn::{
 
 use crate::{CalibrateError, weights::BlockWeights};
 
-/// Tokens of a batch, unless one sequence is longer. The activations of a block over a batch are the memory use in
-/// addition to the streams.
+/// Tokens per batch, unless one sequence is longer. Memory consists of the activations of a block over a batch, and the residual
+/// streams.
 pub(crate) const TOKENS: usize = 2048;
 
 /// A half of a block.
@@ -28,7 +28,7 @@ impl Half {
     /// Both, in order.
     pub(crate) const ALL: [Self; 2] = [Self::Attention, Self::Mlp];
 
-    /// The points of the half: where it begins, and where its output is added to the stream.
+    /// The hook points of the half: its input, and the input of the projection that is added to the stream.
     pub(crate) fn points(self) -> [HookPoint; 2] {
         match self {
             Self::Attention => [HookPoint::Attention, HookPoint::Output],
@@ -36,7 +36,7 @@ impl Half {
         }
     }
 
-    /// The half in which a point is.
+    /// The half that contains a hook point.
     pub(crate) fn of(point: HookPoint) -> Self {
         match point {
             HookPoint::Attention | HookPoint::Output => Self::Attention,
@@ -94,8 +94,8 @@ impl Batch {
         self.inputs.segments().iter().map(|segment| segment.rows.len())
     }
 
-    /// Runs the stream through half of a block, up to `until` if that is given. The result is the stream behind, or the input of
-    /// the matrices at `until`.
+    /// Runs the residual stream through half of a block, up to `until` if given. Returns the stream after it, or the input of the
+    /// matrices at `until`.
     fn half(
         &self,
         context: BlockContext<'_, CpuBackend>,
@@ -282,7 +282,7 @@ impl<'a> Blocks<'a> {
         })
     }
 
-    /// Inputs of the matrices at `point` of a block, for a batch whose stream is at the beginning of that half of the block.
+    /// Inputs of the matrices at `point` of a block, for a batch whose stream is at the start of that half of the block.
     pub(crate) fn half_inputs(
         &self,
         block: &DecoderBlock<CpuBackend>,

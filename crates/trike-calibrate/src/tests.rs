@@ -1,4 +1,4 @@
-//! The walk over small random models: what each stage gains, what is refused, and that nothing depends on chance.
+//! The walk over small random models: the gain of each stage, refusals, and reproducibility.
 
 use std::{
     fs,
@@ -38,7 +38,7 @@ fn named(name: &str) -> Identity {
     Identity::new().with("the name", name)
 }
 
-/// Writes a random Llama whose rotary pairs lie as in its own file; `spoil` changes its weights by name.
+/// Writes a random Llama with rotary pairs as in its own format; `spoil` changes its weights by name.
 fn model(dir: &Path, spoil: impl Fn(&str, &mut [f32])) -> ModelFile {
     let config = serde_json::json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN,
@@ -74,7 +74,7 @@ fn model(dir: &Path, spoil: impl Fn(&str, &mut [f32])) -> ModelFile {
 
 fn text(seed: u64) -> Vec<Vec<u32>> {
     let mut rng = Rng::new(seed);
-    // Some tokens are frequent, as in any text.
+    // Some tokens are more frequent, as in natural text.
     let mut token = || (rng.below(VOCAB) * rng.below(VOCAB) / VOCAB) as u32;
     (0..64).map(|i| (0..16 + i % 24).map(|_| token()).collect()).collect()
 }
@@ -153,7 +153,7 @@ fn compensation_is_better_than_rounding_and_tuning_better_still() {
         assert!(compensated < rounded, "{planes}: {compensated} {rounded}");
         if planes < 3 {
             let (_, tuned) = made(&dir, &format!("t{planes}"), &input, &options(planes, Some(short())));
-            // Of what two planes lose on random weights there is little to be gained: the guard keeps what was.
+            // With two planes on random weights there is little to gain: the guard keeps the previous weights.
             assert!(
                 tuned < compensated || planes == 2 && tuned == compensated,
                 "{planes}: {tuned} {compensated}"
@@ -162,7 +162,7 @@ fn compensation_is_better_than_rounding_and_tuning_better_still() {
     }
 }
 
-/// Tokens that the loss does not depend on count for nothing, and all together as much as before.
+/// Tokens that do not affect the loss get weight 0, and the sum of weights is unchanged.
 #[test]
 fn tokens_count_by_the_gradient_of_the_loss() {
     let dir = TempDir::new().unwrap();
@@ -173,7 +173,7 @@ fn tokens_count_by_the_gradient_of_the_loss() {
     config.method = QuantizeMethod::Compensate(Compensation { guided: true, ..how });
     let guided = made(&dir, "guided", &input, &config);
     assert_ne!(plain.0, guided.0);
-    // Which one is better depends on the model; of random weights neither is much.
+    // Which one is better depends on the model; on random weights they differ little.
     assert!(guided.1 < 1.3 * plain.1, "{} {}", guided.1, plain.1);
 
     let backend = CpuBackend::new(Cpu::new(1).unwrap(), ActivationPrecision::F32);
@@ -193,7 +193,7 @@ fn tokens_count_by_the_gradient_of_the_loss() {
                 let mut row = 0;
                 for length in batch.lengths() {
                     row += length;
-                    // Nothing follows the last token of a sequence, and no other token sees it.
+                    // The last token of a sequence has no label, and no other token attends to it.
                     assert_eq!(ones[row - 1], 0.0, "{layer} {point:?}");
                     at += 1;
                 }
@@ -204,7 +204,7 @@ fn tokens_count_by_the_gradient_of_the_loss() {
     }
 }
 
-/// What a layer costs alone, as predicted from gradients and as measured.
+/// The loss of each layer alone, estimated from gradients and measured.
 #[test]
 fn prices_are_what_layers_cost() {
     let dir = TempDir::new().unwrap();
@@ -241,7 +241,7 @@ fn prices_are_what_layers_cost() {
     assert_near!(sums[0], sums[1], rel = 0.3);
 }
 
-/// Where codes are too many to be tuned together, scales and norms are: with blocks from disk, and rotated inputs.
+/// With too many codes to tune together, only scales and norms are tuned: with blocks from disk, and rotated inputs.
 #[test]
 fn scales_and_norms_are_tuned_alone() {
     let dir = TempDir::new().unwrap();
@@ -333,7 +333,7 @@ fn sizes_of_alternatives_are_those_of_the_models() {
         quantize_ids(&prepared, &dir.path().join(name), &ids, config, &mut |_, _, _| ()).unwrap()
     };
     let report = made("own", &options(2, None));
-    // Rows have 32 or 40 weights: all larger groups are whole rows.
+    // Rows have 32 or 40 weights: larger groups are whole rows.
     assert_eq!(report.alternatives.len(), 4);
     for (i, alternative) in report.alternatives.iter().enumerate() {
         let mut config = options(alternative.stored.planes.unwrap(), None);
@@ -346,7 +346,7 @@ fn sizes_of_alternatives_are_those_of_the_models() {
         assert_eq!(other.output_bytes, alternative.bytes, "{:?}", alternative.stored);
         assert_eq!(alternative.current, other.output_bytes == report.output_bytes);
     }
-    // Where sizes depend on the weights, none is claimed.
+    // If sizes depend on the weights, no alternatives are listed.
     let config = options(1, None).with_auto_encoding(true);
     assert!(made("auto", &config).alternatives.is_empty());
 }
@@ -377,7 +377,7 @@ fn what_was_interrupted_goes_on() {
     let blocks = |walked: &walk::Walked| walked.blocks.iter().map(|(i, t)| (*i, t.after)).collect::<Vec<_>>();
     assert_eq!(blocks(&whole), blocks(&resumed));
     assert_eq!(whole.model.unwrap().after, resumed.model.unwrap().after);
-    // All is done: nothing is done again.
+    // Everything is finished: nothing is repeated.
     let done = walk(&input, &config, &Store::open(&output, &named("same")).unwrap()).unwrap();
     assert_eq!(done.layers.len(), 7 * LAYERS);
     // Parts count only after they were opened.
@@ -402,13 +402,13 @@ fn nothing_of_others_is_removed_and_nothing_of_another_model_is_used() {
     made(&dir, "slash/", &input, &config);
     assert!(dir.path().join("slash").join("config.json").exists());
     assert!(!dir.path().join("slash.partial").exists());
-    // Settings of another program are not ours.
+    // A directory of another program must be kept.
     let foreign = dir.path().join("out.partial");
     fs::create_dir(&foreign).unwrap();
     fs::write(foreign.join("settings.txt"), "theirs").unwrap();
     assert!(Store::open(&dir.path().join("out"), &named("ours")).is_err());
     assert!(foreign.join("settings.txt").exists());
-    // Weights of the same size in the same file, and the same text cut elsewhere.
+    // Weights of the same size in the same file, and the same text split differently.
     let (a, b) = (text(1), text(2));
     let of = |texts: &[&[Vec<u32>]]| store::identity(&input, &config, texts).unwrap();
     let before = of(&[&a, &b]);
@@ -435,7 +435,7 @@ fn spoiled_weights_are_named_and_dead_inputs_are_counted() {
     let dir = TempDir::new().unwrap();
     let config = options(1, Some(short()));
     for (name, value) in [("nan", f32::NAN), ("infinity", f32::INFINITY)] {
-        // No writer of ours writes such a number: it is put into the file.
+        // A number that cannot result from quantization, written to the file.
         const MARK: f32 = 1234.567;
         let path = dir.path().join(name);
         model(&path, |tensor, values| {
@@ -465,7 +465,7 @@ fn spoiled_weights_are_named_and_dead_inputs_are_counted() {
             values.fill(0.25);
         }
         if tensor.contains("layers.1.input_layernorm") {
-            // Its squares are below every f32.
+            // Its square underflows f32.
             values[0] = 1e-23;
         }
     });
@@ -477,7 +477,7 @@ fn spoiled_weights_are_named_and_dead_inputs_are_counted() {
     assert!(walked.layers.iter().all(|l| l.weight_error.unwrap().is_finite()));
 }
 
-/// A model with a few strong inputs, as large models have.
+/// A model with a few outlier inputs, as in large models.
 fn lopsided(dir: &Path) -> ModelFile {
     model(dir, |name, values| {
         if name.contains("layernorm") {
@@ -492,7 +492,7 @@ fn rewritten_models_stay_what_they_were() {
     let input = lopsided(&dir.path().join("dense"));
     let mut all = Vec::new();
     use ScaledInputs::{All, None as Nowhere, Outliers};
-    // The norms make outliers at two places of a block, of which rotation leaves none.
+    // The norms cause outliers at two hook points of a block, which rotation removes.
     for (salience, rotation, searched) in [
         (Nowhere, None, 0),
         (Outliers, None, 2 * LAYERS),
@@ -513,7 +513,7 @@ fn rewritten_models_stay_what_they_were() {
         assert!(report.salience.iter().all(|s| s.after <= s.before));
         let scaled = searched > 0;
         assert_eq!(scaled, report.salience.iter().any(|s| s.alpha > 0.0));
-        // Embedding and head are no longer one, and it is said.
+        // Embedding and head are no longer tied, which is reported.
         assert_eq!(output.config().spec.tied_head, rotation.is_none());
         let says = |what: &str| report.notes.iter().any(|n| n.contains(what));
         let head = "the output head is no longer the embedding";
@@ -527,7 +527,7 @@ fn rewritten_models_stay_what_they_were() {
 #[test]
 fn rotated_inputs_meet_rotated_weights() {
     let dir = TempDir::new().unwrap();
-    // A strong weight here and there: one scale does not fit it and its neighbours.
+    // Sparse outlier weights: one scale does not fit them and their neighbours.
     let input = model(&dir.path().join("dense"), |name, values| {
         if name.contains("down_proj") || name.contains("o_proj") {
             values.iter_mut().step_by(9).for_each(|v| *v *= 8.0);
@@ -567,7 +567,7 @@ fn rotated_inputs_meet_rotated_weights() {
         let (turned, after) = lost(&input, &format!("{name}-turned"), 2, rule, Some(16), None);
         assert!(plain != turned && after < 0.8 * before, "{name}: {before} {after}");
     }
-    // Codes of random weights are not to be learned from so little text; scales are.
+    // Codes of random weights cannot be learned from so little text; scales can.
     let scales =
         Tuning { rate: 1e-6, scale_rate: 1e-3, block_epochs: Some(24), model_epochs: Some(24), ..short() };
     let (_, before) = lost(&even, "untuned", 1, None, Some(16), None);
@@ -653,7 +653,7 @@ fn a_budget_that_the_model_meets_as_it_is_is_refused_with_its_size() {
         assert!(matches!(error, CalibrateError::BudgetMet { .. }), "{error}");
     }
     let error = plan(Budget::Bytes(100_000_000)).to_string();
-    let want = format!("at most 100000000 bytes: the model as it is meets that with {bytes} bytes");
+    let want = format!("at most 100000000 bytes: the dense model already meets that with {bytes} bytes");
     assert!(error.starts_with(&want), "{error}");
 }
 
@@ -668,6 +668,6 @@ fn a_plan_says_on_which_text_it_was_made() {
     };
     assert_eq!(planning(TextSource::HeldOut).described(), "a ratio");
     let own = planning(TextSource::Generated);
-    assert_eq!(own.described(), "a ratio, on text that the dense model wrote itself");
+    assert_eq!(own.described(), "a ratio, on text generated by the dense model");
     assert_eq!(serde_json::to_value(&own).unwrap()["source"], "generated");
 }

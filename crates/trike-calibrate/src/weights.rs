@@ -19,7 +19,7 @@ impl<'a> BlockWeights<'a> {
         Self { source, replaced: &[] }
     }
 
-    /// With some weights in the place of the source's.
+    /// A loader with some weights replaced.
     pub(crate) fn with(source: &'a dyn WeightSource, replaced: &'a [(WeightName, Tensor)]) -> Self {
         Self { source, replaced }
     }

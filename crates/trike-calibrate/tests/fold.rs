@@ -1,4 +1,4 @@
-//! Weights that are rewritten compute what the weights of the file do, for every architecture.
+//! Folded weights compute the same function as those of the file, for every architecture.
 
 #[path = "../../trike-llm/tests/it/common/mod.rs"]
 mod common;
@@ -89,7 +89,7 @@ fn every_architecture_computes_the_same() {
             let turns = how != "scaled";
             let file = Folded::new(&plain, fold).expect("it folds");
             assert_close(&logits(&file), &want, 1e-4);
-            // Everything that should change does.
+            // All affected weights change.
             for layer in 0..spec.layers {
                 for name in HookPoint::ALL.iter().flat_map(|site| site.matrices(layer)) {
                     assert_ne!(values(&file, name), values(&plain, name), "{name}");
@@ -130,7 +130,7 @@ fn what_cannot_be_rewritten_is_refused() {
         assert!(tensor.to_string().contains("proj"), "{tensor}");
         assert!(error.to_string().contains("salience"), "{error}");
     }
-    // Nothing to rewrite is always possible.
+    // An empty fold is always possible.
     let (packed, dense) = (open(&packed), open(&dense));
     assert!(Folded::new(&packed, Fold::default()).is_ok());
     let refused = |fold: Fold, says: &str| {

@@ -1,4 +1,4 @@
-//! Attention without weights: checks of a step, and the path that computes it.
+//! Attention without projections: checks of a step, and choice of the implementation.
 
 use candle_core::{Device, Tensor};
 use trike_cpu::Cpu;
@@ -10,10 +10,10 @@ use crate::popcount::{self, Context};
 use crate::trits::{AttentionScores, TritRows};
 use crate::{AttentionSpec, CandleError, NnError, dense, scores};
 
-/// What tensors of popcount scores must be.
+/// Rule for tensors of popcount scores.
 const NO_GRADIENTS: &str = "must not be tracked for gradients, which rounding to trits stops: detach it";
 
-/// Attention without weights: `softmax(scale q k^T) v` for each head, of queries, keys and values that some other layers projected.
+/// Attention without projections: per head, `softmax(scale q k^T) v` of given queries, keys and values.
 ///
 /// `q` is `[batch, tokens, heads * head_dim]`, `k` and `v` are `[batch, tokens, kv_heads * head_dim]`, on the CPU in f32, f16 or bf16;
 /// the result has the shape and dtype of `q`. Query head `h` reads key/value head `h / (heads / kv_heads)`.
@@ -67,10 +67,10 @@ impl Attention {
         Self { scores, ..self }
     }
 
-    /// Every token attends to all tokens, later ones too, as in encoders.
+    /// Full attention: every token attends to all tokens, as in encoders.
     ///
-    /// There is no cache then, and no kernel: the scores of all heads are in memory at the same time, and Candle's operations
-    /// compute them.
+    /// There is neither a cache nor a kernel then: Candle's operations compute it, with the scores of all heads in memory at the
+    /// same time.
     ///
     /// # Errors
     ///
@@ -102,16 +102,17 @@ impl Attention {
         self.scores
     }
 
-    /// Computes attention of the next tokens of every sequence. With a cache, they come after its positions, and their keys and values
-    /// are appended to it; without, they are whole sequences, and the result is differentiable if the scores are exact.
+    /// Computes attention of the next tokens of every sequence. With a cache, they follow its positions, and their keys and values
+    /// are appended to it; without one, they are whole sequences, and the result is differentiable if the scores are exact.
     ///
     /// # Errors
     ///
     /// [`NnError::Shape`] for shapes that do not match each other, the cache or the mask, [`NnError::EmptyStep`] without a token,
-    /// [`NnError::ContextFull`] or [`NnError::StepTooLong`] when the cache is too small, [`NnError::Cpu`] for a mask of blocks without
-    /// these positions. [`NnError::Spec`] for an unsupported device or dtype, a mask that leaves a query nothing, a cache made for other
-    /// scores or of attention that is not causal, an input of popcount scores that is not finite, and a tensor that is tracked for
-    /// gradients with a cache or with popcount scores, which do not pass them: detach it. On an error the cache is unchanged.
+    /// [`NnError::ContextFull`] or [`NnError::StepTooLong`] when the cache is too small, [`NnError::Cpu`] for a block mask that
+    /// does not cover these positions. [`NnError::Spec`] for an unsupported device or dtype, a mask that hides all positions from a
+    /// query, a cache made for other scores or used with non-causal attention, a non-finite input of popcount scores, and a tensor
+    /// tracked for gradients with a cache or with popcount scores, which are not differentiable: detach it. On an error the cache
+    /// is unchanged.
     pub fn forward(
         &self,
         q: &Tensor,
@@ -132,7 +133,7 @@ impl Attention {
         Ok(out.to_dtype(dtype)?)
     }
 
-    /// Whole sequences.
+    /// Attention of whole sequences.
     fn whole(
         &self,
         batch: usize,
@@ -168,7 +169,7 @@ impl Attention {
         }
     }
 
-    /// The next tokens.
+    /// Attention of the next tokens of a cache.
     fn step(
         &self,
         batch: usize,
@@ -197,7 +198,7 @@ impl Attention {
         let q_values = flat(q)?;
         let queries: Vec<Vec<TritRows>> = match self.scores {
             AttentionScores::Exact => Vec::new(),
-            // Before a key is stored, because a query may be refused.
+            // Rounded before any key is stored, because a query may be refused.
             AttentionScores::Popcount => {
                 let sequences = q_values.chunks_exact(tokens * heads * head_dim);
                 sequences.map(|q| popcount::round_queries(&self.spec, q)).collect::<Result<_, _>>()?
@@ -231,8 +232,8 @@ impl Attention {
     }
 }
 
-/// Causal attention of whole sequences with exact scores: [`Attention::forward`] without a cache and a mask. Gradients flow to all three;
-/// the backward pass materializes the `tokens x tokens` scores of every head.
+/// Causal attention of whole sequences with exact scores: [`Attention::forward`] without a cache or mask. Gradients flow to all
+/// three inputs; the backward pass materializes the `tokens x tokens` scores of every head.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -257,12 +258,12 @@ pub fn attention(
     k: &Tensor,
     v: &Tensor,
 ) -> Result<Tensor, CandleError> {
-    // A width that does not match names the tensor.
+    // Checked first, so that an error of width names the tensor.
     check_inputs(spec, [q, k, v])?;
     Attention::new(*spec)?.with_cpu(cpu.clone()).forward(q, k, v, None, None)
 }
 
-/// The rules of [`Attention::new`].
+/// Checks the rules of [`Attention::new`].
 pub(crate) fn check_spec(spec: &AttentionSpec) -> Result<(), CandleError> {
     check_sizes(&[("heads", spec.heads), ("kv_heads", spec.kv_heads), ("head_dim", spec.head_dim)])?;
     let fail = |field, rule, got: String| Err(NnError::Spec { field, rule, got }.into());
@@ -278,14 +279,14 @@ pub(crate) fn check_spec(spec: &AttentionSpec) -> Result<(), CandleError> {
     Ok(())
 }
 
-/// The rule of [`Attention::bidirectional`].
+/// Checks the rule of [`Attention::bidirectional`].
 pub(crate) fn check_no_window(window: Option<usize>) -> Result<(), CandleError> {
     let Some(window) = window else { return Ok(()) };
     let rule = "must be none for attention that is not causal";
     Err(NnError::Spec { field: "window", rule, got: window.to_string() }.into())
 }
 
-/// Checks that each size is one that the kernels support.
+/// Checks that the kernels support each size.
 pub(crate) fn check_sizes(sizes: &[(&'static str, usize)]) -> Result<(), CandleError> {
     match sizes.iter().find(|(_, n)| !(1..=1 << 20).contains(n)) {
         None => Ok(()),

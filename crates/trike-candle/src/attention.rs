@@ -44,7 +44,7 @@ pub struct AttentionConfig {
     pub window: Option<usize>,
     /// Rotary embedding of queries and keys, if they have one.
     pub rope: Option<RopeSpec>,
-    /// Whether a token attends to itself and earlier tokens only; otherwise to all, and there is no cache.
+    /// Whether attention is causal; otherwise every token attends to all, and there is no cache.
     pub causal: bool,
     /// Scores of queries and keys.
     pub scores: AttentionScores,
@@ -95,13 +95,13 @@ impl AttentionConfig {
         Self { window: Some(window), ..self }
     }
 
-    /// Sets the rotary embedding of queries and keys; `None` for models whose positions come from elsewhere.
+    /// Sets the rotary embedding of queries and keys; `None` for models with other position encodings.
     #[must_use]
     pub fn with_rope(self, rope: impl Into<Option<RopeSpec>>) -> Self {
         Self { rope: rope.into(), ..self }
     }
 
-    /// Every token attends to all tokens, as with [`Attention::bidirectional`].
+    /// Full attention instead of causal, as with [`Attention::bidirectional`].
     #[must_use]
     pub fn bidirectional(self) -> Self {
         Self { causal: false, ..self }
@@ -120,12 +120,12 @@ impl AttentionConfig {
     /// [`NnError::Spec`], which names the field, the rule and the value.
     pub fn validate(&self) -> Result<(), CandleError> {
         check_sizes(&[("hidden", self.hidden)])?;
-        // Beyond that, `RotaryEmbedding::new` checks the constants of the embedding.
+        // The constants of the rotary embedding are checked by `RotaryEmbedding::new`.
         check_spec(&self.spec())?;
         if self.causal { Ok(()) } else { check_no_window(self.window) }
     }
 
-    /// The attention between the projections. YaRN's factor is part of its scale.
+    /// The attention between the projections. YaRN's attention factor is part of its scale.
     fn spec(&self) -> AttentionSpec {
         let Self { heads, kv_heads, head_dim, window, .. } = *self;
         let factor = self.rope.as_ref().map_or(1.0, RopeSpec::attention_factor);
@@ -133,8 +133,8 @@ impl AttentionConfig {
     }
 }
 
-/// Self-attention with its projections, as in Llama, Mistral and Qwen2: queries, keys and values are projections of the input, and the
-/// result is a projection of what [`Attention`] makes of them.
+/// Self-attention with its projections, as in Llama, Mistral and Qwen2: queries, keys and values are projections of the input, and
+/// the result is a projection of the output of [`Attention`].
 ///
 /// `x` is `[batch, tokens, hidden]` and so is the result, in the dtype of `x`. Projections are [`TernaryLinear`] by default
 /// ([`TernaryAttention`]); with [`LatentBitLinear`](crate::LatentBitLinear) ternary weights are trained, and `candle_nn::Linear` is the dense layer. Scores and
@@ -205,7 +205,7 @@ pub struct MultiHeadAttention<L = TernaryLinear> {
 pub type TernaryAttention = MultiHeadAttention<TernaryLinear>;
 
 impl<L: Projection> MultiHeadAttention<L> {
-    /// A layer from its projections.
+    /// A layer made of its projections.
     ///
     /// # Errors
     ///
@@ -229,11 +229,11 @@ impl<L: Projection> MultiHeadAttention<L> {
         Ok(Self { config, weights, rotary, attention })
     }
 
-    /// The same attention with other projections made of these, for instance packed ones of layers that were trained.
+    /// The same attention with each projection replaced by `change`, for instance trained layers by packed ones.
     ///
     /// # Errors
     ///
-    /// Those of `change`, and as [`new`](Self::new).
+    /// Errors of `change`, and as [`new`](Self::new).
     pub fn map<M: Projection>(
         self,
         change: impl Fn(L) -> Result<M, CandleError>,
@@ -282,7 +282,7 @@ impl<L: Projection> MultiHeadAttention<L> {
         cache.with_scores(self.config.scores)
     }
 
-    /// Computes attention for the next tokens of every sequence, at the positions after those in `cache`, and appends them to
+    /// Computes attention for the next tokens of every sequence, at the positions following those in `cache`, and appends them to
     /// the cache.
     ///
     /// # Errors
@@ -294,8 +294,8 @@ impl<L: Projection> MultiHeadAttention<L> {
         self.forward_with(x, Some(cache), None)
     }
 
-    /// Computes attention for the next tokens of every sequence, which come after the positions in the cache, if there is one, and attend
-    /// to the positions that the mask leaves them, if there is one.
+    /// Computes attention for the next tokens of every sequence, following the positions in the cache, if there is one, and
+    /// restricted by the mask, if there is one.
     ///
     /// # Errors
     ///

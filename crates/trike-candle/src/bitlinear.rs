@@ -72,7 +72,7 @@ impl BitLinear {
     ///
     /// As [`TernaryLinear::load`].
     pub fn load(in_features: usize, out_features: usize, vb: VarBuilder<'_>) -> Result<Self, CandleError> {
-        // The model was trained with these trits, so their distance from the master weights does not matter.
+        // The model was trained with these trits, so their error relative to the master weights is irrelevant.
         let how =
             TernarizeOptions::new(Ternarize::AbsMean(Granularity::Tensor)).with_max_error(f32::INFINITY);
         Ok(Self::wrap(TernaryLinear::load(in_features, out_features, vb, how)?))

@@ -1,4 +1,4 @@
-//! Attention from Candle's operations, for masks and directions without a kernel.
+//! Attention by Candle's operations, for masks and non-causal attention without a kernel.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub(crate) fn attend(
     let (spec, n) = (visible.spec(), positions.len());
     let (heads, kv_heads, d) = (spec.heads, spec.kv_heads, spec.head_dim);
     let share = heads / kv_heads;
-    // Heads that share keys are rows of one product.
+    // Query heads that share keys are rows of one product.
     let q = q.reshape((batch, tokens, kv_heads, share, d))?.permute((0, 2, 3, 1, 4))?;
     let q = q.contiguous()?.reshape((batch, kv_heads, share * tokens, d))?;
     let scores = (q.matmul(&k.t()?)? * f64::from(spec.scale))?.reshape((batch, heads, tokens, n))?;

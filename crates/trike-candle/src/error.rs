@@ -112,7 +112,7 @@ mod tests {
         assert!(matches!(CandleError::from(through), CandleError::Popcount(_)));
         assert_eq!(candle_core::Error::from(popcount()).to_string(), text);
 
-        // Another backend's error stays what it is.
+        // Another backend's error is passed through unchanged.
         let foreign: Box<dyn Error + Send + Sync> = "foreign".into();
         let kept = CandleError::from(NnError::Backend(foreign));
         assert!(matches!(&kept, CandleError::Nn(NnError::Backend(error)) if error.to_string() == "foreign"));

@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn other_devices_are_refused_by_name() {
         assert!(check_device(&Device::Cpu).is_ok());
-        // Without Candle's own feature this is a name without a device behind it.
+        // Without Candle's `cuda` feature this is a dummy device.
         let error = check_device(&Device::Cuda(CudaDevice)).map_err(|e| e.to_string());
         assert!(error.is_err_and(|e| e.contains("must be the CPU") && e.contains("got CUDA")));
     }

@@ -9,7 +9,7 @@ use crate::exec::check_len;
 use crate::trits::TritRows;
 use crate::{AttentionScores, CandleError, KvPrecision, NnError};
 
-/// Each sequence has memory of its own, which is small beside a cache that is in use.
+/// Each sequence has its own allocations, small compared with a cache in use.
 const MOST_SEQUENCES: usize = 1 << 20;
 
 /// Keys and values of one attention layer, for a batch of sequences of the same length.
@@ -40,7 +40,7 @@ pub struct KvCache {
     len: usize,
     /// The first position whose slot was not overwritten.
     oldest: usize,
-    /// That of the last step.
+    /// Window of the last step.
     window: Option<usize>,
     sequences: Vec<Sequence>,
     scratch: KeyScratch,
@@ -55,9 +55,9 @@ struct Sequence {
 
 #[derive(Clone, Debug)]
 enum Keys {
-    /// With their codes, if a selector reads them.
+    /// With the sign codes of the keys, if there is a selector.
     Exact(KvBuffer, Option<Box<KeyIndex>>),
-    /// Of each head, a row per slot.
+    /// For each head, one row per slot.
     Trits(Vec<TritRows>),
 }
 
@@ -102,8 +102,8 @@ impl KvCache {
         })
     }
 
-    /// Sets the keys that steps of one token attend to, in all layers that have such a cache: it is usual to leave the first
-    /// [`KeySelector::EXACT_LAYERS`] exact. Keys that are cached already take part.
+    /// Sets the selector of keys for steps of one token. It is usual to use it in all layers but the first
+    /// [`KeySelector::EXACT_LAYERS`]. Keys that are already cached are included.
     ///
     /// # Errors
     ///
@@ -124,7 +124,7 @@ impl KvCache {
         Ok(Self { selector, ..self })
     }
 
-    /// Sets the blocks of keys that steps of several tokens attend to.
+    /// Sets the block-sparse selection of keys for steps of several tokens.
     ///
     /// # Errors
     ///
@@ -136,13 +136,13 @@ impl KvCache {
         Ok(Self { prompt_keys, ..self })
     }
 
-    /// Sets the scores that the cache is made for, and empties it. For [`AttentionScores::Popcount`] keys are two bits per element
-    /// and a scale, whatever the precision says, and values have its precision.
+    /// Sets the scores that the cache is used with, and empties it. For [`AttentionScores::Popcount`] keys are stored in two bits
+    /// per element and a scale, regardless of the precision, which applies to the values.
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`] for popcount scores with a selection of keys, [`CandleError::Popcount`] for heads that trits cannot hold, and as
-    /// [`new`](Self::new).
+    /// [`NnError::Spec`] for popcount scores with a selection of keys, [`CandleError::Popcount`] for a head size that is too large
+    /// for trits, and as [`new`](Self::new).
     pub fn with_scores(mut self, scores: AttentionScores) -> Result<Self, CandleError> {
         if scores == AttentionScores::Popcount && !(self.selector.is_all() && self.prompt_keys.is_all()) {
             return Err(not_with_trits("selectors of keys", "a selection"));
@@ -201,8 +201,8 @@ impl KvCache {
         self.capacity
     }
 
-    /// Bytes of keys and values, with the codes of keys that are selected. Keys that are trits count from the first time that
-    /// their slot is used.
+    /// Bytes of keys and values, including the sign codes for selection. Keys stored as trits count only once their slot has been
+    /// used.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let of_keys = |keys: &Keys| match keys {
@@ -217,15 +217,15 @@ impl KvCache {
         self.forget(0);
     }
 
-    /// Removes the positions from `len` on, for instance those of tokens that were rejected.
+    /// Removes the positions from `len` on, for instance those of rejected tokens.
     ///
     /// # Errors
     ///
-    /// [`NnError::Truncate`] for more positions than there are, or if a position that the next token would attend to was overwritten
-    /// by a later one. The cache is then unchanged.
+    /// [`NnError::Truncate`] for more positions than are stored, or if a position that the next token would attend to was
+    /// overwritten by a later one. The cache is then unchanged.
     pub fn truncate(&mut self, len: usize) -> Result<(), CandleError> {
         let first_seen = self.window.map_or(0, |window| len.saturating_add(1).saturating_sub(window));
-        // A token without earlier positions needs none of them.
+        // At position 0 a token attends to no earlier position.
         if len > self.len || (self.oldest > first_seen && first_seen < len) {
             return Err(NnError::Truncate { requested: len, oldest: self.oldest }.into());
         }
@@ -233,7 +233,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// The only way to fewer positions: codes of keys are made once.
+    /// The only place that shortens the cache: sign codes are computed only once per position and must be dropped.
     fn forget(&mut self, len: usize) {
         self.len = len;
         self.oldest = self.oldest.min(len);
@@ -244,7 +244,7 @@ impl KvCache {
         }
     }
 
-    /// Checks that `tokens` more positions of `batch` sequences fit together with the positions that they attend to.
+    /// Checks that `tokens` more positions of `batch` sequences fit, together with the positions that they attend to.
     pub(crate) fn check_room(
         &self,
         problem: &AttentionSpec,
@@ -258,7 +258,7 @@ impl KvCache {
             return Err(NnError::EmptyStep.into());
         }
         let (start, end) = (problem.span(self.len).start, self.len.saturating_add(tokens));
-        // A wider window than that of the steps before.
+        // The window is wider than in earlier steps.
         if start < self.oldest {
             return Err(NnError::Truncate { requested: self.len, oldest: self.oldest }.into());
         }
@@ -287,7 +287,7 @@ impl KvCache {
     ) -> Result<(), CandleError> {
         let Self { kv_heads, head_dim: d, capacity, len, .. } = *self;
         let step = tokens * kv_heads * d;
-        // All of them before the first is stored, because a key may be refused.
+        // All keys are rounded before the first is stored, because one may be refused.
         let trits: Vec<TritRows> = match self.scores() {
             AttentionScores::Exact => Vec::new(),
             AttentionScores::Popcount => {
@@ -311,8 +311,8 @@ impl KvCache {
         Ok(())
     }
 
-    /// Attention of the queries of the last `tokens` positions (`batch x tokens x heads x head_dim`) to exact keys: those of the
-    /// mask, or those that the cache selects.
+    /// Attention of the queries of the last `tokens` positions (`batch x tokens x heads x head_dim`) to exact keys, restricted by
+    /// the mask or by the selectors of the cache.
     pub(crate) fn attend(
         &mut self,
         cpu: &Cpu,
@@ -343,7 +343,7 @@ impl KvCache {
         Ok(out)
     }
 
-    /// The positions that are stored.
+    /// The positions still stored.
     pub(crate) fn stored(&self) -> Range<usize> {
         self.oldest..self.len
     }
@@ -377,7 +377,7 @@ impl KvCache {
         Ok(all)
     }
 
-    /// The keys of a sequence as trits, for each head a row per slot; nothing if they are exact.
+    /// The keys of a sequence as trits, for each head one row per slot; empty if keys are exact.
     pub(crate) fn trits(&self, sequence: usize) -> &[TritRows] {
         match self.sequences.get(sequence).map(|sequence| &sequence.keys) {
             Some(Keys::Trits(heads)) => heads,

@@ -1,4 +1,4 @@
-//! The linear layer of BitNet b1.58 in training.
+//! The linear layer of BitNet b1.58 for training.
 
 use candle_core::{CpuStorage, CustomOp1, Layout as Strides, Shape, Tensor};
 use candle_nn::{Module, VarBuilder};
@@ -8,7 +8,7 @@ use trike_trit::{Encoding, Granularity};
 use crate::exec::{check_device, check_finite, check_len, check_width, floats, to_f32};
 use crate::{BitLinear, CandleError};
 
-/// Lower bound of the largest magnitude of a token in the scale of its activations.
+/// Lower bound of a token's absolute maximum in the scale of its activations.
 const SMALLEST: f32 = 1e-5;
 
 /// The linear layer of BitNet b1.58 with its latent weight, for training by Candle's optimizers: the arithmetic of
@@ -61,8 +61,8 @@ impl LatentBitLinear {
         Ok(Self { weight, bias })
     }
 
-    /// A layer without bias whose latent weight is `weight` under the prefix of `vb`. Variables that do not have
-    /// it yet get one that is uniform within `sqrt(6 / in)` (Kaiming).
+    /// A layer without bias whose latent weight is `weight` under the prefix of `vb`. A missing variable is initialized uniformly
+    /// within `sqrt(6 / in)` (Kaiming).
     ///
     /// # Errors
     ///
@@ -83,13 +83,13 @@ impl LatentBitLinear {
         self.bias.as_ref()
     }
 
-    /// The layer with the weights of this moment, packed for inference.
+    /// The layer with its current weights, packed for inference.
     ///
     /// # Errors
     ///
     /// As [`BitLinear::from_weight`].
     pub fn to_bit_linear(&self) -> Result<BitLinear, CandleError> {
-        // The packed layer is a constant, and so is its bias.
+        // Weights and bias of the packed layer are constants.
         let bias = self.bias.as_ref().map(Tensor::detach);
         Ok(BitLinear::from_weight(&self.weight.detach(), bias)?.0)
     }
@@ -118,7 +118,7 @@ impl Module for LatentBitLinear {
     }
 }
 
-/// A weight by BitNet's rule, [`absmean_trits`].
+/// A weight ternarized by BitNet's rule, [`absmean_trits`].
 struct Ternarized;
 
 impl CustomOp1 for Ternarized {

@@ -9,10 +9,10 @@ use trike_cpu::CpuError;
 use crate::exec::{check_device, check_len, to_f32};
 use crate::{CandleError, NnError};
 
-/// The positions that the queries of a step may attend to, in addition to causality and windows.
+/// The positions that the queries of a step may attend to, restricted further by causality and windows.
 ///
-/// Every query must be left with a position: a softmax over none is undefined. A mask takes the place of the selection of keys that a
-/// cache makes by itself.
+/// At least one position must remain for every query: a softmax over none is undefined. A mask replaces the cache's own selection
+/// of keys.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -29,18 +29,18 @@ use crate::{CandleError, NnError};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum AttentionMask<'a> {
-    /// Blocks of 64 keys for each block of 64 queries, for all heads or for each key/value head. Blocks that are left out are neither read
-    /// nor multiplied. It needs the positions of the step, and causal attention.
+    /// Blocks of 64 keys per block of 64 queries, for all heads or per key/value head. Masked blocks are neither read nor
+    /// multiplied. It must cover the positions of the step, and attention must be causal.
     Blocks(&'a BlockBitmap),
-    /// A number for each query and position, `[tokens, positions]` or `[batch or 1, heads or 1, tokens, positions]`, where `positions`
-    /// are those of the cache and the step together. In u8, zero hides a position; in f32, f16 or bf16, the number is added to the score
-    /// after scaling, and minus infinity hides the position. Gradients flow to such a mask.
+    /// One number per query and position, `[tokens, positions]` or `[batch or 1, heads or 1, tokens, positions]`, where `positions`
+    /// covers the cache and the step together. In u8, zero masks a position; in f32, f16 or bf16, the number is added to the score
+    /// after scaling, and minus infinity masks the position. Gradients flow to such a mask.
     ///
-    /// The scores of all heads, tokens and positions are in memory at the same time, and Candle's operations compute them.
+    /// Candle's operations compute it, with the scores of all heads, tokens and positions in memory at the same time.
     Dense(&'a Tensor),
 }
 
-/// What the queries of a step see, checked.
+/// The validated mask of a step.
 pub(crate) struct Visible<'a> {
     spec: AttentionSpec,
     causal: bool,
@@ -52,12 +52,12 @@ pub(crate) struct Visible<'a> {
 enum Checked<'a> {
     Everything,
     Blocks(&'a BlockBitmap),
-    /// Added to the scores, `[batch or 1, heads or 1, tokens, positions]`, and its elements.
+    /// Bias of the scores, `[batch or 1, heads or 1, tokens, positions]`, and its elements.
     Dense(Tensor, Vec<f32>),
 }
 
 impl<'a> Visible<'a> {
-    /// For `tokens` queries of `batch` sequences from position `first` on.
+    /// The mask for `tokens` queries of `batch` sequences from position `first` on.
     pub(crate) fn new(
         spec: &AttentionSpec,
         causal: bool,
@@ -86,7 +86,7 @@ impl<'a> Visible<'a> {
         }
     }
 
-    /// Checks that no element is NaN or plus infinity and that each query sees something.
+    /// Checks that no element is NaN or plus infinity and that at least one position remains for each query.
     fn check_bias(&self, bias: &Tensor, values: &[f32]) -> Result<(), CandleError> {
         if let Some(index) = values.iter().position(|v| v.is_nan() || *v == f32::INFINITY) {
             let rule = "must be finite or minus infinity";
@@ -106,7 +106,7 @@ impl<'a> Visible<'a> {
         Ok(())
     }
 
-    /// The end of the positions.
+    /// Exclusive end of the positions.
     pub(crate) fn end(&self) -> usize {
         self.first + self.tokens
     }
@@ -119,12 +119,12 @@ impl<'a> Visible<'a> {
         &self.spec
     }
 
-    /// The positions that a query sees without the mask.
+    /// The positions that a query attends to without the mask.
     pub(crate) fn span(&self, token: usize) -> Range<usize> {
         if self.causal { self.spec.span(self.first + token) } else { 0..self.end() }
     }
 
-    /// The number that the mask adds to a score: 0 without one.
+    /// The bias of a score; 0 without a mask.
     pub(crate) fn bias(&self, sequence: usize, head: usize, token: usize, position: usize) -> f32 {
         match &self.mask {
             Checked::Everything => 0.0,
@@ -138,7 +138,7 @@ impl<'a> Visible<'a> {
                 }
             }
             Checked::Dense(bias, values) => {
-                // An axis of 1 is shared by all.
+                // Axes of length 1 are broadcast.
                 let (sequences, heads) = (bias.dims()[0], bias.dims()[1]);
                 let row = (sequence % sequences * heads + head % heads) * self.tokens + token;
                 values[row * self.end() + position]
@@ -146,7 +146,7 @@ impl<'a> Visible<'a> {
         }
     }
 
-    /// The mask, if it is one of blocks.
+    /// The mask, if it is a block mask.
     pub(crate) fn blocks(&self) -> Option<&'a BlockBitmap> {
         match self.mask {
             Checked::Blocks(blocks) => Some(blocks),
@@ -154,12 +154,12 @@ impl<'a> Visible<'a> {
         }
     }
 
-    /// Whether the kernels for exact attention compute it.
+    /// Whether the kernels for exact attention support this mask.
     pub(crate) fn has_kernel(&self) -> bool {
         self.causal && !matches!(self.mask, Checked::Dense(..))
     }
 
-    /// What is added to the scores of these positions, broadcast to `[batch, heads, tokens, positions]`.
+    /// The bias of the scores at these positions, broadcast to `[batch, heads, tokens, positions]`.
     pub(crate) fn tensor(&self, positions: Range<usize>) -> Result<Tensor, CandleError> {
         let heads = match &self.mask {
             Checked::Blocks(blocks) if blocks.heads() > 1 => self.spec.heads,
@@ -184,7 +184,7 @@ impl<'a> Visible<'a> {
     }
 }
 
-/// A dense mask as numbers to add, `[batch or 1, heads or 1, tokens, positions]`.
+/// A dense mask as additive bias, `[batch or 1, heads or 1, tokens, positions]`.
 fn bias_of(
     mask: &Tensor,
     batch: usize,

@@ -1,4 +1,4 @@
-//! Attention with scores that are exact products of trits.
+//! Attention with scores that are exact integer products of trits.
 
 use std::ops::Range;
 
@@ -10,12 +10,12 @@ use crate::CandleError;
 use crate::mask::Visible;
 use crate::trits::TritRows;
 
-/// Tokens whose scores are in memory at the same time.
+/// Maximum number of tokens whose scores are in memory at the same time.
 const BLOCK: usize = 64;
 
 /// The keys and values of one sequence.
 pub(crate) struct Context<'a> {
-    /// Of each head, a row per slot; position `p` is in slot `p % capacity`.
+    /// For each head, one row per slot; position `p` is in slot `p % capacity`.
     pub(crate) keys: &'a [TritRows],
     pub(crate) capacity: usize,
     /// `kv_heads x positions x head_dim`.
@@ -23,7 +23,7 @@ pub(crate) struct Context<'a> {
     pub(crate) positions: Range<usize>,
 }
 
-/// The rounded queries of one sequence, `tokens x heads x head_dim`: for each key/value head, a row for each token and head that
+/// The rounded queries of one sequence, `tokens x heads x head_dim`: for each key/value head, one row per token and query head that
 /// shares it.
 pub(crate) fn round_queries(spec: &AttentionSpec, q: &[f32]) -> Result<Vec<TritRows>, CandleError> {
     TritRows::round_heads("a query", q, spec.kv_heads, spec.heads / spec.kv_heads, spec.head_dim)
@@ -81,13 +81,13 @@ pub(crate) fn attend(
     Ok(())
 }
 
-/// The mean of the first values, weighted by the softmax of the scores.
+/// The mean of the values, weighted by the softmax of the scores.
 fn weighted(scores: &[f32], values: &[f32], d: usize) -> Vec<f32> {
     let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let (mut sum, mut mean) = (0.0, vec![0.0; d]);
     for (score, value) in scores.iter().zip(values.chunks_exact(d)) {
         let weight = (score - largest).exp();
-        // What a mask hides is not read: it may be infinite.
+        // Masked values are not read: they may be infinite.
         if weight > 0.0 {
             sum += weight;
             mean.iter_mut().zip(value).for_each(|(mean, value)| *mean += weight * value);

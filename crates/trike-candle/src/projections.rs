@@ -6,7 +6,7 @@ use trike_cpu::Cpu;
 
 use crate::{BitLinear, LatentBitLinear, TernaryLinear};
 
-/// A linear layer that a [`MultiHeadAttention`](crate::MultiHeadAttention) projects with: a module that knows its widths.
+/// A linear layer for the projections of a [`MultiHeadAttention`](crate::MultiHeadAttention): a module with known widths.
 ///
 /// Tensors are `[..., in]` and `[..., out]`, as with `candle_nn::Linear`.
 pub trait Projection: Module {
@@ -75,7 +75,7 @@ impl Projection for Linear {
     }
 }
 
-/// A side of a weight `[out, in]`; 0 where it has none, which no layer accepts.
+/// A dimension of a weight `[out, in]`; 0 for a missing axis, which no layer accepts.
 fn width(weight: &Tensor, axis: usize) -> usize {
     weight.dims().get(axis).copied().unwrap_or(0)
 }

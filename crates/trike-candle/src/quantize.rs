@@ -19,7 +19,7 @@ pub enum Ternarize {
     AbsMean(Granularity),
 }
 
-/// Options of ternarizing a dense weight: a rule, and the error above which the weight stays dense.
+/// Options of ternarizing a dense weight: a rule, and the maximum error; above it the weight stays dense.
 ///
 /// A [`Ternarize`] converts into one with the default bound.
 ///

@@ -1,4 +1,4 @@
-//! Causal attention of whole sequences by the kernels, with its gradient.
+//! Causal attention of whole sequences by the kernels, with its backward pass.
 
 use candle_core::{CpuStorage, CustomOp3, D, Layout, Shape, Tensor};
 use trike_core::BlockBitmap;
@@ -43,7 +43,7 @@ impl AttentionOp {
         x.transpose(1, 2)?.contiguous()?.reshape((batch, tokens, heads * d))
     }
 
-    /// The scores of all pairs with minus infinity where a token does not attend to another.
+    /// The scores of all pairs, with minus infinity where masked.
     fn masked(&self, scores: &Tensor, batch: usize, tokens: usize) -> Result<Tensor, CandleError> {
         let mask = self.blocks.as_ref().map(AttentionMask::Blocks);
         let visible = Visible::new(&self.problem, true, batch, 0..tokens, mask)?;

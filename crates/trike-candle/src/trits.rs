@@ -7,7 +7,7 @@ use trike_trit::{Encoding, Granularity};
 use crate::CandleError;
 use crate::exec::check_finite;
 
-/// The scores of queries and keys, whose softmax weights the values.
+/// How queries and keys are multiplied to scores; the softmax of the scores weights the values.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -30,12 +30,12 @@ pub enum AttentionScores {
     /// `scale q . k` in f32.
     #[default]
     Exact,
-    /// `scale s_q s_k (t_q . t_k)`: queries and keys rounded to trits `t`, with one scale `s` for each head and token by BitNet's rule for
-    /// weights, `s = max(mean|x|, 1e-5)` and `t = clamp(round(x / s), -1, 1)`. The products of trits are exact integers, by population
-    /// counts; the softmax and the sum of values are f32.
+    /// `scale s_q s_k (t_q . t_k)`: queries and keys rounded to trits `t`, with one scale `s` per head and token by BitNet's rule
+    /// for weights, `s = max(mean|x|, 1e-5)` and `t = clamp(round(x / s), -1, 1)`. The products of trits are exact integers, by
+    /// popcount; the softmax and the weighted sum of values are f32.
     ///
-    /// For research: no model here is trained for such scores, what they cost in quality was not measured, and the rest of the
-    /// computation is not tuned for speed. Gradients do not pass.
+    /// For research: no supported model is trained for such scores, their quality loss was not measured, and the rest of the
+    /// computation is not tuned for speed. Not differentiable.
     Popcount,
 }
 
@@ -50,8 +50,8 @@ impl AttentionScores {
     }
 }
 
-/// Vectors rounded to trits by BitNet's rule for weights, with one scale each: `s = max(mean|x|, 1e-5)`,
-/// `t = clamp(round(x / s), -1, 1)`, `x ~ s t`.
+/// Vectors rounded to trits by BitNet's rule for weights, with one scale each: `s = max(mean|x|, 1e-5)`, `t = clamp(round(x / s),
+/// -1, 1)`, `x ~ s t`.
 #[derive(Clone, Debug)]
 pub(crate) struct TritRows {
     planes: PlaneMatrix,
@@ -64,7 +64,7 @@ impl TritRows {
         Ok(Self { planes: PlaneMatrix::new(cols)?, scales: Vec::new() })
     }
 
-    /// The rounded rows of a matrix with at least one; `what` names one of them.
+    /// Rounds the rows of a nonempty matrix; `what` names a row in errors.
     pub(crate) fn round(what: &'static str, values: &[f32], cols: usize) -> Result<Self, CandleError> {
         check_finite(what, values)?;
         let dense = DenseTensor::new(vec![values.len() / cols, cols], DenseData::F32(values.to_vec()))?;
@@ -73,7 +73,7 @@ impl TritRows {
         Ok(Self { planes: PlaneMatrix::from_tensor(&rounded)?, scales })
     }
 
-    /// The rounded vectors of each head of `tokens x heads x vectors x cols`, a row for each token and vector.
+    /// The rounded vectors of each head of `tokens x heads x vectors x cols`, one row per token and vector.
     pub(crate) fn round_heads(
         what: &'static str,
         values: &[f32],
@@ -89,7 +89,7 @@ impl TritRows {
         (0..heads).map(of_head).collect()
     }
 
-    /// Copies a vector of `from` to the row of a slot, which exists or is the next one.
+    /// Copies a vector of `from` to the row of a slot, which is appended if it is the next one.
     pub(crate) fn set(&mut self, slot: usize, from: &Self, row: usize) -> Result<(), CandleError> {
         let Some(vector) = from.planes.row(row) else { return Ok(()) };
         match self.planes.row_mut(slot) {
@@ -105,12 +105,12 @@ impl TritRows {
         Ok(())
     }
 
-    /// The trits, a row per vector.
+    /// The trits, one row per vector.
     pub(crate) fn planes(&self) -> &PlaneMatrix {
         &self.planes
     }
 
-    /// A scale per vector.
+    /// One scale per vector.
     pub(crate) fn scales(&self) -> &[f32] {
         &self.scales
     }

@@ -19,7 +19,7 @@ use trike::{
     train::TrainError,
 };
 
-/// A value that is not a number, in words: the parsers of numbers say "invalid digit found in string".
+/// Rewords a value that is not a number: the standard parsers say "invalid digit found in string".
 pub(crate) fn reword(error: clap::Error) -> clap::Error {
     let Some(cause) = std::error::Error::source(&error) else { return error };
     let expected = if let Some(error) = cause.downcast_ref::<std::num::ParseIntError>() {
@@ -130,12 +130,12 @@ fn is_missing_device(error: &NnError) -> bool {
     }
 }
 
-/// Whether ranks were started in a way in which they cannot share a model.
+/// Whether the model cannot run on the ranks as they were started.
 fn is_wrong_start(error: &NnError) -> bool {
     matches!(error, NnError::Comm(CommError::Differs { .. }) | NnError::Spec { field: "ranks", .. })
 }
 
-/// Whether a file could not grow.
+/// Whether writing failed for lack of space.
 fn is_full(error: &anyhow::Error) -> bool {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     let mut errors = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
@@ -241,21 +241,21 @@ fn of_llm(error: &LlmError) -> Option<String> {
         LlmError::Nn(NnError::Comm(CommError::Differs { .. })) => {
             own("start all ranks with the same command, version and model")
         }
-        LlmError::Nn(NnError::Spec { field: "ranks", .. }) => own("start another number with `mpirun -n N`"),
+        LlmError::Nn(NnError::Spec { field: "ranks", .. }) => {
+            own("start another number of ranks with `mpirun -n N`")
+        }
         LlmError::RankMemory { .. } => own(
             "start more ranks or more machines with `mpirun -n N`, or shorten the sequence with --context N",
         ),
         LlmError::Nn(NnError::NoSavedCache { .. }) => own("omit --prompt-cache, or use --device cpu"),
         LlmError::Planes { .. } => {
-            own("keep it as it is with --to trike, or quantize the dense model with --planes 1")
+            own("keep all planes with --to trike, or quantize the dense model with --planes 1")
         }
         LlmError::Int8Groups { .. } => own("round it again with --embeddings int8 or --embeddings f16"),
         LlmError::LeftOut { .. } => own("omit --strict to convert the rest"),
-        LlmError::UnreadTensors { .. } => {
-            own("get the configuration that belongs to these weights: half a model would run")
-        }
+        LlmError::UnreadTensors { .. } => own("use the configuration that belongs to these weights"),
         LlmError::NotLossless { target, .. } if target == "f16" => own(
-            "`--scales f16` and `--embeddings f16` round what is not f16; a directory with `--to trike` holds every model",
+            "`--scales f16` and `--embeddings f16` round to f16; a directory with `--to trike` can store any model",
         ),
         LlmError::NotLossless { .. } => own("`trike quantize` makes a dense model ternary"),
         LlmError::ExpectedGguf { .. } | LlmError::ExpectedDirectory { .. } => {
@@ -284,7 +284,7 @@ fn of_format(error: &FormatError) -> Option<String> {
             Some("convert it with `trike convert --to trike --encoding base3`".to_owned())
         }
         FormatError::CannotHold { .. } => Some(
-            "choose a type with --to, or a directory as the output: it holds every model; `--scales f16` rounds scales that are not f16"
+            "choose a type with --to, or a directory as the output, which can store any model; `--scales f16` rounds scales to f16"
                 .to_owned(),
         ),
         _ => None,
@@ -326,7 +326,7 @@ fn of_calibrate(error: &CalibrateError) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// The option that was refused, also where a tensor is named.
+/// The rejected option, also if the error names a tensor.
 fn option(error: &CalibrateError) -> Option<&OptionError> {
     match error {
         CalibrateError::Option(error) => Some(error),

@@ -19,7 +19,7 @@ const REQUESTED: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(ABRUPT);
 
-/// What an interrupted command says.
+/// Message of an interrupted command.
 type Advice = Box<dyn Fn() -> String + Send>;
 
 static ADVICE: Mutex<Option<Advice>> = Mutex::new(None);
@@ -43,14 +43,14 @@ pub(crate) fn exit() -> ! {
     std::process::exit(i32::from(CODE))
 }
 
-/// Sets the line that Ctrl-C prints before it exits; it is made when it is needed.
+/// Sets the line that Ctrl-C prints before it exits; it is formatted only when needed.
 pub(crate) fn advise(advice: impl Fn() -> String + Send + 'static) {
     if let Ok(mut place) = ADVICE.lock() {
         *place = Some(Box::new(advice));
     }
 }
 
-/// Takes back what [`advise`] set.
+/// Reverts [`advise`].
 #[cfg(feature = "hub")]
 pub(crate) fn advise_nothing() {
     if let Ok(mut place) = ADVICE.lock() {
@@ -58,7 +58,7 @@ pub(crate) fn advise_nothing() {
     }
 }
 
-/// Declares that the command polls [`requested`] from now on.
+/// Declares that the command now polls [`requested`].
 pub(crate) fn stop_gracefully() {
     // On failure the state was already set, and remains.
     let _ = STATE.compare_exchange(ABRUPT, GRACEFUL, Ordering::SeqCst, Ordering::SeqCst);

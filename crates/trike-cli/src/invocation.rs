@@ -6,16 +6,16 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// The command line that is run.
+/// The command line of this process.
 static ARGS: OnceLock<Vec<OsString>> = OnceLock::new();
 
-/// Keeps the command line, once.
+/// Stores the command line, once.
 pub(crate) fn remember(args: Vec<OsString>) {
-    // The second of a process would be another command in the reports of the first.
+    // Reports of the first command of a process must not show a later one.
     let _ = ARGS.set(args);
 }
 
-/// The command line, quoted for a shell; the name of the program stands for its path.
+/// The command line, quoted for a shell, with the program's name instead of its path.
 pub(crate) fn command_line() -> String {
     let args = ARGS.get().into_iter().flatten().skip(1);
     let quoted = args.map(|arg| quoted(&arg.to_string_lossy()));
@@ -45,7 +45,7 @@ pub(crate) fn day(seconds: u64) -> String {
 /// Seconds since 1970 as `2026-11-23 07:40 UTC`.
 fn utc(seconds: u64) -> String {
     let (day, minute) = (seconds / 86_400, seconds % 86_400 / 60);
-    // Years that begin in March, so that a leap day is the last one: Howard Hinnant's `civil_from_days`.
+    // Years starting in March, so that the leap day is the last one: Howard Hinnant's `civil_from_days`.
     let day = day + 719_468;
     let (era, of_era) = (day / 146_097, day % 146_097);
     let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;

@@ -36,10 +36,10 @@ const FAILURE: u8 = 1;
 /// Exit code of wrong usage (missing or out-of-range values), the same as clap's.
 const USAGE: u8 = 2;
 
-/// Runs a command line, of which the first word is the name of the program, and returns its exit code.
+/// Runs a command line, whose first word is the name of the program, and returns its exit code.
 ///
-/// A call is a whole run of the program: it handles Ctrl-C from then on, and ends the process where the help or the version
-/// was asked for, on wrong usage and on Ctrl-C.
+/// A call is a whole run of the program: it installs the Ctrl-C handler, and exits the process on `--help`, `--version`, wrong
+/// usage and Ctrl-C.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     output::seconds();
     let args: Vec<OsString> = args.into_iter().collect();

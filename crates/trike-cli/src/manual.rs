@@ -1,4 +1,4 @@
-//! What the help, the manual pages and the handbook say of each command beside its options: examples, JSON fields, relatives.
+//! Parts of the help, the manual pages and the handbook besides the options: examples, JSON fields, related commands.
 //!
 //! One definition of each: [`EXAMPLES`], and `json.txt` for the fields, which a test compares with what the commands print.
 
@@ -8,10 +8,10 @@ use clap::Command;
 /// any name, and a `?` at the end of a path means that the field may be missing, null or empty.
 const FIELDS: &str = include_str!("json.txt");
 
-/// Version of these fields: it changes when one is removed or changes its meaning.
+/// Version of these fields: it changes when a field is removed or changes its meaning.
 pub(crate) const SCHEMA: u32 = 1;
 
-/// Command lines of each command, with their meanings.
+/// Command lines of each command, with their descriptions.
 const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     (
         "run",
@@ -31,13 +31,13 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     ),
     ("pull", &[("trike pull org/name-gguf:Q2_0", "download one of several GGUF files")]),
     ("list", &[("trike list --known", "published ternary models")]),
-    ("show", &[("trike show model.gguf", "what a file is")]),
+    ("show", &[("trike show model.gguf", "properties of a file")]),
     ("rm", &[("trike rm org/name", "remove a repository from the cache, after a question")]),
     (
         "inspect",
         &[
             ("trike inspect model.gguf", "every tensor"),
-            ("trike inspect model.gguf --memory", "what it takes on a GPU"),
+            ("trike inspect model.gguf --memory", "memory required on a GPU"),
             ("trike inspect model.gguf --memory --device cuda:0,cuda:1", "which layers each GPU would hold"),
         ],
     ),
@@ -55,7 +55,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
                 "trike train --from dense/ -d stories.txt --minutes 30 -o ternary/",
                 "one ternary plane, by distillation",
             ),
-            ("trike train run.toml --check", "what a run would do, and how long"),
+            ("trike train run.toml --check", "plan and duration of the run"),
         ],
     ),
     (
@@ -70,7 +70,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         "edit",
         &[
             ("trike edit ternary/ -t model.layers.0.mlp.up_proj.weight --zero-row 5", "prune a neuron"),
-            ("trike edit ternary/ --undo", "take it back"),
+            ("trike edit ternary/ --undo", "undo the edit"),
         ],
     ),
     (
@@ -81,7 +81,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         "eval",
         &[
             ("trike eval ternary/ --tasks hellaswag.jsonl --limit 1000", "multiple choice"),
-            ("trike eval ternary/ --needle book.txt --keys signs", "what selected keys find"),
+            ("trike eval ternary/ --needle book.txt --keys signs", "needle test with key selection"),
         ],
     ),
     ("logits", &[("trike logits model.gguf --ids 1,405,422 -o logits.npy", "for numpy")]),
@@ -93,7 +93,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
             ("trike bench --synthetic 2b", "without a model"),
         ],
     ),
-    ("doctor", &[("trike doctor", "what this machine can do")]),
+    ("doctor", &[("trike doctor", "capabilities of this machine")]),
     (
         "completions",
         &[("trike completions bash > ~/.local/share/bash-completion/completions/trike", "for the shell")],
@@ -101,7 +101,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     ("man", &[("trike man ~/.local/share/man/man1", "these pages")]),
 ];
 
-/// Commands that go together.
+/// Related commands.
 const RELATED: &[&[&str]] = &[
     &["run", "chat", "embed", "logits"],
     &["pull", "list", "show", "rm"],
@@ -128,7 +128,7 @@ pub(crate) fn with_examples(mut command: Command) -> Command {
     command
 }
 
-/// The fields of a command's `--json`: path, whether it is always there, meaning.
+/// The fields of a command's `--json`: path, whether it is always present, meaning.
 pub(crate) fn fields(command: &str) -> impl Iterator<Item = (&'static str, bool, &'static str)> {
     let start = format!("# {command}");
     let lines = FIELDS.lines().skip_while(move |line| *line != start).skip(1);
@@ -175,7 +175,7 @@ pub(crate) fn page(command: &Command) -> std::io::Result<Vec<u8>> {
     let model = command.get_arguments().any(|arg| arg.get_id() == "model" && arg.get_short() == Some('m'));
     let model = model.then(|| ("TRIKE_MODEL".to_owned(), "the default of MODEL".to_owned()));
     let hub = [
-        ("HF_HOME, HF_HUB_CACHE", "where downloaded models are kept"),
+        ("HF_HOME, HF_HUB_CACHE", "folder of downloaded models"),
         ("HF_TOKEN", "token for private models"),
         ("HF_HUB_OFFLINE", "1: download nothing"),
     ];
@@ -208,7 +208,7 @@ fn bold(text: &str) -> String {
     format!("\\fB{}\\fR", escaped(text))
 }
 
-/// A line of text that roff prints as it is.
+/// A line of text, escaped for roff.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }

@@ -1,4 +1,4 @@
-//! Row-wise writer of numpy's `.npy`.
+//! Row-wise writer of NumPy's `.npy`.
 
 use std::{
     io::{self, Write},
@@ -13,7 +13,8 @@ const ALIGNMENT: usize = 64;
 /// Magic, version and the length of the header.
 const PREFIX: usize = 10;
 
-/// A matrix of f32, written row by row. Until [`finish`](Self::finish) an older file is kept, and no other process writes it.
+/// A matrix of f32, written row by row. Until [`finish`](Self::finish) an existing file is kept, and locked against other
+/// processes.
 pub(crate) struct NpyWriter {
     path: PathBuf,
     file: OutputFile,
@@ -47,7 +48,7 @@ impl NpyWriter {
         self.file.write_all(bytes).with_context(|| format!("cannot write {}", self.path.display()))
     }
 
-    /// Puts the file at its path.
+    /// Moves the file to its path.
     pub(crate) fn finish(self) -> anyhow::Result<()> {
         self.file.finish().with_context(|| format!("cannot write {}", self.path.display()))
     }

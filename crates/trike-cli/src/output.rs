@@ -18,7 +18,7 @@ pub(crate) fn seconds() -> f64 {
     START.elapsed().as_secs_f64()
 }
 
-/// An object with the version of its fields, which comes first.
+/// An object preceded by the version of its fields.
 #[derive(Serialize)]
 pub(crate) struct Versioned<'a, T> {
     schema_version: u32,
@@ -68,17 +68,17 @@ pub(crate) enum Paint {
     Prompt,
     /// The answers of a chat.
     Answer,
-    /// What is beside the point.
+    /// Secondary information.
     Dim,
 }
 
 impl Paint {
-    /// The code that starts it on stdout; empty where there are no colours.
+    /// The escape code that starts it on stdout; empty without colours.
     pub(crate) fn start(self) -> String {
         if colours(io::stdout().is_terminal()) { self.code().to_owned() } else { String::new() }
     }
 
-    /// The code that ends it on stdout.
+    /// The escape code that ends it on stdout.
     pub(crate) fn end(self) -> String {
         if self.start().is_empty() { String::new() } else { "\x1b[0m".to_owned() }
     }
@@ -101,7 +101,7 @@ impl Paint {
     }
 }
 
-/// Whether to use colours: on a terminal that has them, unless `NO_COLOR` is set.
+/// Whether to use colours: on a terminal that supports them, unless `NO_COLOR` is set.
 fn colours(terminal: bool) -> bool {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     terminal && !set("NO_COLOR") && std::env::var_os("TERM").is_some_and(|term| term != "dumb")
@@ -113,7 +113,7 @@ pub(crate) fn note(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// Asks a question on the terminal; `None` where there is none. Every answer but yes is no.
+/// Asks a yes/no question on the terminal; `None` without a terminal. Any answer but yes means no.
 pub(crate) fn ask(question: &str) -> io::Result<Option<bool>> {
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return Ok(None);

@@ -57,7 +57,7 @@ impl Progress {
         self.bar.set_position(done);
     }
 
-    /// Changes what it says.
+    /// Changes its label.
     pub(crate) fn say(&self, what: String) {
         self.bar.set_message(what);
     }

@@ -1,4 +1,4 @@
-//! Ranks that `mpirun` started: how a command begins on all of them, and ends on all of them.
+//! Ranks started by `mpirun`: common start and end of a command on all of them.
 
 use std::rc::Rc;
 
@@ -7,25 +7,25 @@ use trike::comm::{Communicator, Mpi};
 
 use crate::{advice, exit_code, output};
 
-/// This process as a rank; without `mpirun` the only one.
+/// This process as a rank; without `mpirun` it is the only one.
 pub(crate) fn start() -> anyhow::Result<Mpi> {
     Mpi::start().context("MPI was started before")
 }
 
 /// Whether `mpirun` has started this process.
 pub(crate) fn are_started() -> bool {
-    // Of Open MPI, and of MPICH and what is made of it.
+    // Set by Open MPI, and by MPICH and its derivatives.
     ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().any(|name| std::env::var_os(name).is_some())
 }
 
-/// Runs a command on this rank. An error of one rank ends all, with its number in the message, so that none waits for it; one that
-/// all know of ([`together`]) is printed once.
+/// Runs a command on this rank. An error of one rank ends all, with its number in the message, so that no rank waits for it; an
+/// error known to all ranks ([`together`]) is printed once.
 pub(crate) fn run(work: impl FnOnce(&Rc<Mpi>) -> anyhow::Result<u8>) -> anyhow::Result<u8> {
     let comm = Rc::new(start()?);
     let rank = comm.rank();
     let error = match work(&comm) {
         Ok(code) => return Ok(code),
-        // The reader of the text has enough: the other ranks end with this one.
+        // The reader of the text has closed the pipe: the other ranks end with this one.
         Err(error) if comm.size() == 1 || crate::is_broken_pipe(&error) => return Err(error),
         Err(error) => error,
     };
@@ -34,7 +34,7 @@ pub(crate) fn run(work: impl FnOnce(&Rc<Mpi>) -> anyhow::Result<u8>) -> anyhow::
             if let Some(error) = error {
                 report(error, rank);
             }
-            // `mpirun` ends all ranks when the first one has failed: not before the report.
+            // `mpirun` kills all ranks when the first one has failed: wait until the error is reported.
             let _ = comm.barrier();
             Ok(code)
         }
@@ -56,10 +56,10 @@ fn report(error: anyhow::Error, rank: usize) -> u8 {
     code
 }
 
-/// An error that all ranks know of, so that each ends by itself.
+/// An error known to all ranks, so that each can end by itself.
 #[derive(Debug)]
 struct Known {
-    /// `None` on all ranks but the one that reports it.
+    /// `None` on all ranks but the reporting one.
     error: Option<anyhow::Error>,
     code: u8,
 }
@@ -75,9 +75,10 @@ impl std::fmt::Display for Known {
 
 impl std::error::Error for Known {}
 
-/// The result of this rank if no rank has an error. Otherwise the first rank with one reports it, and all end with its exit code.
+/// The result of this rank if no rank has an error. Otherwise the first rank with an error reports it, and all end with its exit
+/// code.
 ///
-/// All ranks call this, after work of which they do not wait for each other.
+/// Collective, after work without communication between ranks.
 pub(crate) fn together<T>(comm: &Mpi, result: anyhow::Result<T>) -> anyhow::Result<T> {
     let code = result.as_ref().map_or_else(exit_code, |_| 0);
     let codes = comm.all_gather(&[code], 1)?;
@@ -95,7 +96,7 @@ pub(crate) fn together<T>(comm: &Mpi, result: anyhow::Result<T>) -> anyhow::Resu
     }
 }
 
-/// The result of a step in which every rank has the same error, if any: rank 0 reports it.
+/// The result of a step that fails with the same error on all ranks, if at all: rank 0 reports it.
 pub(crate) fn alike<T>(comm: &Mpi, result: anyhow::Result<T>) -> anyhow::Result<T> {
     result.map_err(|error| {
         let code = exit_code(&error);

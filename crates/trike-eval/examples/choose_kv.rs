@@ -1,9 +1,9 @@
 //! Precisions of the KV cache chosen on a model's own text, measured on another text:
 //! `cargo run --release -p trike-eval --example choose_kv -- MODEL TEXT TOKENIZER SEQUENCES [TOKENS]`
 //!
-//! For several bounds on the KL divergence, prints the cache that is chosen on TOKENS sampled tokens (256 by default), its bytes, its
-//! divergence there, and its divergence on the first SEQUENCES windows of TEXT, against the model's default precision. TOKENIZER is
-//! `-` for the model's own. Ternary layers compute with f32 activations.
+//! For several bounds on the KL divergence, prints the cache chosen on TOKENS sampled tokens (256 by default), its bytes, its
+//! divergence there, and its divergence on the first SEQUENCES windows of TEXT, relative to the model's default precision.
+//! TOKENIZER is `-` for the model's own. Ternary layers use f32 activations.
 
 #![expect(clippy::print_stdout, reason = "the example prints its result")]
 

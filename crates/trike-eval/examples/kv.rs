@@ -1,7 +1,8 @@
-//! What each precision of keys and values costs, against f32: perplexity ratio, Kullback-Leibler divergence and equal best tokens.
+//! Loss of each precision of keys and values compared with f32: perplexity ratio, Kullback-Leibler divergence and top-1 agreement.
 //!
-//! `cargo run -p trike-eval --example kv -- MODEL TEXT TOKENIZER|- [WINDOWS]` reads up to WINDOWS (50) windows of the model's context, with
-//! f32 activations; `-` is the model's own tokenizer. (`trike perplexity --kv --base` compares one precision with the model's default.)
+//! `cargo run -p trike-eval --example kv -- MODEL TEXT TOKENIZER|- [WINDOWS]` runs up to WINDOWS (50) windows of the model's
+//! context, with f32 activations; `-` is the model's own tokenizer. (`trike perplexity --kv --base` compares one precision with the
+//! model's default.)
 #![expect(clippy::print_stdout, reason = "the example prints its result")]
 
 use std::error::Error;
@@ -49,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         model.logits(ids, kv, &mut |_, row: &[f32]| rows.push(row.to_vec())).map(|()| rows)
     };
     for kv in [KvPrecision::F16, KvPrecision::Int8, KvPrecision::Int8Int4, KvPrecision::Int4] {
-        // Means of the windows, whose tokens are not independent.
+        // Means per window, since tokens of a window are not independent.
         let (mut gaps, mut divergences, mut agreed) = (Vec::new(), Vec::new(), Vec::new());
         for ids in &all {
             let (inputs, next) = (&ids[..ids.len() - 1], &ids[1..]);

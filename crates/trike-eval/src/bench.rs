@@ -39,7 +39,8 @@ pub struct BenchOptions {
     pub isa: Option<Isa>,
     /// Repetitions, after an uncounted warm-up.
     pub repetitions: usize,
-    /// The KV cache, without a limit or a window: each repetition starts at a depth of the same cache, which would have forgotten it.
+    /// The KV cache, without a limit or a window: each repetition is truncated to the same depth, whose positions would have been
+    /// evicted or overwritten.
     pub kv: KvOptions,
 }
 
@@ -114,8 +115,7 @@ impl BenchOptions {
         depth.saturating_add(self.prompt.max(self.generate)).max(1)
     }
 
-    /// Numbers of tokens of the steps that are measured, for [`Model::tune`]: those of a prompt, and one of each
-    /// sequence.
+    /// Numbers of tokens of the measured steps, for [`Model::tune`]: those of a prompt, and one per sequence.
     #[must_use]
     pub fn step_tokens(&self) -> Vec<usize> {
         let mut tokens = Vec::new();
@@ -219,7 +219,7 @@ pub fn run(
     }
 }
 
-/// One measurement of a report.
+/// One benchmark case.
 #[derive(Clone, Copy)]
 struct Subject {
     kind: &'static str,
@@ -261,7 +261,7 @@ fn run_on_host(
                 DecoderBatch::new(decoder, &kv.with_capacity(subject.positions()), subject.sequences)?;
             if subject.depth > 0 {
                 for sequence in batch.sequences_mut() {
-                    // A prompt of 16,384 tokens would take minutes, and the kernels are as fast with random values.
+                    // Prefilling 16,384 tokens would take minutes, and random values do not affect the speed of the kernels.
                     decoder.fill_cache(sequence, subject.depth).map_err(LlmError::from)?;
                 }
             }
@@ -310,7 +310,7 @@ fn run_on_device(
     Ok(BenchReport { rows, ceilings: Vec::new() })
 }
 
-/// The measurements, in the order of the rows.
+/// The benchmark cases, in the order of the rows.
 fn subjects(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<Subject>, EvalError> {
     let tokens = Bounds::at_least(0usize).at_most(spec.context);
     OptionError::check("prompt", tokens, options.prompt)?;
@@ -339,7 +339,7 @@ fn subjects(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<Subject>, 
     Ok(subjects)
 }
 
-/// Times one subject in sequences of its depth and returns its row, without the fields that depend on ceilings.
+/// Times one case, with sequences filled to its depth, and returns its row, without the fields that depend on ceilings.
 fn time(
     batch: &mut dyn SequenceBatch,
     vocab: usize,
@@ -354,7 +354,7 @@ fn time(
         batch.truncate(depth)?;
         let start = Instant::now();
         run_tokens(batch, 0..sequences, &ids, subject.step())?;
-        // The first repetition pages weights and the cache in and starts threads, or compiles device kernels.
+        // Warm-up: pages in weights and cache and starts threads, or compiles device kernels.
         if repetition > 0 {
             rates.push((sequences * tokens) as f64 / start.elapsed().as_secs_f64());
         }
@@ -377,12 +377,12 @@ fn time(
     })
 }
 
-/// Token ids spread over the vocabulary, so that no embedding row stays in the cache.
+/// Token ids spread over the vocabulary, so that no embedding row stays in the CPU caches.
 fn ids(vocab: usize, n: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * 7919 + 1) % vocab) as u32).collect()
 }
 
-/// Runs tokens of some of the sequences, `step` of them at a time.
+/// Runs tokens of a range of sequences, `step` of them at a time.
 fn run_tokens(
     batch: &mut dyn SequenceBatch,
     of: Range<usize>,

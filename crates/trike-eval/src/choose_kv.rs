@@ -12,15 +12,15 @@ use crate::{
     perplexity::{divergence_from, log_sum_exp},
 };
 
-/// Tokens whose divergences are taken as one for the standard error, as those of neighbours are alike.
+/// Block size of adjacent tokens for the standard error, since their divergences are correlated.
 const TOGETHER: usize = 16;
 
 /// Options of [`choose_kv`](fn@choose_kv); each `with_` method changes one field.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ChooseKv {
-    /// Bound on the mean KL divergence from the default precision, in nats per token. The estimate plus two of its standard errors is
-    /// within it.
+    /// Bound on the mean KL divergence from the default precision, in nats per token. It holds for the estimate plus two standard
+    /// errors.
     pub kl: f64,
     /// Tokens of the text, or the model's context if it is shorter.
     pub tokens: usize,
@@ -57,7 +57,7 @@ impl ChooseKv {
     }
 }
 
-/// The chosen precisions, and what they cost and save.
+/// The chosen precisions, their divergence and their size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChosenKv {
     /// The precisions.
@@ -74,8 +74,8 @@ pub struct ChosenKv {
     pub default_bytes_per_position: u64,
 }
 
-/// For each layer, the error that caching its keys and values in each of `precisions` makes:
-/// [`Decoder::cache_errors`](trike_nn::Decoder::cache_errors) against the default precision.
+/// For each layer, the error due to caching its keys and values in each of `precisions`, relative to the default precision:
+/// [`Decoder::cache_errors`](trike_nn::Decoder::cache_errors).
 ///
 /// # Errors
 ///
@@ -89,15 +89,15 @@ pub fn cache_errors(
     if ids.len() > context {
         return Err(LlmError::PromptTooLong { tokens: ids.len(), context }.into());
     }
-    // The blocks are run one by one, which other ranks do not follow, and the layers of a device do not differ.
+    // Blocks are run one by one, which follower ranks cannot, and devices require one precision for all layers.
     let host = model.host().ok_or_else(|| EvalError::KvChoice { backend: model.backend() })?;
     let errors = host.decoder().cache_errors(ids, model.default_kv(), precisions, PROMPT_STEP);
     Ok(errors.map_err(LlmError::from)?)
 }
 
 /// Chooses the precisions of the KV cache layer by layer: the smallest cache that [`ChooseKv`] finds whose KL divergence from the
-/// default precision stays within a bound, on a text that the model samples itself. The choice is the same each time. `progress` is
-/// called with the passes done and in total.
+/// default precision stays within a bound, on a text sampled from the model itself. Deterministic. `progress` is called with the
+/// passes done and in total.
 ///
 /// ```
 /// use trike_eval::{ChooseKv, choose_kv};
@@ -127,7 +127,7 @@ pub fn choose_kv(
     let mut smaller = KvPrecision::ALL.to_vec();
     smaller.retain(|&precision| bytes(precision) < bytes(default));
     smaller.sort_by_key(|&precision| std::cmp::Reverse(bytes(precision)));
-    // Before the text, so that a backend that cannot is refused at once.
+    // Checked before sampling the text, so that an unsupported backend is refused at once.
     let start = start(model)?;
     cache_errors(model, &[start], &smaller)?;
 
@@ -138,7 +138,7 @@ pub fn choose_kv(
     progress(2, passes);
     let reference = Reference::new(model, &ids)?;
     progress(3, passes);
-    // The choices become smaller, so that their divergences grow, but for noise: the last that is within the bound.
+    // The caches become smaller, so their divergences increase apart from noise: keep the last one within the bound.
     let mut best = (KvPrecisions::from(default), 0.0, 0.0);
     let (mut low, mut high) = (0, choices.len());
     let mut done = 3;
@@ -166,14 +166,14 @@ pub fn choose_kv(
     })
 }
 
-/// The token with which a text of the model begins.
+/// The initial token of a text.
 fn start(model: &dyn Model) -> Result<u32, EvalError> {
     let tokenizer = model.tokenizer()?;
-    // In models without a BOS, the token that ends a text is before the next one.
+    // Without a BOS, use EOS, which separates texts.
     Ok(tokenizer.bos().or_else(|| tokenizer.eos().first().copied()).unwrap_or(0))
 }
 
-/// A text that the model samples. A token that ends a text is one like others: what the model then samples is part of the text.
+/// A text sampled from the model. EOS does not end it: tokens sampled after EOS are part of the text.
 fn own_text(model: &dyn Model, start: u32, options: &ChooseKv) -> Result<Vec<u32>, EvalError> {
     let tokens = options.tokens.min(model.config().spec.context);
     let sampler = SamplerConfig::default().with_temperature(1.0).with_seed(options.seed);
@@ -183,10 +183,11 @@ fn own_text(model: &dyn Model, start: u32, options: &ChooseKv) -> Result<Vec<u32
     Ok(text.prompt_ids.into_iter().chain(text.ids).collect())
 }
 
-/// Caches that become smaller, starting with one that is smaller than the default, in the order in which a byte less costs more.
+/// Caches of decreasing size, starting with the first one smaller than the default, in the order of increasing error per byte
+/// saved.
 ///
-/// Errors of the layers are small and unrelated, so that their harm adds up, and the best caches are those in which each layer spends a
-/// byte where the error falls by the same amount or more: the layers step from one precision to the next in the order of error per byte.
+/// The errors of layers are small and uncorrelated, so they add up, and in an optimal cache the marginal error per byte is equal
+/// across layers: single layers switch to the next precision in the order of error per byte saved.
 fn choices(
     default: KvPrecision,
     smaller: &[KvPrecision],
@@ -202,26 +203,26 @@ fn choices(
         .enumerate()
         .flat_map(|(layer, errors)| steps(layer, default, smaller, errors, bytes))
         .collect();
-    // Stable: a layer's own steps have ascending costs already.
+    // A stable sort: the steps of a layer already have ascending costs.
     steps.sort_by(|a, b| a.cost.total_cmp(&b.cost));
     let mut take = |step: Step| {
         layers[step.layer] = step.to;
-        // At most as many layers as there can be.
+        // The number of layers is within the limit.
         KvPrecisions::of_layers(&layers).unwrap_or(default.into())
     };
     steps.into_iter().map(&mut take).collect()
 }
 
-/// A layer's step to a smaller precision.
+/// Switch of a layer to a smaller precision.
 #[derive(Clone, Copy)]
 struct Step {
     layer: usize,
     to: KvPrecision,
-    /// Error per byte less.
+    /// Added error per byte saved.
     cost: f64,
 }
 
-/// The steps of a layer on the lower convex hull of its errors over the bytes, so that each costs more than the one before.
+/// The steps of a layer along the lower convex hull of its errors over bytes, so that costs ascend.
 fn steps(
     layer: usize,
     default: KvPrecision,
@@ -234,7 +235,7 @@ fn steps(
     let mut rest = smaller.iter().zip(errors).collect::<Vec<_>>();
     loop {
         let cost = |(to, of): &(&KvPrecision, &f64)| (**of - error) / (from - bytes(**to)).max(1) as f64;
-        // The last of the cheapest: the largest step.
+        // On ties the largest step.
         let best =
             rest.iter().enumerate().min_by(|(i, a), (j, b)| cost(a).total_cmp(&cost(b)).then(j.cmp(i)));
         let Some((at, next)) = best.map(|(at, next)| (at, *next)) else { return steps };
@@ -248,7 +249,7 @@ fn steps(
 struct Reference {
     rows: Vec<f32>,
     vocab: usize,
-    /// `ln` of the sum of exponentials of each row.
+    /// Log-sum-exp of each row.
     norms: Vec<f64>,
 }
 
@@ -263,7 +264,7 @@ impl Reference {
         Ok(Self { rows, vocab, norms })
     }
 
-    /// The mean divergence of the model with another cache, and its standard error.
+    /// Mean divergence of the model with another cache, and its standard error.
     fn divergence(
         &self,
         model: &dyn Model,
@@ -295,7 +296,7 @@ mod tests {
         choices(F16, &[Int8, Int8Int4, Int4], errors, &of_128).iter().map(ToString::to_string).collect()
     }
 
-    /// 248, 64 and 64 bytes less, and layers that differ in errors.
+    /// Steps that save 248, 64 and 64 bytes, and layers with different errors.
     #[test]
     fn layers_step_in_the_order_of_error_per_byte() {
         let errors = [vec![2.48, 3.76, 10.16], vec![0.248, 0.568, 128.0]];
@@ -305,12 +306,12 @@ mod tests {
         );
     }
 
-    /// A step that costs more per byte than the next one is no choice: both are taken together.
+    /// A step that costs more per byte than the next one is merged with it.
     #[test]
     fn precisions_above_the_hull_are_passed_over() {
         assert_eq!(shown(&[vec![1.0, 5.0, 6.0]]), ["int8", "int4"]);
         assert_eq!(shown(&[vec![9.0, 8.0, 1.0]]), ["int4"]);
-        // All the same: as small as can be.
+        // Without any error, the smallest cache is chosen.
         assert_eq!(shown(&[vec![0.0, 0.0, 0.0]]), ["int4"]);
     }
 

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use trike_core::OptionError;
 use trike_llm::{LlmError, tokenizer::TokenizerError};
 
-/// Why a model could not be measured.
+/// Error of a measurement.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvalError {
-    /// The model could not be run, or a text not tokenized.
+    /// The model could not be run, or a text could not be tokenized.
     #[error(transparent)]
     Llm(#[from] LlmError),
     /// A field of an options struct is out of range.
@@ -18,7 +18,7 @@ pub enum EvalError {
     /// No sequence of the text has two tokens or more.
     #[error("nothing to score: no sequence of the text has two tokens or more")]
     NothingToScore,
-    /// A text of which no needle test can be made.
+    /// A text unsuitable for a needle test.
     #[error("no needle test can be made of the text: expected {expected}, got {got}")]
     NeedleText {
         /// The expected content.
@@ -34,12 +34,12 @@ pub enum EvalError {
         /// The backend.
         backend: String,
     },
-    /// A line of a task file that is no question.
+    /// A malformed line of a task file.
     #[error("{}: `line {line}`: expected {expected}, got {got}", path.display())]
     Question {
         /// The file.
         path: PathBuf,
-        /// The line, the first being 1.
+        /// The line number, starting at 1.
         line: usize,
         /// The expected content.
         expected: String,

@@ -1,4 +1,4 @@
-//! What a model is worth: perplexity, divergence, tasks, needles, KV caches, speed.
+//! Evaluation of models: perplexity, divergence, tasks, needles, KV caches, speed.
 //!
 //! Start from [`score`](fn@score): the perplexity of a model on a text. Every measurement is a function over `&dyn Model`, so that it
 //! runs on any backend.
@@ -15,9 +15,9 @@
 //! # Ok::<(), trike_eval::EvalError>(())
 //! ```
 //!
-//! The decision that shaped this crate: a measurement sees of a model what its users see, logits and text, and nothing is computed
-//! twice for it. The cost: what only the CPU has (errors of single layers, ceilings, costs) goes through [`Model::host`], and is an
-//! error or left out elsewhere.
+//! The decision that shaped this crate: a measurement uses only the interface that users of a model have, logits and text, and
+//! nothing is reimplemented for it. The cost: features of the CPU backend (errors of single layers, ceilings, costs) are reached
+//! through [`Model::host`], and are an error or left out elsewhere.
 //!
 //! * texts: [`score`](fn@score), [`ScoreOptions`], [`Score`]
 //! * two models: [`compare`](fn@compare), [`compare_ids`](fn@compare_ids), [`Comparison`], [`PositionFigures`], [`divergence`](fn@divergence)
@@ -27,7 +27,7 @@
 //! * speed: [`mod@bench`]
 //! * errors: [`EvalError`]
 //!
-//! It depends on `trike-llm` and what that is made of; `trike` re-exports it.
+//! It depends on `trike-llm` and its dependencies; `trike` re-exports it.
 //!
 //! [`Model::host`]: trike_llm::Model::host
 #![forbid(unsafe_code)]

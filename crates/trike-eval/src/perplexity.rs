@@ -18,10 +18,10 @@ pub struct ScoreOptions {
     pub split: Split,
     /// Maximum number of sequences; all when `None`.
     pub limit: Option<usize>,
-    /// Longest sequence, in tokens; `None` for the context of the model, or the shorter one of two models.
+    /// Maximum sequence length in tokens; `None` for the context of the model, or the shorter context of two models.
     pub context: Option<usize>,
-    /// The KV cache of the measured model. If its tokens do not attend to all keys, they are run one by one, as in a generation. A
-    /// base model has its own default precision, or f32 if that is asked for, and always attends to all keys.
+    /// The KV cache of the measured model. With key selection, tokens are run one by one, as in decoding. A base model uses its own
+    /// default precision, or f32 if requested, and always full attention.
     pub kv: KvOptions,
 }
 
@@ -44,7 +44,7 @@ impl ScoreOptions {
         Self { context: context.into(), ..self }
     }
 
-    /// The longest sequence for models with this context.
+    /// Maximum sequence length for models with this context.
     fn longest(&self, context: usize) -> Result<usize, EvalError> {
         let longest = self.context.unwrap_or(context);
         OptionError::check("context", Bounds::at_least(2usize).at_most(context), longest)?;
@@ -57,7 +57,7 @@ impl ScoreOptions {
         Self { kv: kv.into(), ..self }
     }
 
-    /// The cache of the measured model for this many tokens.
+    /// The cache of the measured model for this number of tokens.
     fn cache(&self, default: KvPrecision, tokens: usize) -> KvSpec {
         KvSpec::of(&self.kv, default, tokens.max(1), PROMPT_STEP)
     }
@@ -82,7 +82,7 @@ pub struct Score {
     pub sequences: usize,
 }
 
-/// A model against a base model on the same text.
+/// A model compared with a base model on the same text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
     /// The measured model.
@@ -94,7 +94,7 @@ pub struct Comparison {
     /// Standard error of [`kl`](Self::kl).
     pub kl_error: f64,
     /// Standard error of the difference of the two scores' [`nats`](Score::nats), that is, of the logarithm of the perplexity
-    /// ratio. Both models are scored on the same tokens, so it is far smaller than the standard errors of the scores.
+    /// ratio. The difference is paired by token, so it is far smaller than the standard errors of the scores.
     pub gap_error: f64,
     /// Fraction of tokens for which both models rank the same token first.
     pub top1_agreement: f64,
@@ -143,14 +143,14 @@ fn unscored(split: Split, len: usize) -> usize {
     if split == Split::LlamaCpp { len / 2 } else { 0 }
 }
 
-/// `ln` of the sum of exponentials.
+/// Log-sum-exp.
 pub(crate) fn log_sum_exp(row: &[f32]) -> f64 {
     let largest = row.iter().fold(f32::NEG_INFINITY, |m, &v| m.max(v));
     let sum: f64 = row.iter().map(|&v| f64::from(v - largest).exp()).sum();
     f64::from(largest) + sum.ln()
 }
 
-/// The index of the largest value, the first of equal ones.
+/// Argmax; the first on ties.
 pub(crate) fn best(row: &[f32]) -> usize {
     row.iter().enumerate().fold(0, |best, (i, &v)| if v > row[best] { i } else { best })
 }
@@ -221,7 +221,7 @@ pub fn compare_ids(
         return Err(EvalError::VocabularyMismatch { ours: vocab, base: base_vocab });
     }
     let default = model.default_kv();
-    // Exact, as far as the base model is.
+    // Full attention in f32, apart from the base model's own precision.
     let is_exact = options.kv.precision == KvPrecision::F32.into();
     let base_kv = if is_exact { KvPrecision::F32 } else { base.default_kv() };
     let tokenizer = model.tokenizer()?;
@@ -284,7 +284,7 @@ pub fn divergence(row: &[f32], base: &[f32]) -> f64 {
     divergence_from(row, base, log_sum_exp(base))
 }
 
-/// [`divergence`] from logits whose `ln` of the sum of exponentials is known.
+/// [`divergence`] from logits with known log-sum-exp.
 pub(crate) fn divergence_from(row: &[f32], base: &[f32], base_norm: f64) -> f64 {
     let norm = log_sum_exp(row);
     row.iter().zip(base).fold(0.0, |sum, (&q, &p)| {
@@ -315,7 +315,7 @@ mod tests {
             }
         }
         assert_eq!(mean.mean(), 2.0);
-        // Four independent tokens would give 1/2; two sequences that vary as wholes give 1/sqrt(2).
+        // Four independent tokens would give 1/2; two sequences of perfectly correlated tokens give 1/sqrt(2).
         assert_near!(mean.error(), 0.5f64.sqrt(), abs = 1e-12);
         let got = divergence(&[0.0, 0.0], &[0.0, 3f64.ln() as f32]);
         assert_near!(got, 0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln(), abs = 1e-6);

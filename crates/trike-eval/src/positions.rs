@@ -4,16 +4,17 @@ use std::ops::Range;
 
 use crate::mean::Mean;
 
-/// A [`Comparison`](crate::Comparison) of the tokens that are predicted from a range of positions: 0 to 255, 256 to 511, 512 to 1023, and so on.
+/// Figures of a [`Comparison`](crate::Comparison) over the tokens predicted from a range of positions: 0 to 255, 256 to 511, 512 to
+/// 1023, and so on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PositionFigures {
-    /// The positions, the first token of a sequence being at 0.
+    /// The positions, counted from 0 in each sequence.
     pub positions: Range<usize>,
     /// Tokens scored.
     pub tokens: usize,
     /// Mean negative log-likelihood per token, natural logarithm.
     pub nats: f64,
-    /// That of the base model.
+    /// The same of the base model.
     pub base_nats: f64,
     /// Mean Kullback-Leibler divergence of the model from the base, in nats.
     pub kl: f64,

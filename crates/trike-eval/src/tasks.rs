@@ -163,7 +163,7 @@ fn question(value: &Value) -> Option<Question> {
         });
     }
     Some(Question {
-        // MMLU calls the context a question.
+        // MMLU names the context a question.
         context: text("context").or_else(|| text("question"))?,
         options: texts(value.get("choices")?)?,
         answer: index("answer")?,
@@ -229,7 +229,7 @@ fn log_likelihood(
     let tokenizer = model.tokenizer()?;
     let all = tokenizer.encode(&format!("{context}{option}"), tokenizer.adds_bos())?;
     let before = tokenizer.encode(context, tokenizer.adds_bos())?;
-    // The last token of the context may change when text follows it. The first token of the sequence cannot be predicted.
+    // The last token of the context may change when text is appended. The first token of a sequence is not predicted.
     let start = all.iter().zip(&before).take_while(|(a, b)| a == b).count().max(1);
     if all.len() <= start || all.len() > model.config().spec.context {
         return Ok(None);

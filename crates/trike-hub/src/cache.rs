@@ -138,7 +138,7 @@ pub(crate) fn is_commit(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// Lists the existing files under a folder by their relative paths, separated by `/`.
+/// Lists the existing files under a folder by their paths relative to it, separated by `/`.
 pub(crate) fn list(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<String>) {
     for entry in folder.read_dir().into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
@@ -173,7 +173,7 @@ mod tests {
         fs::write(two.join("m.gguf"), "").unwrap();
         let cache = HubCache::new(dir.path());
         let resolve = |id: &str| cache.resolve(&id.parse().unwrap());
-        // Tools that only wanted the configuration leave this behind.
+        // Tools that download only the configuration leave this state behind.
         assert!(resolve("org/name").unwrap_err().to_string().contains("neither"));
         fs::write(one.join(WEIGHTS), "").unwrap();
         assert_eq!(resolve("org/name").unwrap(), one);

@@ -15,23 +15,23 @@ use crate::{HubCache, HubError, HubModel, ModelId};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CachedModel {
-    /// Its name, which [`HubCache::resolve`] takes.
+    /// Its name, accepted by [`HubCache::resolve`].
     pub id: ModelId,
     /// Its directory or file.
     pub path: PathBuf,
     /// Bytes of its files.
     pub bytes: u64,
-    /// When its files last changed, if the file system knows.
+    /// Time of the last change of its files, if the file system reports it.
     pub modified: Option<SystemTime>,
 }
 
 impl HubCache {
-    /// The models whose files are all there, by name: each directory of a repository and each GGUF file, of every branch and tag in
-    /// the cache and of every commit that none of these names.
+    /// The complete models in the cache, by name: each directory of a repository and each GGUF file, of every branch, tag and
+    /// unreferenced commit.
     ///
     /// # Errors
     ///
-    /// [`HubError::Io`] for a cache that cannot be read; one that does not exist is empty.
+    /// [`HubError::Io`] for a cache that cannot be read; a missing cache is empty.
     pub fn models(&self) -> Result<Vec<CachedModel>, HubError> {
         let entries = match self.root().read_dir() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -58,13 +58,13 @@ impl HubCache {
         list(snapshot, "", MAX_DEPTH, &mut files);
         let has = |name: &str| files.iter().any(|file| file == name);
         let directory = has(CONFIG) && (has(WEIGHTS) || has(INDEX));
-        // The first file of a split model is its name.
+        // A split model is named by its first file.
         let mut ggufs: Vec<String> =
             files.iter().filter(|file| is_gguf_model(file)).map(|file| first_part(file)).collect();
         ggufs.sort();
         ggufs.dedup();
         let mut add = |id: ModelId, of: &[&String]| {
-            // A model that lacks a shard is not one yet.
+            // A model without all its shards is incomplete.
             let Ok(path) = self.resolve(&id) else { return };
             let known: Vec<_> = of.iter().filter_map(|file| snapshot.join(file).metadata().ok()).collect();
             models.push(CachedModel {
@@ -79,29 +79,29 @@ impl HubCache {
             add(id.clone(), &own);
         }
         for file in &ggufs {
-            // The shortest name that is unique.
+            // The shortest unique name.
             let short = if directory || ggufs.len() > 1 { id.with_file(file) } else { id.clone() };
             let parts = HubModel::File(file.clone()).files();
             add(short, &parts.iter().collect::<Vec<_>>());
         }
     }
 
-    /// Whether [`remove`](Self::remove) would find something, and only one thing, to remove.
+    /// Whether the name is valid for [`remove`](Self::remove): it matches something in the cache, unambiguously.
     ///
     /// # Errors
     ///
-    /// [`HubError::NotInCache`] when there is nothing to remove, and [`HubError::Files`] when the variant fits several files.
+    /// [`HubError::NotInCache`] when there is nothing to remove, and [`HubError::Files`] when several files match the variant.
     pub fn check_removal(&self, id: &ModelId) -> Result<(), HubError> {
         self.removal(id).map(drop)
     }
 
-    /// Removes a model from the cache and returns the number of bytes that were freed: a file if `id` names one, a revision if it
-    /// names one, else the whole repository. Content that another revision shares is kept. Programs that share the cache lose the
-    /// model, too.
+    /// Removes a model from the cache and returns the number of freed bytes: a file if `id` names one, a revision if it names one,
+    /// else the whole repository. Content shared with another revision is kept. The model is also removed for other programs that
+    /// use the cache.
     ///
     /// # Errors
     ///
-    /// Those of [`check_removal`](Self::check_removal), and [`HubError::Io`].
+    /// Errors of [`check_removal`](Self::check_removal), and [`HubError::Io`].
     pub fn remove(&self, id: &ModelId) -> Result<u64, HubError> {
         let folder = self.folder(id);
         let removal = self.removal(id)?;
@@ -122,7 +122,7 @@ impl HubCache {
         Ok(before.saturating_sub(size(&folder)))
     }
 
-    /// What a name stands for.
+    /// The part of the cache to which a name refers.
     fn removal(&self, id: &ModelId) -> Result<Removal, HubError> {
         let folder = self.folder(id);
         let missing = |reason: String| HubError::NotInCache {
@@ -149,7 +149,7 @@ impl HubCache {
         list(&snapshot, "", MAX_DEPTH, &mut files);
         match id.find(&files) {
             Found::One(model @ HubModel::File(_)) => {
-                // Of a split model, whatever is there.
+                // Of a split model, all files that exist.
                 let links = model.files().into_iter().filter(|link| files.contains(link));
                 Ok(Removal::Files(links.map(|link| snapshot.join(link)).collect()))
             }
@@ -167,7 +167,7 @@ enum Removal {
     Files(Vec<PathBuf>),
 }
 
-/// The revisions of a repository's folder with their commits: branches and tags, then commits that none of these names.
+/// The revisions of a repository's folder with their commits: branches and tags, then unreferenced commits.
 fn revisions(folder: &Path) -> BTreeMap<String, String> {
     let mut names = Vec::new();
     list(&folder.join("refs"), "", MAX_DEPTH, &mut names);
@@ -187,7 +187,7 @@ fn revisions(folder: &Path) -> BTreeMap<String, String> {
     revisions
 }
 
-/// Removes revisions without files, then content that no snapshot links to.
+/// Removes revisions without files, then blobs that no snapshot links to.
 fn forget(folder: &Path) -> io::Result<()> {
     let mut linked = HashSet::new();
     let mut left = 0;
@@ -210,7 +210,7 @@ fn forget(folder: &Path) -> io::Result<()> {
         }
     }
     for entry in folder.join("blobs").read_dir().into_iter().flatten().flatten() {
-        // An unfinished download stays: it may be running.
+        // Keep an unfinished download: it may still be running.
         let unfinished = entry.file_name().to_string_lossy().ends_with(".incomplete");
         let known = entry.path().canonicalize().is_ok_and(|path| linked.contains(&path));
         if !known && !unfinished && entry.file_type()?.is_file() {
@@ -237,7 +237,7 @@ mod tests {
 
     use super::*;
 
-    /// A repository of two revisions that share a file.
+    /// A repository with two revisions that share a file.
     fn cache() -> (tempfile::TempDir, HubCache) {
         let dir = tempfile::TempDir::new().unwrap();
         let model = dir.path().join("models--org--name");

@@ -38,7 +38,7 @@ pub enum HubError {
         /// The variable.
         variable: &'static str,
     },
-    /// A download was asked for, and a variable forbids downloads.
+    /// A download was requested, but a variable forbids downloads.
     #[error("{variable} is set: unset it to download {id}")]
     Forbidden {
         /// The model.
@@ -46,7 +46,7 @@ pub enum HubError {
         /// The variable.
         variable: &'static str,
     },
-    /// No variable says where the cache is.
+    /// No variable defines the location of the cache.
     #[error("no cache: neither HF_HOME nor HOME is set")]
     NoCache,
     /// A repository contains no model that can be run, or several.
@@ -59,7 +59,7 @@ pub enum HubError {
         /// The files concerned.
         files: Vec<String>,
     },
-    /// An index of safetensors files that is none.
+    /// An invalid index of safetensors files.
     #[error("{}: `weight_map`: expected {expected}, got {got}", path.display())]
     Index {
         /// The file.
@@ -87,7 +87,7 @@ pub enum HubError {
         /// Its page.
         page: String,
     },
-    /// The hub does not distinguish these, so that private names stay private.
+    /// A missing or private model: the hub does not distinguish the two.
     #[error(
         "{id}: {endpoint} has no such model, or it is private ({status}): check the name; for a private one {}",
         token_remedy(*token)
@@ -197,7 +197,7 @@ pub enum HubError {
         kind: &'static str,
         /// The announced digest.
         expected: String,
-        /// That of the content.
+        /// Digest of the content.
         got: String,
     },
     /// The token is not a valid header value.

@@ -1,13 +1,13 @@
-//! The hub as the variables of its own tools describe it.
+//! The hub, configured by the variables of its own tools.
 
 use std::{ffi::OsString, path::PathBuf};
 
 use crate::variables::{PLACES, Variables};
 use crate::{HubCache, HubError, ModelId};
 
-/// Where models are, and where missing ones come from.
+/// Location of the local cache, and source of missing models.
 ///
-/// With the feature `download`, [`path`](Self::path) downloads what is not in the cache, unless `HF_HUB_OFFLINE` or
+/// With the feature `download`, [`path`](Self::path) downloads models missing from the cache, unless `HF_HUB_OFFLINE` or
 /// `TRANSFORMERS_OFFLINE` is set.
 #[derive(Clone)]
 pub struct Hub {
@@ -15,11 +15,11 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Variables of the hub's own tools that set where models are and come from. Variables that hold a token are excluded, so that
-    /// a program can print these.
+    /// Variables of the hub's own tools that configure cache and server. Variables that hold a token are excluded, so that a
+    /// program can print these.
     pub const VARIABLES: [&str; 9] = PLACES;
 
-    /// The hub of these variables; `get` returns the value of a variable, as [`std::env::var_os`] does.
+    /// The hub configured by these variables; `get` returns the value of a variable, as [`std::env::var_os`] does.
     pub fn from_variables(get: impl Fn(&str) -> Option<OsString>) -> Self {
         Self { variables: Variables::read(get) }
     }
@@ -36,7 +36,7 @@ impl Hub {
         ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].into_iter().find(|name| self.is_set(name))
     }
 
-    /// The cache, from the same variables and in the same order as with the hub's own tools.
+    /// The cache, from the same variables with the same precedence as in the hub's own tools.
     ///
     /// # Errors
     ///
@@ -53,7 +53,7 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// [`HubError::NoCache`], and those of [`HubCache::resolve`].
+    /// [`HubError::NoCache`], and errors of [`HubCache::resolve`].
     pub fn cached(&self, id: &ModelId) -> Result<PathBuf, HubError> {
         self.cache()?.resolve(id)
     }
@@ -62,7 +62,7 @@ impl Hub {
     ///
     /// # Errors
     ///
-    /// Those of [`cached`](Self::cached) and [`pull`](Self::pull); [`HubError::Offline`] if a variable forbids the download.
+    /// Errors of [`cached`](Self::cached) and [`pull`](Self::pull); [`HubError::Offline`] if a variable forbids the download.
     #[cfg(feature = "download")]
     pub fn path(&self, id: &ModelId, progress: &mut dyn FnMut(u64, u64)) -> Result<PathBuf, HubError> {
         match (self.cached(id), self.offline()) {
@@ -74,11 +74,11 @@ impl Hub {
         }
     }
 
-    /// Downloads what is missing in the cache of the newest state of a model's revision, and returns its path.
+    /// Downloads the missing files of the newest commit of a model's revision, and returns the model's path.
     ///
     /// # Errors
     ///
-    /// [`HubError::Forbidden`], [`HubError::NoCache`], errors of the connection, of the server's answers and of the cache.
+    /// [`HubError::Forbidden`], [`HubError::NoCache`], errors of the connection, of the server's responses and of the cache.
     #[cfg(feature = "download")]
     pub fn pull(&self, id: &ModelId, progress: &mut dyn FnMut(u64, u64)) -> Result<PathBuf, HubError> {
         if let Some(variable) = self.offline() {
@@ -112,7 +112,7 @@ mod tests {
         for first in 0..all.len() {
             let set: Vec<(&str, &str)> =
                 all[first..].iter().map(|(name, value, _)| (*name, *value)).collect();
-            // An empty variable is no variable.
+            // An empty variable counts as unset.
             let set = [&[("HF_HUB_CACHE", "")][..if first == 0 { 0 } else { 1 }], &set].concat();
             assert_eq!(hub(&set).cache().unwrap().root().to_str(), Some(all[first].2));
         }

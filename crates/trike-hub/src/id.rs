@@ -45,7 +45,7 @@ pub enum HubModel {
 }
 
 impl HubModel {
-    /// The paths of its weights, if it is a GGUF file: one, or all those of a split model.
+    /// The paths of a GGUF model's files: one, or all files of a split model.
     pub fn files(&self) -> Vec<String> {
         match self {
             Self::Directory => Vec::new(),
@@ -82,8 +82,8 @@ impl ModelId {
         self.file.as_deref()
     }
 
-    /// Chooses the model among the files of the repository: the requested file; else the directory, when it has
-    /// `config.json` and safetensors; else the only GGUF file. The files of a split model are one, named by its first.
+    /// Chooses the model among the files of the repository: the requested file; else the directory, when it has `config.json` and
+    /// safetensors; else the only GGUF file. A split model counts as one, named by its first file.
     ///
     /// # Errors
     ///
@@ -155,7 +155,7 @@ fn one_of<'a>(files: impl Iterator<Item = &'a String>) -> Found {
     }
 }
 
-/// Whether a GGUF file of a repository has the variant in its name, between separators: `Q2_0` is in `m-q2_0.gguf`, and not in
+/// Whether a GGUF file of a repository has the variant in its name, between separators: `Q2_0` matches `m-q2_0.gguf`, but not
 /// `m-TQ2_0.gguf`.
 fn is_variant(path: &str, variant: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
@@ -163,7 +163,7 @@ fn is_variant(path: &str, variant: &str) -> bool {
     let Some(stem) = name.strip_suffix(".gguf").filter(|_| is_gguf_model(path) && !variant.is_empty()) else {
         return false;
     };
-    // `_` is part of the names of types, so it separates nothing.
+    // `_` occurs in the names of types, so it is not a separator.
     let inside = |c: char| c.is_ascii_alphanumeric() || c == '_';
     stem.match_indices(&variant).any(|(start, found)| {
         !stem[..start].ends_with(inside) && !stem[start + found.len()..].starts_with(inside)

@@ -1,6 +1,6 @@
-//! Models by their names on the HuggingFace hub: names, the cache of the hub's tools, downloads.
+//! Models by name on the HuggingFace hub: names, the cache of the hub's tools, downloads.
 //!
-//! Start from [`Hub`]: it takes the variables of the hub's own tools, and gives the path of a model for `org/name`.
+//! Start from [`Hub`]: it is configured by the variables of the hub's own tools, and returns the path of a model for `org/name`.
 //!
 //! ```
 //! use trike_hub::{Hub, HubError, ModelId};
@@ -16,16 +16,15 @@
 //! defines in one place which redirects receive the token. The cost: large files are downloaded over plain HTTP, without the hub's
 //! protocol for deduplicated chunks.
 //!
-//! The second decision: it reads no environment. A caller passes the variables, so that a server or a Python program can have
-//! its own.
+//! The second decision: it does not read the environment. A caller passes the variables, so that a server or a Python program can
+//! have its own.
 //!
 //! * names: [`ModelId`], [`HubModel`]
 //! * the cache: [`HubCache`], [`CachedModel`], [`hub_shards`]
 //! * variables and downloads: [`Hub`]
 //! * errors: [`HubError`]
 //!
-//! `trike` re-exports it as `trike::hub`, and its feature `hub` turns the downloads on; the command and the Python package have
-//! them.
+//! `trike` re-exports it as `trike::hub`, and its feature `hub` enables downloads, as in the command and the Python package.
 #![forbid(unsafe_code)]
 
 mod cache;

@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-/// Variables that set where models are and come from, which a program can print.
+/// Variables that configure cache and server, and may be printed.
 pub(crate) const PLACES: [&str; 9] = [
     "HF_ENDPOINT",
     "HF_HOME",
@@ -20,10 +20,10 @@ pub(crate) const PLACES: [&str; 9] = [
 ];
 /// Variables that hold a token.
 const SECRETS: [&str; 2] = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"];
-/// Variables of other programs, and those that only switch something.
+/// Variables of other programs, and switches.
 const OTHERS: [&str; 4] = ["HF_HUB_DISABLE_IMPLICIT_TOKEN", "HOME", "TRANSFORMERS_OFFLINE", "XDG_CACHE_HOME"];
 
-/// Their values.
+/// Values of the variables.
 #[derive(Clone)]
 pub(crate) struct Variables {
     values: HashMap<&'static str, OsString>,

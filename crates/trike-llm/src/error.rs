@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use trike_core::{DeviceSpec, OptionError};
 
-/// Why a model could not be loaded, run or converted.
+/// Error of loading, running or converting a model.
 ///
-/// The transparent variants carry the message of the layer below, which names the file, tensor or token.
+/// The transparent variants carry the message of the lower layer, which names the file, tensor or token.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LlmError {
@@ -25,10 +25,10 @@ pub enum LlmError {
     /// Logits could not be sampled.
     #[error(transparent)]
     Sampler(#[from] crate::sampler::SamplerError),
-    /// An invalid grammar, or a text that left it.
+    /// An invalid grammar, or text that violates it.
     #[error(transparent)]
     Constraint(#[from] trike_text::constraint::ConstraintError),
-    /// A file that should have a saved [`Session`](crate::Session) has something else.
+    /// A file without the expected saved [`Session`](crate::Session).
     #[error("{}: expected {expected}, got {got}", path.display())]
     SessionFile {
         /// The file.
@@ -46,17 +46,17 @@ pub enum LlmError {
     HostMemory {
         /// Bytes in total.
         needed: u64,
-        /// The parts of the model in it.
+        /// Sizes of the model's parts.
         plan: trike_nn::MemoryPlan,
         /// Free bytes.
         available: u64,
-        /// What limits them, such as `its control group`.
+        /// The limiting resource, such as `its control group`.
         limit: &'static str,
     },
     /// A rank has too little free memory for its part of a model. Nothing was loaded.
     #[error("the model does not fit on its ranks: {}: use more ranks or shorten the sequence", needs(ranks))]
     RankMemory {
-        /// Every rank.
+        /// The plans of all ranks.
         ranks: Vec<crate::RankPlan>,
     },
     /// An error of the decoder.
@@ -74,7 +74,7 @@ pub enum LlmError {
     /// An invalid ternary tensor or an invalid operation on one.
     #[error(transparent)]
     Trit(#[from] trike_trit::TritError),
-    /// The checkpoint needs something that is not implemented.
+    /// The checkpoint requires a feature that is not implemented.
     #[error("{}: {name} is not implemented; {remedy}", path.display())]
     Unsupported {
         /// The model.
@@ -84,9 +84,9 @@ pub enum LlmError {
         /// Suggested action.
         remedy: String,
     },
-    /// A key of a configuration that no program is known to read: it may change the result.
+    /// An unknown configuration key, which may change the result.
     #[error(
-        "{}: `{key}` is no known key of {place}, and it may change the result{}; correct it, or remove it",
+        "{}: `{key}` is not a known key of {place} and may change the result{}; correct or remove it",
         path.display(),
         nearest.map(|name| format!(": the nearest known key is `{name}`")).unwrap_or_default()
     )]
@@ -97,7 +97,7 @@ pub enum LlmError {
         key: String,
         /// The file or object that has it.
         place: &'static str,
-        /// The known key that is most like it.
+        /// The most similar known key.
         nearest: Option<&'static str>,
     },
     /// A configuration value is missing or invalid.
@@ -160,7 +160,7 @@ pub enum LlmError {
         /// The reason and a suggested action.
         reason: String,
     },
-    /// A ternary matrix with more planes than the target holds.
+    /// A ternary matrix with more planes than the target can store.
     #[error("{}: {tensor} has {planes} planes of trits, and {target} holds one", path.display())]
     Planes {
         /// The model.
@@ -172,7 +172,7 @@ pub enum LlmError {
         /// The requested target.
         target: String,
     },
-    /// An int8 matrix whose groups or scales the target does not hold.
+    /// An int8 matrix with a group size or scale type that the target cannot store.
     #[error(
         "{}: {tensor} is int8 in groups of {group} with {scales} scales, and {target} holds groups of 32 with f16 scales",
         path.display()
@@ -199,12 +199,12 @@ pub enum LlmError {
         /// The names of the first ones.
         names: String,
     },
-    /// The target cannot hold parts of the model, and nothing may be left out.
+    /// Parts of the model that the target cannot store, with [`strict`](crate::ConvertOptions::strict).
     #[error("{}: {notes}", path.display())]
     LeftOut {
         /// The model.
         path: PathBuf,
-        /// What is left out.
+        /// The parts left out.
         notes: String,
     },
     /// A device whose runtime is not part of this build.
@@ -301,7 +301,7 @@ impl From<trike_format::FormatError> for LlmError {
     }
 }
 
-/// What each rank needs.
+/// The required memory of each rank.
 fn needs(ranks: &[crate::RankPlan]) -> String {
     let each = ranks.iter().enumerate().map(|(rank, plan)| format!("rank {rank} needs {plan}"));
     each.collect::<Vec<_>>().join("; ")

@@ -38,7 +38,7 @@ pub struct ModelFile {
     renamed: HashMap<String, String>,
 }
 
-/// Ends of the names of buffers that old checkpoints store, although the configuration gives their values.
+/// Name suffixes of buffers that old checkpoints store although they follow from the configuration.
 const BUFFERS: [&str; 6] = [
     "rotary_emb.inv_freq",
     "rotary_emb.original_inv_freq",
@@ -48,7 +48,7 @@ const BUFFERS: [&str; 6] = [
     ".masked_bias",
 ];
 
-/// Whether the configuration has what a tensor holds; GGUF's divisors of rotary frequencies are in it too.
+/// Whether the content of a tensor follows from the configuration, which includes GGUF's divisors of rotary frequencies.
 fn is_derived(name: &str) -> bool {
     name == ROPE_FACTORS || BUFFERS.iter().any(|buffer| name.ends_with(buffer))
 }
@@ -63,7 +63,7 @@ fn renamed(dir: &HfDir) -> HashMap<String, String> {
         if ["embed_tokens.", "layers.", "norm."].iter().any(|start| name.starts_with(start)) {
             name.insert_str(0, "model.");
         }
-        // A tensor under its own name comes first; the other one is then read by no layer, which is an error.
+        // A tensor under its canonical name takes precedence; the other one is then unread, which is an error.
         if name != *stored && dir.info(&name).is_none() {
             all.entry(name).or_insert_with(|| stored.clone());
         }
@@ -131,8 +131,8 @@ impl ModelFile {
             Tensors::Gguf(file) => ModelConfig::from_gguf(file)?,
             Tensors::Llama2c(file) => ModelConfig::from_llama2c(file)?,
         };
-        // As in HuggingFace's `generate`, the generation configuration comes first. One that cannot be read is an error where text
-        // is generated, not here.
+        // As in HuggingFace's `generate`, the generation configuration takes precedence. If it cannot be read, the error is
+        // reported when text is generated, not here.
         let ends = tensors.generation_config().unwrap_or_default().eos_token_id;
         if !ends.is_empty() {
             config.special.eos = ends;
@@ -169,8 +169,8 @@ impl ModelFile {
         self.tensors.format()
     }
 
-    /// The name of a weight in the file. With a tied head, the one matrix may be stored under the name of the head only. As in
-    /// transformers, names may have the marks of `torch.compile` and lack the prefix `model.`.
+    /// The name of a weight in the file. With a tied head, the matrix may be stored under the name of the head only. As in
+    /// transformers, names may contain the `_orig_mod` of `torch.compile` and lack the prefix `model.`.
     pub fn stored_name(&self, name: WeightName) -> String {
         let Tensors::Hf(dir) = &self.tensors else {
             return match &self.tensors {
@@ -204,7 +204,7 @@ impl ModelFile {
         names.filter(|name| !known.contains(*name) && !is_derived(name)).collect()
     }
 
-    /// Checks that the layers of the configuration read every tensor; a second copy of a tied head is allowed.
+    /// Checks that the layers of the configuration read every tensor; a duplicate of a tied head is allowed.
     pub(crate) fn check_all_read(&self) -> Result<(), LlmError> {
         let mut unread = self.unread();
         if self.config.spec.tied_head {

@@ -1,4 +1,4 @@
-//! Recognition of equal models by the contents of their files.
+//! Identification of models by the contents of their files.
 
 use std::path::{Path, PathBuf};
 
@@ -7,9 +7,8 @@ use trike_format::{Digest, gguf_parts};
 use crate::{LlmError, ModelFile};
 
 impl ModelFile {
-    /// The model in words, with a hash of its configuration and weights: the same for copies, and of files up to 1 GiB another one for
-    /// any other byte. Of larger files it depends on 64 KiB in each of 4096 places. It is no protection against someone who makes
-    /// different models look equal.
+    /// Name and sizes of the model, with a digest of its configuration and weights: equal for copies. The digest covers every byte
+    /// of files up to 1 GiB, and 4096 samples of 64 KiB of larger ones. It is not collision-resistant against an adversary.
     ///
     /// # Errors
     ///
@@ -21,8 +20,8 @@ impl ModelFile {
         Ok(format!("{name} with {layers} layers of width {hidden}, contents {digest}"))
     }
 
-    /// A digest of its configuration and weights, for what is stored on this machine: as that of
-    /// [`fingerprint`](Self::fingerprint), and of larger files another one when the time of the last change is another.
+    /// A digest of its configuration and weights for data stored on this machine: as in [`fingerprint`](Self::fingerprint), and for
+    /// larger files it includes the modification time.
     ///
     /// # Errors
     ///
@@ -32,12 +31,12 @@ impl ModelFile {
     }
 }
 
-/// The digest of the model at a path, on this machine: also another one when a larger file was changed where it is not read.
+/// The digest of the model at a path, on this machine; it also detects changes of larger files outside the samples.
 pub(crate) fn local(path: &Path) -> Result<Digest, LlmError> {
     digest(path, Digest::local_file)
 }
 
-/// The digest of the files of a model with their names.
+/// The digest of the files of a model, including their names.
 fn digest(model: &Path, of: impl Fn(Digest, &Path) -> std::io::Result<Digest>) -> Result<Digest, LlmError> {
     let mut digest = Digest::default();
     for path in compared(model) {
@@ -49,10 +48,10 @@ fn digest(model: &Path, of: impl Fn(Digest, &Path) -> std::io::Result<Digest>) -
     Ok(digest)
 }
 
-/// The files that decide what a model computes.
+/// The files that determine the output of a model.
 fn compared(path: &Path) -> Vec<PathBuf> {
     let Ok(entries) = path.read_dir() else {
-        // Of a model in several files all, whichever it was opened by.
+        // All parts of a split model, whichever part was opened.
         let parts = path.file_name().and_then(|name| gguf_parts(name.to_str()?));
         return parts.map_or_else(
             || vec![path.to_owned()],

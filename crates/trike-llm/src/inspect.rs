@@ -17,13 +17,13 @@ pub struct Inspection {
     pub format: &'static str,
     /// The architecture and its sizes, when the decoder block implements it.
     pub model: Option<ModelReport>,
-    /// The reason why it cannot be run: the decoder block does not implement it, or tensors belong to none of its layers.
+    /// The reason why it cannot be run: an unimplemented feature, or tensors that belong to no layer.
     pub refusal: Option<String>,
     /// Every tensor, in the order of the file.
     pub tensors: Vec<TensorReport>,
-    /// Tensors of a type that Trike reads, but with contents that cannot be loaded.
+    /// Number of tensors of a supported type whose contents cannot be loaded.
     pub damaged: usize,
-    /// Sums over the tensors.
+    /// Totals over the tensors.
     pub totals: Totals,
 }
 
@@ -71,7 +71,7 @@ pub struct TensorReport {
     pub zeros: Option<f64>,
     /// Granularity of the scales, and their extremes.
     pub scales: Option<ScaleReport>,
-    /// The reason why the tensor cannot be loaded, or the type it is loaded as when that differs from the stored one.
+    /// The reason why the tensor cannot be loaded, or the type it is loaded as if that differs from the stored one.
     pub note: Option<String>,
 }
 
@@ -90,7 +90,7 @@ pub struct ScaleReport {
     pub max: f32,
 }
 
-/// Sums over all tensors.
+/// Totals over all tensors.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Totals {
     /// Tensors.
@@ -109,8 +109,8 @@ pub struct Totals {
     pub ternary_zeros: Option<f64>,
 }
 
-/// Describes the checkpoint at `path`; every tensor is loaded once for the statistics. A checkpoint that cannot be run is
-/// described too, with the reason. `progress` is called with the tensors done and in total.
+/// Describes the checkpoint at `path`; every tensor is loaded once for the statistics. A checkpoint that cannot be run is described
+/// too, with the reason. `progress` is called with the number of tensors done and in total.
 ///
 /// # Errors
 ///

@@ -16,8 +16,8 @@
 //! * one model on several ranks: [`RankPlans`], [`RankPlan`], [`RankModel`], [`ModelParallel`]
 //! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`], [`PreparedRequest`],
 //!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`], [`PROMPT_STEP`]
-//! * a text as sequences: [`Split`], [`STORY_MARK`], [`sequences()`]; what a file has: [`inspect()`]; models of random trits: [`Synthetic`],
-//!   [`SyntheticModel`]
+//! * a text as sequences: [`Split`], [`STORY_MARK`], [`sequences()`]; contents of a file: [`inspect()`]; models of random trits:
+//!   [`Synthetic`], [`SyntheticModel`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]; parts for other writers of a model directory: [`hf_config()`],
 //!   [`hf_tensor()`], [`write_tokenizer()`], [`write_tokenizer_file()`]
 //! * errors: [`LlmError`]

@@ -285,13 +285,13 @@ impl<B: Backend> LanguageModel<B> {
         Ok(())
     }
 
-    /// Edits trits of a linear layer. `edit` receives the tensor of [`replaced_layer`](Self::replaced_layer), or, if there is
-    /// none, that of `load` (the layer as loaded from the source). It must apply all its changes or none, and returns the edits
-    /// that undo them, as does this function. The resident weights are changed in place if their layout supports it.
+    /// Edits trits of a linear layer. `edit` receives the tensor of [`replaced_layer`](Self::replaced_layer) or, before any edit,
+    /// that of `load` (the layer as loaded from the source). It must apply all its changes or none, and returns the inverse edits,
+    /// as does this function. The resident weights are changed in place if their layout supports it.
     ///
     /// # Errors
     ///
-    /// Those of `load`, `edit` and the backend; the tensor is then unchanged.
+    /// Errors of `load`, `edit` and the backend; the tensor is then unchanged.
     pub fn edit_layer<E: From<LlmError>>(
         &mut self,
         name: WeightName,
@@ -325,7 +325,7 @@ impl<B: Backend> LanguageModel<B> {
         Ok(())
     }
 
-    /// A digest of the layers that replaced those of the source; `None` without such.
+    /// A digest of the layers that replaced those of the source; `None` if there are no such layers.
     pub(crate) fn replaced_digest(&self) -> Option<Digest> {
         let mut layers: Vec<_> =
             self.replaced.iter().map(|(name, tensor)| (name.to_string(), tensor)).collect();
@@ -336,7 +336,7 @@ impl<B: Backend> LanguageModel<B> {
         (!layers.is_empty()).then_some(digest)
     }
 
-    /// The precision of the LM head, in words.
+    /// The precision of the LM head, for messages.
     pub(crate) fn head(&self) -> &'static str {
         if self.rounds_head { "int8" } else { "as stored" }
     }
@@ -367,14 +367,14 @@ impl SourceWeights<'_> {
         Ok(tensor)
     }
 
-    /// Reports a weight as loaded, the first time.
+    /// Reports a weight as loaded, once.
     fn count(&mut self, name: WeightName) {
         if self.done.insert(name) {
             (self.progress)(self.done.len(), self.total);
         }
     }
 
-    /// Whether a weight is the LM head; with a tied head, the embedding is.
+    /// Whether a weight is the LM head, which with a tied head is the embedding.
     fn is_head(&self, name: WeightName) -> bool {
         match name {
             WeightName::Head => true,
@@ -403,7 +403,7 @@ impl DecoderWeights for SourceWeights<'_> {
     fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
         match self.load(name)? {
             Tensor::Dense(dense) if self.int8_head && self.is_head(name) => {
-                // f16 scales, as in `Q8_0`, save a twentieth of the bytes; those of very large weights overflow f16.
+                // f16 scales, as in `Q8_0`, save a twentieth of the bytes; scales of very large weights overflow f16.
                 let int8 = Int8Tensor::quantize(&dense, HEAD_GROUP, true)
                     .or_else(|_| Int8Tensor::quantize(&dense, HEAD_GROUP, false));
                 Ok(Tensor::Int8(int8.map_err(|e| load_error(name, e))?))

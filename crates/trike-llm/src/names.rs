@@ -2,7 +2,7 @@
 
 use trike_nn::{DecoderSpec, RopePairing, WeightName};
 
-/// Start of GGUF keys with whole files of a model directory: text as strings, other files as bytes.
+/// Prefix of GGUF keys with whole files of a model directory: text as strings, other files as bytes.
 pub(crate) const FILE_KEY: &str = "trike.file.";
 
 /// The name of a weight in a GGUF file.

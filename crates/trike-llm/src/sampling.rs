@@ -11,12 +11,12 @@ use crate::{
     sampler::GenerationConfig,
 };
 
-/// Refuses settings of a `generation_config.json` that change the text and are not implemented.
+/// Returns an error for settings of a `generation_config.json` that change the text and are not implemented.
 pub(crate) fn check_hf(dir: &HfDir) -> Result<(), LlmError> {
     let Some(path) = dir.file("generation_config.json") else { return Ok(()) };
     let text =
         std::fs::read_to_string(&path).map_err(|source| LlmError::Io { path: path.clone(), source })?;
-    // One that is no JSON is an error where its values are read.
+    // Invalid JSON is an error where its values are read.
     GENERATION.check_json(&path, None, &serde_json::from_str(&text).unwrap_or_default())
 }
 
@@ -32,7 +32,7 @@ pub(crate) fn check_gguf(file: &Gguf) -> Result<(), LlmError> {
     Ok(())
 }
 
-/// Those of a model directory: its `generation_config.json`, if it has one.
+/// The sampling defaults of a model directory: its `generation_config.json`, if it has one.
 pub(crate) fn of_hf(dir: &HfDir) -> Result<GenerationConfig, LlmError> {
     match dir.file("generation_config.json") {
         Some(path) => Ok(GenerationConfig::read(&path)?),
@@ -68,7 +68,7 @@ pub(crate) fn of_gguf(file: &Gguf) -> Result<GenerationConfig, LlmError> {
         top_p: float("top_p")?,
         min_p: float("min_p")?,
         repetition_penalty: float("penalty_repeat")?,
-        // The tokenizer's keys name them.
+        // End tokens are read with the tokenizer's keys.
         eos_token_id: Vec::new(),
     })
 }

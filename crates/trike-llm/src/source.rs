@@ -46,7 +46,7 @@ pub trait WeightSource {
     /// When it is missing, is stored in an unsupported type, or contains invalid values.
     fn load(&self, name: WeightName) -> Result<Tensor, LlmError>;
 
-    /// A matrix that the source stores in the order of the host kernels, in a mapped file.
+    /// A matrix stored in a mapped file in the layout of the host kernels.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ pub trait WeightSource {
         Ok(None)
     }
 
-    /// Loads a weight in the type that a copy of the model stores.
+    /// Loads a weight in the type in which a copy of the model stores it.
     ///
     /// # Errors
     ///

@@ -1,15 +1,15 @@
-//! The decoder block, over the operations of whoever runs it.
+//! The decoder block, generic over the operations of an interpreter.
 
 use crate::{DecoderSpec, WeightName};
 
-/// What a layer reads whose output is added to the residual stream.
+/// Input of a linear layer whose output is added to the residual stream.
 #[derive(Debug)]
 pub enum LayerInput<'x, T> {
     /// A tensor.
     Plain(&'x T),
     /// The [gated activation](trike_core::GatedActivation) of two tensors.
     Gated {
-        /// LayerInput of the activation.
+        /// Input of the activation.
         gate: &'x T,
         /// Factor of the activation.
         up: &'x T,
@@ -24,9 +24,9 @@ impl<T> Clone for LayerInput<'_, T> {
 
 impl<T> Copy for LayerInput<'_, T> {}
 
-/// Linear layers and what is done to their inputs.
+/// Linear layers and the operations on their inputs.
 ///
-/// Activations are `tokens x width`. An operation gets all that it can fuse. Biases are those that the decoder
+/// Activations are `tokens x width`. An operation receives everything that it can fuse. Biases are those that the decoder
 /// [has](DecoderSpec::has); norms are RMSNorms.
 #[expect(clippy::missing_errors_doc, reason = "those of the interpreter")]
 pub trait LayerOps {
@@ -43,7 +43,7 @@ pub trait LayerOps {
         layers: [WeightName; N],
     ) -> Result<[Self::Tensor; N], Self::Error>;
 
-    /// Adds the output of a linear layer to the residual stream `x`; a norm of its input comes first.
+    /// Adds the output of a linear layer to the residual stream `x`, after an optional norm of its input.
     fn project_add(
         &mut self,
         input: LayerInput<'_, Self::Tensor>,
@@ -53,13 +53,13 @@ pub trait LayerOps {
     ) -> Result<(), Self::Error>;
 }
 
-/// Attention on top of [`LayerOps`]. `S` is what it reads and writes besides its arguments: positions, cached keys and values.
+/// Attention on top of [`LayerOps`]. `S` is its state: positions, cached keys and values.
 #[expect(clippy::missing_errors_doc, reason = "those of the interpreter")]
 pub trait AttentionOps<S>: LayerOps {
     /// The norm of every head of queries or keys.
     fn head_norm(&mut self, x: Self::Tensor, norm: WeightName) -> Result<Self::Tensor, Self::Error>;
 
-    /// Attention of queries, keys and values, of which the first two are rotated first.
+    /// Attention of queries, keys and values; queries and keys are first rotated (RoPE).
     fn attend(&mut self, qkv: [Self::Tensor; 3], state: &mut S) -> Result<Self::Tensor, Self::Error>;
 }
 
@@ -70,11 +70,11 @@ pub trait AttentionOps<S>: LayerOps {
 /// x += D (f(G norm(x)) * U norm(x))
 /// ```
 ///
-/// with the norms and biases that `spec` [has](DecoderSpec::has) besides.
+/// with the additional norms and biases that `spec` [has](DecoderSpec::has).
 ///
 /// # Errors
 ///
-/// Those of the operations.
+/// Errors of the operations.
 pub fn block<S, O: AttentionOps<S>>(
     ops: &mut O,
     spec: &DecoderSpec,
@@ -90,7 +90,7 @@ pub fn block<S, O: AttentionOps<S>>(
 ///
 /// # Errors
 ///
-/// Those of the operations.
+/// Errors of the operations.
 pub fn attention<S, O: AttentionOps<S>>(
     ops: &mut O,
     spec: &DecoderSpec,
@@ -118,7 +118,7 @@ pub fn attention<S, O: AttentionOps<S>>(
 ///
 /// # Errors
 ///
-/// Those of the operations.
+/// Errors of the operations.
 pub fn mlp<O: LayerOps>(
     ops: &mut O,
     spec: &DecoderSpec,
@@ -135,7 +135,7 @@ pub fn mlp<O: LayerOps>(
 mod tests {
     use super::*;
 
-    /// Writes down what is asked of it; a tensor is its description.
+    /// Records the operations; a tensor is represented by its description.
     #[derive(Default)]
     struct Trace(Vec<String>);
 

@@ -1,12 +1,11 @@
-//! What a decoder is, once: its sizes, the names and shapes of its weights, and the block as a function over operations.
+//! The definition of a decoder: its sizes, the names and shapes of its weights, and the block as a function over operations.
 //!
-//! Start from [`block`](fn@block): attention and a gated MLP over the operations of [`AttentionOps`]. Whoever implements these
-//! operations interprets the same block: `trike-nn` runs it on a backend with fused layers and KV caches, `trike-train` and
+//! Start from [`block`](fn@block): attention and a gated MLP over the operations of [`AttentionOps`]. Implementations of these
+//! operations interpret the same block: `trike-nn` runs it on a backend with fused layers and KV caches, `trike-train` and
 //! `trike-calibrate` record it on a tape.
 //!
-//! The decision that shaped this crate: the order of a block's operations is written here and nowhere else, and an interpreter
-//! gets weights by their names. The cost: an interpreter looks weights up, and what it fuses it must see from the arguments of one
-//! operation.
+//! The decision that shaped this crate: the order of a block's operations is defined only here, and an interpreter receives weights
+//! by name. The cost: an interpreter looks weights up, and can fuse only what is visible in the arguments of one operation.
 //!
 //! * sizes: [`DecoderSpec`], [`Biases`], [`ScaleFactors`]
 //! * weights: [`WeightName`], [`DecoderSpec::weights`], [`DecoderSpec::shape`], [`HookPoint`]

@@ -106,12 +106,12 @@ impl WeightName {
         .map(|name| name(layer))
     }
 
-    /// Its index in [`matrices`](Self::matrices); `None` for every other weight.
+    /// Index in [`matrices`](Self::matrices); `None` for any other weight.
     pub fn matrix_index(self) -> Option<usize> {
         Self::matrices(self.layer()?).iter().position(|&name| name == self)
     }
 
-    /// Its index in [`norms`](Self::norms); `None` for every other weight.
+    /// Index in [`norms`](Self::norms); `None` for any other weight.
     pub fn norm_index(self) -> Option<usize> {
         Self::norms(self.layer()?).iter().position(|&name| name == self)
     }
@@ -146,7 +146,7 @@ impl WeightName {
         self.matrix().is_some_and(|name| name != self)
     }
 
-    /// The point of the block at which a matrix reads its input.
+    /// The hook point of the block at which a matrix reads its input.
     pub fn read_at(self) -> Option<HookPoint> {
         Some(match self {
             Self::Query(_) | Self::Key(_) | Self::Value(_) => HookPoint::Attention,
@@ -171,7 +171,7 @@ impl WeightName {
         )
     }
 
-    /// The layer that it belongs to; `None` for the embedding, the final norm and the head.
+    /// The layer of the weight; `None` for the embedding, the final norm and the head.
     pub fn layer(self) -> Option<usize> {
         match self {
             Self::Embedding | Self::FinalNorm | Self::Head => None,

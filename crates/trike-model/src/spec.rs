@@ -18,11 +18,11 @@ pub struct Biases {
 /// Constants that scale the activations of a decoder (Yang et al., 2022; MiniCPM); all are 1 in other families.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScaleFactors {
-    /// Of the embedding's rows.
+    /// Multiplies the embedding's rows.
     pub embedding: f32,
-    /// Of what attention and the MLP of every block add to the residual stream.
+    /// Multiplies the outputs of attention and the MLP of every block before they are added to the residual stream.
     pub residual: f32,
-    /// What the logits are divided by.
+    /// Divides the logits.
     pub logits: f32,
 }
 
@@ -155,7 +155,7 @@ impl DecoderSpec {
             ("factors.residual", self.factors.residual),
             ("factors.logits", self.factors.logits),
         ] {
-            // Their quotients and squares are finite and normal in f32.
+            // So that quotients and squares are finite and normal in f32.
             if !(1e-6..=1e6).contains(&factor) {
                 return fail(field, "must be 1e-6 to 1e6", factor.to_string());
             }
@@ -177,16 +177,16 @@ impl DecoderSpec {
         }
     }
 
-    /// Added to the mean square by the norm `name`.
+    /// The epsilon that the norm `name` adds to the mean square.
     ///
-    /// The residual stream is kept divided by the [factor](ScaleFactors::residual) `r` of what is added to it, so that a block adds its
-    /// outputs as they are. A norm of `x / r` is one of `x` if what is added to the mean square is divided by `r^2`:
+    /// The residual stream is stored divided by the residual [factor](ScaleFactors::residual) `r`, so that a block adds its outputs
+    /// unscaled. A norm of `x / r` equals one of `x` if its epsilon is divided by `r^2`:
     ///
     /// ```text
     /// (x / r) / sqrt(mean((x / r)^2) + eps / r^2) = x / sqrt(mean(x^2) + eps)
     /// ```
     ///
-    /// Only norms outside of the stream, of heads and of inputs of the last layer of a half block, have `eps` itself.
+    /// Only norms of other tensors (of heads, and of the inputs of the output and down projections) use `eps` itself.
     pub fn norm_eps(&self, name: WeightName) -> f32 {
         use WeightName as W;
         match name {
@@ -197,12 +197,12 @@ impl DecoderSpec {
         }
     }
 
-    /// Factor of the rows of the embedding in the residual stream, which is divided by [`ScaleFactors::residual`].
+    /// Factor of the embedding's rows in the residual stream, which is stored divided by [`ScaleFactors::residual`].
     pub fn embedding_factor(&self) -> f32 {
         self.factors.embedding / self.factors.residual
     }
 
-    /// Factor of the final norm's output before the LM head: the head is linear, so that dividing its input divides the logits.
+    /// Factor of the final norm's output before the LM head: the head is linear, so scaling its input scales the logits.
     pub fn head_factor(&self) -> f32 {
         self.factors.logits.recip()
     }
@@ -235,7 +235,7 @@ impl DecoderSpec {
         all.filter(|&name| self.has(name)).collect()
     }
 
-    /// Whether the decoder has a weight, of whatever layer.
+    /// Whether the decoder has a weight, in any layer.
     pub fn has(&self, name: WeightName) -> bool {
         use WeightName as W;
         match name {
@@ -249,7 +249,7 @@ impl DecoderSpec {
         }
     }
 
-    /// A weight if the decoder has it.
+    /// The weight, if the decoder has it.
     pub fn optional(&self, name: WeightName) -> Option<WeightName> {
         Some(name).filter(|&name| self.has(name))
     }

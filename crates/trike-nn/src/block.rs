@@ -161,7 +161,7 @@ impl<B: Backend> DecoderBlock<B> {
     }
 
     /// The first half of [`forward`](Self::forward): attention, added to `x`. A hook is called at [`HookPoint::Attention`] and
-    /// [`HookPoint::Output`]; if it breaks, `x` is as it was.
+    /// [`HookPoint::Output`]; if it breaks, `x` is unchanged.
     ///
     /// # Errors
     ///
@@ -180,7 +180,7 @@ impl<B: Backend> DecoderBlock<B> {
     }
 
     /// The second half of [`forward`](Self::forward): the MLP, added to `x`. A hook is called at [`HookPoint::Mlp`] and
-    /// [`HookPoint::Down`]; if it breaks, `x` is as it was.
+    /// [`HookPoint::Down`]; if it breaks, `x` is unchanged.
     ///
     /// # Errors
     ///
@@ -195,7 +195,7 @@ impl<B: Backend> DecoderBlock<B> {
     }
 }
 
-/// The end of a pass before its time.
+/// Early end of a pass.
 enum Stop {
     /// A hook broke.
     Hook,
@@ -242,8 +242,8 @@ impl<'a, B: Backend> Inference<'a, '_, '_, B> {
         Ok(Norm { weight, eps: self.context.spec.norm_eps(name) })
     }
 
-    /// The input of the layers at a point, whose stream is `x`. One that the backend fuses into a layer is never materialized, so
-    /// with a hook it is computed separately, in `room`.
+    /// The input of the linear layers at a hook point, computed from the residual stream `x`. A fused input is never materialized,
+    /// so with a hook it is computed separately, in `room`.
     fn seen<'t>(
         &mut self,
         layer: WeightName,

@@ -39,13 +39,13 @@ pub struct KvSpec {
     pub keys: KeySelector,
     /// Selection of the keys that steps of several tokens attend to; all by default. On the host only.
     pub prompt_keys: PromptKeys,
-    /// The positions that a full cache forgets; none by default. On the host only, and not with a window. A step of a full cache has
-    /// at most a quarter as many tokens as the cache has positions.
+    /// Eviction policy of a full cache; none by default. On the host only, and not with a window. A step of a full cache is limited
+    /// to a quarter of the capacity in tokens.
     pub eviction: Eviction,
 }
 
 impl KvSpec {
-    /// This cache, or one that evicts if it would have more positions than `limit` allows.
+    /// This cache, or an evicting one if its capacity would exceed `limit`.
     ///
     /// ```
     /// use trike_nn::{Eviction, KvLimit, KvPrecision, KvSpec};
@@ -65,7 +65,7 @@ impl KvSpec {
         }
     }
 
-    /// A cache of `capacity` positions that ends when it is full.
+    /// A cache of `capacity` positions without window or eviction.
     pub fn new(precision: impl Into<KvPrecisions>, capacity: usize) -> Self {
         let (precision, keys, prompt_keys) = (precision.into(), KeySelector::All, PromptKeys::All);
         Self { precision, capacity, window: None, keys, prompt_keys, eviction: Eviction::Never }
@@ -122,7 +122,7 @@ impl KvSpec {
         Self { capacity, ..self }
     }
 
-    /// Bytes of the codes of the keys, in all layers of a decoder.
+    /// Bytes of the key sign codes in all layers of a decoder.
     ///
     /// ```
     /// use trike_nn::{DecoderSpec, KeySelector, KvPrecision, KvSpec};
@@ -150,7 +150,7 @@ impl KvSpec {
         self.of_positions(decoder, of_heads).saturating_add(self.index_bytes_of(decoder, layers))
     }
 
-    /// Bytes of all heads and positions, from those of one.
+    /// Total over all heads and positions, from the bytes per head and position.
     fn of_positions(&self, decoder: &DecoderSpec, bytes: u64) -> u64 {
         let sizes = [decoder.kv_heads, self.capacity];
         sizes.iter().fold(bytes, |bytes, &size| bytes.saturating_mul(size as u64))

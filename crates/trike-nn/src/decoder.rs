@@ -72,7 +72,7 @@ pub struct Decoder<B: Backend> {
     embedding: B::Matrix,
     blocks: Vec<DecoderBlock<B>>,
     norm: B::Vector,
-    /// The final norm as the head reads it, multiplied by [`DecoderSpec::head_factor`]; `None` if that is 1.
+    /// The final norm weights used by the head, multiplied by [`DecoderSpec::head_factor`]; `None` if that is 1.
     head_norm: Option<B::Vector>,
     /// `None` if the embedding serves as the head.
     head: Option<B::Matrix>,
@@ -146,7 +146,7 @@ impl<B: Backend> Decoder<B> {
     /// # Errors
     ///
     /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, [`NnError::OnRanks`],
-    /// [`NnError::Trit`] for a position outside `edited`, and those of [`BackendWeights::edit`](crate::BackendWeights::edit).
+    /// [`NnError::Trit`] for a position outside `edited`, and errors of [`BackendWeights::edit`](crate::BackendWeights::edit).
     pub fn edit(
         &mut self,
         name: WeightName,
@@ -200,8 +200,7 @@ impl<B: Backend> Decoder<B> {
         &self.backend
     }
 
-    /// A number that no other decoder of this process has, and that changes with the weights: what was computed under another one
-    /// cannot be continued.
+    /// A number unique within the process that changes with the weights: state computed under another number must not be continued.
     pub fn version(&self) -> u64 {
         self.version
     }
@@ -308,8 +307,8 @@ impl<B: Backend> Decoder<B> {
         Ok(split(all, &counts, self.spec.vocab))
     }
 
-    /// As [`forward`](Self::forward), but returns the hidden states after the final norm, `[tokens, hidden]` of each step, and not the
-    /// logits that the head makes of them.
+    /// As [`forward`](Self::forward), but returns the hidden states after the final norm, `[tokens, hidden]` of each step, instead
+    /// of logits.
     ///
     /// # Errors
     ///
@@ -354,7 +353,7 @@ impl<B: Backend> Decoder<B> {
         Ok(best)
     }
 
-    /// Tells the other ranks of a backend over several about a step.
+    /// Announces a step to the other ranks.
     fn announce(&self, steps: &[Step<'_, B>], rows: Logits, states: bool) -> Result<(), NnError> {
         let Some(Step { sequence, ids }) = steps.first() else { return Ok(()) };
         self.backend.announce(&StepNotice {
@@ -368,19 +367,19 @@ impl<B: Backend> Decoder<B> {
         })
     }
 
-    /// Runs the steps of rank 0 of a [`RankBackend`](crate::RankBackend) on another rank, until rank 0 has ended. Of the sequences
-    /// only the last one is kept. Returns at once on a backend that follows none.
+    /// Runs the steps announced by rank 0 of a [`RankBackend`](crate::RankBackend) on another rank, until rank 0 ends. Only the
+    /// most recent sequence is kept. Returns at once on a backend that is not a follower.
     ///
     /// # Errors
     ///
-    /// [`NnError::Behind`] for a step of a sequence that was not the last one, errors of messages, and those of
+    /// [`NnError::Behind`] for a step of a sequence other than the most recent one, errors of messages, and those of
     /// [`forward`](Self::forward).
     pub fn follow(&self) -> Result<(), NnError> {
         let mut last: Option<(u64, Sequence<B>)> = None;
         while let Some(notice) = self.backend.next_step()? {
             if !last.as_ref().is_some_and(|(id, kept)| *id == notice.sequence && kept.spec() == &notice.spec)
             {
-                // Before the next one takes memory.
+                // Free its memory before allocating the next sequence.
                 drop(last.take());
             }
             let (_, sequence) = match &mut last {
@@ -528,7 +527,7 @@ fn split(all: Vec<f32>, counts: &[usize], width: usize) -> Vec<Vec<f32>> {
     }
     let mut rest = all.as_slice();
     let mut next = |count: &usize| {
-        // A rank that only follows has no rows.
+        // A follower rank has no rows.
         let (rows, tail) = rest.split_at((count * width).min(rest.len()));
         rest = tail;
         rows.to_vec()

@@ -51,7 +51,7 @@ pub enum NnError {
         /// The backend.
         backend: String,
     },
-    /// Caches of several precisions on a backend whose layers have the same.
+    /// Caches of mixed precisions on a backend that requires one precision for all layers.
     #[error("KV caches in {precision}: not supported by {backend}, only by the CPU")]
     MixedCaches {
         /// The precisions.
@@ -114,7 +114,7 @@ pub enum NnError {
         /// Name of the backend.
         backend: String,
     },
-    /// Saved keys and values that are not those of this cache.
+    /// Saved keys and values of another shape than this cache.
     #[error("saved keys and values: expected {expected} bytes, got {got}")]
     SavedCache {
         /// Bytes of the positions in this cache.
@@ -150,14 +150,14 @@ pub enum NnError {
         /// Free bytes of the device.
         available: u64,
     },
-    /// Devices have too little free memory for the layers of a model, in any division or in the one asked for. Nothing was loaded.
+    /// Devices have too little free memory for the layers of a model, in any division or in the requested one. Nothing was loaded.
     #[error(
         "the model does not fit on its devices: {}: \
          generate less, use a rolling window, add a device, or run it on the CPU",
         joined(stages)
     )]
     SplitMemory {
-        /// What each device would need and has, in the division that lacks the fewest bytes.
+        /// Required and free memory of each device, in the division with the smallest deficit.
         stages: Vec<crate::StagePlan>,
     },
     /// A width that is not a multiple of `head_dim`.
@@ -190,41 +190,41 @@ pub enum NnError {
     /// A message between ranks.
     #[error(transparent)]
     Comm(#[from] trike_comm::CommError),
-    /// An activation that is infinite or NaN, of a model on several ranks.
-    #[error("rank {rank} computed {value}: its weights are damaged, or its processor is")]
+    /// A non-finite activation of a model on several ranks.
+    #[error("rank {rank} produced a non-finite value ({value}): corrupt weights or faulty hardware")]
     RankValue {
         /// The rank.
         rank: usize,
         /// The value.
         value: f32,
     },
-    /// A step of several sequences of a model on several ranks.
+    /// A step of several sequences on several ranks.
     #[error("a model on several ranks runs one sequence at a time, got {got}")]
     OneSequence {
         /// Sequences of the step.
         got: usize,
     },
-    /// A step of another rank that this one cannot run, because it does not have the sequence.
-    #[error("a step at position {got} of a sequence that has {expected} positions on this rank")]
+    /// A step announced by rank 0 at another position than this rank's sequence.
+    #[error("ranks out of sync: the step starts at position {got}, this rank's KV cache ends at {expected}")]
     Behind {
         /// Positions of the sequence.
         expected: usize,
         /// Position of the step.
         got: usize,
     },
-    /// A message in place of a step of another rank.
-    #[error("rank 0 sent {got} bytes that are no step")]
+    /// A message of rank 0 that is not a valid step.
+    #[error("invalid step message from rank 0 ({got} bytes)")]
     Notice {
         /// Bytes of the message.
         got: usize,
     },
-    /// A change of a weight of which this rank does not hold the whole.
-    #[error("{name} cannot be replaced: this rank does not hold the whole of it")]
+    /// A change of a weight of which this rank holds only a shard.
+    #[error("{name} cannot be replaced: this rank holds only a shard of it")]
     OnRanks {
         /// The weight's name.
         name: String,
     },
-    /// A weight that the specification says is there, and the block does not have.
+    /// A weight required by the specification that the block was loaded without.
     #[error("{name}: the block was loaded without it")]
     NoWeight {
         /// The weight's name.

@@ -93,7 +93,7 @@ pub struct DeviceUse {
     pub read_backs: u64,
     /// Bytes of these copies.
     pub read_bytes: u64,
-    /// Copies of activations from another device, where the layers of a model lie on several.
+    /// Copies of activations from another device of a pipeline.
     pub transfers: u64,
     /// Bytes of these copies.
     pub transferred_bytes: u64,
@@ -104,12 +104,12 @@ pub struct DeviceUse {
 }
 
 impl DeviceUse {
-    /// Bytes that the pools reserve and no buffer has: freed buffers that are kept, and the loss by fragmentation.
+    /// Reserved but unused bytes (free lists and fragmentation).
     pub fn unused(&self) -> u64 {
         self.reserved.saturating_sub(self.in_use)
     }
 
-    /// The sum for two devices. The peak is that of each device, which may have been at different times; the total is known if both
+    /// Sums over two devices. Peaks are added although they may have occurred at different times; the total is known only if both
     /// are.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
@@ -171,7 +171,7 @@ mod tests {
         let [exact, signs] = [KeySelector::All, KeySelector::signs(3).unwrap()]
             .map(|keys| MemoryPlan::new(&spec, 7, &KvSpec::new(KvPrecision::F16, 10).with_keys(keys), 4));
         assert_eq!(signs.cache, exact.cache + 3 * 2 * 10 * 9);
-        // Each layer in its own precision, and the parts of a model as those that they are of it.
+        // Each layer in its own precision; the sizes of parts add up.
         let kv = KvSpec::new("int4,int8:1".parse::<KvPrecisions>().unwrap(), 10)
             .with_keys(KeySelector::signs(3).unwrap());
         let parts = [0..2, 2..5].map(|layers| MemoryPlan::of_layers(&spec, layers, 7, &kv, 4).cache);

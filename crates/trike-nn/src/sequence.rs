@@ -20,12 +20,12 @@ pub struct Sequence<B: Backend> {
     used: usize,
     /// Tokens since the last eviction, or all.
     recent: usize,
-    /// The first position whose slot has not been overwritten by a later one, whether that is still there or not.
+    /// The first position whose slot has not been overwritten by a later one, even if that later one was truncated.
     oldest: usize,
     id: u64,
 }
 
-/// A number that no other sequence of this process has.
+/// A number unique within the process.
 fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -34,7 +34,7 @@ fn next_id() -> u64 {
 /// Shared by sequences that were made together.
 type Group<B> = Arc<Mutex<<B as BackendBase>::Recorded>>;
 
-/// Checks that a backend can have caches of a spec.
+/// Checks that a backend supports caches of a spec.
 fn check<B: Backend>(backend: &B, decoder: &DecoderSpec, spec: &KvSpec) -> Result<(), NnError> {
     let can = backend.capabilities();
     spec.validate()?;
@@ -121,7 +121,7 @@ impl<B: Backend> Sequence<B> {
         self.len - self.used
     }
 
-    /// A number that no other sequence of this process has.
+    /// A number unique within the process.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
@@ -141,7 +141,7 @@ impl<B: Backend> Sequence<B> {
         match self.spec.window {
             Some(window) => self.spec.capacity - window + 1,
             None if self.spec.eviction == Eviction::Never => self.spec.capacity - self.len,
-            // All the room that there is, or that an eviction makes.
+            // The remaining capacity, or the capacity freed by an eviction.
             None => {
                 (self.spec.capacity - self.used).max(self.spec.capacity - Eviction::kept(self.spec.capacity))
             }
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
     use crate::{CpuBackend, KvPrecision};
 
-    /// Positions that later ones have overwritten stay lost when the later ones are removed.
+    /// Overwritten positions stay lost when the overwriting tokens are truncated.
     #[test]
     fn a_rolling_sequence_is_not_truncated_twice_into_what_is_lost() {
         let backend = CpuBackend::new(Cpu::new(1).unwrap(), ActivationPrecision::F32);

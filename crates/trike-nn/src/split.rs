@@ -7,7 +7,7 @@ use crate::{DecoderSpec, KvSpec, MemoryPlan, NnError};
 /// Bytes of a model's weights, by the stage of a pipeline that holds them.
 ///
 /// Layers stay in order: the first device has the embedding and the first layers, the last one the last layers, the final norm and
-/// the LM head. Keys and values lie beside the weights of their layer.
+/// the LM head. Keys and values are on the device of their layer.
 ///
 /// ```
 /// use trike_nn::{DecoderSpec, DeviceMemory, KvPrecision, KvSpec, LayerWeights};
@@ -34,7 +34,7 @@ pub struct LayerWeights {
 /// A device for some layers of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Its name for messages.
+    /// The device's name in messages.
     pub name: String,
     /// Free bytes; `None` if the device does not report them.
     pub available: Option<u64>,
@@ -49,7 +49,7 @@ pub struct StagePlan {
     pub device: String,
     /// Its layers.
     pub layers: Range<usize>,
-    /// Bytes that these layers need, with what the first or last stage holds besides.
+    /// Bytes required by these layers, including the embedding or the head on the first or last stage.
     pub plan: MemoryPlan,
     /// Free bytes of the device; `None` if it does not report them.
     pub available: Option<u64>,
@@ -80,14 +80,14 @@ impl fmt::Display for StagePlan {
 }
 
 impl LayerWeights {
-    /// Divides the layers so that each device uses about the same share of its free memory, and none more than it has if there is
-    /// such a division. A device that does not report its memory counts like the mean of the others, and all as equal if none does.
-    /// Steps have up to `step` tokens.
+    /// Divides the layers so that each device uses about the same share of its free memory, and never more than is free if such a
+    /// division exists. A device that does not report its memory counts as the mean of the others; if no device does, all count
+    /// equally. Steps have up to `step` tokens.
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`] for no devices or more devices than layers; [`NnError::SplitMemory`] with the division that lacks the
-    /// fewest bytes if none fits.
+    /// [`NnError::Spec`] for no devices or more devices than layers; [`NnError::SplitMemory`] with the division of the smallest
+    /// deficit if none fits.
     pub fn split(
         &self,
         spec: &DecoderSpec,
@@ -103,7 +103,7 @@ impl LayerWeights {
             });
         }
         let weights = shares(devices);
-        // The best division of the first `n` layers between the devices so far, and where the last of these devices begins.
+        // The best division of the first `n` layers between the devices so far, and the first layer of the last of these devices.
         let mut best: Vec<Option<Cost>> = vec![None; layers + 1];
         best[0] = Some(Cost::default());
         let mut starts = Vec::with_capacity(devices.len());
@@ -170,7 +170,7 @@ impl LayerWeights {
         }
     }
 
-    /// What `layers` need on the device at index `at`.
+    /// Memory plan of `layers` on the device at index `at`.
     fn stage(
         &self,
         spec: &DecoderSpec,
@@ -190,7 +190,7 @@ impl LayerWeights {
     }
 }
 
-/// The memory to which a device's need is compared.
+/// The reference memory of each device for balancing.
 fn shares(devices: &[DeviceMemory]) -> Vec<f64> {
     let known: Vec<f64> =
         devices.iter().filter_map(|device| device.available).map(|bytes| bytes as f64).collect();
@@ -201,11 +201,11 @@ fn shares(devices: &[DeviceMemory]) -> Vec<f64> {
     devices.iter().map(|device| device.available.map_or(mean, |bytes| bytes as f64).max(1.0)).collect()
 }
 
-/// How bad a division is. Both parts are sums over the devices, so the best division of some layers is part of the best one of
-/// all.
+/// Cost of a division, in order of importance. Both parts are sums over the devices, so the optimal division contains optimal
+/// divisions of prefixes (dynamic programming).
 #[derive(Clone, Copy, Debug, Default)]
 struct Cost {
-    /// Bytes over the free memory.
+    /// Deficit: bytes required beyond the free memory.
     lacking: u128,
     /// The sum of `need^2 / memory`, which is least where `need / memory` is the same on all devices.
     uneven: f64,
@@ -300,10 +300,10 @@ mod tests {
             let numbers = [stage.plan.total().to_string(), free.to_string(), stage.device.clone()];
             assert!(numbers.iter().all(|part| message.contains(part)), "{message}");
         }
-        // The sum would fit, but layers are not divided themselves.
+        // The total fits, but single layers are not split.
         let weights = LayerWeights { embedding: 0, layers: vec![3 * GIB; 2], head: 0 };
         assert!(matches!(split(&weights, &[Some(2 * GIB), Some(9 * GIB)]), Err(NnError::SplitMemory { .. })));
-        // At the limit, and a byte below it.
+        // Exactly at the limit, and one byte below it.
         let weights = LayerWeights { embedding: 0, layers: vec![GIB; 2], head: 0 };
         let needed = split(&weights, &[None, None]).expect("unknown")[0].plan.total();
         split(&weights, &[Some(needed), Some(needed)]).expect("just enough");
@@ -322,7 +322,10 @@ mod tests {
             assert!(matches!(refused, NnError::Spec { field: "layers per device", .. }), "{refused}");
         }
         let tight = weights.split_as(&spec, STEP, &self::devices(&[Some(GIB), None]), &[1, 3]);
-        assert!(matches!(tight, Err(NnError::SplitMemory { .. })), "keys and values are beside the layer");
+        assert!(
+            matches!(tight, Err(NnError::SplitMemory { .. })),
+            "keys and values count on the device of their layer"
+        );
         assert!(matches!(split(&weights, &[None; 5]), Err(NnError::Spec { field: "devices", .. })));
         assert!(matches!(split(&weights, &[]), Err(NnError::Spec { field: "devices", .. })));
     }

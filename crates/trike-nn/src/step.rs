@@ -114,12 +114,12 @@ pub(crate) fn usable(row: &[(u32, f32)]) -> bool {
     row.first().is_some_and(|(_, logit)| logit.is_finite())
 }
 
-/// What another rank needs to know to run a step too.
+/// Announcement of a step to the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepNotice<'a> {
     /// Sequences of the step; the fields are those of the first.
     pub sequences: usize,
-    /// A number that no other sequence of the process has.
+    /// A number unique within the process.
     pub sequence: u64,
     /// Its KV cache.
     pub spec: KvSpec,
@@ -127,8 +127,8 @@ pub struct StepNotice<'a> {
     pub position: usize,
     /// Its new tokens.
     pub ids: Cow<'a, [u32]>,
-    /// Whether there is a result for all tokens, and not only for the last.
+    /// Whether results are requested for all tokens instead of the last.
     pub all_rows: bool,
-    /// Whether the result is hidden states, and not logits.
+    /// Whether the result is hidden states instead of logits.
     pub states: bool,
 }

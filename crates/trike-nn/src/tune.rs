@@ -1,4 +1,4 @@
-//! What a backend says about kernels that it chose by measurement.
+//! Results of autotuning.
 
 /// Kernels chosen by [`Backend::tune`](crate::Backend::tune).
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -18,7 +18,7 @@ pub struct TunedProduct {
     pub rows: usize,
     /// Their columns.
     pub cols: usize,
-    /// Number of matrices, which took turns.
+    /// Number of matrices, measured in turn.
     pub matrices: usize,
     /// Tokens.
     pub tokens: usize,
@@ -30,7 +30,7 @@ pub struct TunedProduct {
     pub predicted: Option<String>,
     /// Its nanoseconds per product; `None` if the driver refused it.
     pub predicted_ns: Option<f64>,
-    /// The fastest kernel, used from now on.
+    /// The fastest kernel, used after tuning.
     pub chosen: String,
     /// Its nanoseconds per product.
     pub chosen_ns: f64,

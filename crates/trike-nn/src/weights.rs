@@ -14,8 +14,8 @@ pub trait DecoderWeights {
     /// [`NnError::Load`] when it is missing or cannot be read.
     fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError>;
 
-    /// A matrix that the source stores in the order of the host kernels, in a mapped file; `None` for every other one. A backend
-    /// that cannot use it gets the [`matrix`](Self::matrix).
+    /// A matrix stored in a mapped file in the layout of the host kernels; `None` for any other. A backend that cannot use it
+    /// requests [`matrix`](Self::matrix) instead.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! NumPy arrays in and out: borrowed, after a check of type, shape and order.
+//! NumPy arrays in and out: borrowed, after checking type, shape and order.
 
 use numpy::{
     Element, PyArray, PyArray1, PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn,
@@ -16,13 +16,13 @@ pub(crate) struct Borrowed<'py, T: Element> {
     what: &'static str,
 }
 
-/// Borrows an array whose axes have the names `axes`, without a copy. Other objects than arrays are accepted if they speak DLPack, as
-/// tensors of PyTorch on the CPU do.
+/// Borrows an array with axes named `axes`, without a copy. Other objects are accepted if they support DLPack, such as CPU tensors
+/// of PyTorch.
 ///
 /// # Errors
 ///
-/// `TypeError` for another object or element type, `ValueError` for another number of axes and for an array that is not contiguous
-/// in row-major order.
+/// `TypeError` for another object or element type, `ValueError` for another number of axes or an array that is not contiguous in
+/// row-major order.
 pub(crate) fn borrow<'py, T: Element>(
     value: &Bound<'py, PyAny>,
     what: &'static str,
@@ -70,13 +70,13 @@ pub(crate) fn borrow<'py, T: Element>(
 }
 
 impl<T: Element + Copy> Borrowed<'_, T> {
-    /// A copy of the elements, row-major, for work without the interpreter's lock: other threads may write to the array meanwhile,
-    /// and no lock of NumPy keeps them from it.
+    /// A copy of the elements, row-major, for work without the GIL: other threads may write to the array meanwhile, and NumPy has
+    /// no lock against that.
     pub(crate) fn copied(&self) -> PyResult<Vec<T>> {
         Ok(self.values()?.to_vec())
     }
 
-    /// The elements, row-major; only while the interpreter's lock is held.
+    /// The elements, row-major; only while the GIL is held.
     pub(crate) fn values(&self) -> PyResult<&[T]> {
         Ok(self.array.as_slice()?)
     }
@@ -86,17 +86,17 @@ impl<T: Element + Copy> Borrowed<'_, T> {
         self.array.shape()
     }
 
-    /// The lengths of the two axes of a matrix.
+    /// The two dimensions of a matrix.
     pub(crate) fn sides(&self) -> PyResult<[usize; 2]> {
         self.shape().try_into().map_err(|_| self.wrong("(rows, cols)"))
     }
 
-    /// `ValueError` unless the shape is this one.
+    /// `ValueError` for any other shape.
     pub(crate) fn expect(&self, expected: &[usize]) -> PyResult<()> {
         if self.shape() == expected { Ok(()) } else { Err(self.wrong(&shape(expected))) }
     }
 
-    /// The error for a shape that should have been another one.
+    /// The error for an unexpected shape.
     pub(crate) fn wrong(&self, expected: &str) -> PyErr {
         PyValueError::new_err(format!(
             "{}: expected shape {expected}, got {}",
@@ -106,7 +106,7 @@ impl<T: Element + Copy> Borrowed<'_, T> {
     }
 }
 
-/// A shape as Python writes it.
+/// A shape in Python's notation.
 pub(crate) fn shape(sides: &[usize]) -> String {
     match sides {
         [one] => format!("({one},)"),
@@ -131,7 +131,7 @@ where
     PyArray1::from_vec(py, values).reshape(sides)
 }
 
-/// A new array of any number of axes.
+/// A new array with any number of axes.
 pub(crate) fn array_of<'py, T: Element>(
     py: Python<'py>,
     values: Vec<T>,

@@ -38,7 +38,7 @@ impl Settings {
     }
 }
 
-/// Gradients as messages of a few bits per element, with error feedback: what a message leaves out is added to the next gradient.
+/// Gradients compressed to a few bits per element, with error feedback: the compression error is added to the next gradient.
 #[pyclass(name = "GradientCompressor", module = "trike", frozen)]
 struct PyGradientCompressor {
     inner: Mutex<GradientCompressor>,
@@ -78,13 +78,14 @@ impl PyGradientCompressor {
         &self.codec
     }
 
-    /// Elements of a gradient: those of all shapes.
+    /// Total number of elements of the gradients of all shapes.
     #[getter]
     fn size(&self) -> PyResult<usize> {
         Ok(self.lock()?.codec().len())
     }
 
-    /// The message of a gradient (n,), and a dict with `bytes`, `ratio` (bytes of f32 per byte) and `cosine` (of gradient and message).
+    /// Compresses a gradient (n,). Returns the message, and a dict with `bytes`, `ratio` (bytes in f32 per byte) and `cosine` (of
+    /// gradient and message).
     fn compress<'py>(
         &self,
         gradient: &Bound<'py, PyAny>,
@@ -101,7 +102,7 @@ impl PyGradientCompressor {
         Ok((PyBytes::new(py, &done.message), dict))
     }
 
-    /// The gradient (n,) of a message.
+    /// Decompresses a message to a gradient (n,).
     fn decompress<'py>(&self, py: Python<'py>, message: &[u8]) -> PyResult<Bound<'py, PyArray1<f32>>> {
         let done =
             py.detach(|| -> PyResult<_> { self.lock()?.decompress(message).map_err(errors::value) })?;
@@ -156,7 +157,7 @@ impl PyGradientExchange {
         Ok(self.lock()?.ranks())
     }
 
-    /// Bytes that a rank sends per exchange, of the rank that sends most.
+    /// Bytes sent per exchange, of the rank that sends most.
     #[getter]
     fn sent_bytes(&self) -> PyResult<usize> {
         Ok(self.lock()?.sent_bytes())

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use pyo3::prelude::*;
 
-/// Runs a command line, of which the first word is the name of the program, and returns its exit code. It may end the process.
+/// Runs a command line, whose first word is the name of the program, and returns its exit code. It may exit the process.
 #[pyfunction]
 fn _command(py: Python<'_>, args: Vec<OsString>) -> u8 {
     py.detach(|| trike_cli::run(args))

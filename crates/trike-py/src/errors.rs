@@ -19,14 +19,14 @@ create_exception!(
     "A path that is not a model, or a model that Trike cannot load, run or write."
 );
 
-/// The exception of an error: that of the operating system if one is the cause, `MemoryError` if memory or threads are missing,
-/// else what `otherwise` makes of the message.
+/// The exception of an error: the matching one for an error of the operating system, `MemoryError` for lack of memory or threads,
+/// else the result of `otherwise` for the message.
 fn exception(error: &(dyn Error + 'static), otherwise: fn(String) -> PyErr) -> PyErr {
     let message = error.to_string();
     let mut cause = Some(error);
     while let Some(one) = cause {
         if let Some(system) = one.downcast_ref::<io::Error>() {
-            // Python chooses the class by the kind: FileNotFoundError, PermissionError and so on.
+            // Python derives the class from the kind: FileNotFoundError, PermissionError and so on.
             return io::Error::new(system.kind(), message).into();
         }
         if let Some(trike::llm::LlmError::Format(inner)) = one.downcast_ref() {
@@ -51,18 +51,18 @@ pub(crate) fn file(path: &Path, error: &io::Error) -> PyErr {
     io::Error::new(error.kind(), format!("{}: {error}", path.display())).into()
 }
 
-/// A wrong value: `ValueError`.
+/// An invalid value: `ValueError`.
 pub(crate) fn value(error: impl Error + 'static) -> PyErr {
     exception(&error, PyValueError::new_err)
 }
 
-/// A file that is not a model, or a model that cannot do this: [`ModelError`].
+/// An invalid model file, or an operation that the model does not support: [`ModelError`].
 pub(crate) fn model(error: impl Error + 'static) -> PyErr {
     exception(&error, ModelError::new_err)
 }
 
-/// An error of a model's name on the hub or of its download: what is not there is `FileNotFoundError`, what is forbidden
-/// `PermissionError`, and what the connection or the server fails to do `ConnectionError`.
+/// An error of a model's name on the hub or of its download: `FileNotFoundError` if it is missing, `PermissionError` if it is
+/// forbidden, and `ConnectionError` for a failure of connection or server.
 pub(crate) fn hub(error: HubError) -> PyErr {
     let message = error.to_string();
     match error {
@@ -95,7 +95,7 @@ pub(crate) fn run(error: trike::llm::LlmError) -> PyErr {
     }
 }
 
-/// An error while a model is measured: nothing to score and options out of range are `ValueError`, others those of [`run`].
+/// An error while a model is measured: nothing to score and options out of range are `ValueError`, others as in [`run`].
 pub(crate) fn eval(error: trike::EvalError) -> PyErr {
     use trike::EvalError;
     match error {
@@ -105,17 +105,17 @@ pub(crate) fn eval(error: trike::EvalError) -> PyErr {
     }
 }
 
-/// A name that is none of a list: `ValueError` with both.
+/// A name that is not in a list: `ValueError` with both.
 pub(crate) fn unknown(what: &str, got: &str, expected: &[&str]) -> PyErr {
     PyValueError::new_err(format!("{what}: expected one of {}, got {got:?}", expected.join(", ")))
 }
 
-/// A key that is not expected: `KeyError`.
+/// An unexpected key: `KeyError`.
 pub(crate) fn unknown_key(what: &str, got: &str, expected: &str) -> PyErr {
     PyKeyError::new_err(format!("{what}: expected {expected}, got {got:?}"))
 }
 
-/// A panic of the library, which is a defect of it: `RuntimeError`.
+/// A panic of the library, which is a bug: `RuntimeError`.
 pub(crate) fn panic(payload: &(dyn std::any::Any + Send)) -> PyErr {
     let text = payload.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no message");

@@ -1,4 +1,5 @@
-//! Single operations on a device, for `trike.compat`. Arrays are copied there and back, which takes longer than the operation.
+//! Single operations on a device, for `trike.compat`. Arrays are copied to the device and back, which takes longer than the
+//! operation.
 
 use std::sync::Mutex;
 
@@ -20,7 +21,7 @@ use crate::{
     vsa::{join, of_one, vector::PyHypervector},
 };
 
-/// Devices that were opened, with the process that did.
+/// Open devices, with the process that opened them.
 static OPENED: Mutex<Vec<(u32, DeviceSpec, Device)>> = Mutex::new(Vec::new());
 
 fn open(name: &str) -> PyResult<Device> {

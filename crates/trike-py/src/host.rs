@@ -1,4 +1,4 @@
-//! Threads of the processor, and devices.
+//! CPU threads, and devices.
 
 use std::sync::Mutex;
 
@@ -11,16 +11,16 @@ use trike::{Cpu, Isa};
 
 use crate::errors;
 
-/// The threads of the arrays' operations, and the process that started them.
+/// The threads for operations on arrays, and the process that started them.
 static CPU: Mutex<Option<(u32, Cpu)>> = Mutex::new(None);
 
-/// The processor. It is shared, and started when it is first used; after a fork, the child starts its own threads.
+/// The shared executor, started on first use; after a fork, the child starts its own threads.
 pub(crate) fn cpu() -> PyResult<Cpu> {
     let mut place = CPU.lock().map_err(|_| PyRuntimeError::new_err("the threads could not be started"))?;
     let process = std::process::id();
     match &*place {
         Some((owner, cpu)) if *owner == process => return Ok(cpu.clone()),
-        // The parent's threads do not exist here, so that a drop would wait for them without end.
+        // The parent's threads do not exist after a fork, so dropping the executor would wait for them forever.
         Some(_) => std::mem::forget(place.take()),
         None => {}
     }
@@ -43,7 +43,7 @@ fn set_threads(threads: usize) -> PyResult<()> {
     Ok(())
 }
 
-/// The processor: its instruction set, those that it has, and the threads of operations on arrays.
+/// The CPU: the instruction set in use, the available ones, and the number of threads of operations on arrays.
 #[pyfunction]
 fn cpu_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let cpu = cpu()?;
@@ -54,7 +54,7 @@ fn cpu_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(info)
 }
 
-/// The GPUs that this build finds, each as a dict with `name` (for `device=`), `adapter`, `software`, `memory` (bytes or None)
+/// The GPUs supported by this build, each as a dict with `name` (for `device=`), `adapter`, `software`, `memory` (bytes or None)
 /// and `features`; empty in a build without GPU runtimes.
 #[pyfunction]
 fn devices(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
@@ -71,7 +71,7 @@ fn devices(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
     dicts.collect()
 }
 
-/// `RuntimeError` in a process that was forked after something was made: its threads are not here.
+/// `RuntimeError` in a process forked after an object with threads was made: the threads do not exist here.
 pub(crate) fn check_process(owner: u32, made: &str, remedy: &str) -> PyResult<()> {
     if owner == std::process::id() {
         return Ok(());

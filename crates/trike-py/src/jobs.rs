@@ -135,7 +135,7 @@ fn _quantize(
     })
 }
 
-/// Trains a model from a configuration in JSON or, with `path`, in a file. Returns the report, or with `check` the plan, as JSON.
+/// Trains a model with a configuration in JSON or, with `path`, in a file. Returns the report, or with `check` the plan, as JSON.
 #[pyfunction]
 #[pyo3(signature = (config, path, check=false, progress=None))]
 fn _train(
@@ -158,7 +158,7 @@ fn _train(
         }
         let report = run.train(&cpu, &mut |event| {
             if line.is_cancelled() {
-                // The run writes a checkpoint, and the same configuration continues it.
+                // The run writes a checkpoint, from which the same configuration resumes.
                 return ControlFlow::Break(());
             }
             match event {
@@ -172,7 +172,7 @@ fn _train(
     })
 }
 
-/// The path of a model by its name on the hub, which is downloaded if it is missing; `variables` are those of the environment.
+/// The path of a model by its name on the hub, downloaded if it is missing; `variables` are those of the environment.
 #[pyfunction]
 #[pyo3(signature = (name, variables, progress=None))]
 fn _hub_path(

@@ -1,9 +1,9 @@
 //! The native module of the Python package `trike`.
 //!
 //! Start from [`model`], the language models, or from [`trits`], the trit tensors. The decision that shaped this crate: it has no
-//! logic. Each function checks the types and shapes that Python does not, releases the interpreter's lock, calls the library and
-//! turns the result or the error into Python's. Names that Python users expect from other packages (`trike.compat`,
-//! `trike.llama`, `trike.torch`) are Python files on top of it.
+//! logic. Each function checks the types and shapes that Python does not, releases the GIL, calls the library and converts the
+//! result or the error. Names that Python users expect from other packages (`trike.compat`, `trike.llama`, `trike.torch`) are
+//! Python modules on top of it.
 //!
 //! * arrays, borrowed from NumPy: [`arrays`]; trit tensors: [`trits`], [`parts`]; quantizers: [`quantizers`]
 //! * hypervectors: [`vsa`]; gradient codecs: [`codecs`]; predicted gradients: [`phases`]

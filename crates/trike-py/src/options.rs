@@ -45,7 +45,7 @@ pub(crate) fn load(threads: usize, activations: &str, head: &str) -> PyResult<Lo
     })
 }
 
-/// How the states of a text's tokens become one vector.
+/// Pooling of the hidden states of a text's tokens.
 pub(crate) fn pooling(name: &str) -> PyResult<Pooling> {
     match name {
         "mean" => Ok(Pooling::Mean),
@@ -54,7 +54,7 @@ pub(crate) fn pooling(name: &str) -> PyResult<Pooling> {
     }
 }
 
-/// How a text is split into sequences; its own if not named.
+/// How a text is split into sequences; by default chosen from its contents.
 pub(crate) fn split(name: Option<&str>, text: &str) -> PyResult<Split> {
     Ok(match name {
         None => Split::of(text),
@@ -68,7 +68,7 @@ pub(crate) fn split(name: Option<&str>, text: &str) -> PyResult<Split> {
     })
 }
 
-/// Options of a generation as Python passes them; what is `None` is the model's own.
+/// Options of a generation as Python passes them; `None` = the model's own.
 #[derive(FromPyObject)]
 pub(crate) struct Sampling {
     max_tokens: Option<usize>,
@@ -89,11 +89,11 @@ pub(crate) struct Sampling {
 }
 
 impl Sampling {
-    /// The options for a model with these recommendations.
+    /// The options, with the model's recommended settings as defaults.
     pub(crate) fn options(&self, model: &GenerationConfig) -> PyResult<GenerateOptions> {
         let given = SamplingOptions {
             temperature: self.temperature,
-            // 0 keeps all tokens, as in a generation configuration.
+            // 0 disables top-k, as in a generation configuration.
             top_k: self.top_k.map(|k| if k == 0 { usize::MAX } else { k }),
             top_p: self.top_p,
             min_p: self.min_p,

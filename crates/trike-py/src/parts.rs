@@ -7,7 +7,7 @@ use trike::trit::{Granularity, ScaleValues, TritData};
 use crate::{arrays::borrow, errors};
 
 /// The shape of scales: (planes, rows, groups) without the axes that are one by definition. `sets` is the number of planes with
-/// scales of their own.
+/// their own scales.
 pub(crate) fn scale_shape(granularity: Granularity, sets: usize, rows: usize, cols: usize) -> Vec<usize> {
     let planes = (sets != 1).then_some(sets);
     let rest = match granularity {
@@ -19,7 +19,7 @@ pub(crate) fn scale_shape(granularity: Granularity, sets: usize, rows: usize, co
     planes.into_iter().chain(rest).collect()
 }
 
-/// Scales as they are to be stored.
+/// Scales in the type in which they are stored.
 pub(crate) fn scale_values(values: &[f32], what: &str, scale_type: &str) -> PyResult<ScaleValues> {
     match scale_type {
         "f32" => Ok(values.to_vec().into()),
@@ -57,7 +57,7 @@ pub(crate) fn write<'py>(py: Python<'py>, data: &TritData) -> PyResult<Bound<'py
     Ok(dict)
 }
 
-/// The buffers of a plane from the arrays of [`write`].
+/// The buffers of a plane, from the arrays of [`write`].
 pub(crate) fn read(dict: &Bound<'_, PyDict>) -> PyResult<TritData> {
     fn item<'py>(dict: &Bound<'py, PyDict>, name: &'static str) -> PyResult<Bound<'py, PyAny>> {
         let missing = || errors::unknown_key("buffers", "no such item", name);

@@ -1,4 +1,4 @@
-//! `DeterministicPhaseTrainer`: steps along predicted gradients between steps along measured ones.
+//! `DeterministicPhaseTrainer`: alternates steps with measured and with predicted gradients.
 
 use numpy::PyArray1;
 use pyo3::prelude::*;
@@ -6,8 +6,8 @@ use trike::train::{DeterministicPhaseTrainer, Phase, PhaseConfig};
 
 use crate::{arrays::borrow, errors};
 
-/// Says which steps measure a gradient, and predicts the others: each element by the line of least squares through its measured
-/// values.
+/// Decides which steps measure a gradient, and predicts the others: each element by least-squares linear extrapolation of its
+/// measured values.
 #[pyclass(name = "DeterministicPhaseTrainer", module = "trike.compat")]
 struct PyPhaseTrainer {
     inner: DeterministicPhaseTrainer,
@@ -16,7 +16,7 @@ struct PyPhaseTrainer {
 #[pymethods]
 impl PyPhaseTrainer {
     /// `warm_up` measured steps once, then cycles of `full` measured and `predict` predicted ones, with a correction after every
-    /// `correct_every` of these.
+    /// `correct_every` predicted ones.
     #[new]
     #[pyo3(signature = (warm_up=None, full=None, predict=None, correct_every=None, decay=None))]
     fn new(
@@ -37,7 +37,7 @@ impl PyPhaseTrainer {
         Ok(Self { inner: DeterministicPhaseTrainer::new(config).map_err(errors::value)? })
     }
 
-    /// What the step follows that begins now: `warm_up`, `full`, `predict` or `correct`.
+    /// The phase of the current step: `warm_up`, `full`, `predict` or `correct`.
     fn begin_step(&self) -> &'static str {
         match self.inner.begin_step() {
             Phase::WarmUp => "warm_up",
@@ -47,12 +47,12 @@ impl PyPhaseTrainer {
         }
     }
 
-    /// Whether the step that begins now needs a measured gradient.
+    /// Whether the current step needs a measured gradient.
     fn is_measured(&self) -> bool {
         self.inner.begin_step().is_measured()
     }
 
-    /// Takes the measured gradients of the step, a list of f32 arrays (n,), and returns those to follow.
+    /// Records the measured gradients of the step, a list of f32 arrays (n,), and returns those to apply.
     fn record_full_gradients<'py>(
         &mut self,
         py: Python<'py>,
@@ -66,7 +66,7 @@ impl PyPhaseTrainer {
         Ok(followed.into_iter().map(|gradient| PyArray1::from_vec(py, gradient)).collect())
     }
 
-    /// The gradients that the measured ones let expect in this step; empty before the first ones.
+    /// The predicted gradients of this step; empty before the first measured ones.
     fn get_predicted_gradients<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyArray1<f32>>> {
         let predicted = self.inner.get_predicted_gradients();
         predicted.into_iter().map(|gradient| PyArray1::from_vec(py, gradient)).collect()
@@ -77,7 +77,7 @@ impl PyPhaseTrainer {
         self.inner.end_step();
     }
 
-    /// The cosine between the last prediction that a measurement followed and that measurement, or None.
+    /// The cosine between the last measured gradients and their prediction, or None.
     fn agreement(&self) -> Option<f64> {
         self.inner.agreement()
     }

@@ -29,23 +29,23 @@ pub(crate) struct Quantization {
     recover: f64,
     threads: usize,
     tokenizer: Option<PathBuf>,
-    /// Calibration text, or what the model writes.
+    /// Calibration text, or `None` to generate it with the model.
     pub(crate) text: Option<String>,
-    /// Sequences of the text, or to write.
+    /// Number of sequences of the text, or to generate.
     pub(crate) sequences: Option<usize>,
     pub(crate) seed: u64,
     pub(crate) split: Option<String>,
-    /// Name and content of the text to measure on.
+    /// Name and content of the evaluation text.
     pub(crate) eval: Option<(String, String)>,
 }
 
 impl Quantization {
-    /// The granularity of scales, if it was asked for.
+    /// The granularity of scales, if it was given.
     fn granularity(&self) -> PyResult<Option<Granularity>> {
         self.group.as_ref().map(|name| name.parse().map_err(errors::value)).transpose()
     }
 
-    /// The configuration of the library.
+    /// The configuration for the library.
     pub(crate) fn config(&self) -> PyResult<ModelQuantizationConfig> {
         let encoding = match &self.encoding {
             Some(name) => name.parse().map_err(errors::value)?,

@@ -33,7 +33,7 @@ fn dense(weights: &Bound<'_, PyAny>) -> PyResult<DenseTensor> {
 }
 
 /// Rounds a matrix of weights (rows, cols) to trits. Returns the tensor and a dict with `density` (fraction of nonzero trits),
-/// `relative_error` (Frobenius norm of the difference over that of the weights) and `clipped` (fraction of weights beyond the
+/// `relative_error` (Frobenius norm of the error relative to that of the weights) and `clipped` (fraction of weights beyond the
 /// outermost levels).
 #[pyfunction]
 #[pyo3(signature = (weights, *, planes=1, coupling="tied", granularity="group128", rule="least_squares", mean=false, encoding="2bit", scale_type="f16", seed=None))]
@@ -91,7 +91,7 @@ fn absmean_trits(weights: &Bound<'_, PyAny>, granularity: &str, encoding: &str) 
     Ok(done.map_err(errors::value)?.into())
 }
 
-/// The same weights as trits if every one is exactly -s, 0 or s; else None.
+/// The same weights as trits if each is exactly -s, 0 or s; else None.
 #[pyfunction]
 #[pyo3(signature = (weights, *, encoding="2bit"))]
 fn exact_trits(weights: &Bound<'_, PyAny>, encoding: &str) -> PyResult<Option<PyTritTensor>> {
@@ -104,8 +104,8 @@ fn exact_trits(weights: &Bound<'_, PyAny>, encoding: &str) -> PyResult<Option<Py
 /// Codes and scales.
 type Codes<'py> = (Bound<'py, PyArray2<i8>>, Bound<'py, PyArray2<f32>>);
 
-/// Activations (tokens, width) as int8 codes with one scale per `group` values, `max(|x|, 1e-5) / 127`; a whole token if None.
-/// Returns codes (tokens, width) and scales (tokens, groups); a value is about code times scale.
+/// Activations (tokens, width) as int8 codes with one scale per `group` values, `max(|x|, 1e-5) / 127`; one per token if None.
+/// Returns codes (tokens, width) and scales (tokens, groups); a value is approximately code times scale.
 #[pyfunction]
 #[pyo3(signature = (x, group=None))]
 fn quantize_activations<'py>(x: &Bound<'py, PyAny>, group: Option<usize>) -> PyResult<Codes<'py>> {

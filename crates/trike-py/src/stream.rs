@@ -1,4 +1,4 @@
-//! Text as it is generated.
+//! Streaming of generated text.
 
 use std::sync::mpsc::Receiver;
 
@@ -7,13 +7,13 @@ use trike::Generation;
 
 use crate::{generation::as_dict, host, work};
 
-/// What the model's thread sends.
+/// Messages of the model's thread.
 pub(crate) enum Piece {
     Text(String),
     Done(PyResult<Generation>),
 }
 
-/// The state of an iterator, which one caller at a time may advance.
+/// The state of an iterator, which only one caller at a time may advance.
 enum State {
     Running(std::sync::Mutex<Receiver<Piece>>),
     /// A caller waits for the next piece.
@@ -21,10 +21,10 @@ enum State {
     Ended,
 }
 
-/// An iterator over the pieces of a text. `result` has the whole generation when it has ended; `close` ends it early.
+/// An iterator over the pieces of a text. `result` is the whole generation once it has ended; `close` ends it early.
 #[pyclass(name = "Stream", module = "trike", frozen)]
 pub(crate) struct PyStream {
-    // Not held while the model runs: a piece is received without it.
+    // Not held while the model runs: pieces are received without it.
     state: std::sync::Mutex<State>,
     result: std::sync::Mutex<Option<Generation>>,
     process: u32,
@@ -35,7 +35,7 @@ impl PyStream {
         Self { state: State::Running(pieces.into()).into(), result: None.into(), process: std::process::id() }
     }
 
-    /// The pieces, for one caller; `None` at the end.
+    /// Takes the receiver, for one caller; `None` at the end.
     fn take(&self) -> PyResult<Option<std::sync::Mutex<Receiver<Piece>>>> {
         let mut state = self.state.lock().map_err(|_| busy())?;
         match std::mem::replace(&mut *state, State::Waiting) {
@@ -48,7 +48,7 @@ impl PyStream {
         }
     }
 
-    /// Gives the pieces back, or ends; `false` where the stream was closed meanwhile.
+    /// Puts the receiver back, or ends; `false` if the stream was closed meanwhile.
     fn put(&self, next: State) -> PyResult<bool> {
         let mut state = self.state.lock().map_err(|_| busy())?;
         let is_open = matches!(*state, State::Waiting);
@@ -72,7 +72,7 @@ impl PyStream {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<String>> {
         host::check_process(self.process, "the model was loaded", "load it in the child")?;
         let Some(pieces) = self.take()? else { return Ok(None) };
-        // Dropping the receiver ends the generation: after an error, and where another thread has closed the stream.
+        // Dropping the receiver ends the generation: after an error, and if another thread has closed the stream.
         let piece = match work::receive(py, &pieces) {
             Ok(piece) => piece,
             Err(error) => {
@@ -96,13 +96,13 @@ impl PyStream {
         }
     }
 
-    /// Ends the generation; the iterator has no more pieces, not even one that another thread waits for.
+    /// Ends the generation; the iterator yields no more pieces, even to a thread that is waiting for one.
     fn close(&self) -> PyResult<()> {
         *self.state.lock().map_err(|_| busy())? = State::Ended;
         Ok(())
     }
 
-    /// The whole generation as a dict, or None before the end and after `close`.
+    /// The whole generation as a dict, or None before the end or after `close`.
     #[getter]
     fn result<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let result = self.result.lock().map_err(|_| busy())?;

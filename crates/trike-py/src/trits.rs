@@ -19,7 +19,7 @@ use crate::{
     errors, host, parts,
 };
 
-/// An index out of range is `IndexError`, everything else `ValueError`.
+/// `IndexError` for an index out of range, `ValueError` for everything else.
 fn place(error: TritError) -> PyErr {
     match error {
         TritError::OutOfRange { .. } => PyIndexError::new_err(error.to_string()),
@@ -27,7 +27,7 @@ fn place(error: TritError) -> PyErr {
     }
 }
 
-/// Scales from their array, or the granularity's expected shape in the error.
+/// Scales from an array; the error names the shape that the granularity requires.
 fn scales(
     values: &Bound<'_, PyAny>,
     means: Option<&Bound<'_, PyAny>>,
@@ -60,7 +60,7 @@ fn wrong(value: &Bound<'_, PyAny>, what: &str, expected: &[usize]) -> PyErr {
 #[pyclass(name = "TritTensor", module = "trike")]
 pub(crate) struct PyTritTensor {
     pub(crate) inner: TritTensor,
-    /// The weights as the kernels read them, made for the first product; empty after an edit.
+    /// The weights packed for the kernels on the first product; empty after an edit.
     packed: OnceLock<Matrix>,
 }
 
@@ -134,7 +134,7 @@ impl PyTritTensor {
         Ok(inner.map_err(errors::value)?.into())
     }
 
-    /// A tensor from the buffers that `buffers` returns, one dict per plane; every bit is checked.
+    /// A tensor from the buffers returned by `buffers`, one dict per plane; the contents are validated.
     #[classmethod]
     #[pyo3(signature = (shape, buffers, scales, *, granularity="row", coupling="free", means=None, scale_type="f32"))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
@@ -273,12 +273,12 @@ impl PyTritTensor {
         Ok(py.detach(|| self.inner.to_encoding(encoding)).map_err(errors::value)?.into())
     }
 
-    /// The rows of these indices, with their scales.
+    /// The rows with these indices, with their scales.
     fn select_rows(&self, rows: Vec<usize>) -> PyResult<Self> {
         Ok(self.inner.select_rows(&rows).map_err(place)?.into())
     }
 
-    /// The trit at a place, -1, 0 or 1.
+    /// The trit at an index, -1, 0 or 1.
     fn get(&self, plane: usize, row: usize, col: usize) -> PyResult<i8> {
         Ok(self.inner.get(plane, row, col).map_err(place)?.value())
     }
@@ -290,7 +290,7 @@ impl PyTritTensor {
         Ok(old.value())
     }
 
-    /// Replaces trits in place, all or none: a list of (plane, row, col, trit).
+    /// Replaces trits in place, all or nothing: a list of (plane, row, col, trit).
     fn edit(&mut self, edits: Vec<(usize, usize, usize, i8)>) -> PyResult<()> {
         let edits = edits
             .into_iter()
@@ -332,7 +332,7 @@ impl PyTritTensor {
         self.inner == other.inner
     }
 
-    /// NumPy's protocol: the weights as a new array.
+    /// NumPy's array protocol: the weights as a new array.
     #[pyo3(signature = (dtype=None, copy=None))]
     fn __array__<'py>(
         &self,

@@ -1,4 +1,4 @@
-//! Work on other threads, while the caller waits for it, for Ctrl-C and for progress.
+//! Work on other threads, while the caller waits for the result, Ctrl-C and progress.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -14,16 +14,16 @@ use pyo3::{exceptions::PyRuntimeError, prelude::*};
 
 use crate::errors;
 
-/// How often a waiting caller looks for signals: Ctrl-C is answered within this time, whatever the work is doing.
+/// Polling interval of a waiting caller for signals: the maximum delay of Ctrl-C, regardless of the work.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// What a job tells its caller.
+/// A message from a job to its caller.
 pub(crate) enum Message<T> {
     /// A step, the units done and in total.
     Progress(String, usize, usize),
     /// New text.
     Text(String),
-    /// The end.
+    /// The result.
     Done(PyResult<T>),
 }
 
@@ -33,18 +33,17 @@ pub(crate) struct Line<T> {
     cancelled: Arc<AtomicBool>,
 }
 
-/// The payload of the unwinding that ends a job which nobody waits for any more.
+/// Panic payload that cancels an abandoned job.
 struct Cancelled;
 
 impl<T> Line<T> {
-    /// Whether the caller has gone: the job should end.
+    /// Whether the caller has abandoned the job, which should then end.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Reports progress. If the caller has gone, this ends the job by unwinding through the library, because its functions have no
-    /// other way to stop in a progress callback. Files that they write are complete or marked as unfinished at any time, as after
-    /// Ctrl-C of the command.
+    /// Reports progress. If the caller has abandoned the job, this ends it by unwinding through the library, because a progress
+    /// callback has no other way to cancel. Files are complete or marked as unfinished at any time, as on Ctrl-C in the command.
     pub(crate) fn progress(&self, step: &str, done: usize, total: usize) {
         let sent = self.messages.send(Message::Progress(step.to_owned(), done, total));
         if self.is_cancelled() || sent.is_err() {
@@ -52,15 +51,15 @@ impl<T> Line<T> {
         }
     }
 
-    /// Reports progress of a job that ends by itself when [`is_cancelled`](Self::is_cancelled) says so.
+    /// Reports progress of a job that polls [`is_cancelled`](Self::is_cancelled) and ends by itself.
     pub(crate) fn tell(&self, step: &str, done: usize, total: usize) {
-        // Without a receiver the caller has gone, which `is_cancelled` says.
+        // A failed send means that the caller has abandoned the job, see `is_cancelled`.
         let _ = self.messages.send(Message::Progress(step.to_owned(), done, total));
     }
 
-    /// Passes new text on.
+    /// Passes new text to the caller.
     pub(crate) fn text(&self, text: &str) {
-        // Without a receiver the caller has gone, which `is_cancelled` says.
+        // A failed send means that the caller has abandoned the job, see `is_cancelled`.
         let _ = self.messages.send(Message::Text(text.to_owned()));
     }
 
@@ -72,7 +71,7 @@ impl<T> Line<T> {
             Err(payload) if payload.is::<Cancelled>() => Err(PyRuntimeError::new_err("cancelled")),
             Err(payload) => Err(errors::panic(&*payload)),
         };
-        // Without a receiver the caller has gone.
+        // A failed send means that the caller has abandoned the job.
         let _ = self.messages.send(Message::Done(result));
     }
 }
@@ -84,7 +83,7 @@ pub(crate) struct Ticket<T> {
     has_ended: AtomicBool,
 }
 
-/// Both sides.
+/// Creates both sides.
 pub(crate) fn connect<T>() -> (Line<T>, Ticket<T>) {
     let (sender, messages) = channel();
     let cancelled = Arc::new(AtomicBool::new(false));
@@ -99,22 +98,21 @@ impl<T> Drop for Ticket<T> {
 }
 
 impl<T: Send> Ticket<T> {
-    /// Waits for the result without the interpreter's lock; passes messages to a callable, as `watch(step, done, total)` or as
-    /// `watch(text)`.
+    /// Waits for the result without the GIL; passes messages to a callable, as `watch(step, done, total)` or as `watch(text)`.
     ///
     /// # Errors
     ///
-    /// That of the job; `KeyboardInterrupt` and whatever the callable raises, which cancel it.
+    /// Errors of the job; `KeyboardInterrupt` and exceptions of the callable, which cancel the job.
     pub(crate) fn wait(self, py: Python<'_>, watch: Option<&Bound<'_, PyAny>>) -> PyResult<T> {
         self.poll(py, watch)
     }
 
-    /// As [`wait`](Self::wait), and when that is interrupted, waits until the job has ended: it has something to save. A second
-    /// Ctrl-C does not wait.
+    /// As [`wait`](Self::wait), but when interrupted, waits until the job has saved its state and ended. A second Ctrl-C does not
+    /// wait.
     ///
     /// # Errors
     ///
-    /// As [`wait`](Self::wait); an error of the job while it saved is the cause of the one that interrupted it.
+    /// As [`wait`](Self::wait); an error of the job while saving becomes the cause of the interrupting exception.
     pub(crate) fn wait_until_saved(self, py: Python<'_>, watch: Option<&Bound<'_, PyAny>>) -> PyResult<T> {
         let interrupted = match self.poll(py, watch) {
             // The job itself has ended.
@@ -160,14 +158,14 @@ impl<T: Send> Ticket<T> {
     }
 }
 
-/// The next message; `None` if the sender is gone.
+/// The next message; `None` if the sender was dropped.
 ///
 /// # Errors
 ///
-/// `KeyboardInterrupt`, and what other handlers of signals raise.
+/// `KeyboardInterrupt`, and exceptions of other signal handlers.
 pub(crate) fn receive<M: Send>(py: Python<'_>, messages: &Mutex<Receiver<M>>) -> PyResult<Option<M>> {
     loop {
-        // Only the caller has the receiver; the mutex is what lets it cross into `detach`.
+        // Only the caller uses the receiver; the mutex makes it `Sync` for `detach`.
         let next = py.detach(|| match messages.lock() {
             Ok(messages) => messages.recv_timeout(PATIENCE),
             Err(_) => Err(RecvTimeoutError::Disconnected),

@@ -13,15 +13,15 @@
 //! # Ok::<(), trike_report::ReportError>(())
 //! ```
 //!
-//! The design decision: a report says what is on the page, and the templates of this crate say how it looks. All pages have one style
-//! sheet, for narrow and dark screens and for print, and load nothing: no scripts, fonts or images. The cost: what no block can
-//! say needs a new block here.
+//! The design decision: a report defines the content of a page, and the templates of this crate its appearance. All pages share one
+//! style sheet, for narrow and dark screens and for print, and load nothing: no scripts, fonts or images. The cost: content that
+//! fits no block needs a new block here.
 //!
 //! * pages: [`Page`], [`Fact`], [`Figure`], [`Sample`], [`ReportError`]
 //! * tables: [`Row`], [`Cell`]
 //! * plots: [`Plot`], [`Axis`], [`Line`], [`Point`]
 //!
-//! `trike-calibrate` and `trike-train` write their reports with it. It knows nothing of models.
+//! `trike-calibrate` and `trike-train` write their reports with it. It has no knowledge of models.
 #![forbid(unsafe_code)]
 
 mod page;

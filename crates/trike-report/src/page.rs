@@ -6,7 +6,7 @@ use crate::plot::{Drawn, Plot};
 use crate::render::{ReportError, render};
 use crate::table::{Row, Table};
 
-/// A page under construction. In its texts, what is between two backquotes becomes code, unless a method says otherwise.
+/// A page under construction. In its texts, backquotes mark code, unless a method says otherwise.
 #[derive(Clone, Debug, Serialize)]
 pub struct Page {
     title: String,
@@ -14,26 +14,26 @@ pub struct Page {
     blocks: Vec<Block>,
 }
 
-/// A name and its value; without a value it is left out.
+/// A name and its value; a fact without a value is left out.
 pub type Fact<'a> = (&'a str, Option<String>);
 
 /// A large figure: its name, its value, and an error or unit in small type.
 pub type Figure<'a> = (&'a str, String, String);
 
-/// A prompt continued by two models. Nothing in it becomes code.
+/// A prompt continued by two models. Backquotes are literal.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sample {
     /// The prompt.
     pub prompt: String,
-    /// How far the continuations agree.
+    /// Length of the common prefix of the continuations, as text.
     pub agreement: String,
     /// Names of the models.
     pub names: [String; 2],
     /// Continuation by the first model.
     pub first: String,
-    /// The part of the second model's continuation that is the same.
+    /// The common prefix with the second model's continuation.
     pub same: String,
-    /// The rest of it, which is marked.
+    /// The rest of the second continuation, highlighted.
     pub other: String,
 }
 
@@ -66,7 +66,7 @@ impl Page {
         Self { byline: Some(text.into()), ..self }
     }
 
-    /// The page as HTML, which loads nothing from elsewhere.
+    /// The page as self-contained HTML.
     ///
     /// # Errors
     ///
@@ -75,7 +75,7 @@ impl Page {
         render(self)
     }
 
-    /// Begins a section; `id` is for links and empty for none. Nothing in the title becomes code.
+    /// Begins a section; `id` is a link target, or empty. Backquotes in the title are literal.
     pub fn section(&mut self, id: &str, title: &str) {
         let id = Some(id.to_owned()).filter(|id| !id.is_empty());
         self.blocks.push(Block::Section { id, title: title.to_owned() });
@@ -91,7 +91,7 @@ impl Page {
         self.blocks.push(Block::Paragraph { text: text.into(), dim: true });
     }
 
-    /// Adds the sentence that matters most. The class, of the style sheet, colors it. Nothing in it becomes code.
+    /// Adds the main conclusion. `class` of the style sheet determines its color. Backquotes are literal.
     pub fn verdict(&mut self, class: &str, text: impl Into<String>) {
         self.blocks.push(Block::Verdict { text: text.into(), class: class.to_owned() });
     }
@@ -101,7 +101,7 @@ impl Page {
         self.blocks.push(Block::List { items: items.into_iter().collect() });
     }
 
-    /// Adds lines of code, as they are.
+    /// Adds lines of code, verbatim.
     pub fn code(&mut self, text: impl Into<String>) {
         self.blocks.push(Block::Code { text: text.into() });
     }
@@ -112,7 +112,7 @@ impl Page {
         self.blocks.push(Block::Facts { facts });
     }
 
-    /// Adds large figures. Nothing in them becomes code.
+    /// Adds large figures. Backquotes are literal.
     pub fn figures<'a>(&mut self, figures: impl IntoIterator<Item = Figure<'a>>) {
         let figures =
             figures.into_iter().map(|(name, value, small)| (name.to_owned(), value, small)).collect();
@@ -124,13 +124,12 @@ impl Page {
         self.blocks.push(Block::Samples { samples: samples.into_iter().collect() });
     }
 
-    /// Adds a table, of which each row becomes a block on a narrow screen. Nothing in it becomes code. The header has a name for the
-    /// rows first.
+    /// Adds a table whose rows become blocks on a narrow screen. Backquotes are literal. The first header names the rows.
     pub fn table(&mut self, header: &[&str], rows: impl IntoIterator<Item = Row>) {
         self.blocks.push(Block::Table { table: Table::new(header, rows) });
     }
 
-    /// Adds a table below a summary that opens and closes it.
+    /// Adds a collapsible table with a summary.
     pub fn folded_table(
         &mut self,
         summary: &str,

@@ -1,18 +1,18 @@
-//! Plots: from values to places, which the template `plot.svg` draws.
+//! Plots: maps values to coordinates, drawn by the template `plot.svg`.
 
 use serde::Serialize;
 
-/// Distance of the labels of an axis from its ends, in pixels.
+/// Offsets of axis labels, in pixels.
 const GAPS: (f64, f64) = (6.0, 16.0);
 
-/// A plot of lines and points, with a line across for each tick of its y axis.
+/// A plot of lines and points, with a horizontal grid line per tick of its y axis.
 #[derive(Clone, Debug, Default)]
 pub struct Plot {
     /// The `id` of the figure.
     pub id: String,
-    /// What it shows, for those who do not see it.
+    /// Description for screen readers.
     pub label: String,
-    /// The text above it.
+    /// Caption above the plot.
     pub caption: String,
     /// Width and height, in the units of a 12-pixel font: a narrow screen shows 440 nearly unscaled.
     pub size: (f64, f64),
@@ -22,22 +22,22 @@ pub struct Plot {
     pub x: Axis,
     /// From bottom to top.
     pub y: Axis,
-    /// Lines, of which points that are not finite are left out.
+    /// Lines; non-finite points are left out.
     pub lines: Vec<Line>,
-    /// Points, of which those that are not finite are left out.
+    /// Points; non-finite ones are left out.
     pub points: Vec<Point>,
 }
 
-/// A range of values, and where it has labels.
+/// A range of values with its labels.
 #[derive(Clone, Debug, Default)]
 pub struct Axis {
-    /// The value at its beginning.
+    /// Value at the start.
     pub from: f64,
-    /// The value at its end.
+    /// Value at the end.
     pub to: f64,
     /// Values with their labels.
     pub ticks: Vec<(f64, String)>,
-    /// The quantity; of the x axis only.
+    /// Name of the quantity; x axis only.
     pub name: String,
 }
 
@@ -55,15 +55,15 @@ pub struct Line {
 pub struct Point {
     /// The values: x, y.
     pub at: (f64, f64),
-    /// The text beside it; may be empty.
+    /// Label next to the point; may be empty.
     pub name: String,
-    /// The text where the pointer is on it; may be empty.
+    /// Tooltip; may be empty.
     pub title: String,
     /// Whether the name is to its lower left, instead of its upper right.
     pub left: bool,
 }
 
-/// A plot as the template takes it: all numbers are texts.
+/// Input of the template: all numbers are formatted.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Drawn {
     id: String,
@@ -71,7 +71,7 @@ pub(crate) struct Drawn {
     caption: String,
     width: String,
     height: String,
-    /// Ends of the lines across.
+    /// Start and end of the grid lines.
     across: (String, String),
     x_ticks: Vec<Text>,
     y_ticks: Vec<Tick>,
@@ -117,7 +117,7 @@ fn pixels(at: f64) -> String {
 }
 
 impl Plot {
-    /// Where everything is; `None` if nothing is finite.
+    /// Coordinates of all elements; `None` without a finite point.
     pub(crate) fn draw(&self) -> Option<Drawn> {
         let (left, right, top, bottom) = self.margins;
         let (end, floor) = (self.size.0 - right, self.size.1 - bottom);

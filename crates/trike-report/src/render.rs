@@ -1,11 +1,11 @@
-//! From a page to HTML, through the templates.
+//! Rendering of a page to HTML through templates.
 
 use std::fmt::Write;
 
 use minijinja::{AutoEscape, Environment, Value, syntax::SyntaxConfig, value::Serde};
 use serde::Serialize;
 
-/// Templates by their names. The style sheet is one because it is included.
+/// Templates by name. The style sheet is a template so that it can be included.
 const TEMPLATES: [(&str, &str); 4] = [
     ("page.html", include_str!("../templates/page.html")),
     ("table.html", include_str!("../templates/table.html")),
@@ -13,18 +13,18 @@ const TEMPLATES: [(&str, &str); 4] = [
     ("style.css", include_str!("../templates/style.css")),
 ];
 
-/// A defect of a template.
+/// An error in a template.
 #[derive(Debug, thiserror::Error)]
 #[error("the page of the report cannot be made: {0}")]
 pub struct ReportError(#[from] minijinja::Error);
 
-/// Renders a page, which the template takes by its fields.
+/// Renders a page, whose fields are the variables of the template.
 pub(crate) fn render(page: &impl Serialize) -> Result<String, ReportError> {
     let mut environment = Environment::new();
     let syntax =
         SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).keep_trailing_newline(true).build()?;
     environment.set_syntax(syntax);
-    // Everything is escaped, in the SVG as well, by the function below: the engine's own keeps control characters.
+    // Everything is escaped, in SVG as well, by the function below: minijinja's own keeps control characters.
     environment.set_auto_escape_callback(|_| AutoEscape::Html);
     environment.set_formatter(|out, _, value| {
         match value.as_str() {
@@ -58,12 +58,12 @@ fn escape(text: &str) -> String {
     out
 }
 
-/// The filter of texts in which backquotes mark code.
+/// The template filter for texts in which backquotes mark code.
 fn marked(text: &str) -> Value {
     Value::from_safe_string(code(&escape(text)))
 }
 
-/// Marks what is between two backquotes as code; a backquote without a partner stays.
+/// Marks text between two backquotes as code; an unpaired backquote is literal.
 fn code(escaped: &str) -> String {
     let parts: Vec<&str> = escaped.split('`').collect();
     let mut out = String::new();

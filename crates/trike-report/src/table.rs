@@ -2,14 +2,14 @@
 
 use serde::Serialize;
 
-/// Cells with more bytes may wrap.
+/// Maximum bytes of a cell that does not wrap.
 const LONGEST_LINE: usize = 32;
 
 /// A cell of a table.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cell {
     text: String,
-    /// Percent of the cell's width that its bar takes.
+    /// Length of its bar, in percent of the cell's width.
     bar: Option<String>,
     /// Sentences may wrap, numbers may not.
     wraps: bool,
@@ -28,7 +28,7 @@ impl From<&str> for Cell {
 }
 
 impl Cell {
-    /// A number with a bar relative to the largest one of its column; empty if there is none.
+    /// A number with a bar relative to the column's maximum; empty for `None`.
     #[must_use]
     pub fn bar(value: Option<f64>, most: f64, text: impl Fn(f64) -> String) -> Self {
         let Some(value) = value else { return Self::from("") };
@@ -48,19 +48,19 @@ pub struct Row {
 }
 
 impl Row {
-    /// A row with its name, which is the first cell, and the others.
+    /// A row; the first cell is its name.
     #[must_use]
     pub fn new(name: impl Into<String>, cells: impl IntoIterator<Item = Cell>) -> Self {
         Self { name: name.into(), title: None, own: false, cells: cells.into_iter().collect() }
     }
 
-    /// Adds the full name, if the name is short for it.
+    /// Adds the full name as a tooltip, if the name is abbreviated.
     #[must_use]
     pub fn with_title(self, title: impl Into<String>) -> Self {
         Self { title: Some(title.into()), ..self }
     }
 
-    /// Sets whether the row describes the subject of the report, among others.
+    /// Sets whether the row is highlighted as the subject of the report.
     #[must_use]
     pub fn with_own(self, own: bool) -> Self {
         Self { own, ..self }

@@ -1,8 +1,8 @@
-//! The reference backend, on Candle tensors: the oracle of tests of whole decoders.
+//! The reference backend, on Candle tensors: the test oracle of whole decoders.
 //!
-//! [`CandleBackend`] implements [`trike_nn::Backend`] and its parts. Every operation is written as its formula, in f32 on the CPU and without fused
-//! kernels: slow by design, and sharing only the ternary tensor with the host kernels. It is a package of its own, which is never
-//! published, so that no user's build has it and the tests of two crates share it.
+//! [`CandleBackend`] implements [`trike_nn::Backend`] and its supertraits. Every operation is written as its formula, in f32 on the
+//! CPU and without fused kernels: slow by design, and sharing only the ternary tensor with the host kernels. It is an unpublished
+//! package of its own, so that it is in no user's build and the tests of two crates share it.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -18,7 +18,7 @@ use trike_nn::{
 };
 use trike_trit::{GroupSize, Hadamard};
 
-/// Any error of a computation.
+/// Any error of an operation.
 type Failure = Box<dyn Error + Send + Sync>;
 
 /// Runs a decoder on Candle's CPU tensors, as the reference for other backends.
@@ -314,7 +314,7 @@ impl Backend for CandleBackend {
     }
 }
 
-/// Converts the error of a computation to the error type of the trait.
+/// Converts the error of an operation to the error type of the trait.
 fn computed<T>(run: impl FnOnce() -> Result<T, Failure>) -> Result<T, NnError> {
     run().map_err(|error| match error.downcast::<NnError>() {
         Ok(error) => *error,
@@ -377,7 +377,7 @@ fn round_activations(x: &Tensor, precision: ActivationPrecision) -> Result<Tenso
     Ok(Tensor::from_vec(values, (tokens, width), &Device::Cpu)?)
 }
 
-/// Rounds each token to steps of `2^(e - 13)`, where `2^e` is the largest power of two that is not above its largest magnitude.
+/// Rounds each token to multiples of `2^(e - 13)`, where `2^e` is the largest power of two not above its absolute maximum.
 fn round_to_two_bytes(x: &Tensor) -> Result<Tensor, Failure> {
     let (tokens, width) = x.dims2()?;
     let mut values: Vec<f32> = x.flatten_all()?.to_vec1()?;

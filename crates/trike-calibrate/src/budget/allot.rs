@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(chosen, [0, 2]);
         assert_eq!(totals(&groups, &chosen).0, 80);
         assert!(solve(&groups, 39).unwrap_err().to_string().contains("40"));
-        // The fewest bytes for a loss, and not one more than needed.
+        // The fewest bytes within a loss, without a byte to spare.
         let chosen = solve_loss(&groups, 0.3).unwrap();
         assert_eq!((chosen, totals(&groups, &[0, 2]).1 <= 0.3), (vec![0, 2], true));
         assert_eq!(solve_loss(&groups, 0.0).unwrap(), [3, 3]);

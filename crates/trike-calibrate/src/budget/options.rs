@@ -31,27 +31,28 @@ pub struct PlanOptions {
     pub planes: usize,
     /// Candidate granularities of scales.
     pub groups: Vec<Granularity>,
-    /// Largest number of models that are made and measured for a budget of quality; with 0 the first plan is the result, and nothing
-    /// says that it meets the budget.
+    /// Maximum number of trial quantizations for a quality budget; with 0 the first plan is the result, without a check of the
+    /// budget.
     pub trials: usize,
-    /// Whether the model that comes nearest is the result where none of them meets a budget of quality, instead of an error.
+    /// Whether to accept the closest model if no trial meets a quality budget, instead of returning an error.
     pub nearest: bool,
-    /// Whether every layer gets the planes of the configuration where the text is too short to search with, instead of an error.
+    /// Whether to use the planes of the configuration in every layer if the text is too short for a search, instead of returning an
+    /// error.
     pub uniform: bool,
-    /// Whether embedding and head are in the plan, as int8 or as they are, where the configuration leaves that open.
+    /// Whether embedding and head are in the plan, as int8 or unchanged, unless the configuration decides that.
     pub head: bool,
 }
 
-/// The perplexity ratio that a model is made for where nothing else is asked.
+/// Default perplexity ratio.
 const RATIO: f64 = 1.02;
-/// Models that are made in search of it.
+/// Default maximum number of trials.
 const TRIALS: usize = 3;
-/// Weights of the blocks above which none is measured: each takes hours, and both models would be in memory.
+/// Number of weights in the blocks above which there are no trials by default: each would take hours, with both models in memory.
 const LARGE: u64 = 400_000_000;
 
 impl PlanOptions {
-    /// Up to four planes (more would be as large as int8) and one scale per 32, 64 or 128 weights or per row; six trials, of which
-    /// one must meet the budget.
+    /// Up to four planes (more would be as large as int8) and one scale per 32, 64 or 128 weights or per row; up to six trials, of
+    /// which one must meet the budget.
     #[must_use]
     pub fn new(budget: Budget) -> Self {
         let sizes = [GroupSize::G32, GroupSize::G64, GroupSize::G128];
@@ -59,8 +60,9 @@ impl PlanOptions {
         Self { budget, planes: 4, groups, trials: 6, nearest: false, uniform: false, head: true }
     }
 
-    /// The options where nothing is asked: a perplexity ratio of 1.02, of which the nearest of three trials may fall short. A model
-    /// with more than 400 million weights in its blocks is planned from prices alone, and a text too short to search with is no error.
+    /// The default options for a model: a perplexity ratio of 1.02, where the closest of three trials is accepted. A model with
+    /// more than 400 million weights in its blocks is planned from sensitivities alone, and a text too short for a search is not an
+    /// error.
     ///
     /// # Errors
     ///

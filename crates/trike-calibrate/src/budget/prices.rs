@@ -1,10 +1,10 @@
-//! Prices: by how much the whole model diverges from the dense one because of the precision of each layer.
+//! Sensitivities (prices): the divergence of the whole model from the dense one due to the precision of each layer.
 //!
-//! An error `e` of the outputs of a layer at a token adds `sum_o (g_o e_o)^2 / 2` to the divergence of that token and those behind
-//! it, where `g` is the gradient of the log-likelihood with respect to the outputs: to second order, with the terms of different
-//! outputs, which have no sign in common, left out. One pass backwards gives the mean square of `g` for each token and layer, and
-//! `X^T X` of the inputs with these weights gives the sum for any change of the weights. So a price takes no pass through the rest
-//! of the model, one block is in memory at a time, and some rows of a matrix stand for all of them.
+//! An error `e` of the outputs of a layer at a token adds `sum_o (g_o e_o)^2 / 2` to the divergence of that token and later ones,
+//! where `g` is the gradient of the log-likelihood with respect to the outputs: the second-order expansion without the cross terms
+//! between outputs, whose signs are uncorrelated. One backward pass gives the mean square of `g` for each token and layer, and the
+//! `X^T X` of the inputs weighted by it gives the sum for any change of the weights. So an estimate needs no pass through the rest
+//! of the model, one block is in memory at a time, and a sample of the rows of a matrix is sufficient.
 
 use trike_core::{DenseData, DenseTensor, Int8Tensor, Tensor};
 use trike_cpu::Cpu;
@@ -29,24 +29,25 @@ use crate::{
     weights::{is_convertible, rotated},
 };
 
-/// Rows of a matrix that stand for all.
+/// Number of sampled rows per matrix.
 const ROWS: usize = 128;
-/// Tokens of the calibration text to which these rows are fitted.
+/// Number of tokens of the calibration text to which these rows are fitted.
 pub(super) const FITTED: usize = 32_768;
 /// Tokens whose logits are computed with an int8 head.
 const HEAD_TOKENS: usize = 1024;
 /// Rows of logits in memory at a time.
 const LOGIT_ROWS: usize = 256;
 
-/// Factor on the prices of queries and keys: a part of the errors of scores is the same for all keys, and the softmax does not see it.
-/// On stories260K with three planes, layers cost 0.5 (queries) and 0.4 times (keys, 0.25 to 0.7) what gradients say.
+/// Factor on the estimates of query and key projections: a part of the score errors is common to all keys, and softmax is invariant
+/// to it. On stories260K with three planes, the measured loss of layers is 0.5 (queries) and 0.4 times (keys, 0.25 to 0.7) the
+/// estimate from gradients.
 const OF_SCORES: f64 = 0.5;
 
-/// What is reported while prices are computed.
+/// Progress callback: step, units done and in total.
 type Progress<'a> = &'a mut dyn FnMut(&str, usize, usize);
 
-/// Computes the price of every option for each layer, and of int8 for embedding and head if `with_head`. Weights are fitted to the
-/// text of `fitted`, and their errors are those on the text of `held`.
+/// Estimates the sensitivity of each layer to every option, and that of embedding and head to int8 if `with_head`. Weights are
+/// fitted to the text of `fitted`, and their errors are measured on the text of `held`.
 pub(crate) fn prices(
     input: &dyn WeightSource,
     config: &ModelQuantizationConfig,
@@ -86,7 +87,7 @@ pub(crate) fn prices(
     Ok(all)
 }
 
-/// The first sequences, of so many tokens together or a little more.
+/// The first sequences with at least `tokens` tokens together.
 pub(super) fn first(sequences: &[Vec<u32>], tokens: usize) -> &[Vec<u32>] {
     let mut sum = 0;
     let room = |ids: &&Vec<u32>| {
@@ -102,7 +103,7 @@ struct Pricing<'a> {
     blocks: Blocks<'a>,
     guide: TokenWeights,
     options: &'a [LayerChoice],
-    /// Tokens of the text on which errors are computed.
+    /// Number of tokens of the text on which errors are measured.
     tokens: usize,
 }
 
@@ -111,8 +112,8 @@ impl Pricing<'_> {
         self.blocks.cpu()
     }
 
-    /// Prices of the layers at a point. The streams, of the text that is fitted to and of the other, are at the beginning of that half
-    /// of the block.
+    /// Sensitivities of the layers at a hook point. The residual streams, of the fitted and of the held-out text, are at the start
+    /// of that half of the block.
     fn point(
         &self,
         layer: usize,
@@ -137,7 +138,7 @@ impl Pricing<'_> {
         planned.into_iter().map(|name| self.layer(layer, name, &mut factors, &errors)).collect()
     }
 
-    /// `X^T X` of the inputs at a point, with the weights of the tokens or with all alike.
+    /// `X^T X` of the inputs at a hook point, weighted by token or unweighted.
     fn hessian(
         &self,
         layer: usize,
@@ -159,7 +160,7 @@ impl Pricing<'_> {
         Ok(hessian)
     }
 
-    /// Prices of every option for a layer; `errors` is the weighted `X^T X` of its inputs.
+    /// Sensitivities of a layer to every option; `errors` is the weighted `X^T X` of its inputs.
     fn layer(
         &self,
         layer: usize,
@@ -173,7 +174,7 @@ impl Pricing<'_> {
         let tensor = source.load(name)?;
         let (rows, cols) = (tensor.rows(), tensor.cols());
         let values = tensor.into_f32();
-        // Where sizes depend on the weights, those of some rows are not those of all.
+        // If sizes depend on the weights, a sample of rows does not determine them.
         let packing = self.config.layout.encoding;
         let by_shape =
             !self.config.auto_encoding && !matches!(packing, Encoding::Bitmap | Encoding::RowCompressed);
@@ -231,7 +232,7 @@ impl Pricing<'_> {
         Ok(trits.with_rotation(rotation)?)
     }
 
-    /// Prices of int8 for the embedding and the head. `ends` are the streams behind the last block.
+    /// Sensitivities to int8 of the embedding and the head. `ends` are the residual streams after the last block.
     fn head(&self, ends: &[Batch]) -> Result<Vec<Sensitivity>, CalibrateError> {
         let (source, spec) = (self.blocks.source, self.blocks.spec());
         let mut all = Vec::new();
@@ -264,7 +265,7 @@ impl Pricing<'_> {
         Ok(all)
     }
 
-    /// The mean divergence with another head, measured.
+    /// The measured mean divergence with another head.
     fn head_price(&self, ends: &[Batch], values: Vec<f32>) -> Result<f64, CalibrateError> {
         let spec = self.blocks.spec();
         let head = tune::Head::load(self.blocks.source)?;
@@ -289,7 +290,7 @@ fn unchanged() -> LayerChoice {
     LayerChoice::Dense { reason: NO_ROOM.to_owned() }
 }
 
-/// The candidates of a plan for each layer: planes up to `most` with each of `groups`, int8, and unchanged.
+/// The candidates of a plan for each layer: up to `most` planes with each of `groups`, int8, and unchanged.
 pub(crate) fn options(most: usize, groups: &[Granularity]) -> Vec<LayerChoice> {
     let trits = groups
         .iter()

@@ -21,11 +21,11 @@ const NEAR: f64 = 1.02;
 /// Standard errors by which a measured loss must be below the budget: 95 % confidence on text of the same kind.
 const SURE: f64 = 1.645;
 
-/// What the loss of a model is of the sum of its prices: less, since compensation makes up for what the layers before lost.
+/// Ratio of measured model loss to the sum of per-layer estimates; below 1 because later layers compensate earlier ones.
 const OF_PRICES: f64 = 0.75;
-/// The same where its codes were tuned on enough text.
+/// The same ratio with codes tuned on enough text.
 const OF_PRICES_TUNED: f64 = 0.5;
-/// Share of the budget that a trial aims at: a little more than all of it would be in vain.
+/// Fraction of the budget that a trial aims at: aiming at all of it would often miss narrowly.
 const AIM: f64 = 0.97;
 
 /// A trial with its plan and report.
@@ -36,8 +36,8 @@ struct Made {
 }
 
 impl Planner<'_> {
-    /// The divergence that corresponds to the budget. For a model that predicts its own text, the logarithm of the
-    /// perplexity ratio equals the divergence; the trials show how far a real model deviates.
+    /// The divergence that corresponds to the budget. For a model evaluated on its own text, the logarithm of the perplexity ratio
+    /// equals the divergence; the trials measure the deviation of a real model.
     pub(super) fn loss(&self) -> f64 {
         match self.budget {
             Budget::PerplexityRatio(ratio) => ratio.ln(),
@@ -46,7 +46,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The sum of prices that the first trial may have.
+    /// The sum of estimates aimed at by the first trial.
     pub(super) fn first_goal(&self) -> Result<f64, CalibrateError> {
         let tuned = self.config.tuning.is_some_and(|tuning| tuning.tunes_model());
         let small = block_weights(self.input())? <= self.config.tuning.map_or(0, |tuning| tuning.max_weights);
@@ -96,7 +96,7 @@ impl Planner<'_> {
             }
             let better = match &best {
                 None => made.trial.met || self.options.nearest,
-                // Of those that meet the budget the later one is smaller.
+                // Of two that meet the budget, the later one is smaller.
                 Some(old) if old.trial.met => made.trial.met,
                 Some(old) => made.trial.met || lost < self.measured(&old.trial),
             };
@@ -107,7 +107,7 @@ impl Planner<'_> {
             if high != u64::MAX && low != 0 && (high as f64 / low as f64) < NEAR {
                 break;
             }
-            // A loss of zero or less gives no estimate for the next one.
+            // A loss of zero or less gives no estimate of the next step.
             let step = if lost > 0.0 { (AIM * wanted / lost).clamp(0.1, 10.0) } else { 4.0 };
             goal = predicted.max(wanted * 1e-6) * step;
         }
@@ -140,7 +140,7 @@ impl Planner<'_> {
         Ok(report)
     }
 
-    /// Upper bound of the loss of a trial, in nats per token, with 95 % confidence.
+    /// 95 % upper confidence bound of the loss of a trial, in nats per token.
     fn measured(&self, trial: &Trial) -> f64 {
         match self.budget {
             Budget::Divergence(_) => trial.kl + SURE * trial.error,
@@ -169,7 +169,7 @@ impl Planner<'_> {
             fs::remove_dir_all(&path).map_err(io(&path))?;
         }
         let report = quantize_ids(&self.prepared, &path, &self.calibration, &config, progress)?;
-        // Both models are in memory now, and not while a model is made.
+        // Here both models are in memory, but not during a quantization.
         let (dense, made) = (self.load(self.prepared.original)?, self.load(&ModelFile::open(&path)?)?);
         let options = ScoreOptions::new(Split::Stories).with_kv(KvPrecision::F32);
         let comparison = compare_ids(&made, &dense, &self.held, &options, &mut |done, total| {

@@ -35,13 +35,13 @@ impl Default for Compensation {
     }
 }
 
-/// Places at which the inputs of layers are scaled before quantization.
+/// Hook points whose inputs are scaled before quantization.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScaledInputs {
     /// None.
     None,
-    /// Those with outliers, a few inputs that are far larger than the others, where scales lessen the error by 15 % or more. They
-    /// are looked for in the first 4,096 tokens of the text if layers are compensated.
+    /// Hook points with outliers, a few inputs far larger than the others, where scales reduce the error by 15 % or more. They are
+    /// detected on the first 4,096 tokens of the text if layers are compensated.
     #[default]
     Outliers,
     /// All.

@@ -41,9 +41,8 @@ pub struct ModelQuantizationConfig {
     /// Tuning of codes and scales after compensation; `None` for no tuning. Rounding without compensation and free
     /// planes are never tuned.
     pub tuning: Option<Tuning>,
-    /// Which layer inputs are scaled first (AWQ), by scales searched on the calibration text: the more important
-    /// weights of a group become larger. The preceding norms, value or up projections absorb the inverse scales, so
-    /// the result runs like any other model.
+    /// Which layer inputs are scaled first (AWQ), by scales searched on the calibration text: the more important weights of a group
+    /// become larger. The preceding norms, value or up projections absorb the inverse scales, so inference is unchanged.
     pub salience: ScaledInputs,
     /// Whether the residual stream is rotated first, with random signs from this seed (QuaRot). A tied head becomes a
     /// separate matrix. See [`Fold`](crate::Fold).

@@ -1,20 +1,20 @@
-//! The text that a model is calibrated on.
+//! The calibration text.
 
 use trike_llm::Split;
 
-/// Most sequences of a text by default.
+/// Default maximum number of sequences.
 pub(crate) const SEQUENCES: usize = 4096;
-/// Tokens that they have together at most: of a large model, and of a small one, whose time is short.
+/// Default maximum number of tokens: for a large model, and for a small one, which is fast.
 const TOKENS: [u64; 2] = [1 << 18, 1 << 20];
-/// What tokens times the weights of the blocks are, between the least and the most tokens.
+/// Product of tokens and weights of the blocks, between these limits.
 const PRODUCTS: u64 = 1 << 40;
 
-/// Tokens of a text by default, for a model with so many weights in its blocks: distinct text helps more than anything else.
+/// Default number of tokens for a model with that many weights in its blocks: more distinct text improves the result most.
 pub(crate) fn tokens(weights: u64) -> usize {
     affordable(weights, TOKENS) as usize
 }
 
-/// Tokens that take about as long in every model that can have more than the least and fewer than the most.
+/// The number of tokens for about equal time in every model, clamped to the limits.
 pub(super) fn affordable(weights: u64, [least, most]: [u64; 2]) -> u64 {
     (PRODUCTS / weights.max(1)).clamp(least, most)
 }
@@ -28,7 +28,7 @@ pub enum Calibration<'a> {
         text: &'a str,
         /// How it is split.
         split: Split,
-        /// Maximum number of sequences. By default as many as have 262,144 tokens together, or up to four times that in a model with
+        /// Maximum number of sequences. By default those of the first 262,144 tokens, or up to four times as many in a model with
         /// fewer than four million weights in its blocks.
         limit: Option<usize>,
     },
@@ -42,7 +42,7 @@ pub enum Calibration<'a> {
 }
 
 impl Calibration<'_> {
-    /// Sequences that a model generates where no number is given: writing takes longer than calibrating.
+    /// Default number of generated sequences: generation takes longer than calibration.
     pub const GENERATED: usize = 128;
 
     /// Maximum number of sequences.
@@ -53,7 +53,7 @@ impl Calibration<'_> {
         }
     }
 
-    /// The same with at most `limit` sequences; generated text grows by at most a third, because generation is slow.
+    /// A copy limited to `limit` sequences; generated text grows by at most a third, because generation is slow.
     pub(crate) fn with_limit(self, limit: usize) -> Self {
         match self {
             Self::Text { text, split, .. } => Self::Text { text, split, limit: Some(limit) },

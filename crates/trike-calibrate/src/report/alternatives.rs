@@ -17,11 +17,11 @@ const GROUPS: [Granularity; 5] = [
     Granularity::Group(GroupSize::G256),
     Granularity::Row,
 ];
-/// For a model with different layers: the number of uniform settings that are next in size, on either side.
+/// For a model with different layers: the number of uniform settings listed on either side of its size.
 const NEXT: usize = 2;
 
-/// A setting with the same planes and groups in every layer that is not kept. Sizes follow from the shapes; quality is
-/// given only where it was measured.
+/// A uniform setting, with the same planes and groups in every layer; no such model is stored. Sizes follow from the shapes;
+/// quality is given only if it was measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Alternative {
     /// Planes and group size of the layers, as in a plan.
@@ -42,8 +42,8 @@ pub struct Alternative {
     pub kl: Option<f64>,
 }
 
-/// The nearest alternatives: one plane fewer and one more, and the other group sizes. For a model whose layers differ,
-/// the uniform settings next in size. Empty where sizes depend on the weights.
+/// The nearest alternatives: one plane fewer and one more, and the other group sizes. For a model whose layers differ, the uniform
+/// settings closest in size. Empty if sizes depend on the weights.
 pub(crate) fn listed(
     layers: &[LayerReport],
     config: &ModelQuantizationConfig,
@@ -58,8 +58,8 @@ pub(crate) fn listed(
     if weights == 0 || config.auto_encoding || config.prune.is_some() {
         return Vec::new();
     }
-    // Scales that no f16 holds are stored as f32, and some encodings depend on the zeros: sizes follow from the shapes
-    // only if those of the model itself do.
+    // Scales out of the range of f16 are stored as f32, and the size of some encodings depends on the zeros: sizes follow from the
+    // shapes only if those of the model itself do.
     let own_size = |l: &LayerReport| stored_size(l.rows, l.cols, config.layout_of(&l.name));
     if varied.iter().any(|l| l.zeros.is_some() && own_size(l) != Some(l.bytes)) {
         return Vec::new();
@@ -111,9 +111,9 @@ pub(crate) fn listed(
     all
 }
 
-/// Bytes of a matrix in a layout; `None` for a layout that no weights of this shape have.
+/// Bytes of a matrix in a layout; `None` if weights of this shape cannot have the layout.
 fn stored_size(rows: usize, cols: usize, layout: TritLayout) -> Option<u64> {
-    // Every row is stored alike.
+    // The size does not depend on the values of a row.
     let zeros = vec![0.0; cols];
     let view = MatrixView::new(1, cols, &zeros).ok()?;
     let (row, _) = quantize_matrix(view, &QuantizeConfig::default().with_layout(layout)).ok()?;
@@ -121,13 +121,13 @@ fn stored_size(rows: usize, cols: usize, layout: TritLayout) -> Option<u64> {
     Some((row.bytes() * rows) as u64)
 }
 
-/// Weights of a row of so many that share a scale: in a narrow layer several group sizes coincide.
+/// Number of weights per scale in a row of `cols` weights: in a narrow layer several group sizes coincide.
 fn span(stored: &Stored, cols: usize) -> usize {
     stored.group.as_deref().and_then(|group| group.parse().ok()).map_or(cols, |size: usize| size.min(cols))
 }
 
 impl QuantizeReport {
-    /// Adds the estimates that follow from measured sensitivities, where all layers were measured in a setting.
+    /// Adds the estimates that follow from the sensitivities, for settings in which all layers were estimated.
     pub(crate) fn fill_predicted(&mut self, sensitivities: &[Sensitivity]) {
         let cols = |layer: &str| self.layers.iter().find(|l| l.name == layer).map(|l| l.cols);
         let predicted = |wanted: &Stored| -> Option<f64> {
@@ -145,7 +145,7 @@ impl QuantizeReport {
         }
     }
 
-    /// Adds what was measured for a uniform setting with so many planes.
+    /// Adds the measured figures of a uniform setting with that many planes.
     pub(crate) fn fill_measured(
         &mut self,
         planes: usize,

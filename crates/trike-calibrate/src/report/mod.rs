@@ -28,7 +28,7 @@ pub struct QuantizeReport {
     pub date: Option<String>,
     /// Name of the model: `input`, or what the caller gave with [`with_model_name`](Self::with_model_name).
     pub model: String,
-    /// What the measured figures amount to, if there are any.
+    /// Interpretation of the measured figures, if there are any.
     pub verdict: Option<Verdict>,
     /// Path of the input.
     pub input: String,
@@ -65,7 +65,7 @@ pub struct QuantizeReport {
     pub bits_per_weight: f64,
     /// Quality before and after, on held-out text or on the given one.
     pub evaluation: Option<Evaluation>,
-    /// Why [`evaluate_held_out`](Self::evaluate_held_out) measured nothing.
+    /// The reason why [`evaluate_held_out`](Self::evaluate_held_out) measured nothing.
     pub not_measured: Option<String>,
     /// The same prompts continued by both models.
     pub samples: Vec<Sample>,
@@ -80,7 +80,7 @@ pub struct QuantizeReport {
     pub seconds: f64,
     /// Notes for the user.
     pub notes: Vec<String>,
-    /// The options that the page names, if the caller gave them with [`with_option_names`](Self::with_option_names).
+    /// The options named on the page, if the caller set them with [`with_option_names`](Self::with_option_names).
     #[serde(skip)]
     pub(crate) options: Option<OptionNames>,
     /// Text held out from calibration.
@@ -88,7 +88,7 @@ pub struct QuantizeReport {
     pub(crate) held: HeldOut,
 }
 
-/// How other models are asked for in the program that shows a report: this crate has no options of its own to name.
+/// Command-line options for other models, named on the page: this crate has no options of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionNames {
     /// The options for these planes and this group size, `row` or the number of weights.
@@ -138,14 +138,14 @@ pub struct SalienceReport {
     pub layer: usize,
     /// Name of the first of the layers.
     pub inputs_of: String,
-    /// How unequal the inputs are: `n sum(m^2) / sum(m)^2` of the mean squares `m` of `n` inputs, 1 if they are alike.
+    /// Inequality of the inputs: `n sum(m^2) / sum(m)^2` of the mean squares `m` of `n` inputs, 1 if all are equal.
     pub spread: f64,
     /// Exponent: an input's scale is its mean magnitude to this power; 0 if inputs are not scaled.
     pub alpha: f32,
     /// Ratio of the squared error of the layers' outputs to the squared outputs, summed over the layers, without
     /// scales.
     pub before: f64,
-    /// [`before`](Self::before) with the best scales that were found.
+    /// [`before`](Self::before) with the best scales found.
     pub after: f64,
 }
 
@@ -158,14 +158,14 @@ pub struct TuningReport {
     /// relative to the mean square of the output of the dense block, per token. For the whole model: the divergence
     /// from the dense model in nats per token.
     pub before: f64,
-    /// Loss after: the smallest one that was seen and is lower by more than two standard errors, else that before.
+    /// Loss after: the smallest measured one if it is lower by more than two standard errors, else the loss before.
     pub after: f64,
     /// Standard error of the gain, `before - after`, over the held-out sequences; 0 if nothing was gained.
     pub gain_error: f64,
-    /// Whether anything was gained. Otherwise the weights are those before.
+    /// Whether there was a gain. Otherwise the weights are unchanged.
     pub kept: bool,
-    /// Learning rates, as a share of the configured ones: they are lowered where they gain nothing, and a stage that gains nothing then
-    /// either ends early.
+    /// Learning rates, as a fraction of the configured ones: they are lowered when there is no gain, and a stage still without a
+    /// gain ends early.
     pub rate: f64,
     /// Duration in seconds.
     pub seconds: f64,
@@ -180,7 +180,7 @@ pub struct LayerReport {
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    /// Why the layer was not quantized; all other fields then describe the input.
+    /// The reason why the layer was not quantized; all other fields then describe the input.
     pub kept: Option<String>,
     /// Storage: planes, granularity of scales and packing; `int8`; or the float type.
     pub stored: String,
@@ -225,7 +225,7 @@ pub struct TernaryTotals {
 pub struct Evaluation {
     /// Name of the text.
     pub text: String,
-    /// Where the text comes from.
+    /// Source of the text.
     pub source: TextSource,
     /// Whether the precision of layers was chosen on this text, so that other text may lose more.
     pub searched: bool,
@@ -264,7 +264,7 @@ impl QuantizeReport {
         Self { date: Some(date.into()), ..self }
     }
 
-    /// Adds the options that the page names.
+    /// Adds the options named on the page.
     #[must_use]
     pub fn with_option_names(self, options: OptionNames) -> Self {
         Self { options: Some(options), ..self }
@@ -276,8 +276,8 @@ impl QuantizeReport {
         Self { model: model.into(), ..self }
     }
 
-    /// What tuning left as it was, because it gained nothing on the held-out text, in a sentence each; the
-    /// [`notes`](Self::notes) have the same.
+    /// One sentence per part that tuning left unchanged, because it gained nothing on the held-out text; also included in the
+    /// [`notes`](Self::notes).
     #[must_use]
     pub fn rejected(&self) -> Vec<String> {
         let lost: Vec<String> =

@@ -51,7 +51,7 @@ impl OneBlock<'_> {
 }
 
 impl Tuned for OneBlock<'_> {
-    // The model's loss depends on the error of a block, but a little less error in one with other codes is not less loss.
+    // Reducing the error of a block by tiny amounts with other codes does not reduce the model's loss.
     const LEAST_GAIN: f64 = 0.01;
 
     fn held_out(&self) -> Result<Vec<Loss>, CalibrateError> {

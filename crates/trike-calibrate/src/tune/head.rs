@@ -42,7 +42,7 @@ impl Head {
         tape.into_tensor(logits)
     }
 
-    /// The gradient with respect to `x` of a loss; `loss` gets the logits and makes them their own gradient.
+    /// The gradient of a loss with respect to `x`; `loss` receives the logits and replaces them by their gradient.
     pub(crate) fn gradient<T>(
         &self,
         cpu: &Cpu,

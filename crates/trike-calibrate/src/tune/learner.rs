@@ -19,13 +19,14 @@ pub(crate) struct Learner {
     matrices: [(WeightName, Learned); 7],
 }
 
-/// Each plane makes the levels three times as dense, so there is less to gain: rates of scales are divided by as much.
+/// Each plane makes the levels three times denser, so there is less to gain: learning rates of scales are divided by three per
+/// plane.
 pub(super) fn by_depth(depth: usize) -> f32 {
     3f32.powi(1 - depth as i32)
 }
 
-/// What rates of codes are multiplied by. The same, but a ninth is better than a third for two planes: of stories260K in groups of 32
-/// a divergence of 0.069 nats remains, and 0.080 with a third.
+/// Factor on the learning rates of codes: as for scales, except that 1/9 is better than 1/3 for two planes (stories260K in groups
+/// of 32: a remaining divergence of 0.069 nats instead of 0.080).
 fn of_codes(depth: usize) -> f32 {
     if depth == 2 { by_depth(3) } else { by_depth(depth) }
 }
@@ -81,7 +82,7 @@ impl Learned {
 }
 
 impl Learned {
-    /// The values of this moment.
+    /// The current values.
     fn values(&self, name: WeightName, cpu: &Cpu) -> Result<Cow<'_, [f32]>, CalibrateError> {
         match self {
             Self::Latent(m) => {
@@ -116,7 +117,7 @@ impl Learner {
         each.map(|(layer, replaced)| Self::new(input, layer, tuning, replaced)).collect()
     }
 
-    /// The weights of this moment.
+    /// The current weights.
     pub(crate) fn values(&self, cpu: &Cpu) -> Result<BlockValues<'_>, CalibrateError> {
         let [q, k, v, o, g, u, d] = self.matrices.each_ref().map(|(name, matrix)| matrix.values(*name, cpu));
         Ok(BlockValues {

@@ -33,7 +33,7 @@ impl TunedNorms {
         &self.vectors
     }
 
-    /// A step that changes each weight by about a share of `rate` of the root mean square of its norm.
+    /// A step that changes each weight by about the fraction `rate` of the root mean square of its norm.
     pub(super) fn update(&mut self, gradients: &BlockGradients, rate: f32) -> Result<(), CalibrateError> {
         let all = self.vectors.norms.iter_mut().zip(&mut self.each);
         for (name, (norm, adam)) in WeightName::norms(self.layer).into_iter().zip(all) {

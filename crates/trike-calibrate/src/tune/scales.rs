@@ -1,8 +1,7 @@
 //! Tuning of the scales and norms of all blocks to the probabilities of the dense model.
 //!
-//! Codes stay as they are, so that blocks need not be in memory together: each is loaded for the forward pass and again for the
-//! backward pass, and of its activations only the input is kept. This is the second stage of EfficientQAT (Chen et al.,
-//! 2407.11062).
+//! Codes are fixed, so that blocks need not be in memory together: each is loaded for the forward pass and again for the backward
+//! pass, and only the input of its activations is kept. This is the second stage of EfficientQAT (Chen et al., 2407.11062).
 
 use std::borrow::Cow;
 
@@ -25,7 +24,7 @@ use super::{
 };
 use crate::{CalibrateError, Tuning, TuningReport, weights::rotated};
 
-/// Tokens that a stage passes by default: there are too few scales for more to be of use.
+/// Default number of tokens of a stage: with so few scales, more tokens do not help.
 const PASSED: usize = 128 * 1024;
 
 /// Loads the changed weights of a block.
@@ -92,7 +91,7 @@ impl Codes {
     }
 }
 
-/// A block in memory: its matrices with the scales of this moment, and the codes of those that are ternary.
+/// A block in memory: its matrices with the current scales, and the codes of ternary ones.
 struct Loaded<'a> {
     values: BlockValues<'a>,
     codes: Vec<(WeightName, Codes)>,
@@ -229,11 +228,11 @@ impl Tuned for AllScales<'_> {
     }
 }
 
-/// The scales and norms that tuning ended with.
+/// The final scales and norms.
 pub(crate) struct TunedScales(Vec<TunedBlock>);
 
 impl TunedScales {
-    /// Gives the changed weights of a block their scales, and adds its norms.
+    /// Applies the scales to the changed weights of a block, and adds its norms.
     pub(crate) fn apply(
         &self,
         layer: usize,
@@ -250,7 +249,7 @@ impl TunedScales {
     }
 }
 
-/// Tunes the scales and norms of all blocks, whose changed weights `load` loads; `None` if nothing was gained. `starts` are the
+/// Tunes the scales and norms of all blocks, whose changed weights are loaded by `load`; `None` without a gain. `starts` are the
 /// embedded tokens, `ends` the residual streams after the last block of the dense model, in the same batches.
 pub(crate) fn scales(
     input: &dyn WeightSource,

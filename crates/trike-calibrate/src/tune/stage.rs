@@ -1,20 +1,20 @@
-//! A stage of tuning: its steps, and looks at held-out text that decide which weights are kept.
+//! A stage of tuning: its steps, and evaluations on held-out text that decide which weights are kept.
 
 use std::time::Instant;
 
 use super::text::{Span, schedule};
 use crate::{CalibrateError, TuningReport};
 
-/// Looks at the held-out text in a stage, the last one at its end.
+/// Number of evaluations in a stage, the last one at its end.
 const LOOKS: usize = 8;
-/// The look at which a stage that has gained nothing ends. Rates have fallen to a sixth there: before, the noise of high ones hides
-/// gains.
+/// The evaluation at which a stage without a gain ends. Learning rates have decayed to a sixth by then: earlier, the noise due to
+/// high rates hides gains.
 const LAST_CHANCE: usize = 6;
-/// What the rates are multiplied by when it begins again.
+/// Factor on the learning rates when it is retried.
 const LOWER: f32 = 1.0 / 3.0;
 /// Standard errors that a gain must exceed.
 pub(super) const ERRORS: f64 = 2.0;
-/// Times that a stage begins, at most.
+/// Maximum number of attempts of a stage.
 const ATTEMPTS: i32 = 3;
 
 /// The loss of a held-out sequence.
@@ -25,24 +25,24 @@ pub(super) struct Loss {
     pub(super) tokens: usize,
 }
 
-/// Weights that are tuned.
+/// Tuned weights.
 pub(super) trait Tuned {
-    /// Share of the loss that a gain must reach. More than 0 where the loss is not what counts in the end.
+    /// Minimum gain, as a fraction of the loss. Above 0 if the loss is only a proxy.
     const LEAST_GAIN: f64;
 
-    /// The loss of each held-out sequence, in the same order each time.
+    /// The loss of each held-out sequence, always in the same order.
     fn held_out(&self) -> Result<Vec<Loss>, CalibrateError>;
-    /// Learns from the sequences of a step, with this share of the full rates.
+    /// Trains on the sequences of a step, with this fraction of the full learning rates.
     fn step(&mut self, step: &[Span], share: f32) -> Result<(), CalibrateError>;
-    /// Makes the weights of this moment the result.
+    /// Stores the current weights as the result.
     fn keep(&mut self) -> Result<(), CalibrateError>;
-    /// Goes back to the weights before the first step. Nothing was kept.
+    /// Restores the weights before the first step. Only called if nothing was stored.
     fn restart(&mut self) -> Result<(), CalibrateError>;
 }
 
-/// Takes the steps of `plan`. The result is the weights with the smallest loss at a look, or those before the first step if no
-/// others are better by more than [`ERRORS`] standard errors and by [`Tuned::LEAST_GAIN`]. A stage that has gained nothing at
-/// [`LAST_CHANCE`] begins again with lower rates.
+/// Takes the steps of `plan`. The result is the weights with the smallest evaluated loss, or the initial weights if none is better
+/// by more than [`ERRORS`] standard errors and by [`Tuned::LEAST_GAIN`]. A stage without a gain at [`LAST_CHANCE`] is retried with
+/// lower rates.
 pub(super) fn run<T: Tuned>(
     tuned: &mut T,
     plan: &[Vec<Span>],
@@ -91,14 +91,14 @@ pub(super) fn run<T: Tuned>(
     Ok(report)
 }
 
-/// The mean loss of a token.
+/// The mean loss per token.
 pub(super) fn mean(losses: &[Loss]) -> f64 {
     let tokens: usize = losses.iter().map(|loss| loss.tokens).sum();
     losses.iter().map(|loss| loss.sum).sum::<f64>() / tokens.max(1) as f64
 }
 
-/// By how much the mean loss fell, and the standard error of that: sequences are independent, tokens of one are not. Paired, because
-/// sequences differ much more than their gains do.
+/// Decrease of the mean loss, and its standard error: sequences are independent, tokens of a sequence are not. Paired, because
+/// sequences differ much more than their gains.
 pub(super) fn gained(before: &[Loss], now: &[Loss]) -> (f64, f64) {
     let gain = mean(before) - mean(now);
     let tokens: usize = before.iter().map(|loss| loss.tokens).sum();
@@ -115,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// A weight whose loss is a function of it; a step adds a share of 1.
+    /// A weight with a given loss function; a full step adds 1.
     struct Weight<F> {
         at: f32,
         kept: Option<f32>,
@@ -156,19 +156,19 @@ mod tests {
 
     #[test]
     fn the_best_weights_are_kept() {
-        // The minimum is passed on the way.
+        // The minimum is in the middle of the steps.
         let (report, kept) = run_with(|at| [f64::from((at - 14.0).powi(2)); 2]);
         let kept = kept.unwrap();
         assert!((10.0..18.0).contains(&kept), "{kept}");
         assert_near!(report.after, f64::from((kept - 14.0).powi(2)), rel = 1e-9);
         assert_eq!((report.before, report.steps, report.rate), (196.0, 64, 1.0));
-        // Both sequences gain the same.
+        // Both sequences gain equally.
         assert_eq!(report.gain_error, 0.0);
     }
 
     #[test]
     fn rates_are_lowered_until_something_is_gained() {
-        // A step of the full rate is already too far.
+        // A single step at the full rate already overshoots.
         let (report, kept) = run_with(|at| [f64::from((at - 3.0).powi(2)); 2]);
         assert_near!(report.rate, 1.0 / 3.0, rel = 1e-6);
         assert_eq!(report.steps, 48 + 64);
@@ -186,7 +186,7 @@ mod tests {
     fn a_stage_that_loses_ends_early_and_changes_nothing() {
         let (report, kept) = run_with(|at| [1.0 + f64::from(at); 2]);
         assert_eq!((report.before, report.after, kept), (1.0, 1.0, None));
-        // Three quarters of the steps, three times.
+        // Three quarters of the steps, in three attempts.
         assert_eq!(report.steps, 3 * 48);
         assert_near!(report.rate, 1.0 / 9.0, rel = 1e-6);
     }

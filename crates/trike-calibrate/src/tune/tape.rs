@@ -1,4 +1,4 @@
-//! Blocks of a model on a tape: their outputs, and the gradients of what is trained in them.
+//! Blocks of a model on a tape: their outputs, and the gradients of their trained weights.
 
 use std::{borrow::Cow, cell::RefCell, rc::Rc, sync::Arc};
 
@@ -12,20 +12,20 @@ use trike_model::{AttentionOps, DecoderSpec, LayerInput, LayerOps, WeightName, b
 
 use super::vectors::Vectors;
 
-/// What the tapes of a model share.
+/// State shared by the tapes of a model.
 pub(crate) struct TapeSpec {
     /// Sizes and constants of the model.
     pub(crate) spec: DecoderSpec,
-    /// What the operands of products are rounded to.
+    /// Precision of the operands of products.
     pub(super) precision: MixedPrecision,
     rope: <Cpu as EngineMemory>::RopeTable,
 }
 
 impl TapeSpec {
-    /// For sequences of at most `longest` tokens.
+    /// A spec for sequences of at most `longest` tokens.
     pub(crate) fn new(cpu: &Cpu, spec: &DecoderSpec, longest: usize) -> Result<Self, GradError> {
         let rope = cpu.rope_table(spec.rope.frequencies(spec.head_dim), spec.rope.pairing, longest)?;
-        // Gradients are noisy as they are; held-out text is measured with f32.
+        // Gradients are noisy anyway; held-out text is evaluated in f32.
         let precision = MixedPrecision {
             input_gradients: ProductPrecision::Bf16,
             weight_gradients: ProductPrecision::Bf16,
@@ -35,24 +35,24 @@ impl TapeSpec {
     }
 }
 
-/// The weights of a block at this moment.
+/// The current weights of a block.
 pub(crate) struct BlockValues<'w> {
     /// In the order of [`WeightName::matrices`].
     pub(crate) matrices: [Cow<'w, [f32]>; 7],
-    /// Those whose gradients are wanted.
+    /// Those that require gradients.
     pub(crate) trained: [bool; 7],
     /// Norms and biases.
     pub(crate) vectors: &'w Vectors,
 }
 
-/// Which gradients are wanted.
+/// The requested gradients.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wanted {
     /// Those of trained matrices and of all norms.
     pub(crate) weights: bool,
-    /// That of the input of the first block.
+    /// The gradient of the input of the first block.
     pub(crate) input: bool,
-    /// Of each token, the mean squares of the gradients of the outputs of matrices.
+    /// For each token, the mean squares of the gradients of matrix outputs.
     pub(crate) outputs: bool,
 }
 
@@ -73,8 +73,7 @@ pub(crate) struct Recording<'t> {
 }
 
 impl<'t> Recording<'t> {
-    /// A recording of no block yet. `x` is the residual stream, `tokens x hidden`: sequences of `lengths` tokens, each from position 0
-    /// on.
+    /// An empty recording. `x` is the residual stream, `tokens x hidden`: sequences of `lengths` tokens, each from position 0.
     pub(crate) fn new(
         cpu: &'t Cpu,
         shared: &'t TapeSpec,
@@ -113,12 +112,12 @@ impl<'t> Recording<'t> {
         self.tape.value(self.at)
     }
 
-    /// The same, of a recording that is not needed any more.
+    /// [`output`](Self::output) of a recording that is no longer needed.
     pub(crate) fn into_output(self) -> Result<Vec<f32>, GradError> {
         self.tape.into_tensor(self.at)
     }
 
-    /// The gradients that were wanted, for `dy`, that of the output.
+    /// The requested gradients, given the gradient `dy` of the output.
     pub(crate) fn backward(self, dy: Vec<f32>) -> Result<BlockGradients, GradError> {
         let Self { tape, from, at, leaves, squares, .. } = self;
         let found = tape.backward_from(at, dy)?;
@@ -145,18 +144,18 @@ pub(crate) struct BlockGradients {
 }
 
 impl BlockGradients {
-    /// With respect to a matrix or a norm, in its shape; `None` for one that is not trained.
+    /// The gradient of a matrix or a norm, in its shape; `None` if it is not trained.
     pub(crate) fn of(&self, name: WeightName) -> Option<&[f32]> {
         let (_, leaf) = self.leaves.iter().find(|(other, _)| *other == name)?;
         self.found.get(*leaf)
     }
 
-    /// With respect to the input, `tokens x hidden`; empty if it is not wanted.
+    /// The gradient of the input, `tokens x hidden`; empty if not requested.
     pub(crate) fn take_input(&mut self) -> Vec<f32> {
         self.found.take(self.from).unwrap_or_default()
     }
 
-    /// With respect to the outputs of a matrix: of each token, the mean square; empty if they are not wanted.
+    /// Mean squares of the gradients of a matrix's outputs, one per token; empty if not requested.
     pub(crate) fn of_outputs(&self, name: WeightName) -> &[f32] {
         self.squares.iter().find(|(other, _)| *other == name).map_or(&[], |(_, squares)| squares)
     }
@@ -252,7 +251,7 @@ impl AttentionOps<()> for OnTape<'_, '_> {
     }
 }
 
-/// A value whose gradient is looked at.
+/// An identity operation that observes its gradient.
 struct Observe {
     y: Var,
     width: usize,

@@ -1,4 +1,4 @@
-//! The block that is tuned against the block of the backend, and the steps of tuning.
+//! The tuned block compared with the block of the backend, and the steps of tuning.
 
 use std::{borrow::Cow, convert::Infallible, ops::ControlFlow};
 
@@ -33,7 +33,7 @@ fn plain() -> DecoderSpec {
     }
 }
 
-/// Every switch at least once.
+/// Specs that cover every option of the block.
 fn specs() -> [DecoderSpec; 3] {
     [
         DecoderSpec { rope: RopeSpec::new(500.0, RopePairing::Adjacent), window: Some(3), ..plain() },
@@ -48,7 +48,7 @@ fn specs() -> [DecoderSpec; 3] {
     ]
 }
 
-/// Random weights of block 0, the same each time a name is asked for.
+/// Random weights of block 0, the same for each request of a name.
 struct Weights<'a>(&'a DecoderSpec);
 
 impl Weights<'_> {
@@ -133,7 +133,7 @@ impl Exact<'_> {
     fn norm(&self, x: &[f64], name: WeightName) -> Vec<f64> {
         let weight = self.norms[name.norm_index().expect("a norm")].as_ref().expect("a weight");
         let is_of_stream = matches!(name, WeightName::AttentionNorm(_) | WeightName::MlpNorm(_));
-        // The stream is divided by the factor: the norm is of the stream itself.
+        // The stream is stored divided by the factor; the norm applies to the undivided stream.
         let by = if is_of_stream { f64::from(self.spec.factors.residual) } else { 1.0 };
         let x: Vec<f64> = x.iter().map(|x| by * x).collect();
         exact::rms_norm(&x, weight, f64::from(self.spec.rms_eps))

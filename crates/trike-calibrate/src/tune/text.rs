@@ -39,7 +39,7 @@ impl Text {
         Self { held: if enough { places(held) } else { tuned.clone() }, tuned }
     }
 
-    /// Tokens of the sequences that are learned from.
+    /// Number of tokens of the training sequences.
     pub(super) fn tokens(&self) -> usize {
         lengths(&self.tuned).iter().sum()
     }
@@ -64,7 +64,7 @@ impl Text {
         steps
     }
 
-    /// The steps of some passes over the sequences, each in another order.
+    /// The steps of several epochs over the sequences, each shuffled.
     pub(super) fn plan(&self, passes: usize, tokens: usize, rng: &mut ChaCha8Rng) -> Vec<Vec<Span>> {
         (0..passes).flat_map(|_| Self::steps(&self.shuffled(rng), tokens)).collect()
     }

@@ -40,8 +40,8 @@ impl Stack<'_> {
         Ok(x)
     }
 
-    /// The divergence from the dense model over the tokens of a step, and the gradients of all blocks. `x` is the input of the first
-    /// block, `aim` the output of the last block of the dense model.
+    /// The divergence from the dense model over the tokens of a step, and the gradients of all blocks. `x` is the input of the
+    /// first block, `aim` the output of the last block of the dense model.
     pub(super) fn gradients(
         &self,
         values: &[BlockValues<'_>],
@@ -67,7 +67,7 @@ impl Stack<'_> {
         self.blocks.iter().map(|block| block.values(self.cpu)).collect()
     }
 
-    /// The divergence from the dense model on each of some sequences, in nats.
+    /// The divergence from the dense model on each of the given sequences, in nats.
     pub(super) fn losses(&self, sequences: &[Span], text: BothEnds<'_>) -> Result<Vec<Loss>, CalibrateError> {
         let (values, spec) = (self.values()?, &self.shared.spec);
         let loss = |sequence: &Span| {
@@ -82,7 +82,7 @@ impl Stack<'_> {
         sequences.iter().map(loss).collect()
     }
 
-    /// A step of all blocks, with a share of the full learning rates.
+    /// A step of all blocks, with a fraction of the full learning rates.
     pub(super) fn learn(
         &mut self,
         gradients: &BlockGradients,
@@ -101,7 +101,7 @@ impl Stack<'_> {
     }
 }
 
-/// Both ends of a text: embedded tokens, and the dense model's residual streams behind all blocks, in the same batches.
+/// Both ends of a text: embedded tokens, and the dense model's residual streams after all blocks, in the same batches.
 pub(crate) type BothEnds<'a> = (&'a [Batch], &'a [Batch]);
 
 /// Both ends of the sequences of a step.

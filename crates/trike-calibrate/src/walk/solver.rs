@@ -16,15 +16,15 @@ use crate::{
 /// Sums over the tokens of a text at a hook point.
 pub(super) struct Statistics {
     pub(super) hessian: Hessian,
-    /// What the weights follow, if they do.
+    /// Statistics of the target, if the layer is fitted to one.
     pub(super) aim: Option<Aim>,
 }
 
-/// What the outputs of layers should be.
+/// The target of the outputs of layers.
 pub(super) enum Aim {
-    /// What they are in the dense model: cross products of the inputs there with those here.
+    /// The outputs in the dense model: cross products of its inputs with those of the ternary model.
     Inputs(CrossProduct),
-    /// What makes the residual stream that of the dense model: cross products with the inputs.
+    /// The outputs that restore the residual stream of the dense model: cross products with the inputs.
     Outputs(CrossProduct),
 }
 
@@ -32,7 +32,7 @@ pub(super) enum Aim {
 pub(super) struct Solver<'a> {
     pub(super) cpu: &'a Cpu,
     how: Compensation,
-    /// What is known of each input by itself.
+    /// Statistics of each input.
     pub(super) inputs: InputStatistics,
     aim: Option<Aim>,
     pub(super) factors: Factors,

@@ -76,7 +76,7 @@ fn adamw_learns_a_regression() {
     let after = value(loss().expect("a loss"));
     println!("mean squared error {before} before, {after} after");
     assert!(after < 0.1 * before, "{before} before, {after} after");
-    // The packed layer is the one that was learned.
+    // The packed layer equals the trained one.
     let packed = layer.to_bit_linear().expect("a layer").forward(&x).expect("y");
     assert_all_near!(&flat(&packed), &flat(&layer.forward(&x).expect("y")), abs = 1e-4);
 }

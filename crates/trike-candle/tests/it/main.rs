@@ -1,6 +1,6 @@
-//! Modules for Candle users, against plain Candle.
+//! The modules compared with plain Candle.
 //!
-//! One binary for all files: each further one is linked anew.
+//! All files are in one binary, since each further one would be linked separately.
 
 mod latent;
 mod modules;

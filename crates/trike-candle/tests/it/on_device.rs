@@ -1,4 +1,4 @@
-//! A linear layer on a device against the same layer on the host.
+//! A linear layer on a device compared with the same layer on the host.
 #![cfg(feature = "gpu")]
 
 use candle_core::{Device, Module, Tensor};
@@ -7,7 +7,7 @@ use trike_nn::cube::{self, DeviceOptions, DeviceSpec, Planes, Runtime};
 use trike_testkit::{Rng, assert_close, skip};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor};
 
-/// The software Vulkan driver; `None` after a line that the test runner counts.
+/// The software Vulkan driver; if there is none, `None` after printing a line that the test runner counts.
 fn software() -> Option<cube::Device> {
     let open = |index| {
         let spec = DeviceSpec::Numbered(Runtime::Wgpu, index);

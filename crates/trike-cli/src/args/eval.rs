@@ -50,7 +50,7 @@ pub(crate) struct EvalArgs {
     /// Maximum number of questions per task, of sequences per text, and of haystacks for --needle, 16 by default
     #[arg(long)]
     pub(crate) limit: Option<usize>,
-    // Only texts, and the questions about needles, are run token by token.
+    // Applies only to texts and the questions about needles, which are run token by token.
     #[command(flatten)]
     pub(crate) kv: KvArgs,
     #[command(flatten)]

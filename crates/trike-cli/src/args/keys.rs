@@ -11,17 +11,17 @@ use super::{
 /// Selection of the keys that tokens attend to.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct KeyArgs {
-    /// Cached keys that each generated token attends to: all, or at long contexts those whose sign codes agree best with the query
-    /// (signs), and always the first and the last ones. Prompts and the first two layers attend to all. On devices for heads
-    /// of 64 to 256 elements
+    /// Cached keys that each generated token attends to: all, or at long contexts the top-k keys by sign-bit similarity with the
+    /// query, the attention sinks and the most recent keys (signs). Prompts and the first two layers attend to all keys. On devices
+    /// for heads of 64 to 256 elements
     #[arg(long, default_value = "all", value_parser = one_of(KEYS))]
     pub(crate) keys: KeysChoice,
-    /// With `--keys signs`: number of keys selected by their codes, per head; below about five times as many positions, all keys are
-    /// attended to [default: 1024]
+    /// With `--keys signs`: number of keys selected by sign codes, per head; contexts below about five times that use full
+    /// attention [default: 1024]
     #[arg(long, value_name = "COUNT", value_parser = positive)]
     pub(crate) keys_top_k: Option<usize>,
-    /// Share of the keys that each block of 64 tokens of a prompt attends to, 0.001 to 1: the blocks of keys that a sample of its
-    /// tokens attends to most, and always the first block and its own. The first two layers attend to all. CPU only
+    /// Block-sparse prefill: fraction of key blocks that each 64-token query block attends to, 0.001 to 1: those with the most
+    /// attention from a sample of its queries, plus the first block and its own. The first two layers attend to all keys. CPU only
     #[arg(long, value_name = "SHARE", default_value = "1", value_parser = prompt_keys)]
     pub(crate) prompt_keys: PromptKeys,
 }
@@ -29,12 +29,12 @@ pub(crate) struct KeyArgs {
 /// Eviction of keys and values.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct EvictArgs {
-    /// Maximum number of positions in the KV cache, 64 or more: a full cache forgets a quarter of them, all but the first and the last
-    /// ones, and they have no part in attention any more. CPU only [default: the whole text]
+    /// Maximum number of positions in the KV cache, 64 or more: a full cache evicts a quarter of them, but never the attention
+    /// sinks and the most recent ones. CPU only [default: the whole text]
     #[arg(long, value_name = "POSITIONS", value_parser = kv_limit)]
     pub(crate) kv_limit: Option<usize>,
-    /// With `--kv-limit`: the positions that a full cache forgets, the oldest or, for each head, those with the least attention of the
-    /// last 32 tokens (attention)
+    /// With `--kv-limit`: eviction policy of a full cache: the oldest positions or, per head, those with the least attention from
+    /// the last 32 tokens (attention)
     #[arg(long, default_value = "oldest", requires = "kv_limit", value_parser = one_of(EVICTIONS))]
     pub(crate) evict: Eviction,
 }
@@ -48,7 +48,7 @@ pub(crate) struct KvArgs {
     pub(crate) evict: EvictArgs,
 }
 
-/// Default number of keys selected by their codes.
+/// Default number of keys selected by sign codes.
 pub(crate) const TOP_K: usize = 1024;
 
 impl KeysChoice {

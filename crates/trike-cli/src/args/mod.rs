@@ -129,8 +129,8 @@ pub(crate) struct CpuArgs {
 #[derive(Args, Debug)]
 pub(crate) struct DeviceArg {
     /// Device: cpu, auto (the first hardware GPU, else cpu), or a runtime of this build (wgpu, vulkan, cuda, hip, metal) with an
-    /// index, such as cuda:0; `trike doctor` lists them. Several divide the layers of the model in proportion to their free memory
-    /// (cuda:0,cuda:1), or as given (cuda:0=20,cuda:1=12)
+    /// index, such as cuda:0; `trike doctor` lists them. Several devices split the layers of the model in proportion to their free
+    /// memory (cuda:0,cuda:1), or as given (cuda:0=20,cuda:1=12)
     #[arg(long, default_value = "cpu", env = "TRIKE_DEVICE", hide_env_values = true, value_name = "NAME")]
     pub(crate) device: DeviceChoice,
 }
@@ -146,10 +146,10 @@ pub(crate) struct PrecisionArgs {
     /// [default: auto; stored for `logits`]
     #[arg(long, env = "TRIKE_HEAD", hide_env_values = true, value_parser = one_of(HEADS))]
     pub(crate) head: Option<HeadPrecision>,
-    /// Precision of the KV cache: f32, f16, int8, int8-int4 (int8 keys, int4 values) or int4; of single layers (int4,int8:0-1+5: int8
-    /// in layers 0, 1 and 5, int4 in the others); or auto: the smallest cache within --kv-kl, on a text that the model samples itself,
-    /// stored in the user's cache for the next time. On devices f32, f16 or int8 in all layers [default: f32 for models with f32
-    /// weights and for `logits`, else f16]
+    /// Precision of the KV cache: f32, f16, int8, int8-int4 (int8 keys, int4 values) or int4; of single layers (int4,int8:0-1+5:
+    /// int8 in layers 0, 1 and 5, int4 in the others); or auto: the smallest cache within --kv-kl, measured on text sampled from
+    /// the model; the choice is stored in the user's cache. On devices f32, f16 or int8 in all layers [default: f32 for models with
+    /// f32 weights and for `logits`, else f16]
     #[arg(long, env = "TRIKE_KV", hide_env_values = true, value_name = "PRECISION", value_parser = kv)]
     pub(crate) kv: Option<KvChoice>,
     /// With `--kv auto`: bound on the KL divergence from the default precision, in nats per token [default: 0.002]
@@ -183,7 +183,7 @@ pub(crate) enum KvChoice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LayoutChoice(pub(crate) Option<Layout>);
 
-/// A way to select keys.
+/// A method of key selection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeysChoice {
     All,
@@ -206,8 +206,8 @@ pub(crate) struct InspectArgs {
     /// With --memory, selection of keys as for `trike run`: count the memory of their codes
     #[arg(long, requires = "memory", conflicts_with = "device", value_parser = one_of(KEYS))]
     pub(crate) keys: Option<KeysChoice>,
-    /// With --memory, precision of the KV cache as for `trike run`; auto is the one that a command has chosen before [default: f32 for
-    /// models with f32 weights, else f16]
+    /// With --memory, precision of the KV cache as for `trike run`; auto = the stored choice of an earlier command [default: f32
+    /// for models with f32 weights, else f16]
     #[arg(long, requires = "memory", conflicts_with = "device", value_name = "PRECISION", value_parser = kv)]
     pub(crate) kv: Option<KvChoice>,
     /// With `--kv auto`: bound on the KL divergence of that choice [default: 0.002]
@@ -234,17 +234,17 @@ pub(crate) struct ConvertArgs {
     /// Encoding of trits with `--to trike` [default: base3]
     #[arg(long, value_parser = one_of(ENCODINGS))]
     pub(crate) encoding: Option<Encoding>,
-    /// With `--to trike`: matrices in the order in which the CPU kernels read them, mapped at start instead of packed
+    /// With `--to trike`: matrices in the memory layout of the CPU kernels, mapped at start instead of repacked
     #[arg(long)]
     pub(crate) packed: bool,
     /// Embedding and output head: as stored, rounded to int8 in groups of 32 (GGUF's q8_0), or rounded to f16
     #[arg(long, default_value = "stored", value_parser = one_of(EMBEDDINGS))]
     pub(crate) embeddings: EmbeddingStorage,
-    /// Scales of trits: as stored, or rounded to f16, which GGUF needs for models that `trike train` wrote. This and
-    /// --embeddings are the only lossy options
+    /// Scales of trits: as stored, or rounded to f16, as GGUF requires for models written by `trike train`. This and --embeddings
+    /// are the only lossy options
     #[arg(long, default_value = "stored", value_parser = one_of(SCALES))]
     pub(crate) scales: ScaleStorage,
-    /// Refuse a conversion that leaves anything out (a tokenizer, a template), instead of noting it
+    /// Fail if anything would be left out (a tokenizer, a template), instead of printing a note
     #[arg(long)]
     pub(crate) strict: bool,
     #[command(flatten)]
@@ -313,10 +313,10 @@ pub(crate) struct LogitsArgs {
     pub(crate) json: JsonArg,
 }
 
-/// Measure tokens per second, beside the machine's peaks
+/// Measure tokens per second, compared with the machine's peaks
 ///
-/// Prints medians over the repetitions, as fractions of the memory bandwidth and the int8 peak that the same run measured
-/// with the same threads. On a GPU it prints speeds and peak memory.
+/// Prints medians over the repetitions, as fractions of the memory bandwidth and the int8 peak measured in the same run with the
+/// same threads. On a GPU it prints speeds and peak memory.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
@@ -372,9 +372,9 @@ pub(crate) struct BenchArgs {
     /// available]
     #[arg(long, env = "TRIKE_ISA", hide_env_values = true, value_parser = Isa::by_name)]
     pub(crate) isa: Option<Isa>,
-    /// First time all kernels for the model's ternary layers on the GPU, with as many tokens as are measured, and use the fastest in
-    /// this and every later command on this device. The choices are stored in the user's cache. Another choice can change the last
-    /// bits of results with scales per group
+    /// First autotune the GPU kernels of the model's ternary layers for the measured numbers of tokens, and use the fastest in this
+    /// and every later command on this device. The choices are stored in the user's cache. They can change the last bits of results
+    /// with scales per group
     #[arg(long)]
     pub(crate) tune: bool,
     /// Repetitions, after one warm-up
@@ -390,7 +390,7 @@ pub(crate) struct BenchArgs {
         value_parser = one_of(ACTIVATIONS)
     )]
     pub(crate) activations: ActivationChoice,
-    /// Precision of the KV cache, as for `trike run`; a GPU without it uses the next larger one that it has
+    /// Precision of the KV cache, as for `trike run`; a GPU that does not support it uses the next larger supported one
     #[arg(
         long,
         default_value = "f16",

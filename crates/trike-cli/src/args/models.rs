@@ -25,10 +25,10 @@ fn model_id(text: &str) -> Result<ModelId, String> {
     text.parse().map_err(|_| "expected org/name, org/name@revision or org/name:file".to_owned())
 }
 
-/// Download a model from the HuggingFace hub, or bring it up to date
+/// Download a model from the HuggingFace hub, or update it
 ///
-/// Only what Trike reads is downloaded, into the cache that Hugging Face's own tools use; files that are there already are not
-/// downloaded again. Every command that takes a MODEL downloads a missing one by itself.
+/// Downloads only the files that Trike reads, into the cache of Hugging Face's own tools; cached files are not downloaded again.
+/// Every command that takes a MODEL downloads a missing one automatically.
 #[cfg(feature = "hub")]
 #[derive(Args, Debug)]
 pub(crate) struct PullArgs {
@@ -49,7 +49,7 @@ pub(crate) struct ListArgs {
     pub(crate) json: JsonArg,
 }
 
-/// Show what a model is: sizes, formats, tokenizer, chat template and recommended sampling
+/// Show a model's sizes, formats, tokenizer, chat template and recommended sampling
 ///
 /// Reads headers only; `trike inspect` reads every tensor.
 #[derive(Args, Debug)]
@@ -64,15 +64,15 @@ pub(crate) struct ShowArgs {
 
 /// Remove models from the cache
 ///
-/// org/name removes the repository with all its revisions, org/name@revision one revision, org/name:file one file. What another
-/// revision shares is kept. The cache is the one of Hugging Face's own tools, and programs such as transformers share it: in a
+/// org/name removes the repository with all its revisions, org/name@revision one revision, org/name:file one file. Files shared
+/// with another revision are kept. The cache is shared with Hugging Face's own tools and programs such as transformers: in a
 /// terminal, the command asks first.
 #[derive(Args, Debug)]
 pub(crate) struct RmArgs {
     /// org/name[@revision][:file or variant]
     #[arg(value_name = "MODEL", required = true, value_parser = model_id)]
     pub(crate) ids: Vec<ModelId>,
-    /// Remove without asking; required where there is no terminal to ask on
+    /// Remove without asking; required without a terminal
     #[arg(short, long)]
     pub(crate) yes: bool,
     #[command(flatten)]

@@ -108,7 +108,7 @@ pub(super) const PARALLEL: Names<trike::llm::ModelParallel> = {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tokens(pub(crate) Option<usize>);
 
-/// Parses a number of tokens; -1 is no limit.
+/// Parses a number of tokens; -1 means no limit.
 pub(super) fn tokens(text: &str) -> Result<Tokens, String> {
     match text.parse() {
         Ok(-1) => Ok(Tokens(None)),
@@ -124,7 +124,7 @@ pub(super) fn tokens(text: &str) -> Result<Tokens, String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seed(pub(crate) Option<u64>);
 
-/// Parses a seed; -1 is a random one.
+/// Parses a seed; -1 means a random one.
 pub(super) fn seed(text: &str) -> Result<Seed, String> {
     match text {
         "-1" => Ok(Seed(None)),
@@ -144,7 +144,7 @@ pub(super) fn one_of<T: Copy + Send + Sync + 'static>(names: Names<T>) -> impl T
     })
 }
 
-/// Parses a number of threads that [`trike::Cpu`] supports.
+/// Parses a number of threads supported by [`trike::Cpu`].
 pub(super) fn threads() -> impl TypedValueParser<Value = usize> {
     value_parser!(u64).range(0..=MAX_THREADS as u64).map(|n| n as usize)
 }
@@ -174,7 +174,7 @@ pub(super) fn kl(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "expected a number, 0 or more".to_owned())
 }
 
-/// Parses the number of positions of a cache that evicts.
+/// Parses the capacity of a cache with eviction.
 pub(super) fn kv_limit(text: &str) -> Result<usize, String> {
     let least = Eviction::LEAST_CAPACITY;
     let number = text.parse().ok().filter(|&number| number >= least);

@@ -99,16 +99,16 @@ fn planes() -> impl TypedValueParser<Value = usize> {
     value_parser!(u64).range(1..=6).map(|n| n as usize)
 }
 
-/// What the model is made for.
+/// Value of `--target`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Goal {
-    /// A size or a quality, for which each layer gets its own precision.
+    /// A goal of size or quality, for which precision is chosen per layer.
     Budget(Budget),
-    /// A GGUF type, which the result can be converted to.
+    /// A GGUF type to which the result can be converted.
     Gguf(Target),
 }
 
-/// Parses what [`Goal`] can be.
+/// Parses a [`Goal`].
 fn goal(text: &str) -> Result<Goal, String> {
     const EXPECTED: &str = "expected a size such as 1.9GB, bits per weight such as 2.0bpw, a perplexity ratio such as 1.02x, a \
         divergence such as 0.05nats, or tq1_0, tq2_0 or q2_0";
@@ -120,7 +120,7 @@ fn goal(text: &str) -> Result<Goal, String> {
     let quality = number("x").map(Budget::PerplexityRatio).or(number("nats").map(Budget::Divergence));
     let budget = match quality.or(number("bpw").map(Budget::Bits)) {
         Some(budget) => budget,
-        // A bare number could be any of these.
+        // A bare number is ambiguous.
         None if text.ends_with('B') => Budget::Bytes(size(text).map_err(|_| EXPECTED.to_owned())?),
         None => return Err(EXPECTED.to_owned()),
     };
@@ -129,9 +129,9 @@ fn goal(text: &str) -> Result<Goal, String> {
 
 /// Quantize a dense model to ternary weights and report the loss
 ///
-/// Writes a model directory with its tokenizer, a report.json and a report.html. The model is calibrated block by block on a
-/// text; the remaining weights compensate the rounding error (GPTQ). Both models are measured on text that was held out. An
-/// interrupted run resumes when the same command is run again.
+/// Writes a model directory with its tokenizer, a report.json and a report.html. The model is calibrated block by block on a text;
+/// the remaining weights compensate the rounding error (GPTQ). Both models are measured on held-out text. An interrupted run
+/// resumes when the same command is run again.
 #[derive(Args, Debug)]
 pub(crate) struct QuantizeArgs {
     #[command(flatten)]
@@ -144,20 +144,20 @@ pub(crate) struct QuantizeArgs {
     /// Directory to write; must not exist
     #[arg(short, long)]
     pub(crate) output: PathBuf,
-    /// What the model is for: a size of all tensors (1.9GB), bits per weight of the linear layers of the blocks with their scales
-    /// (2.0bpw), the largest ratio of its perplexity to the dense model's (1.02x) or divergence from it in nats per token
-    /// (0.05nats) on held-out text; each layer then gets the planes and group size, int8 or floats that its price suggests. Or a GGUF
-    /// type that `trike convert` makes of the result (tq1_0, tq2_0, q2_0) [default: 1.02x, as nearly as three trials come to it or,
-    /// above 400 million weights in the blocks, as prices say; the same planes in every layer with --planes, --plan, --prune,
-    /// --method, --coupling, --mean, --plain, --curve or --recover]
+    /// Goal for size or quality: total size of all tensors (1.9GB), bits per weight of the linear layers of the blocks including
+    /// scales (2.0bpw), maximum perplexity ratio to the dense model (1.02x) or divergence from it in nats per token (0.05nats) on
+    /// held-out text; planes and group size, int8 or floats are then chosen per layer by estimated loss. Or a GGUF type to which
+    /// `trike convert` can convert the result (tq1_0, tq2_0, q2_0) [default: 1.02x, the closest of up to three trial quantizations;
+    /// above 400 million weights in the blocks, the plan is estimated from layer sensitivities, without trials. No goal and the
+    /// same planes in every layer with --planes, --plan, --prune, --method, --coupling, --mean, --plain, --curve or --recover]
     #[arg(long, value_name = "GOAL", value_parser = goal)]
     pub(crate) target: Option<Goal>,
     /// Trit planes per weight in every layer, 1 to 6: more planes are more accurate and larger; with --target, the maximum per
-    /// layer [default: at most 4 per layer; 3 where every layer has the same]
+    /// layer [default: at most 4 per layer; 3 if all layers have the same]
     #[arg(short, long, value_parser = planes())]
     pub(crate) planes: Option<usize>,
-    /// Weights per scale along a row; where planes are chosen per layer, the only group size considered [default: 128; 32, 64,
-    /// 128 and row where they are]
+    /// Weights per scale along a row; if planes are chosen per layer, the only group size considered [default: 128; if planes are
+    /// chosen per layer, the best of 32, 64, 128 and row]
     #[arg(short, long, value_parser = one_of(GROUPS))]
     pub(crate) group: Option<Granularity>,
     /// Per-layer plan: the plan.json of an earlier run, possibly edited. The other options apply to layers that it does not
@@ -183,13 +183,13 @@ pub(crate) struct QuantizeArgs {
     /// Plain GPTQ: stored column order, no refitting of scales, no compensation of earlier layers, no tuning
     #[arg(long)]
     pub(crate) plain: bool,
-    /// Weigh the tokens of each layer's statistics by the squared gradient of the dense model's loss with respect to the layer's
-    /// outputs (GuidedQuant): one more pass over the text, forwards and backwards
+    /// Weight the tokens of each layer's statistics by the squared gradient of the dense model's loss with respect to the layer's
+    /// outputs (GuidedQuant); takes one more forward and backward pass over the text
     #[arg(long, conflicts_with = "plain")]
     pub(crate) guided: bool,
-    /// Rescale the input channels of layers before quantization, by scales searched on the calibration text (AWQ); the
-    /// inverse is folded into the preceding norm or projection: of those with outliers, of all (if WHERE is omitted), or none
-    /// [default: outliers; none with --plain or a --method that rounds]
+    /// Rescale the input channels of layers before quantization, by scales searched on the calibration text (AWQ), and fold the
+    /// inverse into the preceding norm or projection: for inputs with outliers, for all (if WHERE is omitted), or none [default:
+    /// outliers; none with --plain or a --method that rounds]
     #[arg(
         long,
         value_name = "WHERE",
@@ -217,19 +217,19 @@ pub(crate) struct QuantizeArgs {
     /// Skip tuning after compensation; rounding, free planes and --plain are never tuned
     #[arg(long)]
     pub(crate) no_tune: bool,
-    /// Epochs of block-wise tuning of codes, scales and norms against the dense block's output [default: as many as pass
-    /// 262144 tokens, at most 4]
+    /// Epochs of block-wise tuning of codes, scales and norms against the dense block's output [default: enough for 262144 tokens,
+    /// at most 4]
     #[arg(long, conflicts_with_all = ["no_tune", "plain"])]
     pub(crate) tune_block_epochs: Option<usize>,
-    /// Epochs of end-to-end tuning against the dense model's output distribution [default: as many as pass 524288 tokens,
-    /// more in a model with fewer than two million weights, at most 6]
+    /// Epochs of end-to-end tuning against the dense model's output distribution [default: enough for 524288 tokens, more in a
+    /// model with fewer than two million weights, at most 6]
     #[arg(long, conflicts_with_all = ["no_tune", "plain"])]
     pub(crate) tune_model_epochs: Option<usize>,
-    /// Learning rate of codes, in units of the distance between levels; a stage of tuning that gains nothing begins again with a
-    /// third of it, at most twice
+    /// Learning rate of codes, in units of the distance between levels; a stage that does not improve the loss is retried at a
+    /// third of the rate, at most twice
     #[arg(long, default_value_t = 0.02, conflicts_with_all = ["no_tune", "plain"])]
     pub(crate) tune_rate: f32,
-    /// Minutes in which, at the end, the whole model is tuned on text that the dense model writes
+    /// Minutes of end-to-end tuning after all other stages, on text generated by the dense model
     #[arg(
         long,
         value_name = "MINUTES",
@@ -237,12 +237,12 @@ pub(crate) struct QuantizeArgs {
         conflicts_with_all = ["no_tune", "plain", "curve"]
     )]
     pub(crate) recover: f64,
-    /// Maximum number of weights in the blocks whose codes are tuned end to end, at 20 bytes of memory each; of larger models only
-    /// scales and norms are
+    /// Maximum number of weights in the blocks for end-to-end tuning of codes, at 20 bytes of memory each; in larger models only
+    /// scales and norms are tuned
     #[arg(long, default_value_t = 400_000_000, conflicts_with_all = ["no_tune", "plain"])]
     pub(crate) tune_max_weights: u64,
-    /// Encoding of trits; auto = row-compressed where kernels are faster with it, else the smaller of base3 and bitmap
-    /// [default: base3; auto with --prune]
+    /// Encoding of trits; auto = row-compressed if the kernels are faster with it, else the smaller of base3 and bitmap [default:
+    /// base3; auto with --prune]
     #[arg(long, value_parser = one_of(PACKINGS))]
     pub(crate) encoding: Option<Packing>,
     /// Fraction of each layer's weights to prune before quantization; the remaining weights compensate. Implied by an N:M
@@ -263,12 +263,12 @@ pub(crate) struct QuantizeArgs {
     /// Do not quantize layers with fewer weights
     #[arg(long, default_value_t = 0)]
     pub(crate) min_size: usize,
-    /// Embedding and output head: as stored, or quantized to int8 in groups of 32 [default: what the plan says where precision is
+    /// Embedding and output head: as stored, or quantized to int8 in groups of 32 [default: chosen by the plan if precision is
     /// chosen per layer, else stored]
     #[arg(long, value_parser = one_of(HEAD_STORAGE))]
     pub(crate) head: Option<HeadStorage>,
-    /// Maximum number of calibration sequences, or the number to generate without a text [default: as many as have 262144 tokens
-    /// together, up to four times that in a model with fewer than four million weights; 128 without a text]
+    /// Maximum number of calibration sequences, or the number to generate without a text [default: enough for 262144 tokens, up to
+    /// four times that in a model with fewer than four million weights; 128 without a text]
     #[arg(long, value_parser = positive)]
     pub(crate) sequences: Option<usize>,
     /// How texts are split into sequences [default: stories if the text contains `<|endoftext|>`, else window]
@@ -277,12 +277,12 @@ pub(crate) struct QuantizeArgs {
     /// RNG seed of the generated calibration text
     #[arg(long, default_value_t = 1, conflicts_with = "calibration")]
     pub(crate) seed: u64,
-    /// Evaluation text, UTF-8, on which both models are measured; should differ from the calibration text [default: a part of
-    /// the calibration text that is held out]
+    /// Evaluation text, UTF-8, on which both models are measured; should differ from the calibration text [default: a held-out part
+    /// of the calibration text]
     #[arg(short, long)]
     pub(crate) eval: Option<PathBuf>,
     /// Also measure models with one to four planes in all layers, and the same layers rounded to Q8_0, Q4_0 and Q4_K of llama.cpp
-    /// where their rows are made of such blocks; the report plots divergence against bits per weight
+    /// if their rows are multiples of the block size; the report plots divergence against bits per weight
     #[arg(long, requires = "eval")]
     pub(crate) curve: bool,
     /// Number of threads; 0 = one per physical core

@@ -14,8 +14,8 @@ use super::{
 
 /// Continue a prompt
 ///
-/// Prompt and continuation are streamed to stdout; times and speeds are printed to stderr. Without a prompt it is read from stdin,
-/// and in a terminal a chat starts, if the model can. Ctrl-C stops after the current token.
+/// Prompt and continuation are streamed to stdout; times and speeds are printed to stderr. Without a prompt, it is read from stdin;
+/// in a terminal, a chat starts if the model has a chat template. Ctrl-C stops after the current token.
 #[derive(Args, Debug)]
 #[command(group(ArgGroup::new("source").args(["text", "prompt", "file"])))]
 pub(crate) struct RunArgs {
@@ -29,7 +29,7 @@ pub(crate) struct RunArgs {
     /// Text to continue; may be empty; - = stdin
     #[arg(short, long, allow_hyphen_values = true)]
     pub(crate) prompt: Option<String>,
-    /// File with the text to continue, in UTF-8, without the newline at its end
+    /// File with the text to continue, in UTF-8, without its final newline
     #[arg(short, long)]
     pub(crate) file: Option<PathBuf>,
     /// Maximum number of new tokens; -1 = until the text or the context ends [default: -1]
@@ -46,14 +46,14 @@ pub(crate) struct RunArgs {
     pub(crate) stop: Vec<String>,
     #[command(flatten)]
     pub(crate) form: FormArgs,
-    /// With --json: the log-probability of each new token, and of this many most probable ones
+    /// With --json: the log-probability of each new token, and of this many most probable tokens
     #[arg(long, requires = "json", value_name = "COUNT")]
     pub(crate) logprobs: Option<usize>,
-    /// File that keeps the text's keys and values: a prompt that starts like the text of the last run is not read again; CPU only
+    /// File for the text's keys and values: the common prefix with the text of the last run is not prefilled again; CPU only
     #[arg(long, value_name = "FILE", conflicts_with_all = ["window", "kv_limit"])]
     pub(crate) prompt_cache: Option<PathBuf>,
-    /// Divide the model between the ranks of `mpirun -n N trike run`: a part of every matrix for each (tensor), or some of the layers
-    /// (pipeline); CPU only
+    /// Divide the model between the ranks of `mpirun -n N trike run`: a row shard of every matrix per rank (tensor), or consecutive
+    /// layers (pipeline); CPU only
     #[cfg(feature = "mpi")]
     #[arg(long, value_name = "DIVISION", value_parser = one_of(PARALLEL), conflicts_with = "prompt_cache")]
     pub(crate) parallel: Option<trike::llm::ModelParallel>,
@@ -72,11 +72,11 @@ pub(crate) struct RunArgs {
     pub(crate) sampling: SamplingArgs,
 }
 
-/// The form of the text.
+/// Constraints on the generated text.
 #[derive(Args, Clone, Debug)]
 #[group(id = "form", multiple = false)]
 pub(crate) struct FormArgs {
-    /// Generate JSON that this schema describes: a file, or the schema itself
+    /// Generate JSON that is valid under this schema: a file, or the schema itself
     #[arg(long, value_name = "SCHEMA")]
     pub(crate) json_schema: Option<String>,
     /// Generate text of this grammar, in llguidance's variant of Lark's syntax: a file, or the grammar itself
@@ -158,8 +158,8 @@ pub(crate) struct SamplingArgs {
 
 /// Compute embeddings of texts
 ///
-/// An embedding is the pooled hidden states after the model's final norm, with a length of one, so that the dot product of two is
-/// their cosine. Prints one per line, as numbers or, with --json, all in one object.
+/// An embedding is the pooled hidden states after the model's final norm, normalized to unit length, so that dot products are
+/// cosine similarities. Prints one per line, as numbers or, with --json, all in one object.
 #[derive(Args, Debug)]
 #[command(group(ArgGroup::new("source").required(true).args(["texts", "prompt", "file"])))]
 pub(crate) struct EmbedArgs {
@@ -173,10 +173,10 @@ pub(crate) struct EmbedArgs {
     /// A text; may be repeated; - = stdin
     #[arg(short, long, allow_hyphen_values = true)]
     pub(crate) prompt: Vec<String>,
-    /// File with a text in each line, in UTF-8; empty lines are skipped
+    /// File with one text per line, in UTF-8; empty lines are skipped
     #[arg(short, long)]
     pub(crate) file: Option<PathBuf>,
-    /// How the states of a text's tokens become one vector
+    /// Pooling of the hidden states of a text's tokens
     #[arg(long, default_value = "mean", value_parser = one_of(POOLINGS))]
     pub(crate) pooling: Pooling,
     /// Write the embeddings to this .npy file instead: f32, shape [texts, width]; overwritten if it exists

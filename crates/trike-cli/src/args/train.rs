@@ -18,7 +18,7 @@ fn planes() -> impl TypedValueParser<Value = usize> {
 #[derive(Args, Debug)]
 #[group(id = "extent", multiple = false)]
 pub(crate) struct LengthArgs {
-    /// Minutes of the run, without those in which a teacher writes: the number of steps is computed from the measured time of a step
+    /// Minutes of the run, excluding text generation by a teacher; the number of steps is computed from the measured time per step
     #[arg(long)]
     pub(crate) minutes: Option<f64>,
     /// Steps of the run
@@ -29,17 +29,18 @@ pub(crate) struct LengthArgs {
     pub(crate) epochs: Option<f64>,
 }
 
-/// Train a ternary model: from a dense one that it learns to match, or from random weights
+/// Train a ternary model by distillation from a dense one, or from random weights
 ///
-/// The weights of the blocks are rounded to one ternary plane in every step, and their gradients go to the weights before
-/// rounding. Writes a model directory with its tokenizer, a report.html, a log.jsonl, events for TensorBoard and checkpoints. An
-/// interrupted run continues to the bit when the same command is run again. Settings that have no option here are in CONFIG.
+/// Quantization-aware training: in every step the weights of the blocks are rounded to one ternary plane, and gradients update the
+/// latent weights (straight-through estimator). Writes a model directory with its tokenizer, a report.html, a log.jsonl, events for
+/// TensorBoard and checkpoints. An interrupted run resumes bit-identically when the same command is run again. Settings without an
+/// option here are in CONFIG.
 #[derive(Args, Debug)]
 pub(crate) struct TrainArgs {
     /// Configuration in TOML, YAML or JSON with the names of axolotl, such as base_model, datasets and learning_rate; options
     /// replace its settings
     pub(crate) config: Option<PathBuf>,
-    /// Dense model to start from, and to learn from
+    /// Dense model to start from, and the default teacher
     #[arg(long, value_name = "MODEL")]
     pub(crate) from: Option<PathBuf>,
     /// Tokenizer file (tokenizer.json, SentencePiece .model, llama2.c .bin) [default: the model's own]
@@ -49,7 +50,7 @@ pub(crate) struct TrainArgs {
     /// per line or a list) with text, instruction and output, conversations or messages
     #[arg(short, long, value_name = "FILE")]
     pub(crate) data: Vec<PathBuf>,
-    /// Model whose predictions are learned, or none [default: the model to start from]
+    /// Teacher model for distillation, or none [default: the model to start from]
     #[arg(long, value_name = "MODEL")]
     pub(crate) teacher: Option<PathBuf>,
     /// Ternary planes: 1, or 0 to train a dense model [default: 1]
@@ -60,10 +61,10 @@ pub(crate) struct TrainArgs {
     pub(crate) group: Option<Granularity>,
     #[command(flatten)]
     pub(crate) run: LengthArgs,
-    /// Rows of a batch; two batches make a step unless CONFIG says otherwise [default: 1]
+    /// Rows per batch; a step accumulates two batches unless CONFIG says otherwise [default: 1]
     #[arg(short, long, value_parser = positive)]
     pub(crate) batch: Option<usize>,
-    /// Tokens of a row [default: the context of the model, at most 512]
+    /// Tokens per row [default: the context of the model, at most 512]
     #[arg(long, value_name = "TOKENS", value_parser = positive)]
     pub(crate) length: Option<usize>,
     /// Learning rate after the warm-up

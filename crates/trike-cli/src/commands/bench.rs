@@ -37,7 +37,7 @@ pub(crate) struct BenchOutcome {
     pub(crate) activations: String,
     /// KV cache precision.
     pub(crate) kv: String,
-    /// How `--kv auto` chose it.
+    /// The choice of `--kv auto`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kv_chosen: Option<ChosenOutcome>,
     /// Selection of keys.
@@ -45,7 +45,7 @@ pub(crate) struct BenchOutcome {
     /// Number of keys selected by their codes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) keys_top_k: Option<usize>,
-    /// Share of the keys that prompts attend to, unless it is all of them.
+    /// Fraction of key blocks that prompts attend to, unless it is 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) prompt_keys: Option<f64>,
     /// `None` on the CPU.
@@ -92,7 +92,7 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         None => stored(args, request, device, settings, quiet)?,
     };
     let wanted = chosen.precision.unwrap_or(KvPrecision::F16.into());
-    // Layers of several precisions are refused above for a device, and the CPU has all.
+    // Mixed precisions are refused above on a device, and the CPU supports all of them.
     let kv = match wanted.is_uniform() {
         true => model.capabilities().cache_precision(wanted.base()).into(),
         false => wanted,

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use trike::{Model, nn::DeviceUse};
 
-/// Memory and transfers of a device, or of all devices in sum; part of the schema of `trike run --json` and `trike bench --json`.
+/// Memory and transfers of a device, or totals over all devices; part of the schema of `trike run --json` and `trike bench --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct DeviceOutcome {
     #[serde(flatten)]
@@ -26,7 +26,7 @@ pub(crate) struct NamedUse {
 pub(crate) struct Used {
     /// Peak bytes allocated in buffers.
     pub(crate) peak_bytes: u64,
-    /// Bytes that the runtime reserves now, and those of them in no buffer: freed buffers and fragmentation.
+    /// Bytes reserved by the runtime, and those in no buffer (free lists and fragmentation).
     pub(crate) reserved_bytes: u64,
     pub(crate) unused_bytes: u64,
     /// Total device memory in bytes, if the runtime reports it.

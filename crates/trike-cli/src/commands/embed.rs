@@ -20,11 +20,11 @@ pub(crate) struct EmbedOutcome {
     pub(crate) model: String,
     /// `mean` or `last`.
     pub(crate) pooling: &'static str,
-    /// Values of an embedding.
+    /// Elements per embedding.
     pub(crate) width: usize,
     /// Tokens of each text.
     pub(crate) tokens: Vec<usize>,
-    /// One for each text, with a length of one; empty with `--output`.
+    /// One unit vector per text; empty with `--output`.
     pub(crate) embeddings: Vec<Vec<f32>>,
     /// The written file.
     pub(crate) output: Option<String>,
@@ -46,7 +46,7 @@ pub(crate) fn embed(args: &EmbedArgs, quiet: bool) -> anyhow::Result<EmbedOutcom
         .with_sequence(KvSpec::new(file.default_kv(), longest.clamp(1, file.config().spec.context)));
     let model = load(open(&args.device.device, quiet)?, &file, &wanted, quiet)?;
     let width = model.config().spec.hidden;
-    // Before the work, which would be lost if it cannot be written.
+    // Created before the computation, which would be wasted if the file cannot be written.
     let writer = args.output.as_ref().map(|path| NpyWriter::create(path, ids.len(), width));
     let mut writer = writer.transpose()?;
     let progress = Progress::start("computing", quiet);

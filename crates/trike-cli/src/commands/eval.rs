@@ -25,14 +25,14 @@ pub(crate) struct EvalOutcome {
     pub(crate) model: String,
     /// Activation precisions of ternary layers; the base's are f32.
     pub(crate) activations: String,
-    /// How `--kv auto` chose the precision of the KV cache.
+    /// The choice of `--kv auto`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kv_chosen: Option<ChosenOutcome>,
     pub(crate) tasks: Vec<TaskOutcome>,
     /// The mean over the tasks, if there are several.
     pub(crate) mean: Option<TaskScore>,
     pub(crate) texts: Vec<TextOutcome>,
-    /// The needles of `--needle`.
+    /// Results of `--needle`.
     pub(crate) needle: Option<NeedleOutcome>,
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     let has_texts = !args.text.is_empty() || args.needle.is_some();
     if !settings.prompt_keys.is_all() && !has_texts {
         return Err(super::conflict(
-            "--prompt-keys: needs --text or --needle, since the answers of tasks are read with attention to all keys",
+            "--prompt-keys: needs --text or --needle, since tasks are scored with attention to all keys",
         ));
     }
     if settings.limit.is_some() && !has_texts {
@@ -75,7 +75,7 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     }
     if !settings.keys.is_all() && !has_texts {
         return Err(super::conflict(
-            "--keys signs: needs --text or --needle, since the answers of tasks are read like prompts",
+            "--keys signs: needs --text or --needle, since tasks are scored in prefill steps, which attend to all keys",
         ));
     }
     let request = args.precision.kv_request(true)?;
@@ -93,7 +93,7 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     let cpu = args.cpu.cpu()?;
     let file = ModelFile::open(&path)?;
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
-    // Only sequences as long as the questions and texts take memory.
+    // Plan memory only for sequences as long as the questions and texts.
     let wanted = |file: &ModelFile| args.precision.options(file, &cpu).with_sequence(None);
     let own = wanted(&file).with_tokenizer(tokenizer);
     let known = request.known(&file, &own)?;
@@ -102,7 +102,7 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     let base = match &args.base {
         Some(base) => {
             let file = ModelFile::open(super::hub::resolve(base, quiet)?)?;
-            // A reference: its activations are not rounded.
+            // Activations of the reference are not rounded.
             let wanted = wanted(&file).with_activations(ActivationPrecision::F32);
             Some((base, load(Device::cpu(), &file, &wanted, quiet)?))
         }

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 
 use trike::hub::{Hub, HubError, ModelId};
 
-/// The hub as this process's variables describe it.
+/// The hub, configured by the variables of this process.
 pub(super) fn hub() -> Hub {
     Hub::from_variables(|name| std::env::var_os(name))
 }
 
-/// An existing path as it is. Otherwise the path of the bundled model for its name or, if it parses as a model id of the hub, the
-/// path of the model in the cache, downloaded first if necessary.
+/// Returns an existing path unchanged. Otherwise the path of the bundled model for its name or, if it parses as a model id of the
+/// hub, the path of the model in the cache, downloaded first if necessary.
 pub(super) fn resolve(path: &Path, quiet: bool) -> anyhow::Result<PathBuf> {
     if path.exists() {
         return Ok(path.to_owned());
@@ -23,7 +23,7 @@ pub(super) fn resolve(path: &Path, quiet: bool) -> anyhow::Result<PathBuf> {
     };
     match hub().cached(&id) {
         Err(HubError::NotInCache { reason, cache, .. }) => absent(&id, &cache, &reason, quiet),
-        // Without a cache, it can only be a path.
+        // Without a cache, it must be a path.
         Err(HubError::NoCache) => Ok(path.to_owned()),
         found => Ok(found?),
     }
@@ -34,13 +34,13 @@ fn absent(id: &ModelId, _cache: &Path, _reason: &str, quiet: bool) -> anyhow::Re
     shown(id, quiet, |hub, progress| hub.path(id, progress))
 }
 
-/// Downloads what is missing in the cache of the newest state of a model's revision.
+/// Downloads the missing files of the newest commit of a model's revision.
 #[cfg(feature = "hub")]
 pub(super) fn pull(id: &ModelId, quiet: bool) -> anyhow::Result<PathBuf> {
     shown(id, quiet, |hub, progress| hub.pull(id, progress))
 }
 
-/// A download with a progress bar, and advice for Ctrl-C.
+/// A download with a progress bar, and a message for Ctrl-C.
 #[cfg(feature = "hub")]
 fn shown(
     id: &ModelId,

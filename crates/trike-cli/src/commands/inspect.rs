@@ -28,16 +28,16 @@ pub(crate) struct MemoryOutcome {
     pub(crate) model: String,
     /// Weights in memory.
     pub(crate) weights: u64,
-    /// KV cache of one sequence, with the codes of its keys.
+    /// KV cache of one sequence, with the sign codes of its keys.
     pub(crate) cache: u64,
-    /// The codes alone, with `--keys`.
+    /// The sign codes alone, with `--keys`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) index: Option<u64>,
     /// Capacity of the cache, in tokens.
     pub(crate) positions: usize,
     /// KV cache precision.
     pub(crate) kv: String,
-    /// How `--kv auto` chose it.
+    /// The choice of `--kv auto`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kv_chosen: Option<ChosenOutcome>,
     /// Activations of one prefill step.
@@ -84,7 +84,7 @@ pub(crate) fn memory(args: &InspectArgs, quiet: bool) -> anyhow::Result<MemoryOu
     let spec = &file.config().spec;
     let keys = args.keys.unwrap_or(KeysChoice::All).selector(TOP_K)?;
     let request = KvRequest { choice: args.kv, bound: args.kv_kl }.checked(true)?;
-    // As a command without options of precision.
+    // Defaults of a command without precision options.
     let options = LoadOptions::default().with_head(HeadPrecision::Auto);
     let known = request.known(&file, &options)?;
     if args.kv == Some(KvChoice::Auto) && known.precision.is_none() {

@@ -1,4 +1,4 @@
-//! Precisions of the KV cache: those that are given, or those that `--kv auto` chooses and stores in the user's cache.
+//! Precisions of the KV cache: given, or chosen by `--kv auto` and stored in the user's cache.
 
 use std::{
     fs,
@@ -39,7 +39,7 @@ pub(crate) struct ChosenOutcome {
 /// A choice in the user's cache.
 #[derive(Debug, Deserialize, Serialize)]
 struct Stored {
-    /// What it was chosen for.
+    /// The settings that it was chosen for.
     identity: Vec<(String, String)>,
     /// Digest of the identity and `kv`.
     digest: String,
@@ -53,14 +53,14 @@ struct Stored {
 pub(super) struct Kv {
     /// Those of `--kv`; `None` for the default.
     pub(super) precision: Option<KvPrecisions>,
-    /// How `--kv auto` chose them.
+    /// The choice of `--kv auto`.
     pub(super) chosen: Option<ChosenOutcome>,
 }
 
-/// Most bytes of a stored choice.
+/// Maximum bytes of a stored choice.
 const MAX_STORED: u64 = 1 << 16;
 
-/// What a command was asked for.
+/// The requested precision and bound.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KvRequest {
     pub(super) choice: Option<KvChoice>,
@@ -69,14 +69,14 @@ pub(super) struct KvRequest {
 }
 
 impl PrecisionArgs {
-    /// The request of `--kv` and `--kv-kl`, for a command that computes on the CPU or not.
+    /// The request of `--kv` and `--kv-kl`, for a command that runs on the CPU or not.
     pub(super) fn kv_request(&self, on_host: bool) -> anyhow::Result<KvRequest> {
         KvRequest { choice: self.kv, bound: self.kv_kl }.checked(on_host)
     }
 }
 
 impl KvRequest {
-    /// Refuses a bound without a choice, and on a device precisions that differ by layer.
+    /// Returns an error for a bound without a choice, and on a device for mixed precisions.
     pub(super) fn checked(self, on_host: bool) -> anyhow::Result<Self> {
         match self.choice {
             Some(KvChoice::Auto) if !on_host => {
@@ -91,7 +91,7 @@ impl KvRequest {
         }
     }
 
-    /// The precisions, unless they still have to be chosen: then the default, which takes at least as much memory.
+    /// The precisions; before they are chosen, the default, which takes at least as much memory.
     pub(super) fn known(self, file: &ModelFile, options: &LoadOptions) -> anyhow::Result<Kv> {
         match self.choice {
             Some(KvChoice::Given(kv)) => Ok(Kv { precision: Some(kv), chosen: None }),
@@ -145,7 +145,7 @@ impl KvRequest {
         self.bound.unwrap_or(ChooseKv::KL)
     }
 
-    /// What a choice depends on.
+    /// The settings that a choice depends on.
     fn key(self, file: &ModelFile, options: &LoadOptions) -> anyhow::Result<Key> {
         let ChooseKv { tokens, seed, .. } = ChooseKv::default();
         let tokenizer = match &options.tokenizer {
@@ -154,7 +154,7 @@ impl KvRequest {
         };
         let isa = options.cpu.as_ref().map_or_else(Isa::detect, Cpu::isa);
         let path = file.path().canonicalize().unwrap_or_else(|_| file.path().to_owned());
-        // What a person chooses gives each choice a file of its own; what changes behind their back must be the same in it.
+        // Options of the command line are part of the file name; everything else must match within the file.
         let asked = Identity::new()
             .with("the model", path.display())
             .with("the bound", self.kl())
@@ -174,19 +174,19 @@ impl KvRequest {
     }
 }
 
-/// What a choice depends on, and the name of its file.
+/// The settings that a choice depends on, and the name of its file.
 struct Key {
     identity: Identity,
     name: String,
 }
 
 impl Key {
-    /// Where a choice may be, best first.
+    /// Possible paths of a stored choice, in order of preference.
     fn files(&self) -> impl Iterator<Item = PathBuf> {
         shipped::folders().map(|folder| folder.join("kv").join(&self.name))
     }
 
-    /// Everything that was stored. What cannot be read or is damaged counts as nothing.
+    /// All stored choices; unreadable or corrupt files are skipped.
     fn all(&self) -> impl Iterator<Item = Stored> {
         self.files().filter_map(|file| {
             let mut text = String::new();
@@ -207,12 +207,12 @@ impl Key {
         )
     }
 
-    /// In what a stored choice differs.
+    /// The setting in which a stored choice differs.
     fn difference(&self) -> Option<Difference> {
         self.all().find_map(|stored| self.identity.differs_from(&stored.identity))
     }
 
-    /// Writes a choice where there is a folder for it.
+    /// Writes a choice to the first writable folder.
     fn store(&self, precision: KvPrecisions, chosen: ChosenOutcome) -> anyhow::Result<()> {
         let (identity, kv) = (self.identity.facts().to_vec(), precision.to_string());
         let digest = digest(&identity, &kv);

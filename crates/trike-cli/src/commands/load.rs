@@ -20,7 +20,7 @@ impl CpuArgs {
         Ok(Cpu::with_isa(self.isa.unwrap_or_else(Isa::detect), self.threads)?)
     }
 
-    /// The CPU of one of `sharing` ranks on the same processors; a chosen number of threads counts for each rank.
+    /// The CPU for one of `sharing` ranks on the same CPUs; an explicit number of threads is per rank.
     #[cfg(feature = "mpi")]
     pub(super) fn shared_cpu(&self, sharing: usize) -> anyhow::Result<Cpu> {
         let threads = match self.threads {
@@ -52,7 +52,7 @@ impl PrecisionArgs {
 }
 
 impl KeyArgs {
-    /// The KV cache of a command that computes on the CPU or not, in the default precision.
+    /// The KV cache options of a command that runs on the CPU or not, in the default precision.
     pub(super) fn options(&self, on_host: bool) -> anyhow::Result<KvOptions> {
         if !self.prompt_keys.is_all() && !on_host {
             return Err(conflict("--prompt-keys: only the CPU selects keys of prompts, leave out --device"));
@@ -68,7 +68,7 @@ impl KeyArgs {
 }
 
 impl KvArgs {
-    /// The KV cache of a command that computes on the CPU or not, in the default precision.
+    /// The KV cache options of a command that runs on the CPU or not, in the default precision.
     pub(super) fn options(&self, on_host: bool) -> anyhow::Result<KvOptions> {
         let options = self.keys.options(on_host)?;
         let limit = match self.evict.kv_limit {
@@ -81,12 +81,12 @@ impl KvArgs {
     }
 }
 
-/// The share of the keys that prompts attend to, if not all.
+/// The fraction of key blocks that prompts attend to, if not 1.
 pub(super) fn prompt_share(keys: PromptKeys) -> Option<f64> {
     (!keys.is_all()).then(|| keys.share())
 }
 
-/// The length of a sequence on the CPU for which there is memory: `kv`, or less with a note.
+/// The longest cache on the CPU that fits into memory: `kv`, or a shorter one, with a note.
 pub(super) fn context(
     file: &ModelFile,
     options: &LoadOptions,
@@ -101,11 +101,11 @@ pub(super) fn context(
     Ok(fitting)
 }
 
-/// Says that a context was shortened to what fits into memory.
+/// Notes that a context was shortened to fit into memory.
 pub(super) fn note_shortened(fitting: usize, wanted: usize, quiet: bool) {
     if !quiet {
         output::note(&format!(
-            "memory for {fitting} of {wanted} tokens: the context is shortened; --context N sets it, --kv int8 halves what it takes",
+            "memory for {fitting} of {wanted} tokens: the context is shortened; set it with --context N, or halve the memory per token with --kv int8",
         ));
     }
 }

@@ -19,7 +19,7 @@ use crate::{
 /// A model in the cache. The field names are the schema of `trike list --json` and `trike pull --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct LocalModel {
-    /// The name that the commands take.
+    /// The name accepted by the commands.
     pub(crate) name: String,
     pub(crate) path: String,
     pub(crate) bytes: u64,
@@ -51,8 +51,7 @@ pub(crate) struct KnownOutcome {
     pub(crate) models: &'static [KnownModel],
 }
 
-/// Ternary models on the hub that are trained to chat and whose formats and architectures Trike implements, smallest first. Sizes
-/// as their pages give them.
+/// Chat-tuned ternary models on the hub in supported formats and architectures, smallest first. Sizes are from their pages.
 const KNOWN: &[KnownModel] = &[
     known("prism-ml/Ternary-Bonsai-1.7B-gguf:Q2_0", "GGUF Q2_0", 460, "Apache-2.0"),
     known("tiiuae/Falcon-E-1B-Instruct", "BitNet, packed", 665, "Falcon-LLM"),
@@ -71,7 +70,7 @@ const fn known(
     KnownModel { name, format, bytes: megabytes * 1_000_000, license }
 }
 
-/// Downloads a model, or brings it up to date.
+/// Downloads or updates a model.
 #[cfg(feature = "hub")]
 pub(crate) fn pull(args: &crate::args::PullArgs, quiet: bool) -> anyhow::Result<LocalModel> {
     let path = hub::pull(&args.id, quiet)?;
@@ -79,7 +78,7 @@ pub(crate) fn pull(args: &crate::args::PullArgs, quiet: bool) -> anyhow::Result<
     Ok(LocalModel { name: args.id.to_string(), path: path.display().to_string(), bytes, modified: None })
 }
 
-/// Bytes of a model's file, of all files of a split one, or of the files of its directory.
+/// Bytes of a model's file, of all files of a split model, or of the files of its directory.
 #[cfg(feature = "hub")]
 fn bytes_of(path: &std::path::Path) -> anyhow::Result<u64> {
     if path.is_file() {
@@ -132,10 +131,10 @@ pub(crate) struct Removed {
     pub(crate) bytes: u64,
 }
 
-/// Removes models from the cache, after a question.
+/// Removes models from the cache, after confirmation.
 pub(crate) fn rm(args: &RmArgs) -> anyhow::Result<RmOutcome> {
     let cache = hub::hub().cache()?;
-    // Before the question, and before the first one is removed.
+    // Check all names before asking, and before the first model is removed.
     args.ids.iter().try_for_each(|id| cache.check_removal(id))?;
     if !args.yes {
         let names: Vec<String> = args.ids.iter().map(ToString::to_string).collect();
@@ -151,7 +150,7 @@ pub(crate) fn rm(args: &RmArgs) -> anyhow::Result<RmOutcome> {
     Ok(RmOutcome { removed: args.ids.iter().map(remove).collect::<Result<_, _>>()? })
 }
 
-/// What a model is. The field names are the schema of `trike show --json`.
+/// Description of a model. The field names are the schema of `trike show --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct ShowOutcome {
     pub(crate) path: String,

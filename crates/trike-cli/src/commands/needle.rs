@@ -1,4 +1,4 @@
-//! The needles of `trike eval --needle`.
+//! Needle test of `trike eval --needle`.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{args::EvalArgs, progress::Progress};
 
-/// Needles in a text. The field names are part of the schema of `trike eval --json`.
+/// Result of a needle test. The field names are part of the schema of `trike eval --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct NeedleOutcome {
     pub(crate) file: String,
@@ -19,24 +19,24 @@ pub(crate) struct NeedleOutcome {
     pub(crate) seed: u64,
     /// KV cache precision of exact attention.
     pub(crate) exact_kv: &'static str,
-    /// KV cache precision of the setting.
+    /// KV cache precision of the compared setting.
     pub(crate) kv: String,
-    /// Selection of keys of the setting.
+    /// Selection of keys of the compared setting.
     pub(crate) keys: &'static str,
     /// Number of keys selected by their codes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) keys_top_k: Option<usize>,
-    /// Share of the keys that the haystack attends to, unless it is all of them.
+    /// Fraction of key blocks that the haystack attends to, unless it is 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) prompt_keys: Option<f64>,
-    /// Bound on the positions of the cache of the setting.
+    /// Limit on the cache positions of the compared setting.
     #[serde(flatten)]
     pub(crate) limit: Option<LimitOutcome>,
     #[serde(flatten)]
     pub(crate) score: NeedleScore,
 }
 
-/// Hides needles in a text and looks for them.
+/// Runs the needle test on a text.
 pub(super) fn find(
     model: &dyn Model,
     file: &Path,

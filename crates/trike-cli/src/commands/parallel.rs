@@ -12,7 +12,7 @@ use trike::{
 use super::{
     conflict, print,
     rank_outcome::RanksOutcome,
-    run::{Sink, Text},
+    run::{PreparedPrompt, Sink},
     text,
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     ranks,
 };
 
-/// Continues a prompt on all ranks: rank 0 reads it, and prints the text.
+/// Continues a prompt on all ranks: rank 0 reads the prompt and prints the text.
 pub(super) fn run(args: &RunArgs, parallel: ModelParallel, quiet: bool) -> anyhow::Result<u8> {
     ranks::run(|comm| {
         let is_first = comm.rank() == 0;
@@ -32,7 +32,7 @@ pub(super) fn run(args: &RunArgs, parallel: ModelParallel, quiet: bool) -> anyho
         if comm.size() == 1 && has_notes {
             output::note("--parallel: one rank, which has the whole model; mpirun -n N starts several");
         }
-        // First on rank 0, so that a model that is not here yet is not downloaded several times into one cache.
+        // Rank 0 first, so that a missing model is downloaded only once into a shared cache.
         let of_first = if is_first { prepare(args, quiet).map(Some) } else { Ok(None) };
         let text = ranks::together(comm, of_first)?;
         let of_others = if text.is_some() { Ok(None) } else { open(args).map(Some) };
@@ -68,7 +68,7 @@ pub(super) fn run(args: &RunArgs, parallel: ModelParallel, quiet: bool) -> anyho
 }
 
 /// The text of rank 0.
-fn prepare(args: &RunArgs, quiet: bool) -> anyhow::Result<Text> {
+fn prepare(args: &RunArgs, quiet: bool) -> anyhow::Result<PreparedPrompt> {
     if args.device.device != DeviceChoice::Cpu {
         return Err(conflict(
             "the argument '--parallel' cannot be used with '--device': ranks compute on the CPU; for several GPUs of one \
@@ -78,7 +78,7 @@ fn prepare(args: &RunArgs, quiet: bool) -> anyhow::Result<Text> {
     let prompt = text::prompt(args)?.ok_or_else(text::no_prompt)?;
     let kv = args.kv.options(true)?;
     let request = args.precision.kv_request(true)?;
-    let mut text = Text::prepare(args, ModelFile::open(args.model.path(quiet)?)?, &prompt, kv)?;
+    let mut text = PreparedPrompt::prepare(args, ModelFile::open(args.model.path(quiet)?)?, &prompt, kv)?;
     let kv = request.known(&text.file, &text.load)?;
     if args.precision.kv == Some(KvChoice::Auto) && kv.precision.is_none() {
         return Err(conflict(
@@ -89,15 +89,15 @@ fn prepare(args: &RunArgs, quiet: bool) -> anyhow::Result<Text> {
     Ok(text)
 }
 
-/// The model on another rank.
+/// The model on a rank other than 0.
 fn open(args: &RunArgs) -> anyhow::Result<(ModelFile, LoadOptions)> {
     let file = ModelFile::open(args.model.path(true)?)?;
     let options = args.precision.options(&file, &args.cpu.cpu()?);
     Ok((file, options))
 }
 
-/// The division of the model. Ranks that do not agree, and a model that cannot be divided or does not fit, are the same error on
-/// all.
+/// The division of the model. If the ranks disagree, or the model cannot be divided or does not fit, all ranks return the same
+/// error.
 fn plan(
     comm: &Mpi,
     file: &ModelFile,
@@ -113,7 +113,7 @@ fn plan(
     }
 }
 
-/// What a rank holds.
+/// Description of a rank's part.
 fn line(rank: usize, part: &RankPlan) -> String {
     let RankPlan { host, layers, plan, .. } = part;
     let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
@@ -129,7 +129,7 @@ fn line(rank: usize, part: &RankPlan) -> String {
 }
 
 fn generate(
-    text: Text,
+    text: PreparedPrompt,
     model: &RankModel<Mpi>,
     comm: &Mpi,
     plans: &RankPlans,

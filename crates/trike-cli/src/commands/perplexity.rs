@@ -24,14 +24,14 @@ pub(crate) struct PerplexityOutcome {
     pub(crate) model: String,
     pub(crate) file: String,
     pub(crate) split: &'static str,
-    /// Longest sequence, in tokens, unless it is the model's context.
+    /// Maximum sequence length in tokens, unless it is the model's context.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) context: Option<usize>,
     /// Activation precisions of ternary layers.
     pub(crate) activations: String,
     /// KV cache precision.
     pub(crate) kv: String,
-    /// How `--kv auto` chose it.
+    /// The choice of `--kv auto`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kv_chosen: Option<ChosenOutcome>,
     /// Selection of keys.
@@ -39,10 +39,10 @@ pub(crate) struct PerplexityOutcome {
     /// Number of keys selected by their codes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) keys_top_k: Option<usize>,
-    /// Share of the keys that prompts attend to, unless it is all of them.
+    /// Fraction of key blocks that prompts attend to, unless it is 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) prompt_keys: Option<f64>,
-    /// Bound on the positions of the cache.
+    /// Limit on the cache positions.
     #[serde(flatten)]
     pub(crate) limit: Option<LimitOutcome>,
     #[serde(flatten)]
@@ -52,12 +52,12 @@ pub(crate) struct PerplexityOutcome {
     pub(crate) against: Option<Against>,
 }
 
-/// A bound on the positions of the KV cache.
+/// A limit on the positions of the KV cache.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct LimitOutcome {
-    /// Most positions.
+    /// Maximum number of positions.
     pub(crate) kv_limit: usize,
-    /// The positions that a full cache forgets.
+    /// The eviction policy.
     pub(crate) evict: &'static str,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct Against {
     pub(crate) positions: Vec<PositionOutcome>,
 }
 
-/// The tokens that are predicted from a range of positions.
+/// Figures of the tokens predicted from a range of positions.
 #[derive(Debug, Serialize)]
 pub(crate) struct PositionOutcome {
     pub(crate) first: usize,
@@ -129,7 +129,7 @@ impl From<&PositionFigures> for PositionOutcome {
     }
 }
 
-/// Positions up to which figures by position say no more than those of all.
+/// Number of positions up to which figures by position add nothing to the totals.
 const FEW: usize = 512;
 
 /// The base model.
@@ -177,7 +177,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     };
     let device = open(&args.device.device, quiet)?;
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
-    // On the host, only sequences as long as those of the text take memory.
+    // On the host, plan memory only for sequences as long as those of the text.
     let on_host = device.is_cpu();
     let settings = args.kv.options(on_host)?;
     let request = args.precision.kv_request(on_host)?;
@@ -189,8 +189,8 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     let known = request.known(&file, &own)?;
     let model = load(device, &file, &own, quiet)?;
     let kv = request.choose(known, &file, &own, &*model, quiet)?;
-    // The base model scores the token ids of the measured model, so it needs no tokenizer. It is a reference: its activations are
-    // not rounded.
+    // The base model scores the token ids of the measured model, so it needs no tokenizer. Activations of the reference are not
+    // rounded.
     let base = match &base_file {
         Some(file) => {
             let wanted = wanted(file).with_activations(ActivationPrecision::F32);

@@ -127,7 +127,7 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
     Ok(QuantizeOutcome::Model(Box::new(report)))
 }
 
-/// What Ctrl-C says: whether the same command resumes.
+/// Message of Ctrl-C: whether the same command resumes.
 fn advise(args: &QuantizeArgs) {
     let (output, start) = (args.output.clone(), SystemTime::now());
     interrupt::advise(move || {
@@ -141,7 +141,7 @@ fn advise(args: &QuantizeArgs) {
     });
 }
 
-/// The report with what only the command knows.
+/// Adds facts known only to the command to the report.
 fn stamped(report: QuantizeReport, args: &QuantizeArgs) -> QuantizeReport {
     let mut report = report.with_command(invocation::command_line());
     if let Some(date) = invocation::date() {
@@ -209,13 +209,13 @@ fn block_of(target: Target) -> GroupSize {
     if target == Target::Q2_0 { GroupSize::G64 } else { GroupSize::G256 }
 }
 
-/// What a GGUF type can hold is asked before the work begins, not when it is converted to.
+/// Checks the constraints of a GGUF target before the work begins, not at its conversion.
 fn check_gguf(args: &QuantizeArgs, input: &ModelFile) -> anyhow::Result<()> {
     let Some(Goal::Gguf(target)) = args.target else { return Ok(()) };
     let (name, block) = (target.name(), block_of(target));
     let given = [
         ("--planes", args.planes.is_some_and(|planes| planes != 1)),
-        // Blocks with the same scale hold a coarser one.
+        // A coarser granularity can be stored as blocks with equal scales.
         (
             "--group",
             args.group.is_some_and(|group| match group {

@@ -1,4 +1,4 @@
-//! What ranks hold and send.
+//! Parts and traffic of ranks.
 
 use serde::Serialize;
 use trike::{
@@ -10,7 +10,7 @@ use trike::{
 #[derive(Debug, Serialize)]
 pub(crate) struct RanksOutcome {
     division: &'static str,
-    /// Bytes of activations that all ranks send for a token that is decoded.
+    /// Bytes of activations sent by all ranks per decoded token.
     bytes_per_token: u64,
     /// Traffic of rank 0 for the text.
     sent_bytes: u64,
@@ -19,13 +19,13 @@ pub(crate) struct RanksOutcome {
     each: Vec<RankOutcome>,
 }
 
-/// The part of a rank.
+/// Part of a rank.
 #[derive(Debug, Serialize)]
 struct RankOutcome {
     host: String,
     first_layer: usize,
     layers: usize,
-    /// Bytes.
+    /// Bytes of weights.
     weights: u64,
     cache: u64,
     scratch: u64,
@@ -34,7 +34,7 @@ struct RankOutcome {
 }
 
 impl RanksOutcome {
-    /// Between two readings of the traffic.
+    /// The outcome, with the traffic between two readings.
     pub(super) fn new(plans: &RankPlans, before: Traffic, after: Traffic) -> Self {
         Self {
             division: plans.division().name(),

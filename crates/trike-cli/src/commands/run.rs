@@ -39,9 +39,9 @@ pub(crate) struct RunOutcome {
     /// Seconds from the start of the command to the first new token.
     first_token_seconds: f64,
     prompt_seconds: f64,
-    /// Tokens of the prompt that `--prompt-cache` had.
+    /// Prompt tokens reused from `--prompt-cache`.
     reused_tokens: usize,
-    /// Positions that the KV cache no longer has, with --kv-limit.
+    /// Positions evicted from the KV cache, with --kv-limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     evicted_positions: Option<usize>,
     prompt_tokens_per_second: f64,
@@ -55,7 +55,7 @@ pub(crate) struct RunOutcome {
     activations: String,
     /// KV cache precision.
     kv: String,
-    /// How `--kv auto` chose it.
+    /// The choice of `--kv auto`.
     #[serde(skip_serializing_if = "Option::is_none")]
     kv_chosen: Option<ChosenOutcome>,
     /// Number of ternary matrices by layout.
@@ -68,7 +68,7 @@ pub(crate) struct RunOutcome {
     pub(super) ranks: Option<super::rank_outcome::RanksOutcome>,
 }
 
-/// A token with its log-probability, and the most probable ones in its place.
+/// A token with its log-probability, and the most probable alternatives.
 #[derive(Debug, Serialize)]
 struct Logprobs {
     #[serde(flatten)]
@@ -125,13 +125,13 @@ pub(crate) fn run(
     sink: &mut Sink<'_>,
 ) -> anyhow::Result<RunOutcome> {
     let file = ModelFile::open(args.model.path(quiet)?)?;
-    // Held until it is written: the text of this run goes into it.
+    // Held until the cache is written with the text of this run.
     let _lock = args.prompt_cache.as_deref().map(Lock::new).transpose()?;
     // Open the device first, so that a missing one is reported before anything is read.
     let device = open(&args.device.device, quiet)?;
     let kv = args.kv.options(device.is_cpu())?;
     let request = args.precision.kv_request(device.is_cpu())?;
-    let mut text = Text::prepare(args, file, prompt, kv)?;
+    let mut text = PreparedPrompt::prepare(args, file, prompt, kv)?;
     let known = request.known(&text.file, &text.load)?;
     text.set_kv(&known);
     if device.is_cpu() {
@@ -167,8 +167,8 @@ pub(crate) fn run(
 /// Receives the prompt and each new piece.
 pub(super) type Sink<'a> = dyn FnMut(&str) -> io::Result<()> + 'a;
 
-/// The prompt of the command, before its model is loaded.
-pub(super) struct Text {
+/// A tokenized prompt with its options, before the model is loaded.
+pub(super) struct PreparedPrompt {
     pub(super) file: ModelFile,
     /// Options of loading, for a sequence of the whole context.
     pub(super) load: LoadOptions,
@@ -179,7 +179,7 @@ pub(super) struct Text {
     chosen: Option<ChosenOutcome>,
 }
 
-impl Text {
+impl PreparedPrompt {
     /// Checks the options of a text, and tokenizes its prompt.
     pub(super) fn prepare(
         args: &RunArgs,

@@ -9,7 +9,7 @@ use anyhow::Context;
 use trike::format::{Digest, OutputFile};
 use trike_models::TINY;
 
-/// The name that the commands take, where no file has it.
+/// The name accepted by the commands, unless a file has it.
 pub(super) const NAME: &str = "tiny";
 
 /// Bytes of its files.
@@ -17,13 +17,13 @@ pub(super) fn bytes() -> u64 {
     TINY.iter().map(|(_, content)| content.len() as u64).sum()
 }
 
-/// Its directory, which is written first where it is missing or incomplete.
+/// Its directory, written first if it is missing or incomplete.
 ///
 /// # Errors
 ///
 /// If no folder can be written.
 pub(super) fn find() -> anyhow::Result<PathBuf> {
-    // Another version has other files.
+    // The digest distinguishes the files of different versions.
     let digest = TINY
         .iter()
         .fold(Digest::default(), |digest, (name, content)| digest.bytes(name.as_bytes()).bytes(content));
@@ -54,11 +54,11 @@ pub(super) fn folders() -> impl Iterator<Item = PathBuf> {
 }
 
 fn is_complete(place: &Path) -> bool {
-    // A megabyte: read and compared in a millisecond.
+    // About a megabyte: read and compared in a millisecond.
     TINY.iter().all(|(name, content)| fs::read(place.join(name)).is_ok_and(|found| found == *content))
 }
 
-/// Writes the files under another name, then renames the folder, so that two commands at once do not disturb each other.
+/// Writes the files under another name, then renames the folder, so that concurrent commands do not conflict.
 fn unpack(place: &Path) -> io::Result<()> {
     let folder = place.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
@@ -68,12 +68,12 @@ fn unpack(place: &Path) -> io::Result<()> {
         OutputFile::replace(temporary.join(name), content)?;
     }
     if place.is_dir() {
-        // A file of it was changed or removed.
+        // A file in it was changed or removed.
         fs::remove_dir_all(place)?;
     }
     let renamed = trike::format::publish(&temporary, place);
     if renamed.is_err() && is_complete(place) {
-        // Another command was faster.
+        // A concurrent command was faster.
         return fs::remove_dir_all(&temporary);
     }
     renamed

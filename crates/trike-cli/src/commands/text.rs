@@ -1,4 +1,4 @@
-//! Texts that a command is given: in arguments, in files and on stdin.
+//! Input texts of a command: from arguments, files and stdin.
 
 use std::{
     io::{self, IsTerminal, Read},
@@ -10,7 +10,7 @@ use trike::text::constraint::Grammar;
 
 use crate::args::{FormArgs, RunArgs};
 
-/// Longer prompts exceed every context.
+/// Maximum bytes of a prompt: more than fits in any context.
 const MAX_PROMPT: u64 = 1 << 30;
 
 /// Reads a text file.
@@ -19,14 +19,14 @@ pub(super) fn read(path: &Path) -> anyhow::Result<String> {
     String::from_utf8(bytes).with_context(|| format!("{}: expected UTF-8 text", path.display()))
 }
 
-/// Reads a text from stdin, without the newline at its end.
+/// Reads a text from stdin, without its final newline.
 pub(super) fn stdin() -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     io::stdin().lock().take(MAX_PROMPT).read_to_end(&mut bytes).context("cannot read stdin")?;
     Ok(line(String::from_utf8(bytes).context("stdin: expected UTF-8 text")?))
 }
 
-/// The prompt of `trike run`; `None` where none is given and stdin is a terminal.
+/// The prompt of `trike run`; `None` if none is given and stdin is a terminal.
 pub(super) fn prompt(args: &RunArgs) -> anyhow::Result<Option<String>> {
     if let Some(path) = &args.file {
         return Ok(Some(line(read(path)?)));
@@ -42,12 +42,12 @@ pub(super) fn prompt(args: &RunArgs) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// The error without a prompt.
+/// The error for a missing prompt.
 pub(super) fn no_prompt() -> anyhow::Error {
     super::missing("no prompt: pass a text with -p TEXT, a file with -f FILE, or pipe one in")
 }
 
-/// A text without the newline that editors and `echo` put at its end.
+/// A text without the final newline added by editors and `echo`.
 fn line(mut text: String) -> String {
     if text.ends_with('\n') {
         text.pop();
@@ -62,7 +62,7 @@ fn line(mut text: String) -> String {
 pub(super) fn grammar(args: &FormArgs) -> anyhow::Result<Option<Grammar>> {
     let FormArgs { json_schema, grammar, regex } = args;
     Ok(if let Some(schema) = json_schema {
-        // Every schema but `true` and `false`, which allow anything and nothing, is an object.
+        // Every schema except `true` and `false` is an object.
         let own = schema.trim_start().starts_with('{') || ["true", "false"].contains(&schema.trim());
         Some(Grammar::JsonSchema(given(schema, own)?))
     } else if let Some(grammar) = grammar {
@@ -72,7 +72,7 @@ pub(super) fn grammar(args: &FormArgs) -> anyhow::Result<Option<Grammar>> {
     })
 }
 
-/// The text itself if it is one, else the content of the file that it names.
+/// The text itself if it is one, else the content of the file with that name.
 fn given(text: &str, is_text: bool) -> anyhow::Result<String> {
     if is_text { Ok(text.to_owned()) } else { read(Path::new(text)) }
 }

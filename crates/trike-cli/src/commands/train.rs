@@ -22,7 +22,7 @@ use crate::{args::TrainArgs, interrupt, output, progress::Progress};
 pub(crate) enum TrainOutcome {
     /// A run.
     Run(Box<RunReport>),
-    /// What a run would do, with `--check`.
+    /// The plan of a run, with `--check`.
     Plan(RunPlan),
 }
 
@@ -46,15 +46,15 @@ pub(crate) fn train(args: &TrainArgs, quiet: bool) -> anyhow::Result<TrainOutcom
     watched(quiet, |observe| run.train(&cpu, observe))
 }
 
-/// Trains a model as one of the ranks that `mpirun` has started: rank 0 writes and prints.
+/// Trains a model as one of the ranks started by `mpirun`: rank 0 writes and prints.
 #[cfg(feature = "mpi")]
 pub(crate) fn train_ranks(args: &TrainArgs, quiet: bool) -> anyhow::Result<u8> {
     ranks::run(|comm| {
         let is_first = comm.rank() == 0;
         let quiet = quiet || !is_first;
-        // Ranks that hold a part of the model read that part.
+        // Ranks with model parallelism read only their part.
         let open = || open(args, quiet, |config| Run::open_ranks(config, &**comm));
-        // First on rank 0, so that a model that is not here yet is not downloaded several times into one cache.
+        // Rank 0 first, so that a missing model is downloaded only once into a shared cache.
         let of_first = if is_first { open().map(Some) } else { Ok(None) };
         let of_first = ranks::together(comm, of_first)?;
         let of_others = if is_first { Ok(None) } else { open().map(Some) };
@@ -75,7 +75,7 @@ pub(crate) fn train_ranks(args: &TrainArgs, quiet: bool) -> anyhow::Result<u8> {
     })
 }
 
-/// Whether all ranks have this error. Between the exchanges of local steps, a loss is that of one.
+/// Whether the error is the same on all ranks. With local steps, a loss is known to one rank only.
 #[cfg(feature = "mpi")]
 fn is_known(error: &anyhow::Error, is_local: bool) -> bool {
     match error.downcast_ref() {
@@ -141,7 +141,7 @@ fn watched(
     Ok(TrainOutcome::Run(Box::new(report?)))
 }
 
-/// The configuration file with the options in place of its settings.
+/// The configuration file, overridden by the options.
 fn config(args: &TrainArgs, quiet: bool) -> anyhow::Result<RunConfig> {
     let mut config = match &args.config {
         Some(path) => RunConfig::open(path)?,
@@ -191,7 +191,7 @@ fn config(args: &TrainArgs, quiet: bool) -> anyhow::Result<RunConfig> {
     if let Some(output) = &args.output {
         config.output_dir.clone_from(output);
     }
-    // Names of the hub and of the bundled model.
+    // Resolve names of the hub and of the bundled model.
     let models = [&mut config.base_model, &mut config.teacher];
     for path in models.into_iter().flatten().filter(|path| path.as_path() != Path::new("none")) {
         *path = hub::resolve(path, quiet)?;

@@ -1,5 +1,4 @@
-//! Kernels chosen by measurement: `trike bench --tune` stores them in the user's cache, and every command that opens a device uses
-//! them.
+//! Autotuned kernels: `trike bench --tune` stores the choices in the user's cache, and every command that opens a device uses them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +13,7 @@ use trike::{
 use super::shipped;
 use crate::{output, progress::Progress};
 
-/// The measurement of the products of one form; part of the schema of `trike bench --json`.
+/// The measurement of products of one shape; part of the schema of `trike bench --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct TunedRow {
     pub(crate) device: String,
@@ -30,7 +29,7 @@ pub(crate) struct TunedRow {
     pub(crate) chosen_ns: f64,
 }
 
-/// Uses what was stored for the devices. A table that cannot be read is not an error: without it, kernels are chosen by prediction.
+/// Applies the stored choices to the devices. An unreadable table is not an error: kernels are then chosen by prediction.
 pub(super) fn load(device: &Device, quiet: bool) {
     for name in device.names() {
         let Some(text) = files(&name).find_map(|file| fs::read_to_string(file).ok()) else { continue };
@@ -42,7 +41,7 @@ pub(super) fn load(device: &Device, quiet: bool) {
     }
 }
 
-/// Measures the kernels of a model for steps of so many tokens and stores the choices.
+/// Autotunes the kernels of a model for steps of each of `tokens` tokens and stores the choices.
 ///
 /// # Errors
 ///
@@ -88,14 +87,14 @@ impl From<TunedProduct> for TunedRow {
     }
 }
 
-/// Where the table of a device may be, best first.
+/// Possible paths of the table of a device, in order of preference.
 fn files(device: &str) -> impl Iterator<Item = PathBuf> {
-    // A name of a device is no name of a file.
+    // Device names may contain characters that are invalid in file names.
     let plain: String = device.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
     shipped::folders().map(move |folder| folder.join("tuned").join(format!("{plain}.txt")))
 }
 
-/// Writes a table where there is a folder for it.
+/// Writes a table to the first writable folder.
 fn store(table: &TunedTable) -> anyhow::Result<()> {
     let mut last = None;
     for file in files(&table.device) {

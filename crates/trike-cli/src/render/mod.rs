@@ -20,7 +20,7 @@ use crate::{
     output::Show,
 };
 
-/// A table whose columns after the first `left` are numbers.
+/// A table with `left` columns of text, followed by columns of numbers.
 fn table(style: TableStyle, left: usize, header: impl Into<Row>) -> Table {
     let mut table = Table::new();
     table.load_style(style).set_header(header);
@@ -133,7 +133,7 @@ impl Show for Inspection {
             ("ternary zeros", or_dash(t.ternary_zeros.map(percent))),
         ];
         let mut text = format!("{}\n{}\n{}", facts(head), plain(tensors), facts(totals));
-        // A note about many tensors is said once.
+        // A note that applies to many tensors is printed once.
         let mut notes: Vec<(&str, Vec<&str>)> = Vec::new();
         for t in &self.tensors {
             let Some(note) = t.note.as_deref() else { continue };
@@ -152,7 +152,7 @@ impl Show for Inspection {
     }
 }
 
-/// The keys that are selected, after the KV cache precision; empty for all.
+/// The selected keys, printed after the KV cache precision; empty for all.
 fn selected(keys: &str, top_k: Option<usize>, prompt_keys: Option<f64>) -> String {
     let mut text = top_k.map_or_else(String::new, |top_k| format!(", {top_k} keys selected by {keys}"));
     if let Some(share) = prompt_keys {
@@ -161,7 +161,7 @@ fn selected(keys: &str, top_k: Option<usize>, prompt_keys: Option<f64>) -> Strin
     text
 }
 
-/// The bound on the positions of a cache, after what is selected; empty for none.
+/// The limit on cache positions, printed after the selection; empty for none.
 fn limited(limit: Option<LimitOutcome>) -> String {
     let Some(LimitOutcome { kv_limit, evict }) = limit else { return String::new() };
     match evict {
@@ -485,7 +485,7 @@ impl Show for LogitsOutcome {
 
 impl Show for BenchOutcome {
     fn text(&self) -> String {
-        // Columns only when they say something.
+        // Omit columns without information.
         let deep = self.report.rows.iter().any(|row| row.depth > 0);
         let many = self.report.rows.iter().any(|row| row.sequences > 1);
         let mut header =

@@ -55,7 +55,7 @@ impl Show for RmOutcome {
 impl Show for ShowOutcome {
     fn text(&self) -> String {
         let types: Vec<String> = self.types.iter().map(|(name, n)| format!("{name} {}", bytes(*n))).collect();
-        // Through text, which has the digits of an f32 and not those of the f64 that it becomes.
+        // Through text, to print the digits of the f32 instead of those of its f64 value.
         let sampling = serde_json::to_string(&self.sampling).unwrap_or_default();
         let sampling: serde_json::Value = serde_json::from_str(&sampling).unwrap_or_default();
         let sampling: Vec<String> = sampling

@@ -6,7 +6,7 @@ use trike::eval::{NeedleAnswers, NeedleFigures};
 use super::{facts, limited, plain, selected, table};
 use crate::commands::NeedleOutcome;
 
-/// The table of all depths, and what it was measured on.
+/// The table of all depths, and the settings of the test.
 pub(super) fn text(needle: &NeedleOutcome) -> String {
     let score = &needle.score;
     let mut header = vec!["depth", "tokens after it", "found, exact", "gain, exact"];

@@ -1,4 +1,4 @@
-//! Whatever a user gives: an error that names the file and the remedy, and the right exit code.
+//! Invalid input of any kind: an error with the file and a remedy, and the right exit code.
 
 use trike::format::{GgufWriter, StringArray};
 use trike_testkit::{
@@ -226,7 +226,7 @@ fn an_output_that_cannot_be_written() {
     let nowhere = trike.write("no", "") + "/where";
     let error = trike.fails(1, &["logits", "-m", &tiny(), "--ids", "1", "-o", &nowhere]);
     assert!(error.contains("/no"), "{error}");
-    // Folders above an output are made, but not out of a file.
+    // Parent folders of an output are created, but not in place of a file.
     let file = trike.write("file", "");
     for output in [format!("{file}/where.gguf"), format!("{file}/where")] {
         let target = if output.ends_with("gguf") { "tq1_0" } else { "trike" };

@@ -7,7 +7,7 @@ use std::{
 
 use crate::harness::{Trike, text, tiny, utf8};
 
-/// One line a message; the tiny model has no template of its own.
+/// One line per message; the tiny model has no template of its own.
 const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{{ m.content }}\n{% endfor %}";
 
 fn talk(trike: &Trike, args: &[&str], lines: &str) -> Output {
@@ -44,7 +44,7 @@ fn an_answer_depends_on_what_was_said_before() {
     assert!(one.1.contains("12 tokens"), "{one:?}");
     let (two, _) = good(talk(&trike, &["-n", "12"], "Once upon a time\nAnd then\n/exit\nnever read\n"));
     assert!(two.starts_with(&one.0) && two.len() > one.0.len(), "{two}");
-    // Starting over forgets the first turn; a system prompt is there from the start.
+    // After `/clear` the first turn is forgotten; a system prompt is present from the start.
     let (alone, _) = good(talk(&trike, &["-n", "12", "-q"], "And then\n"));
     let (cleared, notes) = good(talk(&trike, &["-n", "12", "-q"], "Once upon a time\n/clear\n\nAnd then\n"));
     assert_eq!(cleared, one.0.clone() + &alone);
@@ -129,7 +129,7 @@ fn a_model_is_found_in_the_cache_by_its_name() {
         let stderr = utf8(output.stderr);
         assert_eq!(output.status.code(), Some(1), "{stderr}");
         assert!(stderr.contains(word) && stderr.contains(id), "{stderr}");
-        // What to do depends on what this build can do; the tests are offline.
+        // The advice depends on the features of this build; the tests are offline.
         let remedy = if cfg!(feature = "hub") { "HF_HUB_OFFLINE is set" } else { "run `hf download trike/" };
         assert!(stderr.contains(remedy), "{stderr}");
     }
@@ -140,7 +140,7 @@ fn slash_commands_change_the_conversation() {
     let trike = Trike::new();
     let file = trike.path("talk.json");
     let first = good(talk(&trike, &["-n", "12", "-q"], "Once upon a time\n")).0;
-    // Taken back, and said again; saved and loaded; a greedy answer comes again the same.
+    // Undo and repeat a message; save and load; a greedy answer is reproducible.
     let second =
         good(talk(&trike, &["-n", "12", "-q"], "Once upon a time\nAnd then\n")).0[first.len()..].to_owned();
     let undone = good(talk(&trike, &["-n", "12", "-q"], "Tom is sad\n/undo\nOnce upon a time\n")).0;
@@ -150,7 +150,7 @@ fn slash_commands_change_the_conversation() {
     let (saved, notes) = good(talk(&trike, &["-n", "12"], &format!("Once upon a time\n/save {file}\n")));
     assert_eq!(saved, first);
     assert!(notes.contains("2 messages in "), "{notes}");
-    // A file of another chat is not replaced in silence; that of this chat is, saved or loaded.
+    // A file of another chat is not replaced without `!`; that of this chat is, saved or loaded.
     let before = std::fs::read_to_string(&file).expect("a file");
     let (_, notes) = good(talk(&trike, &["-n", "2"], &format!("Tom\n/save {file}\n")));
     assert!(notes.contains(&format!("`/save! {file}` replaces it")), "{notes}");
@@ -163,7 +163,7 @@ fn slash_commands_change_the_conversation() {
     assert!(notes.contains("4 messages in ") && std::fs::read_to_string(&file).expect("a file") == before);
     let loaded = good(talk(&trike, &["-n", "12", "-q"], &format!("/load {file}\nAnd then\n"))).0;
     assert_eq!(loaded, second);
-    // Parameters; what is wrong is said on stderr, and the chat goes on.
+    // Parameters; errors are printed to stderr, and the chat continues.
     let (_, notes) = good(talk(
         &trike,
         &["-n", "2"],
@@ -182,7 +182,7 @@ fn slash_commands_change_the_conversation() {
     assert!(!spaced.is_empty(), "a message");
 }
 
-/// Calls of tools, their answers, thoughts and content parts are read, rendered and written as they were.
+/// Tool calls, their answers, reasoning and content parts are read, rendered and written unchanged.
 #[test]
 fn a_saved_conversation_has_whole_messages() {
     let trike = Trike::new();
@@ -223,7 +223,7 @@ fn a_saved_conversation_has_whole_messages() {
     let plain = trike.write("plain.json", plain.to_string());
     let (tokens, _) = say(&format!("/load {plain}\n/regenerate\n"));
     assert!(tokens[0] < first, "{tokens:?} {first:?}");
-    // What is no conversation is named.
+    // Invalid conversations are refused with the reason.
     for (text, words) in [
         (
             r#"{"messages": [{"content": "a"}]}"#,
@@ -255,7 +255,7 @@ fn answers_as_lines_of_json() {
     for line in &lines {
         assert_eq!((&line["tokens"], &line["finish"]), (&5.into(), &"max_tokens".into()), "{line}");
     }
-    // The second prompt begins with the first and its answer, which are not read again.
+    // The second prompt begins with the first and its answer, which are reused.
     assert!(lines[1]["reused_tokens"].as_u64() > lines[0]["prompt_tokens"].as_u64(), "{lines:?}");
 }
 
@@ -302,17 +302,17 @@ fn a_conversation_through_a_terminal() {
     assert_eq!(code, Some(0), "{errors}");
     assert_eq!(shown.matches("> ").count(), 3, "{shown}");
     assert_eq!(shown.matches("12 tokens").count(), 2, "{shown}");
-    // The same words as through a pipe, between what the terminal echoes.
+    // The same text as through a pipe, between the echo of the terminal.
     let (piped, _) = good(talk(&trike, &["-n", "12"], "Once upon a time\nAnd then\n"));
     for answer in piped.trim_end().lines().filter(|line| !line.is_empty()) {
         assert!(shown.contains(answer), "{answer:?} in {shown:?}");
     }
-    // The arrow key brings the last line back; a wrong command is answered and not sent.
+    // The arrow key recalls the last line; a wrong command is an error and is not sent.
     let (code, shown, errors) = run(&["Once upon a time", "/halp", "\x1b[A\x1b[A", "/exit"]);
     assert_eq!(code, Some(0), "{errors}");
     assert_eq!(shown.matches("12 tokens").count(), 2, "{shown}");
     assert!(shown.contains("/halp: no such command"), "{shown}");
-    // Ctrl-C while it waits ends it, with the code that shells give.
+    // Ctrl-C while waiting for a message exits with the usual code of shells.
     let (code, shown, _) = run(&["Once upon a time", "\x03"]);
     assert_eq!(code, Some(130), "{shown}");
     assert!(shown.contains("12 tokens"), "{shown}");

@@ -7,7 +7,7 @@ use crate::harness::{Trike, tiny};
 
 const IDS: [u32; 6] = [0, 405, 422, 260, 378, 13];
 
-/// Every way to hold the ternary model, there and back: the logits are those of the original to the last bit.
+/// The ternary model through every format and back: the logits are bit-identical to the original.
 #[test]
 fn conversions_there_and_back_keep_every_value() {
     let trike = Trike::new();
@@ -27,7 +27,7 @@ fn conversions_there_and_back_keep_every_value() {
         trike.stdout(&["convert", &there, &back, "--to", "f16"]);
         let (_, restored) = trike.logits(&back, &IDS, &exact);
         assert_eq!(restored, original, "{name}");
-        // As trits, the sums come in another order.
+        // In another layout, sums are added in another order.
         let (_, packed) = trike.logits(&there, &IDS, &exact);
         trike_testkit::assert_close(&packed, &original, 1e-5);
         let json = trike.json(&[

@@ -1,5 +1,5 @@
-//! `--device`: a model runs on the software Vulkan driver as on the processor, what is not there is refused by its name, and
-//! `auto` falls back where there is no GPU.
+//! `--device`: a model runs on the software Vulkan driver as on the CPU, a missing device is refused by name, and `auto` falls back
+//! to the CPU without a GPU.
 
 use std::sync::OnceLock;
 use trike_testkit::{assert_near, skip};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::harness::{Trike, tiny};
 
-/// What `trike doctor` lists.
+/// The devices listed by `trike doctor`.
 fn devices() -> &'static [Value] {
     static DEVICES: OnceLock<Vec<Value>> = OnceLock::new();
     DEVICES.get_or_init(|| {
@@ -17,7 +17,7 @@ fn devices() -> &'static [Value] {
     })
 }
 
-/// The software driver; `None` after a line that the test runner counts.
+/// The software driver; if there is none, `None` after printing a line that the test runner counts.
 pub(crate) fn software() -> Option<&'static str> {
     let found = devices().iter().find(|device| device["software"] == true);
     if found.is_none() {
@@ -82,8 +82,8 @@ fn auto_takes_the_processor_where_there_is_no_gpu_and_says_so() {
     assert!(notes.contains("running on the CPU"), "{notes}");
 }
 
-/// The text of a dense model, through kernels on a device. One read-back a token: the last one needs none after it, and the
-/// prompt's logits are the first's.
+/// The text of a dense model, through kernels on a device, with one read-back per token: none after the last token, and the first
+/// token is sampled from the prompt's logits.
 #[test]
 fn the_text_of_a_dense_model_comes_from_a_device() {
     let Some(device) = software() else { return };
@@ -99,16 +99,16 @@ fn the_text_of_a_dense_model_comes_from_a_device() {
     let used = |name: &str| json["device"][name].as_u64().unwrap_or_else(|| panic!("{name}: {json}"));
     let tokens = json["ids"].as_array().unwrap().len() as u64;
     assert_eq!((tokens, used("read_backs")), (200, 200));
-    // An id and a logit each.
+    // One id and one logit per token.
     assert_eq!(used("read_bytes"), 200 * 8);
-    // An id and a position each.
+    // One id and one position per token.
     assert_eq!(used("uploads"), 200 * 2);
     assert!(used("peak_bytes") > 260_032, "{json}");
-    // Up to position 63, to 127 and to 199 a step is recorded and run again; the first of each is launched.
+    // Up to positions 63, 127 and 199 a step is recorded and replayed; the first step of each range is launched.
     assert_eq!((used("captures"), used("replays")), (3, 200 - 3), "{json}");
 }
 
-/// Packed trits, an int8 head, sampling: the same choices as on the processor.
+/// Packed trits, an int8 head, sampling: the same choices as on the CPU.
 #[test]
 fn tiny_says_on_a_device_what_it_says_on_the_processor() {
     let Some(device) = software() else { return };
@@ -150,7 +150,7 @@ fn logits_and_perplexity_agree_with_the_processor() {
         let template = trike.write("template", "{{ messages[-1].content }}");
         let mut command =
             trike.command(&["chat", "-m", &tiny(), "--chat-template", &template, "-n", "8", "-q"]);
-        // The model's own settings sample, from another seed each time.
+        // The model's default is sampling with a random seed.
         command.args(["--temperature", "0"]);
         let questions = std::fs::File::open(trike.write("questions", "Once upon a time\n")).unwrap();
         let output = command.args(exact).args(more).stdin(questions).output().unwrap();
@@ -184,8 +184,8 @@ fn bench_measures_a_device_with_its_memory() {
     assert!(error.contains("--threads") && error.contains("1,2"), "{error}");
 }
 
-/// A device has int8 caches. Of int4, commands whose results depend on the cache refuse; `bench` takes the next larger precision
-/// and says so.
+/// A device supports int8 caches. With int4, commands whose results depend on the cache fail; `bench` uses the next larger
+/// precision with a note.
 #[test]
 fn an_int4_cache_is_refused_on_a_device() {
     let Some(device) = software() else { return };
@@ -218,7 +218,7 @@ fn an_int4_cache_is_refused_on_a_device() {
     let json: Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["kv"], "int8");
     assert!(note.contains("--kv int4: not supported by") && note.contains("using int8"), "{note}");
-    // The processor has them.
+    // The CPU supports them.
     for kv in ["int8", "int4", "int8-int4"] {
         trike.stdout(&["run", "-m", &tiny(), "-p", "Once", "-n", "2", "--kv", kv]);
     }
@@ -239,7 +239,7 @@ fn a_device_selects_keys_of_tokens_and_leaves_the_rest_to_the_processor() {
         json["kl"].as_f64().unwrap_or_else(|| panic!("no kl: {json}"))
     };
     let (selected, host) = (compared(&keys), compared(&keys[..6]));
-    // Selection begins later on a device, which loses less.
+    // On a device selection begins later, which loses less.
     assert!(selected > 0.0 && selected < 2.0 * host, "{selected}, and {host} on the host");
     let error =
         trike.fails(2, &["run", "-m", &tiny(), "-p", "Once", "--prompt-keys", "0.5", "--device", device]);
@@ -260,13 +260,13 @@ fn what_a_device_does_not_hold_is_refused_before_it_is_loaded() {
     let dir = dir.to_str().unwrap();
     let run = ["run", "-m", dir, "-p", "Once", "--kv", "f32", "--device", device];
     let error = trike.fails(1, &run);
-    // 2 heads of 64 at each position, or all of it where the driver says how much there is.
+    // Two heads of 64 at each position, or the whole cache if the driver reports its memory.
     assert!(
         error.contains("one allocation of 8589934592 bytes") || error.contains("keys and values"),
         "{error}"
     );
     assert!(error.contains("--device cpu"), "{error}");
-    // A short text fits, and the processor runs on.
+    // A short text fits, and the CPU is not limited.
     trike.stdout(&[&run[..], &["-n", "2"]].concat());
     trike.stdout(&["run", "-m", dir, "-p", "Once", "-n", "2"]);
 }
@@ -308,7 +308,7 @@ fn the_memory_plan_adds_up() {
     let text = trike.stdout(&["inspect", &tiny(), "--memory", "--keys", "signs"]);
     assert!(text.contains("of it codes of keys"), "{text}");
     let Some(device) = software() else { return };
-    // The plan is near what a run takes, and never below the weights that it finds there.
+    // The plan is close to the memory of a run, and never below its weights.
     let args = ["run", "-m", &tiny(), "-p", "x", "--kv", "f16", "--json", "-q", "--device", device];
     let peak = trike.json(&args)["device"]["peak_bytes"].as_u64().unwrap();
     assert!(peak <= of("total") * 11 / 10, "{peak} bytes, planned {plan}");

@@ -1,4 +1,4 @@
-//! The command on processors that this machine is not: their instruction sets are emulated by QEMU.
+//! The command on other processors: their instruction sets are emulated by QEMU.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use trike_testkit::skip;
 
 use crate::harness::{Trike, tiny, utf8};
 
-/// QEMU's emulation of user programs; `None` after a line that the test runner counts.
+/// QEMU's user-mode emulation; if it is missing, `None` after printing a line that the test runner counts.
 fn emulator() -> Option<()> {
     if Command::new("qemu-x86_64").arg("--version").output().is_ok_and(|out| out.status.success()) {
         return Some(());
@@ -16,8 +16,8 @@ fn emulator() -> Option<()> {
     None
 }
 
-/// One binary runs on every x86-64, from the first processors with 64 bits and SSE2 on, with the best instructions that each one
-/// has, and writes the same text.
+/// One binary runs on every x86-64 processor, from the first ones with SSE2 on, with the best instruction set of each, and writes
+/// the same text.
 #[test]
 fn one_binary_runs_on_old_and_new_processors() {
     if emulator().is_none() {
@@ -43,7 +43,7 @@ fn one_binary_runs_on_old_and_new_processors() {
             "--json",
         ];
         let here = trike.json(&args);
-        // QEMU has no AVX-512; the machine itself has it, or not.
+        // QEMU has no AVX-512, which this machine may have.
         for (cpu, isa) in
             [("kvm64", "scalar"), ("core2duo", "scalar"), ("Penryn", "sse4.1"), ("Haswell", "avx2")]
         {

@@ -9,7 +9,7 @@ use crate::{
     reference::fields,
 };
 
-/// The paths of a value: names, and `[]` for each element of a list. What is null or empty is a path too.
+/// The paths of a value: names, and `[]` for each element of a list. Null and empty values are paths too.
 fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {
@@ -19,13 +19,13 @@ fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
         Value::Array(elements) if !elements.is_empty() => {
             elements.iter().for_each(|value| paths(value, &format!("{path}[]"), found));
         }
-        // Where nothing is, there may be anything.
+        // Without an element, any definition below the path may apply.
         Value::Null | Value::Object(_) | Value::Array(_) => _ = found.insert(format!("{path}?")),
         _ => _ = found.insert(path.to_owned()),
     }
 }
 
-/// Whether a definition describes a path; `a.*` describes whatever begins with `a.`.
+/// Whether a definition describes a path; `a.*` describes every path that begins with `a.`.
 fn describes(defined: &str, path: &str) -> bool {
     let path = match path.strip_suffix('?') {
         Some(nothing) if defined.starts_with(nothing) => return true,
@@ -38,8 +38,7 @@ fn describes(defined: &str, path: &str) -> bool {
     }
 }
 
-/// Checks the outputs of a command against its definitions: every field is defined, and every defined one that is always there is
-/// in each output.
+/// Checks the outputs of a command against its definitions: every field is defined, and every mandatory field is in each output.
 fn check(command: &str, outputs: &[Value]) {
     let fields = fields(command);
     assert!(!fields.is_empty(), "{command}");

@@ -1,4 +1,4 @@
-//! The commands in the README and in the Guide run, and print what the pages show.
+//! The commands in the README and in the Guide run, and print the output shown on the pages.
 //!
 //! Every line of a `sh` block runs in a directory with the files that the page names. A line that needs the network, a GPU or
 //! another program is skipped; the tests assert how many. A `text` block directly below is compared with the output as a
@@ -9,9 +9,9 @@ use std::fs;
 
 use crate::harness::{Trike, repository, shared, utf8};
 
-/// Pages that show what becomes of stories260K, which is not in the repository. On the others any dense model and text will do.
+/// Pages with results of stories260K, which is not in the repository. On the others any dense model and text will do.
 const OF_STORIES_260K: [&str; 2] = ["docs/src/guide/quantize.md", "docs/src/guide/evaluate.md"];
-/// Files that the pages name, and where they come from.
+/// Files named by the pages, and their sources.
 const FILES: [(&str, &str); 4] = [
     ("stories260K.bin", "data/models/stories260K.bin"),
     ("tok512.bin", "data/tokenizers/tok512.bin"),
@@ -71,7 +71,7 @@ fn blocks(page: &str) -> Vec<Block> {
     found
 }
 
-/// What becomes of a line of a `sh` block.
+/// Treatment of a line of a `sh` block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Line {
     Run,
@@ -170,7 +170,7 @@ struct Counts {
     other_program: usize,
 }
 
-/// Runs the lines of a block and returns their output, or `None` when one of them was skipped.
+/// Runs the lines of a block and returns their output, or `None` if one of them was skipped.
 fn run(trike: &Trike, page: &str, block: &Block, fails: bool, counts: &mut Counts) -> Option<String> {
     let (mut output, mut complete) = (String::new(), true);
     for command in commands(block) {
@@ -198,7 +198,7 @@ fn run(trike: &Trike, page: &str, block: &Block, fails: bool, counts: &mut Count
     complete.then_some(output)
 }
 
-/// What stands for a file that a page names.
+/// The content used for a file that a page names.
 fn made(name: &str) -> Vec<u8> {
     match name {
         "stories260K.bin" => trike_testkit::storyteller().to_f32_bytes(),

@@ -36,14 +36,14 @@ impl Trike {
         std::fs::create_dir(&to).expect("a directory");
         for entry in Path::new(from).read_dir().expect("a model directory") {
             let path = entry.expect("an entry").path();
-            // Not `copy`, which would copy a missing permission to write as well.
+            // Not `copy`, which would also copy a read-only permission.
             std::fs::write(to.join(path.file_name().expect("a name")), std::fs::read(&path).expect("a file"))
                 .expect("a file");
         }
         to
     }
 
-    /// Writes a dense checkpoint of llama2.c that knows the stories of `trike_testkit`, and its tokenizer.
+    /// Writes a dense llama2.c checkpoint of `trike_testkit`'s stories, and its tokenizer.
     pub(crate) fn storyteller(&self) -> [String; 2] {
         [
             self.write("stories260K.bin", trike_testkit::storyteller().to_f32_bytes()),
@@ -51,7 +51,7 @@ impl Trike {
         ]
     }
 
-    /// The bundled model as the dense checkpoint that it was before it was packed.
+    /// The bundled model as a dense checkpoint, before packing.
     pub(crate) fn dense(&self) -> String {
         let out = self.path("dense");
         self.stdout(&["convert", &tiny(), &out, "--to", "f16", "--embeddings", "f16", "-q"]);
@@ -70,7 +70,7 @@ impl Trike {
         self.prepare(emulator, args)
     }
 
-    /// A line of a shell that finds the command by its name.
+    /// A shell command line that finds the command by its name.
     #[cfg(unix)]
     pub(crate) fn shell(&self, line: &str) -> Command {
         let folder = Path::new(env!("CARGO_BIN_EXE_trike")).parent().expect("a folder");
@@ -81,7 +81,7 @@ impl Trike {
         command
     }
 
-    /// A clean environment, and the arguments.
+    /// Sets up a clean environment, and the arguments.
     fn prepare(&self, mut command: Command, args: &[&str]) -> Command {
         for (name, _) in std::env::vars_os() {
             let name_text = name.to_string_lossy().to_ascii_uppercase();
@@ -90,14 +90,14 @@ impl Trike {
                 command.env_remove(name);
             }
         }
-        // A test asks no hub but its own.
+        // A test must not contact any hub but its own.
         command
             .env("HF_HUB_OFFLINE", "1")
             .env("HF_HOME", self.path("hf"))
             .env("XDG_CACHE_HOME", self.path("cache"))
             .env("TRIKE_HISTORY", self.path("history"))
             .env_remove("TRANSFORMERS_OFFLINE");
-        // Where there is no display, a layer of Mesa's Vulkan complains on stderr when devices are listed.
+        // Without a display, a Vulkan layer of Mesa prints warnings when devices are listed.
         command.env("NODEVICE_SELECT", "1");
         // The software driver compiles the same shaders in every process: half of the time of some tests.
         command.env("MESA_SHADER_CACHE_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/shaders"));
@@ -109,7 +109,7 @@ impl Trike {
         self.command(args).output().expect("the command starts")
     }
 
-    /// What a run that succeeds says on stdout and stderr.
+    /// The stdout and stderr of a successful run.
     pub(crate) fn both(&self, args: &[&str]) -> (String, String) {
         let output = self.output(args);
         let (stdout, stderr) = (utf8(output.stdout), utf8(output.stderr));
@@ -117,12 +117,12 @@ impl Trike {
         (stdout, stderr)
     }
 
-    /// What a run that succeeds prints.
+    /// The stdout of a successful run.
     pub(crate) fn stdout(&self, args: &[&str]) -> String {
         self.both(args).0
     }
 
-    /// The object that a run with `--json` prints, with nothing on stderr.
+    /// The object printed by a run with `--json`, with empty stderr.
     pub(crate) fn json(&self, args: &[&str]) -> Value {
         let (stdout, stderr) = self.both(args);
         assert_eq!(stderr, "", "trike {args:?}");
@@ -131,7 +131,7 @@ impl Trike {
         value
     }
 
-    /// What a run that fails with `code` says on stderr; nothing on stdout.
+    /// The stderr of a run that fails with `code`; stdout must be empty.
     #[track_caller]
     pub(crate) fn fails(&self, code: i32, args: &[&str]) -> String {
         let output = self.output(args);
@@ -143,7 +143,7 @@ impl Trike {
         stderr
     }
 
-    /// What a run that prints a result and still fails with 1 says on stdout and stderr.
+    /// The stdout and stderr of a run that prints a result and fails with 1.
     pub(crate) fn both_failing(&self, args: &[&str]) -> (String, String) {
         let output = self.output(args);
         let (stdout, stderr) = (utf8(output.stdout), utf8(output.stderr));
@@ -172,12 +172,12 @@ pub(crate) fn text(path: PathBuf) -> String {
     path.into_os_string().into_string().expect("a UTF-8 path")
 }
 
-/// Shared data, or `None` where there is none.
+/// Shared data, or `None` if it is missing.
 pub(crate) fn shared(rel: &str) -> Option<String> {
     trike_testkit::shared(rel).map(text)
 }
 
-/// The model that comes with Trike.
+/// The bundled model.
 pub(crate) fn tiny() -> String {
     format!("{}/models/tiny", repository())
 }
@@ -186,7 +186,7 @@ pub(crate) fn repository() -> String {
     text(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository"))
 }
 
-/// Reads a matrix of f32 without the code that wrote it.
+/// An independent reader of a matrix of f32.
 fn npy(bytes: &[u8]) -> (Vec<usize>, Vec<f32>) {
     assert_eq!(&bytes[..8], b"\x93NUMPY\x01\x00");
     let len = usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));

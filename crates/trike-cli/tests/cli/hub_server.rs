@@ -1,4 +1,4 @@
-//! A hub on the loopback interface, as good or as hostile as a test wants it.
+//! A hub on the loopback interface, well-behaved or malicious as a test requires.
 
 use std::{
     collections::BTreeMap,
@@ -10,10 +10,10 @@ use std::{
 
 use ring::digest;
 
-/// What every revision is.
+/// The commit of every revision.
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What was asked.
+/// A received request.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) method: String,
@@ -26,23 +26,23 @@ impl Request {
         self.headers.get(name).map(String::as_str)
     }
 
-    /// Whether it is this request for a file.
+    /// Whether it is the given request for a file.
     pub(crate) fn is(&self, method: &str, file: &str) -> bool {
         self.method == method && self.path.split('?').next().is_some_and(|path| path.ends_with(file))
     }
 }
 
-/// What is answered.
+/// A response.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(&'static str, String)>,
     pub(crate) body: Vec<u8>,
-    /// In place of the header that the body has by itself; an empty one leaves it out.
+    /// Overrides the `Content-Length` of the body; an empty one omits the header.
     pub(crate) length: Option<String>,
-    /// So many bytes of the body are sent before the connection closes.
+    /// Number of bytes of the body sent before the connection is closed.
     pub(crate) cut: Option<usize>,
-    /// How long it stays open after that.
+    /// How long the connection then stays open.
     pub(crate) silence: Duration,
 }
 
@@ -76,7 +76,7 @@ impl Reply {
     }
 }
 
-/// A server that remembers what it was asked.
+/// A server that logs its requests.
 pub(crate) struct Server {
     pub(crate) url: String,
     asked: Arc<Mutex<Vec<Request>>>,
@@ -88,12 +88,12 @@ impl Server {
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let asked = Arc::new(Mutex::new(Vec::new()));
         let (log, answer) = (Arc::clone(&asked), Arc::new(answer));
-        // Ends with the tests.
+        // Runs until the tests end.
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (log, answer) = (Arc::clone(&log), Arc::clone(&answer));
                 std::thread::spawn(move || {
-                    // A client that goes away is no failure of the server.
+                    // A client that disconnects is not an error of the server.
                     let _ = one(stream, &log, &*answer);
                 });
             }
@@ -131,7 +131,7 @@ fn one(
 #[derive(Clone, Default)]
 pub(crate) struct Repository {
     pub(crate) files: BTreeMap<String, Vec<u8>>,
-    /// Where large files are served from.
+    /// Server of large files.
     pub(crate) cdn: String,
 }
 
@@ -153,7 +153,7 @@ fn is_large(path: &str) -> bool {
 }
 
 impl Repository {
-    /// Of the files in a folder.
+    /// The repository of the files in a folder.
     pub(crate) fn of(folder: &str) -> Self {
         let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry"));
         let files = entries.map(|entry| {
@@ -170,7 +170,7 @@ impl Repository {
         Reply::new(200, listing.to_string())
     }
 
-    /// As the hub answers: large files are elsewhere, small ones here.
+    /// Responses of the hub: large files are redirected, small ones served.
     pub(crate) fn answer(&self, request: &Request) -> Reply {
         let head = request.method == "HEAD";
         if request.path.starts_with("/api/models/trike/tiny/revision/") {
@@ -191,7 +191,7 @@ impl Repository {
         whole.with("ETag", format!("W/\"{}\"", git_sha1(content)))
     }
 
-    /// As the place of large files answers.
+    /// Responses of the server of large files.
     pub(crate) fn large(&self, request: &Request) -> Reply {
         let name = request.path.trim_start_matches('/').split('?').next().unwrap_or_default();
         let Some(content) = self.files.get(name) else { return Reply::new(403, "no") };

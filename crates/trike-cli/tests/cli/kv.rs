@@ -56,7 +56,7 @@ fn a_choice_is_made_once() {
     assert_eq!((number("bound"), number("tokens")), (0.01, 256.0));
     assert!(number("kl") + 2.0 * number("kl_error") <= 0.01);
     assert!(number("bytes_per_position") < number("default_bytes_per_position"));
-    // The precision is what the user would have given.
+    // An explicit precision gives the same result.
     let given = ["run", &model, "Once", "-n", "3", "--temperature", "0", "--kv", kv];
     assert_eq!(trike.stdout(&given), text);
     let planned = trike.json(&[&memory[..], &["--json"]].concat());
@@ -66,21 +66,21 @@ fn a_choice_is_made_once() {
         number("bytes_per_position") * planned["positions"].as_f64().expect("positions")
     );
 
-    // Another bound is another choice, and so are other activations.
+    // Another bound requires another choice, and so do other activations.
     let folder = trike.path("cache/trike/kv");
     let count = || fs::read_dir(&folder).expect("a folder").count();
     assert_eq!(count(), 1);
     trike.stdout(&["run", &model, "Once", "-n", "1", "--kv", "auto"]);
     trike.stdout(&run(&["--activations", "f32"]));
     assert_eq!(count(), 3);
-    // A changed value is damage, too.
+    // A changed value counts as corruption, too.
     for entry in fs::read_dir(&folder).expect("a folder") {
         let path = entry.expect("a file").path();
         let text = fs::read_to_string(&path).expect("text");
         fs::write(path, text.replacen(&format!("\"kv\":\"{kv}\""), "\"kv\":\"int4\"", 1)).expect("written");
     }
     assert_eq!(trike.json(&run(&["--json", "-q"]))["kv"], kv);
-    // What is damaged is made again.
+    // A corrupt choice is made again.
     for entry in fs::read_dir(&folder).expect("a folder") {
         fs::write(entry.expect("a file").path(), "{\"kv\": \"int9\"}").expect("written");
     }
@@ -88,7 +88,7 @@ fn a_choice_is_made_once() {
     assert!(!third.contains("stored before") && third.contains(&format!("--kv auto: {kv}; ")), "{third}");
 }
 
-/// The choice for another content of the same model is not used, and the reason is said.
+/// The choice for other contents of the same model is not used, and the reason is printed.
 #[test]
 fn a_choice_is_one_of_the_model_as_it_is() {
     let trike = Trike::new();

@@ -1,4 +1,4 @@
-//! The command, run as a user runs it: each test has its own directory and a clean environment.
+//! The command, run as by a user: each test has its own directory and a clean environment.
 
 mod bad_input;
 mod chat;

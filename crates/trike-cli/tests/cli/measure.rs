@@ -10,7 +10,7 @@ fn near(value: &Value, want: f64, relative: f64) {
     assert_near!(got, want, rel = relative);
 }
 
-/// Perplexities of data/README.md, from a forward pass in numpy.
+/// Perplexities of data/README.md, from a forward pass in NumPy.
 #[test]
 fn dense_perplexities_are_those_of_numpy() {
     let cases = [
@@ -93,7 +93,7 @@ fn the_split_follows_the_text_and_the_limit_counts_sequences() {
     assert_eq!(score(&stories, &["--limit", "1"])["sequences"], 1);
     let against_itself = score(&stories, &["--base", &model, "--activations", "f32"]);
     assert_eq!((&against_itself["kl"], &against_itself["top1_agreement"]), (&0.0.into(), &1.0.into()));
-    // The base is computed with f32 activations, so this is the cost of rounding them.
+    // The base is computed with f32 activations, so this is the loss from rounding them.
     let rounded = score(&stories, &["--base", &model]);
     assert_eq!(rounded["activations"], "int8-token");
     let kl = rounded["kl"].as_f64().unwrap();
@@ -137,7 +137,7 @@ fn logits_say_what_they_wrote() {
     assert_eq!(json["shape"], serde_json::json!([3, 512]));
     assert_eq!((&json["kv"], &json["output"]), (&"f32".into(), &out.as_str().into()));
     assert_eq!(std::fs::metadata(&out).unwrap().len(), 128 + 3 * 512 * 4);
-    // A run that fails leaves it.
+    // A failed run keeps it.
     trike.fails(1, &["logits", "-m", &tiny(), "--ids", "0,5000", "-o", &out]);
     assert_eq!(std::fs::metadata(&out).unwrap().len(), 128 + 3 * 512 * 4);
 }
@@ -185,7 +185,7 @@ fn bench_decodes_with_selected_keys() {
     let (all, signs) = (of(&[]), of(&["--keys", "signs", "--keys-top-k", "8"]));
     assert_eq!((&all["keys"], &all["keys_top_k"]), (&"all".into(), &Value::Null));
     assert_eq!((&signs["keys"], &signs["keys_top_k"]), (&"signs".into(), &8.into()));
-    // Two of four layers read 12 positions and nine bytes for each of 402, in place of 402 positions of 64 elements in f16.
+    // Two of four layers read 12 positions and nine bytes for each of 402, instead of 402 positions of 64 elements in f16.
     let bytes = |json: &Value| json["rows"][0]["bytes_per_token"].as_f64().expect("a number");
     let (kv_heads, mean) = (2.0, 401.5);
     let saved = 2.0 * kv_heads * (2.0 * 128.0 * (mean - 12.0) - 9.0 * mean);
@@ -202,7 +202,7 @@ fn bench_decodes_with_selected_keys() {
     }
 }
 
-/// Few keys change a text's probabilities a little; so many that none is left out, not at all.
+/// A few selected keys change the probabilities of a text a little; a selection of all keys does not.
 #[test]
 fn a_text_is_scored_with_selected_keys() {
     let trike = Trike::new();
@@ -220,7 +220,7 @@ fn a_text_is_scored_with_selected_keys() {
     assert!(said.contains("--keys signs: needs --text"), "{said}");
 }
 
-/// A prompt that leaves out blocks of keys.
+/// Block-sparse prefill.
 #[test]
 fn prompts_attend_to_a_share_of_the_keys() {
     let trike = Trike::new();
@@ -250,7 +250,7 @@ fn prompts_attend_to_a_share_of_the_keys() {
     assert!(said.contains("--prompt-keys: needs --text"), "{said}");
 }
 
-/// A cache that forgets: what it costs, and what the command says of it.
+/// A cache with eviction: its loss, and the output of the command.
 #[test]
 fn a_limited_cache_is_measured_and_counted() {
     let trike = Trike::new();
@@ -322,7 +322,7 @@ fn bench_makes_a_model_of_random_trits() {
         (&json["model"]["name"], &json["model"]["encoding"]),
         (&"synthetic 125m".into(), &"base3".into())
     );
-    // 12 layers of 4 x 768 x 768 and 3 x 768 x 2048 weights, five a byte, and an f16 scale a row.
+    // 12 layers of 4 x 768 x 768 and 3 x 768 x 2048 weights, five per byte, and one f16 scale per row.
     let weights = 12 * (4 * 768 * 768 + 3 * 768 * 2048) as u64;
     let stored = json["model"]["stored_bytes"].as_u64().unwrap();
     assert!((weights / 5..weights * 21 / 100).contains(&stored), "{stored} bytes for {weights} weights");
@@ -364,7 +364,7 @@ fn doctor_names_the_machine_the_model_and_the_environment() {
     assert!(trike.stdout(&["doctor"]).contains("memory bandwidth"));
 }
 
-/// A trained model knows which of two sentences it has read something like.
+/// A trained model prefers sentences like those of its training text.
 #[test]
 fn eval_answers_by_likelihood() {
     let trike = Trike::new();
@@ -401,13 +401,13 @@ fn eval_answers_by_likelihood() {
     assert!(trike.fails(1, &["eval", "-m", &tiny(), "--tasks", &empty]).contains("empty.jsonl"));
 }
 
-/// Texts go the way of `trike perplexity`, and windows that of llama.cpp: the second half of each whole window is scored.
+/// Texts are scored as by `trike perplexity`, and windows as by llama.cpp: the second half of each whole window.
 #[test]
 fn eval_scores_texts_and_windows() {
     let trike = Trike::new();
     let story =
         "Once upon a time, there was a little girl named Lily. She was very happy and played all day. ";
-    // About a window long, and hard to predict at the start only.
+    // About a window long, and hard to predict only at its start.
     let noise: String =
         (0..100u32).flat_map(|i| [char::from(b'a' + ((i * i * 7 + i * 3) % 26) as u8), ' ']).collect();
     let text = trike.write("text.txt", (noise + &story.repeat(15)).repeat(3));

@@ -1,8 +1,8 @@
-//! What a wrong input is told: the exit status, and the words that say what is wrong and what to do.
+//! Messages for wrong input: the exit status, and the words that name the error and the remedy.
 
 use crate::harness::{Trike, text, tiny};
 
-/// A command line, its exit status, and what its message contains.
+/// A command line, its exit status, and parts of its message.
 type Case<'a> = (Vec<&'a str>, i32, &'a [&'a str]);
 
 #[test]

@@ -45,7 +45,7 @@ fn cached_models_are_listed_run_by_their_variants_and_removed() {
     );
     assert!(trike.fails(1, &["rm", "org/other"]).contains("org/other"));
     assert!(trike.fails(2, &["rm", "nothing"]).contains("expected org/name"));
-    // Nothing is removed without a word of the user, nor where one of several names is wrong.
+    // Nothing is removed without confirmation, nor if one of several names is wrong.
     let error = trike.fails(2, &["rm", "org/name"]);
     assert!(error.contains("org/name") && error.contains(&root) && error.contains("--yes"), "{error}");
     assert!(trike.fails(1, &["rm", "-y", "org/name", "org/other"]).contains("org/other"));
@@ -91,7 +91,7 @@ fn the_bundled_model_is_in_the_command() {
     assert_eq!(shown["parameters"], trike.json(&["show", &tiny(), "--json"])["parameters"]);
     let path = shown["path"].as_str().expect("a path").to_owned();
     assert!(path.starts_with(&trike.path("cache")), "{path}");
-    // A file that was cut is written again; where nothing can be written, the message names the folder.
+    // A truncated file is written again; if nothing can be written, the message names the folder.
     fs::write(Path::new(&path).join("model.safetensors"), "cut").unwrap();
     let story = trike.stdout(&["run", "-p", "Once", "-n", "4", "--temperature", "0"]);
     assert_eq!(story, trike.stdout(&["run", &tiny(), "Once", "-n", "4", "--temperature", "0"]));
@@ -99,7 +99,7 @@ fn the_bundled_model_is_in_the_command() {
     let output = trike.command(&["show"]).env("XDG_CACHE_HOME", &file).env("TMPDIR", &file).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write the bundled model"));
-    // A folder of that name comes first.
+    // A folder with that name takes precedence.
     trike.copy_model(&tiny(), "tiny");
     assert_eq!(trike.json(&["show", "tiny", "--json"])["path"], "tiny");
 }
@@ -112,7 +112,7 @@ fn known_models_have_names_that_the_commands_take() {
     assert!(models.len() >= 4);
     for model in models {
         let name = model["name"].as_str().expect("a name");
-        // Offline, a name of the hub is looked for in the cache; anything else is a path.
+        // Offline, a name of the hub is searched in the cache; anything else is a path.
         assert!(trike.fails(1, &["run", name, "x"]).contains("is not in"), "{name}");
         assert!(trike.stdout(&["list", "--known"]).contains(name));
     }

@@ -26,14 +26,14 @@ fn needles_are_looked_for_with_and_without_the_setting() {
     assert_eq!(count(&plain["all"]["prompts"]), 9 * (2 - count(&plain["guessed"])));
     assert!(plain["all"]["setting"].is_null(), "{plain}");
     assert_eq!(plain["depths"][8]["distance"], 0.0);
-    // So many selected keys that none is left out: the same answers.
+    // A selection of all keys: the same answers.
     let none = of(&["--keys", "signs", "--keys-top-k", "300"]);
     assert_eq!((&none["keys"], count(&none["keys_top_k"])), (&"signs".into(), 300));
     let (exact, setting) = (&none["all"]["exact"], &none["all"]["setting"]);
     assert_eq!(exact["found"], plain["all"]["exact"]["found"]);
     assert_eq!((&setting["found"], &setting["kept"]), (&exact["found"], &exact["found"]));
     assert_near!(setting["change"].as_f64().expect("a number"), 0.0, abs = 1e-4);
-    // Few keys of an int8 cache: other answers on the same prompts.
+    // Few keys and an int8 cache: other answers on the same prompts.
     let few = of(&["--keys", "signs", "--keys-top-k", "8", "--kv", "int8"]);
     assert_eq!((&few["exact_kv"], &few["kv"]), (&"f16".into(), &"int8".into()));
     assert_eq!(few["all"]["exact"]["gain"], plain["all"]["exact"]["gain"]);
@@ -42,7 +42,7 @@ fn needles_are_looked_for_with_and_without_the_setting() {
     let change = few["all"]["setting"]["change"].as_f64().expect("a number");
     assert_near!(change, gain(&few["all"]["setting"]) - gain(&few["all"]["exact"]), abs = 1e-9);
     assert_ne!(of(&["--seed", "1"])["all"], plain["all"], "other haystacks");
-    // A cache that forgets most of the haystack, on the same prompts.
+    // A cache that evicts most of the haystack, on the same prompts.
     let forgets = of(&["--kv-limit", "64"]);
     assert_eq!((&forgets["kv_limit"], &forgets["evict"]), (&64.into(), &"oldest".into()));
     assert_eq!(forgets["all"]["exact"]["gain"], plain["all"]["exact"]["gain"]);

@@ -1,4 +1,4 @@
-//! What commands write: over what stands there, two at once, on a full disk; and models that are truncated while they are used.
+//! Outputs of commands: over existing files, concurrently, on a full disk; and models truncated during use.
 
 use std::{
     fs,
@@ -32,7 +32,7 @@ fn an_output_goes_where_its_path_leads() {
     let at = |name: &str| format!("{dir}/{name}");
     for command in [&["logits", "-m", &model, "--ids", "1,2"][..], &["embed", &model, "Once"][..]] {
         let write = |path: &str| trike.stdout(&[command, &["-q", "-o", path]].concat());
-        // A file with permissions of its own, what earlier versions used as a temporary name, a link, and a link to nothing.
+        // A file with its own permissions, the temporary name of earlier versions, a link, and a dangling link.
         fs::write(at("old"), "old").unwrap();
         fs::set_permissions(at("old"), fs::Permissions::from_mode(0o640)).unwrap();
         fs::write(at("old.partial"), "mine").unwrap();
@@ -47,7 +47,7 @@ fn an_output_goes_where_its_path_leads() {
         }
         assert_eq!(Path::new(&at("old")).metadata().unwrap().permissions().mode() & 0o777, 0o640);
         assert_eq!(fs::read(at("old.partial")).unwrap(), b"mine");
-        // A pipe stays one, and its reader gets the bytes; so does the reader of stdout.
+        // A pipe remains a pipe, and its reader receives the bytes; so does the reader of stdout.
         pipe(&at("pipe"));
         let reader = std::thread::spawn({
             let path = at("pipe");
@@ -61,7 +61,7 @@ fn an_output_goes_where_its_path_leads() {
         assert!(shown.status.success() && shown.stdout.starts_with(&whole), "{command:?}");
         let error = trike.fails(1, &[command, &["-o", &dir]].concat());
         assert!(error.contains(&dir), "{error}");
-        // A disk that is full: nothing may grow.
+        // A full disk: no file can grow.
         let line = format!("ulimit -f 0; trap '' XFSZ; trike {} -q -o {}", command.join(" "), at("old"));
         let full = trike.shell(&line).output().unwrap();
         assert_eq!(full.status.code(), Some(1), "{}", utf8(full.stderr.clone()));
@@ -161,7 +161,7 @@ fn a_model_that_is_truncated_while_it_is_used_ends_with_a_sentence() {
     assert!(line.contains("answer"), "{line}");
     let file = format!("{packed}/model.safetensors");
     fs::File::options().write(true).open(&file).unwrap().set_len(4096).unwrap();
-    // It may have ended before the message is through.
+    // The process may exit before it has read the message.
     let _ = stdin.write_all(b"And then\n");
     drop(stdin);
     stdout.read_to_string(&mut line).unwrap();

@@ -1,4 +1,4 @@
-//! Where prompts come from, and what a text may be: `trike run` and `trike embed`.
+//! Sources of prompts, and constraints on texts: `trike run` and `trike embed`.
 
 use std::{
     io::Write,
@@ -49,7 +49,7 @@ fn a_prompt_is_the_same_from_everywhere() {
         .env("TRIKE_MODEL", &model)
         .output();
     assert_eq!(utf8(set.expect("it starts").stdout), want);
-    // Nothing to continue, and two things to continue.
+    // No prompt, and two prompts.
     assert!(trike.fails(2, &["run", &model]).contains("no prompt"));
     assert!(trike.fails(2, &["run", &model, "a", "-p", "b"]).contains("cannot be used with"));
     assert!(trike.fails(2, &["run", &model, "-m", &model, "-p", "b"]).contains("cannot be used with"));
@@ -73,7 +73,7 @@ fn minus_one_is_no_limit_and_a_random_seed() {
     let short = trike.json(&["run", "tiny", "Once", "--temperature", "0", "-c", "10", "--json"]);
     assert_eq!(short["finish"], "context");
     let tokens = |key: &str| short[key].as_array().expect("a list").len();
-    // The last token is chosen, and needs no place.
+    // The last token is not run, so it needs no position.
     assert_eq!(tokens("prompt_ids") + tokens("ids"), 11);
     assert!(trike.fails(2, &["run", "tiny", "Once", "-c", "9999"]).contains("--context"));
 }
@@ -139,7 +139,7 @@ fn a_prompt_cache_saves_reading() {
     assert_eq!(first["reused_tokens"], 0);
     let tokens = alone["prompt_ids"].as_array().expect("a list").len();
     assert_eq!(second["reused_tokens"], tokens - 1);
-    // What differs is said, and the cache is replaced; another file is not.
+    // The differing setting is reported, and the cache is replaced; another file is not.
     let changed = |more: &[&str], fact: &str| {
         let args = [&["run", "tiny", "Once upon a time there was", "--prompt-cache", &cache], &GREEDY[..]];
         let args = [&args.concat()[..], more].concat();

@@ -16,7 +16,7 @@ pub(crate) struct Bench {
     eval: String,
 }
 
-/// Tuning takes most of the time, and is left out where it is not what is tested.
+/// Tuning takes most of the time, and is skipped where it is not tested.
 fn untuned(more: &[&str]) -> &'static [&'static str] {
     if more.iter().any(|arg| arg.starts_with("--tune")) { &[] } else { &["--no-tune"] }
 }
@@ -30,7 +30,7 @@ impl Bench {
         Self { trike, model, tokenizer, calibration, eval }
     }
 
-    /// The same with a trained model, which loses more and can regain more than one that was made.
+    /// The same with a trained model, which loses and regains more than a random one.
     fn trained() -> Option<Self> {
         let trike = Trike::new();
         let stories = |rel: &str, n: usize| -> Option<String> {
@@ -56,14 +56,14 @@ impl Bench {
         args
     }
 
-    /// The arguments without a group and a text to measure on.
+    /// The arguments without a group and an evaluation text.
     pub(crate) fn bare(&self, out: &str, more: &[&str]) -> Vec<String> {
         let args = ["quantize", "-m", &self.model, "--tokenizer", &self.tokenizer, "-o", out, "--json"];
         let text = ["--calibration", &self.calibration];
         args.iter().chain(&text).chain(more).chain(untuned(more)).map(|&arg| arg.to_owned()).collect()
     }
 
-    /// A run without a text to measure on: its page and its report.
+    /// A run without an evaluation text: its page and its report.
     fn unasked(&self, name: &str, more: &[&str]) -> (String, Value) {
         let out = self.trike.path(name);
         let args = self.bare(&out, more);
@@ -71,7 +71,7 @@ impl Bench {
         (std::fs::read_to_string(format!("{out}/report.html")).unwrap(), report)
     }
 
-    /// A run without a group, measured on so many stories.
+    /// A run without a group, evaluated on `stories` stories.
     pub(crate) fn run_with(&self, name: &str, more: &[&str], stories: usize) -> Value {
         let text = std::fs::read_to_string(&self.eval).unwrap();
         let few: Vec<&str> = text.split("<|endoftext|>").take(stories).collect();
@@ -92,7 +92,7 @@ impl Bench {
     }
 }
 
-/// Options of a short run, and the tensors that it makes: the same in every test, whatever became of the run in between.
+/// Options of a short run, and its tensors: identical in every test, even after an interruption.
 const SHORT: [&str; 4] = ["--planes", "1", "--sequences", "6"];
 static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let bench = Bench::new();
@@ -105,7 +105,7 @@ fn ratio(report: &Value) -> f64 {
 }
 
 /// At every number of planes compensation loses less than rounding, and more planes lose less: in nats, because the ratio of
-/// perplexities on four stories has a standard error of 0.007. The result runs and is what the report says.
+/// perplexities on four stories has a standard error of 0.007. The result runs and matches the report.
 #[test]
 fn compensation_loses_less_than_rounding_and_planes_lose_less() {
     let Some(bench) = Bench::trained() else { return };
@@ -124,7 +124,7 @@ fn compensation_loses_less_than_rounding_and_planes_lose_less() {
         let out = bench.trike.path(&name);
         let saved: Value =
             serde_json::from_slice(&std::fs::read(format!("{out}/report.json")).unwrap()).unwrap();
-        // The printed object has the version of its fields, and is the saved one otherwise.
+        // The printed object equals the saved one, except for the schema version.
         let mut printed = report.clone();
         printed.as_object_mut().expect("an object").remove("schema_version");
         assert_eq!(saved, printed);
@@ -157,7 +157,7 @@ fn every_option_changes_the_model() {
     let bench = Bench::new();
     let weights = |name: &str| bench.weights(name);
     let (base, first) = (SHORT, &*WHOLE);
-    // The same again, on one thread, is the same to the last byte.
+    // A repetition, on one thread, is byte-identical.
     bench.run("again", &[&base[..], &["--threads", "1"]].concat());
     assert!(weights("again") == *first, "not the same bytes twice");
     for (i, more) in [
@@ -189,7 +189,7 @@ fn every_option_changes_the_model() {
     .enumerate()
     {
         let name = format!("other{i}");
-        // A later option of the same name wins only where it may be repeated: leave out what is given again.
+        // Most options must not be repeated: leave out those given again.
         let kept = base.chunks(2).filter(|pair| !more.contains(&pair[0])).flatten().copied();
         let mut args: Vec<&str> = kept.chain(more.iter().copied()).collect();
         let out = bench.trike.path(&name);
@@ -200,10 +200,10 @@ fn every_option_changes_the_model() {
             args.extend(["--group", "32"]);
         }
         all.extend(args);
-        // As the base, so that it is the option that makes the difference.
+        // The base run has the same, so that only the option makes the difference.
         all.extend(untuned(more));
         let (stdout, stderr) = bench.trike.both(&all);
-        // In so few steps tuning may gain nothing in some blocks: that, and nothing else, is said.
+        // In so few steps tuning may gain nothing in some blocks: only that may be reported.
         let some = more[0] == "--tune-block-epochs" && stderr.lines().count() == 1;
         let said = some && stderr.starts_with("tuning gained nothing in ");
         assert!(stderr.is_empty() || said, "{more:?}: {stderr}");
@@ -235,12 +235,12 @@ fn an_interrupted_run_goes_on_and_gives_the_same_model() {
     child.wait().unwrap();
     assert!(!std::path::Path::new(&out).exists(), "half a model");
     let kept = std::fs::metadata(&finished).unwrap().modified().unwrap();
-    // Other options start over, and the same ones go on.
+    // Other options start over, and the same ones resume.
     let report = bench.run("broken", &args);
     assert!(bench.weights("broken") == *WHOLE);
     assert_eq!(report["layers"].as_array().unwrap().len(), 35);
     assert!(kept < std::fs::metadata(&out).unwrap().modified().unwrap());
-    // A directory that is not one of ours is not removed.
+    // A directory not created by Trike is not removed.
     let mine = bench.trike.path("mine.partial");
     std::fs::create_dir(&mine).unwrap();
     let error = bench.trike.fails(2, &bench.args(&bench.trike.path("mine"), &args));
@@ -265,11 +265,11 @@ fn quality_is_measured_without_being_asked_on_text_that_was_held_out() {
     assert!(verdict.contains("held out from the calibration text"), "{verdict}");
     let figures = format!("ratio {:.4} ± {:.4}", ratio(&report), e["ratio_error"].as_f64().unwrap());
     assert!(verdict.contains(&figures), "{verdict}");
-    // What is asked first comes first.
+    // The most important information comes first.
     let at = |part: &str| page.find(part).unwrap_or_else(|| panic!("{part}"));
     assert!(at(verdict) < at("id=\"samples\"") && at("id=\"samples\"") < at("id=\"alternatives\""));
     assert!(at("id=\"alternatives\"") < at("id=\"layers\""));
-    // The command, with the paths as they were given, the version and the date.
+    // The command, with the paths as given, the version and the date.
     let command = report["command"].as_str().unwrap();
     assert!(command.starts_with("trike quantize -m ") && command.contains("--planes 2"), "{command}");
     let date = report["date"].as_str().unwrap();
@@ -286,7 +286,7 @@ fn quality_is_measured_without_being_asked_on_text_that_was_held_out() {
             "{sample}"
         );
     }
-    // Sizes without measuring, and no quality without it.
+    // Sizes are listed without measurement, quality is not.
     let alternatives = report["alternatives"].as_array().unwrap();
     let current: Vec<_> = alternatives.iter().filter(|a| a["current"] == true).collect();
     assert_eq!((current.len(), &current[0]["bytes"]), (1, &report["output_bytes"]));
@@ -294,7 +294,7 @@ fn quality_is_measured_without_being_asked_on_text_that_was_held_out() {
     assert!(three["kl"].is_null() && three["predicted_kl"].is_null(), "{three}");
     let (_, larger) = bench.unasked("two", &["--planes", "3", "--group", "32"]);
     assert_eq!(three["bytes"], larger["output_bytes"]);
-    // With a text to measure on, nothing is held out.
+    // With an evaluation text, nothing is held out.
     let given = bench.run("three", &["--planes", "2"]);
     assert_eq!(
         (&given["evaluation"]["source"], &given["calibration_sequences"]),
@@ -309,7 +309,7 @@ fn text_that_a_search_used_is_said_to_be_so() {
     let (page, report) = bench.unasked("searched", &more);
     assert_eq!(report["evaluation"]["searched"], true);
     assert!(page.contains("on which the precision of the layers was also chosen"));
-    // Without any wish it is a search for 2 %, of a few trials.
+    // By default it is a search for 2 %, with a few trials.
     let (_, wished) = bench.unasked("nothing", &["--sequences", "8", "--group", "64"]);
     assert_eq!(wished["planning"]["budget"], "a perplexity of at most 1.02 times the dense model's");
     let trials = wished["planning"]["trials"].as_array().unwrap();
@@ -322,7 +322,7 @@ fn text_that_a_search_used_is_said_to_be_so() {
     let said =
         wished["notes"].as_array().unwrap().iter().any(|note| note.to_string().contains("not reached"));
     assert_eq!(met, !said);
-    // A plan for bits leaves text that it did not see, if there is enough.
+    // A plan for bits leaves unused text for evaluation, if there is enough.
     let calibration = bench.trike.write("long.txt", stories(3, 300, 300));
     let out = bench.trike.path("fresh");
     let mut args =
@@ -332,7 +332,7 @@ fn text_that_a_search_used_is_said_to_be_so() {
     let fresh = bench.trike.json(&args.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(fresh["evaluation"]["searched"], false);
     assert!(fresh["evaluation"]["tokens"].as_u64().unwrap() >= 1000);
-    // Every uniform setting that was measured layer by layer has its estimate.
+    // Every uniform setting with sensitivities of all layers has its estimate.
     let alternatives = report["alternatives"].as_array().unwrap();
     let known = |a: &Value| a["predicted_kl"].as_f64().is_some_and(|kl| kl > 0.0);
     assert!(alternatives.iter().any(known), "{alternatives:?}");
@@ -353,7 +353,7 @@ fn text_in_a_language_that_the_model_does_not_know_is_said_to_be_so() {
     assert!(said(&bench, "german"));
 }
 
-/// A limit of the length of files stands for a full disk: blocks fit, and the model made of them does not.
+/// A file size limit simulates a full disk: blocks fit, but the assembled model does not.
 #[cfg(unix)]
 #[test]
 fn a_disk_that_is_full_leaves_finished_blocks() {
@@ -431,7 +431,7 @@ fn text_that_the_model_wrote_outlives_an_interruption() {
     assert_eq!(output.status.code(), Some(130), "{stderr}");
     assert_eq!(stderr, "interrupted: run the same command again to continue\n");
     let first = written().lines().next().unwrap().to_owned();
-    // A second run, which needs less, begins with that text and removes it at its end.
+    // A second, shorter run starts with that text and removes it at its end.
     let mut child =
         trike.command(&[&command[..], &["--sequences", "1", "--plain", "-q"]].concat()).spawn().unwrap();
     let mut kept = written();
@@ -506,8 +506,8 @@ fn without_a_text_the_model_writes_its_own_and_the_seed_says_which() {
         assert_eq!(report["calibration_sequences"], 1);
         assert_eq!(report["evaluation"]["source"], "generated");
         let sentence = report["verdict"]["sentence"].as_str().unwrap();
-        assert!(sentence.contains("wrote itself (other text may lose more)"), "{sentence}");
-        assert_eq!(report["evaluation"]["text"], "text that the dense model wrote itself");
+        assert!(sentence.contains("generated by the dense model (other text may lose more)"), "{sentence}");
+        assert_eq!(report["evaluation"]["text"], "text generated by the dense model");
         std::fs::read(format!("{out}/model.safetensors")).unwrap()
     };
     let first = weights("a", "1");
@@ -548,7 +548,7 @@ fn a_recovery_goes_on_where_tuning_ends() {
     let (page, report) = bench.unasked("recovered", &[&tuned[..], &["--recover", "0.3"]].concat());
     assert_eq!(report["tuned_model"]["after"], before["tuned_model"]["after"], "the same until then");
     let of = |field: &str| report["recovered"][field].as_f64().expect("a number");
-    // It starts with the tuned weights, and never loses.
+    // It starts with the tuned weights, and is never worse.
     let tuned = report["tuned_model"]["after"].as_f64().expect("a number");
     assert_near!(of("before"), tuned, rel = 1e-3);
     assert!(of("steps") > 0.0 && of("after") <= of("before") && of("seconds") >= 17.0, "{report}");

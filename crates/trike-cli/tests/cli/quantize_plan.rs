@@ -1,4 +1,4 @@
-//! `trike quantize` with budgets, plans, pruning, curves and its page; `trike edit`; what becomes of the result in other formats.
+//! `trike quantize` with budgets, plans, pruning, curves and its page; `trike edit`; conversion of the result to other formats.
 
 use std::{fs, path::Path};
 
@@ -11,10 +11,10 @@ use trike_testkit::{Rng, assert_close};
 
 use crate::harness::{Trike, text};
 
-/// Hidden and inner size of the small model: what every block of every format divides.
+/// Hidden and inner size of the small model: a multiple of the block size of every format.
 const WIDTH: usize = 256;
 
-/// A random dense model with one block, that needs no data of anybody's.
+/// A random dense model with one block, without external data.
 fn small(trike: &Trike) -> String {
     let path = trike.path("small");
     let config = json!({
@@ -61,7 +61,7 @@ fn a_model_without_a_tokenizer_is_not_measured_and_the_page_says_why() {
     assert!(fs::read_to_string(format!("{out}/report.html")).unwrap().contains("Quality was not measured"));
 }
 
-/// Equal but for the order of sums: a GGUF file of this architecture has the two halves of rotary pairs side by side.
+/// Equal up to the order of additions: a GGUF file of this architecture has adjacent rotary pairs.
 #[track_caller]
 fn near(got: &[f32], want: &[f32]) {
     assert_close(got, want, 2e-6);
@@ -74,7 +74,7 @@ fn one_plane_becomes_gguf_with_equal_logits() {
     let (out, _) = rounded(&trike, &model, "one", &["--planes", "1", "--group", "256"]);
     let ids = [1, 5, 9, 60];
     let (_, want) = trike.logits(&out, &ids, &[]);
-    // A type as the goal sets planes and groups, and says how the file is made.
+    // A type as the goal sets planes and groups, and the note says how to convert.
     let goal = trike.path("goal");
     let args = ["quantize", "-m", &model, "-o", &goal, "--method", "nearest", "--target", "tq2_0", "--json"];
     let (_, said) = trike.both(&args);
@@ -86,14 +86,14 @@ fn one_plane_becomes_gguf_with_equal_logits() {
         let report = trike.json(&["convert", &out, &gguf, "--to", target, "--json"]);
         assert_eq!(report["largest_change"], 0.0);
         near(&trike.logits(&gguf, &ids, &[]).1, &want);
-        // On the way back not a bit has changed.
+        // Converting back is bit-identical.
         let back = trike.path(&format!("{target}-back"));
         trike.json(&["convert", &gguf, &back, "--to", "trike", "--json"]);
         let weights =
             |dir: &str| HfDir::open(dir).unwrap().load("model.layers.0.self_attn.q_proj.weight").unwrap();
         assert_eq!(weights(&back).to_f32(), weights(&out).to_f32(), "{target}");
     }
-    // Smaller groups fit one of the two, and two planes neither.
+    // Smaller groups fit one of the two types, and two planes neither.
     let (fine, _) = rounded(&trike, &model, "fine", &["--planes", "1", "--group", "64"]);
     let gguf = trike.path("fine.gguf");
     trike.fails(1, &["convert", &fine, &trike.path("x.gguf"), "--to", "tq2_0"]);
@@ -167,7 +167,7 @@ fn edits_change_the_file_and_are_taken_back() {
         assert!(weights() == first && !Path::new(&format!("{out}/edits.json")).exists(), "{encoding}");
         let error = trike.fails(2, &["edit", &out, "--undo"]);
         assert!(error.contains("1 of 0"), "{error}");
-        // A journal of other weights than those that are there undoes nothing.
+        // A journal of other weights cannot be undone.
         let journal = format!("{out}/edits.json");
         trike.json(&["edit", &out, "-t", tensor, "--zero-row", "5", "--json"]);
         let older = fs::read(&journal).unwrap();
@@ -223,7 +223,7 @@ fn pages_have_every_section_and_plot_and_need_nothing_else() {
         assert!(page.contains(&format!("<h2 id=\"{section}\"")), "{section}");
     }
     let at = page.find("<figure id=\"plot-curve\"").unwrap();
-    // Rows of 172 weights are not made of blocks of 32: the other formats are absent.
+    // Rows of 172 weights are not multiples of 32: the other formats are absent.
     assert_eq!(page[at..].matches("<circle").count(), 5, "a point for each setting");
     // Every layer has a bar for its bits and its errors, and for its sensitivity.
     let bars = |section: &str, next: &str| {
@@ -244,7 +244,7 @@ fn pages_have_every_section_and_plot_and_need_nothing_else() {
     for l in report["layers"].as_array().unwrap() {
         assert!(page.contains(l["name"].as_str().unwrap()));
     }
-    // The budget is kept, and its plan gives the same model again.
+    // The budget is met, and its plan gives the same model again.
     let planned = |key: &str| -> f64 {
         report["layers"]
             .as_array()
@@ -278,7 +278,7 @@ fn other_formats_are_beside_trits_on_the_curve() {
     };
     assert_eq!(["Q8_0", "Q4_0", "Q4_K"].map(|name| point(name, "bits_per_weight")), [8.5, 4.5, 4.5]);
     assert!(point("Q8_0", "kl") < point("Q4_K", "kl") && point("Q4_K", "kl") < point("this model", "kl"));
-    // The tensors are those of the dense model but for the layers, whose 2,359,296 weights had two bytes: its embedding stays f16.
+    // All tensors but the layers are unchanged; the layers' 2,359,296 weights took two bytes each; the embedding stays f16.
     let before = report["input_bytes"].as_f64().unwrap();
     assert_eq!(point("Q4_0", "bytes"), before - 2_359_296.0 * (2.0 - 4.5 / 8.0));
     let page = fs::read_to_string(format!("{out}/report.html")).unwrap();
@@ -293,7 +293,7 @@ fn budgets_are_met_or_refused_with_the_nearest() {
     for (code, more, part) in [
         (1, &["--target", "0.5bpw"][..], "closest achievable"),
         (1, &["--target", "50kB"], "bytes"),
-        (1, &["--target", "0.1GB"], "the model as it is meets that"),
+        (1, &["--target", "0.1GB"], "the dense model already meets that"),
         (1, &["--target", "33bpw"], "no layer would become ternary"),
         (2, &["--target", "0.9x"], "closest achievable"),
         (2, &["--target", "0nats"], "more than 0"),
@@ -304,7 +304,7 @@ fn budgets_are_met_or_refused_with_the_nearest() {
         assert!(!Path::new(&out).exists() && !Path::new(&format!("{out}.plan")).exists(), "{more:?}");
     }
     bench.trike.fails(2, &bench.args(&out, &["--target", "3"]));
-    // What a GGUF type cannot hold is said before anything is measured.
+    // Violated constraints of a GGUF type are reported before anything is measured.
     for (more, part) in [
         (&["--target", "q2_0"][..], "--group"),
         (&["--target", "tq2_0", "--planes", "2"], "--planes"),
@@ -322,7 +322,7 @@ fn budgets_are_met_or_refused_with_the_nearest() {
         let error = bench.trike.fails(1, &args);
         assert!(error.contains(part), "{more:?}: {error}");
     }
-    // Bytes are kept to, and used.
+    // A budget of bytes is met, and used.
     let report = bench.run_with(
         "bytes",
         &["--target", "220kB", "--sequences", "4", "--planes", "3", "--group", "64"],
@@ -330,7 +330,7 @@ fn budgets_are_met_or_refused_with_the_nearest() {
     );
     let bytes = report["output_bytes"].as_u64().unwrap();
     assert!(bytes <= 220_000 && bytes > 210_000, "{bytes}");
-    // Layers that are left as they are count among the bits.
+    // Unchanged layers count among the bits.
     let kept = bench.run_with(
         "bits",
         &["--target", "10bpw", "--skip", "down_proj", "--sequences", "2", "--planes", "2", "--group", "64"],
@@ -341,7 +341,7 @@ fn budgets_are_met_or_refused_with_the_nearest() {
     let weights = sum(&|l| l["rows"].as_f64().unwrap() * l["cols"].as_f64().unwrap());
     let bits = 8.0 * sum(&|l| l["bytes"].as_f64().unwrap()) / weights;
     assert!(bits <= 10.0 && bits > 9.0, "{bits}");
-    // A plan alone is a file, and makes the same model.
+    // A plan alone is a file, and gives the same model.
     let path = bench.trike.path("plan.json");
     let args = bench.bare(
         &path,
@@ -352,7 +352,7 @@ fn budgets_are_met_or_refused_with_the_nearest() {
     let saved: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     assert_eq!(saved, outcome["plan"]);
     assert_eq!(fs::read(bench.trike.path("bytes/plan.json")).unwrap(), fs::read(&path).unwrap());
-    // A loose budget of quality: met on the text that was kept out, with less than the largest.
+    // A loose quality budget: met on held-out text, with less than the largest size.
     let report = bench.run_with(
         "quality",
         &["--target", "0.002nats", "--sequences", "8", "--planes", "3", "--group", "64"],

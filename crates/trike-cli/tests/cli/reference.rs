@@ -8,7 +8,7 @@ const PAGE: &str = "docs/src/cli.md";
 /// The one definition of the fields.
 const FIELDS: &str = include_str!("../../src/json.txt");
 const START: &str = "## Reference\n";
-/// Set to write the page in place of comparing it.
+/// Set to write the page instead of comparing it.
 const UPDATE: &str = "UPDATE_REFERENCE";
 const COMMANDS: [&str; 19] = [
     "run",
@@ -32,7 +32,7 @@ const COMMANDS: [&str; 19] = [
     "man",
 ];
 
-/// The fields of a command's JSON: path, whether it is always there, meaning.
+/// The fields of a command's JSON: path, whether it is always present, meaning.
 pub(crate) fn fields(command: &str) -> Vec<(String, bool, String)> {
     let start = format!("# {command}");
     let lines = FIELDS.lines().skip_while(|line| *line != start).skip(1).take_while(|line| !line.is_empty());

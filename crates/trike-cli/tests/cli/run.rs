@@ -151,7 +151,7 @@ fn the_environment_names_options_and_the_command_line_wins() {
     assert_eq!(numbers(&run(&["-n", "2"])["ids"]).len(), 2);
 }
 
-/// A run that would go on for ever.
+/// A run without an end.
 fn endless(trike: &Trike) -> Child {
     let model = tiny();
     let args = ["run", "-m", &model, "-p", "Once upon a time", "--temperature", "0", "--window", "64"];

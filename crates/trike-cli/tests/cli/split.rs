@@ -1,5 +1,5 @@
-//! `--device` with a list: the layers of a model on two devices. The software driver is both, each time with a queue and memory of
-//! its own.
+//! `--device` with a list: the layers of a model on two devices. The software driver serves as both, each with its own queue and
+//! memory.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::{
     harness::{Trike, tiny},
 };
 
-/// The software driver and the number after it, which is its second client.
+/// The software driver opened twice: its number, and the next one.
 fn pair() -> Option<[String; 2]> {
     let first = software()?;
     let (runtime, index) = first.split_once(':').expect("a number");
@@ -16,7 +16,7 @@ fn pair() -> Option<[String; 2]> {
     Some([first.to_owned(), format!("{runtime}:{}", index + 1)])
 }
 
-/// Layers and columns of the model that every test runs.
+/// Layers and width of the model of every test.
 fn sizes() -> (u64, u64) {
     let config = std::fs::read(std::path::Path::new(&tiny()).join("config.json")).expect("a file");
     let config: Value = serde_json::from_slice(&config).expect("JSON");
@@ -36,7 +36,7 @@ fn a_text_from_two_devices_is_that_from_one() {
     assert_eq!((&one["ids"], &one["text"]), (&two["ids"], &two["text"]));
     let of = |json: &Value, name: &str| json[name].as_u64().unwrap_or_else(|| panic!("{name}: {json}"));
     let count = |name: &str| two[name].as_array().expect("a list").len() as u64;
-    // The residual stream of each token crosses once, that of the prompt at once; the last token is not run.
+    // The residual stream of each token is transferred once, that of the prompt at once; the last token is not run.
     let (_, hidden) = sizes();
     let device = &two["device"];
     let tokens = count("prompt_ids") + count("ids") - 1;
@@ -54,12 +54,12 @@ fn a_text_from_two_devices_is_that_from_one() {
     for name in ["peak_bytes", "uploads", "uploaded_bytes", "read_backs", "read_bytes", "transferred_bytes"] {
         assert_eq!(each.iter().map(|used| of(used, name)).sum::<u64>(), of(device, name), "{name}");
     }
-    // Only the second reads logits back, and only it receives.
+    // Only the second device reads logits back, and only it receives transfers.
     assert_eq!((of(&each[0], "read_backs"), of(&each[0], "transfers")), (0, 0));
     assert_eq!(of(&each[1], "read_backs"), count("ids"));
     assert_eq!(one["device"]["devices"], Value::Null);
     assert_eq!(of(&one["device"], "transfers"), 0);
-    // The environment takes a list too, with counts.
+    // The environment variable accepts a list too, with counts.
     let (layers, _) = sizes();
     let mut command = trike.command(&args);
     let uneven = format!("{first}={},{second}=1", layers - 1);
@@ -131,7 +131,7 @@ fn the_plan_of_two_devices_adds_up() {
     let of = |json: &Value, name: &str| json[name].as_u64().unwrap_or_else(|| panic!("{name}: {json}"));
     let sum = |name: &str| each.iter().map(|device| of(device, name)).sum::<u64>();
     assert_eq!((each.len(), sum("layers"), of(&each[1], "first_layer")), (2, layers, of(&each[0], "layers")));
-    // Keys and values of each layer are on one device; weights too, but for a tied embedding.
+    // Keys and values of each layer are on one device; weights too, except a tied embedding.
     assert_eq!(sum("cache"), of(&plan, "cache"));
     assert!(sum("weights") >= of(&plan, "weights"), "{plan}");
     for device in each {
@@ -142,7 +142,7 @@ fn the_plan_of_two_devices_adds_up() {
     for part in ["layers", "0-0", &format!("1-{}", layers - 1), &first, &second] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    // The plan is near what a run takes.
+    // The plan is close to the memory of a run.
     let args = ["run", "-m", &tiny(), "-p", "x", "--kv", "f16", "--json", "-q", "--device", &list];
     let used = trike.json(&args);
     for (device, planned) in used["device"]["devices"].as_array().expect("two").iter().zip(each) {
@@ -169,7 +169,7 @@ fn lists_that_cannot_be_are_refused() {
         assert!(error.contains(part), "{list}: {error}");
     }
     let Some([first, second]) = pair() else { return };
-    // One of the list is not there.
+    // One device of the list is missing.
     for list in [format!("{first},wgpu:4242"), format!("wgpu:4242,{first}")] {
         for command in [&run[..], &["inspect", &tiny(), "--memory", "--device"]] {
             let error = trike.fails(2, &[command, &[&list]].concat());
@@ -179,7 +179,7 @@ fn lists_that_cannot_be_are_refused() {
             );
         }
     }
-    // Counts that are not those of the model.
+    // Layer counts that do not match the model.
     let (layers, _) = sizes();
     let list = format!("{first}=1,{second}={layers}");
     let error = trike.fails(1, &[&run[..], &[&list]].concat());

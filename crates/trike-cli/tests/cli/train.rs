@@ -4,7 +4,7 @@ use std::{path::Path, process::Stdio, thread::sleep, time::Duration};
 
 use crate::harness::{Trike, tiny};
 
-/// Stories to learn from.
+/// Training stories.
 fn stories(trike: &Trike) -> String {
     let story = |i: usize| {
         let animal = ["cat", "dog", "bird", "fish", "frog"][i % 5];
@@ -36,7 +36,7 @@ fn a_model_is_trained_and_runs() {
     assert!(story.starts_with("Once upon a time"), "{story}");
     let again = trike.fails(2, &run);
     assert!(again.contains("contains a model"), "{again}");
-    // The configuration that it wrote is one that it reads.
+    // The written configuration can be read again.
     let config = format!("{out}/run.toml");
     let other = trike.path("other");
     let report = trike.json(&["train", &config, "-o", &other, "--json"]);
@@ -72,12 +72,12 @@ fn what_is_missing_or_wrong_is_said_with_the_option() {
     assert!(trike.fails(2, &["train"]).contains("--from"));
 }
 
-/// Killed at moments that no step or checkpoint chooses, a run ends with the same weights.
+/// A run killed at arbitrary moments ends with the same weights.
 #[test]
 fn a_run_that_is_killed_again_and_again_ends_with_the_same_weights() {
     let trike = Trike::new();
     let (model, data) = (tiny(), stories(&trike));
-    // A checkpoint after every step: many moments are inside one.
+    // A checkpoint after every step, so that many kills are within one.
     let config = trike.write("run.toml", "save_steps = 1\neval_steps = 20\n");
     let run = |out: &str| -> Vec<String> {
         let more = ["--steps", "30", "--quiet"];

@@ -9,9 +9,9 @@ use super::{Haystack, NeedleOptions};
 /// An answer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reply {
-    /// Tokens of the greedy continuation before the first that is not the answer's.
+    /// Length of the matching prefix of the greedy continuation and the answer, in tokens.
     pub(super) tokens: usize,
-    /// Mean log-probability of the answer's tokens, or its gain by the needle.
+    /// Mean log-probability of the answer's tokens, or its increase due to the needle.
     pub(super) nats: f64,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Trial {
     pub(super) setting: Option<Reply>,
 }
 
-/// Result of a needle test: of each haystack, one prompt per depth and one without the needle.
+/// Result of a needle test: for each haystack, one prompt per depth and one without the needle.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NeedleScore {
     /// Tokens of every prompt.
@@ -39,8 +39,8 @@ pub struct NeedleScore {
     pub haystacks: usize,
     /// Mean number of tokens of a needle.
     pub needle_tokens: f64,
-    /// Needles that are found in prompts without them, with exact attention or with the setting. They can be guessed, and are not
-    /// counted where needles are found.
+    /// Needles whose answer is given without them in the prompt, with exact attention or with the setting. They are guessable, and
+    /// are excluded from the found ones.
     pub guessed: usize,
     /// By depth, in the order of [`NeedleOptions::DEPTHS`].
     pub depths: Vec<NeedleDepth>,
@@ -55,15 +55,15 @@ pub struct NeedleDepth {
     pub depth: f64,
     /// Mean number of tokens between the needle and the question.
     pub distance: f64,
-    /// The figures.
+    /// The figures at this depth.
     #[serde(flatten)]
     pub figures: NeedleFigures,
 }
 
-/// Answers of exact attention, and of a setting beside it.
+/// Answers with exact attention, and with the compared setting.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NeedleFigures {
-    /// Number of prompts whose needle cannot be guessed.
+    /// Number of prompts with needles that are not guessable.
     pub prompts: usize,
     /// Attention to all keys, cached in the model's default precision.
     pub exact: NeedleAnswers,
@@ -74,12 +74,12 @@ pub struct NeedleFigures {
 /// Answers to questions whose needle is in the prompt.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NeedleAnswers {
-    /// Needles found that cannot be guessed: the first [`NeedleOptions::FOUND_TOKENS`] tokens of the greedy continuation are those of the
-    /// answer.
+    /// Needles found, guessable ones excluded: the greedy continuation starts with the first [`NeedleOptions::FOUND_TOKENS`] tokens
+    /// of the answer.
     pub found: usize,
-    /// Mean number of tokens of the greedy continuation before the first that is not the answer's.
+    /// Mean length of the matching prefix of the greedy continuation and the answer, in tokens.
     pub tokens: f64,
-    /// Mean gain of the answer's log-probability by the needle, against the prompt without it, in nats per token.
+    /// Mean increase of the answer's log-probability due to the needle, compared with the prompt without it, in nats per token.
     pub gain: f64,
     /// Standard error of [`gain`](Self::gain), for independent haystacks; `None` for a single one.
     pub gain_error: Option<f64>,
@@ -91,16 +91,16 @@ pub struct NeedleSetting {
     /// The answers.
     #[serde(flatten)]
     pub answers: NeedleAnswers,
-    /// Needles found of those that exact attention found.
+    /// Needles found with both exact attention and the setting.
     pub kept: usize,
-    /// Mean difference of the gain from exact attention's, in nats per token; below 0 when the setting finds less.
+    /// Mean difference of the gain from that of exact attention, in nats per token; negative when the setting is worse.
     pub change: f64,
     /// Standard error of [`change`](Self::change), from the differences on the same prompts; `None` for a single haystack.
     pub change_error: Option<f64>,
 }
 
 impl NeedleScore {
-    /// Of the trials of each haystack, one per depth, and of the answers without the needle.
+    /// Aggregates the trials of each haystack, one per depth, and the answers without the needle.
     pub(super) fn new(all: &[Haystack], rows: &[Vec<Trial>], guesses: &[(Reply, Option<Reply>)]) -> Self {
         let is_guessed = |&(exact, setting): &(Reply, Option<Reply>)| {
             exact.is_found() || setting.is_some_and(Reply::is_found)
@@ -124,7 +124,7 @@ impl NeedleScore {
 
 impl NeedleFigures {
     fn new(rows: &[Vec<Trial>], guessed: &[bool], depths: Range<usize>) -> Self {
-        // One list per haystack: prompts of the same haystack are not independent.
+        // Grouped by haystack: prompts of the same haystack are not independent.
         let replies = |of: fn(&Trial) -> Option<Reply>| -> Option<Vec<Vec<Reply>>> {
             rows.iter().map(|row| row[depths.clone()].iter().map(of).collect()).collect()
         };
@@ -165,7 +165,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
     sum / count.max(1) as f64
 }
 
-/// The mean, and its standard error from the spread of the values; a single value has none.
+/// The mean, and its standard error from the sample variance; `None` for a single value.
 fn mean_and_error(values: &[f64]) -> (f64, Option<f64>) {
     let (n, mean) = (values.len() as f64, mean(values.iter().copied()));
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();

@@ -6,28 +6,28 @@ use trike_llm::{STORY_MARK, tokenizer::Tokenizer};
 use super::NeedleOptions;
 use crate::EvalError;
 
-/// Smallest and largest numbers of tokens of a needle; it also has at most an eighth of the context.
+/// Minimum and maximum numbers of tokens of a needle; at most an eighth of the context.
 const SHORTEST: usize = 8;
 const LONGEST: usize = 64;
-/// Share of the context that a needle may have.
+/// Inverse of the maximum fraction of the context that a needle may take.
 const SHARE: usize = 8;
-/// Places that are tried for a haystack before another needle is taken.
+/// Positions tried for a haystack before another needle is chosen.
 const TRIES: usize = 8;
-/// Needles that are tried in a row, so that a long text in which all sentences begin alike is refused soon.
+/// Maximum number of needles that fail in a row, so that a long text in which all sentences begin alike is refused quickly.
 const MOST_FAILED: usize = 1000;
 
-/// What ends a sentence if white space follows.
+/// Sentence terminators if followed by white space.
 const STOPS: [&str; 4] = [".", "!", "?", "\u{2026}"];
-/// What ends a sentence whatever follows.
+/// Sentence terminators regardless of what follows.
 const FULL_STOPS: [&str; 3] = ["\u{3002}", "\u{ff01}", "\u{ff1f}"];
-/// What may stand between the end of a sentence and the white space.
+/// Characters allowed between a terminator and the white space.
 const CLOSERS: [&str; 8] = ["\"", "'", ")", "]", "\u{201d}", "\u{2019}", "\u{300d}", "\u{300f}"];
 
-/// A stretch of a text, the haystack, and a sentence from elsewhere in the same text, the needle. The first half of the needle occurs
-/// nowhere in the haystack.
+/// A passage of a text, the haystack, and a sentence from elsewhere in the same text, the needle. The first half of the needle does
+/// not occur in the haystack.
 ///
-/// Every prompt has as many tokens as the context and ends with a repetition of the needle: its first half is the question, the rest
-/// the answer.
+/// Every prompt has as many tokens as the context and ends with a repetition of the needle: its first half is the question, the
+/// second half the answer.
 ///
 /// ```
 /// use trike_eval::{NeedleOptions, haystacks};
@@ -49,10 +49,10 @@ const CLOSERS: [&str; 8] = ["\"", "'", ")", "]", "\u{201d}", "\u{2019}", "\u{300
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Haystack {
     bos: Option<u32>,
-    /// The text of the control; a needle takes the place of as many tokens at its start.
+    /// The text of the control; a needle replaces the same number of tokens at its start.
     text: Vec<u32>,
     needle: Vec<u32>,
-    /// Places for the needle in the text without these tokens: its start, the starts of sentences, and its end.
+    /// Candidate positions of the needle in the text without these tokens: its start, the starts of sentences, and its end.
     places: Vec<usize>,
 }
 
@@ -62,18 +62,18 @@ impl Haystack {
         &self.needle
     }
 
-    /// The first half of the needle, with which every prompt ends; at least 4 tokens.
+    /// The first half of the needle, the question at the end of every prompt; at least 4 tokens.
     pub fn question(&self) -> &[u32] {
         &self.needle[..self.needle.len() / 2]
     }
 
-    /// The rest of the needle, which is to be found; at least 4 tokens.
+    /// The second half of the needle, the expected answer; at least 4 tokens.
     pub fn answer(&self) -> &[u32] {
         &self.needle[self.needle.len() / 2..]
     }
 
-    /// The haystack with the needle at the start of the sentence nearest to `depth`, 0 for the start of the haystack and 1 for its end,
-    /// then question and answer; and the number of tokens between the needle and the question.
+    /// The haystack with the needle inserted at the start of the sentence nearest to `depth`, 0 for the start of the haystack and 1
+    /// for its end, then question and answer; and the number of tokens between the needle and the question.
     pub fn with_needle(&self, depth: f64) -> (Vec<u32>, usize) {
         let text = &self.text[self.needle.len()..];
         let wanted = depth.clamp(0.0, 1.0) * text.len() as f64;
@@ -83,7 +83,7 @@ impl Haystack {
         (self.prompt(&[before, &self.needle, after]), after.len())
     }
 
-    /// More of the text instead of the needle, then question and answer: what can be guessed.
+    /// The control: more of the text in place of the needle, then question and answer, to measure guessing.
     pub fn control(&self) -> Vec<u32> {
         self.prompt(&[&self.text])
     }
@@ -92,7 +92,7 @@ impl Haystack {
         self.bos.into_iter().chain(parts.concat()).chain(self.needle.iter().copied()).collect()
     }
 
-    /// Whether the question has one continuation in all prompts: that of the needle.
+    /// Whether the question occurs only in the needle, so that its continuation is unambiguous.
     fn is_clear(&self) -> bool {
         let count = |ids: &[u32]| {
             ids.windows(self.question().len()).filter(|&ids| ids == self.question()).take(3).count()
@@ -102,8 +102,8 @@ impl Haystack {
     }
 }
 
-/// At most [`NeedleOptions::haystacks`] haystacks from a text, for prompts of [`NeedleOptions::context`] tokens, at most and by default
-/// `context`. No two have the same needle, and the same seed gives the same haystacks. `<|endoftext|>` marks are left out.
+/// At most [`NeedleOptions::haystacks`] haystacks from a text, for prompts of [`NeedleOptions::context`] tokens (default and
+/// maximum: `context`). No two have the same needle, and the same seed gives the same haystacks. `<|endoftext|>` marks are removed.
 ///
 /// # Errors
 ///
@@ -178,7 +178,7 @@ pub fn haystacks(
     Ok(found)
 }
 
-/// The tokens with which sentences and lines start, and the number of tokens.
+/// The token indices at which sentences and lines start, and the number of tokens.
 fn sentence_starts(tokenizer: &Tokenizer, ids: &[u32]) -> Result<Vec<usize>, EvalError> {
     let mut bytes = Vec::new();
     let mut ends = Vec::with_capacity(ids.len());
@@ -207,7 +207,7 @@ fn is_start(before: &[u8], after: &[u8]) -> bool {
     ends(sentence, &STOPS) && next.is_ascii_whitespace() || ends(sentence, &FULL_STOPS) && !closes(after)
 }
 
-/// A generator of random numbers that are the same on every platform.
+/// A random number generator with the same output on every platform.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn random_numbers_are_the_published_ones() {
-        // SplitMix64 from the state 0 begins with 0xE220A8397B1DCDAF.
+        // The first output of SplitMix64 from state 0 is 0xE220A8397B1DCDAF.
         assert_eq!(SplitMix64(0).below(256), 0xE2);
         let mut rng = SplitMix64(3);
         let mut counts = [0; 3];

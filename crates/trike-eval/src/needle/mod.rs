@@ -1,4 +1,4 @@
-//! Whether a model finds a sentence again that stands far back in its context, and what a setting costs there.
+//! Needle-in-a-haystack test: retrieval of a sentence from far back in the context, and the loss due to a KV cache setting.
 
 mod figures;
 mod haystack;
@@ -26,14 +26,14 @@ pub use haystack::{Haystack, haystacks};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NeedleOptions {
-    /// Maximum number of haystacks, 16 by default; a short text gives fewer.
+    /// Maximum number of haystacks, 16 by default; a short text yields fewer.
     pub haystacks: usize,
-    /// Tokens of a prompt, at least 64 and at most the model's context length, which is the default.
+    /// Tokens per prompt, at least 64; the default and maximum is the model's context length.
     pub context: Option<usize>,
     /// RNG seed of the haystacks; 0 by default.
     pub seed: u64,
-    /// The measured KV cache. Its selection of keys is that of the tokens of question and answer, its selection for prompts that of the
-    /// other tokens.
+    /// The measured KV cache. Its key selector applies to the tokens of question and answer, its selection for prompts to all
+    /// others.
     pub kv: KvOptions,
 }
 
@@ -44,9 +44,9 @@ impl Default for NeedleOptions {
 }
 
 impl NeedleOptions {
-    /// The depths of a needle, as fractions of the haystack before it.
+    /// Depths of the needle, as fractions of the haystack before it.
     pub const DEPTHS: [f64; 9] = [0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0];
-    /// First tokens of an answer that must be right for a needle to be found.
+    /// Number of initial answer tokens that must match for a needle to count as found.
     pub const FOUND_TOKENS: usize = 4;
 
     /// Sets [`haystacks`](Self::haystacks).
@@ -74,18 +74,19 @@ impl NeedleOptions {
     }
 }
 
-/// Exact attention, or the setting that is compared with it.
+/// Exact attention, or the setting compared with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Exact,
     Setting,
 }
 
-/// Runs the first so many tokens as a prompt and the others one by one, and passes on the positions and logits of the latter.
+/// Prefills the first `prompt` tokens, decodes the rest token by token, and calls `on_row` with their positions and logits.
 type Run<'a> = dyn FnMut(Side, &[u32], usize, &mut dyn FnMut(usize, &[f32])) -> Result<(), EvalError> + 'a;
 
-/// Hides sentences of `text` in stretches of it, at several depths of the context, and measures whether the model continues their first
-/// halves, with exact attention and with the KV cache of `options`. `progress` is called with the prompts done and in total.
+/// Inserts sentences of `text` into passages of it, at several depths of the context, and measures whether the model completes
+/// their first halves, with exact attention and with the KV cache of `options`. `progress` is called with the prompts done and in
+/// total.
 ///
 /// ```
 /// use trike_eval::{NeedleOptions, find_needles};
@@ -109,7 +110,7 @@ type Run<'a> = dyn FnMut(Side, &[u32], usize, &mut dyn FnMut(usize, &[f32])) -> 
 ///
 /// # Errors
 ///
-/// Those of [`haystacks()`], [`LlmError::NoTokenizer`](trike_llm::LlmError::NoTokenizer), and as [`Model::logits_in`].
+/// Errors of [`haystacks()`], [`LlmError::NoTokenizer`](trike_llm::LlmError::NoTokenizer), and as [`Model::logits_in`].
 pub fn find_needles(
     model: &dyn Model,
     text: &str,
@@ -121,7 +122,7 @@ pub fn find_needles(
     let same_precision = kv.precision.is_none_or(|precision| precision == default);
     let same_prompt = same_precision && kv.prompt_keys.is_all() && kv.limit.is_none() && kv.window.is_none();
     let is_exact = same_prompt && kv.keys.is_all();
-    // Where prompts are read alike, the setting continues the one that exact attention has read.
+    // If both prefill identically, the setting reuses the session of exact attention.
     let mut sessions = [Session::default(), Session::default()];
     let own = usize::from(!same_prompt);
     let mut run: Box<Run<'_>> = Box::new(|side, ids, prompt, on_row| {
@@ -135,7 +136,7 @@ pub fn find_needles(
     measure(&all, !is_exact, &mut *run, progress)
 }
 
-/// Puts all questions with exact attention and, if there is one, with the setting.
+/// Asks all questions with exact attention and, if there is one, with the setting.
 fn measure(
     all: &[Haystack],
     has_setting: bool,
@@ -155,7 +156,7 @@ fn measure(
     let mut guesses = Vec::with_capacity(all.len());
     for haystack in all {
         let guess = both(&haystack.control(), haystack)?;
-        // From the end: the prompts have the text before the needle in common, which is read once.
+        // Deepest first: consecutive prompts share the text before the needle, which is prefilled once.
         let trial = |&depth: &f64| -> Result<Trial, EvalError> {
             let (ids, distance) = haystack.with_needle(depth);
             let (exact, setting) = both(&ids, haystack)?;
@@ -185,7 +186,7 @@ fn ask(side: Side, ids: &[u32], haystack: &Haystack, run: &mut Run<'_>) -> Resul
         }
         let next = ids[i + 1] as usize;
         reply.nats += f64::from(row[next]) - log_sum_exp(row);
-        // The tokens of a greedy continuation are those of the answer until one differs.
+        // The greedy continuation matches the answer up to the first different token.
         if reply.tokens == i + 1 - first && best(row) == next {
             reply.tokens += 1;
         }

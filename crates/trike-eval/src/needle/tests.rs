@@ -1,16 +1,16 @@
-//! A needle test of models whose answers are known.
+//! Needle tests of models whose answers are known.
 
 use trike_llm::tokenizer::Tokenizer;
 use trike_testkit::assert_near;
 
 use super::*;
 
-/// Size of the vocabulary, that of the bundled model.
+/// Vocabulary size of the bundled model.
 const VOCAB: usize = 512;
-/// Logit of a token that was found again.
+/// Logit of a retrieved token.
 const SURE: f32 = 20.0;
 
-/// The bundled tokenizer, with BOS as its model has it.
+/// The bundled tokenizer, with BOS as in its model.
 fn tokenizer() -> Tokenizer {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny/tokenizer.json");
     let tokenizer = Tokenizer::open(path).and_then(|tokenizer| tokenizer.with_special(Some(1), vec![2]));
@@ -25,8 +25,8 @@ fn some(options: &NeedleOptions) -> Vec<Haystack> {
     haystacks(&tokenizer(), &days(120), VOCAB, options).expect("haystacks")
 }
 
-/// The logits of a model that continues the text since the question as it was continued the last time, if that began at most `reach`
-/// tokens ago; otherwise all tokens are equally probable.
+/// Logits of a model that repeats the previous continuation of the question if that began at most `reach` tokens ago; otherwise
+/// they are uniform.
 fn copying(reach: usize, ids: &[u32], prompt: usize, on_row: &mut dyn FnMut(usize, &[f32])) {
     for i in prompt..ids.len() {
         let text = &ids[prompt..=i];
@@ -120,7 +120,7 @@ fn prompts_have_the_needle_once_at_its_depth() {
             assert_eq!(prompt[0], control[0], "BOS");
             let place = 300 - 2 * needle.len() - distance;
             assert_eq!(places(&prompt, needle), [place, 300 - needle.len()]);
-            // No further from the depth than half the longest sentence.
+            // At most half the longest sentence away from the depth.
             let wanted = 1 + (depth * room as f64).round() as usize;
             assert!(place.abs_diff(wanted) <= 18, "{place} {wanted}");
             assert!(depth != 0.0 || place == 1);

@@ -1,4 +1,4 @@
-//! Scores of real models against numbers that other implementations printed.
+//! Scores of real models compared with the output of other implementations.
 
 use std::path::Path;
 
@@ -53,7 +53,7 @@ fn the_nll_golden() {
     assert_near!(nll, 54.404121, rel = 1e-4, "over {} tokens", got.tokens);
 }
 
-/// The bundled model, against numbers that numpy printed.
+/// The bundled model, compared with output of NumPy.
 #[test]
 fn the_score_of_tiny_is_numpys() {
     let golden = golden();

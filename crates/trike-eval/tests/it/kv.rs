@@ -30,7 +30,7 @@ fn quiet() -> impl FnMut(usize, usize) {
     |done, total| assert!(done <= total)
 }
 
-/// The mean divergence of the model with a cache from its default, on the text that it samples.
+/// Mean divergence of the model with a cache from the default cache, on text sampled from the model.
 fn own_divergence(model: &dyn Model, options: &ChooseKv, kv: KvPrecisions) -> f64 {
     let start = model.tokenizer().unwrap().bos().expect("a BOS");
     let sampler = SamplerConfig::default().with_temperature(1.0).with_seed(options.seed);
@@ -71,7 +71,7 @@ fn a_choice_keeps_its_bound_and_is_the_same_each_time() {
     }
 }
 
-/// The bound is on the model's own text; the promise is about other text.
+/// The bound is checked on the model's own text, but should hold on other text.
 #[test]
 fn the_bound_holds_on_text_that_the_model_has_not_seen() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -95,7 +95,7 @@ fn the_bound_holds_on_text_that_the_model_has_not_seen() {
     }
 }
 
-/// Each range has its tokens and no others, and together they are all.
+/// Each range covers exactly its tokens, and together they cover all.
 #[test]
 fn figures_by_position_are_those_of_their_tokens() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -162,7 +162,7 @@ fn options_and_backends_are_refused() {
         let error = refused(options);
         assert!(matches!(&error, EvalError::Option(option) if option.field() == field), "{error}");
     }
-    // As many tokens as the context has.
+    // The maximum number of tokens: the context length.
     let long = choose_kv(&model, &options.with_tokens(usize::MAX), &mut quiet()).expect("a choice");
     assert_eq!(long.tokens, model.decoder().spec().context);
 
@@ -177,7 +177,7 @@ fn options_and_backends_are_refused() {
     assert!(matches!(error, LlmError::Nn(NnError::MixedCaches { .. })), "{error}");
 }
 
-/// A bounded cache or a window costs nothing up to the bound, and the comparison shows what it costs beyond.
+/// A bounded cache or a window has no loss up to the bound, and the comparison shows its loss beyond.
 #[test]
 fn a_comparison_shows_what_a_bound_costs() {
     let model = model(1);

@@ -1,6 +1,6 @@
-//! Measurements of models, against numbers of other implementations and sums by hand.
+//! Measurements of models, compared with other implementations and manual sums.
 //!
-//! One binary for all files: each further one is linked anew.
+//! All files are in one binary, since each further one would be linked separately.
 
 mod golden;
 mod kv;

@@ -1,4 +1,4 @@
-//! Measurements of models as objects, on the bundled model.
+//! Measurements of the bundled model as a trait object.
 
 use trike_eval::{
     EvalError, Question, ScoreOptions, answer,
@@ -15,7 +15,7 @@ fn tiny() -> ModelFile {
     ModelFile::open(trike_testkit::tiny()).expect("the bundled model")
 }
 
-/// The model as it runs by default, and with activations that are not rounded.
+/// The model with its default activations, and with f32 activations.
 fn both() -> [Box<dyn Model>; 2] {
     let file = tiny();
     let exact = LoadOptions::default().with_activations(ActivationPrecision::F32);
@@ -84,7 +84,7 @@ fn a_benchmark_measures_every_depth_up_to_the_context() {
         let rows: Vec<_> = report.rows.iter().map(|row| (row.kind, row.tokens, row.depth)).collect();
         let deep = context - 3;
         assert_eq!(rows, [("prefill", 3, 0), ("decode", 2, 0), ("prefill", 3, deep), ("decode", 2, deep)]);
-        // What attention reads is counted.
+        // Bytes read by attention are included.
         assert!(report.rows[3].bytes_per_token > report.rows[1].bytes_per_token);
     }
     let refused = bench::run(&mut *model, &options.with_depths([context - 2]), &mut |_, _| ())

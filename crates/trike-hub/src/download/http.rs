@@ -43,7 +43,7 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Endpoint, credentials and timeouts as the variables say.
+    /// Endpoint, credentials and timeouts from the environment variables.
     pub(crate) fn of(variables: &Variables) -> Result<Self, HubError> {
         let url = variables.get("HF_ENDPOINT").map(|url| url.to_string_lossy().into_owned());
         let url = url.unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());

@@ -92,7 +92,7 @@ pub(crate) fn download(
     let weights = weights.iter().map(|path| limited(look(path)?, MAX_LARGE));
     let wanted = small.chain(weights).collect::<Result<Vec<_>, _>>()?;
 
-    // No overflow: each size is below 2^40, and there are at most some thousands.
+    // Cannot overflow: each size is below 2^40, and there are at most a few thousand.
     let total = wanted.iter().map(|remote| remote.size).sum();
     let mut done = 0;
     for remote in &wanted {

@@ -125,8 +125,8 @@ pub(super) fn config(file: &Gguf) -> Result<ModelConfig, LlmError> {
     Ok(ModelConfig { architecture: architecture.to_owned(), family, spec, special })
 }
 
-/// The factors of MiniCPM. Files of older converters lack them: those of the first models are meant then, scale_emb 12, scale_depth
-/// 1.4 and dim_model_base 256. (llama.cpp multiplies by the last quotient where these models divide.)
+/// The factors of MiniCPM. Files of older converters lack them and are of the first models: scale_emb 12, scale_depth 1.4 and
+/// dim_model_base 256. (llama.cpp multiplies by the last quotient where these models divide.)
 fn factors(r: &Reader<'_>, hidden: usize, layers: usize) -> Result<ScaleFactors, LlmError> {
     let number = |key: &str, default: f32| Ok::<_, LlmError>(r.file.f32(&r.key(key))?.unwrap_or(default));
     Ok(ScaleFactors {
@@ -136,7 +136,7 @@ fn factors(r: &Reader<'_>, hidden: usize, layers: usize) -> Result<ScaleFactors,
     })
 }
 
-/// A window of 0 means none.
+/// A window of 0 means no window.
 fn window(r: &Reader<'_>) -> Result<Option<usize>, LlmError> {
     match r.file.metadata().get(&r.key("attention.sliding_window")).and_then(MetaValue::as_i64) {
         Some(0) => Ok(None),
@@ -160,10 +160,11 @@ fn check_keys(r: &Reader<'_>, family: Family) -> Result<(), LlmError> {
     }
 }
 
-/// Sampling defaults, which are checked where text is sampled.
+/// Sampling defaults, checked before text is sampled.
 const SAMPLING: &str = "general.sampling.";
 
-/// RoPE settings. As in llama.cpp, a factor without a type is linear, older files call it `rope.scale_linear`, and 0 means none.
+/// RoPE settings. As in llama.cpp, a factor without a type is linear, older files name it `rope.scale_linear`, and 0 means no
+/// scaling.
 fn rope(r: &Reader<'_>, family: Family, head_dim: usize) -> Result<RopeSpec, LlmError> {
     let number = |key: &str| r.file.f32(&r.key(key));
     let theta = number("rope.freq_base")?.unwrap_or(10_000.0);
@@ -206,7 +207,7 @@ fn rope(r: &Reader<'_>, family: Family, head_dim: usize) -> Result<RopeSpec, Llm
         let key = r.key("rope.scaling.attn_factor");
         return Err(r.unsupported(format!("{key} {attention} without YaRN")));
     }
-    // YaRN's mixture of both frequencies: all or nothing.
+    // The mix of YaRN's interpolated and extrapolated frequencies: only the standard value is implemented.
     if mix.is_some_and(|mix| mix != if yarn { 1.0 } else { 0.0 }) {
         return Err(r.unsupported(r.key("rope.scaling.yarn_ext_factor")));
     }
@@ -238,8 +239,8 @@ fn divisors(r: &Reader<'_>, name: &str, head_dim: usize) -> Result<Vec<f32>, Llm
     })
 }
 
-/// The divisors of LongRoPE, if one list serves every length: when both lists are equal, or when no text is longer than the original
-/// context.
+/// The divisors of LongRoPE, if one list serves every length: when both lists are equal, or when the context length does not exceed
+/// the original context.
 fn longrope(r: &Reader<'_>, head_dim: usize) -> Result<Vec<f32>, LlmError> {
     let [short, long] = [divisors(r, SHORT, head_dim)?, divisors(r, LONG, head_dim)?];
     let context = r.required("context_length")?;
@@ -251,7 +252,7 @@ fn longrope(r: &Reader<'_>, head_dim: usize) -> Result<Vec<f32>, LlmError> {
     Ok(short)
 }
 
-/// The tensors of LongRoPE, for texts up to the original context and for longer ones.
+/// The tensors of LongRoPE: for texts within the original context, and for longer ones.
 const SHORT: &str = "rope_factors_short.weight";
 const LONG: &str = "rope_factors_long.weight";
 

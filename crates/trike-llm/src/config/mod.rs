@@ -49,7 +49,7 @@ impl Family {
         }
     }
 
-    /// Its name in text.
+    /// The family's name in messages.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Llama => "Llama",

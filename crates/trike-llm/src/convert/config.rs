@@ -59,12 +59,12 @@ pub(super) fn to_hf(path: &Path, config: &ModelConfig) -> Option<Value> {
     if let Some(window) = spec.window {
         json["sliding_window"] = json!(window);
         if architecture.starts_with("Qwen") {
-            // In every layer: none is before the first one with a window.
+            // The first sliding layer is layer 0.
             json["use_sliding_window"] = json!(true);
             json["max_window_layers"] = json!(0);
         }
     }
-    // Configurations name constants, GGUF files list divisors.
+    // Configurations have named constants, GGUF files a list of divisors.
     let named = named_factors(&spec.rope, spec.head_dim);
     match named.as_ref().unwrap_or(&spec.rope.scaling) {
         RopeScaling::None => {}
@@ -93,7 +93,7 @@ pub(super) fn to_hf(path: &Path, config: &ModelConfig) -> Option<Value> {
             });
         }
     }
-    // A combination of features that no architecture has would read back differently.
+    // A combination of features that matches no architecture would read back differently.
     let read = ModelConfig::from_hf(path, &json).ok()?.spec;
     let mut same = spec.clone();
     same.rope.pairing = RopePairing::Halves;
@@ -180,7 +180,7 @@ pub(super) fn rope_factors(spec: &DecoderSpec) -> Option<Vec<f32>> {
     }
 }
 
-/// Llama 3's constants of which a list of divisors was made, or `None` if it was made otherwise.
+/// Llama 3's constants recovered from a list of divisors, or `None` if the list has another origin.
 ///
 /// The largest divisor is the factor. Only the quotients of the other three constants matter, so the two frequency factors are those
 /// of every published model, 1 and 4, and the original context follows from the divisors in between.
@@ -200,7 +200,7 @@ fn named_factors(rope: &RopeSpec, head_dim: usize) -> Option<RopeScaling> {
     };
     let frequencies = plain.frequencies(head_dim);
     let measured = frequencies.into_iter().zip(divisors).find_map(context_of);
-    // Without a divisor in between, any context that separates the two kinds is the same.
+    // Without an intermediate divisor, any context between the two groups gives the same list.
     let candidates = match measured {
         Some(context) => vec![context.round() as usize],
         None => (8..=20).map(|power| 1 << power).collect(),
@@ -219,7 +219,7 @@ fn named_factors(rope: &RopeSpec, head_dim: usize) -> Option<RopeScaling> {
         })
 }
 
-/// The number with the fewest decimals that `read` makes the same f32 of as of `value`.
+/// The number with the fewest decimals from which `read` makes the same f32 as from `value`.
 fn shortest(value: f64, read: impl Fn(f64) -> f32) -> f64 {
     let rounded = (0..12).map(|digits| (value * 10f64.powi(digits)).round() / 10f64.powi(digits));
     rounded.into_iter().find(|&short| read(short) == read(value)).unwrap_or(value)

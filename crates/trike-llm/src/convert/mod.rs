@@ -66,7 +66,7 @@ pub enum ScaleStorage {
     /// As in the input.
     #[default]
     Stored,
-    /// Rounded to f16, which the ternary types of GGUF need: of weights that were trained, scales are f32.
+    /// Rounded to f16, as the ternary types of GGUF require; trained weights have f32 scales.
     F16,
 }
 
@@ -82,12 +82,12 @@ pub struct ConvertOptions {
     pub embeddings: EmbeddingStorage,
     /// Storage of scales. This and [`embeddings`](Self::embeddings) are the only options that change values.
     pub scales: ScaleStorage,
-    /// With [`Target::Trike`]: matrices in the order in which the host kernels read them, so that a load maps them instead of
-    /// packing them. Trits are laid out as this machine prefers; every machine can read them.
+    /// With [`Target::Trike`]: matrices in the layout of the host kernels, so that loading maps them without repacking. Trits are
+    /// in the fastest layout for this machine; every machine can read them.
     pub packed: bool,
-    /// A tokenizer to store with the result, instead of the model's own: a file of any kind, or a directory that has one.
+    /// A tokenizer to store with the result instead of the model's own: a file of any format, or a directory that contains one.
     pub tokenizer: Option<PathBuf>,
-    /// Refuse a conversion that leaves anything out, instead of noting it.
+    /// Refuse a conversion that leaves anything out, instead of reporting it in a note.
     pub strict: bool,
 }
 
@@ -232,7 +232,7 @@ impl Job<'_> {
         }
     }
 
-    /// Refuses, before anything is written, trits that no type of GGUF holds.
+    /// Returns an error, before anything is written, for trits that no GGUF type can store.
     fn check_planes(&self) -> Result<(), LlmError> {
         if self.options.target == Target::F16 {
             return Ok(());
@@ -268,7 +268,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Whether a tensor is the head of a model whose head is tied, stored a second time.
+    /// Whether a tensor is the head of a model with a tied head, stored in duplicate.
     fn is_copy_of_embedding(&self, name: &str) -> Result<bool, LlmError> {
         let input = self.input;
         if !input.config().spec.tied_head || name != input.stored_name(WeightName::Head) {
@@ -312,7 +312,7 @@ impl Job<'_> {
         Ok((rounded, change))
     }
 
-    /// A tensor with scales as they are to be stored, and the relative rounding error.
+    /// A tensor with scales in the requested storage, and the relative rounding error.
     fn scales(&self, tensor: Tensor) -> Result<(Tensor, f32), LlmError> {
         let Tensor::Ternary(trits) = &tensor else { return Ok((tensor, 0.0)) };
         let scales = trits.scales();
@@ -428,10 +428,10 @@ impl Job<'_> {
         let mut notes = Vec::new();
         match self.input.tensors() {
             Tensors::Gguf(file) => {
-                // The writer sets the alignment, the file type is that of the old file, and the new one is whole.
+                // The alignment is set by the writer, the file type describes the old file, and the new file is not split.
                 let replaced = |key: &str| self.options.tokenizer.is_some() && text::is_tokenizer(key);
                 let listed = matches!(self.input.config().spec.rope.scaling, RopeScaling::Factors(_));
-                // A linear scaling is in the divisors already.
+                // A linear scaling is already included in the divisors.
                 let merged = |key: &str| {
                     listed
                         && [".rope.scaling.type", ".rope.scaling.factor", ".rope.scale_linear"]
@@ -510,12 +510,12 @@ impl Job<'_> {
     }
 }
 
-/// Whether `Q8_0` holds these weights as they are.
+/// Whether `Q8_0` can store these weights unchanged.
 fn is_q8_0(tensor: &Int8Tensor) -> bool {
     tensor.group() == EMBEDDING_GROUP && tensor.scales().iter().all(|s| half::f16::from_f32(s).to_f32() == s)
 }
 
-/// The layout of a tensor in tiles; `None` if it is dense, or if the fastest layout on this machine is not one of tiles.
+/// The tile layout of a tensor; `None` if it is dense, or if the fastest layout on this machine is not a tile layout.
 fn tile_layout(tensor: &Tensor) -> Option<TileLayout> {
     match tensor {
         Tensor::Dense(_) => None,
@@ -536,8 +536,8 @@ fn tile_layout(tensor: &Tensor) -> Option<TileLayout> {
     }
 }
 
-/// The `config.json` of a directory with the weights of `file` and the configuration `config`: the file's own, or one equivalent
-/// to its header; `None` when HuggingFace has no equivalent. `output` is only named in errors.
+/// The `config.json` of a directory with the weights of `file` and the configuration `config`: the file's own, or an equivalent of
+/// its header; `None` when HuggingFace has no equivalent. `output` is used in error messages only.
 pub fn hf_config(file: &ModelFile, config: &ModelConfig, output: &Path) -> Option<Value> {
     match file.tensors() {
         Tensors::Hf(dir) => {

@@ -1,7 +1,7 @@
 //! The text parts of a model in another format: tokenizer, chat templates, generation settings.
 //!
-//! A directory keeps them in files, GGUF in keys. What has a standard key gets it, so that other programs read it; files that
-//! have none, or say more than their keys, are stored whole under [`FILE_KEY`] and come back byte for byte.
+//! A directory keeps them in files, GGUF in keys. Content with a standard key is stored under it, so that other programs read it;
+//! files without one, or with more content than their keys, are stored whole under [`FILE_KEY`] and restored byte for byte.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ const FILES: [&str; 6] = [
     "merges.txt",
 ];
 
-/// The folder in which newer checkpoints keep templates beside the default one.
+/// The folder in which newer checkpoints keep templates in addition to the default one.
 const MORE_TEMPLATES: &str = "additional_chat_templates";
 
 const NO_TOKENIZER: &str = "the result has no tokenizer: none was given or found";
@@ -77,7 +77,8 @@ pub fn write_tokenizer(
     Ok(notes)
 }
 
-/// Writes a tokenizer into a directory: a file, or that of a model's directory, under the name that its kind has.
+/// Writes a tokenizer into a directory under the standard name of its format; `tokenizer` is a file or a model directory that
+/// contains one.
 ///
 /// # Errors
 ///
@@ -90,7 +91,7 @@ pub fn write_tokenizer_file(writer: &HfDirWriter, tokenizer: &Path) -> Result<()
     }
 }
 
-/// Writes the text of a GGUF file as files; returns whether a tokenizer was among it.
+/// Writes the text parts of a GGUF file as files; returns whether a tokenizer was included.
 fn write_gguf_text(writer: &HfDirWriter, file: &Gguf, with_tokenizer: bool) -> Result<bool, LlmError> {
     let mut found = false;
     let mut stored = Vec::new();
@@ -129,7 +130,7 @@ fn write_gguf_text(writer: &HfDirWriter, file: &Gguf, with_tokenizer: bool) -> R
     let known: Value = config.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let default = templates.iter().find(|(name, _)| *name == "default").map(|(_, text)| *text);
     if stored.contains(&"tokenizer_config.json") {
-        // The file has the other templates.
+        // The written file already has the other templates.
         let named = known["chat_template"].as_array().into_iter().flatten();
         let in_list =
             named.filter(|entry| entry["name"] == "default").find_map(|entry| entry["template"].as_str());
@@ -173,7 +174,7 @@ fn tokenizer_config(file: &Gguf, templates: &[(&str, &str)]) -> Result<Value, Ll
 
 /// The sampling keys of a GGUF file as a `generation_config.json`; `None` when it has none.
 fn generation_json(file: &Gguf) -> Result<Option<Value>, LlmError> {
-    // The ends of a text are in `config.json`.
+    // End-of-text tokens are in `config.json`.
     let GenerationConfig { do_sample, temperature, top_k, top_p, min_p, repetition_penalty, eos_token_id: _ } =
         sampling::of_gguf(file)?;
     let float = |value: Option<f32>| value.map(|v| json!(super::config::exact(v)));
@@ -208,14 +209,14 @@ fn is_vocabulary(key: &str) -> bool {
     key.starts_with("tokenizer.ggml.") || key == "tokenizer.huggingface.json"
 }
 
-/// Whether a key of a GGUF file holds a part of its tokenizer.
+/// Whether a key of a GGUF file belongs to its tokenizer.
 pub(super) fn is_tokenizer(key: &str) -> bool {
     let file = key.strip_prefix(FILE_KEY);
     is_vocabulary(key) || file.is_some_and(|name| TOKENIZER_FILES.contains(&name))
 }
 
-/// Writes the text of a model that is not a GGUF file into one: a tokenizer (the one given or its own), templates, generation
-/// settings. Returns notes on what is left out.
+/// Writes the text parts of a model in another format into a GGUF file: a tokenizer (the given one or its own), templates,
+/// generation settings. Returns notes on what is left out.
 pub(super) fn write_keys(
     writer: &mut GgufWriter,
     input: &ModelFile,
@@ -244,7 +245,7 @@ pub(super) fn write_keys(
         writer.metadata("tokenizer.chat_templates", names)?;
     }
     notes.extend(no_templates(dir));
-    // The ends of a text are written with the tokenizer.
+    // End-of-text tokens are written with the tokenizer.
     let GenerationConfig { do_sample, temperature, top_k, top_p, min_p, repetition_penalty, eos_token_id: _ } =
         input.generation_config()?;
     let greedy = do_sample == Some(false);
@@ -317,7 +318,7 @@ pub(super) fn tokenizer_keys(
     Ok(notes)
 }
 
-/// Keys of the tokens that end a text, in the order of a tokenizer's list.
+/// Keys of the tokens that end a text, in the order of a tokenizer's list of ends.
 const ENDS: [&str; 3] = ["eos_token_id", "eot_token_id", "eom_token_id"];
 
 fn special_keys(writer: &mut GgufWriter, bos: Option<u32>, eos: &[u32]) -> Result<(), LlmError> {
@@ -346,11 +347,11 @@ fn vocabulary_keys(writer: &mut GgufWriter, vocab: &SpVocab) -> Result<(), LlmEr
     Ok(())
 }
 
-/// The templates of a directory by name, as they are written there.
+/// The templates of a directory by name, unmodified.
 fn templates(dir: &HfDir) -> Result<Vec<(String, String)>, LlmError> {
     let mut all = Vec::new();
     if let Some(path) = dir.file("tokenizer_config.json") {
-        // `ChatTemplate` checks the form of the file.
+        // `ChatTemplate` validates the file.
         let config: Value = serde_json::from_str(&text_of(&path)?).unwrap_or_default();
         match &config["chat_template"] {
             Value::String(text) => all.push(("default".to_owned(), text.clone())),
@@ -383,7 +384,7 @@ fn text_of(path: &Path) -> Result<String, LlmError> {
     })
 }
 
-/// The file of a tokenizer that is given as a file or as the directory of a model.
+/// The file of a tokenizer given as a file or as a model directory.
 fn tokenizer_file(path: &Path) -> Result<PathBuf, LlmError> {
     if !path.is_dir() {
         return Ok(path.to_owned());

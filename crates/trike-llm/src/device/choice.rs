@@ -33,7 +33,7 @@ pub enum DeviceChoice {
     Several(Vec<DeviceShare>),
 }
 
-/// One of several devices for the layers of a model.
+/// One of the devices that share the layers of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceShare {
     /// Its runtime.
@@ -110,7 +110,7 @@ fn one(name: &str) -> Result<DeviceChoice, InvalidDevice> {
     match name.parse() {
         Ok(DeviceSpec::Auto) => Ok(DeviceChoice::Auto),
         Ok(DeviceSpec::Numbered(runtime, index)) => Ok(DeviceChoice::Numbered(runtime, index)),
-        // Its message leaves out the CPU, which is no device of a runtime.
+        // The message of `DeviceSpec` does not list the CPU.
         Err(_) => Err(InvalidDevice::Unknown { name: name.to_owned() }),
     }
 }
@@ -172,7 +172,7 @@ mod tests {
         {
             let unknown = InvalidDevice::Unknown { name: name.to_owned() };
             assert_eq!(name.parse::<DeviceChoice>(), Err(unknown.clone()));
-            // One of a list is refused with the same message.
+            // In a list, an unknown name is refused with the same message.
             assert_eq!(format!("cuda:7,{name}").parse::<DeviceChoice>(), Err(unknown));
         }
     }

@@ -1,4 +1,4 @@
-//! Loading onto the host, after a check whether the model fits into the memory that this process may use.
+//! Loading onto the host, after checking that the model fits into the memory available to this process.
 
 use std::path::Path;
 
@@ -8,9 +8,9 @@ use trike_nn::{CpuBackend, Eviction, KvSpec, MemoryPlan};
 use super::memory_plan;
 use crate::{LanguageModel, LlmError, LoadOptions, ModelFile, PreparedRequest, WeightSource};
 
-/// Bytes for everything that no plan counts: buffers while weights are packed, and the program itself.
+/// Bytes not included in any plan: buffers while weights are packed, and the program itself.
 const OTHER: u64 = 32 << 20;
-/// Address space of threads, which reserve more than they use.
+/// Address space reserved for threads, most of it unused.
 const THREADS: u64 = 64 << 20;
 
 impl LanguageModel<CpuBackend> {
@@ -44,14 +44,14 @@ impl LanguageModel<CpuBackend> {
         Self::load_on(backend, file, options, progress)
     }
 
-    /// Computes with the threads and the instruction set of `cpu` from now on.
+    /// Replaces the threads and the instruction set.
     pub fn set_cpu(&mut self, cpu: Cpu) {
         self.decoder_mut().backend_mut().set_cpu(cpu);
     }
 }
 
-/// The length of a KV cache of up to `kv` positions for which there is memory on the host beside the weights of a model: the
-/// capacity of `kv`, or fewer positions in steps of 256, at least 1. Where the system does not tell, everything fits.
+/// The longest KV cache that fits into host memory together with the weights of a model: the capacity of `kv`, or fewer positions
+/// in steps of 256, at least 1. If the system does not report its limits, everything fits.
 ///
 /// # Errors
 ///
@@ -68,14 +68,14 @@ pub fn fitting_context(file: &ModelFile, options: &LoadOptions, kv: &KvSpec) -> 
     Ok(free_memory().into_iter().map(fits).min().unwrap_or(kv.capacity))
 }
 
-/// Checks that the weights of a model fit into the memory of the host, together with the planned KV cache if there is one.
+/// Checks that the weights of a model, and the planned KV cache if there is one, fit into host memory.
 fn check_host(file: &ModelFile, options: &LoadOptions) -> Result<(), LlmError> {
     let least = KvSpec::new(file.default_kv(), 1);
     let plan = memory_plan(file, options, &options.sequence.unwrap_or(least))?;
     check(&plan, mapped(file)?, &free_memory())
 }
 
-/// Checks a plan against the limits. `mapped` bytes of the weights are read from mapped files, which the system can drop.
+/// Checks a plan against the limits. `mapped` bytes of the weights are read from mapped files, whose pages the system can evict.
 pub(crate) fn check(plan: &MemoryPlan, mapped: u64, free: &[(MemoryLimit, u64)]) -> Result<(), LlmError> {
     for &(limit, available) in free {
         let needed = needed(plan, mapped, limit);
@@ -94,7 +94,7 @@ fn needed(plan: &MemoryPlan, mapped: u64, limit: MemoryLimit) -> u64 {
     }
 }
 
-/// Bytes of weights that are mapped in the kernels' order.
+/// Bytes of weights that are mapped in the layout of the kernels.
 fn mapped(file: &ModelFile) -> Result<u64, LlmError> {
     let mut bytes = 0;
     for name in file.weights() {
@@ -106,8 +106,8 @@ fn mapped(file: &ModelFile) -> Result<u64, LlmError> {
 }
 
 impl PreparedRequest {
-    /// Shortens the context to the tokens for which the host has memory beside the weights, and returns their number; `None` if the
-    /// whole text fits, if its context or its window was given, or if not even the prompt fits: then loading fails with the numbers.
+    /// Shortens the context to the number of tokens for which the host has memory besides the weights, and returns it; `None` if
+    /// the whole text fits, if its context or window was given, or if not even the prompt fits: then loading fails with the sizes.
     ///
     /// # Errors
     ///
@@ -121,7 +121,7 @@ impl PreparedRequest {
             return Ok(None);
         }
         self.options.context = Some(fitting);
-        // The text ends where the cache is full.
+        // Generation ends when the cache is full.
         self.kv = self.kv.with_capacity(fitting).with_eviction(Eviction::Never);
         Ok(Some(fitting))
     }

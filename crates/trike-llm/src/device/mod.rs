@@ -103,7 +103,7 @@ impl Device {
         matches!(self.0, Kind::Cpu)
     }
 
-    /// The names of the devices, which their tables of tuned kernels have; empty for the CPU.
+    /// Names of the devices, as in their tables of tuned kernels; empty for the CPU.
     pub fn names(&self) -> Vec<String> {
         match &self.0 {
             Kind::Cpu => Vec::new(),
@@ -112,12 +112,12 @@ impl Device {
         }
     }
 
-    /// Uses the kernels of a table ([`Model::tune`]) on all devices of the name in it. Returns the number of its choices that are in
-    /// use: none for the CPU or if no device has that name.
+    /// Uses the kernels of a table ([`Model::tune`]) on all devices of the name in it. Returns the number of choices in use: 0 for
+    /// the CPU or if no device has that name.
     ///
     /// # Errors
     ///
-    /// [`LlmError::Nn`] for a text that is no table, or a table of other kernels.
+    /// [`LlmError::Nn`] for a text that is not a table, or a table of other kernels.
     pub fn use_tuned(&self, table: &str) -> Result<usize, LlmError> {
         match &self.0 {
             Kind::Cpu => {
@@ -137,8 +137,8 @@ impl Device {
         }
     }
 
-    /// The memory that a model needs on each device, with a sequence of [`LoadOptions::sequence`], and the layers that it would
-    /// have there; empty for the CPU. Nothing is loaded.
+    /// The memory required on each device, with a sequence of [`LoadOptions::sequence`], and the layers assigned to it; empty for
+    /// the CPU. Nothing is loaded.
     ///
     /// # Errors
     ///
@@ -165,9 +165,9 @@ impl Device {
         }
     }
 
-    /// Loads a model onto the device or devices. On GPUs, the memory plan for a sequence of [`LoadOptions::sequence`] is first checked
-    /// against the free memory and the largest allocation of each. On several, each layer is on one device: the embedding and the
-    /// first layers on the first, the last layers and the LM head on the last, as many as its share of the free memory, or as
+    /// Loads a model onto the device or devices. On GPUs, the memory plan for a sequence of [`LoadOptions::sequence`] is first
+    /// checked against the free memory and the largest allocation of each. On several, each layer is on one device: the embedding
+    /// and the first layers on the first, the last layers and the LM head on the last, in proportion to their free memory or as
     /// requested. `progress` is called with the weights loaded and in total.
     ///
     /// # Errors
@@ -194,8 +194,8 @@ impl Device {
     }
 
     /// Loads a model of random trits with the given encoding and scales (`weights`), for benchmarks. Its context is that of
-    /// [`Synthetic::spec`], or the capacity of the planned sequence if that is more. Of the options, the tokenizer and the
-    /// precision of the head are not used. `progress` is called with the weights generated and in total.
+    /// [`Synthetic::spec`], or the capacity of the planned sequence if that is larger. The tokenizer and the head precision of the
+    /// options are ignored. `progress` is called with the weights generated and in total.
     ///
     /// # Errors
     ///
@@ -228,7 +228,7 @@ impl Device {
     }
 }
 
-/// The backends of one model, one for each of its devices, with the requested number of layers.
+/// The backends of one model, one per device, with the requested number of layers.
 #[cfg(feature = "gpu")]
 struct Stages(Vec<(CubeBackend, Option<usize>)>);
 
@@ -245,7 +245,7 @@ impl Stages {
         Self(devices.iter().map(|(device, layers)| (backend(device), *layers)).collect())
     }
 
-    /// Divides the layers between the devices. `weights` gives the bytes of a model on one device or on several.
+    /// Divides the layers between the devices. `weights` returns the sizes of a model on one device or on several.
     fn plan(
         &self,
         spec: &DecoderSpec,
@@ -273,7 +273,7 @@ impl Stages {
     }
 }
 
-/// The error for one device, which does not speak of layers.
+/// The error for a single device, without the layers.
 #[cfg(feature = "gpu")]
 fn of_one_device(error: NnError) -> NnError {
     match error {
@@ -305,7 +305,7 @@ fn supported(backend: &impl Backend, kv: KvSpec) -> KvSpec {
     KvSpec { precision: backend.capabilities().cache_precision(kv.precision.base()).into(), ..kv }
 }
 
-/// A device of this machine, as reports show it.
+/// A device of this machine, for reports.
 #[derive(Clone, Debug, Serialize)]
 pub struct DeviceReport {
     /// The name for `--device`, such as `cuda:0`.

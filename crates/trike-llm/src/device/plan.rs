@@ -22,7 +22,7 @@ pub fn memory_plan(file: &ModelFile, options: &LoadOptions, kv: &KvSpec) -> Resu
     Ok(MemoryPlan::new(&file.config().spec, weights, kv, PROMPT_STEP))
 }
 
-/// The weights of a model by layers, on one device or on several.
+/// The weights of a model by layer, on one device or on several.
 pub(super) fn layer_weights(
     file: &ModelFile,
     options: &LoadOptions,
@@ -54,9 +54,9 @@ pub(super) fn layer_weights(
 /// The weights of one rank.
 pub(super) struct RankWeights {
     pub(super) weights: u64,
-    /// Bytes of the weights that are used in mapped files.
+    /// Bytes of the weights that are used directly from mapped files.
     pub(super) mapped: u64,
-    /// Bytes of the largest matrix of which the rank takes a part.
+    /// Bytes of the largest matrix of which the rank holds a shard.
     pub(super) largest_divided: u64,
 }
 
@@ -99,7 +99,7 @@ pub(super) fn rank_weights(
     Ok(sum)
 }
 
-/// The form of a matrix in the kernels.
+/// The storage of a matrix in the kernels.
 fn form(file: &ModelFile, options: &LoadOptions, name: WeightName) -> Result<Form, LlmError> {
     let is_head = match name {
         WeightName::Head => true,
@@ -119,7 +119,7 @@ fn form(file: &ModelFile, options: &LoadOptions, name: WeightName) -> Result<For
 #[cfg(any(feature = "gpu", test))]
 pub(super) type Piece = (String, u64);
 
-/// The potentially large allocations of the device with some layers of a model: matrices (fused ones together), and the keys or
+/// The potentially large allocations of a device with some layers of a model: matrices (fused ones together), and the keys or
 /// values of one layer.
 #[cfg(feature = "gpu")]
 pub(super) fn pieces(
@@ -326,7 +326,7 @@ mod tests {
         let kind = |encoding| StoredType::Trits { encoding, depth: 1, coupling: Coupling::Free };
         let (rows, cols) = (4096u64, 4096u64);
         let two_bits = Form::of(&kind(Encoding::TwoBit), None).bytes(rows, cols, rows * cols / 4);
-        // 95 % zeros: a byte for each nonzero, offsets and a half for each row.
+        // 95 % zeros: one byte per nonzero, and offsets and an f16 scale per row.
         let stored = rows * cols / 20 + 4 * (rows + 1) + 2 * rows;
         let sparse = Form::of(&kind(Encoding::RowCompressed), None).bytes(rows, cols, stored);
         assert_eq!(sparse, 2 * (rows * cols / 20) + 8 * (rows + 1));

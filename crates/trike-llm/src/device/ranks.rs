@@ -1,4 +1,4 @@
-//! A model on several ranks: what they agree on, what each holds, and how it is loaded.
+//! A model on several ranks: agreement on options, memory plans, and loading.
 
 use std::rc::Rc;
 use std::{fmt, ops::Range};
@@ -13,17 +13,17 @@ use trike_nn::{
 use super::{host, plan};
 use crate::{HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, generate::PROMPT_STEP};
 
-/// How ranks share a model.
+/// How a model is divided between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelParallel {
-    /// Every rank has some rows of each matrix and some of the heads.
+    /// Every rank has a row shard of each matrix and some of the heads.
     Tensor,
     /// Every rank has some consecutive layers.
     Pipeline,
 }
 
 impl ModelParallel {
-    /// Both, in the order of their names for a command line.
+    /// Both, in the order of command-line help.
     pub const ALL: [Self; 2] = [Self::Tensor, Self::Pipeline];
 
     /// `tensor` or `pipeline`.
@@ -35,21 +35,21 @@ impl ModelParallel {
     }
 }
 
-/// What a rank holds, needs and has.
+/// The part of a model on a rank, its required memory and its free memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankPlan {
-    /// The name of its machine; empty if the system does not tell.
+    /// Host name; empty if the system does not report one.
     pub host: String,
-    /// Ranks on the same processors of that machine, this one included: its threads should be that part of the processors.
+    /// Number of ranks on the same CPUs of that host, this one included: each should use that fraction of the CPUs for its threads.
     pub sharing: usize,
-    /// Layers of which it has a part.
+    /// Layers that it holds whole or in part.
     pub layers: Range<usize>,
-    /// Bytes that it needs. A rank that has parts of matrices reads each as a whole before; the largest counts as activations if
-    /// it is larger.
+    /// Required bytes. A rank with shards of matrices reads each matrix whole before taking its shard; the largest counts as
+    /// activations if it exceeds them.
     pub plan: MemoryPlan,
-    /// Bytes of the weights that are mapped from files in the kernels' order, which the system can drop.
+    /// Bytes of the weights that are mapped from files in the layout of the kernels, whose pages the system can evict.
     pub mapped: u64,
-    /// Free bytes for it: those of its machine, divided by the ranks there. `None` if the system does not tell.
+    /// Free bytes per rank: those of the host, divided by its ranks. `None` if the system does not report them.
     pub available: Option<u64>,
 }
 
@@ -75,17 +75,17 @@ pub struct RankPlans {
 }
 
 impl RankPlans {
-    /// Divides a model between the ranks of `comm`, which all call this. Layers of a pipeline are divided in proportion to the free
-    /// memory. [`LoadOptions::sequence`] of rank 0 counts for all.
+    /// Divides a model between the ranks of `comm`; collective. Layers of a pipeline are divided in proportion to the free memory.
+    /// [`LoadOptions::sequence`] of rank 0 applies to all.
     ///
-    /// The ranks compare their versions, their options, and their models: of files up to 1 GiB every byte, of larger ones 64 KiB in
-    /// each of 4096 places.
+    /// The ranks compare their versions, their options and their models: files up to 1 GiB byte by byte, larger ones in 4096
+    /// samples of 64 KiB.
     ///
     /// # Errors
     ///
-    /// On every rank: [`CommError::Differs`](trike_comm::CommError::Differs) for ranks with different ones,
-    /// [`NnError::Spec`] for a number of ranks that the model cannot be divided for, [`LlmError::RankMemory`] if a rank has too
-    /// little memory. [`LlmError::Io`], and errors of messages.
+    /// On every rank: [`CommError::Differs`](trike_comm::CommError::Differs) if these differ, [`NnError::Spec`] if the model cannot
+    /// be divided between that number of ranks, [`LlmError::RankMemory`] if a rank has too little memory. [`LlmError::Io`], and
+    /// errors of messages.
     pub fn new<C: Communicator + ?Sized>(
         comm: &C,
         file: &ModelFile,
@@ -140,12 +140,12 @@ impl RankPlans {
         &self.division
     }
 
-    /// The KV cache that is planned for.
+    /// The KV cache included in the plans.
     pub fn sequence(&self) -> KvSpec {
         self.sequence
     }
 
-    /// Every rank.
+    /// The plans of all ranks.
     pub fn ranks(&self) -> &[RankPlan] {
         &self.ranks
     }
@@ -175,7 +175,7 @@ impl RankPlans {
     }
 }
 
-/// The options that decide what a rank computes.
+/// The options that affect a rank's results.
 fn described(file: &ModelFile, options: &LoadOptions) -> String {
     let activations = match options.activations_of(file) {
         ActivationPolicy::Int8 => "int8".to_owned(),
@@ -195,7 +195,7 @@ fn described(file: &ModelFile, options: &LoadOptions) -> String {
     format!("activations {activations}, head {head}, layout {layout}")
 }
 
-/// The KV cache of rank 0, on all ranks.
+/// Broadcasts the KV cache of rank 0.
 fn shared_sequence<C: Communicator + ?Sized>(comm: &C, own: KvSpec) -> Result<KvSpec, LlmError> {
     let KvSpec { precision, capacity, window, keys, prompt_keys, eviction } = own;
     let top_k = keys.top_k().unwrap_or(0);
@@ -221,17 +221,17 @@ fn shared_sequence<C: Communicator + ?Sized>(comm: &C, own: KvSpec) -> Result<Kv
     Ok(KvSpec { precision, capacity: number(capacity)?, window, keys, prompt_keys, eviction })
 }
 
-/// The machine of a rank.
+/// The host of a rank.
 #[derive(Clone)]
 struct Machine {
     host: String,
-    /// Ranks on the same processors there.
+    /// Number of ranks on the same CPUs.
     sharing: usize,
     /// Free bytes for each rank there.
     available: Option<u64>,
 }
 
-/// The machine of every rank.
+/// The host of every rank.
 fn machines<C: Communicator + ?Sized>(comm: &C) -> Result<Vec<Machine>, LlmError> {
     let places = rank_places(comm).map_err(NnError::from)?;
     let free = free_memory().into_iter().map(|(_, bytes)| bytes).min();
@@ -262,7 +262,7 @@ fn layers_of(
     let counts = |stages: Vec<StagePlan>| stages.into_iter().map(|stage| stage.layers.len()).collect();
     match weights.split(&file.config().spec, PROMPT_STEP, &devices) {
         Ok(stages) => Ok(counts(stages)),
-        // Refused later, with the plans of all ranks and without what is mapped.
+        // The check with the plans of all ranks, which excludes mapped weights, decides later.
         Err(NnError::SplitMemory { stages }) => Ok(counts(stages)),
         Err(error) => Err(error.into()),
     }

@@ -14,13 +14,13 @@ pub use options::{FinishReason, GenerateOptions, Generation, TokenLogprobs};
 pub use request::PreparedRequest;
 pub use session::Session;
 
-/// How the states of a text's tokens become one vector.
+/// Reduction of the hidden states of a text to one vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pooling {
     /// Their mean.
     #[default]
     Mean,
-    /// The state of the last token, which alone has seen the whole text.
+    /// The state of the last token, the only one that attends to the whole text.
     Last,
 }
 
@@ -71,8 +71,8 @@ impl<B: Backend + 'static> LanguageModel<B> {
         self.generate_in(&mut Session::default(), prompt_ids, ends, options, on_text)
     }
 
-    /// [`generate_ids`](Self::generate_ids), without reading the tokens again that the prompt and the text of `session` start with.
-    /// Afterwards the session has this text. A session with a rolling window keeps nothing.
+    /// [`generate_ids`](Self::generate_ids) that reuses the common prefix of the prompt and the text of `session`. Afterwards the
+    /// session has this text, unless it has a rolling window.
     ///
     /// # Errors
     ///
@@ -118,7 +118,7 @@ impl<B: Backend + 'static> LanguageModel<B> {
 
         // LM head rows beyond the tokenizer's last id are padding.
         let known = tokenizer.vocab_size().min(self.decoder().spec().vocab);
-        // With padding, the top logits could belong to tokens that do not exist; the other two conditions need all logits.
+        // With padding, the top logits could belong to tokens that do not exist; grammars and log-probabilities need all logits.
         let few = known == self.decoder().spec().vocab && constraint.is_none() && options.logprobs.is_none();
         let enough = options.sampler.candidates().filter(|_| few);
         let start = Instant::now();
@@ -161,11 +161,11 @@ impl<B: Backend + 'static> LanguageModel<B> {
             if piece.stopped || complete == Some(true) {
                 break FinishReason::Stop;
             }
-            // The last token is not read: nothing follows it.
+            // The last token is not run: no token follows it.
             if options.max_tokens.is_some_and(|max| generated + 1 >= max) {
                 break FinishReason::MaxTokens;
             }
-            // A cache that evicts is never full.
+            // A cache with eviction is never full.
             if sequence.max_step() == 0 || sequence.window().is_none() && sequence.len() >= longest {
                 break FinishReason::Context;
             }
@@ -185,8 +185,9 @@ impl<B: Backend + 'static> LanguageModel<B> {
         Ok(Generation { text, prompt_ids, ids, finish, reused, evicted, logprobs, prefill, decode })
     }
 
-    /// Reads the first `prompt` of `ids` like a prompt and runs the others one by one, as in a generation, with caches of `kv`; passes the logits of the latter to `on_row`, with their positions and in order. What `session` has of the
-    /// prompt is not read again; afterwards the session has all of `ids`.
+    /// Prefills the first `prompt` of `ids`, decodes the rest token by token with caches of `kv`, and calls `on_row` with the
+    /// positions and logits of the latter in order. The part of the prompt in `session` is reused; afterwards the session has all
+    /// of `ids`.
     ///
     /// # Errors
     ///
@@ -207,7 +208,7 @@ impl<B: Backend + 'static> LanguageModel<B> {
             return Ok(());
         }
         let prompt = prompt.min(ids.len());
-        // No more than the prompt is kept: the keys and values of other tokens may be those of another selection.
+        // Keep only the prompt: keys and values of later tokens may depend on another selection.
         let kept = &ids[..ids.len().min(prompt + 1)];
         let mut sequence = session.take(self.decoder(), kv, kept)?;
         let reused = sequence.len();
@@ -251,7 +252,7 @@ impl<B: Backend> LanguageModel<B> {
         Ok(best)
     }
 
-    /// The `enough` largest logits of the next token, or all logits.
+    /// The `enough` largest logits of the next token, or all logits if more are needed.
     fn step(
         &self,
         sequence: &mut Sequence<B>,
@@ -266,7 +267,7 @@ impl<B: Backend> LanguageModel<B> {
         Ok(best.unwrap_or(StepLogits::All(Vec::new())))
     }
 
-    /// An embedding of a text: its hidden states after the final norm, pooled, with a length of one.
+    /// The embedding of a text: its hidden states after the final norm, pooled and normalized to unit length.
     ///
     /// # Errors
     ///
@@ -298,7 +299,7 @@ impl<B: Backend> LanguageModel<B> {
             }
         }
         let length = sum.iter().map(|value| value * value).sum::<f64>().sqrt();
-        // A state of zeros has no direction.
+        // A zero vector cannot be normalized.
         let scale = if length > 0.0 { 1.0 / length } else { 0.0 };
         Ok(sum.iter().map(|value| (value * scale) as f32).collect())
     }
@@ -317,8 +318,8 @@ impl<B: Backend> LanguageModel<B> {
         self.logits_with(ids, &KvSpec::new(kv, ids.len().max(1)), on_row)
     }
 
-    /// [`logits`](Self::logits) with a cache of `kv`. If it selects keys, the tokens are run one by one, as in a generation, else many at
-    /// once.
+    /// [`logits`](Self::logits) with a cache of `kv`. With key selection, the tokens are run one by one, as in decoding, otherwise
+    /// in prefill steps.
     ///
     /// # Errors
     ///

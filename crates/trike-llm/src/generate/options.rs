@@ -31,12 +31,12 @@ pub struct GenerateOptions {
     pub stop: Vec<String>,
     /// The KV cache.
     pub kv: KvOptions,
-    /// Maximum number of tokens of prompt and continuation together; the model's context length when `None`. The KV cache has room
-    /// for that many, so that a [`Session`](crate::Session) can be continued to there.
+    /// Maximum total tokens of prompt and continuation; the model's context length when `None`. The KV cache has this capacity, so
+    /// that a [`Session`](crate::Session) can be continued up to it.
     pub context: Option<usize>,
-    /// What the text has to be; anything when `None`.
+    /// Grammar that constrains the text; unconstrained when `None`.
     pub grammar: Option<Grammar>,
-    /// Record the log-probability of each new token, and of this many most probable ones.
+    /// Record the log-probability of each new token, and of this many most probable tokens.
     pub logprobs: Option<usize>,
 }
 
@@ -111,7 +111,7 @@ impl GenerateOptions {
 pub enum FinishReason {
     /// The model generated an end token.
     Eos,
-    /// A stop string was generated, or a text that is complete by its [grammar](GenerateOptions::grammar).
+    /// A stop string was generated, or the text is complete under its [grammar](GenerateOptions::grammar).
     Stop,
     /// [`GenerateOptions::max_tokens`] were generated.
     MaxTokens,
@@ -145,20 +145,20 @@ pub struct Generation {
     pub ids: Vec<u32>,
     /// Reason why the text ended.
     pub finish: FinishReason,
-    /// Tokens of the prompt that a [`Session`](crate::Session) already had.
+    /// Tokens of the prompt reused from a [`Session`](crate::Session).
     pub reused: usize,
-    /// Positions that the KV cache no longer has, with [`KvOptions::limit`].
+    /// Positions evicted from the KV cache, with [`KvOptions::limit`].
     pub evicted: usize,
     /// The log-probabilities of the new tokens, with [`GenerateOptions::logprobs`].
     pub logprobs: Vec<TokenLogprobs>,
     /// Time to the logits of the prompt's last token.
     pub prefill: Duration,
-    /// Time from there to the end.
+    /// Time from then to the end.
     pub decode: Duration,
 }
 
 impl Generation {
-    /// New tokens per second of decoding. The first of them comes from the prompt's logits and is not counted.
+    /// New tokens per second of decoding. The first new token is sampled from the prompt's logits and is not counted.
     pub fn tokens_per_second(&self) -> f64 {
         rate(self.ids.len().saturating_sub(1), self.decode)
     }
@@ -174,9 +174,9 @@ impl Generation {
 pub struct TokenLogprobs {
     /// The chosen token.
     pub id: u32,
-    /// Its natural logarithm of the probability.
+    /// Natural logarithm of its probability.
     pub logprob: f32,
-    /// The most probable tokens, the best first.
+    /// The most probable tokens, in descending order.
     pub top: Vec<(u32, f32)>,
 }
 

@@ -1,4 +1,4 @@
-//! A text to generate, prepared before its model is loaded.
+//! A generation request, prepared before its model is loaded.
 
 use trike_core::{Bounds, OptionError};
 use trike_nn::{KvPrecision, KvPrecisions, KvSpec};
@@ -7,9 +7,9 @@ use trike_text::constraint::Constraint;
 use super::GenerateOptions;
 use crate::{LlmError, ModelFile, tokenizer::Tokenizer};
 
-/// A prompt with the options of its continuation and the KV cache that both take. Everything that can be checked without the model is
-/// checked when it is made, so that a wrong request is refused before gigabytes are loaded, and the memory of its cache is planned with
-/// that of the weights.
+/// A prompt with the options of its continuation and their KV cache. All checks that do not need the model are made on
+/// construction, so that an invalid request is refused before gigabytes are loaded, and the cache is included in the memory plan of
+/// the weights.
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -39,7 +39,7 @@ pub struct PreparedRequest {
 }
 
 impl PreparedRequest {
-    /// A request for a model that is not loaded yet. The text ends with the tokens that end one in `tokenizer`.
+    /// A request for a model that is not loaded yet. The end-of-text tokens are those of `tokenizer`.
     ///
     /// # Errors
     ///

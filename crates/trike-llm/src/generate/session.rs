@@ -1,4 +1,4 @@
-//! Keys and values that outlive a generation, in memory and in a file.
+//! Keys and values kept after a generation, in memory and in a file.
 
 use std::{
     any::Any,
@@ -16,13 +16,13 @@ use crate::{GenerateOptions, LanguageModel, LlmError, fingerprint};
 
 /// The first bytes of a saved session; the last is the version of the format.
 const MAGIC: &[u8; 8] = b"TRIKEKV2";
-/// Far more than the tokens of any context need.
+/// Generous upper bound of the header size for any context.
 const MAX_HEADER: u32 = 64 << 20;
 
-/// The tokens of a text with their keys and values, so that a text which starts with them is continued without reading them again:
-/// the next turn of a conversation, or the same long prompt in another run.
+/// The tokens of a text with their keys and values, so that a text with this prefix is continued without prefilling it again: the
+/// next turn of a conversation, or the same long prompt in another run.
 ///
-/// A session belongs to the model that filled it; another model starts over. An empty one is the default.
+/// A session belongs to the model that filled it; another model starts over. The default is empty.
 ///
 /// ```
 /// use trike_llm::{GenerateOptions, LanguageModel, Session};
@@ -47,7 +47,7 @@ pub struct Session {
     sequence: Option<Box<dyn Any>>,
     /// Version of the decoder that computed it.
     version: u64,
-    /// The first tokens, which were read in steps of several tokens: their keys and values do not depend on the
+    /// Number of initial tokens that were prefilled in steps of several tokens: their keys and values do not depend on the
     /// [`KvSpec::keys`] of the sequence.
     read: usize,
 }
@@ -61,7 +61,7 @@ impl std::fmt::Debug for Session {
 /// The description of a saved session, as JSON.
 #[derive(Debug, Deserialize, Serialize)]
 struct Header {
-    /// What the keys and values depend on.
+    /// The settings that determine the keys and values.
     identity: Vec<(String, String)>,
     ids: Vec<u32>,
     read: usize,
@@ -71,7 +71,7 @@ struct Header {
     digest: String,
 }
 
-/// The digest of what a session has.
+/// The digest of a session's content.
 fn digest(ids: &[u32], read: usize, layers: &[impl AsRef<[u8]>]) -> String {
     let start = Digest::default().word(read as u64);
     let ids = ids.iter().fold(start, |digest, &id| digest.word(u64::from(id)));
@@ -84,8 +84,8 @@ impl Session {
         &self.ids
     }
 
-    /// The kept sequence, shortened to what it and the prompt start with, or a new one; the session is empty then. At least the
-    /// last token of the prompt is read again, because its logits are not kept.
+    /// The kept sequence, truncated to the common prefix with the prompt, or a new one; the session is then empty. At least the
+    /// last token of the prompt is run again, because its logits are not kept.
     pub(super) fn take<B: Backend + 'static>(
         &mut self,
         decoder: &Decoder<B>,
@@ -118,7 +118,7 @@ impl Session {
         if kept.spec() == spec {
             return Ok(*kept);
         }
-        // A cache of another size, or with other codes: its content is copied where the backend can.
+        // For a cache of another capacity or with other codes, the content is copied if the backend supports it.
         let mut sequence = decoder.sequence(*spec)?;
         if common <= sequence.max_step()
             && let Ok(layers) = kept.save(decoder.backend())
@@ -129,8 +129,8 @@ impl Session {
         Ok(sequence)
     }
 
-    /// Keeps a sequence of a decoder, which has the first of `ids`: `reused` of [`take`](Self::take), those up to `prompt` read as a
-    /// prompt, and the rest one by one.
+    /// Keeps a sequence of a decoder that contains the first of `ids`: `reused` from [`take`](Self::take), those up to `prompt`
+    /// prefilled, and the rest decoded one by one.
     pub(super) fn keep<B: Backend + 'static>(
         &mut self,
         decoder: &Decoder<B>,
@@ -154,7 +154,7 @@ impl<B: Backend + 'static> LanguageModel<B> {
     /// # Errors
     ///
     /// [`LlmError::Io`]; [`LlmError::SessionFile`] when the file exists and is not a saved session; errors of a backend that cannot
-    /// copy its caches. An empty session, or one of which positions were evicted, writes nothing.
+    /// copy its caches. An empty session, or one with evicted positions, is not written.
     pub fn save_session(&self, session: &Session, path: &Path) -> Result<(), LlmError> {
         let Some(sequence) = session.sequence.as_ref().and_then(|kept| kept.downcast_ref::<Sequence<B>>())
         else {
@@ -164,7 +164,7 @@ impl<B: Backend + 'static> LanguageModel<B> {
             return Ok(());
         }
         if path.exists() {
-            // Only a saved session, of whatever model, is replaced.
+            // Replace only a saved session (of any model), never another file.
             drop(self.open_session(path)?);
         }
         let layers = sequence.save(self.decoder().backend())?;
@@ -189,12 +189,12 @@ impl<B: Backend + 'static> LanguageModel<B> {
         write().map_err(|source| LlmError::Io { path: path.to_owned(), source })
     }
 
-    /// Reads a session that [`save_session`](Self::save_session) wrote, for texts with `options`. The inner error says in what the keys
-    /// and values differ from those that this model computes: other weights, another backend, activations or selected keys.
+    /// Reads a session that [`save_session`](Self::save_session) wrote, for texts with `options`. The inner error names the setting
+    /// that differs from this model's: other weights, another backend, activations or selected keys.
     ///
     /// # Errors
     ///
-    /// [`LlmError::Io`], [`LlmError::SessionFile`] for a file that is damaged or something else, and options out of range.
+    /// [`LlmError::Io`], [`LlmError::SessionFile`] for a file that is corrupt or not a session, and options out of range.
     pub fn load_session(
         &self,
         path: &Path,
@@ -221,7 +221,7 @@ impl<B: Backend + 'static> LanguageModel<B> {
         }
         let mut layers = Vec::new();
         for &bytes in &header.layers {
-            // No more than the file has, by the check above.
+            // Bounded by the file size, as checked above.
             let mut layer = vec![0; bytes];
             file.read_exact(&mut layer).map_err(|source| LlmError::Io { path: path.to_owned(), source })?;
             layers.push(layer);
@@ -244,7 +244,7 @@ impl<B: Backend + 'static> LanguageModel<B> {
         }))
     }
 
-    /// The header of a saved session, the rest of its file, and the size of that.
+    /// The header of a saved session, a reader of the rest of its file, and the size of the rest.
     fn open_session(&self, path: &Path) -> Result<Result<Opened, Difference>, LlmError> {
         let failed = |source| LlmError::Io { path: path.to_owned(), source };
         let wrong = |expected: &str, got: String| {
@@ -282,7 +282,7 @@ impl<B: Backend + 'static> LanguageModel<B> {
         Ok(Ok((header, file, size - 12 - u64::from(length))))
     }
 
-    /// What the keys and values of a token depend on, besides the tokens before it.
+    /// The settings that determine the keys and values of a token, besides the tokens before it.
     fn identity(&self, spec: &KvSpec) -> Result<Identity, LlmError> {
         let changed = self.replaced_digest().map_or_else(|| "none".to_owned(), |digest| digest.to_string());
         let decoder = self.decoder();
@@ -299,5 +299,5 @@ impl<B: Backend + 'static> LanguageModel<B> {
     }
 }
 
-/// The header of a saved session, the rest of its file, and the size of that.
+/// The header of a saved session, a reader of the rest of its file, and the size of the rest.
 type Opened = (Header, BufReader<File>, u64);

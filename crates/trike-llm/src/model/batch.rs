@@ -1,4 +1,4 @@
-//! Sequences of a model that take their steps together.
+//! Sequences of a model that are stepped together.
 
 use std::ops::Range;
 
@@ -7,9 +7,9 @@ use trike_nn::{Backend, Decoder, KvSpec, Sequence, Step, StepLogits};
 
 use crate::LlmError;
 
-/// Several sequences of a model that take their steps together, from [`Model::batch`](crate::Model::batch).
+/// Several sequences of a model that are stepped together, from [`Model::batch`](crate::Model::batch).
 pub trait SequenceBatch {
-    /// Runs `ids` as the next tokens of each of the sequences `of`, in one step, and returns the `best` largest logits of each.
+    /// Runs `ids` as the next tokens of the sequences `of`, in one step, and returns the `best` largest logits of each.
     ///
     /// # Errors
     ///
@@ -31,8 +31,8 @@ pub struct DecoderBatch<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> DecoderBatch<'a, B> {
-    /// `count` empty sequences with caches of `kv`, which are made together: a device attends to the next tokens of all of them in one
-    /// launch.
+    /// `count` empty sequences with caches of `kv` that are made together: a device computes the attention of their next tokens in
+    /// one launch.
     ///
     /// # Errors
     ///

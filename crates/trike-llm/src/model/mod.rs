@@ -25,10 +25,10 @@ pub type OnText<'a> = dyn FnMut(&str) -> ControlFlow<()> + 'a;
 /// A loaded model on any backend, as a trait object: `Box<dyn Model>` from [`open()`](crate::open) and
 /// [`Device::load`](crate::Device::load).
 ///
-/// Its methods are those that depend on the backend: properties of the decoder, forward passes, generation, sessions, embeddings. What
-/// can be made of them, from the continuation of a text to the measurements of `trike-eval`, is written once over `&dyn Model`, so that a
-/// command or a server does not depend on the backend. The cost: each call is one virtual call, and the decoder itself, with its sequences, is only
-/// accessible through [`LanguageModel::decoder`].
+/// Its methods are those that depend on the backend: properties of the decoder, forward passes, generation, sessions, embeddings.
+/// Everything built on them, from continuing a text to the measurements of `trike-eval`, is written once over `&dyn Model`, so that
+/// a command or a server does not depend on the backend. The cost: each call is virtual, and the decoder itself, with its
+/// sequences, is only accessible through [`LanguageModel::decoder`].
 ///
 /// ```
 /// use trike_llm::{DeviceChoice, GenerateOptions, Model, open};
@@ -63,8 +63,8 @@ pub trait Model {
     /// Memory used on each device, with its name, in the order of their layers; empty on the host.
     fn device_uses(&self) -> Vec<(String, DeviceUse)>;
 
-    /// Times the kernels for steps of so many tokens on a device, and uses the fastest from now on; without effect on the host.
-    /// `progress` is called with the products measured and in total. The tables of the result are for
+    /// Autotunes the matmul kernels of a device for steps of each of `tokens` tokens; without effect on the host. `progress` is
+    /// called with the number of products measured so far and in total. The tables of the result are for
     /// [`Device::use_tuned`](crate::Device::use_tuned).
     ///
     /// # Errors
@@ -86,29 +86,29 @@ pub trait Model {
     /// every other one, except on a backend without f16.
     fn default_kv(&self) -> KvPrecision;
 
-    /// What the KV caches of the backend can do.
+    /// Capabilities of the backend's KV caches.
     fn capabilities(&self) -> CacheCapabilities;
 
-    /// The model by its own type, if it computes on the CPU in one process: for what only the CPU can, such as errors of single layers.
+    /// The concrete model if it runs on the CPU in one process: for features of the CPU only, such as errors of single layers.
     fn host(&self) -> Option<&LanguageModel<CpuBackend>>;
 
     /// [`host`](Self::host), mutable.
     fn host_mut(&mut self) -> Option<&mut LanguageModel<CpuBackend>>;
 
-    /// `count` empty sequences with caches of `kv` that take their steps together.
+    /// `count` empty sequences with caches of `kv` that are stepped together.
     ///
     /// # Errors
     ///
-    /// Errors of the decoder, such as a cache that the backend does not have.
+    /// Errors of the decoder, such as a cache that the backend does not support.
     fn batch(&self, kv: &KvSpec, count: usize) -> Result<Box<dyn SequenceBatch + '_>, LlmError>;
 
-    /// Passes the logits of every token of `ids` to `on_row`, in order, with a cache of `kv`. If it selects keys, the tokens are run one by
-    /// one, as in a generation, else many at once.
+    /// Passes the logits of every token of `ids` to `on_row`, in order, with a cache of `kv`. With key selection, the tokens are
+    /// run one by one, as in decoding, otherwise in prefill steps.
     ///
     /// # Errors
     ///
     /// [`LlmError::PromptTooLong`], [`LlmError::NonFinite`] for damaged weights, errors of the decoder, and
-    /// [`NnError`](trike_nn::NnError) for a cache that is too small or that the backend does not have.
+    /// [`NnError`](trike_nn::NnError) for a cache that is too small or that the backend does not support.
     fn logits_with(
         &self,
         ids: &[u32],
@@ -116,8 +116,9 @@ pub trait Model {
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError>;
 
-    /// Reads the first `prompt` of `ids` like a prompt and runs the others one by one, as in a generation, with caches of `kv`; passes the logits of the latter to `on_row`, with their positions and in order. What `session` has of the
-    /// prompt is not read again; afterwards the session has all of `ids`.
+    /// Prefills the first `prompt` of `ids`, decodes the rest token by token with caches of `kv`, and calls `on_row` with the
+    /// positions and logits of the latter in order. The part of the prompt in `session` is reused; afterwards the session has all
+    /// of `ids`.
     ///
     /// # Errors
     ///
@@ -131,8 +132,8 @@ pub trait Model {
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError>;
 
-    /// Continues the prompt of a request until one of its end tokens is sampled or a limit of its options is reached, without reading the
-    /// tokens again that the prompt and the text of `session` start with; afterwards the session has this text. Each piece of new text is
+    /// Continues the prompt of a request until one of its end tokens is sampled or a limit of its options is reached, reusing the
+    /// common prefix of the prompt and the text of `session`; afterwards the session has this text. Each piece of new text is
     /// passed to `on_text` as soon as it is final; the pieces joined are [`Generation::text`].
     ///
     /// # Errors
@@ -146,29 +147,29 @@ pub trait Model {
         on_text: &mut OnText<'_>,
     ) -> Result<Generation, LlmError>;
 
-    /// Writes a session that this model filled to a file, which is replaced when it is complete. An empty session, or one of which
-    /// positions were evicted, writes nothing.
+    /// Writes a session that this model filled to a file, which is replaced atomically. An empty session, or one with evicted
+    /// positions, is not written.
     ///
     /// # Errors
     ///
-    /// [`LlmError::Io`]; [`LlmError::SessionFile`] when the file exists and is not a saved session; errors of a backend that cannot
-    /// copy its caches: only the CPU can.
+    /// [`LlmError::Io`]; [`LlmError::SessionFile`] when the file exists and is not a saved session; an error on every backend but
+    /// the CPU, since others cannot copy their caches.
     fn save_session(&self, session: &Session, path: &Path) -> Result<(), LlmError>;
 
-    /// Reads a session that [`save_session`](Self::save_session) wrote, for texts with `options`. The inner error says in what the keys
-    /// and values differ from those that this model computes: other weights, another backend, activations or selected keys.
+    /// Reads a session that [`save_session`](Self::save_session) wrote, for texts with `options`. The inner error names the setting
+    /// that differs from this model's: other weights, another backend, activations or selected keys.
     ///
     /// # Errors
     ///
-    /// [`LlmError::Io`], [`LlmError::SessionFile`] for a file that is damaged or something else, options out of range, and errors of a
-    /// backend that cannot copy its caches.
+    /// [`LlmError::Io`], [`LlmError::SessionFile`] for a file that is corrupt or not a session, options out of range, and errors of
+    /// a backend that cannot copy its caches.
     fn load_session(
         &self,
         path: &Path,
         options: &GenerateOptions,
     ) -> Result<Result<Session, Difference>, LlmError>;
 
-    /// An embedding of a text: its hidden states after the final norm, pooled, with a length of one.
+    /// The embedding of a text: its hidden states after the final norm, pooled and normalized to unit length.
     ///
     /// # Errors
     ///
@@ -177,9 +178,9 @@ pub trait Model {
     fn embed(&self, ids: &[u32], pooling: Pooling) -> Result<Vec<f32>, LlmError>;
 }
 
-/// What is made of the methods of a model.
+/// Functions built on the trait's methods.
 impl dyn Model + '_ {
-    /// [`run`](Model::run) with a request that is made of token ids, such as a rendered conversation; each token of `ends` ends the text.
+    /// [`run`](Model::run) for a request of token ids, such as a rendered conversation; each token of `ends` ends the text.
     ///
     /// # Errors
     ///
@@ -201,7 +202,7 @@ impl dyn Model + '_ {
         self.memory(&KvSpec::new(self.default_kv(), 1)).weights as usize
     }
 
-    /// Memory used on a device, or on several in sum; `None` on the host.
+    /// Memory used on the device, or on all devices together; `None` on the host.
     #[must_use]
     pub fn device_use(&self) -> Option<DeviceUse> {
         self.device_uses().into_iter().map(|(_, used)| used).reduce(DeviceUse::plus)

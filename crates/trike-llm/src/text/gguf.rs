@@ -39,7 +39,7 @@ pub fn gguf_tokenizer(file: &Gguf) -> Result<Option<Tokenizer>, LlmError> {
                 Tokenizer::from_sentencepiece_vocab(&sentencepiece(file)?)?.with_files(&files)?
             }
             Some("gpt2") => Tokenizer::from_byte_level_vocab(&byte_level(file, None)?)?,
-            // These two are byte-pair vocabularies of plain text.
+            // Byte-pair vocabularies of plain text.
             Some(name @ ("gemma4" | "whitespace")) => {
                 Tokenizer::from_byte_level_vocab(&byte_level(file, Some(name))?)?
             }
@@ -96,7 +96,7 @@ fn sentencepiece(file: &Gguf) -> Result<SpVocab, LlmError> {
     let scores = file.f32s("tokenizer.ggml.scores")?;
     let mut types = match token_types(file)? {
         Some(types) => types,
-        // Files without types still spell bytes in their own way.
+        // Without token types, bytes are still recognized by their spelling.
         None => tokens
             .iter()
             .map(|token| if is_byte(token) { PieceType::Byte } else { PieceType::Normal })
@@ -104,7 +104,7 @@ fn sentencepiece(file: &Gguf) -> Result<SpVocab, LlmError> {
     };
     PieceType::correct(&tokens, &mut types);
     set_raw_unused(file, &mut types)?;
-    // llama.cpp's defaults for the ids that a file does not name.
+    // llama.cpp's defaults for missing ids.
     let id = |key: &str, default: u32| -> Result<Option<u32>, LlmError> {
         let named = file.u32(&format!("tokenizer.ggml.{key}"))?;
         Ok(named.or(Some(default)).filter(|&id| (id as usize) < tokens.len()))
@@ -133,7 +133,7 @@ fn is_byte(token: &str) -> bool {
 
 /// A byte-pair vocabulary; `kind` is the pre-tokenizer of a tokenizer model that has one of its own.
 fn byte_level(file: &Gguf, kind: Option<&str>) -> Result<BpeVocab, LlmError> {
-    // A file without the key has the rule that llama.cpp applies to it.
+    // The default of llama.cpp for a file without the key.
     let name = kind.or(file.str("tokenizer.ggml.pre")?).unwrap_or("default");
     let pre = PreTokenizer::from_name(name).ok_or_else(|| {
         let nearest = PreTokenizer::nearest_name(name);
@@ -157,7 +157,7 @@ fn byte_level(file: &Gguf, kind: Option<&str>) -> Result<BpeVocab, LlmError> {
     })
 }
 
-/// The tokens by name. One that is not UTF-8 can be no text: it gets a name of its own, and its bytes from [`raw_tokens`].
+/// The tokens by name. A token that is not UTF-8 gets a generated name, and its bytes from [`raw_tokens`].
 fn tokens(file: &Gguf) -> Result<Vec<String>, LlmError> {
     let tokens = file.strings("tokenizer.ggml.tokens")?;
     let tokens = tokens.ok_or_else(|| file.missing_key("tokenizer.ggml.tokens"))?;
@@ -172,7 +172,7 @@ fn raw_tokens(file: &Gguf) -> Result<Vec<(u32, &[u8])>, LlmError> {
     Ok(raw.filter_map(|(id, i)| Some((id, tokens.get_bytes(i)?))).collect())
 }
 
-/// No text is encoded to a token that is not UTF-8.
+/// Marks tokens that are not UTF-8 as unused, so that no text is encoded to them.
 fn set_raw_unused(file: &Gguf, types: &mut [PieceType]) -> Result<(), LlmError> {
     for (id, _) in raw_tokens(file)? {
         if let Some(kind) = types.get_mut(id as usize) {

@@ -49,7 +49,7 @@ pub(crate) const SPECIAL_TOKENS: [(&str, &str); 4] = [
 pub fn gguf_chat_template(file: &Gguf, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, LlmError> {
     let named = gguf_templates(file)?;
     if let Some(config) = file.str(&format!("{FILE_KEY}tokenizer_config.json"))? {
-        // It says more than the keys: the text of special tokens, and the other templates.
+        // Stored files are more complete than the keys: they have the text of special tokens and the other templates.
         let default = named.iter().find(|(name, _)| *name == "default").map(|(_, text)| *text);
         let template = ChatTemplate::from_tokenizer_config(config, default)?;
         let map = file.str(&format!("{FILE_KEY}special_tokens_map.json"))?;
@@ -78,20 +78,21 @@ impl ModelFile {
             None => self.own_tokenizer()?,
         };
         let special = &self.config().special;
-        // The token that the tokenizer's own files put before a text is BOS, whatever `config.json` calls so.
+        // The token that the tokenizer's own files prepend to a text is BOS, regardless of `config.json`.
         let bos = tokenizer.named("bos_token").or(special.bos).or(tokenizer.bos());
         let named_eos = || tokenizer.named("eos_token").map_or(tokenizer.eos().to_vec(), |eos| vec![eos]);
         let rows = self.config().spec.vocab as u32;
         let eos = match special.eos.is_empty() {
             true => named_eos(),
-            // An end that is a row without a token never comes.
+            // An end token in a row without a token is never generated.
             false => {
                 let known = |id: &&u32| **id >= rows || tokenizer.token_bytes(**id).is_ok();
                 special.eos.iter().filter(known).copied().collect()
             }
         };
         let tokenizer = tokenizer.with_special(bos, eos).map_err(|e| self.mismatch(e))?;
-        // In a model of its own the numbers may differ: rows are padded, and tokens are added without a row.
+        // For the model's own tokenizer, the numbers of rows and tokens may differ: rows are padded, and added tokens may lack a
+        // row.
         let own = explicit.is_none_or(|path| self.own_tokenizer_file().as_deref() == Some(path));
         let tokenizer = if own { tokenizer.with_rows(self.config().spec.vocab) } else { tokenizer };
         self.check_tokenizer(&tokenizer)?;
@@ -136,8 +137,7 @@ impl ModelFile {
         }
     }
 
-    /// The chat templates of the model, in any file format. `None` when there are none; llama2.c
-    /// checkpoints have none.
+    /// The chat templates of the model, in any file format. `None` when it has no template, as in llama2.c checkpoints.
     ///
     /// If the files do not name BOS and EOS, the tokenizer's are used.
     ///

@@ -2,21 +2,21 @@
 
 use crate::{LlmError, tokenizer::Tokenizer};
 
-/// What separates the documents of a text, a special token of several tokenizers.
+/// Separator of the documents of a text, a special token of several tokenizers.
 pub const STORY_MARK: &str = "<|endoftext|>";
 
-/// Method of splitting a text into sequences. Each starts with BOS, if the tokenizer has one, and has no EOS; sequences are
-/// truncated to the model's context.
+/// How a text is split into sequences. Each starts with BOS, if the tokenizer has one, and has no EOS; sequences are truncated to
+/// the model's context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
     /// Stories separated by `<|endoftext|>`, trimmed of white space; empty ones are dropped.
     Stories,
-    /// Lines, treated the same way.
+    /// Lines, trimmed likewise.
     Lines,
     /// The whole text, tokenized at once and split into windows of the context length.
     Window,
-    /// Windows as in `llama-perplexity`, for comparable results: BOS replaces each window's first token, the last, shorter
-    /// window is left out, and only the tokens of the second half of each window are scored.
+    /// Windows as in `llama-perplexity`, for comparable results: BOS replaces each window's first token, the incomplete last window
+    /// is dropped, and only the tokens of the second half of each window are scored.
     LlamaCpp,
 }
 

@@ -1,4 +1,4 @@
-//! Every architecture against implementations that share no code: candle-transformers, and numpy.
+//! Every architecture compared with implementations that share no code: candle-transformers, and NumPy.
 
 use crate::common;
 use std::path::Path;
@@ -124,7 +124,7 @@ fn qwen2_agrees_with_candle_transformers() {
 fn qwen3_agrees_with_candle_transformers() {
     let dir = TempDir::new().expect("a directory");
     let path = dir.path().join("m");
-    // Heads of 24 in a stream of 96 / 6 = 16 a head.
+    // head_dim 24, which is not 96 / 6 = 16.
     random_checkpoint(&path, &config("Qwen3ForCausalLM", json!({"head_dim": 24})), 3, false);
     let ids = ids(20, VOCAB, 3);
     let theirs = qwen3::Config {
@@ -153,7 +153,7 @@ fn qwen3_agrees_with_candle_transformers() {
     assert_close(&logits(&path, &ids, None), &want, 1e-3);
 }
 
-/// Every switch of the decoder block, as a numpy script computes it.
+/// Every feature of the decoder block, compared with a NumPy script.
 fn cases() -> Vec<(&'static str, Value)> {
     let linear = json!({"rope_scaling": {"rope_type": "linear", "factor": 4.0}});
     let llama3 = json!({"rope_scaling": {
@@ -164,7 +164,7 @@ fn cases() -> Vec<(&'static str, Value)> {
     let yarn = json!({"max_position_embeddings": 16, "rope_scaling": {
         "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16,
     }});
-    // As BitCPM4 has it: the list for longer texts is never read. An epsilon near the mean square of what it is added to.
+    // As in BitCPM4: the list for longer texts is never used. The epsilon is close to the mean square to which it is added.
     let minicpm = json!({
         "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 64, "rms_norm_eps": 0.5, "tie_word_embeddings": null,
         "rope_scaling": {
@@ -199,7 +199,7 @@ fn every_switch_agrees_with_numpy_as_floats_as_trits_and_through_gguf() {
         let parsed = random_checkpoint(&packed, &config, seed as u64, true);
         let ids = ids(50, VOCAB, seed as u64);
         let Some(want) = numpy(&dense, &ids) else { return };
-        // Ternary layers take the activations that the family was trained with; dense ones are floats always.
+        // Ternary layers use the activations that the family was trained with; dense ones always use floats.
         assert_close(&logits(&packed, &ids, None), &want, 1e-3);
         let exact = parsed.family.trained_activations().is_none();
         if exact {
@@ -219,7 +219,7 @@ fn every_switch_agrees_with_numpy_as_floats_as_trits_and_through_gguf() {
             let floats = convert(&packed, "floats.gguf", Target::F16).expect("it converts");
             assert_close(&logits(&floats, &ids, None), &want, 1e-3);
         }
-        // Llama 3's constants are a list of divisors in GGUF; the directory has the constants again.
+        // Llama 3's constants become a list of divisors in GGUF; converting back to a directory restores the constants.
         let back = convert(&trits, "back", Target::Trike).expect("it converts back");
         assert_close(&logits(&back, &ids, None), &want, 1e-3);
         let scaling = ModelFile::open(&back).expect("a model").config().spec.rope.scaling.clone();
@@ -227,7 +227,7 @@ fn every_switch_agrees_with_numpy_as_floats_as_trits_and_through_gguf() {
     }
 }
 
-/// Divisors that no constants give stay a list, in every format.
+/// A list of divisors without equivalent constants is kept in every format.
 #[test]
 fn any_divisors_of_rotary_frequencies_pass_through_every_format() {
     let dir = TempDir::new().expect("a directory");
@@ -272,8 +272,8 @@ fn a_bitnet_that_is_ternary_when_it_runs_agrees_with_its_packed_form() {
     let (packed, master) = (dir.path().join("packed"), dir.path().join("master"));
     let mut config = config("BitNetForCausalLM", json!({"hidden_act": "relu2", "tie_word_embeddings": true}));
     random_checkpoint(&packed, &config, 21, true);
-    // Weights of which absmean makes the same trits: the packed ones. Their mean is not the scale, so the logits
-    // are those of the trits with another scale.
+    // Weights whose absmean gives the same trits: the packed ones. Their mean is not the scale, so the logits are those of the
+    // trits with another scale.
     random_checkpoint(&master, &config, 21, false);
     config["quantization_config"] =
         json!({"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"});
@@ -289,7 +289,7 @@ fn a_bitnet_that_is_ternary_when_it_runs_agrees_with_its_packed_form() {
             assert!(ours == theirs, "{name}");
         }
     }
-    // What it runs as is what converting it makes.
+    // Running and converting give the same weights.
     let options = ConvertOptions::new(Target::Trike);
     let converted = dir.path().join("converted");
     convert(&file, &converted, &options, &mut |_, _| ()).expect("it converts");

@@ -1,4 +1,4 @@
-//! Backends against each other, and against an implementation that shares no code with them.
+//! Backends compared with each other, and with an implementation that shares no code with them.
 
 use std::path::Path;
 
@@ -105,7 +105,7 @@ fn models_of_other_formats_agree_over_backends() {
         let ids = ids(60, on_cpu.decoder().spec().vocab, 3);
         let want = logits(&on_candle, &ids, KvPrecision::F32);
         assert_close(&logits(&on_cpu, &ids, KvPrecision::F32), &want, 1e-3);
-        // Half-precision keys and values round, on both backends alike.
+        // f16 keys and values are rounded identically on both backends.
         let halves = logits(&on_cpu, &ids, KvPrecision::F16);
         assert_close(&halves, &logits(&on_candle, &ids, KvPrecision::F16), 1e-3);
         let error = max_rel(&halves, &want);
@@ -130,13 +130,13 @@ fn int8_activations_agree_over_backends_and_instruction_sets() {
         assert!(error > 1e-6 && error < 0.1, "rounding activations shows: {error:e}");
         for isa in Isa::available() {
             let cpu = CpuBackend::new(Cpu::with_isa(isa, 1).expect("a thread"), precision);
-            // An activation on the edge of a step may round the other way, which moves a logit by a step.
+            // An activation at a rounding boundary may be rounded the other way, which changes a logit by a step.
             assert_close(&logits(&load(cpu, &path), &ids, KvPrecision::F32), &want, 2e-2);
         }
     }
 }
 
-/// Whatever runs beside a sequence, and however it is cut into steps, its logits stay the same.
+/// The logits of a sequence do not depend on the batch or on its division into steps.
 fn batches_and_steps<B: Backend>(model: &LanguageModel<B>, bound: f32) {
     let decoder = model.decoder();
     let spec = KvSpec::new(KvPrecision::F32, 40);
@@ -152,7 +152,7 @@ fn batches_and_steps<B: Backend>(model: &LanguageModel<B>, bound: f32) {
     }
     assert_eq!(sequences.iter().map(Sequence::len).collect::<Vec<_>>(), [17, 1, 30]);
 
-    // One token of each, in one batch, after forgetting the last.
+    // One token of each, in one batch, after truncating the last.
     for sequence in &mut sequences[..] {
         let len = sequence.len();
         sequence.truncate(len - 1).expect("it forgets");
@@ -186,7 +186,7 @@ fn a_rolling_window_sees_what_a_mask_lets_through() {
     let on_cpu = load(cpu(ActivationPrecision::F32), &path);
     let on_candle = load(CandleBackend::new(ActivationPrecision::F32), &path);
     let ids = ids(50, SHAPE.vocab, 12);
-    // The reference keeps everything and masks; the ring overwrites.
+    // The reference keeps everything and masks; the ring buffer overwrites.
     let full = KvSpec { window: Some(9), ..KvSpec::new(KvPrecision::F32, 64) };
     let mut reference = on_candle.decoder().sequence(full).expect("a sequence");
     let mut step = [Step { sequence: &mut reference, ids: &ids }];
@@ -205,11 +205,11 @@ fn a_rolling_window_sees_what_a_mask_lets_through() {
         let mut steps = [Step { sequence: &mut sequence, ids: &too_long }];
         let refused = on_cpu.decoder().forward(&mut steps, Logits::Last).unwrap_err();
         assert!(matches!(refused, NnError::StepTooLong { limit, .. } if limit == step), "{refused}");
-        // Positions that were overwritten cannot be gone back to.
+        // A sequence cannot be truncated to positions that were overwritten.
         assert!(matches!(sequence.truncate(20), Err(NnError::Truncate { .. })));
         assert!(sequence.truncate(50).is_ok());
     }
-    // Without a window the model differs, so the comparison above compares something.
+    // Without a window the logits differ, so the comparison above is meaningful.
     assert!(max_rel(&logits(&on_cpu, &ids, KvPrecision::F32), &want) > 1e-2);
 }
 
@@ -236,7 +236,7 @@ fn steps_that_cannot_be_taken_change_nothing() {
     }
 }
 
-/// Long sequences are shared out over the threads, one each at a time.
+/// Long sequences are distributed over the threads, one per thread.
 #[test]
 fn a_batch_of_long_sequences_has_the_logits_of_each_alone() {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny"));

@@ -1,4 +1,4 @@
-//! Conversions keep every value, and refuse when they cannot.
+//! Conversions keep every value, or are refused.
 
 use crate::common;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use trike_nn::{ActivationPrecision, KvPrecision};
 use trike_testkit::assert_close;
 use trike_trit::{Encoding, GroupSize};
 
-/// Rows of 256 and 1024, which every GGUF type holds, and whose scales 1/16 and 1/32 are f16.
+/// Rows of 256 and 1024, supported by every GGUF type, with scales 1/16 and 1/32, exact in f16.
 const WIDE: Shape = Shape { hidden: 256, inner: 1024, heads: 4, layers: 2, ..SHAPE };
 
 fn to(input: &Path, output: &Path, target: Target, encoding: Encoding) -> Result<ConvertReport, LlmError> {
@@ -52,7 +52,7 @@ fn there_and_back_through_every_format() {
         let report = to(&dense, &file(name), target, Encoding::Base3).expect("it converts");
         assert_eq!((report.tensors, report.largest_change), (3 + 9 * 2, 0.0));
         assert_eq!(report.output_bytes, file(name).metadata().expect("it is there").len());
-        // Heads are paired the other way in GGUF: the same numbers in another order of additions.
+        // Heads are paired differently in GGUF: the same numbers added in another order.
         assert_close(&logits(&file(name)), &want, 1e-5);
         for encoding in Encoding::ALL {
             let back = file(&format!("{name}-{encoding}"));
@@ -60,7 +60,7 @@ fn there_and_back_through_every_format() {
             assert_close(&logits(&back), &want, 1e-6);
         }
     }
-    // A chain through everything ends at the bytes that a direct conversion has.
+    // A chain through all formats ends with the same bytes as a direct conversion.
     for (from, name) in [("1.gguf-csr", "chained"), ("dense", "direct")] {
         to(&file(from), &file(name), Target::Trike, Encoding::Base3).expect("it converts");
     }
@@ -77,7 +77,7 @@ fn values(path: &Path) -> Vec<Vec<f32>> {
 #[test]
 fn dense_floats_are_refused_by_name_and_come_back_as_floats() {
     let dir = TempDir::new().expect("a directory");
-    // 1 / sqrt(200) is no f16.
+    // 1 / sqrt(200) is not exact in f16.
     let narrow = model(&dir, "narrow", SHAPE, true);
     let error = to(&narrow, &dir.path().join("n.gguf"), Target::Tq2_0, Encoding::TwoBit).unwrap_err();
     assert!(error.to_string().contains("TQ2_0"), "{error}");
@@ -123,7 +123,7 @@ fn rounded_embeddings_say_how_much_they_changed() {
 #[test]
 fn scales_are_rounded_on_request() {
     let dir = TempDir::new().expect("a directory");
-    // 1 / sqrt(512) is no f16.
+    // 1 / sqrt(512) is not exact in f16.
     let odd = model(&dir, "odd", Shape { hidden: 512, ..WIDE }, true);
     let want = logits(&odd);
     let refused = to(&odd, &dir.path().join("n.gguf"), Target::Tq2_0, Encoding::TwoBit).unwrap_err();
@@ -163,7 +163,7 @@ fn packed_weights_are_mapped_and_compute_the_same() {
             == std::fs::read(back.join("model.safetensors")).expect("weights");
         assert!(same, "{encoding}: a packed model does not convert back");
         assert_eq!(logits(&plain), logits(&packed), "{encoding}");
-        // A layout that the file does not have is packed at load time, and all weights are counted once.
+        // A layout other than the file's is packed at load time, and every weight is counted once.
         for layout in [None, Some(Layout::TwoBit), Some(Layout::Base3), Some(Layout::Sparse)] {
             let load = |path: &Path| {
                 let options = LoadOptions::default().with_layout(layout);
@@ -192,7 +192,7 @@ fn damaged_packed_weights_are_named() {
         .expect("it converts");
     let weights = packed.join("model.safetensors");
     let mut bytes = std::fs::read(&weights).expect("weights");
-    // Tiles come first, in the order of their names.
+    // Tiles come first, ordered by name.
     let start = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
     bytes[start + 5] = 0xFF;
     std::fs::write(&weights, bytes).expect("it is written");

@@ -10,7 +10,7 @@ use trike_llm::{
 use trike_nn::{ActivationPrecision, KvPrecision, KvSpec, MemoryPlan, NnError, cube::CubeError};
 use trike_testkit::{assert_close, golden, skip, storyteller, tiny};
 
-/// The name of a software Vulkan driver; `None` after a line that the test runner counts.
+/// The name of a software Vulkan driver; if there is none, `None` after printing a line that the test runner counts.
 fn software() -> Option<DeviceChoice> {
     let found = devices().into_iter().find(|device| device.software && device.name.starts_with("wgpu:"));
     if found.is_none() {
@@ -96,7 +96,7 @@ fn the_plan_is_near_what_is_taken() {
         let taken = loaded.weight_bytes() as u64;
         let memory = loaded.memory(&kv);
         assert_eq!((memory.weights, memory.cache, memory.scratch), (taken, plan.cache, plan.scratch));
-        // Norms are in the plan and not in the matrices.
+        // Norms are included in the plan but not in the matrices.
         assert!(
             plan.weights >= taken && plan.weights < taken + taken / 5,
             "{model}: {} for {taken}",
@@ -105,7 +105,7 @@ fn the_plan_is_near_what_is_taken() {
     }
 }
 
-/// The software driver and its second client, as one choice.
+/// The software driver opened twice, as one choice.
 fn pair(layers: Option<[usize; 2]>) -> Option<DeviceChoice> {
     let DeviceChoice::Numbered(runtime, index) = software()? else { panic!("a number") };
     let share = |i: usize| DeviceShare { runtime, index: index + i, layers: layers.map(|layers| layers[i]) };
@@ -152,11 +152,11 @@ fn a_plan_divides_what_one_device_would_hold() {
         assert_eq!(twice > 0, spec.tied_head, "{model}");
         assert_eq!((stages[0].layers.start, stages[1].layers.end), (0, spec.layers));
         assert_eq!(stages[0].layers.end, stages[1].layers.start);
-        // And what is loaded is near the plan.
+        // The loaded size is close to the plan.
         let loaded = two.open().expect("there").load(&file, &options, &mut |_, _| ()).expect("it loads");
         let (taken, planned) = (loaded.weight_bytes() as u64, sum(|plan| plan.weights));
         assert!(planned >= taken && planned < taken + taken / 5, "{model}: {planned} for {taken}");
-        // Given numbers of layers.
+        // With given numbers of layers.
         let given = pair(Some([1, spec.layers - 1])).expect("devices").open().expect("there");
         assert_eq!(given.plan(&file, &options).expect("it fits")[0].layers, 0..1);
         let wrong = pair(Some([1, spec.layers])).expect("devices").open().expect("there");
@@ -178,7 +178,7 @@ fn what_one_of_two_devices_cannot_allocate_is_refused_by_its_name() {
         LlmError::TooLarge { device, .. } => {
             assert!(device.starts_with("wgpu:") && !device.contains(", wgpu"), "{refused}");
         }
-        // A driver that says how much memory there is.
+        // A driver that reports its memory.
         LlmError::Nn(NnError::SplitMemory { stages }) => assert_eq!(stages.len(), 2),
         _ => panic!("{refused}"),
     }

@@ -1,4 +1,4 @@
-//! Layers edited in a loaded model, against models that were loaded from an edited file.
+//! Layers edited in a loaded model, compared with models loaded from an edited file.
 
 use std::{fs, path::Path};
 
@@ -14,7 +14,7 @@ use trike_trit::{Edit, Trit, TritTensor};
 fn logits<B: Backend>(model: &LanguageModel<B>) -> Vec<f32> {
     let decoder = model.decoder();
     let mut sequence = decoder.sequence(KvSpec::new(KvPrecision::F32, 16)).expect("a sequence");
-    // A prompt, then single tokens, which a device records.
+    // A prompt, then single tokens, whose steps a device records.
     let steps: [&[u32]; 5] = [&[1, 5, 2], &[3], &[4], &[5], &[6]];
     steps
         .into_iter()
@@ -25,7 +25,7 @@ fn logits<B: Backend>(model: &LanguageModel<B>) -> Vec<f32> {
         .collect()
 }
 
-/// Sets trits of a tensor, and returns what takes that back.
+/// Sets trits of a tensor, and returns the inverse edits.
 fn set(tensor: &mut TritTensor, edits: &[Edit]) -> Result<Vec<Edit>, LlmError> {
     let set =
         |e: &Edit| Ok(Edit { trit: tensor.set(e.plane, e.row, e.col, e.trit).map_err(NnError::from)?, ..*e });

@@ -1,4 +1,4 @@
-//! Files as other programs leave them: old and new names of settings, names of tensors, models in several files.
+//! Files written by other programs: old and new names of settings, tensor names, models in several files.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,8 @@ fn floats(shape: Vec<usize>, values: Vec<f32>) -> trike_format::Tensor {
     DenseTensor::new(shape, DenseData::F32(values)).expect("a tensor").into()
 }
 
-/// The configuration of a GGUF file with these keys of the namespace `llama.` (or of another one, written out) beside the sizes.
+/// The configuration of a GGUF file with these keys of the namespace `llama.` (or of another one, if written in full) in addition
+/// to the sizes.
 fn gguf(keys: &[(&str, MetaValue)], divisors: Option<Vec<f32>>) -> Result<ModelConfig, LlmError> {
     let dir = TempDir::new().expect("a directory");
     let path = dir.path().join("m.gguf");
@@ -67,14 +68,14 @@ fn rope_settings_of_gguf_are_read_as_llama_cpp_reads_them() {
     assert_eq!(scaling(&[kind("linear")]), RopeScaling::None);
     assert_eq!(scaling(&[kind("none"), ("rope.scaling.factor", f(4.0))]), RopeScaling::None);
     assert_eq!(scaling(&[kind("linear"), ("rope.scale_linear", f(8.0))]), linear(8.0));
-    // Without an original context, the context is one.
+    // Without an original context, it defaults to the context length.
     let yarn =
         scaling(&[kind("yarn"), ("rope.scaling.factor", f(4.0)), ("rope.scaling.yarn_ext_factor", f(1.0))]);
     let RopeScaling::Yarn { factor, original_context, attention_factor, .. } = yarn else {
         panic!("{yarn:?}")
     };
     assert_eq!((factor, original_context, attention_factor), (4.0, 64, 0.1 * 4f32.ln() + 1.0));
-    // Divisors and a linear factor multiply.
+    // Divisors and a linear factor are multiplied.
     let both =
         gguf(&[("rope.scale_linear", f(2.0))], Some(vec![1.0, 1.0, 3.0, 8.0])).expect("a configuration");
     assert_eq!(both.spec.rope.scaling, RopeScaling::Factors(vec![2.0, 2.0, 6.0, 16.0]));
@@ -127,7 +128,7 @@ fn load(file: &ModelFile) -> Result<(), LlmError> {
     LanguageModel::load_with(file, &LoadOptions::default(), &mut |_, _| ()).map(drop)
 }
 
-/// A copy of a directory whose tensors have other names, and tensors that it did not have.
+/// A copy of a directory with renamed tensors, and additional tensors.
 fn rename(from: &Path, to: &Path, name: impl Fn(&str) -> String, more: &[&str]) {
     let file = ModelFile::open(from).expect("a model");
     let trike_llm::Tensors::Hf(dir) = file.tensors() else { panic!("a directory") };
@@ -170,7 +171,7 @@ fn names_that_torch_leaves_in_checkpoints_are_read() {
             );
         }
         assert!(file.is_f32());
-        // Everything else works on the checkpoint's names.
+        // All other operations use the checkpoint's names.
         let copy = dir.path().join(format!("{folder}-copy"));
         convert(&file, &copy, &ConvertOptions::new(Target::Trike), &mut |_, _| ()).expect("it converts");
         let copy = ModelFile::open(&copy).expect("a model");
@@ -244,7 +245,7 @@ fn a_model_in_several_gguf_files_opens_by_any_of_them() {
         load(&file).expect("it loads");
     }
     assert!(prints.windows(2).all(|pair| pair[0] == pair[1]));
-    // What is made of it is whole, and has the divisors.
+    // A conversion of the parts is one file, including the divisors.
     let again = dir.path().join("again.gguf");
     to(&parts[1], &again, Target::Tq1_0);
     let again = ModelFile::open(&again).expect("a model");
@@ -280,7 +281,7 @@ fn generation_settings_that_are_not_implemented_do_not_hide_the_rest() {
     let write =
         |value: &Value| std::fs::write(path.join("generation_config.json"), value.to_string()).expect("it");
     write(&json!({"num_beams": 4, "eos_token_id": [7], "temperature": 0.5}));
-    // The model opens, and its ends of text are known; sampling as the file asks is refused.
+    // The model opens, with its end-of-text tokens; sampling with the file's settings is refused.
     let file = ModelFile::open(&path).expect("a model");
     assert_eq!(file.config().special.eos, [7]);
     let error = file.generation_config().expect_err("beams").to_string();

@@ -1,4 +1,4 @@
-//! Tokenizers and chat templates inside GGUF files, against llama.cpp's goldens and by their refusals.
+//! Tokenizers and chat templates inside GGUF files, compared with llama.cpp's goldens; and refusals.
 
 #[path = "../../../trike-text/tests/it/mixed.rs"]
 mod mixed;
@@ -68,7 +68,7 @@ fn gpt_2_s_special_token_is_known_and_bos_is_its_habit() {
     assert!(!llama.encode("<s>a</s>", false).unwrap().contains(&1), "plain text forges nothing");
 }
 
-/// Names of rules that do not exist, with the nearest that does, and kinds of vocabularies that are not implemented.
+/// Unknown pre-tokenizers, with the nearest known name, and unsupported kinds of vocabularies.
 #[test]
 fn other_pre_tokenizers_and_models_are_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
@@ -105,7 +105,7 @@ fn other_pre_tokenizers_and_models_are_refused_by_name() {
     }
 }
 
-/// Ids of the `tokenizers` package with the same vocabulary, merges and pre-tokenizer, in a list beside the test.
+/// Ids of the `tokenizers` package with the same vocabulary, merges and pre-tokenizer, in a list next to the test.
 #[test]
 fn smollm2_encodes_as_the_tokenizers_package_does() {
     let Some(path) = smollm2() else { return };
@@ -125,7 +125,7 @@ fn smollm2_encodes_as_the_tokenizers_package_does() {
     }
 }
 
-/// The one real model that a package registry holds, where it has been brought.
+/// The only real model available from a package registry, if it was installed.
 fn smollm2() -> Option<std::path::PathBuf> {
     let named = std::env::var_os("TRIKE_SMOLLM2").map(std::path::PathBuf::from);
     let home = std::env::var_os("HOME").map(std::path::PathBuf::from);
@@ -137,7 +137,7 @@ fn smollm2() -> Option<std::path::PathBuf> {
     found
 }
 
-/// Ids that are not named, types and scores: what llama.cpp takes for them. And a token that is a part of a character.
+/// Defaults of llama.cpp for unnamed ids, types and scores; and a token that is part of a character.
 #[test]
 fn what_a_vocabulary_leaves_out_is_llama_cpp_s() {
     let dir = tempfile::tempdir().unwrap();
@@ -159,7 +159,7 @@ fn what_a_vocabulary_leaves_out_is_llama_cpp_s() {
     assert_eq!(tokenizer.turn_ends(), [2]);
 }
 
-/// As llama.cpp finds them, whatever type the file gives them.
+/// End-of-turn tokens are recognized as in llama.cpp, whatever type the file gives them.
 #[test]
 fn ends_of_a_turn_are_found_by_name() {
     let dir = tempfile::tempdir().unwrap();
@@ -201,7 +201,7 @@ fn write_bytes(path: &Path) {
     writer.finish().unwrap();
 }
 
-/// Writes the bundled model's vocabulary, whose bytes are pieces.
+/// Writes the bundled model's vocabulary, which has byte pieces.
 fn write_pieces(path: &Path) {
     let tokenizer = Tokenizer::open(tiny()).unwrap();
     let names: Vec<String> = (0..512).map(|id| tokenizer.name_of(id).unwrap()).collect();
@@ -238,7 +238,7 @@ fn a_gguf_file_brings_its_template_and_tokens() {
     assert_eq!(ids.iter().filter(|&&id| id == 258).count(), 1);
 }
 
-/// GPT-2's stand-ins for the 256 bytes.
+/// GPT-2's printable characters for the 256 bytes.
 fn byte_stand_ins() -> Vec<String> {
     let mut other = 0xff;
     (0..=255_u32)
@@ -250,7 +250,7 @@ fn byte_stand_ins() -> Vec<String> {
         .collect()
 }
 
-/// The text of every script survives the vocabularies of GGUF files as it does those of other files.
+/// Text in any script round-trips through the vocabularies of GGUF files as through those of other files.
 fn mixed_texts_come_back(tokenizer: &Tokenizer, name: &str) {
     for text in mixed::texts() {
         let ids = tokenizer.encode(&text, false).unwrap();

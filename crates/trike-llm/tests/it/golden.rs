@@ -1,4 +1,4 @@
-//! Real models against numbers that other implementations printed.
+//! Real models compared with the output of other implementations.
 
 use crate::common;
 use std::path::Path;
@@ -59,7 +59,7 @@ fn stories260k_tells_the_story_that_llama2c_tells() {
     }
 }
 
-/// The model that comes with Trike. Its story is the greedy one by the logits of numpy, too.
+/// The bundled model. Its story is the greedy one by NumPy's logits, too.
 #[test]
 fn the_bundled_model_is_numpys() {
     let (path, story) = (tiny(), golden().text);
@@ -80,7 +80,7 @@ fn the_bundled_model_is_numpys() {
     }
 }
 
-/// The same without numpy: numbers that it printed.
+/// The same without NumPy: stored numbers.
 #[test]
 fn tiny_is_numpys_too() {
     let golden = golden();

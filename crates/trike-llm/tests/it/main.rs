@@ -1,6 +1,6 @@
 //! Models: loading, text, sessions, ranks, against independent implementations.
 //!
-//! One binary for all files: each further one is linked anew.
+//! All files are in one binary, since each further one would be linked separately.
 
 mod architectures;
 mod backends;

@@ -1,4 +1,4 @@
-//! Models behind one object: the same results as through the backend's own type.
+//! Models as trait objects: the same results as through the backend's concrete type.
 
 use std::ops::{ControlFlow, Range};
 
@@ -13,7 +13,7 @@ fn tiny() -> ModelFile {
     ModelFile::open(trike_testkit::tiny()).expect("the bundled model")
 }
 
-/// The model as it runs by default, and with activations that are not rounded.
+/// The model with its default activations, and with f32 activations.
 fn both() -> [Box<dyn Model>; 2] {
     let file = tiny();
     let exact = LoadOptions::default().with_activations(ActivationPrecision::F32);
@@ -99,7 +99,7 @@ fn rounded_keys_and_values_cost_little() {
         assert_ne!(logits(kv), exact);
     }
     let spec = &model.config().spec;
-    // A byte or half of one per element, and four for the scale of each head.
+    // One byte or half a byte per element, and four bytes for the scale of each head.
     let heads = (spec.layers * spec.kv_heads * 64) as u64;
     let [int8, int4] = [spec.head_dim, spec.head_dim.div_ceil(2)].map(|codes| heads * (codes as u64 + 4));
     for (kv, bytes) in
@@ -124,7 +124,7 @@ fn a_tokenizer_of_another_model_is_refused_before_weights_are_loaded() {
     assert_eq!(loaded, 0);
 }
 
-/// Sequences of a batch take their steps alone or together, with the same logits, and are taken back together.
+/// Any subset of a batch's sequences can be stepped, with the same logits, and all are truncated together.
 #[test]
 fn a_batch_steps_some_or_all_of_its_sequences() {
     let [model, _] = both();
@@ -149,7 +149,7 @@ fn a_batch_steps_some_or_all_of_its_sequences() {
     );
 }
 
-/// A request that was prepared without the model has the text of its parts, and a model with a shorter context refuses it.
+/// A request prepared without the model generates the same text as its parts, and a model with a shorter context refuses it.
 #[test]
 fn a_prepared_request_is_continued_like_its_parts() {
     let file = tiny();

@@ -1,4 +1,4 @@
-//! A model with the tokenizer files that lie beside it.
+//! A model with tokenizer files in its directory.
 
 use std::{fs, path::Path};
 
@@ -53,7 +53,7 @@ fn rows_without_a_token_and_tokens_without_a_row_are_accepted() {
         let options = GenerateOptions::default().with_max_tokens(8);
         let answer = model.generate("the sea", &options).unwrap();
         assert!(answer.ids.iter().all(|&id| (id as usize) < tokens.min(rows(tokens))), "{name}");
-        // Another model's file is still noticed.
+        // A foreign tokenizer is still refused.
         let foreign = dir.path().join("foreign.json");
         fs::copy(path.join("tokenizer.json"), &foreign).unwrap();
         assert!(file.tokenizer(Some(&foreign)).is_err(), "{name}");
@@ -75,7 +75,7 @@ fn without_a_post_processor_there_is_no_bos_in_any_format() {
     for (name, processor, adds) in [("none", Value::Null, [false, false]), ("end", template, [false, true])] {
         let path = dir.path().join(name);
         model(&path, |tokens| tokens, |json| json["post_processor"] = processor.clone());
-        // Beside a `tokenizer.json` this key has no effect, as in transformers.
+        // Next to a `tokenizer.json` this key has no effect, as in transformers.
         fs::write(path.join("tokenizer_config.json"), r#"{"add_bos_token": true}"#).unwrap();
         let file = ModelFile::open(&path).unwrap();
         let tokenizer = file.tokenizer(None).unwrap();

@@ -1,4 +1,4 @@
-//! A model on several ranks: the logits and the text of one machine, to the bit, and what ranks refuse.
+//! A model on several ranks: bit-identical logits and text, and refusals.
 
 use crate::common;
 use std::cell::Cell;
@@ -24,7 +24,7 @@ fn options(file: &ModelFile, threads: usize) -> LoadOptions {
         .with_sequence(KvSpec::new(file.default_kv(), file.config().spec.context))
 }
 
-/// Runs `first` on rank 0 of a model on ranks that are threads, and what the others do there; the result of each rank.
+/// Runs `first` on rank 0 of a model on thread ranks, and `follow` on the others; returns the result of each rank.
 fn on_ranks<C: Communicator + Send + 'static, T: Send>(
     path: &Path,
     parallel: ModelParallel,
@@ -70,7 +70,7 @@ fn logits(model: &dyn Model, ids: &[u32]) -> Result<Vec<u32>, LlmError> {
         model.logits_with(ids, &KvSpec::new(kv, ids.len()), &mut |_, row| all.extend(bits(row)))?;
     }
     all.extend(bits(&model.embed(ids, trike_llm::Pooling::Mean)?));
-    // The last layer has a precision of its own, which another rank may have.
+    // The last layer, which may be on another rank, has a different precision.
     let layers = model.config().spec.layers;
     let mixed = KvPrecisions::from(KvPrecision::Int4).with_layer(layers - 1, KvPrecision::Int8)?;
     model.logits_with(ids, &KvSpec::new(mixed, ids.len()), &mut |_, row| all.extend(bits(row)))?;
@@ -90,7 +90,7 @@ fn the_text_of_the_bundled_model_is_that_of_one_machine() {
         for options in [&story, &rolling] {
             ids.push(model.generate(prompt, options)?.ids);
         }
-        // A session goes on, and is taken back.
+        // A session is continued, then truncated.
         let mut session = trike_llm::Session::default();
         let mut text = model.tokenizer()?.encode_prompt(prompt)?;
         for _ in 0..2 {
@@ -153,7 +153,7 @@ fn every_architecture_has_the_bits_of_one_machine() {
     }
 }
 
-/// Every rank holds its part only, and the plan says so.
+/// Every rank holds only its part, and the plan predicts its size.
 #[test]
 fn ranks_hold_their_parts() {
     let file = ModelFile::open(TINY).expect("the bundled model");
@@ -172,12 +172,12 @@ fn ranks_hold_their_parts() {
         let sum: usize = held.iter().map(|(held, ..)| held).sum();
         // The embedding of the first rank of a pipeline is the head of the last one.
         let twice = if parallel == ModelParallel::Pipeline { 512 * 256 * 34 / 32 } else { 0 };
-        // Keys and values of two heads are on four ranks.
+        // Keys and values of two heads are replicated on four ranks.
         assert!(sum >= whole && sum <= whole + twice + whole / 10, "{sum} of {whole}");
         for (held, plans, rank) in held {
             let planned = plans[rank].plan;
             assert!(held * 3 < whole * 2, "{} rank {rank}: {held} of {whole}", parallel.name());
-            // Norms are vectors, which the weights of a model do not count; and the kernels may choose a smaller layout.
+            // Norms are vectors, which the weights of a model exclude; and the kernels may choose a smaller layout.
             let norms = 9 * 256 * 4;
             let (least, most) = (held as u64, held as u64 * 4 / 3 + norms);
             assert!((least..most).contains(&planned.weights), "{planned} and {held}");
@@ -206,7 +206,7 @@ fn ranks_that_were_started_otherwise_are_refused() {
     let ends = |_: &RankModel<Threads>| Ok(());
     differs(on_ranks(path, ModelParallel::Tensor, Threads::new(2), f32, ends), "options", "activations f32");
 
-    // A model with one other weight.
+    // A model with one weight changed.
     let dir = TempDir::new().expect("a directory");
     let config = common::config("LlamaForCausalLM", 2, 131, json!({}));
     let other = |name: &str, at: Option<usize>| {
@@ -235,7 +235,7 @@ fn ranks_that_were_started_otherwise_are_refused() {
     for result in each([ModelParallel::Pipeline; 2], [one, one]) {
         result.expect("the same");
     }
-    // More ranks than the model can be divided for.
+    // More ranks than the model can be divided between.
     for parallel in ModelParallel::ALL {
         for rank in on_ranks(one, parallel, Threads::new(5), |_, options| options, ends) {
             let error = rank.expect_err("too many ranks");
@@ -244,7 +244,7 @@ fn ranks_that_were_started_otherwise_are_refused() {
     }
 }
 
-/// Changes messages of rank 1 from a certain one on.
+/// Corrupts messages of rank 1 from a given one on.
 struct Faulty {
     comm: Threads,
     sent: Cell<usize>,
@@ -258,7 +258,7 @@ enum Fault {
     Silent,
 }
 
-/// Messages before the fault, by which the model is loaded and has begun.
+/// Messages before the fault: loading the model and the first steps.
 const HEALTHY: usize = 30;
 
 impl Communicator for Faulty {
@@ -301,7 +301,8 @@ impl Communicator for Faulty {
 fn a_rank_that_fails_is_an_error_with_its_number() {
     for parallel in ModelParallel::ALL {
         for fault in [Fault::NotANumber, Fault::Truncated, Fault::Silent] {
-            // Rank 1, which waits for rank 0 too, is more patient: it would be gone before rank 0 could say that it is silent.
+            // Rank 1 also waits for rank 0 and needs a longer timeout: otherwise it would exit before rank 0 could report its
+            // silence.
             let comms = Threads::new(2).into_iter().zip([2, 60]).map(|(comm, seconds)| Faulty {
                 comm: comm.with_deadline(Duration::from_secs(seconds)),
                 sent: Cell::new(0),
@@ -321,13 +322,13 @@ fn a_rank_that_fails_is_an_error_with_its_number() {
                 Fault::Silent => matches!(error, NnError::Comm(CommError::Deadline { rank: 1, .. })),
             };
             assert!(is_named, "{error}");
-            // The other one ends too, since rank 0 is gone.
+            // The other rank ends too, since rank 0 has exited.
             let _ = ranks.next();
         }
     }
 }
 
-/// A model on ranks runs one sequence, and its weights stay.
+/// A model on ranks runs one sequence at a time, and its weights cannot be replaced.
 #[test]
 fn what_ranks_cannot_do_is_refused() {
     use trike_nn::{Logits, Step, Tensor, WeightName};
@@ -368,15 +369,15 @@ fn what_ranks_cannot_do_is_refused() {
     }
 }
 
-/// What the division says is what ranks send for a token, besides the header of each message and the notice of the step.
+/// Ranks send the bytes per token that the division predicts, plus message headers and the notice of the step.
 #[test]
 fn ranks_send_the_bytes_that_the_division_says() {
     use trike_nn::{Logits, Step};
     const HEADER: u64 = 20;
     // With the precisions of all layers, and the id of the token.
     const NOTICE: u64 = 46 + KvPrecisions::BYTES as u64 + 4;
-    // Four tensors of four layers from each of two ranks, and a row of the embedding and half of the logits from one of them; or a
-    // state and the logits.
+    // Four tensors of four layers from each of two ranks, and an embedding row and half of the logits from one of them; or a state
+    // and the logits.
     for (parallel, messages) in [(ModelParallel::Tensor, 2 * 4 * 4 + 2), (ModelParallel::Pipeline, 2)] {
         let run = |model: &RankModel<Threads>| -> Result<u64, LlmError> {
             let (decoder, comm) = (model.decoder(), model.decoder().backend().comm());
@@ -396,7 +397,7 @@ fn ranks_send_the_bytes_that_the_division_says() {
     }
 }
 
-/// A step of a sequence that rank 0 no longer uses comes too late.
+/// A step of a sequence that is no longer the most recent one is refused.
 #[test]
 fn a_sequence_that_was_left_is_refused() {
     use trike_nn::{Logits, Step};

@@ -1,4 +1,4 @@
-//! The text of a model through every pair of formats: tokenizer, chat templates, generation settings, special tokens.
+//! The text parts of a model through every pair of formats: tokenizer, chat templates, generation settings, special tokens.
 
 use std::{
     fs,
@@ -122,7 +122,7 @@ fn gguf_keys(writer: &mut GgufWriter, kind: Kind) -> usize {
 /// A small model with text of this kind.
 fn source(dir: &Path, kind: Kind) -> PathBuf {
     let path = dir.join("source");
-    // Of bytes; the bundled model has one of characters.
+    // Byte-level; the bundled model's tokenizer has characters.
     let json = byte_level_tokenizer();
     let vocab = match kind {
         Kind::Json => serde_json::from_str::<serde_json::Value>(&json).unwrap()["model"]["vocab"]
@@ -151,7 +151,7 @@ fn source(dir: &Path, kind: Kind) -> PathBuf {
         }
         Kind::SentencePiece => {
             put("tokenizer.model", &sentencepiece());
-            // The template of the file of its own wins.
+            // The template in its own file takes precedence.
             put("tokenizer_config.json", config("old".into()).to_string().as_bytes());
             put("chat_template.jinja", DEFAULT.as_bytes());
             put(
@@ -185,7 +185,7 @@ fn source(dir: &Path, kind: Kind) -> PathBuf {
     path
 }
 
-/// Random weights are no f16 numbers: the embedding is rounded.
+/// Random weights are not exact in f16: the embedding is rounded.
 fn rounded(options: &ConvertOptions) -> ConvertOptions {
     options.clone().with_embeddings(EmbeddingStorage::F16)
 }
@@ -194,7 +194,7 @@ fn run(from: &Path, to: &Path, options: &ConvertOptions) -> Result<ConvertReport
     convert(&ModelFile::open(from)?, to, options, &mut |_, _| ())
 }
 
-/// What the text of a model does.
+/// Behaviour of a model's text parts.
 #[derive(Debug, PartialEq)]
 struct Text {
     ids: Vec<Vec<u32>>,
@@ -248,7 +248,7 @@ fn check(kind: Kind) {
     };
     assert_eq!(want.chats.len(), expected, "{kind:?}");
     if kind == Kind::SentencePiece {
-        // Four ends: the generation configuration's, not `config.json`'s, and more than the keys of GGUF can name.
+        // Four end tokens: from the generation configuration instead of `config.json`, and more than GGUF keys can name.
         assert_eq!(want.special.1, [2, 5, 1, 3]);
     }
     let (trike, dense) = (ConvertOptions::new(Target::Trike), ConvertOptions::new(Target::F16));
@@ -265,13 +265,13 @@ fn check(kind: Kind) {
         ("9-end", trike.clone()),
     ];
     if kind == Kind::Tiktoken {
-        // Its rows are too short for the ternary types; and the vocabulary is large.
+        // Its rows are too short for the ternary types, and its vocabulary is large.
         steps.truncate(2);
     }
     let mut from = start.clone();
     for (name, options) in steps {
         let to = dir.path().join(name);
-        // Tiktoken has no key: other programs cannot read it, and the report says so.
+        // There is no key for tiktoken: other programs cannot read it, which the report notes.
         let noted = kind == Kind::Tiktoken && name.ends_with("gguf");
         let report =
             run(&from, &to, &options.with_strict(!noted)).unwrap_or_else(|e| panic!("{kind:?} {name}: {e}"));
@@ -396,8 +396,7 @@ fn what_is_left_out_is_a_note_or_an_error() {
     }
 }
 
-/// Int8 in other groups than those of `Q8_0` is refused with its groups, after planes that no type holds, and rounded again on
-/// request.
+/// Int8 in groups other than those of `Q8_0` is refused with the group size, after too many planes, and rounded again on request.
 #[test]
 fn embeddings_are_rounded_again_on_request() {
     let dir = TempDir::new().unwrap();
@@ -441,7 +440,7 @@ fn embeddings_are_rounded_again_on_request() {
         assert!(report.largest_change > 0.0 && report.largest_change < most, "{report:?}");
         let file = Gguf::open(&out).unwrap();
         assert_eq!(file.info("token_embd.weight").unwrap().kind.to_string(), kind);
-        // Once more, nothing changes.
+        // A second conversion changes nothing.
         let again = run(
             &out,
             &dir.path().join(format!("again-{kind}")),

@@ -25,7 +25,7 @@ fn ids(model: &LanguageModel, text: &str) -> Vec<u32> {
     model.tokenizer().expect("it has one").encode_prompt(text).expect("tokens")
 }
 
-/// The text after `prompt`, and the number of tokens that were not read again.
+/// The text after `prompt`, and the number of reused tokens.
 fn continued(
     model: &LanguageModel,
     session: &mut Session,
@@ -48,7 +48,7 @@ fn a_session_continues_as_if_everything_were_read_again() {
         let (more, reused) = continued(&model, &mut session, &first, &options);
         assert_eq!((&more, reused), (&fresh(&first), 0));
         assert_eq!(session.ids().len(), first.len() + 7, "the last token was not read");
-        // A longer text, a shorter one, one that turns off, and another one.
+        // A longer text, a shorter one, one that diverges, and an unrelated one.
         let longer = [&first[..], &more, &ids(&model, " The end")[1..]].concat();
         assert_eq!(continued(&model, &mut session, &longer, &options), (fresh(&longer), first.len() + 7));
         assert_eq!(continued(&model, &mut session, &first, &options), (fresh(&first), first.len() - 1));
@@ -56,24 +56,24 @@ fn a_session_continues_as_if_everything_were_read_again() {
         assert_eq!(continued(&model, &mut session, &branch, &options), (fresh(&branch), 5));
         let other = &first[1..];
         assert_eq!(continued(&model, &mut session, other, &options), (fresh(other), 0));
-        // Another precision cannot be continued.
+        // Another precision cannot be reused.
         let precision = if kv == KvPrecision::F32 { KvPrecision::F16 } else { KvPrecision::F32 };
         let (_, reused) = continued(&model, &mut session, other, &options.clone().with_kv(precision));
         assert_eq!(reused, 0);
     }
-    // Another model's session is not one of this model, though it has the same type.
+    // The session of another model of the same type is not reused.
     let mut session = Session::default();
     let options = GenerateOptions::default().with_max_tokens(2);
     continued(&model, &mut session, &first, &options);
     assert_eq!(continued(&self::model(), &mut session, &first, &options).1, 0);
-    // A rolling cache keeps nothing.
+    // A rolling cache is not kept.
     let rolling = options.with_kv(KvOptions::default().with_window(16));
     continued(&model, &mut session, &first, &rolling);
     assert!(session.ids().is_empty());
 }
 
-/// Not only the most probable tokens: the log-probabilities of a text behind reused keys and values are those behind a prompt that is
-/// read again, and those behind a wrong prompt are far from them.
+/// Besides the most probable tokens, the log-probabilities after reused keys and values equal those after a fresh prefill, and
+/// differ clearly from those after a wrong prompt.
 #[test]
 fn a_session_says_what_a_fresh_start_says() {
     let file = ModelFile::open(TINY).expect("a model");
@@ -95,7 +95,7 @@ fn a_session_says_what_a_fresh_start_says() {
         let (reused, count) = said(&mut session, &longer);
         let (fresh, none) = said(&mut Session::default(), &longer);
         assert_eq!((count, none, reused.len()), (first.len(), 0, 40), "{kv:?}");
-        // Steps of other lengths sum in another order, and codes of int4 round what differs in the last bit by a step.
+        // Steps of other lengths add in another order, and int4 codes round a difference in the last bit up to a whole step.
         let bound = if kv == KvPrecision::F32 { 1e-3 } else { 5e-2 };
         assert_all_near!(&reused, &fresh, abs = bound, "{kv:?}");
         let apart = other.iter().zip(&fresh).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
@@ -114,7 +114,7 @@ fn a_saved_session_is_the_same_and_a_damaged_one_is_refused() {
         let mut session = Session::default();
         let (text, _) = continued(&model, &mut session, &prompt, &options);
         model.save_session(&session, &path).expect("it is written");
-        // Also into the same model in another process.
+        // A session can be loaded into the same model in another process.
         let other = self::model();
         let mut loaded = other.load_session(&path, &options).expect("it is read").expect("the same model");
         assert_eq!(loaded.ids(), session.ids());
@@ -134,7 +134,7 @@ fn a_saved_session_is_the_same_and_a_damaged_one_is_refused() {
         let mut bad = bytes.clone();
         bad[at] ^= 0x5a;
         std::fs::write(&path, bad).expect("it is written");
-        // In the header it may be taken for the session of another model.
+        // A changed header may look like the session of another model.
         assert!(!matches!(model.load_session(&path, &options), Ok(Ok(_))), "changed at {at}");
     }
     std::fs::write(&path, "mine").expect("it is written");
@@ -145,7 +145,7 @@ fn a_saved_session_is_the_same_and_a_damaged_one_is_refused() {
     assert_eq!(std::fs::read(&path).expect("the file"), b"mine");
 }
 
-/// Whatever changes the keys and values is named, and a session with others is not used.
+/// Every setting that affects the keys and values is named, and a session with another value is not used.
 #[test]
 fn a_saved_session_of_anything_else_is_not_used() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -201,7 +201,7 @@ fn a_saved_session_of_anything_else_is_not_used() {
         assert!(difference.contains(fact), "{difference}");
     }
 
-    // Weights and configuration, with the size and the time of the first.
+    // Weights and configuration, with the size and modification time of the first.
     let copy = dir.path().join("copy");
     std::fs::create_dir(&copy).expect("a directory");
     for entry in std::fs::read_dir(TINY).expect("a model") {
@@ -218,7 +218,7 @@ fn a_saved_session_of_anything_else_is_not_used() {
     assert!(said(&open(), &options).expect_err("another base").contains("the model"));
 }
 
-/// The session of a model that was edited in memory is not one of the model as it is stored, and the reverse.
+/// The session of a model edited in memory is not valid for the stored model, and vice versa.
 #[test]
 fn edits_in_memory_are_part_of_a_session() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -245,7 +245,7 @@ fn edits_in_memory_are_part_of_a_session() {
             },
         )
         .expect("it is edited");
-    // Also in memory, where the layout may be edited in place.
+    // The same in memory, where the layout may be edited in place.
     assert_eq!(continued(&edited, &mut session, &prompt, &options).1, 0);
     edited.save_session(&session, &path).expect("it is written");
     let difference = clean.load_session(&path, &options).expect("it is read").expect_err("edited");
@@ -253,7 +253,7 @@ fn edits_in_memory_are_part_of_a_session() {
     assert!(edited.load_session(&path, &options).expect("it is read").is_ok());
 }
 
-/// In memory, too: what was read with selected keys is no part of a text that attends to all.
+/// In memory too, tokens decoded with selected keys are not reused by a text that attends to all.
 #[test]
 fn a_session_in_memory_is_not_used_with_other_keys() {
     let model = model();
@@ -265,7 +265,7 @@ fn a_session_in_memory_is_not_used_with_other_keys() {
     let mut session = Session::default();
     continued(&model, &mut session, &prompt, &sampled);
     assert_eq!(continued(&model, &mut session, &prompt, &options).1, 0);
-    // Of a text that was continued with selected keys, the prompt is the same, and its continuation is not.
+    // In a text continued with selected keys, the prompt is reusable, but its continuation is not.
     let (more, _) = continued(&model, &mut session, &prompt, &selected);
     let whole = [&prompt[..], &more].concat();
     let fresh = continued(&model, &mut Session::default(), &whole, &options).0;
@@ -301,7 +301,7 @@ fn log_probabilities_are_those_of_the_logits() {
     let options = LoadOptions::default().with_activations(ActivationPrecision::F32);
     let model = LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads");
     let prompt = ids(&model, "Once upon a time");
-    // A sampler and a grammar change what is chosen, not what the model says.
+    // Sampler and grammar change the chosen tokens, not the model's probabilities.
     let options = GenerateOptions::default()
         .with_max_tokens(4)
         .with_kv(KvPrecision::F32)
@@ -339,7 +339,7 @@ fn embeddings_are_directions_that_mean_something() {
         assert_near!(f64::from(dot(&dog, &dog)), 1.0, abs = 1e-5);
         assert!(dot(&dog, &hound) > dot(&dog, &number), "{pooling:?}");
     }
-    // One token has one state.
+    // For a single token, both poolings are the same.
     let one = ids(&model, "")[..1].to_vec();
     assert_eq!(
         model.embed(&one, Pooling::Mean).expect("one"),
@@ -350,7 +350,7 @@ fn embeddings_are_directions_that_mean_something() {
     assert!(matches!(model.embed(&long, Pooling::Mean), Err(LlmError::PromptTooLong { .. })));
 }
 
-/// The logits of the last tokens do not depend on what a session has kept, and selected keys change them.
+/// The logits of the last tokens do not depend on the session's content, but on the selection of keys.
 #[test]
 fn logits_after_a_prompt_are_those_of_a_fresh_start() {
     let model = model();
@@ -371,7 +371,7 @@ fn logits_after_a_prompt_are_those_of_a_fresh_start() {
     for (i, row) in &fresh {
         assert_all_near!(row, &whole[*i], abs = 2e-2, "token {i}");
     }
-    // Another end, then selected keys after the same prompt, then all keys again.
+    // Another ending, then selected keys after the same prompt, then all keys again.
     let signs = KeySelector::signs(8).expect("a selector");
     let mut session = Session::default();
     let other = [&all[..100], &all[..60]].concat();
@@ -389,7 +389,7 @@ fn logits_after_a_prompt_are_those_of_a_fresh_start() {
     assert_ne!(selected, fresh);
     again(rows(&mut Session::default(), all, end, signs), &selected);
     again(rows(&mut session, all, end, KeySelector::All), &fresh);
-    // Nothing to pass on, and too much.
+    // No rows to pass on, and too many.
     assert!(rows(&mut session, all, 200, signs).is_empty());
     let long = vec![1; 513];
     let kv = KvSpec::new(KvPrecision::F32, 513).with_keys(signs);
@@ -397,8 +397,8 @@ fn logits_after_a_prompt_are_those_of_a_fresh_start() {
     assert!(matches!(error, Err(LlmError::PromptTooLong { tokens: 513, context: 512 })), "{error:?}");
 }
 
-/// A limit that the text does not reach changes nothing; beyond it the text goes on, to the end of the context, and what was evicted is
-/// counted. A session whose positions were evicted is read again.
+/// A limit that the text does not reach has no effect; beyond it, generation continues to the end of the context, and evictions are
+/// counted. A session with evicted positions is prefilled again.
 #[test]
 fn a_limited_cache_forgets_and_goes_on() {
     let model = model();

@@ -1,6 +1,6 @@
-//! What a backend computes with, and its name.
+//! Associated types and the name of a backend.
 
-/// The types of a backend, and its name.
+/// Associated types of a backend, and its name.
 pub trait BackendBase {
     /// Activations, `tokens x width`.
     type Tensor;

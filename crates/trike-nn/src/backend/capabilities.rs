@@ -1,8 +1,8 @@
-//! What the KV caches of a backend can do.
+//! Capabilities of a backend's KV caches.
 
 use trike_core::KvPrecision;
 
-/// What the KV caches of a backend can do; what they cannot, `new_cache` refuses.
+/// Capabilities of a backend's KV caches; `new_cache` refuses any spec beyond them.
 ///
 /// ```
 /// use trike_nn::{CacheCapabilities, KvPrecision};
@@ -21,14 +21,14 @@ pub struct CacheCapabilities {
     pub mixed: bool,
     /// Whether an index can select the keys of a decode step.
     pub select: bool,
-    /// Whether steps of several tokens can attend to some blocks of keys only.
+    /// Whether steps of several tokens support block-sparse attention.
     pub select_prompt: bool,
-    /// Whether a full cache can forget positions.
+    /// Whether a full cache can evict positions.
     pub evict: bool,
 }
 
 impl Default for CacheCapabilities {
-    /// Keys and values in f32, and nothing else.
+    /// Keys and values in f32 only.
     fn default() -> Self {
         Self { kv: &[KvPrecision::F32], mixed: false, select: false, select_prompt: false, evict: false }
     }

@@ -22,8 +22,8 @@ pub use self::transfers::BackendTransfers;
 pub use self::weights::{BackendWeights, MatrixEdit};
 use crate::{ActivationPolicy, DeviceUse, KernelTuning, NnError};
 
-/// The hardware that a decoder runs on: operations, weights, caches, transfers, recorded steps and placement, each a trait of its own,
-/// and what describes the backend.
+/// The hardware that a decoder runs on: operations, weights, caches, transfers, recorded steps and placement as separate traits,
+/// and its properties.
 pub trait Backend:
     BackendOps + BackendWeights + BackendCaches + BackendTransfers + BackendSteps + BackendPlacement
 {
@@ -35,18 +35,17 @@ pub trait Backend:
         None
     }
 
-    /// [`device_use`](Self::device_use) of each device by itself, with its name; empty on the host.
+    /// [`device_use`](Self::device_use) of each device, with its name; empty on the host.
     fn device_uses(&self) -> Vec<(String, DeviceUse)> {
         self.device_use().map(|used| (self.name(), used)).into_iter().collect()
     }
 
-    /// Times the kernels for products of the loaded ternary matrices with so many tokens, and uses the fastest of each from now on.
-    /// `progress` is called with the products measured and in total. Without effect on a backend that has no such choice, such as
-    /// the host.
+    /// Autotunes the matmul kernels of all loaded ternary matrices for each batch size in `tokens`. `progress` is called with the
+    /// number of products measured so far and in total. Without effect on a backend with one kernel per product, such as the host.
     ///
     /// # Errors
     ///
-    /// When the device is lost or has no memory for the activations of so many tokens.
+    /// When the device is lost or lacks memory for the activations of that many tokens.
     fn tune(
         &self,
         tokens: &[usize],
@@ -56,6 +55,6 @@ pub trait Backend:
         Ok(KernelTuning::default())
     }
 
-    /// What KV caches of the backend can do.
+    /// Capabilities of the backend's KV caches.
     fn capabilities(&self) -> CacheCapabilities;
 }

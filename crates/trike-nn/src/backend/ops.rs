@@ -165,12 +165,12 @@ pub trait BackendOps: BackendBase {
         caches: &mut [&mut Self::Cache],
     ) -> Result<Self::Tensor, NnError>;
 
-    /// [`rope`](Self::rope) of queries and keys, then [`attention`](Self::attention); a backend may do both at once, and what it leaves in
-    /// `q` and `k` is not used.
+    /// [`rope`](Self::rope) of queries and keys, then [`attention`](Self::attention); a backend may fuse the two. The contents of
+    /// `q` and `k` afterwards are unspecified.
     ///
     /// # Errors
     ///
-    /// Those of the two.
+    /// Errors of both.
     fn rotate_and_attend(
         &self,
         spec: &AttentionSpec,

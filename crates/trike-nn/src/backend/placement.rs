@@ -1,4 +1,4 @@
-//! Which part of a model a backend has: stages and ranks.
+//! The part of a model that a backend holds: stages and ranks.
 
 use std::ops::Range;
 
@@ -7,10 +7,10 @@ use trike_core::Tensor;
 use super::BackendWeights;
 use crate::{NnError, StepNotice, WeightName};
 
-/// The part of a model that a backend has: all of it, unless it runs on several devices or ranks.
+/// The part of a model that a backend holds: all of it, unless the model runs on several devices or ranks.
 ///
-/// *Stages* are consecutive layers with memory of their own, on a backend over several devices. *Ranks* are processes that each hold
-/// some layers or some rows of every matrix.
+/// *Stages* are consecutive layers with memory of their own, on a backend over several devices. *Ranks* are processes that each
+/// hold some layers or a row shard of every matrix.
 pub trait BackendPlacement: BackendWeights {
     /// Number of stages. The first one has the embedding too, the last one the final norm and the LM head.
     fn stages(&self) -> usize {
@@ -30,14 +30,14 @@ pub trait BackendPlacement: BackendWeights {
         self
     }
 
-    /// The rows of a weight that this backend holds, of `rows` rows; those of a vector are its elements. Of a stage that another rank
-    /// runs it holds none.
+    /// The rows of a weight that this backend holds, out of `rows`; for a vector, its elements. Empty for a stage that another rank
+    /// runs.
     fn rows_of(&self, name: WeightName, rows: usize) -> Range<usize> {
         let _ = name;
         0..rows
     }
 
-    /// Loads [`rows_of`](Self::rows_of) a matrix of `rows` rows, where they are not all; `weight` reads the whole matrix.
+    /// Loads [`rows_of`](Self::rows_of) a matrix of `rows` rows when they are a shard of it; `weight` reads the whole matrix.
     ///
     /// # Errors
     ///
@@ -61,7 +61,8 @@ pub trait BackendPlacement: BackendWeights {
         Ok(())
     }
 
-    /// The next step that rank 0 [announces](Self::announce); `None` when it has ended, and on every backend that follows none.
+    /// The next step that rank 0 [announces](Self::announce); `None` at the end of the run, and on every backend that is not a
+    /// follower.
     ///
     /// # Errors
     ///

@@ -47,7 +47,7 @@ pub trait BackendSteps: BackendTransfers + BackendPlacement {
     ///
     /// # Errors
     ///
-    /// Those of `run`, and when the device fails.
+    /// Errors of `run`, and when the device fails.
     fn tokens(
         &self,
         step: TokenStep<'_, Self>,

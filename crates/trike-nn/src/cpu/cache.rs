@@ -13,7 +13,7 @@ pub struct CpuCache {
     spec: CacheSpec,
     /// The codes of the keys, if steps select some of them.
     index: Option<KeyIndex>,
-    /// What is in a cache that evicts.
+    /// Retained positions of a cache with eviction.
     retained: Option<Retained>,
 }
 
@@ -44,7 +44,7 @@ impl CpuCache {
         f(KvView { k: self.k.view(), v: self.v.view(), capacity: self.spec.capacity })
     }
 
-    /// The keys of a slot as they were rounded, `kv_heads x head_dim`.
+    /// The rounded keys of a slot, `kv_heads x head_dim`.
     #[cfg(test)]
     pub(super) fn keys_at(&self, slot: usize) -> Vec<f32> {
         let CacheSpec { kv_heads, head_dim, capacity, .. } = self.spec;
@@ -55,8 +55,8 @@ impl CpuCache {
         keys
     }
 
-    /// The position in the cache of the first of the next `tokens` tokens of a sequence, which has `position` tokens. Only where
-    /// positions were evicted is it another one.
+    /// Cache position of the first of the next `tokens` tokens of a sequence with `position` tokens. It differs from `position`
+    /// only after an eviction.
     pub(super) fn admit(
         &mut self,
         cpu: &Cpu,
@@ -98,8 +98,8 @@ impl CpuCache {
         Ok(())
     }
 
-    /// Attention of the queries of some tokens, whose keys and values are stored from `position` on in the cache: to selected keys for one
-    /// token, if the cache has an index, to selected blocks of keys for several, if its spec has a selection of these, else to all.
+    /// Attention of the queries of some tokens, whose keys and values are stored in the cache from `position` on: for one token to
+    /// the top-k keys if the cache has an index, for several tokens block-sparse if its spec says so, otherwise to all keys.
     pub(super) fn attend(
         &mut self,
         cpu: &Cpu,
@@ -126,7 +126,7 @@ impl CpuCache {
         }
     }
 
-    /// For each array of the keys, then of the values: each head's positions.
+    /// Serialized arrays of the keys, then of the values: for each array, the first positions of each head.
     pub(super) fn save(&self, positions: usize) -> Vec<u8> {
         let capacity = self.spec.capacity;
         let mut saved = Vec::new();

@@ -1,4 +1,4 @@
-//! Errors that KV caches of other precisions would make, on the host.
+//! Errors due to the precision of KV caches, on the host.
 
 use super::{CpuBackend, CpuTensor};
 use crate::{
@@ -7,9 +7,9 @@ use crate::{
 };
 
 impl Decoder<CpuBackend> {
-    /// For each layer, the error that caching its keys and values in each of `precisions` makes: the squared length of the change of the
-    /// residual stream after the layer's attention, as a fraction of the squared length of the stream, averaged over the tokens. The
-    /// stream is that of caches in `exact` in all layers. So errors are those that a layer makes, and not those that it passes on.
+    /// For each layer, the error due to caching its keys and values in each of `precisions`: the squared norm of the change in the
+    /// residual stream after the layer's attention, relative to the squared norm of the stream, averaged over the tokens. The
+    /// stream is computed with caches in `exact` in all layers, so errors of earlier layers do not propagate.
     ///
     /// The text is run once, in steps of up to `step` tokens, and the attention of each layer once more for each of `precisions`.
     ///
@@ -55,7 +55,7 @@ impl Decoder<CpuBackend> {
             let mut sums = vec![0.0; precisions.len()];
             for (x, inputs) in &mut streams {
                 let before = x.clone();
-                // Nothing breaks without a hook.
+                // Without a hook the pass never breaks.
                 let _ = block.forward_attention(context, x, inputs, &mut [&mut exact], None)?;
                 for (sum, cache) in sums.iter_mut().zip(&mut caches) {
                     let mut other = before.clone();
@@ -77,7 +77,7 @@ fn relative_error(x: &CpuTensor, exact: &CpuTensor) -> f64 {
         let square = |sum: f64, value: f64| sum + value * value;
         let error = x.iter().zip(exact).map(|(x, exact)| f64::from(x - exact)).fold(0.0, square);
         let length = exact.iter().map(|exact| f64::from(*exact)).fold(0.0, square);
-        // A row of zeros has no direction to lose.
+        // The relative error of a zero row is undefined: use the absolute one.
         if length > 0.0 { error / length } else { error }
     };
     rows.map(of_row).sum()

@@ -1,11 +1,11 @@
-//! What a cache that evicts holds, and what it forgets.
+//! Content of a cache with eviction, and the choice of the evicted positions.
 
 use trike_cpu::{Cpu, CpuError, CpuOps, KvView};
 
 use crate::{AttentionSpec, Eviction};
 
-/// The content of the cache of one layer: positions of the sequence without those that were evicted, in their order. All heads
-/// hold equally many, each its own.
+/// The content of the cache of one layer: the remaining positions of the sequence in ascending order. All heads hold the same
+/// number, each its own selection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Retained {
     /// Positions in the cache.
@@ -28,8 +28,8 @@ impl Retained {
         self.used
     }
 
-    /// Shortens the content to a sequence of `tokens` tokens. The sequence has checked that none of them is older than the last
-    /// eviction, so that the last positions are theirs.
+    /// Shortens the content to a sequence of `tokens` tokens. The sequence has checked that this does not reach back past the last
+    /// eviction, so the removed tokens are the last positions of the cache.
     pub(super) fn rewind(&mut self, tokens: usize) {
         let gone = self.tokens.saturating_sub(tokens);
         self.used = self.used.saturating_sub(gone);
@@ -37,7 +37,7 @@ impl Retained {
         self.queries.truncate(self.queries.len().saturating_sub(gone.saturating_mul(self.width)));
     }
 
-    /// Makes place for `tokens` tokens; returns the position of the first.
+    /// Adds `tokens` tokens; returns the position of the first.
     pub(super) fn extend(&mut self, tokens: usize) -> usize {
         let first = self.used;
         self.used += tokens;
@@ -53,7 +53,7 @@ impl Retained {
         self.queries.drain(..self.queries.len().saturating_sub(most));
     }
 
-    /// The positions that stay, `kept` for each key/value head, and in ascending order. What stays is all that the cache holds then.
+    /// The positions to keep, `kept` per key/value head, in ascending order; all others are dropped from the content.
     pub(super) fn choose(
         &mut self,
         cpu: &Cpu,
@@ -72,11 +72,11 @@ impl Retained {
         }
         let last = used - Eviction::last(kv.capacity);
         let received = cpu.attention_received(spec, &self.queries, used - rows, kv)?;
-        // What is not a number stays, for whoever reads it to see.
+        // NaN sorts as the maximum, so that it is kept and shows up in the output.
         let size = |sum: f32| if sum.is_nan() { f32::INFINITY } else { sum };
         let of_head = |sums: &[f32]| {
             let mut between: Vec<usize> = (first..last).collect();
-            // Of equal ones the later.
+            // Ties go to the later position.
             between.sort_by(|&a, &b| size(sums[b]).total_cmp(&size(sums[a])).then(b.cmp(&a)));
             between.truncate(kept - first - (used - last));
             between.sort_unstable();
@@ -132,7 +132,8 @@ mod tests {
         sums
     }
 
-    /// The cache is one that was filled with what stays and nothing else, bit for bit; and what stays has the most attention.
+    /// After an eviction the cache equals, bit for bit, one filled with only the kept positions, which are those with the most
+    /// attention.
     #[test]
     fn a_cache_keeps_what_it_chose() {
         let (cpu, mut rng) = (Cpu::new(2).expect("two threads"), Rng::new(3));
@@ -166,7 +167,7 @@ mod tests {
                     let own: f64 =
                         chosen.iter().filter(|p| (first..last).contains(p)).map(|&p| sums[p]).sum();
                     match eviction {
-                        // Sums that differ by less than their rounding may change places.
+                        // Sums that differ by less than the rounding error may be in either order.
                         Eviction::Unattended => {
                             assert!(own >= best - 0.01, "{precision:?}, head {head}: {own} of {best}");
                         }

@@ -23,7 +23,7 @@ use crate::{
 
 pub use cache::CpuCache;
 
-/// Rows from which the products of an f32 matrix may be rounded: for fewer, reading the matrix takes longer than multiplying.
+/// Minimum rows for which products of an f32 matrix may be rounded: with fewer, they are memory-bound.
 const MANY_ROWS: usize = 32;
 
 /// Runs a decoder with the kernels of `trike-cpu`.
@@ -35,7 +35,7 @@ pub struct CpuBackend {
     layout: Option<Layout>,
     products: ProductPrecision,
     spare: Arc<Spare>,
-    /// Memory of selections of keys, one for each thread that makes them at the same time.
+    /// Scratch memory for key selection, one per concurrent thread.
     scratch: Mutex<Vec<KeyScratch>>,
 }
 
@@ -48,15 +48,15 @@ impl CpuBackend {
         Self { cpu, activations: activations.into(), layout: None, products, spare, scratch }
     }
 
-    /// What the operands of products with f32 matrices are rounded to, for 32 rows of activations and more: a CPU with AVX-512
-    /// BF16 multiplies bf16 faster. By default nothing is rounded.
+    /// Precision to which the operands of products with f32 matrices are rounded, for 32 rows of activations and more: a CPU with
+    /// AVX-512 BF16 multiplies bf16 faster. By default nothing is rounded.
     #[must_use]
     pub fn with_products(self, products: ProductPrecision) -> Self {
         Self { products, ..self }
     }
 
-    /// The layout of ternary matrices loaded from now on; two-bit if the host has no kernel for the layout. By default,
-    /// the layout measured to be fastest is chosen per matrix ([`choose_layout`]).
+    /// The layout of ternary matrices loaded after this call; two-bit if the host has no kernel for the layout. By default, the
+    /// layout measured to be fastest is chosen per matrix ([`choose_layout`]).
     #[must_use]
     pub fn with_layout(self, layout: Option<Layout>) -> Self {
         Self { layout, ..self }
@@ -144,8 +144,8 @@ impl Decoder<CpuBackend> {
     }
 
     /// [`step_cost`](Self::step_cost) of one step of several sequences, each with `tokens` tokens at `position`: the weights are
-    /// read once. Of steps of one token, the cache's selector selects the keys and values that are read, for which it reads all codes;
-    /// products with codes are no multiply-adds, and neither are those of the sample of a prompt.
+    /// read once. In steps of one token with a key selector, all codes are read, but only the selected keys and values; scoring by
+    /// codes, and the sampling of a prompt, do not count as multiply-adds.
     pub fn batch_cost(&self, sequences: usize, tokens: usize, position: usize, kv: &KvSpec) -> Cost {
         let (blocks, head) = self.matrices();
         let cost = |w: &Matrix, tokens| w.problem(tokens, self.backend().precision_of(w)).cost();
@@ -162,7 +162,7 @@ impl Decoder<CpuBackend> {
                 let bytes = kv_heads * (selected * head_bytes + seen * code);
                 return Cost { macs: 2 * selected * query_width, bytes };
             }
-            // A token attends to half of its own step on average, or to half of the last of its blocks.
+            // Within its own step (or its last block), a token attends to half of the positions on average.
             let scores = if tokens == 1 || prompt.is_all() {
                 tokens as u64 * (position as u64 + (tokens as u64).div_ceil(2))
             } else {
@@ -280,13 +280,13 @@ impl BackendWeights for CpuBackend {
     }
 
     fn load_part(&self, whole: Tensor, rows: Range<usize>) -> Result<Matrix, NnError> {
-        // A part may have more zeros than the whole: with a layout of its own it could be computed in another order.
+        // A shard may have a different share of zeros than the whole matrix; in its own layout the order of additions could differ.
         let layout = match &whole {
             Tensor::Ternary(w) => Some(self.layout_of(w)),
             Tensor::Int8(_) | Tensor::Dense(_) => None,
         };
         let part = whole.select_rows(&rows.collect::<Vec<_>>())?;
-        // Before it is packed, so that there are never two copies of the whole.
+        // Drop the whole matrix before packing, so that two copies never coexist.
         drop(whole);
         match (part, layout) {
             (Tensor::Ternary(w), Some(layout)) => Ok(Matrix::Ternary(self.cpu.pack(&w, layout)?)),
@@ -297,7 +297,7 @@ impl BackendWeights for CpuBackend {
     fn load_tiles(&self, tiles: &Tiles<FileRange>) -> Result<Option<Matrix>, NnError> {
         let wanted = match tiles {
             Tiles::Int8(_) => true,
-            // Base 3 was chosen on a machine that is fast with it, or for its size.
+            // Base 3 was chosen on a machine where it is fast, or for its size.
             Tiles::Trits(tiles) => match tiles.layout {
                 TileLayout::TwoBit => matches!(self.layout, None | Some(Layout::TwoBit | Layout::Bitmap)),
                 TileLayout::Base3 => match self.layout {
@@ -492,7 +492,7 @@ impl BackendOps for CpuBackend {
         let pairs = inputs.segments().iter().map(pairs).fold(0, usize::saturating_add);
         let pool = self.cpu.pool();
         if jobs.len() >= pool.threads() && pool.parts(pairs.saturating_mul(2 * q.width)) > 1 {
-            // One hand-over for all sequences, which may differ in length; few long ones are split by positions instead.
+            // One parallel region for all sequences, whose lengths may differ; a few long ones are split by positions instead.
             pool.map(jobs, attend).into_iter().collect::<Result<(), _>>()?;
         } else {
             jobs.into_iter().try_for_each(attend)?;
@@ -556,7 +556,7 @@ mod tests {
     use super::*;
     use crate::DenseTensor;
 
-    /// Rounded where there are many rows and the matrix is one of f32, and nowhere else.
+    /// Products are rounded only for an f32 matrix with many rows.
     #[test]
     fn products_are_rounded_where_they_may_be() {
         let exact = CpuBackend::new(Cpu::new(1).unwrap(), ActivationPrecision::F32);
@@ -589,7 +589,7 @@ mod tests {
         }
     }
 
-    /// The first rows are all zeros, which alone would be stored without them.
+    /// The first rows are all zeros; a shard of only these would be stored in a sparse layout.
     #[test]
     fn a_part_has_the_layout_of_the_whole() {
         let backend = CpuBackend::new(Cpu::new(1).unwrap(), ActivationPrecision::F32);

@@ -1,4 +1,4 @@
-//! Attention of a step: prompts one by one, the next tokens of sequences made together in one launch.
+//! Attention of a step: prompts one by one, single tokens of sequences made together in one launch.
 
 use std::sync::PoisonError;
 
@@ -10,7 +10,7 @@ use super::{CubeBackend, CubeInputs, CubeRope, CubeTensor};
 use crate::{AttentionSpec, CacheSpec, Eviction, KeySelector, NnError, PromptKeys, StepInputs, check};
 
 impl CubeBackend {
-    /// Stores keys and values, then attends; with `rope`, queries and keys are rotated before, in the launch of the store.
+    /// Stores keys and values, then attends; with `rope`, the launch of the store also rotates queries and keys.
     pub(super) fn attend(
         &self,
         spec: &AttentionSpec,
@@ -104,7 +104,7 @@ pub(super) fn batch_of<'a>(
     segments.map(token).collect()
 }
 
-/// The segments of a step that are processed together: single tokens with one window whose caches are beside each other.
+/// The segments of a step that are processed together: single tokens with one window whose caches share an allocation.
 fn groups(inputs: &CubeInputs, caches: &[&KvCache]) -> Vec<Vec<usize>> {
     let segments = inputs.host.segments();
     let mut groups: Vec<Vec<usize>> = Vec::new();

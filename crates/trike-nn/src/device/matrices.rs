@@ -26,7 +26,7 @@ pub(super) enum Kind {
         /// Host copy of a matrix for row lookups: few rows are read, so they are dequantized on the host.
         table: Option<Arc<TritTensor>>,
     },
-    /// Sparse: without (most of) its zeros.
+    /// A sparse layout, which leaves out (most) zeros.
     Sparse {
         matrix: SparseMatrix,
         table: Option<Arc<TritTensor>>,

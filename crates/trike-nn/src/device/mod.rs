@@ -38,7 +38,7 @@ use crate::{
 /// Tensors stay on the device: ids and positions are copied to it once per step, logits are copied back. A step of one token of
 /// each sequence is recorded and replayed if the device supports it ([`CubeBackend::with_graphs`]).
 ///
-/// [`CubeBackend::pipeline`] is one over several devices.
+/// [`CubeBackend::pipeline`] combines several devices.
 ///
 /// ```no_run
 /// use trike_cube::{Device, DeviceSpec};
@@ -62,7 +62,7 @@ pub struct CubeBackend {
     traffic: Traffic,
     /// The ternary matrices that were loaded, for [`Backend::tune`].
     resident: Mutex<Vec<Weak<TernaryMatrix>>>,
-    /// Number of the stage that this backend runs, if it is part of a pipeline.
+    /// Stage number of this backend, if it is part of a pipeline.
     index: usize,
     /// The stages on other devices, in the order of their layers.
     later: Vec<Stage>,
@@ -86,9 +86,9 @@ impl CubeBackend {
         }
     }
 
-    /// The layout of ternary matrices loaded from now on, if the device has a kernel for the tensor in it; otherwise two-bit.
-    /// By default, the layout predicted to be fastest is chosen per matrix
-    /// ([`choose_layout`](trike_cube::linear::choose_layout)). Each stage of a pipeline has its own.
+    /// The layout of ternary matrices loaded after this call, if the device has a kernel for the tensor in it; otherwise two-bit.
+    /// By default, the layout predicted to be fastest is chosen per matrix ([`choose_layout`](trike_cube::linear::choose_layout)).
+    /// Each stage of a pipeline has its own.
     #[must_use]
     pub fn with_layout(self, layout: Option<Layout>) -> Self {
         Self { layout, ..self }

@@ -49,7 +49,7 @@ struct CodesKind {
 }
 
 impl CubeBackend {
-    /// The activations that a ternary matrix needs.
+    /// The activation format that a ternary matrix requires.
     fn codes_of(&self, weight: &CubeMatrix) -> CodesKind {
         let rotation = match &weight.0 {
             Kind::Ternary { packed, .. } => packed.rotation(),
@@ -68,7 +68,7 @@ impl CubeBackend {
         Ok(codes)
     }
 
-    /// `input` quantized and multiplied, for codes that nothing else needs.
+    /// `input` quantized and multiplied, when no other operation uses the codes.
     fn quantized_product(
         &self,
         input: &Input<'_, Self>,
@@ -87,7 +87,7 @@ impl CubeBackend {
         Ok(())
     }
 
-    /// The activations for `weight`: the last ones, if they are of the same kind.
+    /// The activations for `weight`: the most recent ones, if their format matches.
     fn shared_codes<'c>(
         &self,
         last: &'c mut Option<(CodesKind, Activations)>,
@@ -172,7 +172,7 @@ impl CubeBackend {
         for i in 0..weights.len() {
             check::linear(weights[i].shape().1, cols)?;
             match &weights[i].0 {
-                // Already computed together with an earlier one.
+                // Already computed together with an earlier matrix.
                 _ if outs[i].is_some() => {}
                 Kind::Ternary { packed, .. } => {
                     let parts = packed.form().parts.iter();

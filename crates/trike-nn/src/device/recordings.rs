@@ -1,9 +1,9 @@
 //! Steps of one token of each sequence, recorded once and replayed.
 //!
-//! Everything that differs from token to token is in buffers: ids, positions and the places of the caches of a batch are
-//! overwritten, and kernels derive the slot of the KV cache and the length of attention from them. The exception is the grid of
-//! the attention kernel, so a recording is valid for the positions of one [`attention::horizon`]. Sequences whose caches were made
-//! together take turns in one recording per number of tokens.
+//! Everything that differs from token to token is in buffers: ids, positions and the cache offsets of a batch are overwritten, and
+//! kernels derive the slot of the KV cache and the length of attention from them. The exception is the grid of the attention
+//! kernel, so a recording is valid for the positions of one [`attention::horizon`]. Sequences whose caches were made together share
+//! one recording per number of tokens.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -26,7 +26,7 @@ use crate::{NnError, RunStep, StepCaches, StepLogits, TokenStep, check};
 pub struct CubeRecorded {
     /// Key of the last step.
     last: Option<Key>,
-    /// The most recent last, each with another number of tokens.
+    /// Ordered by last use, one per number of tokens.
     steps: Vec<RecordedStep>,
     /// Number of consecutive failed recordings.
     failures: u32,
@@ -52,7 +52,7 @@ struct RecordedStep {
     key: Key,
     /// Written before each replay. Positions stay below the length of the RoPE table.
     inputs: CubeInputs,
-    /// A cache of the first layer, beside which those of all steps are.
+    /// A cache of the first layer, whose allocation the caches of all steps share.
     cache: Option<KvCache>,
     logits: CubeTensor,
     /// Ids and values of the largest logits of each token.
@@ -60,7 +60,7 @@ struct RecordedStep {
 }
 
 impl RecordedStep {
-    /// Whether a replay is the step that `key` and `caches` describe, at positions up to `last`.
+    /// Whether a replay computes the step described by `key` and `caches`, at positions up to `last`.
     fn fits(&self, key: &Key, last: u32, caches: &[&mut [KvCache]]) -> bool {
         let beside = |of_layers: &&mut [KvCache]| match (&self.cache, of_layers.first()) {
             (Some(cache), Some(first)) => key.tokens == 1 || cache.is_beside(first),
@@ -100,7 +100,7 @@ impl CubeBackend {
         let again = recorded.last.replace(key) == Some(key);
         let found = recorded.steps.iter().position(|kept| kept.fits(&key, last, caches));
         if let Some(at) = found.filter(|_| self.graphs()) {
-            // The most recent last.
+            // Most recent last.
             recorded.steps[at..].rotate_left(1);
             if let Some(kept) = recorded.steps.last_mut() {
                 self.write(&mut kept.inputs, &step, caches)?;
@@ -229,7 +229,7 @@ impl CubeBackend {
             None => {}
         }
         let positions = step.inputs.positions();
-        // Kernels of a batch find positions beside the places of the caches.
+        // Kernels of a batch read positions from the buffer of cache offsets.
         for batch in inputs.first.tokens.get_mut().unwrap_or_else(PoisonError::into_inner) {
             batch.write(&self.device, &all_of(step, caches))?;
             self.traffic.uploaded(3 * size_of_val(positions));
@@ -255,7 +255,7 @@ impl CubeBackend {
     }
 }
 
-/// The tokens of a step with the caches of the first layer; those of the others are in the same places.
+/// The tokens of a step with the caches of the first layer; those of the other layers have the same offsets.
 fn all_of<'a>(step: &TokenStep<'_, CubeBackend>, caches: &'a [&mut [KvCache]]) -> Vec<Token<'a>> {
     let first: Vec<&KvCache> = caches.iter().filter_map(|of_layers| of_layers.first()).collect();
     batch_of(&step.inputs, &first, 0..first.len())

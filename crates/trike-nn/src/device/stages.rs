@@ -1,14 +1,14 @@
 //! Layers on several devices.
 //!
-//! A backend over several devices is the backend of the first, with one more for the layers of each later device. Weights, KV caches
-//! and activations of a layer are on its device; the residual stream is copied at a boundary.
+//! A backend over several devices is the backend of the first, plus one for the layers of each later device. Weights, KV caches and
+//! activations of a layer are on its device; the residual stream is copied between stages.
 
 use trike_cube::{Device, attention::CacheShape};
 
 use super::{CubeBackend, CubeTensor};
 use crate::{CacheSpec, DeviceUse, KvPrecision, NnError};
 
-/// The backend of some layers after those of the first device.
+/// The backend of the layers on a later device.
 #[derive(Debug)]
 pub(super) struct Stage {
     /// The first of these layers.
@@ -17,8 +17,8 @@ pub(super) struct Stage {
 }
 
 impl CubeBackend {
-    /// One backend over several, each with the number of consecutive layers that it runs; the last one runs all that remain. Steps of
-    /// such a backend are launched and not recorded, because a recording holds launches of one device.
+    /// Combines several backends, each with its number of consecutive layers; the last one runs all remaining layers. Steps of such
+    /// a backend are launched and not recorded, because a recording holds launches of one device.
     ///
     /// ```no_run
     /// use trike_cube::{Device, DeviceSpec, Runtime};
@@ -35,7 +35,7 @@ impl CubeBackend {
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`] for no backend, one without layers, or one that is over several devices itself.
+    /// [`NnError::Spec`] for no backend, one without layers, or one that is itself a pipeline.
     pub fn pipeline(stages: impl IntoIterator<Item = (Self, usize)>) -> Result<Self, NnError> {
         let mut stages = stages.into_iter();
         let fail = |rule, got: usize| NnError::Spec { field: "stages", rule, got: got.to_string() };
@@ -74,9 +74,9 @@ impl CubeBackend {
         self.later.iter().take_while(|stage| stage.first <= layer).count()
     }
 
-    /// The KV cache of a layer on this device. A stage stores f32 on a device without f16, because the other stages may have it.
+    /// The KV cache of a layer on this device. A device without f16 stores f32 instead, because other stages may support f16.
     pub(super) fn cache_shape(&self, spec: &CacheSpec) -> CacheShape {
-        // `new_cache` adds the index; a sequence with the others was refused.
+        // `new_cache` adds the index; a sequence with the other options was refused.
         let CacheSpec { kv_heads, head_dim, capacity, precision, keys: _, prompt_keys: _, eviction: _ } =
             *spec;
         let is_stage = self.index > 0 || !self.later.is_empty();

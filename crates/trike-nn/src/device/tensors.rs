@@ -43,12 +43,12 @@ pub struct CubeInputs {
 #[derive(Debug)]
 pub(super) struct OnDevice {
     pub(super) positions: Positions,
-    /// Tokens of several sequences that a layer processed together; most layers find those of the first.
+    /// Tokens of several sequences that a layer processed together; most layers reuse those of the first.
     pub(super) tokens: Mutex<Vec<Tokens>>,
 }
 
 impl CubeInputs {
-    /// The inputs on the device of a stage. Those that a stage made for itself are on its device only.
+    /// The inputs on the device of a stage. Inputs made by a stage for itself are on its device only.
     pub(super) fn at(&self, stage: usize) -> &OnDevice {
         stage.checked_sub(1).and_then(|index| self.later.get(index)).unwrap_or(&self.first)
     }
@@ -139,7 +139,7 @@ impl CubeBackend {
         Ok(OnDevice { positions, tokens: Mutex::default() })
     }
 
-    /// Uploads where tokens of several sequences are.
+    /// Uploads the cache offsets of tokens of several sequences.
     pub(super) fn upload_batch(&self, tokens: &[Token<'_>]) -> Result<Tokens, NnError> {
         self.traffic.uploaded(3 * size_of::<u32>() * tokens.len());
         Ok(Tokens::upload(&self.device, tokens)?)

@@ -1,4 +1,4 @@
-//! Kernels of a model's products, chosen by measurement.
+//! Autotuning of a model's products.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError, Weak};
@@ -11,14 +11,14 @@ use crate::NnError;
 use crate::tune::{KernelTuning, TunedProduct, TunedTable};
 
 impl CubeBackend {
-    /// Notes a matrix for [`tune_all`](Self::tune_all).
+    /// Registers a matrix for [`tune_all`](Self::tune_all).
     pub(super) fn remember(&self, matrix: &Arc<TernaryMatrix>) {
         let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
         resident.retain(|other| other.strong_count() > 0);
         resident.push(Arc::downgrade(matrix));
     }
 
-    /// The ternary matrices that are loaded, those of one form together.
+    /// The loaded ternary matrices, grouped by form.
     fn forms(&self) -> Vec<Vec<Arc<TernaryMatrix>>> {
         let resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
         let mut forms: Vec<Vec<Arc<TernaryMatrix>>> = Vec::new();
@@ -41,7 +41,7 @@ impl CubeBackend {
         for stage in self.each() {
             for matrices in stage.forms() {
                 for &tokens in &tokens.iter().copied().filter(|&tokens| tokens > 0).collect::<BTreeSet<_>>() {
-                    // Products of one part may be added to the residual stream: a problem of its own.
+                    // A product of an unfused matrix may be added to the residual stream, which is tuned as a separate problem.
                     let adds: &[bool] = match matrices.first() {
                         Some(first) if first.form().parts.len() == 1 => &[false, true],
                         _ => &[false],

@@ -1,10 +1,10 @@
-//! Which part of a model each rank holds.
+//! The part of a model that each rank holds.
 
 use std::ops::Range;
 
 use crate::{DecoderSpec, HookPoint, NnError, WeightName};
 
-/// Rows of a kernel tile: parts of a matrix begin at one, so that no tile is divided.
+/// Rows of a kernel tile: shards of a matrix are aligned to tiles.
 const TILE: usize = 16;
 
 /// The division of a model between ranks.
@@ -28,14 +28,14 @@ pub struct Division {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Kind {
-    /// The ranks.
+    /// Number of ranks.
     Tensor(usize),
     /// The first layer of each rank, and the number of layers.
     Pipeline(Vec<usize>),
 }
 
 impl Division {
-    /// Each matrix divided by rows: those of queries, keys and values by heads.
+    /// Each matrix sharded by rows: query, key and value projections by heads.
     ///
     /// # Errors
     ///
@@ -56,8 +56,8 @@ impl Division {
         Ok(Self { spec: spec.clone(), kind: Kind::Tensor(ranks) })
     }
 
-    /// As many consecutive layers for each rank as `layers` says; the first one has the embedding too, the last one the final norm
-    /// and the LM head.
+    /// Consecutive layers per rank, as many as `layers` says for each; the first rank has the embedding too, the last one the final
+    /// norm and the LM head.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl Division {
         }
     }
 
-    /// Whether ranks hold layers, and not parts of each layer.
+    /// Whether ranks hold whole layers instead of shards of each layer.
     pub fn is_pipeline(&self) -> bool {
         matches!(self.kind, Kind::Pipeline(_))
     }
@@ -99,7 +99,7 @@ impl Division {
         if self.is_pipeline() { "pipeline" } else { "tensor" }
     }
 
-    /// Layers of which a rank holds a part.
+    /// Layers that a rank holds whole or in part.
     pub fn layers(&self, rank: usize) -> Range<usize> {
         match &self.kind {
             Kind::Tensor(_) => 0..self.spec.layers,
@@ -120,7 +120,7 @@ impl Division {
         }
     }
 
-    /// The rows of a weight that a rank holds, of `rows` rows; those of a vector are its elements.
+    /// The rows of a weight that a rank holds, out of `rows`; for a vector, its elements.
     pub fn rows(&self, rank: usize, name: WeightName, rows: usize) -> Range<usize> {
         use WeightName as W;
         let Kind::Tensor(ranks) = self.kind else {
@@ -160,7 +160,7 @@ impl Division {
             let Range { start, end } = self.kv_heads(rank);
             return start * group..end * group;
         }
-        // Several ranks have the same keys and values, and a part of the queries that attend to them.
+        // Ranks that share key/value heads hold the same keys and values and part of the queries that attend to them.
         let sharing = ranks / kv_heads;
         let (first, part) = (rank / sharing * group, rank % sharing);
         first + group * part / sharing..first + group * (part + 1) / sharing
@@ -190,12 +190,12 @@ impl Division {
         }
     }
 
-    /// Bytes of activations that all ranks together send for a token that is decoded, without headers of messages.
+    /// Bytes of activations sent by all ranks together per decoded token, without message headers.
     pub fn bytes_per_token(&self) -> u64 {
         let DecoderSpec { hidden, intermediate, layers, vocab, .. } = self.spec;
         let others = self.ranks() as u64 - 1;
         match &self.kind {
-            // The row of the embedding, then four tensors of each layer, to all others; and the logits to rank 0.
+            // The embedding row, then four tensors per layer, to all other ranks; and the logits to rank 0.
             Kind::Tensor(ranks) => {
                 let each = self.spec.query_width() + 2 * hidden + intermediate;
                 let logits = vocab - cut(vocab, 0, *ranks).len();
@@ -206,7 +206,7 @@ impl Division {
     }
 }
 
-/// The part of a rank of so many rows, whole tiles where there are enough.
+/// Row range of `rank`, aligned to tiles if every rank gets at least one.
 fn cut(rows: usize, rank: usize, ranks: usize) -> Range<usize> {
     let unit = if rows >= TILE * ranks { TILE } else { 1 };
     let units = rows.div_ceil(unit);
@@ -219,7 +219,8 @@ mod tests {
     use super::*;
     use crate::fixtures::small;
 
-    /// Every row is on a rank, those of matrices on one only, and heads stay with their keys.
+    /// Every row is on some rank, matrix rows on exactly one (except shared key/value heads), and query heads are on the rank of
+    /// their keys.
     #[test]
     fn ranks_have_all_of_a_model() {
         for (heads, kv_heads, ranks) in

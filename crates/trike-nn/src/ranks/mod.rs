@@ -1,18 +1,18 @@
 //! A model on several ranks: processes, or threads of one.
 //!
-//! [`RankBackend`] runs the operations of another backend on the part of a model that its rank holds, and messages carry activations
-//! between ranks. The decoder is the one of a single machine.
+//! [`RankBackend`] runs the operations of another backend on its rank's part of the model, and sends activations between ranks as
+//! messages. The decoder is the same as on a single machine.
 //!
-//! *Pipeline*: a rank has consecutive layers; the residual stream goes from rank to rank, and the logits to rank 0.
+//! *Pipeline*: a rank has consecutive layers; the residual stream is passed from rank to rank, and the logits to rank 0.
 //!
-//! *Tensor*: a rank has some rows of every matrix, and the keys and values of its heads. A product gives the columns of its rows, and
-//! all ranks gather the columns of all before the next operation over the whole width: a norm, a product, or an addition to the
-//! residual stream. No sum is divided, so each element is computed by one rank, in the order of a single machine, and the bits
-//! are those of a single machine; a division of the columns of a matrix would need fewer bytes but add in another order, and would
-//! round activations to int8 by the largest of a part of a token.
+//! *Tensor*: a rank has a row shard of every matrix, and the keys and values of its heads. A product yields the output columns of
+//! the rank's rows, and an all-gather precedes the next operation over the whole width: a norm, a product, or an addition to the
+//! residual stream. No sum is split across ranks, so each element is computed by one rank, in the order of a single machine, and
+//! results are bit-identical to a single machine; sharding the columns of a matrix would need fewer bytes but change the order of
+//! additions, and would round activations to int8 by the absolute maximum of only a part of a token.
 //!
-//! Rank 0 runs the program; the others [follow](crate::Decoder::follow): they run the steps that it announces, so that nothing but
-//! the weights and the steps decides what they compute.
+//! Rank 0 runs the program; the others [follow](crate::Decoder::follow): they run the steps that it announces, and their
+//! computation depends on nothing but the weights and the steps.
 
 mod division;
 mod notice;
@@ -27,24 +27,24 @@ use crate::{Backend, DecoderSpec, NnError};
 pub use division::Division;
 pub use operations::RankInputs;
 
-/// Most bytes of a notice: a step of 2^24 tokens.
+/// Maximum bytes of a notice: a step of 2^24 tokens.
 const MOST_NOTICE: usize = 1 << 26;
 
 /// The part of a model on this rank, computed by another backend.
 ///
-/// All ranks load the decoder of the same spec. On rank 0 it is used like every other one, except that it runs one sequence at a time
-/// and weights that are divided cannot be replaced; the others call [`Decoder::follow`](crate::Decoder::follow). Results of steps are on
-/// rank 0, and empty elsewhere. When the decoder of rank 0 is dropped, the others return.
+/// All ranks load the decoder of the same spec. On rank 0 it is used like any other backend, except that it runs one sequence at a
+/// time and sharded weights cannot be replaced; the others call [`Decoder::follow`](crate::Decoder::follow). Results of steps are
+/// on rank 0, and empty elsewhere. When the decoder of rank 0 is dropped, the others return.
 pub struct RankBackend<B: Backend, C: Communicator> {
     inner: Rc<B>,
     comm: Rc<C>,
     division: Rc<Division>,
     spec: Rc<DecoderSpec>,
-    /// The stage of a pipeline that this value is the backend of; the rank of the same number runs it.
+    /// The pipeline stage of this backend; the rank of the same number runs it.
     stage: usize,
-    /// The later stages of the backend of all.
+    /// The later stages, if this is the backend of all stages.
     later: Vec<Self>,
-    /// Whether this is the backend of all stages, and not only of one.
+    /// Whether this is the backend of all stages.
     is_whole: bool,
 }
 
@@ -53,7 +53,7 @@ impl<B: Backend, C: Communicator> RankBackend<B, C> {
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`] unless the division is for as many ranks as there are.
+    /// [`NnError::Spec`] if the number of ranks differs from the division's.
     pub fn new(inner: B, comm: Rc<C>, spec: &DecoderSpec, division: Division) -> Result<Self, NnError> {
         if division.ranks() != comm.size() {
             let rule = "must be as many as the model is divided for";
@@ -92,7 +92,7 @@ impl<B: Backend, C: Communicator> RankBackend<B, C> {
         !self.division.is_pipeline() || self.stage == self.comm.rank()
     }
 
-    /// The rank whose part of a weight this is: in a pipeline a stage has the weights of its rank, and other ranks nothing of it.
+    /// The rows of a weight on this rank; in a pipeline, none for the stages of other ranks.
     fn rows_here(&self, name: crate::WeightName, rows: usize) -> Range<usize> {
         match self.is_here() {
             true => self.division.rows(self.comm.rank(), name, rows),
@@ -100,7 +100,7 @@ impl<B: Backend, C: Communicator> RankBackend<B, C> {
         }
     }
 
-    /// Values as the bytes of a message.
+    /// Serializes values for a message.
     ///
     /// # Errors
     ///
@@ -110,14 +110,14 @@ impl<B: Backend, C: Communicator> RankBackend<B, C> {
         Ok(values.iter().flat_map(|value| value.to_le_bytes()).collect())
     }
 
-    /// `count` values of another rank.
+    /// Receives `count` values from another rank.
     fn values(&self, from: usize, count: usize) -> Result<Vec<f32>, NnError> {
         let message = self.comm.receive(from, bytes(count))?;
         read_values(from, count, &message)
     }
 }
 
-/// Bytes of so many values, and no fewer where that is more than there are addresses.
+/// Size of `count` f32 values in bytes, saturating.
 fn bytes(count: usize) -> usize {
     count.saturating_mul(4)
 }
@@ -144,14 +144,14 @@ impl<B: Backend, C: Communicator> Drop for RankBackend<B, C> {
     fn drop(&mut self) {
         if self.is_whole && self.comm.rank() == 0 {
             for rank in 1..self.comm.size() {
-                // A rank that is gone needs no end.
+                // Ignore errors: a rank that has exited needs no end message.
                 let _ = self.comm.send(rank, notice::END);
             }
         }
     }
 }
 
-/// A tensor of which this rank holds the whole, some columns, or nothing.
+/// A tensor that this rank holds whole, in some columns, or not at all.
 #[derive(Debug)]
 pub struct RankTensor<T> {
     local: Option<T>,

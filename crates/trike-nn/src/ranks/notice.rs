@@ -1,4 +1,4 @@
-//! The step that rank 0 runs, for the others.
+//! The message by which rank 0 announces a step.
 
 use crate::{Eviction, KeySelector, KvPrecisions, KvSpec, NnError, PromptKeys, StepNotice};
 
@@ -11,7 +11,7 @@ const HEAD: usize = 1 + 8 + 8 + 8 + 8 + 1 + 1 + 8 + 2 + 1 + KvPrecisions::BYTES;
 /// The message: one byte each for kind, rows, result and eviction, eight for a number, [`KvPrecisions::BYTES`] for the precisions,
 /// four for an id.
 pub(super) fn message(step: &StepNotice<'_>) -> Vec<u8> {
-    // No window is 0, which is none of a rolling cache.
+    // Window 0 encodes no window; a rolling cache has at least 1.
     let window = step.spec.window.unwrap_or(0);
     let mut message = Vec::with_capacity(HEAD + 4 * step.ids.len());
     message.push(STEP);
@@ -21,7 +21,7 @@ pub(super) fn message(step: &StepNotice<'_>) -> Vec<u8> {
     }
     message.push(u8::from(step.all_rows));
     message.push(u8::from(step.states));
-    // All keys are 0, which is none selected.
+    // Top-k 0 encodes all keys; a selection has at least 1.
     let top_k = step.spec.keys.top_k().unwrap_or(0);
     message.extend((top_k as u64).to_le_bytes());
     message.extend(step.spec.prompt_keys.thousandths().to_le_bytes());
@@ -33,7 +33,7 @@ pub(super) fn message(step: &StepNotice<'_>) -> Vec<u8> {
     message
 }
 
-/// Reads a message; `None` for the one that ends a run.
+/// Decodes a message; `None` for the end of the run.
 ///
 /// # Errors
 ///
@@ -99,7 +99,7 @@ mod tests {
             let message = message(&notice);
             assert_eq!(read(&message), Ok(Some(notice)));
             for len in 0..message.len() {
-                // A notice with one id less is one too.
+                // Without its last id, a notice is still valid.
                 let is_whole = len == message.len() - 4;
                 assert_eq!(read(&message[..len]).is_ok(), is_whole, "{len}");
             }

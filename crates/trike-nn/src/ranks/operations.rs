@@ -1,4 +1,4 @@
-//! The operations of a decoder on the part of a rank.
+//! Decoder operations on a rank's part of the model.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::{
     StepNotice, WeightName, check,
 };
 
-/// The inputs of a step, with the ids for the ranks that have their rows of the embedding.
+/// The inputs of a step, with the ids for the ranks that hold a part of the embedding.
 #[derive(Debug)]
 pub struct RankInputs<I> {
     ids: Vec<u32>,
@@ -22,7 +22,7 @@ pub struct RankInputs<I> {
 }
 
 impl<B: Backend, C: Communicator> RankBackend<B, C> {
-    /// The columns of all ranks, where they are divided, on every rank; `None` where this rank has nothing of the tensor.
+    /// All-gathers the columns of a sharded tensor; `None` if this rank has no part of it.
     fn gathered<'t>(
         &self,
         x: &'t RankTensor<B::Tensor>,
@@ -40,7 +40,7 @@ impl<B: Backend, C: Communicator> RankBackend<B, C> {
         Ok(Some(room.insert(self.inner.upload(&joined, x.width)?)))
     }
 
-    /// The values of a tensor on rank 0; empty elsewhere.
+    /// The values of a tensor on rank 0; empty on the others.
     fn collected(&self, x: &RankTensor<B::Tensor>) -> Result<Vec<f32>, NnError> {
         let local = || match &x.local {
             Some(local) => self.inner.to_host(local),
@@ -57,7 +57,7 @@ impl<B: Backend, C: Communicator> RankBackend<B, C> {
             }
             None if rank == 0 && self.is_here() => local(),
             None if rank == 0 => self.values(self.stage, x.rows * x.width),
-            // In a pipeline the rank of the stage has it, and otherwise all have a tensor that is not divided.
+            // In a pipeline the rank of the stage holds the tensor; with tensor parallelism every rank holds an unsharded one.
             None if !self.is_here() || self.stage == 0 => Ok(Vec::new()),
             Some(_) | None => {
                 self.comm.send(0, &self.message(&local()?)?)?;
@@ -66,7 +66,7 @@ impl<B: Backend, C: Communicator> RankBackend<B, C> {
         }
     }
 
-    /// The rows of all ranks of a divided table for the ids of a step.
+    /// The rows of a sharded table for the ids of the step, gathered from all ranks.
     fn looked_up(
         &self,
         table: &B::Matrix,
@@ -92,7 +92,7 @@ impl<B: Backend, C: Communicator> RankBackend<B, C> {
                 self.comm.send(to, &message)?;
             }
         }
-        // Only ranks with a row of the step send something.
+        // Only ranks that hold a row of the step send anything.
         for (from, part) in parts.iter().enumerate().filter(|&(from, _)| from != rank) {
             let count = ids_of(part).len();
             if count > 0 {
@@ -110,7 +110,7 @@ impl<B: Backend, C: Communicator> RankBackend<B, C> {
     }
 }
 
-/// The columns of all ranks, row after row.
+/// Interleaves the column blocks of all ranks into rows.
 fn joined(rows: usize, width: usize, parts: &Parts, columns: &[Vec<f32>]) -> Vec<f32> {
     let mut all = vec![0.0; rows * width];
     for (part, columns) in parts.iter().zip(columns) {

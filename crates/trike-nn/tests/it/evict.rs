@@ -1,4 +1,4 @@
-//! Caches that evict, against caches that hold everything.
+//! Caches with eviction, compared with caches that hold everything.
 
 use crate::common::Random;
 use trike_cpu::Cpu;
@@ -55,11 +55,11 @@ fn nothing_changes_before_a_cache_is_full() {
     }
 }
 
-/// Texts that differ in a token have different logits while it is in the cache, and equal ones afterwards. With one layer nothing
-/// else remembers it.
+/// Texts that differ in one token have different logits while it is in the cache, and equal ones after its eviction. With a single
+/// layer no other state depends on it.
 #[test]
 fn what_is_evicted_has_no_part_in_attention() {
-    // Not one of the first ones, which stay.
+    // A position after the attention sinks, which are never evicted.
     let text = ids(120, 2);
     let mut other = text.clone();
     other[10] = (text[10] + 1) % VOCAB as u32;
@@ -77,7 +77,7 @@ fn what_is_evicted_has_no_part_in_attention() {
     }
 }
 
-/// Whatever the number of threads, alone and beside other sequences, and after tokens that were taken back.
+/// For any number of threads, alone and in a batch, and after truncation.
 #[test]
 fn output_is_independent_of_threads_batches_and_tokens_taken_back() {
     let (text, other) = (ids(150, 3), ids(20, 4));
@@ -94,7 +94,7 @@ fn output_is_independent_of_threads_batches_and_tokens_taken_back() {
                 text[..104].chunks(16).for_each(|ids| drop(run(&decoder, &mut sequence, ids)));
                 let evicted = sequence.evicted();
                 assert!(evicted > 0);
-                // Three tokens and back, without an eviction between.
+                // Three tokens and back, without an eviction in between.
                 run(&decoder, &mut sequence, &other[..3]);
                 assert_eq!(sequence.evicted(), evicted);
                 sequence.truncate(104).expect("nothing was evicted since");

@@ -10,7 +10,7 @@ use trike_testkit::Rng;
 
 const VOCAB: usize = 50;
 
-/// Layers that attend to all keys and two that select them.
+/// Layers with full attention, and two with key selection.
 fn decoder(threads: usize) -> Decoder<CpuBackend> {
     let layers = KeySelector::EXACT_LAYERS + 2;
     let spec = DecoderSpec {
@@ -29,7 +29,7 @@ fn ids(n: usize, seed: u64) -> Vec<u32> {
     (0..n).map(|_| rng.below(VOCAB) as u32).collect()
 }
 
-/// Few enough that a selection is made from 24 positions on.
+/// Few enough keys that selection begins at 24 positions.
 fn keys() -> KeySelector {
     KeySelector::signs(4).expect("at least one")
 }
@@ -39,7 +39,7 @@ fn run(decoder: &Decoder<CpuBackend>, sequence: &mut Sequence<CpuBackend>, ids: 
     decoder.forward(&mut [Step { sequence, ids }], Logits::Last).expect("it runs").remove(0)
 }
 
-/// Prompts, and steps with few positions, are exact; later steps of one token are not.
+/// Prompts, and steps at few positions, are exact; later steps of one token are not.
 #[test]
 fn only_long_steps_of_one_token_select_keys() {
     let decoder = decoder(1);
@@ -126,7 +126,7 @@ fn output_is_independent_of_the_batch() {
     }
 }
 
-/// Long steps of several tokens leave out blocks of keys; single tokens, and prompts of few blocks, do not.
+/// Long steps of several tokens skip blocks of keys; single tokens, and prompts of few blocks, do not.
 #[test]
 fn only_long_prompts_attend_to_blocks_of_keys() {
     let prompt_keys = PromptKeys::sampled(0.3).expect("between 0 and 1");

@@ -1,6 +1,6 @@
 //! Operations and decoders on the host and on devices.
 //!
-//! One binary for all files: each further one is linked anew.
+//! All files are in one binary, since each further one would be linked separately.
 
 mod common;
 mod device;

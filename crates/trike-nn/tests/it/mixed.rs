@@ -40,7 +40,7 @@ fn ids(n: usize) -> Vec<u32> {
     (0..n).map(|_| rng.below(VOCAB) as u32).collect()
 }
 
-/// The hidden states of all tokens, and the caches of the layers, with each block run alone over a cache of its own.
+/// The hidden states of all tokens, and the caches of the layers, with each block run separately over its own cache.
 fn block_by_block(steps: &[&[u32]], caches: &[CacheSpec]) -> (Vec<Vec<f32>>, Vec<Vec<u8>>) {
     let (spec, backend) = (spec(LAYERS), backend());
     let mut weights = Random::new(&spec, SEED);
@@ -75,7 +75,7 @@ fn cache_capacity(caches: &[CacheSpec]) -> usize {
     caches[0].capacity
 }
 
-/// Each layer has the keys, values and results of a cache of its precision alone, to the bit.
+/// Each layer's keys, values and results are bit-identical to those of a cache of its precision alone.
 #[test]
 fn layers_have_the_caches_of_their_precisions() {
     let decoder = decoder(LAYERS);
@@ -100,7 +100,7 @@ fn layers_have_the_caches_of_their_precisions() {
                 prompt_keys: PromptKeys::All,
                 eviction,
             };
-            // A cache that evicts takes a quarter of its capacity at once.
+            // A cache with eviction drops a quarter of its capacity at once.
             let steps: Vec<&[u32]> = match eviction {
                 Eviction::Never => steps.clone(),
                 _ => prompt.chunks(16).chain(rest.chunks(1)).collect(),
@@ -182,7 +182,7 @@ fn errors_are_those_of_one_layer() {
             });
             assert_near!(*error, relative.sum::<f64>() / 50.0, abs = 1e-12);
         }
-        // More bytes, less of an error, by far.
+        // More bytes give a much smaller error.
         let [f32, _, int8, int4, int8_int4] = errors[..] else { panic!("five precisions") };
         assert!(f32 < int8 && int8 < int8_int4 && int8_int4 < int4, "{errors:?}");
     }
@@ -211,7 +211,7 @@ fn saved_and_cut_sequences_go_on_as_they_were() {
     let mut restored = decoder.sequence(kv).unwrap();
     restored.restore(decoder.backend(), 40, &layers).unwrap();
     assert_eq!(run(&mut restored, &ids[40..]).unwrap(), last);
-    // The bytes of one precision are none of another.
+    // Bytes of one precision are invalid for another.
     let mut other = decoder.sequence(KvSpec { precision: KvPrecision::Int4.into(), ..kv }).unwrap();
     assert!(matches!(other.restore(decoder.backend(), 40, &layers), Err(NnError::SavedCache { .. })));
     // Sequences of different precisions in one step.

@@ -1,4 +1,4 @@
-//! Each operation of the host backend against the reference backend, and what both refuse.
+//! Each operation of the host backend compared with the reference backend, and the errors of both.
 
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cpu::Cpu;
@@ -141,7 +141,7 @@ fn rotations_in_both_pairings() {
     for pairing in [RopePairing::Adjacent, RopePairing::Halves] {
         let got = run(&cpu(), pairing);
         assert_close(&got, &run(&candle(), pairing), 1e-4);
-        // Position 0 turns nothing.
+        // Position 0 has rotation angle 0.
         assert_close(&got[..16], &Rng::new(4).normals(3 * 2 * 8)[..16], 1e-6);
         seen.push(got);
     }

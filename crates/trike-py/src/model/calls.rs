@@ -27,17 +27,17 @@ pub(crate) enum Prompt {
     Ids(Vec<u32>),
 }
 
-/// What a generation needs, in the form in which it goes to the model's thread.
+/// A generation request, as sent to the model's thread.
 struct Request {
     ids: Vec<u32>,
     ends: Vec<u32>,
     options: GenerateOptions,
-    /// Whether it continues the chat before it.
+    /// Whether it continues the previous chat.
     chat: bool,
 }
 
 impl Request {
-    /// Generates; `on_text` gets the pieces.
+    /// Generates; `on_text` receives the pieces.
     fn run(
         self,
         served: &mut Served,
@@ -59,7 +59,7 @@ impl PyModel {
                 let ids = tokenizer.encode_prompt(&text).map_err(errors::value)?;
                 (ids, tokenizer.eos().to_vec())
             }
-            // A model without a tokenizer runs on ids.
+            // A model without a tokenizer runs on token ids.
             Prompt::Ids(ids) => {
                 (ids, self.facts.tokenizer.as_ref().map_or_else(Vec::new, |t| t.eos().to_vec()))
             }
@@ -82,7 +82,7 @@ impl PyModel {
         let mut talk = Conversation::of(parse(messages)?);
         let options = sampling.options(&self.facts.sampling)?;
         let context = options.context.unwrap_or(self.facts.context);
-        // At least half of the context is for the conversation.
+        // At least half of the context is reserved for the conversation.
         let room = options.max_tokens.unwrap_or(context / 4).min(context / 2);
         let rendering = RenderOptions::default().with_tools(tools);
         let prompt = talk.fit(template, tokenizer, &rendering, context - room).map_err(errors::value)?;
@@ -90,7 +90,7 @@ impl PyModel {
         Ok(Request { ids: prompt.ids, ends: tokenizer.turn_ends(), options, chat: true })
     }
 
-    /// `ValueError` for tokens that the model does not have.
+    /// `ValueError` for ids outside the vocabulary.
     fn check_ids(&self, ids: &[u32]) -> PyResult<()> {
         match ids.iter().find(|&&id| id as usize >= self.facts.vocab) {
             Some(id) => Err(PyValueError::new_err(format!(
@@ -125,7 +125,7 @@ impl PyModel {
         self.send(Box::new(move |served| {
             let (line, _ticket) = crate::work::connect::<()>();
             line.run(|_| {
-                // A failed send means that the iterator is gone.
+                // A failed send means that the iterator was dropped.
                 let generation =
                     request.run(served, |piece| match texts.send(Piece::Text(piece.to_owned())) {
                         Ok(()) => ControlFlow::Continue(()),
@@ -139,7 +139,7 @@ impl PyModel {
     }
 }
 
-/// Messages in JSON, at least one.
+/// Parses messages in JSON, at least one.
 fn parse(messages: &str) -> PyResult<Vec<Message>> {
     let objects: Vec<Map<String, Value>> = serde_json::from_str(messages).map_err(errors::value)?;
     if objects.is_empty() {
@@ -156,7 +156,7 @@ fn parse(messages: &str) -> PyResult<Vec<Message>> {
 
 #[pymethods]
 impl PyModel {
-    /// Continues a prompt, a text or a list of tokens.
+    /// Continues a prompt, given as text or as a list of tokens.
     #[pyo3(signature = (prompt, sampling, on_text=None))]
     fn _generate<'py>(
         &self,
@@ -192,7 +192,7 @@ impl PyModel {
         self.pieces(self.conversation(messages, tools, &sampling)?)
     }
 
-    /// A conversation as the template renders it.
+    /// A conversation rendered by the template.
     #[pyo3(signature = (messages, tools, add_generation_prompt))]
     fn _rendered(
         &self,
@@ -237,7 +237,7 @@ impl PyModel {
         array(py, rows, sides)
     }
 
-    /// The embedding of a text or of tokens: a new f32 array (hidden,) with a length of one.
+    /// The embedding of a text or of tokens: a new f32 array (hidden,) of unit length.
     #[pyo3(signature = (text, pooling="mean"))]
     fn embed<'py>(
         &self,

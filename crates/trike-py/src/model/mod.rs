@@ -1,8 +1,7 @@
 //! `Model`: a language model on a thread of its own.
 //!
-//! The thread owns the model, because a model on a GPU or over several ranks cannot change threads. Calls are jobs that it takes one
-//! after another, so that any number of Python threads may share one model, and a caller can leave a job behind when Ctrl-C is
-//! pressed.
+//! The thread owns the model, because a model on a GPU or over several ranks cannot move between threads. Calls are jobs that it
+//! executes one by one, so that any number of Python threads can share one model, and a caller can abandon a job on Ctrl-C.
 
 mod calls;
 
@@ -26,16 +25,16 @@ use crate::{
     work::{self, Line, connect},
 };
 
-/// The model as its thread has it.
+/// The model, owned by its thread.
 pub(crate) struct Served {
     pub(crate) model: Box<dyn Model>,
-    /// What the model read last in a chat; an answer continues it without reading it again.
+    /// Keys and values of the last chat, reused by the next answer.
     pub(crate) session: Session,
 }
 
 type Job = Box<dyn FnOnce(&mut Served) + Send>;
 
-/// What is known of a model without its thread.
+/// Properties of a model that are available without its thread.
 struct Facts {
     path: PathBuf,
     format: &'static str,
@@ -62,7 +61,7 @@ pub(crate) struct PyModel {
 }
 
 impl PyModel {
-    /// Gives the model's thread a job and waits for its result.
+    /// Sends a job to the model's thread and waits for its result.
     fn ask<T: Send + 'static>(
         &self,
         py: Python<'_>,
@@ -134,7 +133,7 @@ impl PyModel {
                 served = Some(Served { model, session: Session::default() });
                 Ok(facts)
             });
-            // A failed load has sent its error.
+            // After a failed load, the error has been sent.
             let Some(mut served) = served else { return };
             for job in waiting {
                 job(&mut served);
@@ -193,7 +192,7 @@ impl PyModel {
         Ok(self.tokenizer()?.eos().to_vec())
     }
 
-    /// The tokens of a text; with `bos`, as a prompt begins.
+    /// The tokens of a text; with `bos`, preceded by BOS as in a prompt.
     #[pyo3(signature = (text, bos=true))]
     fn tokenize(&self, text: &str, bos: bool) -> PyResult<Vec<u32>> {
         let tokenizer = self.tokenizer()?;
@@ -206,7 +205,7 @@ impl PyModel {
         self.tokenizer()?.decode(&ids).map_err(errors::value)
     }
 
-    /// The bytes of tokens, which need not be whole characters.
+    /// The bytes of tokens, possibly parts of characters.
     fn detokenize_bytes(&self, ids: Vec<u32>) -> PyResult<Vec<u8>> {
         self.tokenizer()?.decode_bytes(&ids).map_err(errors::value)
     }

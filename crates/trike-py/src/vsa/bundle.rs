@@ -1,4 +1,4 @@
-//! `Bundle`: counts.
+//! `Bundle`: superposition with counts.
 
 use numpy::PyArray1;
 use pyo3::prelude::*;

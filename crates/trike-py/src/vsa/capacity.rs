@@ -1,4 +1,4 @@
-//! How many items a bundle holds.
+//! Capacity of bundles.
 
 use pyo3::prelude::*;
 use trike::vsa::capacity::{self, BundleForm};
@@ -14,7 +14,7 @@ fn form(name: &str) -> PyResult<BundleForm> {
     }
 }
 
-/// The number that a function gives for a named algebra.
+/// A function of a named algebra that returns a number.
 macro_rules! number {
     ($algebra:expr, $a:ident => $body:expr) => {{
         let value: Any<_, _, _> = make!($algebra, $a => $body);
@@ -22,7 +22,7 @@ macro_rules! number {
     }};
 }
 
-/// The probability that, of `candidates` vectors, the one that is among the `items` of a bundle scores highest.
+/// The probability that, among `candidates` vectors, the one contained in a bundle of `items` vectors scores highest.
 #[pyfunction]
 #[pyo3(signature = (dim, items, candidates, kept="counts", algebra="z3"))]
 fn retrieval_probability(
@@ -36,7 +36,7 @@ fn retrieval_probability(
     Ok(number!(algebra, A => capacity::retrieval_probability::<A>(kept, dim, items, candidates)))
 }
 
-/// The largest number of items that are retrieved with at least this probability.
+/// The largest number of items retrieved with at least this probability.
 #[pyfunction]
 #[pyo3(signature = (dim, candidates, probability, kept="counts", algebra="z3"))]
 fn max_items(dim: usize, candidates: usize, probability: f64, kept: &str, algebra: &str) -> PyResult<usize> {

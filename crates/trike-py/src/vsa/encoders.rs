@@ -6,7 +6,7 @@ use trike::vsa::{Bipolar, RandomProjection, ScalarEncoder, Ternary, TextEncoder,
 use super::{Any, both, bundle::PyBundle, each, error, make, map, vector::PyHypervector};
 use crate::arrays::borrow;
 
-/// Numbers of an interval as vectors whose similarity falls with distance.
+/// Numbers of an interval as vectors whose similarity decreases with distance.
 #[pyclass(name = "ScalarEncoder", module = "trike.vsa", frozen)]
 struct PyScalarEncoder {
     inner: Any<ScalarEncoder<Z3>, ScalarEncoder<Bipolar>, ScalarEncoder<Ternary>>,

@@ -79,7 +79,7 @@ impl PyDistributedMemory {
             .map_err(error)
     }
 
-    /// The value at an address; None if none of its locations was written to.
+    /// The value at an address; None if none of its active locations was written.
     fn read(&self, py: Python<'_>, address: &PyHypervector) -> PyResult<Option<PyHypervector>> {
         fn some<T>(found: Result<Option<T>, VsaError>) -> PyResult<Option<T>> {
             found.map_err(error)
@@ -112,8 +112,8 @@ fn address(numbers: [i8; 3]) -> PyResult<[Tryte3; 3]> {
 
 #[pymethods]
 impl PyHierarchy {
-    /// An empty record. Values are to be found among `candidates` vectors with this probability; with `refuse`, an insertion that would
-    /// make it less probable raises ValueError.
+    /// An empty record. Values are to be retrieved among `candidates` vectors with at least this probability; with `refuse`, an
+    /// insertion that would reduce it below raises ValueError.
     #[new]
     #[pyo3(signature = (dim, candidates, probability=0.99, refuse=false, seed=0, algebra="z3"))]
     fn new(
@@ -135,7 +135,7 @@ impl PyHierarchy {
         Ok(map!(&self.inner, h => h.key(at)).into())
     }
 
-    /// Puts a value into a slot. Returns the probability of finding a value, and whether it suffices.
+    /// Inserts a value into a slot. Returns the probability of retrieval, and whether it is sufficient.
     fn insert(&mut self, address: [i8; 3], value: &PyHypervector) -> PyResult<(f64, bool)> {
         let at = self::address(address)?;
         let judged = both!(&mut self.inner, &value.inner, h, v => h.insert(at, v)).map_err(error)?;

@@ -24,12 +24,12 @@ pub(super) fn found(hit: &Hit) -> Found {
 #[pyclass(name = "ItemMemory", module = "trike.vsa")]
 pub(super) struct PyItemMemory {
     pub(super) inner: AnyMemory,
-    /// The process that has the threads of searches.
+    /// The process that owns the search threads.
     process: u32,
 }
 
 impl PyItemMemory {
-    /// The memory, in the process that made it.
+    /// The memory; an error in another process than the one that made it.
     pub(super) fn here(&self) -> PyResult<&AnyMemory> {
         host::check_process(self.process, "the item memory was made", "make it in the child")?;
         Ok(&self.inner)
@@ -49,7 +49,7 @@ impl PyItemMemory {
         })
     }
 
-    /// Reads a file that `save` wrote.
+    /// Reads a file written by `save`.
     #[classmethod]
     #[pyo3(signature = (path, algebra="z3"))]
     fn load(_class: &Bound<'_, PyType>, py: Python<'_>, path: PathBuf, algebra: &str) -> PyResult<Self> {
@@ -102,7 +102,7 @@ impl PyItemMemory {
         Ok(hits.map_err(error)?.iter().map(found).collect())
     }
 
-    /// The `k` vectors with the largest weights in a bundle, by its counts.
+    /// The `k` vectors with the largest weights in a bundle, according to its counts.
     #[pyo3(signature = (bundle, k=1))]
     fn search_bundle(&self, py: Python<'_>, bundle: &PyBundle, k: usize) -> PyResult<Vec<Found>> {
         let hits = both!(self.here()?, &bundle.inner, m, b => py.detach(|| m.top_k_in_bundle(b, k)));

@@ -12,7 +12,7 @@ pub(crate) mod vector;
 use pyo3::{exceptions::PyValueError, prelude::*};
 use trike::vsa::{Bipolar, PackedTritVec, Ternary, VsaError, Z3};
 
-/// A value of one of the three algebras, which are types in the library and a property in Python.
+/// A value of one of the three algebras: separate types in the library, a property in Python.
 pub(crate) enum Any<A, B, C> {
     Z3(A),
     Bipolar(B),
@@ -32,7 +32,7 @@ impl<A, B, C> Any<A, B, C> {
     }
 }
 
-/// An expression for a value of whichever algebra it has.
+/// Evaluates an expression for a value of any algebra.
 macro_rules! each {
     ($value:expr, $name:ident => $body:expr) => {
         match $value {
@@ -43,7 +43,7 @@ macro_rules! each {
     };
 }
 
-/// As `each`, for a result that has the same algebra.
+/// As `each`, for a result of the same algebra.
 macro_rules! map {
     ($value:expr, $name:ident => $body:expr) => {
         match $value {
@@ -54,7 +54,7 @@ macro_rules! map {
     };
 }
 
-/// An expression for two values of the same algebra.
+/// Evaluates an expression for two values of the same algebra.
 macro_rules! both {
     ($a:expr, $b:expr, $x:ident, $y:ident => $body:expr) => {
         match ($a, $b) {
@@ -66,7 +66,7 @@ macro_rules! both {
     };
 }
 
-/// As `both`, for a result that has the same algebra.
+/// As `both`, for a result of the same algebra.
 macro_rules! join {
     ($a:expr, $b:expr, $x:ident, $y:ident => $body:expr) => {
         match ($a, $b) {
@@ -84,7 +84,7 @@ macro_rules! join {
     };
 }
 
-/// A new value of a named algebra.
+/// Makes a value of a named algebra.
 macro_rules! make {
     ($name:expr, $algebra:ident => $body:expr) => {
         match $name {
@@ -105,7 +105,7 @@ macro_rules! make {
     };
 }
 
-/// Vectors of one algebra as vectors of its type.
+/// Evaluates an expression for vectors of one algebra, converted to its type.
 macro_rules! of_one {
     ($vectors:expr, $name:ident => $body:expr) => {{
         let vectors = &$vectors;
@@ -130,7 +130,7 @@ macro_rules! of_one {
     }};
 }
 
-/// An expression for any number of values of the same algebra.
+/// Evaluates an expression for any number of values of the same algebra.
 macro_rules! same {
     (($($value:expr),+), ($($name:ident),+) => $body:expr) => {
         match ($($value),+) {
@@ -146,7 +146,7 @@ pub(crate) use {both, each, join, make, map, of_one, same};
 
 pub(crate) const ALGEBRAS: [&str; 3] = ["z3", "bipolar", "ternary"];
 
-/// Errors of hypervectors: a value that is out of range.
+/// Errors of hypervectors: `ValueError`.
 pub(crate) fn error(error: VsaError) -> PyErr {
     crate::errors::value(error)
 }
@@ -156,7 +156,7 @@ pub(crate) fn mixed(a: &str, b: &str) -> PyErr {
     PyValueError::new_err(format!("expected two values of one algebra, got {a} and {b}"))
 }
 
-/// As [`mixed`], for the first of several and the first that differs from it.
+/// As [`mixed`], for the first of several values and the first with another algebra.
 pub(crate) fn differing(algebras: &[&str]) -> PyErr {
     let first = algebras.first().copied().unwrap_or_default();
     let other = algebras.iter().copied().find(|name| *name != first);

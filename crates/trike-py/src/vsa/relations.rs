@@ -42,7 +42,7 @@ impl PyTree {
         both!(&mut self.inner, &value.inner, t, v => t.remove(&path, v)).map_err(error)
     }
 
-    /// The value at the end of a path among the vectors of a memory, as (index, score, similarity).
+    /// The value at the end of a path, searched in a memory, as (index, score, similarity).
     fn get(&self, py: Python<'_>, path: Vec<bool>, memory: &PyItemMemory) -> PyResult<Found> {
         let hit = both!(&self.inner, memory.here()?, t, m => py.detach(|| t.get(&path, m)));
         Ok(found(&hit.map_err(error)?))
@@ -89,7 +89,7 @@ impl PyGraph {
         same!((&self.inner, &start.inner, &end.inner), (g, a, b) => g.has_edge(a, b)).map_err(error)
     }
 
-    /// The nodes of a memory with an edge from a node, as (index, score, similarity); in an undirected graph, all neighbours.
+    /// The nodes in a memory with an edge from a node, as (index, score, similarity); in an undirected graph, all neighbours.
     #[pyo3(signature = (node, memory, threshold=0.5))]
     fn successors(
         &self,
@@ -103,7 +103,7 @@ impl PyGraph {
         }))
     }
 
-    /// The nodes of a memory with an edge to a node.
+    /// The nodes in a memory with an edge to a node.
     #[pyo3(signature = (node, memory, threshold=0.5))]
     fn predecessors(
         &self,
@@ -150,8 +150,8 @@ impl PyAutomaton {
             .map_err(error)
     }
 
-    /// The state after a state for a symbol, among those of a memory, as (index, score, similarity); None if there probably is no such
-    /// transition.
+    /// The next state for a state and a symbol, searched in a memory, as (index, score, similarity); None if there is probably no
+    /// such transition.
     fn next(
         &self,
         py: Python<'_>,

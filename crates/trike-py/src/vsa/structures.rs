@@ -34,7 +34,7 @@ impl PyRecord {
         same!((&mut self.inner, &key.inner, &value.inner), (r, k, v) => r.remove(k, v)).map_err(error)
     }
 
-    /// The value of a key among the vectors of a memory, as (index, score, similarity).
+    /// The value of a key, searched in a memory, as (index, score, similarity).
     fn get(&self, key: &PyHypervector, memory: &PyItemMemory) -> PyResult<Found> {
         let hit = same!((&self.inner, &key.inner, memory.here()?), (r, k, m) => r.get(k, m));
         Ok(found(&hit.map_err(error)?))
@@ -50,7 +50,7 @@ impl PyRecord {
     }
 }
 
-/// A list: the bundle of its vectors, each rotated by its place.
+/// A list: the bundle of its vectors, each rotated by its index.
 #[pyclass(name = "Sequence", module = "trike.vsa")]
 struct PySequence {
     inner: Any<Sequence<Z3>, Sequence<Bipolar>, Sequence<Ternary>>,
@@ -70,12 +70,12 @@ impl PySequence {
         both!(&mut self.inner, &vector.inner, s, v => s.push(v)).map_err(error)
     }
 
-    /// Removes the last vector, which the caller has to supply.
+    /// Removes the last vector, which the caller must supply.
     fn pop(&mut self, last: &PyHypervector) -> PyResult<()> {
         both!(&mut self.inner, &last.inner, s, v => s.pop(v)).map_err(error)
     }
 
-    /// The vector at a place among those of a memory, as (index, score, similarity).
+    /// The vector at an index, searched in a memory, as (index, score, similarity).
     fn get(&self, place: usize, memory: &PyItemMemory) -> PyResult<Found> {
         let hit = both!(&self.inner, memory.here()?, s, m => s.get(place, m));
         Ok(found(&hit.map_err(error)?))

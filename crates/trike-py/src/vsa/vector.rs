@@ -68,7 +68,7 @@ impl PyHypervector {
         each!(&self.inner, v => v.dim())
     }
 
-    /// Number of dimensions that are not zero.
+    /// Number of nonzero dimensions.
     #[getter]
     fn nonzeros(&self) -> PyResult<usize> {
         each!(&self.inner, v => v.nonzeros()).map_err(error)
@@ -126,7 +126,7 @@ impl PyHypervector {
         hasher.finish()
     }
 
-    /// NumPy's protocol: the trits as a new array.
+    /// NumPy's array protocol: the trits as a new array.
     #[pyo3(signature = (dtype=None, copy=None))]
     fn __array__<'py>(
         &self,
@@ -148,13 +148,13 @@ fn bind(a: &PyHypervector, b: &PyHypervector) -> PyResult<PyHypervector> {
     Ok(join!(&a.inner, &b.inner, a, b => vsa::bind(a, b)).into())
 }
 
-/// Unbinds a key from a vector that it was bound to.
+/// Unbinds a key from a vector bound to it.
 #[pyfunction]
 fn unbind(bound: &PyHypervector, key: &PyHypervector) -> PyResult<PyHypervector> {
     Ok(join!(&bound.inner, &key.inner, a, b => vsa::unbind(a, b)).into())
 }
 
-/// Bundles vectors: the result is similar to each. With integer weights, each counts that often.
+/// Bundles vectors: the result is similar to each. With integer weights, each is added that many times.
 #[pyfunction]
 #[pyo3(signature = (vectors, weights=None))]
 fn bundle(vectors: Vec<Bound<'_, PyHypervector>>, weights: Option<Vec<u32>>) -> PyResult<PyHypervector> {
@@ -195,7 +195,7 @@ fn hamming_distance(a: &PyHypervector, b: &PyHypervector) -> PyResult<usize> {
     both!(&a.inner, &b.inner, a, b => vsa::hamming_distance(a, b)).map_err(error)
 }
 
-/// Vectors of an ordered set.
+/// The vectors of a named algebra that an expression makes.
 macro_rules! set {
     ($algebra:expr, $a:ident => $body:expr) => {{
         let all = make!($algebra, $a => $body);
@@ -218,7 +218,7 @@ fn random_set(dim: usize, count: usize, seed: u64, algebra: &str) -> PyResult<Ve
     Ok(set!(algebra, A => PackedTritVec::<A>::random_set(dim, count, seed)))
 }
 
-/// Vectors of the steps of a scale, circle or thermometer: `kind` is `level`, `circular` or `thermometer` (which has no seed).
+/// Vectors of the levels of a scale, circle or thermometer: `kind` is `level`, `circular` or `thermometer` (which has no seed).
 #[pyfunction]
 #[pyo3(signature = (kind, dim, levels, seed=0, algebra="z3"))]
 fn ordered_set(
@@ -236,7 +236,7 @@ fn ordered_set(
     })
 }
 
-/// Binds a sequence: each vector rotated by its distance to the last one.
+/// Binds a sequence: each vector rotated by its distance from the last one.
 #[pyfunction]
 fn bind_sequence(vectors: Vec<Bound<'_, PyHypervector>>) -> PyResult<PyHypervector> {
     Ok(of_one!(vectors, all => vsa::bind_sequence(all)).into())

@@ -8,7 +8,7 @@ use crate::CurvePoint;
 const SIZE: (f64, f64) = (440.0, 250.0);
 /// Margins: left, right, top, bottom.
 const MARGINS: (f64, f64, f64, f64) = (52.0, 64.0, 22.0, 40.0);
-/// The smallest divergence that is drawn, in nats per token.
+/// Lower limit of the divergence in the plot, in nats per token.
 const LEAST: f64 = 1e-6;
 
 /// Whether a point is the model of the report.
@@ -16,12 +16,12 @@ pub(super) fn is_own(point: &CurvePoint) -> bool {
     point.setting.starts_with("this")
 }
 
-/// Whether a point is no model of trits.
+/// Whether a point has another format than trits.
 fn is_rival(point: &CurvePoint) -> bool {
     point.setting.starts_with('Q')
 }
 
-/// The plot, with a logarithmic axis of the divergence, which is never negative; a perplexity ratio may be below 1.
+/// The plot, with a logarithmic axis of the divergence, which is never negative, whereas a perplexity ratio may be below 1.
 pub(super) fn plot(points: &[CurvePoint]) -> Plot {
     let mut sorted: Vec<&CurvePoint> = points.iter().filter(|p| p.kl.is_finite()).collect();
     sorted.sort_by(|a, b| a.bits_per_weight.total_cmp(&b.bits_per_weight));
@@ -59,12 +59,12 @@ pub(super) fn plot(points: &[CurvePoint]) -> Plot {
             ticks: (low as i32..=high as i32).map(decade).collect(),
             name: String::new(),
         },
-        // The line connects models of trits; other formats are dots beside it.
+        // The line connects ternary models; other formats are separate points.
         lines: vec![Line {
             points: sorted.iter().filter(|p| !is_rival(p)).map(|p| at(p)).collect(),
             dashed: false,
         }],
-        // More bits lose less: the line leaves the upper right and the lower left of a point free.
+        // The curve falls, so the upper right and the lower left of a point are free for labels.
         points: sorted
             .iter()
             .map(|p| Point { at: at(p), name: p.setting.clone(), title: String::new(), left: is_own(p) })

@@ -8,15 +8,15 @@ use trike_report::{Cell, Page, Row};
 use super::{size, verdict::change};
 use crate::{CalibrateError, LayerReport, Measured, QuantizeReport, Sensitivity, StoredKind, TuningReport};
 
-/// Tables with more rows are folded away.
+/// Tables with more rows are collapsed.
 const MOST_ROWS: usize = 100;
 
 impl QuantizeReport {
-    /// The report as one HTML page with embedded plots; nothing is loaded from elsewhere.
+    /// The report as one self-contained HTML page with embedded plots.
     ///
     /// # Errors
     ///
-    /// [`CalibrateError::Report`] for a defect of the templates.
+    /// [`CalibrateError::Report`] for an error in the templates.
     pub fn html(&self) -> Result<String, CalibrateError> {
         let by = format!("Trike {}", self.version);
         let by = self.date.as_ref().map_or(by.clone(), |date| format!("{by}, {date}"));
@@ -112,7 +112,7 @@ impl QuantizeReport {
         let all = &planning.sensitivities;
         let smallest =
             |s: &Sensitivity| s.choices.iter().min_by_key(|c| c.bytes).map(|c| (c.stored.to_string(), c.kl));
-        // Reasons are not part of what was measured.
+        // Reasons are ignored in the comparison with the measured choices.
         let chosen = |s: &Sensitivity| {
             let stored = &planning.plan.layers.iter().find(|l| l.name == s.layer)?.stored;
             let alike = |c: &&Measured| {

@@ -1,4 +1,4 @@
-//! What is asked first: the verdict, its figures, sample text, alternatives.
+//! Top of the page: the verdict, its figures, sample text, alternatives.
 
 use trike_report::{Cell, Figure, Page, Row};
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl QuantizeReport {
-    /// The verdict, and the figures that it follows from.
+    /// The verdict, and the figures on which it is based.
     pub(super) fn verdict_section(&self, page: &mut Page) {
         match (&self.verdict, &self.not_measured) {
             (Some(verdict), _) => {
@@ -57,7 +57,7 @@ impl QuantizeReport {
     pub(super) fn sample_section(&self, page: &mut Page) {
         page.section("samples", "Sample text");
         if self.samples.is_empty() {
-            page.dim("None: samples are taken where quality is measured.");
+            page.dim("None: samples require a quality measurement.");
             return;
         }
         page.dim(
@@ -72,7 +72,7 @@ impl QuantizeReport {
                 .take_while(|(a, b)| a == b)
                 .map(|(c, _)| c.len_utf8())
                 .sum();
-            // A word that differs is underlined as a whole.
+            // A differing word is underlined as a whole.
             let word = if same == ternary.len() {
                 same
             } else {
@@ -181,7 +181,7 @@ impl QuantizeReport {
         Row::new("per layer, from the plan", cells).with_own(true)
     }
 
-    /// How the model was made.
+    /// The settings of the quantization.
     pub(super) fn summary_section(&self, page: &mut Page) {
         page.section("summary", "How it was made");
         if let Some(command) = &self.command {

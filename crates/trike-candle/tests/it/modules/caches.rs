@@ -40,7 +40,7 @@ fn in_steps(attention: &Attention, [q, k, v]: &[Tensor; 3], cache: &mut KvCache,
     Tensor::cat(&outs, 1).expect("y")
 }
 
-/// The largest norm of a vector of `head_dim` elements.
+/// The maximum norm of a vector of `head_dim` elements.
 fn largest_norm(x: &Tensor, head_dim: usize) -> f32 {
     let norm = |vector: &[f32]| vector.iter().map(|x| x * x).sum::<f32>().sqrt();
     values(x).chunks_exact(head_dim).map(norm).fold(0.0, f32::max)
@@ -49,12 +49,12 @@ fn largest_norm(x: &Tensor, head_dim: usize) -> f32 {
 /// Heads, key/value heads, `head_dim`, window, capacity, lengths of the steps.
 type Case = (usize, usize, usize, Option<usize>, usize, &'static [usize]);
 
-/// The kernels against Candle's softmax over the same rounded keys and values, and against the exact ones: with keys that are off by at
-/// most `e`, scores are off by `delta = scale |q| e`, so that weights change by factors within `exp(+-2 delta)`.
+/// The kernels compared with Candle's softmax over the same rounded keys and values, and with exact ones: if keys are off by at
+/// most `e`, scores are off by `delta = scale |q| e`, so weights change by factors within `exp(+-2 delta)`.
 #[test]
 fn every_precision_attends_to_what_it_stores() {
     let mut rng = Rng::new(51);
-    // Odd heads, groups of 1, 3 and 6 heads, windows, rings that wrap, contexts beyond those that are read in f32.
+    // Odd heads, groups of 1, 3 and 6 heads, windows, wrapping ring buffers, contexts longer than those read in f32.
     let cases: [Case; 5] = [
         (6, 6, 8, None, 24, &[7, 1, 1, 9, 6]),
         (6, 2, 64, None, 30, &[24]),
@@ -112,7 +112,7 @@ fn a_mask_of_everything_changes_nothing_in_any_cache() {
     }
 }
 
-/// The bits of `CpuOps::attention_selected` and `CpuOps::attention_masked` over the same keys and values.
+/// Bit-identical to `CpuOps::attention_selected` and `CpuOps::attention_masked` over the same keys and values.
 #[test]
 fn selected_keys_and_blocks_are_those_of_the_kernels() {
     let (mut rng, cpu) = (Rng::new(53), shared_cpu().expect("threads"));
@@ -146,11 +146,11 @@ fn selected_keys_and_blocks_are_those_of_the_kernels() {
         selected = selected.with_prompt_keys(prompt_keys).expect("a selection");
         let got = in_steps(&attention, &all, &mut selected, &[n - 1, 1]);
         assert_eq!(values(&got), want, "{precision:?}");
-        // It does select: exact attention has other bits.
+        // Selection has an effect: exact attention gives different bits.
         let exact = in_steps(&attention, &all, &mut cache(), &[n - 1, 1]);
         assert_ne!(values(&tokens(&exact, 0, n - 1)), want[..(n - 1) * 256]);
         assert_ne!(values(&tokens(&exact, n - 1, 1)), want[(n - 1) * 256..]);
-        // A selection of as many keys as there are is exact.
+        // A selection of all keys is exact.
         let wide = KeySelector::signs(n).expect("a count");
         let mut every = cache().with_keys(wide).expect("an index");
         assert_eq!(values(&in_steps(&attention, &all, &mut every, &[n - 1, 1])), values(&exact));
@@ -172,7 +172,7 @@ fn truncated_positions_are_computed_again() {
                 _ => new(precision).with_scores(scores).expect("a cache"),
             };
             let attention = Attention::new(spec).expect("valid").with_scores(scores);
-            // A token that is selected by its code comes after five that are always read.
+            // A token selected by its code follows five that are always attended to.
             let singles = [1; 10];
             let whole = in_steps(&attention, &all, &mut empty.clone(), &[&[290], &singles[..]].concat());
             for before in [&[290, 1, 1][..], &[200], &[]] {
@@ -180,7 +180,7 @@ fn truncated_positions_are_computed_again() {
                 for n in before {
                     in_steps(&attention, &all, &mut other, &[*n]);
                 }
-                // What came in between is gone, and so are the codes of its keys, which are longer than all others.
+                // The truncated tokens are dropped with their codes; their keys are longer than all others.
                 let garbage = inputs(&mut rng, &spec, 2, 8).map(|x| (x * 10.0).expect("long vectors"));
                 let [q, k, v] = &garbage;
                 for (first, n) in [(0, 7), (7, 1)] {
@@ -217,15 +217,15 @@ fn a_rolling_cache_truncates_as_far_as_its_window_is_there() {
     refused(&mut cache, usize::MAX);
     cache.truncate(15).expect("there");
     close(&in_steps(&attention, &all, &mut cache, &[2]), &tokens(&whole, 15, 2), 1e-5);
-    // Position 9 is gone since position 17 was there.
+    // Position 9 was overwritten by position 17.
     refused(&mut cache, 12);
     assert_eq!(cache.len(), 17);
-    // A wider window than before would see what is gone.
+    // A wider window than before would include overwritten positions.
     let wide = Attention::new(AttentionSpec { window: Some(7), ..spec }).expect("valid");
     let [q, k, v] = all.each_ref().map(|x| tokens(x, 0, 1));
     let wider = wide.forward(&q, &k, &v, Some(&mut cache), None);
     assert!(matches!(wider, Err(CandleError::Nn(NnError::Truncate { requested: 17, oldest: 12 }))));
-    // From the start nothing is needed.
+    // Truncating to the start is always possible.
     cache.truncate(0).expect("nothing");
     close(&in_steps(&attention, &all, &mut cache, &[5]), &tokens(&whole, 0, 5), 1e-5);
 }

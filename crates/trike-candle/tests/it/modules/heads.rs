@@ -65,7 +65,7 @@ fn dense_projections_without_positions_are_candles() {
     assert!(distance(&turned, &reference(&w, &x, true, None)) > 1e-2);
 }
 
-/// The layer is its projections, the rotary embedding and `Attention`, whatever the cache and the scores are.
+/// The layer equals its projections, the rotary embedding and `Attention`, with any cache and scores.
 #[test]
 fn options_are_those_of_attention() {
     let mut rng = Rng::new(82);
@@ -118,12 +118,12 @@ fn trained_projections_are_packed() {
     let gradients = loss(&y).backward().expect("gradients");
     assert_eq!(variables.all_vars().len(), 4);
     assert!(variables.all_vars().iter().all(|var| gradients.get(var).is_some()));
-    // Weights that are variables cannot go through a cache, packed ones can.
+    // Weights tracked for gradients are refused with a cache; packed ones are accepted.
     let mut cache = latent.new_cache(1, 8, KvPrecision::F32).expect("a cache");
     spec_error(latent.forward_with_cache(&x, &mut cache), "an input with a cache");
     let bits = latent.map(|layer| layer.to_bit_linear()).expect("a layer");
     let of_bits: Tensor = bits.with_cpu(Cpu::new(1).expect("one thread")).forward(&x).expect("y");
-    // Where a sum differs in its last bit, the input of the last projection may be rounded to the next of its 127 steps.
+    // If a sum differs in its last bit, the input of the last projection may be rounded to the adjacent of its 127 steps.
     close(&of_bits, &y, 2e-2);
 
     let mut rng = Rng::new(84);

@@ -1,4 +1,4 @@
-//! How linear layers hold their weights: the layouts of ternary ones, and which stay dense.
+//! Storage of the weights of linear layers: the layouts of ternary ones, and which stay dense.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ use super::{close, loss, normal, values};
 
 const ABS_MEAN: Ternarize = Ternarize::AbsMean(Granularity::Tensor);
 
-/// Trits for which each layout of the host is the best one, and what that is.
+/// Trits for which each host layout is optimal, and that layout.
 fn tensors(rng: &mut Rng) -> [(TritTensor, Layout); 4] {
     let (rows, cols) = (64, 1024);
     let scales = || Scales::tensor(0.25);
@@ -57,7 +57,7 @@ fn layers_take_the_layouts_of_the_decoder() {
         assert_eq!(layer.bytes(), backend.matrix_bytes(&matrix));
         bytes.push(layer.bytes());
 
-        // A layout changes no value: not of the weights, of a product or of a gradient.
+        // A layout changes no value of the weights, of a product or of a gradient.
         assert_eq!(values(&layer.dequantize().expect("weights")), trits.dequantize());
         let dense = Linear::new(layer.dequantize().expect("weights"), None);
         let x = Var::from_tensor(&normal(&mut rng, &[3, 1024])).expect("a variable");
@@ -96,7 +96,7 @@ fn a_matrix_with_outliers_stays_dense() {
     assert_eq!((layer.kind(), layer.kind().to_string().as_str()), (LinearKind::Dense, "dense"));
     assert!(stats.relative_error > TernarizeOptions::MAX_ERROR, "{stats:?}");
     assert_eq!(layer.bytes(), 4 * 30 * 64);
-    // The layer computes what the one that it takes the place of does, whatever its activations are for ternary weights.
+    // The dense layer equals the original one, whatever the activation precision of ternary weights.
     assert_eq!(values(&layer.dequantize().expect("weights")), values(&bad));
     let x = Var::from_tensor(&normal(&mut rng, &[2, 5, 64])).expect("a variable");
     let want = linear(&bad).forward(&x).expect("y");
@@ -122,7 +122,7 @@ fn the_bound_is_the_callers_choice() {
     assert_eq!(kind(&good, 0.3).expect("a layer"), LinearKind::Dense);
     assert_eq!(kind(&good, 0.6).expect("a layer"), ternary);
     assert_eq!(kind(&bad, f32::INFINITY).expect("a layer"), ternary);
-    // The bound itself is not over the bound.
+    // The bound itself is allowed.
     let (_, stats) = quantize_tensor(&good, ABS_MEAN).expect("trits");
     assert_eq!(kind(&good, stats.relative_error).expect("a layer"), ternary);
     for refused in [-0.1, f32::NAN] {
@@ -147,9 +147,9 @@ fn loading_keeps_outliers_dense_unless_the_model_was_trained_for_trits() {
     let kind =
         |how: TernarizeOptions| TernaryLinear::load(32, 32, vb.pp("up_proj"), how).expect("a layer").kind();
     assert_eq!(kind(ABS_MEAN.into()), LinearKind::Dense);
-    // All but the outliers are zero then.
+    // All weights but the outliers become zero.
     assert_eq!(kind(all), LinearKind::Ternary(Layout::Sparse));
-    // The trits are what a BitNet checkpoint means, whatever its master weights are.
+    // A BitNet checkpoint is defined by its trits, whatever its master weights.
     let bit = BitLinear::load(32, 32, vb.pp("up_proj")).expect("a layer");
     assert_eq!(bit.as_linear().kind(), LinearKind::Ternary(Layout::Sparse));
 

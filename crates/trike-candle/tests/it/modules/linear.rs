@@ -30,7 +30,7 @@ fn tensors(rng: &mut Rng, rows: usize, cols: usize) -> Vec<TritTensor> {
     ]
 }
 
-/// A layer with f32 activations, which computes what a dense one does.
+/// A layer with f32 activations, equal to a dense one.
 fn exact(trits: &TritTensor, bias: Option<Tensor>) -> TernaryLinear {
     TernaryLinear::new(trits, bias).expect("a layer").with_activations(ActivationPrecision::F32)
 }
@@ -50,7 +50,7 @@ fn the_dequantized_linear_layer_agrees() {
                     let want = dense.forward(&x).expect("y");
                     close(&layer.forward(&x).expect("y"), &want, 1e-4);
                 }
-                // One token without a batch, which Candle's layer does not take.
+                // One token without a batch axis, which Candle's layer does not accept.
                 let x = normal(&mut rng, &[cols]);
                 let want = dense.forward(&x.unsqueeze(0).expect("a row")).and_then(|y| y.squeeze(0));
                 close(&layer.forward(&x).expect("y"), &want.expect("y"), 1e-4);
@@ -59,7 +59,7 @@ fn the_dequantized_linear_layer_agrees() {
     }
 }
 
-/// The default: codes in steps of a 127th of the largest magnitude of a token, or of a group if the weights have groups.
+/// The default: codes in steps of 1/127 of the absolute maximum of a token, or of a group if the weights have groups.
 #[test]
 fn activations_are_int8_at_the_granularity_of_the_weights() {
     let mut rng = Rng::new(10);
@@ -85,7 +85,7 @@ fn activations_are_int8_at_the_granularity_of_the_weights() {
         close(&y, &dense.forward(&rounded.expect("codes")).expect("y"), 1e-4);
         assert!(distance(&exact(&trits, None).forward(&x).expect("y"), &y) > 1e-4);
 
-        // A policy given after a precision chooses again.
+        // A policy set after a precision replaces it.
         let again =
             layer.with_activations(ActivationPrecision::Int16).with_activations(ActivationPolicy::Int8);
         assert_eq!(again.activations(), matched);
@@ -101,7 +101,7 @@ fn the_dtype_and_the_strides_of_the_input_are_kept() {
         let x = normal(&mut rng, &[4, 70]).to_dtype(dtype).expect("a cast");
         let y = layer.forward(&x).expect("y");
         assert_eq!(y.dtype(), dtype);
-        // What is lost is the last rounding alone.
+        // The only difference is the final rounding.
         let wide = layer.forward(&x.to_dtype(DType::F32).expect("a cast")).expect("y");
         close(&y.to_dtype(DType::F32).expect("a cast"), &wide, bound);
     }
@@ -129,7 +129,7 @@ fn gradients_are_those_of_the_dequantized_linear_layer() {
             let dense = Linear::new(weight, Some(bias_cast));
             let x = normal(&mut rng, &[2, 3, 70]);
             let grads = |layer: &dyn Module| {
-                // A layer below, so that the gradient has to pass through.
+                // An earlier layer, to which the gradient has to propagate.
                 let hidden = x.broadcast_matmul(&before).and_then(|h| h.tanh()?.to_dtype(dtype)).expect("h");
                 loss(&layer.forward(&hidden).expect("y")).backward().expect("gradients")
             };
@@ -165,7 +165,7 @@ fn bit_linear_is_the_formula() {
         let grad = |y: &Tensor| loss(y).backward().expect("gradients").get(&x).expect("one").clone();
         close(&grad(&got), &grad(&want), 1e-4);
 
-        // Without the rounding of the activations it is another function.
+        // Without rounding of the activations, results differ.
         let float = layer.as_linear().clone().with_activations(ActivationPrecision::F32);
         assert!(distance(&float.forward(&x).expect("y"), &got) > 1e-4);
         let (trits, _) = quantize_tensor(&w, Ternarize::AbsMean(Granularity::Tensor)).expect("trits");
@@ -191,7 +191,7 @@ fn convert_linear_keeps_the_bias_and_reports_what_it_lost() {
     assert_eq!(stats.density, nonzero as f32 / 2700.0);
     close(layer.bias().expect("a bias"), &bias, 0.0);
 
-    // A layer that is ternary already loses nothing, and a finer granularity loses less.
+    // Ternarizing a ternary layer again is lossless, and a finer granularity has a smaller error.
     let (_, again) = quantize_tensor(&ternary, Ternarize::Exact).expect("trits");
     assert_eq!(again.relative_error, 0.0);
     let uneven = (w * Tensor::new(&[1f32, 10.0, 100.0], &Device::Cpu)
@@ -245,7 +245,7 @@ fn every_option_of_the_layer_changes_something() {
         assert!(seen.iter().all(|y| distance(y, &other) > 1e-4), "{activations:?}");
         seen.push(other);
     }
-    // An executor changes the threads and the instructions, and only the last bits of a float sum.
+    // Another executor changes the threads and the instruction set, and only the last bits of a float sum.
     let scalar = Isa::by_name("scalar").expect("always there");
     let scalar = layer.with_cpu(Cpu::with_isa(scalar, 1).expect("one thread"));
     close(&scalar.forward(&x).expect("y"), &y, 1e-5);

@@ -28,7 +28,7 @@ fn load(tensors: &Tensors, cols: usize, rows: usize, how: Ternarize) -> Result<T
     TernaryLinear::load(cols, rows, builder(tensors, DType::F32).pp("proj"), how)
 }
 
-/// What was written by Trike's own writer, read back as Candle reads it.
+/// Tensors written by Trike's own writer, read back by Candle.
 fn written(tensor: &trike_format::Tensor) -> Tensors {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("model");
@@ -91,7 +91,7 @@ fn tensors_that_candle_cannot_read_are_in_nobodys_way() {
 
 #[test]
 fn another_device_is_refused_before_anything_is_copied() {
-    // Without Candle's own feature this is a name without a device behind it.
+    // Without Candle's `cuda` feature this is a dummy device.
     let device = Device::Cuda(candle_core::CudaDevice);
     let tensors = dense(&mut Rng::new(35), "proj", &[4, 40]);
     let vb = VarBuilder::from_tensors(tensors, DType::F32, &device).pp("proj");
@@ -152,7 +152,7 @@ fn rotated_weights_load_as_what_they_stand_for() {
         let product = x.matmul(&want.t().expect("a matrix")).expect("y");
         let float = layer.with_activations(ActivationPrecision::F32);
         close(&float.forward(&x).expect("y"), &product, 1e-5);
-        // Whoever knows nothing of rotations finds no trits.
+        // A reader without support for rotations finds no trits.
         assert!(!parts.contains_key("proj.weight.trits"));
         parts.insert("proj.weight.rotation".to_owned(), Tensor::new(&[3u32], &Device::Cpu).expect("one"));
         assert!(load(&parts, 96, 3, how).expect_err("no power of two").to_string().contains("power of two"));
@@ -202,23 +202,23 @@ fn damaged_or_foreign_weights_are_refused_by_name() {
     foreign.insert("proj.weight_scale".to_owned(), normal(&mut rng, &[1]));
     refuse(&foreign, 2, 8, "weight_scale");
 
-    // Every form, of another shape, without a part, and with a part that is shorter or has other codes.
+    // Every format, with another shape, without a part, and with a part that is shorter or has other codes.
     for tensor in ternary_tensors() {
         let parts = written(&tensor.clone().into());
         let (rows, cols) = (tensor.rows(), tensor.cols());
-        // A few bytes can pass for another encoding of a wider layer, more cannot; compressed rows end anywhere.
+        // A few bytes may be valid in another encoding of a wider layer, more are not; compressed rows can end anywhere.
         let few =
             parts["proj.weight.trits"].elem_count() < 64 || tensor.encoding() == Encoding::RowCompressed;
         assert!(few || load(&parts, cols + 64, rows, how).is_err(), "{:?}", tensor.encoding());
         assert!(load(&parts, cols, rows + 1, how).is_err());
         for (name, part) in &parts {
-            // Means may be missing, and signs tell a bitmap from entries only together with offsets.
+            // Means are optional, and signs distinguish a bitmap from entries only together with offsets.
             let mut fewer = parts.clone();
             fewer.remove(name);
             let optional = name.ends_with("means");
             assert_eq!(load(&fewer, cols, rows, how).is_ok(), optional, "without {name}");
 
-            // Fewer scales along a row are those of larger groups, so only other parts must be told.
+            // Fewer scales along a row are valid for larger groups, so only other parts must be detected.
             let last = part.dims()[part.rank() - 1];
             if last > 1 && (part.rank() < 3 || !name.ends_with("scales")) {
                 let mut shorter = parts.clone();

@@ -1,4 +1,4 @@
-//! `AttentionMask` and attention that is not causal.
+//! `AttentionMask`, and non-causal attention.
 
 use candle_core::{DType, Device, Tensor, Var};
 use trike_candle::{
@@ -20,7 +20,7 @@ fn attention(causal: bool, window: Option<usize>) -> Attention {
     if causal { attention } else { attention.bidirectional().expect("no window") }
 }
 
-/// Random zeros and ones with a one for each query and its own position.
+/// A random 0/1 mask in which each query attends at least to its own position.
 fn holes(rng: &mut Rng, shape: [usize; 4]) -> Tensor {
     let [.., tokens, positions] = shape;
     let trits = rng.trits(shape.iter().product(), 0.5);
@@ -31,7 +31,7 @@ fn holes(rng: &mut Rng, shape: [usize; 4]) -> Tensor {
     Tensor::from_vec(trits.iter().enumerate().map(one).collect(), &shape, &Device::Cpu).expect("a mask")
 }
 
-/// A mask of zeros and ones as numbers to add.
+/// A 0/1 mask as additive bias.
 fn numbers(mask: &Tensor) -> Tensor {
     let full = |value: f32| Tensor::full(value, mask.shape(), &Device::Cpu).expect("numbers");
     mask.where_cond(&full(0.0), &full(f32::NEG_INFINITY)).expect("numbers")
@@ -46,7 +46,7 @@ fn dense_masks_and_both_directions_are_candles_with_gradients() {
         let attention = attention(causal, window);
         for shape in [[1, 1, 9, 9], [2, 1, 9, 9], [1, 6, 9, 9], [2, 6, 9, 9]] {
             let holes = holes(&mut rng, shape);
-            // Positions are hidden by holes alone, or by holes in numbers that are variables.
+            // Positions are masked by zeros alone, or by minus infinity in a bias that is a variable.
             let learned = var(&mut rng, &shape);
             let both = (learned.as_tensor() + numbers(&holes)).expect("numbers");
             for (mask, bias) in [(&holes, numbers(&holes)), (&both, both.clone())] {
@@ -85,7 +85,7 @@ fn dense_masks_and_both_directions_are_candles_with_gradients() {
     assert_eq!(y.expect("y").dtype(), DType::BF16);
 }
 
-/// The positions of a bitmap as zeros and ones for each head.
+/// The positions of a bitmap as a 0/1 mask per head.
 fn dense_of(blocks: &BlockBitmap, positions: std::ops::Range<usize>) -> Tensor {
     let (n, end) = (positions.len(), positions.end);
     let one = |i: usize| {
@@ -117,7 +117,7 @@ fn blocks_are_dense_masks_of_their_positions() {
                 close(got_grads.get(var).expect("one"), want_grads.get(var).expect("one"), 1e-4);
             }
 
-            // In steps, blocks and dense masks by turns.
+            // In steps, with block masks and dense masks in turn.
             let [q, k, v] = [&q, &k, &v].map(|x| x.detach());
             for precision in KvPrecision::ALL {
                 let mut caches = [(); 2].map(|()| KvCache::new(2, 2, 4, 200, precision).expect("a cache"));
@@ -177,7 +177,7 @@ fn masks_that_do_not_fit_are_refused_and_the_cache_stays() {
                 "an element of a mask must be finite or minus infinity, got inf at index 7",
             ),
             (
-                // It leaves the token at position 3 only the one after it.
+                // Only a later position remains for the token at position 3.
                 floats([-inf, -inf, -inf, -inf, 0.0]),
                 "mask must leave each query a position that it may attend to, got none for token 1 of head 0 in sequence 0",
             ),
@@ -190,7 +190,7 @@ fn masks_that_do_not_fit_are_refused_and_the_cache_stays() {
         let heads = BlockBitmap::diagonal(6, 0..5).expect("a mask");
         let error = refused(AttentionMask::Blocks(&heads));
         assert_eq!(error.to_string(), "heads of a mask: expected 2, got 6");
-        // What they refused would have worked without the mask.
+        // Without the mask, the refused inputs are valid.
         attention.forward(&q, &k, &v, Some(&mut cache), None).expect("y");
     }
     let both = attention(false, None);

@@ -1,4 +1,4 @@
-//! The Candle modules against the same computations from Candle's own operations.
+//! The Candle modules compared with the same computations by Candle's own operations.
 
 use candle_core::{D, DType, Device, Tensor};
 use trike_candle::{AttentionSpec, CandleError, NnError};
@@ -14,7 +14,7 @@ mod masks;
 mod ops;
 mod popcount;
 
-/// Seeded normals.
+/// Normally distributed values from a seeded generator.
 fn normal(rng: &mut Rng, shape: &[usize]) -> Tensor {
     Tensor::from_vec(rng.normals(shape.iter().product()), shape, &Device::Cpu).expect("a tensor")
 }
@@ -78,7 +78,7 @@ fn softmax_attention(
     y.transpose(1, 2)?.contiguous()?.reshape((batch, tokens, heads * d))
 }
 
-/// The message of an error that is one of a field.
+/// The message of an error in a given field.
 #[track_caller]
 fn spec_error<T>(result: Result<T, CandleError>, field: &str) -> String {
     match result {

@@ -1,4 +1,4 @@
-//! `AttentionScores::Popcount` against products of trits in a loop.
+//! `AttentionScores::Popcount` compared with products of trits in a loop.
 
 use candle_core::{Device, Tensor, Var};
 use trike_candle::{
@@ -29,7 +29,8 @@ fn rounded(x: &[f32]) -> (f32, Vec<i64>) {
     (1.0 / inverse, x.iter().map(|x| (x * inverse).round_ties_even().clamp(-1.0, 1.0) as i64).collect())
 }
 
-/// Attention with scores of integer products. `hidden(sequence, head, token, position)` hides a position of a token.
+/// Attention with scores of integer products. `hidden(sequence, head, token, position)` tells whether a position is masked for a
+/// token.
 fn oracle(
     [q, k, v]: &[Tensor; 3],
     spec: &AttentionSpec,
@@ -97,8 +98,8 @@ fn scores_are_products_of_trits() {
     }
 }
 
-/// Values that tell positions apart give the weights themselves: with f32 arithmetic in the same order they have the same bits, so no
-/// product is off by one.
+/// Values that identify positions reveal the weights: f32 arithmetic in the same order gives the same bits, so every product is
+/// exact.
 #[test]
 fn scores_have_the_bits_of_integer_products() {
     let mut rng = Rng::new(72);
@@ -141,7 +142,8 @@ fn steps_with_trits_in_the_cache_are_the_whole_sequence() {
         let all = inputs(&mut rng, &spec, 2, 40);
         let [q, k, v] = &all;
         let whole = attention(spec).forward(q, k, v, None, None).expect("y");
-        // Values are rounded: an error of half a scale of int8, or of a scale in each element of a mixed head of int4.
+        // Values are rounded, with an error of half a scale for int8, or of one scale per element of a Hadamard-transformed head
+        // for int4.
         for (precision, bound) in [
             (KvPrecision::F32, 1e-6),
             (KvPrecision::F16, 1e-3),
@@ -233,16 +235,16 @@ fn what_trits_cannot_hold_is_refused_and_the_cache_stays() {
             assert_eq!(cache.len(), 4);
         }
     }
-    // Means of magnitudes that are hardly a float have an infinite inverse, or none.
+    // The inverse of a subnormal or overflowing mean of magnitudes is infinite or zero.
     let huge = Tensor::full(f32::MAX, q.shape(), &Device::Cpu).expect("a tensor");
     match popcount.forward(&huge, &k, &v, Some(&mut cache), None) {
         Ok(_) => cache.truncate(4).expect("fewer"),
         Err(_) => assert_eq!(cache.len(), 4),
     }
-    // A value that is not finite reaches the output.
+    // A non-finite value reaches the output.
     let faulty = values(&popcount.forward(&q, &k, &spoiled(&v, f32::NAN), None, None).expect("y"));
     assert!(faulty[16..].iter().any(|y| y.is_nan()) && faulty[..16].iter().all(|y| y.is_finite()));
-    // Rounding to zeros: every position has the same weight.
+    // Inputs rounded to zeros: every position has the same weight.
     let none = q.zeros_like().expect("zeros");
     let mean = values(&popcount.forward(&none, &k, &v, None, None).expect("y"));
     let want = values(&tokens(&v, 0, 4).mean(1).expect("a mean"));

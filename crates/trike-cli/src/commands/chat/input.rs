@@ -19,13 +19,13 @@ use rustyline::{
 use super::slash::COMMANDS;
 use crate::output::{self, Paint};
 
-/// Maximum length of a message from a pipe, in bytes: more than any context holds.
+/// Maximum length of a message from a pipe, in bytes: more than fits in any context.
 const MAX_MESSAGE: u64 = 1 << 24;
-/// What starts and ends a message of several lines.
+/// Delimiter of a multi-line message.
 const FENCE: &str = "\"\"\"";
 const PROMPT: &str = "> ";
 
-/// A message, or why there is none.
+/// A message, or the reason why there is none.
 pub(super) enum Line {
     Message(String),
     /// Ctrl-C at the prompt.
@@ -33,7 +33,7 @@ pub(super) enum Line {
     End,
 }
 
-/// Where messages come from.
+/// Source of messages.
 pub(super) enum Input {
     Terminal(Box<Editor<Help, FileHistory>>, Option<PathBuf>),
     Pipe,
@@ -67,7 +67,7 @@ impl Input {
             Self::Terminal(editor, history) => Ok(match editor.readline(PROMPT) {
                 Ok(text) => {
                     if let Some(path) = history {
-                        // A history that cannot be written is lost; the chat goes on.
+                        // If the history cannot be written, the chat continues without it.
                         let _ = path.parent().map(std::fs::create_dir_all);
                         let _ = editor.append_history(path);
                     }
@@ -96,7 +96,7 @@ fn pipe() -> anyhow::Result<Line> {
     Ok(Line::Message(text))
 }
 
-/// The file of the history: `TRIKE_HISTORY`, or in the user's folder for states; none if the variable is empty.
+/// The history file: `TRIKE_HISTORY`, or a file in the user's state folder; none if the variable is empty.
 fn history() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("TRIKE_HISTORY") {
         return Some(PathBuf::from(path)).filter(|path| !path.as_os_str().is_empty());
@@ -108,13 +108,13 @@ fn history() -> Option<PathBuf> {
     Some(state.join("trike/history"))
 }
 
-/// A message without the marks of its lines: `"""` around it, or `\` at the end of a line.
+/// A message without its multi-line syntax: `"""` around it, or `\` at the end of a line.
 fn unfenced(text: &str) -> String {
     let inner = text.trim().strip_prefix(FENCE).and_then(|text| text.strip_suffix(FENCE));
     inner.map_or_else(|| text.replace("\\\n", "\n"), |text| text.trim_matches('\n').to_owned())
 }
 
-/// Completion, colours and the rule for messages of several lines.
+/// Completion, colours and the multi-line syntax.
 #[derive(Helper, Hinter)]
 pub(super) struct Help {
     files: FilenameCompleter,

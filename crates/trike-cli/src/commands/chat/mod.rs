@@ -40,11 +40,11 @@ struct Chat {
     options: GenerateOptions,
     /// Maximum number of tokens of the conversation.
     context: usize,
-    /// What the model has read.
+    /// Keys and values of the conversation so far.
     session: Session,
-    /// The file that it was saved to or loaded from last.
+    /// The file to which it was last saved, or from which it was loaded.
     file: Option<PathBuf>,
-    /// Number of answers, which moves the seed on.
+    /// Number of answers, added to the seed.
     answers: u64,
     quiet: bool,
     json: bool,
@@ -60,10 +60,10 @@ struct Answer<'a> {
     tokens_per_second: f64,
     /// Tokens of the prompt: the conversation as the template renders it.
     prompt_tokens: usize,
-    /// Those of them that the model had read before.
+    /// Number of prompt tokens reused from the session.
     reused_tokens: usize,
     prompt_seconds: f64,
-    /// Tokens of the conversation, and how many there can be.
+    /// Tokens of the conversation, and their maximum.
     context_used: usize,
     context: usize,
     /// RNG seed; `None` for greedy decoding.
@@ -117,17 +117,17 @@ pub(super) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
             Line::End => return Ok(()),
         };
         let done = match Slash::parse(&message) {
-            // A space before the slash sends a message that starts with one.
+            // A leading space escapes the slash.
             None => chat.send(message.trim()),
             Some(Slash::Exit) => return Ok(()),
-            // A script that gives a wrong command goes on, as a person does.
+            // In a script, a wrong command does not end the chat either.
             Some(command) => chat.execute(command).or_else(|error| {
                 output::error(&error, None);
                 Ok(())
             }),
         };
         if let Err(error) = done {
-            // In a terminal the next message may be a better one.
+            // In a terminal the chat continues with the next message.
             if !input.is_terminal() || is_broken_pipe(&error) {
                 return Err(error);
             }
@@ -148,7 +148,7 @@ impl Chat {
         let template = template(args, &file, &tokenizer)?;
         let grammar = text::grammar(&args.form)?;
         if let Some(grammar) = &grammar {
-            // Report a wrong grammar before anything is loaded.
+            // Report an invalid grammar before anything is loaded.
             Constraint::new(grammar, &tokenizer, &tokenizer.turn_ends()).map_err(trike::LlmError::from)?;
         }
         let options = GenerateOptions::default()
@@ -161,7 +161,7 @@ impl Chat {
         let unlimited = settings.with_precision(known.precision).with_limit(None);
         let whole = GenerateOptions::default().with_kv(unlimited).with_context(args.context);
         let whole = whole.cache(0, file.config().spec.context, file.default_kv())?;
-        // A cache that evicts need not hold the context.
+        // A cache with eviction may be smaller than the context.
         let fits = args.context.is_some() || settings.limit.is_some();
         let capacity = match device.is_cpu() && !fits {
             true => context(&file, &wanted, whole, quiet)?,
@@ -282,7 +282,7 @@ impl Chat {
 /// The given template, or the model's own.
 fn template(args: &ChatArgs, file: &ModelFile, tokenizer: &Tokenizer) -> anyhow::Result<ChatTemplate> {
     if let Some(given) = &args.chat_template {
-        // A text with Jinja's braces is the template itself.
+        // A text with Jinja's delimiters is itself the template.
         let source = match ["{%", "{{"].iter().any(|braces| given.contains(braces)) {
             true => given.clone(),
             false => {

@@ -13,7 +13,7 @@ use trike::{
 use super::Chat;
 use crate::{commands::text, output};
 
-/// Name, argument and meaning.
+/// Name, argument and description.
 pub(super) const COMMANDS: [(&str, &str, &str); 11] = [
     ("/help", "", "list these commands"),
     ("/system", "[TEXT]", "set the system prompt, or remove it"),
@@ -21,7 +21,7 @@ pub(super) const COMMANDS: [(&str, &str, &str); 11] = [
     ("/save!", "FILE", "the same, also over a file that is not of this chat"),
     ("/load", "FILE", "continue a conversation from a file"),
     ("/regenerate", "", "answer the last message again, with another seed"),
-    ("/undo", "", "take back the last message and its answer"),
+    ("/undo", "", "undo the last message and its answer"),
     ("/params", "[NAME VALUE]", "show the sampling parameters, or set one"),
     ("/clear", "", "start a new conversation; the system prompt stays"),
     ("/exit", "", "end (also Ctrl-D)"),
@@ -71,13 +71,13 @@ impl<'a> Slash<'a> {
 #[serde(deny_unknown_fields)]
 struct Saved {
     messages: Vec<Message>,
-    /// Those of the conversation, see [`Chat::tools`].
+    /// Tools of the conversation, see [`Chat::tools`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tools: Option<Value>,
 }
 
 impl Chat {
-    /// Executes a command. What it says goes to stderr, so that stdout has answers only.
+    /// Executes a command. Its messages go to stderr, so that stdout has only answers.
     pub(super) fn execute(&mut self, command: Slash<'_>) -> anyhow::Result<()> {
         match command {
             Slash::Help => output::note(&help()),
@@ -96,7 +96,7 @@ impl Chat {
             Slash::Replace(path) => self.save(Path::new(path))?,
             Slash::Load(path) => self.load(Path::new(path))?,
             Slash::Regenerate => {
-                // What tools answered within the turn stays.
+                // Answers of tools within the turn are kept.
                 let mut turn = self.talk.pop_turn();
                 while turn.len() > 1 && turn.last().is_some_and(|message| message.role == "assistant") {
                     turn.pop();
@@ -108,7 +108,7 @@ impl Chat {
                 self.answer()?;
             }
             Slash::Undo => match self.talk.pop_turn()[..] {
-                [] => bail!("there is nothing to take back"),
+                [] => bail!("there is nothing to undo"),
                 _ => self.say("taken back"),
             },
             Slash::Params("") => output::note(&self.params()),

@@ -1,4 +1,4 @@
-//! Who may download: tokens, refusals, no network.
+//! Access to downloads: tokens, refusals, no network.
 
 use std::process::Command;
 

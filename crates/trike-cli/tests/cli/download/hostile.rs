@@ -1,4 +1,4 @@
-//! Hubs that lie: an error each, and nothing in the cache that looks like a model.
+//! Malicious or broken hubs: each is an error, and leaves no apparent model in the cache.
 
 use super::{Hub, cache, files, nothing_looks_complete, plain_text, size_of, usual};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     hub_server::{COMMIT, Reply, Repository, Request},
 };
 
-/// An answer in place of the usual one, where it is given.
+/// A response that replaces the usual one, if given.
 type Instead = fn(&Request) -> Option<Reply>;
 
 fn listing(body: impl Into<Vec<u8>>, request: &Request) -> Option<Reply> {

@@ -1,4 +1,4 @@
-//! Models from a hub, which is a server of the test; only with the feature `hub`.
+//! Models from a hub, which is a server in the test; only with the feature `hub`.
 
 mod access;
 mod hostile;
@@ -18,7 +18,7 @@ use crate::{
     hub_server::{COMMIT, Reply, Repository, Request, Server, sha256},
 };
 
-/// The hub, and where its large files lie.
+/// The hub, and its server for large files.
 struct Hub {
     main: Server,
     cdn: Server,
@@ -29,7 +29,7 @@ impl Hub {
         Self::with(files, |_| None, |_| None)
     }
 
-    /// A hub that answers as usual what the two functions do not.
+    /// A hub whose responses the two functions override.
     fn with(
         mut files: Repository,
         main: impl Fn(&Request) -> Option<Reply> + Send + Sync + 'static,
@@ -93,7 +93,7 @@ fn cache(trike: &Trike) -> PathBuf {
     trike.path("hf/hub/models--trike--tiny").into()
 }
 
-/// Every file below, by its path from there.
+/// Every file in a folder, by relative path.
 fn files(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -111,7 +111,7 @@ fn files(folder: &Path) -> Vec<String> {
     found
 }
 
-/// Nothing that has a name, and nothing outside of the cache.
+/// The cache has no named model, and nothing is written outside of it.
 #[track_caller]
 fn nothing_looks_complete(trike: &Trike) {
     for file in files(trike.path("").as_ref()) {
@@ -154,12 +154,12 @@ fn a_model_is_downloaded_once() {
     assert_eq!(std::fs::read(snapshot.join("model.safetensors")).unwrap(), content);
     assert_eq!(files(&folder.join("blobs")).len(), wanted.len(), "nothing else, and nothing half");
 
-    // The token goes to the hub and nowhere else.
+    // The token is sent to the hub only.
     assert!(hub.main.asked().iter().all(|r| r.header("authorization") == Some("Bearer hf_secret")));
     assert_eq!(hub.cdn.asked().len(), 1);
     assert!(hub.cdn.asked().iter().all(|r| r.header("authorization").is_none()));
 
-    // From here on nothing is asked, offline or not.
+    // From here on nothing is requested, offline or not.
     let before = hub.asked();
     for id in ["trike/tiny", "trike/tiny@main", &format!("trike/tiny@{COMMIT}")] {
         assert_eq!(hub.text(&trike, id), plain_text());
@@ -168,7 +168,7 @@ fn a_model_is_downloaded_once() {
     }
     assert_eq!(hub.asked(), before);
 
-    // Another name of the same commit brings nothing but that name.
+    // Another name of the same commit downloads only that name.
     assert_eq!(hub.text(&trike, "trike/tiny@refs/pr/1"), plain_text());
     assert!(hub.main.asked().iter().any(|r| r.path.ends_with("/revision/refs%2Fpr%2F1")));
     assert_eq!(hub.cdn.asked().len(), 1);
@@ -214,7 +214,7 @@ fn a_split_gguf_model_is_downloaded_whole() {
     trike.stdout(&["convert", &tiny(), &path, "--to", "tq2_0"]);
     let parts = in_two(&path);
     let bytes: usize = parts.iter().map(|(_, content)| content.len()).sum();
-    // Any part by its path is the model, with the whole sizes.
+    // The path of any part opens the model, with its total size.
     let sizes = |path: &str| trike.json(&["show", "-m", path, "--json"])["bytes"].clone();
     for (name, _) in &parts {
         assert_eq!(sizes(&trike.path(name)), sizes(&path));
@@ -247,7 +247,7 @@ fn one_of_several_gguf_files_is_named() {
         assert_eq!(hub.text(&trike, &format!("trike/tiny:q/tiny-{name}.gguf")), plain_text());
     }
     assert_eq!(hub.cdn.asked().len(), 2, "only what was named");
-    // Both are there now.
+    // Both are cached now.
     assert!(hub.fails(&trike, "trike/tiny").contains("trike/tiny:FILE"));
 }
 
@@ -255,7 +255,7 @@ fn usual(_: &Request) -> Option<Reply> {
     None
 }
 
-/// A place of large files that closes the first connections after `cut` bytes.
+/// A server of large files that closes the first connections after `cut` bytes.
 fn cutting(times: usize, cut: usize, files: &Repository) -> impl Fn(&Request) -> Option<Reply> + use<> {
     let (seen, files) = (AtomicUsize::new(0), files.clone());
     move |request| {
@@ -279,7 +279,7 @@ fn a_download_goes_on_where_it_broke_off() {
         hub.cdn.asked().iter().map(|request| request.header("range").map(str::to_owned)).collect();
     assert_eq!(ranges, [None, Some("bytes=300000-".to_owned()), Some("bytes=600000-".to_owned())]);
 
-    // A server that stops sending at all: the start stays, and looks like nothing else.
+    // A server that stops sending: the partial file is kept, and not mistaken for a complete one.
     let trike = Trike::new();
     let stops = |files: &Repository| {
         let files = files.clone();
@@ -297,14 +297,14 @@ fn a_download_goes_on_where_it_broke_off() {
     assert_eq!(good.text(&trike, "trike/tiny"), plain_text());
     assert_eq!(good.cdn.asked()[0].header("range"), Some("bytes=300000-"));
 
-    // What is there may be of something else; then the digest says so, and the next run starts over.
+    // The partial file may have other contents; then the digest differs, and the next run starts over.
     let trike = Trike::new();
     let blob = sha256(&files_of_tiny.files["model.safetensors"]);
     std::fs::create_dir_all(cache(&trike).join("blobs")).unwrap();
     std::fs::write(cache(&trike).join(format!("blobs/{blob}.incomplete")), vec![7; 1000]).unwrap();
     assert!(good.fails(&trike, "trike/tiny").contains("expected SHA-256"));
     assert_eq!(good.text(&trike, "trike/tiny"), plain_text());
-    // A server whose names say nothing, as mirrors may be: nothing is put together from two downloads.
+    // A server with opaque ETags, as mirrors may have: data of two downloads is not mixed.
     let trike = Trike::new();
     std::fs::create_dir_all(cache(&trike).join("blobs")).unwrap();
     std::fs::write(cache(&trike).join("blobs/name-1.incomplete"), vec![7; 1000]).unwrap();

@@ -10,7 +10,7 @@ use trike_nn::{Biases, DecoderSpec, GatedActivation, ScaleFactors};
 use super::{Family, ModelConfig, SpecialIds, keys};
 use crate::LlmError;
 
-/// Values of keys that a configuration lacks: those of the family's configuration class in transformers.
+/// Default values of keys missing from a configuration: those of the family's configuration class in transformers.
 struct Defaults {
     context: usize,
     theta: f32,
@@ -139,7 +139,7 @@ pub(super) fn config(path: &Path, config: &Value) -> Result<ModelConfig, LlmErro
     let layers = r.required("num_hidden_layers")?;
     let attention_bias = r.flag("attention_bias")?;
     let mlp_bias = r.flag("mlp_bias")?;
-    // The layers of the other families have none, whatever the key says.
+    // Families without these biases: the key must not be set.
     for (key, set, without) in [
         ("attention_bias", attention_bias, family == Family::Mistral),
         ("mlp_bias", mlp_bias, family != Family::Llama),
@@ -205,8 +205,9 @@ fn factors(r: &Reader<'_>, hidden: usize, layers: usize) -> Result<ScaleFactors,
     })
 }
 
-/// The window of every layer. In Mistral, each layer has the window; in Qwen2 and Qwen3, behind a flag, those from
-/// `max_window_layers` on or those of `layer_types`. A window of some layers only is not implemented.
+/// The sliding window, which must be the same in every layer. In Mistral, each layer has the window; in Qwen2 and Qwen3, if enabled
+/// by a flag, the layers from `max_window_layers` on or those listed in `layer_types`. A window in only some layers is not
+/// implemented.
 fn window(
     r: &Reader<'_>,
     family: Family,
@@ -231,7 +232,7 @@ fn window(
         }
         Family::Qwen2 | Family::Qwen3 => {
             let size = size.filter(|_| flag);
-            // The first layers attend to everything; the key counts them.
+            // The first layers have full attention; the key is their number.
             let full = match r.get("max_window_layers") {
                 None => 28,
                 Some(value) => {
@@ -260,7 +261,7 @@ fn window(
     match size {
         _ if sliding == 0 => Ok(None),
         _ if sliding == layers => Ok(size),
-        // No position of the context is outside of the window.
+        // A window as long as the context masks nothing.
         Some(size) if size >= context => Ok(None),
         _ => {
             let name = format!(
@@ -386,13 +387,13 @@ mod tests {
             all
         };
         for name in ["Qwen2ForCausalLM", "Qwen3ForCausalLM"] {
-            // As many layers without a window as there are layers, or more.
+            // As many full-attention layers as there are layers, or more.
             assert_eq!(qwen(name, slide(json!({"max_window_layers": 2}))).unwrap(), None);
             assert_eq!(qwen(name, slide(json!({}))).unwrap(), None, "28 by default");
             assert_eq!(qwen(name, slide(json!({"max_window_layers": 0}))).unwrap(), Some(8));
             let error = qwen(name, slide(json!({"max_window_layers": 1}))).unwrap_err().to_string();
             assert!(error.contains("1 of 2 layers (`max_window_layers`"), "{error}");
-            // A window as long as the context hides nothing.
+            // A window as long as the context masks nothing.
             let wide = slide(json!({"max_window_layers": 1, "sliding_window": 32}));
             assert_eq!(qwen(name, wide).unwrap(), None);
             let types = |a: &str, b: &str| slide(json!({"layer_types": [a, b], "max_window_layers": 1}));

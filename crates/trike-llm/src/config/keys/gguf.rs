@@ -110,8 +110,8 @@ pub(crate) const ARCHITECTURE: Keys = Keys {
     ],
 };
 
-/// Keys outside of the architecture's namespace. Those of the tokenizer are on another page, and other namespaces are notes of the
-/// program that wrote the file, unless the name speaks of a rotation or a quantization: these are refused when the file is opened.
+/// Keys outside of the architecture's namespace. Tokenizer keys are documented on another page. Other namespaces are notes of the
+/// program that wrote the file, unless a name mentions rotation or quantization: these are refused when the file is opened.
 pub(crate) const NAMESPACES: Keys = Keys {
     place: "the GGUF metadata",
     list: &[

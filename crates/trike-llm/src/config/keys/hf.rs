@@ -47,7 +47,7 @@ pub(crate) const CONFIG: Keys = Keys {
         ("bos_token_id", Read),
         ("eos_token_id", Read),
         ("quantization_config", Read),
-        // Other widths, factors and kinds of attention, which other architectures read.
+        // Features that only other architectures have: widths, factors, kinds of attention.
         ("is_causal", Refused(&[1.0])),
         ("use_bidirectional_attention", Refused(&[0.0])),
         ("is_encoder_decoder", Refused(&[0.0])),
@@ -92,7 +92,7 @@ pub(crate) const CONFIG: Keys = Keys {
         ("norm_eps", Refused(&[])),
         ("lm_head_bias", Refused(&[0.0])),
         ("lora_config", Refused(&[])),
-        // Packings of other programs.
+        // Quantization formats of other programs.
         ("quantization", Refused(&[])),
         ("compression_config", Refused(&[])),
         // Without effect on the result.

@@ -1,7 +1,8 @@
-//! The keys of a model's configuration, and what Trike does with each: one list per file, from which the check and the page
-//! `docs/src/keys/model.md` are made.
+//! The keys of a model's configuration and how Trike handles each: one list per file, the source of both the check and the page
+//! `docs/src/keys/model.md`.
 //!
-//! There is no fourth kind of key. A key that is in no list may change the result, so it is refused with the nearest known one.
+//! Every key is in one of these classes. An unlisted key may change the result, so it is refused, with the nearest known key in the
+//! message.
 
 mod gguf;
 mod hf;
@@ -19,33 +20,33 @@ pub(crate) use gguf::NAMESPACES;
 pub(crate) use hf::GENERATION;
 pub(super) use hf::{CONFIG, ROPE};
 
-/// What Trike does with a key.
+/// How Trike handles a key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Status {
     /// The value is used, or checked where only some values are implemented.
     Read,
-    /// The value does not change what the model computes, for this reason.
+    /// The value does not affect the model's output; the reason.
     NoEffect(#[allow(dead_code, reason = "for readers, and for the page")] &'static str),
-    /// Not implemented: an error, unless the value is one of these, with which the key changes nothing. Null, false where 0 is
-    /// listed, and empty lists are such values too.
+    /// Not implemented: an error, unless the value is one of these neutral ones, for which the key has no effect. Null, false where
+    /// 0 is listed, and empty lists are neutral too.
     Refused(&'static [f64]),
     /// Read for one family; refused for others, unless the value is one of these.
     OfFamily(Family, &'static [f64]),
 }
 
-/// A key, or with a star at the end every key that begins so.
+/// A key, or a prefix if it ends with a star.
 pub(crate) type Key = (&'static str, Status);
 
 /// The keys of one file, or of one object in it.
 pub(crate) struct Keys {
-    /// What messages call the place.
+    /// Name of the file or object in messages.
     pub(crate) place: &'static str,
     /// The list.
     pub(crate) list: &'static [Key],
 }
 
 impl Keys {
-    /// The status of a key; `None` if it is in no entry.
+    /// The status of a key; `None` if it is not listed.
     fn status(&self, key: &str) -> Option<Status> {
         let exact = self.list.iter().find(|(name, _)| *name == key);
         let start = || {
@@ -60,14 +61,14 @@ impl Keys {
         self.status(key).is_some()
     }
 
-    /// The known key that is most like an unknown one, if any is like it.
+    /// The known key most similar to an unknown one, if any is similar.
     fn nearest(&self, key: &str) -> Option<&'static str> {
         let names = self.list.iter().map(|(name, _)| *name).filter(|name| !name.ends_with('*'));
         let (distance, name) = names.map(|name| (distance(key, name), name)).min()?;
         (distance <= (key.len() / 3).max(2)).then_some(name)
     }
 
-    /// Checks one key; `neutral` says whether the value is one of a list, `value` is only named in errors.
+    /// Checks one key; `neutral` tells whether the value is in a list of neutral ones, `value` is used in error messages only.
     fn check(
         &self,
         (path, family): (&Path, Option<Family>),
@@ -87,7 +88,7 @@ impl Keys {
                 let whose = whose.name();
                 Err(unsupported(path, format!("`{full}` {} of {} outside of {whose}", value(), self.place)))
             }
-            // A value that says nothing changes nothing.
+            // A neutral value of an unknown key has no effect.
             None if neutral(&[]) => Ok(()),
             None => Err(LlmError::UnknownKey {
                 path: path.to_owned(),
@@ -98,8 +99,8 @@ impl Keys {
         }
     }
 
-    /// Checks the keys of a JSON object, of a model of `family` if that matters. Keys that begin with an underscore are a program's
-    /// own notes.
+    /// Checks the keys of a JSON object; `family` is that of the model, if it matters. Keys that begin with an underscore are
+    /// comments.
     pub(crate) fn check_json(
         &self,
         path: &Path,

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::*;
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src/keys/model.md");
-/// Set to write the tables of the page in place of comparing them.
+/// Set to write the tables of the page instead of comparing them.
 const UPDATE: &str = "UPDATE_REFERENCE";
 const START: &str = "## `config.json`\n";
 

@@ -133,7 +133,7 @@ pub(crate) fn random_checkpoint(dir: &Path, config: &Value, seed: u64, packed: b
     parsed
 }
 
-/// A `config.json` of a small model, and what it has more or otherwise.
+/// A `config.json` of a small model; `more` adds or replaces keys.
 pub(crate) fn config(architecture: &str, layers: usize, vocab: usize, more: Value) -> Value {
     let mut config = json!({
         "architectures": [architecture], "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": layers,
@@ -147,13 +147,13 @@ pub(crate) fn config(architecture: &str, layers: usize, vocab: usize, more: Valu
     config
 }
 
-/// Ids that do not repeat soon.
+/// Pseudo-random ids.
 pub(crate) fn ids(n: usize, vocab: usize, seed: u64) -> Vec<u32> {
     let mut rng = Rng::new(seed);
     (0..n).map(|_| rng.below(vocab) as u32).collect()
 }
 
-/// Logits by the numpy script; `None` without numpy.
+/// Logits by the NumPy script; `None` without NumPy.
 pub(crate) fn numpy(dir: &Path, ids: &[u32]) -> Option<Vec<f32>> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/decoder.py");
     let written = tempfile::TempDir::new().expect("a directory");

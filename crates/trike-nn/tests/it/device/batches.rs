@@ -1,8 +1,8 @@
-//! Batches of sequences: what they compute, and how many kernels they launch.
+//! Batches of sequences: results and numbers of launches.
 
 use super::*;
 
-/// Launches of a step of `count` sequences of one token each, after prompts, and its logits; the sequences' caches are made
+/// Launches and logits of a step of one token for each of `count` sequences after their prompts; the sequences' caches are made
 /// together or one by one.
 fn step_of(
     decoder: &Decoder<CubeBackend>,
@@ -33,7 +33,7 @@ fn step_of(
 /// Launches of a step of two layers without attention, for any number of sequences.
 const OTHERS: u64 = 19;
 
-/// A layer stores and attends in two launches, whatever the number of sequences, if their caches were made together.
+/// A layer stores and attends in two launches for any number of sequences whose caches were made together.
 #[test]
 fn launches_do_not_grow_with_the_batch() {
     let Some(device) = software() else { return };
@@ -57,7 +57,7 @@ fn launches_do_not_grow_with_the_batch() {
         assert_eq!(launches, OTHERS + together * layers, "{count} together");
         let (launches, same) = step_of(&on_gpu, kv, &texts, false);
         assert_eq!(launches, OTHERS + one_by_one * layers, "{count} one by one");
-        // The kernels and the order of sums are those of a sequence alone.
+        // Kernels and order of additions are the same as for a single sequence.
         assert_eq!(got, same, "{count}");
         for (got, ids) in got.iter().zip(&texts).take(3) {
             let want = logits(&on_cpu, ids, kv, 40);
@@ -66,9 +66,9 @@ fn launches_do_not_grow_with_the_batch() {
     }
 }
 
-/// With int8 activations, norms and quantizers are part of the products: a layer of one token is six launches (queries, keys and
-/// values; rotation and store; attention; output; gate and up; down), and seven where each cube would have too much of the gate to
-/// repeat. Beside them are the look-up, and the head after the last norm.
+/// With int8 activations, norms and quantizers are fused into the products: a layer of one token takes six launches (queries, keys
+/// and values; rotation and store; attention; output; gate and up; down), and seven where each cube would repeat too much of the
+/// gate. In addition there are the lookup, and the head after the last norm.
 #[test]
 fn a_token_of_a_layer_is_six_launches() {
     let Some(device) = software() else { return };
@@ -80,7 +80,7 @@ fn a_token_of_a_layer_is_six_launches() {
     assert_eq!(launches, 6 * spec.layers as u64 + 3);
 }
 
-/// Prompts beside tokens, windows, and sequences of two origins in one batch.
+/// Prompts and single tokens, windows, and sequences made separately in one batch.
 #[test]
 fn batches_are_mixed() {
     let Some(device) = software() else { return };

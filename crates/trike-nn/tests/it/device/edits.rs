@@ -1,11 +1,11 @@
-//! Weights edited while they are resident, against models that were loaded with the edited ones.
+//! Weights edited while resident, compared with models loaded with the edited weights.
 
 use trike_nn::MatrixEdit;
 use trike_trit::{Edit, Trit};
 
 use super::*;
 
-/// Random weights, one of them edited on the way.
+/// Random weights, one of them edited after loading.
 pub(crate) struct EditedWeights<'a> {
     weights: Random<'a>,
     name: WeightName,
@@ -47,7 +47,7 @@ pub(crate) fn some(spec: &DecoderSpec, name: WeightName, count: usize) -> Vec<Ed
     (0..count).map(|_| edit()).collect()
 }
 
-/// Edits a weight and takes that back; how it was edited.
+/// Edits a weight and reverts the edit; returns the kind of edit.
 fn check<B: Backend>(
     backend: impl Fn() -> B,
     spec: &DecoderSpec,
@@ -115,7 +115,7 @@ fn edits_reach_resident_weights_on_a_device() {
     let on_device =
         |layout| CubeBackend::new(device.clone(), ActivationPrecision::F32).with_layout(Some(layout));
     for name in NAMES {
-        // Query, key and value lie side by side, and so do gate and up.
+        // Query, key and value are fused, and so are gate and up.
         let outcome = check(|| on_device(Layout::TwoBit), &spec, Kind::Trits, name);
         assert_eq!(outcome, MatrixEdit::InPlace, "{name}");
     }

@@ -1,4 +1,4 @@
-//! Steps that are recorded and run again, against the same steps launched anew.
+//! Recorded and replayed steps, compared with the same steps launched.
 
 use trike_cube::{Capabilities, Graphs};
 use trike_nn::MatrixEdit;
@@ -6,7 +6,7 @@ use trike_trit::Edit;
 
 use super::*;
 
-/// A model twice, with its steps recorded and without.
+/// Two copies of a model, with and without recorded steps.
 fn both(
     device: &Device,
     spec: &DecoderSpec,
@@ -20,7 +20,7 @@ fn both(
     })
 }
 
-/// Recorded steps, and those that were done by running a recording.
+/// Number of recorded and of replayed steps.
 fn counts(decoder: &Decoder<CubeBackend>) -> (u64, u64) {
     let used = decoder.backend().device_use().expect("a device");
     (used.captures, used.replays)
@@ -58,12 +58,12 @@ fn every_architecture_is_recorded_and_equal_to_the_bit() {
         });
         assert!(with.iter().all(|v| v.is_finite()), "{name}");
         assert_eq!(with, without, "{name}");
-        // The second token is recorded, and done by the recording like those after it.
+        // The second token is recorded; it and all later ones are replayed.
         assert_eq!((counts(&decoders[0]), counts(&decoders[1])), ((1, 14), (0, 0)), "{name}");
     }
 }
 
-/// 64 positions, then 128: attention has more parts, and the recording another grid.
+/// At 64 positions, then 128, attention has more parts and the recording another grid.
 #[test]
 fn a_step_behind_the_horizon_is_recorded_anew() {
     let Some(device) = software() else { return };
@@ -82,7 +82,7 @@ fn a_step_behind_the_horizon_is_recorded_anew() {
         }
         // Positions 58 to 63, 64 to 127, 128 to 137; the first of each is launched.
         assert_eq!(counts(&decoders[0]), (3, 5 + 63 + 9));
-        // Back behind a border, and on.
+        // Truncate to before a boundary, and continue.
         for len in [100, 20, 0] {
             for i in [0, 1] {
                 sequences[i].truncate(len).expect("still there");
@@ -92,7 +92,7 @@ fn a_step_behind_the_horizon_is_recorded_anew() {
                 assert_eq!(with, without, "after {len}");
             }
         }
-        // From 20 on the horizon is that of 0.
+        // From position 20 on the horizon is that of position 0.
         assert_eq!(counts(&decoders[0]), (5, 77 + 3 + 3 + 4));
     }
 }
@@ -100,7 +100,7 @@ fn a_step_behind_the_horizon_is_recorded_anew() {
 #[test]
 fn a_window_that_rolls_is_one_recording() {
     let Some(device) = software() else { return };
-    // The table of rotations reaches 64 positions, and grows while the sequence rolls on.
+    // The RoPE table covers 64 positions, and grows while the sequence rolls.
     for (spec, kv) in [
         (base(), KvSpec::rolling(KvPrecision::F32, 9, 4)),
         (DecoderSpec { window: Some(7), ..base() }, KvSpec::rolling(KvPrecision::F32, 30, 1)),
@@ -112,7 +112,7 @@ fn a_window_that_rolls_is_one_recording() {
             assert_eq!(with, without, "position {i}");
         }
         let (captures, replays) = counts(&decoders[0]);
-        // At 64 and at 128 the table grows, which no recording can hold: a step is launched, and the next one recorded.
+        // At 64 and 128 the table grows, which cannot be recorded: that step is launched, and the next one recorded.
         assert_eq!((captures, replays), (3, 140 - 1 - 2));
     }
 }
@@ -130,7 +130,7 @@ fn sequences_have_recordings_of_their_own_and_give_them_back() {
         let which = usize::from(i % 3 == 0);
         let [with, without] = [0, 1].map(|d| one(&decoders[d], &mut sequences[d][which], id));
         assert_eq!(with, without, "step {i}");
-        // A batch of both in between is launched, and disturbs neither.
+        // An interleaved batch of both is launched, and invalidates neither recording.
         if i == 12 {
             let [with, without] = [0, 1].map(|d| {
                 let [a, b] = &mut sequences[d];
@@ -143,7 +143,7 @@ fn sequences_have_recordings_of_their_own_and_give_them_back() {
     assert_eq!(counts(&decoders[0]), (2, 22));
     assert!(in_use() > before);
     drop(sequences);
-    // The positions of the last step that was launched stay for the next, of each model.
+    // Each model keeps the positions of its last launched step.
     assert!(in_use() <= before + 2 * 8, "{} and {before} bytes", in_use());
 }
 
@@ -173,7 +173,7 @@ fn a_recorded_token_is_one_read_back_of_what_is_asked_for() {
     }
 }
 
-/// A row of NaN has no best token: all logits come, as without a recording.
+/// With NaN in a row there is no top-k: all logits are returned, as without a recording.
 #[test]
 fn logits_that_are_not_usable_come_as_a_whole() {
     struct Broken<'a>(Random<'a>);
@@ -200,7 +200,7 @@ fn logits_that_are_not_usable_come_as_a_whole() {
     assert_eq!(counts(&decoder), (1, 3));
 }
 
-/// A recording is of the weights that it was made with.
+/// A recording is valid for the weights it was made with.
 #[test]
 fn a_replaced_weight_is_recorded_anew() {
     let Some(device) = software() else { return };
@@ -227,7 +227,7 @@ fn a_replaced_weight_is_recorded_anew() {
     let [with, without] = [0, 1].map(|d| [1, 2, 3].map(|id| one(&decoders[d], &mut sequences[d], id)));
     assert_eq!(with, without);
     assert_ne!(with[2], last, "the weight matters");
-    // A sequence goes on with another model: of the same shape, with other weights.
+    // A sequence continued with another model of the same shape and other weights.
     let other = both(&device, &spec, Kind::Trits, ActivationPrecision::F32);
     for id in [4, 5, 6] {
         let [with, without] = [0, 1].map(|d| one(&other[d], &mut sequences[d], id));
@@ -235,7 +235,7 @@ fn a_replaced_weight_is_recorded_anew() {
     }
 }
 
-/// A recording reads the weights where they are, so it goes on with those that were edited in place.
+/// A recording refers to weights by address, so it stays valid after edits in place.
 #[test]
 fn weights_edited_in_place_keep_the_recording() {
     let Some(device) = software() else { return };
@@ -291,7 +291,7 @@ fn tokens_and_lengths_are_refused_as_without_a_recording() {
     assert_eq!(counts(&decoders[0]), (1, 5));
 }
 
-/// Unless it is turned off, and where there is something to turn on.
+/// Steps are recorded unless disabled or unsupported.
 #[test]
 fn steps_are_recorded_where_the_device_can() {
     assert_eq!(Capabilities::smallest().graphs, Graphs::None);
@@ -302,7 +302,7 @@ fn steps_are_recorded_where_the_device_can() {
     assert!(!backend.with_graphs(false).graphs());
 }
 
-/// Threads take turns with the device, whether they record or launch.
+/// Threads share the device, whether they record or launch.
 #[test]
 fn threads_share_a_model() {
     let Some(device) = software() else { return };
@@ -323,7 +323,7 @@ fn threads_share_a_model() {
     assert_eq!(counts(&with), (3, 3 * 11));
 }
 
-/// Sequences that were made together share recordings, whichever of them a step has.
+/// Sequences made together share recordings in any combination.
 #[test]
 fn a_batch_is_recorded_once_per_number_of_sequences() {
     let Some(device) = software() else { return };
@@ -361,11 +361,11 @@ fn a_batch_is_recorded_once_per_number_of_sequences() {
             assert_eq!(with, without, "{kind:?} {of:?}");
             counts(&decoders[0])
         };
-        // The second step is recorded; then any four, in any order, at any positions below 64.
+        // The second step is recorded; it serves any four sequences, in any order, at positions below 64.
         assert_eq!(step(&[0, 1, 2, 3], Some(3), 1), (0, 0));
         assert_eq!(step(&[0, 1, 2, 3], Some(3), 2), (1, 1));
         assert_eq!(step(&[4, 2, 0, 1], Some(3), 3), (1, 2));
-        // All logits are another recording, and so are five or two sequences; one has a recording of its own.
+        // Requesting all logits needs another recording, as do five or two sequences; a single one has its own.
         for (of, k) in [(vec![0, 1, 2, 3, 4], None), (vec![1, 4], Some(2)), (vec![3], None)] {
             for round in 0..3 {
                 step(&of, k, 10 + round);
@@ -373,7 +373,7 @@ fn a_batch_is_recorded_once_per_number_of_sequences() {
         }
         assert_eq!(step(&[3, 2, 1, 0], Some(3), 4), (4, 9), "four are still recorded");
         drop(sequences);
-        // Inputs of the last step that was launched stay for the next, of each model.
+        // Each model keeps the inputs of its last launched step.
         let in_use = decoders[0].backend().device_use().expect("a device").in_use;
         assert!(in_use <= before + 4096, "{in_use} and {before} bytes");
     }

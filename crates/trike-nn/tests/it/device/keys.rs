@@ -1,17 +1,18 @@
-//! Steps that attend to selected keys: recorded, launched and on the host.
+//! Steps with selected keys: recorded, launched and on the host.
 
 use trike_nn::KeySelector;
 
 use super::*;
 
-/// One layer that selects, with heads that have codes.
+/// One layer with key selection, whose heads have sign codes.
 fn spec() -> DecoderSpec {
     let layers = KeySelector::EXACT_LAYERS + 1;
     DecoderSpec { kv_heads: 2, context: 256, ..DecoderSpec::llama(256, layers, 4, 113) }
 }
 
-/// The logits of single tokens behind a prompt, again and again: parts of the text are written anew, from before the first selection
-/// to where a recording goes on, and to where none does. Without those at which the host has a new mean and a recording goes on with the old one for a last time.
+/// The logits of single tokens after a prompt, repeated with parts of the text rewritten: from before the first selection to
+/// positions where a recording is replayed and where none is. Steps are skipped at which the host has a new mean while a recording
+/// uses the old one for the last time.
 fn logits_of<B: Backend>(decoder: &Decoder<B>, kv: KvSpec) -> Vec<Vec<f32>> {
     let mut sequence = decoder.sequence(kv).expect("a sequence");
     let mut out = Vec::new();
@@ -43,8 +44,8 @@ fn steps_select_the_keys_of_the_host() {
     for (precision, share) in [
         (KvPrecision::F32, 0.1),
         (KvPrecision::F16, 0.1),
-        // A key on the edge of a step is rounded the other way, which moves what later layers select from: not every key is the
-        // host's. For equal keys the suites compare the selection.
+        // A key at a rounding boundary may be rounded the other way, which changes the keys that later layers select, so some keys
+        // differ from the host's. The kernel tests compare selections for equal keys.
         (KvPrecision::Int8, 0.5),
     ] {
         let kv = KvSpec::new(precision, 256);
@@ -64,7 +65,7 @@ fn steps_select_the_keys_of_the_host() {
         if precision == KvPrecision::F32 {
             assert_eq!(recorded, run(false), "what is recorded is what is launched");
         }
-        // One key that is not the host's would change all logits behind it.
+        // One key selected differently would change all later logits.
         let (lost, other) = (distance(&exact, &want), distance(&recorded, &want));
         assert!(
             other < share * lost,
@@ -73,7 +74,7 @@ fn steps_select_the_keys_of_the_host() {
     }
 }
 
-/// Several sequences in a step select one by one.
+/// In a batch, each sequence selects its own keys.
 #[test]
 fn sequences_of_a_batch_select_their_own_keys() {
     let Some(device) = software() else { return };
@@ -107,7 +108,7 @@ fn sequences_of_a_batch_select_their_own_keys() {
         let both = decoder.forward(&mut steps, Logits::Last).expect("logits");
         assert_eq!(both, [alone[0][i].clone(), alone[1][i].clone()], "step {i}");
     }
-    // Recordings that they share are those of one at a time.
+    // The shared recordings give the results of one sequence at a time.
     for (sequence, ids) in sequences.iter_mut().zip(&texts) {
         sequence.truncate(80).expect("it is that long");
         let last =

@@ -1,4 +1,4 @@
-//! The device backend against the host's, on the software Vulkan driver.
+//! The device backend compared with the host backend, on the software Vulkan driver.
 #![cfg(feature = "gpu")]
 
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
@@ -18,7 +18,7 @@ mod graphs;
 mod keys;
 mod split;
 
-/// The software Vulkan driver; `None` after a line that the test runner counts.
+/// The software Vulkan driver; if there is none, `None` after printing a line that the test runner counts.
 fn software() -> Option<Device> {
     let open = |index| {
         let spec = DeviceSpec::Numbered(Runtime::Wgpu, index);
@@ -31,13 +31,13 @@ fn software() -> Option<Device> {
     found
 }
 
-/// How the matrices of blocks are stored.
+/// Storage formats of the block matrices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Trits,
-    /// The same, the inputs of output and down projections rotated.
+    /// As trits, with the inputs of the output and down projections rotated.
     Rotated,
-    /// In groups of 32 columns, with means, in planes; query and key of other kinds than value.
+    /// Groups of 32 columns with means, in planes; query and key in other formats than value.
     Mixed,
     /// 95 % zeros, one scale per row.
     Few,
@@ -46,7 +46,7 @@ enum Kind {
     F32,
 }
 
-/// The same random weights each time, for a spec.
+/// Random weights for a spec, the same each time.
 struct Random<'a> {
     spec: &'a DecoderSpec,
     kind: Kind,
@@ -75,7 +75,7 @@ impl<'a> Random<'a> {
 }
 
 impl Random<'_> {
-    /// Trits with one scale per row, zero where `zero` says so.
+    /// Trits with one scale per row, zero where `zero` returns true.
     fn without(&mut self, rows: usize, cols: usize, zero: impl Fn(&mut Rng, usize, usize) -> bool) -> Tensor {
         let mut trits = self.rng.trits(rows * cols, 1.0);
         for (i, trit) in trits.iter_mut().enumerate() {
@@ -97,7 +97,7 @@ impl DecoderWeights for Random<'_> {
         let values =
             |rng: &mut Rng, size: f32| rng.normals(rows * cols).iter().map(|v| size * v).collect::<Vec<_>>();
         Ok(match (self.kind, name) {
-            // A ternary table, which is looked up and multiplied.
+            // A ternary table, for lookups and products.
             (Kind::Mixed, WeightName::Embedding) => {
                 self.trits(rows, cols, 1, Granularity::Group(GroupSize::G32))
             }
@@ -144,7 +144,7 @@ fn base() -> DecoderSpec {
     DecoderSpec { intermediate: 160, kv_heads: 2, context: 64, ..DecoderSpec::llama(96, 2, 6, 113) }
 }
 
-/// The families that Trike runs, each with what it switches on.
+/// The supported model families, each with its distinctive features enabled.
 fn architectures() -> [(&'static str, DecoderSpec, Kind); 8] {
     let yarn = RopeScaling::Yarn {
         factor: 4.0,
@@ -250,12 +250,12 @@ fn int8_activations_and_half_caches_agree_with_the_host() {
     ] {
         let want = logits(&cpu(&spec, Kind::Trits, precision), &ids, kv, 20);
         let got = logits(&gpu(&device, &spec, Kind::Trits, precision), &ids, kv, 20);
-        // An activation on the edge of a step may round the other way, which moves a logit by a step.
+        // An activation at a rounding boundary may be rounded the other way, which changes a logit by a step.
         assert_close(&got, &want, 2e-2);
     }
 }
 
-/// A key on the edge of a step may round the other way, which moves a logit by a step.
+/// A key at a rounding boundary may be rounded the other way, which changes a logit by a step.
 #[test]
 fn int8_caches_agree_with_the_host() {
     let Some(device) = software() else { return };
@@ -292,7 +292,7 @@ fn caches_that_a_device_has_not_are_refused() {
         let refused = decoder.sequence(KvSpec::new(precision, 8)).err().expect("refused").to_string();
         assert!(refused.contains(&format!("{} KV cache", precision.name())), "{refused}");
     }
-    // Heads of six elements are no whole words.
+    // Heads of six elements are not a whole number of words.
     let spec = DecoderSpec { head_dim: 6, ..base() };
     let decoder = gpu(&device, &spec, Kind::Trits, ActivationPrecision::F32);
     let refused = decoder.sequence(KvSpec::new(KvPrecision::Int8, 8)).err().expect("refused").to_string();
@@ -300,8 +300,8 @@ fn caches_that_a_device_has_not_are_refused() {
     decoder.sequence(KvSpec::new(KvPrecision::F32, 8)).expect("a sequence");
 }
 
-/// A model without most of its zeros and one with 1.6 bits per weight run in layouts of their own, with the logits of the host
-/// and in less memory than with two bits.
+/// A model without most of its zeros and one with 1.6 bits per weight run in layouts of their own, with the logits of the host and
+/// less memory than with two bits.
 #[test]
 fn layouts_follow_the_weights() {
     let Some(device) = software() else { return };
@@ -335,7 +335,7 @@ fn layouts_follow_the_weights() {
             assert_close(&got, &logits(&two_bits, &ids, kv, step), 1e-4);
         }
     }
-    // What no kernel has is held in two bits.
+    // Without a kernel for its format, a matrix is stored in two bits.
     let mixed = make(Kind::Mixed, Some(Layout::Sparse));
     assert!(mixed.layouts().contains_key(&Layout::TwoBit));
 }
@@ -362,7 +362,7 @@ fn a_batch_is_ragged_and_a_window_rolls() {
     assert_close(&logits(&on_gpu, &long, rolling, 4), &logits(&on_cpu, &long, rolling, 4), 1e-3);
 }
 
-/// Ids and positions go there and what the sampler looks at comes back, once a token.
+/// Per token, ids and positions are uploaded and the largest logits are read back, once.
 #[test]
 fn a_token_is_one_read_back() {
     let Some(device) = software() else { return };
@@ -391,16 +391,19 @@ fn a_token_is_one_read_back() {
         let after = used();
         assert_eq!(after.read_backs - before.read_backs, 1, "step {step}");
         assert_eq!(after.read_bytes - before.read_bytes, 8 * k as u64, "step {step}");
-        // Ids and positions; of a prompt also which row is the last.
+        // Ids and positions; for a prompt also the index of the last row.
         let uploads = if step == 0 { 3 } else { 2 };
         assert_eq!(after.uploads - before.uploads, uploads, "step {step}");
         (before, next) = (after, vec![found[0]]);
     }
-    // More than the kernel finds: all come, once.
+    // More than the kernel supports: all logits are returned, in one transfer.
     let best = on_gpu.forward_top(&mut [Step { sequence: &mut there, ids: &next }], 113).expect("best");
     assert!(matches!(&best[..], [StepLogits::Top(top)] if top.len() == 113), "113 are few");
     let best = on_gpu.forward_top(&mut [Step { sequence: &mut there, ids: &next }], 114).expect("best");
-    assert!(matches!(&best[..], [StepLogits::All(logits)] if logits.len() == 113), "more than there are");
+    assert!(
+        matches!(&best[..], [StepLogits::All(logits)] if logits.len() == 113),
+        "more than the vocabulary"
+    );
     assert_eq!(used().read_bytes - before.read_bytes, 8 * 113 + 4 * 113);
     assert!(used().peak >= used().in_use && used().in_use > 0);
     assert_eq!(on_cpu.backend().device_use(), None);
@@ -415,7 +418,7 @@ fn what_does_not_fit_is_refused_before_it_is_loaded() {
         (Some(total), Err(NnError::Memory { needed, available, .. })) => {
             assert!(needed == plan.total() && available <= total);
         }
-        // A driver that does not say what it has.
+        // A driver that does not report its memory.
         (None, Ok(())) => {}
         other => panic!("{other:?}"),
     }

@@ -1,4 +1,5 @@
-//! Layers on two devices, against the same model on one: the software driver twice, each time with a queue and memory of its own.
+//! Layers on two devices, compared with the same model on one: the software driver opened twice, each with its own queue and
+//! memory.
 
 use super::*;
 use trike_core::ActivationPolicy;
@@ -6,7 +7,7 @@ use trike_cube::CubeError;
 use trike_nn::{BackendBase, BackendPlacement, DeviceMemory, DeviceUse, LayerWeights};
 use trike_trit::{Edit, Trit};
 
-/// The software driver twice, opened anew, so that only what a test does is counted.
+/// The software driver opened twice anew, so that only the test's own transfers are counted.
 fn pair(options: DeviceOptions) -> Option<[Device; 2]> {
     let DeviceSpec::Numbered(runtime, index) = software()?.spec() else { unreachable!("a number") };
     let open =
@@ -14,7 +15,7 @@ fn pair(options: DeviceOptions) -> Option<[Device; 2]> {
     Some([index, index + 1].map(|index| open(index).expect("the software driver, and its second client")))
 }
 
-/// [`Random`] that has the same embedding again when it is asked for twice.
+/// [`Random`] that returns the same embedding when requested again.
 struct Repeated<'a> {
     random: Random<'a>,
     embedding: Option<Tensor>,
@@ -48,7 +49,7 @@ fn split(
     Decoder::new(backend, spec.clone(), &mut Repeated { random: Random::new(spec, kind), embedding: None })
 }
 
-/// The best token after each of `count` steps, after a prompt.
+/// The greedy token after each of `count` steps, after a prompt.
 fn greedy(decoder: &Decoder<CubeBackend>, kv: KvSpec, prompt: &[u32], count: usize) -> Vec<u32> {
     let mut sequence = decoder.sequence(kv).expect("a sequence");
     let mut next = prompt.to_vec();
@@ -93,7 +94,7 @@ fn every_architecture_on_two_devices_is_that_on_one_to_the_bit() {
     }
 }
 
-/// Three stages, the last on the device of the first, and a tied embedding of each kind.
+/// Three stages, the last on the device of the first, with a tied embedding of each kind.
 #[test]
 fn stages_may_return_to_a_device() {
     let Some([first, second]) = pair(DeviceOptions::default()) else { return };
@@ -106,10 +107,10 @@ fn stages_may_return_to_a_device() {
         for step in [20, 7, 1] {
             assert!(logits(&three, &ids, kv, step) == logits(&one, &ids, kv, step), "{kind:?} {step}");
         }
-        // 20 tokens three times, to the second device and back.
+        // Three times 20 tokens, to the second device and back.
         let used = three.backend().device_use().expect("devices");
         assert_eq!(used.transferred_bytes, 2 * 3 * 20 * 4 * spec.hidden as u64);
-        // Hidden states come from the last stage.
+        // Hidden states are read from the last stage.
         let hidden = |decoder: &Decoder<CubeBackend>| {
             let mut sequence = decoder.sequence(kv).expect("a sequence");
             decoder.hidden(&mut [Step { sequence: &mut sequence, ids: &ids }], Logits::Last).expect("states")
@@ -132,15 +133,15 @@ fn only_the_residual_stream_crosses_a_boundary() {
         let mut steps = [Step { sequence: &mut sequence, ids: &ids }];
         decoder.forward_top(&mut steps, 4).expect("logits");
         let after = each_use(&decoder);
-        // Nothing is copied to the first device, and to the second the stream of all tokens at once.
+        // Nothing is copied to the first device; the residual stream of all tokens is copied to the second at once.
         assert_eq!(after[0].transfers, 0);
         assert_eq!(after[1].transfers - before[1].transfers, 1, "{tokens} tokens");
         assert_eq!(after[1].transferred_bytes - before[1].transferred_bytes, tokens * row);
-        // Ids and positions go to the first device, positions and the last row of several to the second.
+        // Ids and positions are uploaded to the first device, positions and (for several tokens) the last row index to the second.
         let several = u64::from(tokens > 1);
         assert_eq!(after[0].uploaded_bytes - before[0].uploaded_bytes, 2 * 4 * tokens);
         assert_eq!(after[1].uploaded_bytes - before[1].uploaded_bytes, 4 * tokens + 4 * several);
-        // Logits come from the second: four ids with their values.
+        // Logits are read from the second: four ids with their values.
         assert_eq!(after[0].read_bytes, 0);
         assert_eq!(after[1].read_bytes - before[1].read_bytes, 8 * 4);
         before = after;
@@ -158,12 +159,12 @@ fn only_the_residual_stream_crosses_a_boundary() {
     );
 }
 
-/// Weights and caches of a layer are on its device and nowhere else.
+/// Weights and caches of a layer are on its device only.
 #[test]
 fn each_device_holds_its_layers() {
     let spec = DecoderSpec { layers: 4, ..base() };
     let kv = KvSpec::new(KvPrecision::F32, 64);
-    // Bytes of buffers on both devices with that many layers on the first, and on one device with all.
+    // Bytes of buffers on both devices with the given numbers of layers, and on one device with all layers.
     let used = |layers: &[usize], spec: &DecoderSpec| {
         let devices = pair(DeviceOptions::default())?;
         let before = devices.each_ref().map(|device| device.memory().in_use);
@@ -187,13 +188,13 @@ fn each_device_holds_its_layers() {
     for first in 1..4 {
         let [a, b] = used(&[first, 4 - first], &spec).expect("devices");
         let [a, b] = [a - first as u64 * layer, b - (4 - first as u64) * layer];
-        // The embedding here, the norm and the head there, and a table of rotations on each.
+        // The embedding here, the norm and the head there, and a RoPE table on each.
         assert!(near(a, embedding + rope), "{first} layers: {a} bytes, expected {}", embedding + rope);
         assert!(near(b, rest - embedding), "{first} layers: {b} bytes, expected {}", rest - embedding);
     }
 }
 
-/// Prompts beside tokens, windows, sequences made together and one by one, truncation.
+/// Prompts and single tokens, windows, sequences made together and one by one, truncation.
 #[test]
 fn batches_on_two_devices_are_those_on_one() {
     let Some([first, second]) = pair(DeviceOptions::default()) else { return };
@@ -217,7 +218,7 @@ fn batches_on_two_devices_are_those_on_one() {
                 *done += new;
             }
             all.extend(decoder.forward(&mut steps, Logits::All).expect("logits"));
-            // Three that were made together, twice: what one device records.
+            // Three sequences made together, twice: on one device this step is recorded.
             for _ in 0..2 {
                 let mut steps: Vec<_> =
                     sequences[..3].iter_mut().map(|sequence| Step { sequence, ids: &[7] }).collect();
@@ -231,7 +232,7 @@ fn batches_on_two_devices_are_those_on_one() {
             }
             if i == 3 {
                 sequences[1].truncate(2).expect("still there");
-                // A sequence that ends, and one that takes its place.
+                // Replace one sequence by a new one.
                 sequences[5] = decoder.sequence(long).expect("room");
             }
         }
@@ -290,12 +291,12 @@ fn pipelines_that_are_none_are_refused() {
     // A stage without a layer of the model.
     let short = split(&[(&first, 2), (&second, 1)], &base(), Kind::Trits, precision).err().expect("refused");
     assert_eq!(short.to_string(), "layers must be one or more for each stage of the backend, got 2");
-    // One alone is the backend itself.
+    // A single stage is the backend itself.
     let alone = split(&[(&first, 2)], &base(), Kind::Trits, precision).expect("it loads");
     assert!(alone.backend().graphs() && alone.backend().stages() == 1);
 }
 
-/// Limits of memory decide where layers go, what is refused, and what an allocation may still take.
+/// Memory limits determine the division of layers, refusals, and which allocations still succeed.
 #[test]
 fn limits_of_memory_divide_the_layers() {
     let limit = |bytes| DeviceOptions::default().with_memory_limit(bytes);
@@ -315,7 +316,7 @@ fn limits_of_memory_divide_the_layers() {
     let stages = weights.split(&spec, 1, &memory(&devices)).expect("it fits");
     assert_eq!([stages[0].layers.clone(), stages[1].layers.clone()], [0..3, 3..4]);
     assert_eq!((stages[0].available, stages[1].available), (Some(6 << 20), Some(2 << 20)));
-    // What is in use is not free any more.
+    // Memory in use does not count as free.
     let held = devices[0].upload(&vec![0u32; 1 << 20]).expect("room");
     let refused = weights.split(&spec, 1, &memory(&devices)).expect_err("two layers too many");
     let message = refused.to_string();
@@ -324,7 +325,7 @@ fn limits_of_memory_divide_the_layers() {
     }
     assert!(matches!(refused, NnError::SplitMemory { stages } if stages.len() == 2));
     drop(held);
-    // A plan that was too small: the load ends with the error of the allocation, and gives everything back.
+    // A plan that was too small: loading fails with the allocation error and frees everything.
     let Some([first, _]) = pair(DeviceOptions::default()) else { return };
     let Some([_, second]) = pair(limit(10_000)) else { return };
     let refused = split(&[(&first, 2), (&second, 2)], &spec, Kind::Trits, ActivationPrecision::F32).err();

@@ -8,7 +8,7 @@ use crate::{LlmError, config::keys};
 
 /// The rotary embedding, and the context length that it supports.
 ///
-/// Older configurations have `rope_theta` beside `rope_scaling`, newer ones all settings in `rope_parameters`; transformers reads
+/// Older configurations have `rope_theta` next to `rope_scaling`, newer ones all settings in `rope_parameters`; transformers reads
 /// either object with all keys.
 pub(super) fn rope(r: &Reader<'_>, defaults: &Defaults) -> Result<(RopeSpec, usize), LlmError> {
     let context = r.size("max_position_embeddings")?.unwrap_or(defaults.context);
@@ -23,7 +23,7 @@ pub(super) fn rope(r: &Reader<'_>, defaults: &Defaults) -> Result<(RopeSpec, usi
         None => r.float("rope_theta", defaults.theta)?,
     };
     let mut spec = RopeSpec::new(theta, RopePairing::Halves);
-    // A key beside the object comes first; without one, the context is the original one.
+    // A key outside the object takes precedence; without one, the context is the original one.
     let original = match r.size("original_max_position_embeddings")? {
         Some(original) => original,
         None => inner.size("original_max_position_embeddings")?.unwrap_or(context),
@@ -88,14 +88,15 @@ fn object<'a>(r: &Reader<'a>) -> Result<Option<(&'static str, &'a Value)>, LlmEr
         },
     };
     match (named("rope_scaling")?, named("rope_parameters")?) {
-        (Some((_, old)), Some((_, new))) if old != new => Err(
-            r.unsupported("`rope_scaling` beside another `rope_parameters`".to_owned(), "remove one of them")
-        ),
+        (Some((_, old)), Some((_, new))) if old != new => Err(r.unsupported(
+            "`rope_scaling` together with a different `rope_parameters`".to_owned(),
+            "remove one of them",
+        )),
         (old, new) => Ok(old.or(new)),
     }
 }
 
-/// The type of the scaling; a factor without a type would be dropped by some programs and used by others.
+/// The type of the scaling. It is required: some programs ignore a factor without a type, others apply it.
 fn kind<'a>(inner: &Reader<'a>, key: &str) -> Result<&'a str, LlmError> {
     let object = inner.config;
     let value = |key| object.get(key).filter(|value: &&Value| !value.is_null());
@@ -105,12 +106,13 @@ fn kind<'a>(inner: &Reader<'a>, key: &str) -> Result<&'a str, LlmError> {
         Some((name, _)) => Err(inner.error(name, "the name of a scaling")),
         None if inner.get("factor").is_none() => Ok("default"),
         None => {
-            Err(inner.error("rope_type", &format!("the type of the scaling in {key}, beside its factor")))
+            Err(inner.error("rope_type", &format!("the type of the scaling in {key}, as it has a factor")))
         }
     }
 }
 
-/// The factor of the rotated queries and keys with YaRN: given, a quotient of two, or that of the paper.
+/// The attention factor of YaRN, which scales rotated queries and keys: given, a quotient of two mscale values, or the default of
+/// the paper.
 fn attention_factor(inner: &Reader<'_>, factor: f32) -> Result<f32, LlmError> {
     let paper = |scale: f32| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
     let [scale, all] = [inner.float("mscale", 0.0)?, inner.float("mscale_all_dim", 0.0)?];
@@ -118,8 +120,8 @@ fn attention_factor(inner: &Reader<'_>, factor: f32) -> Result<f32, LlmError> {
     inner.float("attention_factor", default)
 }
 
-/// The factors of LongRoPE, if one list serves every length: when both lists are equal, or when no text is longer than the original
-/// context.
+/// The factors of LongRoPE, if one list serves every length: when both lists are equal, or when the context length does not exceed
+/// the original context.
 fn one_list(r: &Reader<'_>, inner: &Reader<'_>, short_only: bool) -> Result<Vec<f32>, LlmError> {
     let list = |key: &str| {
         let numbers = inner

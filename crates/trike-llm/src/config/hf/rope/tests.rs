@@ -1,4 +1,4 @@
-//! Against the tables of transformers, in `tests/reference/rope.json`.
+//! Rotary frequencies compared with those of transformers, in `tests/reference/rope.json`.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use trike_testkit::assert_near;
 
 use crate::ModelConfig;
 
-/// The keys of a configuration that have nothing to do with RoPE.
+/// The keys of a configuration unrelated to RoPE.
 fn whole(part: &Value) -> Value {
     let mut config = json!({
         "intermediate_size": 128, "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": 100,
