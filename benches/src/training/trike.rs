@@ -1,8 +1,8 @@
 //! Trike's trainer.
 
 use anyhow::Result;
+use trike_autodiff::BitLinear;
 use trike_cpu::Cpu;
-use trike_grad::BitLinear;
 use trike_train::data::{BatchConfig, Batches, Documents, Encoder, Position};
 use trike_train::{
     OptimizerConfig, Parameters, PrecisionPolicy, Schedule, Shape, TernaryPolicy, Trainer, TrainerConfig,

@@ -40,7 +40,7 @@ pub enum CalibrateError {
     Nn(#[from] trike_nn::NnError),
     /// Error of a tape.
     #[error(transparent)]
-    Grad(#[from] trike_grad::GradError),
+    Grad(#[from] trike_autodiff::GradError),
     /// Error of the host kernels.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),

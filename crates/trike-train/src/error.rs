@@ -136,7 +136,7 @@ pub enum TrainError {
     Nn(#[from] trike_nn::NnError),
     /// An operation or its gradient failed.
     #[error(transparent)]
-    Grad(#[from] trike_grad::GradError),
+    Grad(#[from] trike_autodiff::GradError),
     /// A kernel failed.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),

@@ -1,8 +1,8 @@
 //! Steps along predicted gradients, interleaved with steps along measured ones.
 
 use serde::{Deserialize, Serialize};
+use trike_autodiff::GradError;
 use trike_core::{Bounds, OptionError};
-use trike_grad::GradError;
 
 use crate::data::Batches;
 use crate::{StepReport, TrainError, Trainer};

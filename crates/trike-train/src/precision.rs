@@ -1,8 +1,8 @@
 //! Mixed precision: the rounding of product operands, and the loss scale that keeps f16 gradients in range.
 
 use serde::{Deserialize, Serialize};
+use trike_autodiff::{MixedPrecision, ProductPrecision};
 use trike_core::{Bounds, OptionError};
-use trike_grad::{MixedPrecision, ProductPrecision};
 
 /// Rounding of the operands of a product; accumulation is in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

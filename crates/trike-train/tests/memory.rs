@@ -4,9 +4,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use trike_autodiff::{BitLinear, Ternarize, TernaryScale};
 use trike_comm::{Communicator, Threads};
 use trike_cpu::{Cpu, MatrixRef, Store, matmul};
-use trike_grad::{BitLinear, Ternarize, TernaryScale};
 use trike_nn::{Biases, DecoderSpec};
 use trike_testkit::assert_near;
 use trike_text::tokenizer::Tokenizer;

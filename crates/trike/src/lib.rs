@@ -60,7 +60,7 @@
 //! * errors: [`LlmError`], [`EvalError`], [`CalibrateError`]
 //! * models by their names on the HuggingFace hub: [`hub`], which the feature `hub` lets download
 //! * everything else, by crate: [`trit`], [`cpu`], [`comm`], [`format`](mod@format), [`quant`], [`model`], [`nn`], [`text`], [`llm`],
-//!   [`eval`], [`calibrate`], [`grad`], [`train`], [`vsa`]
+//!   [`eval`], [`calibrate`], [`autodiff`], [`train`], [`vsa`]
 //!
 //! An application depends on this crate. The feature `candle`, off by default, adds `trike::candle`: ternary layers as
 //! Candle modules. A library should depend only on the individual crate that it needs.
@@ -77,6 +77,7 @@ pub struct Handbook;
 #[doc = include_str!("../../../docs/src/migration.md")]
 pub struct Migration;
 
+pub use trike_autodiff as autodiff;
 pub use trike_calibrate as calibrate;
 #[cfg(feature = "candle")]
 pub use trike_candle as candle;
@@ -85,7 +86,6 @@ pub use trike_core as core;
 pub use trike_cpu as cpu;
 pub use trike_eval as eval;
 pub use trike_format as format;
-pub use trike_grad as grad;
 pub use trike_hub as hub;
 pub use trike_llm as llm;
 pub use trike_model as model;

@@ -1,7 +1,7 @@
 //! The final norm and the output head during tuning.
 
+use trike_autodiff::{Buffers, GradError, Tape};
 use trike_cpu::Cpu;
-use trike_grad::{Buffers, GradError, Tape};
 use trike_llm::WeightSource;
 use trike_nn::WeightName;
 

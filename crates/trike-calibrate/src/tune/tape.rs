@@ -2,12 +2,12 @@
 
 use std::{borrow::Cow, cell::RefCell, rc::Rc, sync::Arc};
 
-use trike_core::ProductPrecision;
-use trike_cpu::Cpu;
-use trike_grad::{
+use trike_autodiff::{
     Backward, Buffers, EngineMemory, EngineOps, GradError, Gradients, MixedPrecision, Operation, Rotary,
     Tape, Var,
 };
+use trike_core::ProductPrecision;
+use trike_cpu::Cpu;
 use trike_model::{AttentionOps, DecoderSpec, LayerInput, LayerOps, WeightName, block};
 
 use super::vectors::Vectors;

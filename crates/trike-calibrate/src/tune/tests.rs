@@ -2,9 +2,9 @@
 
 use std::{borrow::Cow, convert::Infallible, ops::ControlFlow};
 
+use trike_autodiff::MixedPrecision;
 use trike_core::{DenseTensor, Tensor};
 use trike_cpu::{Cpu, DenseData, DenseMatrix, GatedActivation, RopePairing};
-use trike_grad::MixedPrecision;
 use trike_model::{AttentionOps, LayerInput, LayerOps};
 use trike_nn::{
     ActivationPrecision, AttentionSpec, BackendWeights, Biases, BlockContext, CpuBackend, DecoderBlock,

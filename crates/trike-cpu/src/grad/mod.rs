@@ -2,7 +2,7 @@
 //!
 //! Start from [`rms_norm`] and [`rms_norm_weight`], [`rope`], [`attention`] and [`gated`]; [`cross_entropy`], [`divergence`] and
 //! [`distill`] are losses, [`round_int8`] is the fake quantization of activations. Gradients of matrices are products:
-//! [`matmul`](crate::matmul). `trike-grad` records all of them on a tape.
+//! [`matmul`](crate::matmul). `trike-autodiff` records all of them on a tape.
 //!
 //! A function named like an operation of [`CpuOps`](crate::CpuOps) takes the inputs of that operation and `dy`, the
 //! gradient of a scalar loss with respect to its output, and writes the gradients with respect to its inputs.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::{Dtype, SafeTensorError, View};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use trike_grad::Elements;
+use trike_autodiff::Elements;
 
 pub(crate) use self::tensors::Tensors;
 use crate::data::Position;

@@ -2,7 +2,7 @@
 
 mod silent;
 
-use trike_grad::{Count, Counted};
+use trike_autodiff::{Count, Counted};
 use trike_nn::{DecoderSpec, WeightName};
 
 use self::silent::Silent;

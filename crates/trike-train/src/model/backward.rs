@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
-use trike_grad::{Elements, Engine, Tape};
+use trike_autodiff::{Elements, Engine, Tape};
 
 use super::parameters::zeros;
 use super::pass::{GradientSink, Leaves, Pass};

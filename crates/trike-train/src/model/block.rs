@@ -2,8 +2,8 @@
 
 use std::borrow::Borrow;
 
+use trike_autodiff::{Engine, GradError, Tape, TernaryScale, Var};
 use trike_core::AttentionSpec;
-use trike_grad::{Engine, GradError, Tape, TernaryScale, Var};
 use trike_model::{AttentionOps, HookPoint, LayerOps, WeightName, block};
 
 use super::pass::{Leaves, Pass};

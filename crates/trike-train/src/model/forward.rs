@@ -4,8 +4,8 @@ use std::borrow::Borrow;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use trike_autodiff::{Buffers, Elements, Engine, GradError, MixedPrecision, Tape, Ternarize, TernaryScale};
 use trike_cpu::Cpu;
-use trike_grad::{Buffers, Elements, Engine, GradError, MixedPrecision, Tape, Ternarize, TernaryScale};
 use trike_nn::DecoderSpec;
 
 use super::backward::GradientSource;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use trike_grad::{BitLinear, GradError, Ternarize};
+use trike_autodiff::{BitLinear, GradError, Ternarize};
 use trike_trit::{Granularity, GroupSize};
 
 /// Columns per f16 scale in the embedding and the head.

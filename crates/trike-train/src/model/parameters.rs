@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
+use trike_autodiff::{Elements, Engine, GradError};
 use trike_core::{DenseData, DenseTensor, Tensor};
-use trike_grad::{Elements, Engine, GradError};
 use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, DecoderWeights, NnError, WeightName};
 

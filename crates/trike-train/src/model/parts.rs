@@ -32,7 +32,7 @@ impl Parameters {
             let (got, whole) = (parameter.values.len(), shape.0 * shape.1);
             if got != part.len() {
                 if got != whole {
-                    return Err(TrainError::Grad(trike_grad::GradError::Length {
+                    return Err(TrainError::Grad(trike_autodiff::GradError::Length {
                         what: "weights of a rank",
                         expected: part.len(),
                         got,

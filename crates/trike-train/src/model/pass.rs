@@ -3,7 +3,7 @@
 use std::borrow::{Borrow, BorrowMut};
 use std::ops::Range;
 
-use trike_grad::{Buffers, Elements, Engine, GradError, Gradients, MixedPrecision, Tape, Var};
+use trike_autodiff::{Buffers, Elements, Engine, GradError, Gradients, MixedPrecision, Tape, Var};
 use trike_nn::{DecoderSpec, WeightName};
 
 use super::Parameters;

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
+use trike_autodiff::{Count, CountTensor, Engine, EngineMemory, GradError};
 use trike_cpu::Cpu;
-use trike_grad::{Count, CountTensor, Engine, EngineMemory, GradError};
 
 use super::{Parameter, Parameters};
 
@@ -69,7 +69,7 @@ impl TrainEngine for Count {
 }
 
 #[cfg(feature = "gpu")]
-impl TrainEngine for trike_grad::CubeEngine {
+impl TrainEngine for trike_autodiff::CubeEngine {
     fn resident<'p>(&self, host: &'p Parameters) -> Result<Resident<'p, Self::Tensor>, GradError> {
         Ok(Resident::Owned(Box::new(host.clone().upload(self)?)))
     }

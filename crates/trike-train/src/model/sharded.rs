@@ -2,8 +2,8 @@
 
 use std::borrow::Borrow;
 
+use trike_autodiff::{Engine, TernaryScale};
 use trike_comm::Communicator;
-use trike_grad::{Engine, TernaryScale};
 use trike_nn::DecoderSpec;
 use trike_trit::Granularity;
 

@@ -3,8 +3,8 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
+use trike_autodiff::Engine;
 use trike_comm::Shards;
-use trike_grad::Engine;
 use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, NnError, WeightName};
 

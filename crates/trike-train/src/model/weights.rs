@@ -1,6 +1,6 @@
 //! The weights of a pass, and which of them are trained.
 
-use trike_grad::Elements;
+use trike_autodiff::Elements;
 
 use super::Parameters;
 use crate::Adapter;

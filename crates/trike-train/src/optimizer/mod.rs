@@ -5,8 +5,8 @@ mod muon;
 use std::borrow::{Borrow, BorrowMut};
 
 use serde::{Deserialize, Serialize};
+use trike_autodiff::{AdamW, Elements, Engine};
 use trike_core::{Bounds, OptionError};
-use trike_grad::{AdamW, Elements, Engine};
 use trike_nn::WeightName;
 
 use crate::model::zeros;

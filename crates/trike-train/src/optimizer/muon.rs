@@ -2,8 +2,8 @@
 
 use std::borrow::{Borrow, BorrowMut};
 
+use trike_autodiff::{Elements, Engine, GradError, Operand, ProductPrecision};
 use trike_cpu::Store;
-use trike_grad::{Elements, Engine, GradError, Operand, ProductPrecision};
 
 /// Steps of the iteration.
 const STEPS: usize = 5;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use trike_autodiff::{BitLinear, Ternarize, TernaryScale};
 use trike_core::{Bounds, OptionError};
-use trike_grad::{BitLinear, Ternarize, TernaryScale};
 use trike_llm::DeviceChoice;
 use trike_trit::{Granularity, GroupSize};
 

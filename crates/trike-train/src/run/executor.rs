@@ -13,7 +13,7 @@ use crate::{RanksConfig, TrainError};
 enum Executor {
     Host,
     #[cfg(feature = "gpu")]
-    Device(trike_grad::CubeEngine),
+    Device(trike_autodiff::CubeEngine),
 }
 
 impl Executor {
@@ -32,7 +32,7 @@ impl Executor {
             let needed = run.memory;
             return match device.memory().available() {
                 Some(limit) if needed > limit => Err(TrainError::Memory { needed, limit }),
-                _ => Ok(Self::Device(trike_grad::CubeEngine::new(device))),
+                _ => Ok(Self::Device(trike_autodiff::CubeEngine::new(device))),
             };
         }
         Ok(Self::Host)

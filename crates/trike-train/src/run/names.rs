@@ -66,11 +66,11 @@ pub enum Whole {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleKind {
-    /// [`TernaryScale::AbsMean`](trike_grad::TernaryScale::AbsMean).
+    /// [`TernaryScale::AbsMean`](trike_autodiff::TernaryScale::AbsMean).
     #[default]
     #[serde(alias = "absmean")]
     AbsMean,
-    /// [`TernaryScale::LeastSquares`](trike_grad::TernaryScale::LeastSquares).
+    /// [`TernaryScale::LeastSquares`](trike_autodiff::TernaryScale::LeastSquares).
     LeastSquares,
 }
 

@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use trike_autodiff::{Elements, Engine, GradError, Operand, ProductPrecision};
 use trike_comm::{CommError, Communicator, agree};
 use trike_core::{Bounds, OptionError};
 use trike_cpu::{Cpu, Store};
-use trike_grad::{Elements, Engine, GradError, Operand, ProductPrecision};
 use trike_nn::DecoderSpec;
 
 use crate::checkpoint::{self, Keep, RunState};

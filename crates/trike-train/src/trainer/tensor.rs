@@ -7,9 +7,9 @@
 use std::borrow::{Borrow, BorrowMut};
 use std::ops::Range;
 
+use trike_autodiff::{GradError, Operand, ProductPrecision};
 use trike_comm::{CommError, Communicator, Shards, agree, exchange_floats};
 use trike_cpu::Store;
-use trike_grad::{GradError, Operand, ProductPrecision};
 use trike_nn::DecoderSpec;
 
 use super::{Distribution, ResidentTeacher, SMALL, Trainable, Trainer, TrainerConfig, agree_on_run};

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use serde_json::json;
+use trike_autodiff::{BitLinear, Ternarize, TernaryScale};
 use trike_cpu::Cpu;
-use trike_grad::{BitLinear, Ternarize, TernaryScale};
 use trike_nn::{Biases, DecoderSpec, WeightName};
 use trike_testkit::{assert_all_near, assert_near};
 use trike_text::tokenizer::Tokenizer;

@@ -1,9 +1,9 @@
 //! Trained models, packed and run.
 
 use serde_json::json;
+use trike_autodiff::{BitLinear, Ternarize, TernaryScale};
 use trike_cpu::Cpu;
 use trike_format::HfDirWriter;
-use trike_grad::{BitLinear, Ternarize, TernaryScale};
 use trike_llm::ModelFile;
 use trike_nn::{
     ActivationPrecision, CpuBackend, Decoder, DecoderSpec, DecoderWeights, KvPrecision, KvSpec, Logits,

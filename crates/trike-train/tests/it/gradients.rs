@@ -1,8 +1,8 @@
 //! Loss and gradients of whole decoders.
 
+use trike_autodiff::BitLinear;
 use trike_core::{GatedActivation, RopePairing, RopeSpec};
 use trike_cpu::Cpu;
-use trike_grad::BitLinear;
 use trike_nn::{
     ActivationPrecision, Biases, CpuBackend, Decoder, DecoderSpec, DecoderWeights, DenseData, DenseTensor,
     KvPrecision, KvSpec, Logits, NnError, ScaleFactors, Step, Tensor, WeightName,

@@ -1,7 +1,7 @@
 //! Merging adapters into the weights of their model.
 
+use trike_autodiff::Ternarize;
 use trike_cpu::{Cpu, CpuOps};
-use trike_grad::Ternarize;
 use trike_nn::WeightName;
 
 use super::Adapter;
@@ -77,7 +77,7 @@ impl Adapter {
     /// A trit changes only if the product moves its weight across a threshold, so the product of a short run is almost entirely
     /// lost: then [`MergedMatrix::error_of_product`] is near 1, and the adapter should stay separate.
     ///
-    /// Packing the result with [`TernaryScale::LeastSquares`](trike_grad::TernaryScale::LeastSquares) and the same granularity
+    /// Packing the result with [`TernaryScale::LeastSquares`](trike_autodiff::TernaryScale::LeastSquares) and the same granularity
     /// changes no weight; the mean magnitude would give another scale, because it includes zeros.
     ///
     /// # Errors

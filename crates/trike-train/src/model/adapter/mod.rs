@@ -11,9 +11,9 @@ mod peft;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
+use trike_autodiff::{Elements, Engine, GradError};
 use trike_core::{Bounds, OptionError};
 use trike_cpu::{Cpu, MatrixRef, Store, matmul};
-use trike_grad::{Elements, Engine, GradError};
 use trike_nn::{DecoderSpec, NnError, WeightName};
 
 pub use config::{LoraConfig, LoraTarget};

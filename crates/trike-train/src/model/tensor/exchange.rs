@@ -3,8 +3,8 @@
 use std::borrow::{Borrow, Cow};
 use std::ops::Range;
 
+use trike_autodiff::{Elements, Engine, GradError, ScaleGroups, TernaryScale};
 use trike_comm::{CommError, Communicator, Shards, exchange_floats, receive_floats, send_floats};
-use trike_grad::{Elements, Engine, GradError, ScaleGroups, TernaryScale};
 use trike_trit::Granularity;
 
 use super::TensorShard;

@@ -4,9 +4,9 @@ use std::borrow::{Borrow, BorrowMut};
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use trike_autodiff::{Backward, Elements, Engine, GradError, MixedPrecision, Operand, Operation, Tape, Var};
 use trike_comm::Shards;
 use trike_cpu::Store;
-use trike_grad::{Backward, Elements, Engine, GradError, MixedPrecision, Operand, Operation, Tape, Var};
 use trike_nn::WeightName;
 
 use super::Divided;

@@ -10,8 +10,8 @@ mod exchange;
 mod linear;
 mod shard;
 
+use trike_autodiff::Engine;
 use trike_comm::Communicator;
-use trike_grad::Engine;
 
 pub(super) use exchange::{columns_of, scales_of};
 pub(super) use linear::{Group, Input, Outputs};

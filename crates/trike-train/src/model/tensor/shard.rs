@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
+use trike_autodiff::Elements;
 use trike_comm::{Communicator, Shards};
 use trike_core::{AttentionSpec, Bounds, OptionError};
-use trike_grad::Elements;
 use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, HookPoint, NnError, WeightName};
 

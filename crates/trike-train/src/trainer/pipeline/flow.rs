@@ -3,9 +3,9 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
+use trike_autodiff::{GradError, Operand, ProductPrecision};
 use trike_comm::Communicator;
 use trike_cpu::Store;
-use trike_grad::{GradError, Operand, ProductPrecision};
 
 use super::tied::TiedSum;
 use super::{Pipeline, loss_of_last, receive, send};

@@ -13,9 +13,9 @@ mod tied;
 
 use std::borrow::{Borrow, BorrowMut};
 
+use trike_autodiff::Elements;
 use trike_comm::{CommError, Communicator, agree, receive_floats, send_floats};
 use trike_core::{Bounds, OptionError};
-use trike_grad::Elements;
 use trike_nn::{DecoderSpec, WeightName};
 
 use self::tied::TiedSum;

@@ -7,8 +7,8 @@
 
 use std::borrow::{Borrow, BorrowMut};
 
+use trike_autodiff::Elements;
 use trike_comm::{Communicator, receive_floats, send_floats};
-use trike_grad::Elements;
 use trike_nn::WeightName;
 
 use super::Pipeline;

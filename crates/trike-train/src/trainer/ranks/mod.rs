@@ -9,9 +9,9 @@ mod saved;
 
 use std::borrow::{Borrow, BorrowMut};
 
+use trike_autodiff::Elements;
 use trike_comm::{CodecConfig, CommError, Communicator, Part, Plan, TreeSum, agree};
 use trike_core::{Bounds, OptionError};
-use trike_grad::Elements;
 
 use self::exact::Owners;
 use self::local::Local;

@@ -81,7 +81,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
             Ok(self.engine.download(tensor.borrow())?.into_owned())
         };
         for (place, parameter) in self.parameters().all().iter().enumerate() {
-            let (key, len) = (parameter.key(), trike_grad::Elements::elements(&parameter.values));
+            let (key, len) = (parameter.key(), trike_autodiff::Elements::elements(&parameter.values));
             gather(format!("weight.{key}"), 0, &read(Some(&parameter.values))?, len)?;
             let means = [("first", &self.optimizer.first, true), ("second", &self.optimizer.second, false)];
             for (part, means, always) in means {

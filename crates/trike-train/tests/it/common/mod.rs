@@ -2,7 +2,7 @@
 pub(crate) mod broken;
 pub(crate) mod divided;
 
-use trike_grad::BitLinear;
+use trike_autodiff::BitLinear;
 use trike_nn::DecoderSpec;
 use trike_text::tokenizer::Tokenizer;
 use trike_train::data::{BatchConfig, Batches, Documents, Encoder, Position};

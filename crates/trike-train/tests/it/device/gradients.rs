@@ -2,9 +2,9 @@
 
 use std::borrow::Borrow;
 
+use trike_autodiff::{BitLinear, EngineMemory, GradError};
 use trike_core::{GatedActivation, RopePairing, RopeSpec};
 use trike_cpu::Cpu;
-use trike_grad::{BitLinear, EngineMemory, GradError};
 use trike_nn::{Biases, DecoderSpec};
 use trike_testkit::{assert_all_near, assert_near};
 use trike_train::data::Batch;
@@ -99,7 +99,7 @@ fn gradients<E: TrainEngine>(
 }
 
 /// With int8 activations, a value near a tie may round to another code when the order of a sum changes, a difference of up to 1 /
-/// 127 of the largest value of its token; the rounding itself is compared in `trike-grad`.
+/// 127 of the largest value of its token; the rounding itself is compared in `trike-autodiff`.
 #[test]
 fn every_gradient_is_the_hosts() {
     let cpu = Cpu::new(1).expect("a thread");

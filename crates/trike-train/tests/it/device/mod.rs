@@ -5,8 +5,8 @@ mod commands;
 mod gradients;
 mod runs;
 
+use trike_autodiff::CubeEngine;
 use trike_cube::{Device, DeviceOptions, DeviceSpec, Planes, Runtime};
-use trike_grad::CubeEngine;
 use trike_testkit::skip;
 
 /// The software Vulkan driver; `None` after a line that the test runner counts.

@@ -1,10 +1,10 @@
 //! Steps of whole runs.
 
 use serde_json::json;
+use trike_autodiff::{BitLinear, CubeEngine, GradError, Transfers};
 use trike_core::OptionError;
 use trike_cpu::Cpu;
 use trike_cube::{CubeError, DeviceOptions};
-use trike_grad::{BitLinear, CubeEngine, GradError, Transfers};
 use trike_nn::DecoderSpec;
 use trike_testkit::assert_all_near;
 use trike_train::data::Position;

@@ -4,9 +4,9 @@ mod errors;
 
 use std::path::Path;
 
+use trike_autodiff::{BitLinear, Ternarize, TernaryScale};
 use trike_comm::{Communicator, Threads};
 use trike_cpu::Cpu;
-use trike_grad::{BitLinear, Ternarize, TernaryScale};
 use trike_nn::{Biases, WeightName};
 use trike_train::data::Position;
 use trike_train::{OptimizerKind, Parameters, Teacher, TensorShard, TernaryPolicy, TrainError, Trainer};

@@ -60,7 +60,7 @@ impl<E: Engine> Node<'_, E> {
 ///
 /// ```
 /// use trike_cpu::Cpu;
-/// use trike_grad::{Buffers, Tape};
+/// use trike_autodiff::{Buffers, Tape};
 ///
 /// let cpu = Cpu::new(1)?;
 /// let (x, w) = ([1.0, 2.0], [3.0, 5.0]);

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use candle_core::{D, Device, Tensor, Var as CandleVar};
+use trike_autodiff::{BitLinear, GradError, Rotary, Tape, Ternarize, TernaryScale, Var};
 use trike_cpu::{AttentionSpec, GatedActivation, RopePairing, RopeTable};
-use trike_grad::{BitLinear, GradError, Rotary, Tape, Ternarize, TernaryScale, Var};
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Granularity, GroupSize};
 

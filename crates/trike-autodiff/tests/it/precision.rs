@@ -1,7 +1,7 @@
 //! Reduced-precision products: which operands each part of a policy rounds.
 
+use trike_autodiff::{Buffers, MixedPrecision, ProductPrecision as P, Tape};
 use trike_cpu::Cpu;
-use trike_grad::{Buffers, MixedPrecision, ProductPrecision as P, Tape};
 use trike_testkit::{Rng, assert_all_near, assert_near};
 
 const TOKENS: usize = 5;

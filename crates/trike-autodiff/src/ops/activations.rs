@@ -23,7 +23,7 @@ impl<E: Engine> Tape<'_, E> {
     ///
     /// ```
     /// use trike_cpu::Cpu;
-    /// use trike_grad::{Buffers, Tape};
+    /// use trike_autodiff::{Buffers, Tape};
     ///
     /// let cpu = Cpu::new(1)?;
     /// let x = [127.0, -2.4, 0.5, 254.0, 3.0, 0.0];
@@ -52,7 +52,7 @@ impl<E: Engine> Tape<'_, E> {
     ///
     /// ```
     /// use trike_cpu::Cpu;
-    /// use trike_grad::{Buffers, Tape};
+    /// use trike_autodiff::{Buffers, Tape};
     ///
     /// let cpu = Cpu::new(1)?;
     /// let table = [127.0, -2.4, 0.5, 63.5, 3.2, 0.0];

@@ -3,9 +3,9 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
+use trike_autodiff::{BitLinear, Engine, GradError, Tape, Ternarize, TernaryScale, Var};
 use trike_core::{AttentionSpec, GatedActivation, RopePairing};
 use trike_cpu::Cpu;
-use trike_grad::{BitLinear, Engine, GradError, Tape, Ternarize, TernaryScale, Var};
 use trike_testkit::{Rng, assert_all_near};
 use trike_trit::{Granularity, GroupSize};
 

@@ -16,7 +16,7 @@ use crate::var::Var;
 ///
 /// ```
 /// use trike_cpu::Cpu;
-/// use trike_grad::{BitLinear, Buffers, Tape};
+/// use trike_autodiff::{BitLinear, Buffers, Tape};
 ///
 /// let cpu = Cpu::new(1)?;
 /// let (x, w) = ([127.0, 27.0, -5.0], [0.75, -1.0, 0.125, 1.0, 0.0, -0.125]);

@@ -13,7 +13,7 @@ use crate::error::GradError;
 /// faulting them in again would cost more than many of the operations that write to them.
 ///
 /// ```
-/// use trike_grad::Buffers;
+/// use trike_autodiff::Buffers;
 ///
 /// let buffers = Buffers::default();
 /// buffers.give(vec![0.0; 100]);

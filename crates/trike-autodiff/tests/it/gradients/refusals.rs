@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use trike_autodiff::{Backward, Buffers, GradError, Operation, Tape, Ternarize, TernaryScale, Var};
 use trike_cpu::{Cpu, CpuError};
-use trike_grad::{Backward, Buffers, GradError, Operation, Tape, Ternarize, TernaryScale, Var};
 
 /// An operation whose kernel fails in the backward pass.
 struct Failing(Var);

@@ -95,11 +95,11 @@ impl Ternarize {
     /// [`GradError::Length`] for partial rows or a wrong length of `learned`, [`GradError::Trit`] for weights that are not finite.
     ///
     /// ```
-    /// use trike_grad::Ternarize;
+    /// use trike_autodiff::Ternarize;
     ///
     /// let tensor = Ternarize::default().tensor(&[0.75, -1.0, 0.125, 1.0, 0.0, -0.125], 3, &[])?;
     /// assert_eq!(tensor.dequantize(), [0.5, -0.5, 0.0, 0.5, 0.0, 0.0]);
-    /// # Ok::<(), trike_grad::GradError>(())
+    /// # Ok::<(), trike_autodiff::GradError>(())
     /// ```
     pub fn tensor(&self, weights: &[f32], cols: usize, learned: &[f32]) -> Result<TritTensor, GradError> {
         let rows = weights.len() / cols.max(1);

@@ -7,8 +7,8 @@ mod operations;
 
 use std::borrow::Borrow;
 
+use trike_autodiff::{Buffers, CubeEngine, Engine, GradError, Tape, Var};
 use trike_cube::{Device, DeviceOptions, DeviceSpec, Planes, Runtime};
-use trike_grad::{Buffers, CubeEngine, Engine, GradError, Tape, Var};
 use trike_testkit::{Rng, skip};
 
 /// The software Vulkan driver; `None` after a line that the test runner counts.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use trike_autodiff::{GradError, Rotary, Tape, Var};
 use trike_cpu::{AttentionSpec, Cpu, GatedActivation, RopePairing, RopeTable};
-use trike_grad::{GradError, Rotary, Tape, Var};
 use trike_testkit::{Rng, assert_near};
 
 use super::{Parameters, backward, forward, normals, upstream};

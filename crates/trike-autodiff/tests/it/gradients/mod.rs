@@ -7,8 +7,8 @@ mod differences;
 mod refusals;
 mod ternary;
 
+use trike_autodiff::{Buffers, GradError, Tape, Var};
 use trike_cpu::Cpu;
-use trike_grad::{Buffers, GradError, Tape, Var};
 use trike_testkit::Rng;
 
 /// Parameters: elements and columns.

@@ -2,11 +2,11 @@
 
 use std::borrow::Borrow;
 
-use trike_cpu::{AttentionSpec, Cpu, GatedActivation, RopePairing, Store};
-use trike_grad::{
+use trike_autodiff::{
     BitLinear, Buffers, Count, Counted, Engine, EngineMemory, EngineOps, GradError, Operand,
     ProductPrecision, Tape, Ternarize, TernaryScale,
 };
+use trike_cpu::{AttentionSpec, Cpu, GatedActivation, RopePairing, Store};
 use trike_trit::{Granularity, GroupSize};
 
 /// A step of all operations; returns the bytes of its buffers.

@@ -1,7 +1,7 @@
 //! Values of ternarization.
 
+use trike_autodiff::{Buffers, Tape, Ternarize, TernaryScale};
 use trike_cpu::Cpu;
-use trike_grad::{Buffers, Tape, Ternarize, TernaryScale};
 use trike_testkit::{Rng, assert_all_near};
 use trike_trit::{Granularity, GroupSize};
 

@@ -45,7 +45,7 @@ struct Tally {
 /// read are zero.
 ///
 /// ```
-/// use trike_grad::{Buffers, Count, Engine, Tape};
+/// use trike_autodiff::{Buffers, Count, Engine, Tape};
 ///
 /// let count = Count::new(1, 1);
 /// let weight = count.allocate(3 * 5)?;
@@ -55,7 +55,7 @@ struct Tally {
 /// let y = tape.linear(x, weight, None)?;
 /// assert_eq!(count.counted().held, 4 * (3 * 5 + 7 * 5 + 7 * 3));
 /// assert_eq!(tape.shape(y)?, (7, 3));
-/// # Ok::<(), trike_grad::GradError>(())
+/// # Ok::<(), trike_autodiff::GradError>(())
 /// ```
 #[derive(Debug)]
 pub struct Count {

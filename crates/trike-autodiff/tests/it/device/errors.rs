@@ -2,9 +2,9 @@
 
 use std::borrow::Borrow;
 
+use trike_autodiff::{Buffers, EngineMemory, EngineOps, GradError, Tape};
 use trike_core::AttentionSpec;
 use trike_cube::{CubeError, DeviceOptions};
-use trike_grad::{Buffers, EngineMemory, EngineOps, GradError, Tape};
 
 use super::{engines, software};
 

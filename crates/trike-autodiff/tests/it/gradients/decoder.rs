@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use trike_autodiff::{BitLinear, Buffers, GradError, Rotary, Tape, Ternarize, Var};
 use trike_cpu::{AttentionSpec, Cpu, GatedActivation, RopePairing, RopeTable};
-use trike_grad::{BitLinear, Buffers, GradError, Rotary, Tape, Ternarize, Var};
 use trike_testkit::Rng;
 use trike_trit::{Granularity, GroupSize};
 
@@ -35,7 +35,7 @@ fn loss(
     ids: &Arc<[u32]>,
     targets: &[Option<u32>],
     lengths: &Arc<[usize]>,
-) -> Result<trike_grad::Loss, GradError> {
+) -> Result<trike_autodiff::Loss, GradError> {
     let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 16, scale: 0.25, window: None };
     let rotary = Rotary {
         table: Arc::new(RopeTable::new(16, 1e4).expect("even")),
