@@ -45,7 +45,7 @@ struct Tally {
 /// read are zero.
 ///
 /// ```
-/// use trike_autodiff::{Buffers, Count, Engine, Tape};
+/// use trike_autodiff::{Buffers, Count, EngineMemory, Tape};
 ///
 /// let count = Count::new(1, 1);
 /// let weight = count.allocate(3 * 5)?;

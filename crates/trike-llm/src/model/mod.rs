@@ -212,7 +212,7 @@ impl dyn Model + '_ {
     ///
     /// # Errors
     ///
-    /// As [`generate_with`](Self::generate_with).
+    /// As `generate_with`.
     pub fn generate(&self, prompt: &str, options: &GenerateOptions) -> Result<Generation, LlmError> {
         self.generate_with(prompt, options, &mut |_| ControlFlow::Continue(()))
     }
@@ -221,7 +221,7 @@ impl dyn Model + '_ {
     ///
     /// # Errors
     ///
-    /// [`LlmError::NoTokenizer`], tokenizer errors for `prompt`, and as [`generate_in`](Self::generate_in).
+    /// [`LlmError::NoTokenizer`], tokenizer errors for `prompt`, and as `generate_in`.
     pub fn generate_with(
         &self,
         prompt: &str,

@@ -23,7 +23,7 @@ pub trait BackendPlacement: BackendWeights {
         0
     }
 
-    /// The backend of a stage, to which its weights, caches and tensors belong. It takes the [`Inputs`](Self::Inputs) made by the
+    /// The backend of a stage, to which its weights, caches and tensors belong. It takes the [`Inputs`](crate::BackendBase::Inputs) made by the
     /// whole backend.
     fn stage(&self, index: usize) -> &Self {
         let _ = index;

@@ -42,7 +42,7 @@ use crate::{
 ///
 /// ```no_run
 /// use trike_cube::{Device, DeviceSpec};
-/// use trike_nn::{ActivationPrecision, Backend, CubeBackend};
+/// use trike_nn::{ActivationPrecision, BackendBase, CubeBackend};
 ///
 /// let device = Device::open(DeviceSpec::Auto)?;
 /// let backend = CubeBackend::new(device, ActivationPrecision::F32);
