@@ -72,7 +72,7 @@ def test_a_model_is_downloaded_once(hub, tiny, tmp_path, monkeypatch):
     # From here on nothing is asked, offline or not.
     asked = len(hub.asked)
     for name in ("trike/tiny", "trike/tiny@main", f"trike/tiny@{COMMIT}"):
-        assert trike.inspect(name, progress=False).model["layers"] == model.info["layers"]
+        assert trike.inspect(name, progress=False)["model"]["layers"] == model.info["layers"]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     trike.inspect("trike/tiny", progress=False)
     assert len(hub.asked) == asked
