@@ -1,13 +1,17 @@
 //! The calibration text in tokens, and the part of it that is held out.
 
 use std::{
+    ops::ControlFlow,
     path::Path,
     time::{Duration, Instant},
 };
 
 use trike_cpu::Cpu;
 use trike_llm::{
-    GenerateOptions, LanguageModel, LlmError, LoadOptions, ModelFile, sampler::SamplerConfig, sequences,
+    GenerateOptions, LanguageModel, LlmError, LoadOptions, ModelFile,
+    sampler::SamplerConfig,
+    sequences,
+    tokenizer::{Tokenizer, TokenizerError},
 };
 
 use crate::{
@@ -211,8 +215,20 @@ fn generated(model: &LanguageModel, seed: u64, longest: usize) -> Result<Vec<u32
     let longest = model.config().spec.context.min(longest);
     let sampler = SamplerConfig::default().with_temperature(1.0).with_seed(seed);
     let options = GenerateOptions::default().with_max_tokens(longest).with_sampler(sampler);
-    let text = model.generate("", &options)?;
+    let tokenizer = model.tokenizer()?;
+    let start = opening(tokenizer)?;
+    let text = model.generate_ids(start, tokenizer.eos(), &options, |_| ControlFlow::Continue(()))?;
     Ok([text.prompt_ids, text.ids].concat())
+}
+
+/// What a text is generated after: what every text starts with, or else BOS, or EOS, which separates texts.
+fn opening(tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
+    match tokenizer.encode_prompt("") {
+        Err(TokenizerError::EmptyPrompt) => {
+            Ok(vec![tokenizer.bos().or_else(|| tokenizer.eos().first().copied()).unwrap_or(0)])
+        }
+        ids => ids,
+    }
 }
 
 /// Sequences that the dense model generates in about the given time; none is calibration text of the same configuration.
@@ -257,6 +273,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (model, output) = (ModelFile::open(MODEL).unwrap(), dir.path().join("out"));
         divided(&model, calibration, config, &output, &mut |_, _, _| ()).unwrap()
+    }
+
+    /// SmolLM2's tokenizer starts no text with a token of its own.
+    #[test]
+    fn text_is_generated_after_the_token_that_separates_texts() {
+        let mut json: serde_json::Value =
+            serde_json::from_str(&trike_testkit::byte_level_tokenizer()).unwrap();
+        json.as_object_mut().unwrap().remove("post_processor");
+        let tokenizer = |bos| {
+            let tokenizer = Tokenizer::from_hf_json_bytes(json.to_string().as_bytes()).unwrap();
+            tokenizer.with_special(bos, vec![1]).unwrap()
+        };
+        assert!(!tokenizer(Some(0)).adds_bos());
+        assert_eq!(opening(&tokenizer(Some(0))).unwrap(), [0]);
+        assert_eq!(opening(&tokenizer(None)).unwrap(), [1]);
     }
 
     #[test]
