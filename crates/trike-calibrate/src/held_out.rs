@@ -221,12 +221,10 @@ fn generated(model: &LanguageModel, seed: u64, longest: usize) -> Result<Vec<u32
     Ok([text.prompt_ids, text.ids].concat())
 }
 
-/// What a text is generated after: what every text starts with, or else BOS, or EOS, which separates texts.
+/// The prompt of a text of the model's own: what every text starts with, or else the [start token](trike_eval::start_token).
 fn opening(tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
     match tokenizer.encode_prompt("") {
-        Err(TokenizerError::EmptyPrompt) => {
-            Ok(vec![tokenizer.bos().or_else(|| tokenizer.eos().first().copied()).unwrap_or(0)])
-        }
+        Err(TokenizerError::EmptyPrompt) => Ok(vec![trike_eval::start_token(tokenizer)]),
         ids => ids,
     }
 }

@@ -3,7 +3,9 @@
 use std::ops::ControlFlow;
 
 use trike_core::{Bounds, OptionError};
-use trike_llm::{GenerateOptions, LlmError, Model, PROMPT_STEP, Session, sampler::SamplerConfig};
+use trike_llm::{
+    GenerateOptions, LlmError, Model, PROMPT_STEP, Session, sampler::SamplerConfig, tokenizer::Tokenizer,
+};
 use trike_nn::{KvPrecision, KvPrecisions, KvSpec};
 
 use crate::{
@@ -128,7 +130,7 @@ pub fn choose_kv(
     smaller.retain(|&precision| bytes(precision) < bytes(default));
     smaller.sort_by_key(|&precision| std::cmp::Reverse(bytes(precision)));
     // Checked before sampling the text, so that an unsupported backend is refused at once.
-    let start = start(model)?;
+    let start = start_token(model.tokenizer()?);
     cache_errors(model, &[start], &smaller)?;
 
     let ids = own_text(model, start, options)?;
@@ -166,11 +168,10 @@ pub fn choose_kv(
     })
 }
 
-/// The initial token of a text.
-fn start(model: &dyn Model) -> Result<u32, EvalError> {
-    let tokenizer = model.tokenizer()?;
-    // Without a BOS, use EOS, which separates texts.
-    Ok(tokenizer.bos().or_else(|| tokenizer.eos().first().copied()).unwrap_or(0))
+/// The token after which a model writes a text of its own: BOS, or without one EOS, which separates texts.
+#[must_use]
+pub fn start_token(tokenizer: &Tokenizer) -> u32 {
+    tokenizer.bos().or_else(|| tokenizer.eos().first().copied()).unwrap_or(0)
 }
 
 /// A text sampled from the model. EOS does not end it: tokens sampled after EOS are part of the text.

@@ -19,7 +19,7 @@
 //! nothing is reimplemented for it. The cost: features of the CPU backend (errors of single layers, ceilings, costs) are reached
 //! through [`Model::host`], and are an error or left out elsewhere.
 //!
-//! * texts: [`score`](fn@score), [`ScoreOptions`], [`Score`]
+//! * texts: [`score`](fn@score), [`start_token`](fn@start_token), [`ScoreOptions`], [`Score`]
 //! * two models: [`compare`](fn@compare), [`compare_ids`](fn@compare_ids), [`Comparison`], [`PositionFigures`], [`divergence`](fn@divergence)
 //! * tasks: [`read_questions`](fn@read_questions), [`Question`], [`answer`](fn@answer), [`TaskScore`]
 //! * long contexts: [`find_needles`](fn@find_needles), [`NeedleOptions`], [`NeedleScore`], [`haystacks`](fn@haystacks), [`Haystack`]
@@ -41,7 +41,7 @@ mod perplexity;
 mod positions;
 mod tasks;
 
-pub use choose_kv::{ChooseKv, ChosenKv, cache_errors, choose_kv};
+pub use choose_kv::{ChooseKv, ChosenKv, cache_errors, choose_kv, start_token};
 pub use error::EvalError;
 pub use needle::{
     Haystack, NeedleAnswers, NeedleDepth, NeedleFigures, NeedleOptions, NeedleScore, NeedleSetting,
