@@ -12,6 +12,7 @@ use trike_bench::{
 
 use crate::charts::charts;
 use crate::engines::{engine_section, is_of_engines};
+use crate::measure::RIVAL_ISA;
 use crate::models::MODEL_KERNEL;
 use crate::operation::OPERATIONS;
 use crate::rival::BASES;
@@ -110,8 +111,15 @@ fn text(record: &Record, path: &Path, charts: &[(&str, Chart)]) -> String {
     for (name, chart) in charts {
         let _ = write!(text, "\n![{}]({CHARTS}/{name}.svg)\n", chart.title);
     }
-    text.push_str("\n## Products\n");
-    let problems = || record.rows.chunk_by(|a, b| a.problem == b.problem);
+    // A page of all instruction sets has five times as many rows as a reader of one machine needs.
+    let is_shown = |row: &&Figure| row.isa == machine.isa || row.isa == RIVAL_ISA || is_model(row);
+    let shown: Vec<Figure> = record.rows.iter().filter(is_shown).cloned().collect();
+    let _ = write!(
+        text,
+        "\n## Products\n\nWith the best instruction set, `{}`, and of other libraries; the record has the rows of all instruction sets.\n",
+        machine.isa
+    );
+    let problems = || shown.chunk_by(|a, b| a.problem == b.problem);
     for rows in
         problems().filter(|rows| !is_model(&rows[0]) && !is_operation(&rows[0]) && !is_of_engines(&rows[0]))
     {
@@ -183,7 +191,7 @@ fn is_operation(row: &Figure) -> bool {
 mod tests {
     use super::*;
     use crate::engines::TRIKE;
-    use crate::measure::{LIMITS, RIVAL_ISA};
+    use crate::measure::LIMITS;
     use expect_test::expect;
     use trike_bench::{
         Ceiling, Engine, Launching, Limit, Machine, Measured, NotRun, SCHEMA, Software, figures,

@@ -14,6 +14,7 @@ use std::ops::ControlFlow;
 use trike_core::{Eviction, KeySelector, PromptKeys, SelectedKeys};
 use trike_cpu::{AttentionSpec, Cpu, CpuOps, KeyIndex, KeyScratch, KeySelection, KvData, KvView};
 use trike_llm::{ModelFile, Split, sequences};
+use trike_model::Mixer;
 use trike_nn::{
     ActivationPrecision, BackendCaches, BackendOps, BackendTransfers, BackendWeights, BlockContext,
     CacheSpec, CpuBackend, DecoderBlock, DecoderWeights, HookPoint, KvPrecision, NnError, StepInputs, Tensor,
@@ -140,6 +141,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{} windows of up to {} tokens, 1/{parts} of the positions", all.len(), spec.context);
     println!("layer  best positions  sign codes  first and last");
     for layer in 0..spec.layers {
+        let Mixer::Attention(attention) = spec.layer(layer).mixer;
         let block = DecoderBlock::load(&backend, &spec, layer, &mut Weights(&file))?;
         let load = |name| Ok::<_, Box<dyn Error>>(backend.load_matrix(file.load(name)?)?);
         let (query, key) = (load(WeightName::Query(layer))?, load(WeightName::Key(layer))?);
@@ -181,10 +183,16 @@ fn main() -> Result<(), Box<dyn Error>> {
                 if let Some(norm) = norm {
                     *x = backend.head_norm(x, norm, spec.rms_eps)?;
                 }
-                backend.rope(x, &rope, inputs)?;
+                if attention.rope {
+                    backend.rope(x, &rope, inputs)?;
+                }
             }
             let (q, k) = (backend.to_host(&projected[0])?, backend.to_host(&projected[1])?);
-            Layer { spec: spec.attention(), q: &q, k: &k }.measure(backend.cpu(), parts, &mut shares)?;
+            Layer { spec: spec.attention(attention), q: &q, k: &k }.measure(
+                backend.cpu(),
+                parts,
+                &mut shares,
+            )?;
         }
         let [best, codes, ends] = shares.sums.map(|sum| sum / shares.count);
         println!("{layer:5}  {best:14.4}  {codes:10.4}  {ends:14.4}");

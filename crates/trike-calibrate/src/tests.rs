@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use trike_cpu::Cpu;
 use trike_format::{DenseData, DenseTensor, HfDirWriter, Identity, Tensor};
 use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile, hf_config};
-use trike_nn::{ActivationPrecision, CpuBackend, DecoderSpec, HookPoint, KvPrecision, WeightName};
+use trike_nn::{ActivationPrecision, CpuBackend, DecoderSpec, HookPoint, KvPrecision, KvSpec, WeightName};
 use trike_quant::ScaleRule;
 use trike_testkit::{Rng, assert_all_near, assert_near};
 use trike_trit::{Coupling, Granularity, GroupSize, Hadamard};
@@ -130,9 +130,10 @@ fn divergence(dense: &ModelFile, ternary: &ModelFile) -> f64 {
     let (mut sum, mut count) = (0.0, 0);
     for ids in text(2) {
         let mut aims = Vec::new();
-        dense.logits(&ids, KvPrecision::F32, |_, row| aims.push(row.to_vec())).unwrap();
+        let kv = KvSpec::new(KvPrecision::F32, ids.len());
+        dense.logits_with(&ids, &kv, |_, row| aims.push(row.to_vec())).unwrap();
         ternary
-            .logits(&ids, KvPrecision::F32, |i, row| {
+            .logits_with(&ids, &kv, |i, row| {
                 sum += trike_eval::divergence(row, &aims[i]);
                 count += 1;
             })

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use trike_calibrate::{CalibrateError, Fold, FoldError, Folded};
 use trike_cpu::Cpu;
 use trike_llm::{HeadPrecision, LanguageModel, ModelFile, WeightSource};
-use trike_nn::{ActivationPrecision, CpuBackend, DecoderSpec, HookPoint, KvPrecision, WeightName};
+use trike_nn::{ActivationPrecision, CpuBackend, DecoderSpec, HookPoint, KvPrecision, KvSpec, WeightName};
 use trike_testkit::{Rng, assert_close};
 
 const VOCAB: usize = 113;
@@ -25,7 +25,8 @@ fn logits(source: &dyn WeightSource) -> Vec<f32> {
     let model = LanguageModel::from_source(backend, source, None, HeadPrecision::AsStored, &mut |_, _| ())
         .expect("it loads");
     let mut all = Vec::new();
-    model.logits(&ids(20, VOCAB, 1), KvPrecision::F32, |_, row| all.extend_from_slice(row)).expect("logits");
+    let kv = KvSpec::new(KvPrecision::F32, 20);
+    model.logits_with(&ids(20, VOCAB, 1), &kv, |_, row| all.extend_from_slice(row)).expect("logits");
     all
 }
 

@@ -247,7 +247,7 @@ fn of_llm(error: &LlmError) -> Option<String> {
         LlmError::RankMemory { .. } => own(
             "start more ranks or more machines with `mpirun -n N`, or shorten the sequence with --context N",
         ),
-        LlmError::Nn(NnError::NoSavedCache { .. }) => own("omit --prompt-cache, or use --device cpu"),
+        LlmError::Nn(NnError::Unsupported { .. }) => own("omit the option, or use --device cpu"),
         LlmError::Planes { .. } => {
             own("keep all planes with --to trike, or quantize the dense model with --planes 1")
         }

@@ -9,7 +9,7 @@ use std::error::Error;
 
 use trike_eval::divergence;
 use trike_llm::{LanguageModel, LoadOptions, ModelFile, Split, sequences};
-use trike_nn::{ActivationPrecision, KvPrecision};
+use trike_nn::{ActivationPrecision, KvPrecision, KvSpec};
 
 /// Negative log-likelihood of a token.
 fn nats(row: &[f32], next: u32) -> f64 {
@@ -47,7 +47,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("| `--kv` | perplexity ratio | KL divergence | top-1 agreement |\n|---|---|---|---|");
     let rows = |kv, ids: &[u32]| {
         let mut rows = Vec::new();
-        model.logits(ids, kv, &mut |_, row: &[f32]| rows.push(row.to_vec())).map(|()| rows)
+        model
+            .logits_with(ids, &KvSpec::new(kv, ids.len()), |_, row: &[f32]| rows.push(row.to_vec()))
+            .map(|()| rows)
     };
     for kv in [KvPrecision::F16, KvPrecision::Int8, KvPrecision::Int8Int4, KvPrecision::Int4] {
         // Means per window, since tokens of a window are not independent.

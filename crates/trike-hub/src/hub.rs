@@ -1,6 +1,9 @@
 //! The hub, configured by the variables of its own tools.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use crate::variables::{PLACES, Variables};
 use crate::{HubCache, HubError, ModelId};
@@ -11,7 +14,7 @@ use crate::{HubCache, HubError, ModelId};
 /// `TRANSFORMERS_OFFLINE` is set.
 #[derive(Clone)]
 pub struct Hub {
-    variables: Variables,
+    pub(crate) variables: Variables,
 }
 
 impl Hub {
@@ -47,6 +50,48 @@ impl Hub {
             .or_else(|| named("HUGGINGFACE_HUB_CACHE"))
             .or_else(|| self.variables.home().map(|folder| folder.join("hub")));
         root.map(HubCache::new).ok_or(HubError::NoCache)
+    }
+
+    /// The path of a model by any name: an existing path unchanged; `tiny`, the bundled model, with the feature `bundled`;
+    /// `org/name` from the cache or, with the feature `download`, the server. Any other text is returned as a path. `progress` is
+    /// called with the bytes downloaded and in total.
+    ///
+    /// ```
+    /// use std::path::Path;
+    /// use trike_hub::Hub;
+    ///
+    /// let hub = Hub::from_variables(|name| std::env::var_os(name));
+    /// assert_eq!(hub.find(Path::new("."), &mut |_, _| ())?, Path::new("."));
+    /// assert_eq!(hub.find(Path::new("no-such-file.gguf"), &mut |_, _| ())?, Path::new("no-such-file.gguf"));
+    /// # Ok::<(), trike_hub::HubError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Errors of [`bundled`](Self::bundled), and of [`path`](Self::path) or [`cached`](Self::cached).
+    pub fn find(&self, name: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<PathBuf, HubError> {
+        if name.exists() {
+            return Ok(name.to_owned());
+        }
+        #[cfg(feature = "bundled")]
+        if name.as_os_str() == Self::BUNDLED {
+            return self.bundled();
+        }
+        let Some(id) = name.to_str().and_then(|text| text.parse::<ModelId>().ok()) else {
+            return Ok(name.to_owned());
+        };
+        #[cfg(feature = "download")]
+        let found = self.path(&id, progress);
+        #[cfg(not(feature = "download"))]
+        let found = {
+            let _ = progress;
+            self.cached(&id)
+        };
+        match found {
+            // Without a cache, it must be a path.
+            Err(HubError::NoCache) => Ok(name.to_owned()),
+            found => found,
+        }
     }
 
     /// The path of a model in the cache: its snapshot directory, or a GGUF file in it. Nothing is downloaded.

@@ -1,6 +1,7 @@
 //! Models by name on the HuggingFace hub: names, the cache of the hub's tools, downloads.
 //!
-//! Start from [`Hub`]: it is configured by the variables of the hub's own tools, and returns the path of a model for `org/name`.
+//! Start from [`Hub`]: it is configured by the variables of the hub's own tools, and [`Hub::find`] returns the path of a model for a
+//! path, `org/name` or `tiny`.
 //!
 //! ```
 //! use trike_hub::{Hub, HubError, ModelId};
@@ -21,12 +22,14 @@
 //!
 //! * names: [`ModelId`], [`HubModel`]
 //! * the cache: [`HubCache`], [`CachedModel`], [`hub_shards`]
-//! * variables and downloads: [`Hub`]
+//! * variables, downloads, the bundled model: [`Hub`]
 //! * errors: [`HubError`]
 //!
-//! `trike` re-exports it as `trike::hub`, and its feature `hub` enables downloads, as in the command and the Python package.
+//! `trike` re-exports it as `trike::hub`; its features `hub` and `tiny` enable downloads and the bundled model, as in the command
+//! and the Python package.
 #![forbid(unsafe_code)]
 
+mod bundled;
 mod cache;
 mod contents;
 #[cfg(feature = "download")]

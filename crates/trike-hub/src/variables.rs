@@ -21,7 +21,8 @@ pub(crate) const PLACES: [&str; 9] = [
 /// Variables that hold a token.
 const SECRETS: [&str; 2] = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"];
 /// Variables of other programs, and switches.
-const OTHERS: [&str; 4] = ["HF_HUB_DISABLE_IMPLICIT_TOKEN", "HOME", "TRANSFORMERS_OFFLINE", "XDG_CACHE_HOME"];
+const OTHERS: [&str; 5] =
+    ["HF_HUB_DISABLE_IMPLICIT_TOKEN", "HOME", "LOCALAPPDATA", "TRANSFORMERS_OFFLINE", "XDG_CACHE_HOME"];
 
 /// Values of the variables.
 #[derive(Clone)]

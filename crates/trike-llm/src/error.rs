@@ -13,6 +13,9 @@ pub enum LlmError {
     /// A model file could not be read or written.
     #[error(transparent)]
     Format(Box<trike_format::FormatError>),
+    /// A model of the hub that is not in the cache, or cannot be downloaded.
+    #[error(transparent)]
+    Hub(Box<trike_hub::HubError>),
     /// A tokenizer could not be read, or text not tokenized.
     #[error(transparent)]
     Tokenizer(#[from] crate::tokenizer::TokenizerError),
@@ -291,6 +294,12 @@ impl From<trike_core::SpecError> for LlmError {
 impl From<crate::chat::ChatError> for LlmError {
     fn from(error: crate::chat::ChatError) -> Self {
         Self::Chat(Box::new(error))
+    }
+}
+
+impl From<trike_hub::HubError> for LlmError {
+    fn from(error: trike_hub::HubError) -> Self {
+        Self::Hub(Box::new(error))
     }
 }
 

@@ -10,6 +10,7 @@ use trike_format::{
     FileKind, FormatError, Gguf, HfDir, Llama2c, StoredType, Tensor, TensorInfo, TensorSource, absmean_trits,
     detect,
 };
+use trike_hub::Hub;
 use trike_nn::{KvPrecision, WeightName};
 use trike_trit::{Encoding, Granularity};
 
@@ -123,6 +124,21 @@ impl ModelFile {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LlmError> {
         let path = path.as_ref();
         Self::from_tensors(path, Tensors::open(path)?)
+    }
+
+    /// Opens a model by any name: a path, as [`open`](Self::open) does; `org/name[@revision][:file]` on the HuggingFace hub, which is
+    /// downloaded with the feature `hub` and otherwise only searched in the cache of the hub's tools; with the feature `tiny` the
+    /// bundled model, `tiny`.
+    ///
+    /// The environment variables of the hub's tools apply. [`Hub::find`](trike_hub::Hub::find) takes other values of them, and
+    /// reports the progress of a download.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::Hub`], and as [`open`](Self::open).
+    pub fn find(name: impl AsRef<Path>) -> Result<Self, LlmError> {
+        let hub = Hub::from_variables(|name| std::env::var_os(name));
+        Self::open(hub.find(name.as_ref(), &mut |_, _| ())?)
     }
 
     pub(crate) fn from_tensors(path: &Path, tensors: Tensors) -> Result<Self, LlmError> {

@@ -1,7 +1,7 @@
 //! From a model file to text: configuration, tokenizers, generation, sampling, conversion.
 //!
-//! Start from [`LanguageModel`]: `LanguageModel::load(path)` reads any file that [`ModelFile`] can open, with its
-//! tokenizer, and [`LanguageModel::generate`] continues a prompt. [`open()`] does the same on any device and returns a
+//! Start from [`LanguageModel`]: `LanguageModel::load(name)` reads any file that [`ModelFile`] can open, or a model of the HuggingFace
+//! hub, with its tokenizer; [`LanguageModel::generate`] continues a prompt, and [`Chat`] is a conversation. [`open()`] does the same on any device and returns a
 //! [`Model`], which hides the backend.
 //!
 //! The decision that shaped this crate: a checkpoint is opened once as a [`ModelFile`], which holds its
@@ -14,7 +14,7 @@
 //! * one trait object for every backend: [`Model`], [`SequenceBatch`] with [`DecoderBatch`], [`open()`], [`DeviceChoice`],
 //!   [`DeviceShare`], [`InvalidDevice`], [`Device`], [`devices()`], [`DeviceReport`], [`memory_plan()`]
 //! * one model on several ranks: [`RankPlans`], [`RankPlan`], [`RankModel`], [`ModelParallel`]
-//! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`], [`PreparedRequest`],
+//! * text: [`Chat`], [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`], [`PreparedRequest`],
 //!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`], [`PROMPT_STEP`]
 //! * a text as sequences: [`Split`], [`STORY_MARK`], [`sequences()`]; contents of a file: [`inspect()`]; models of random trits:
 //!   [`Synthetic`], [`SyntheticModel`]
@@ -60,7 +60,8 @@ pub use device::{
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors};
 pub use generate::{
-    FinishReason, GenerateOptions, Generation, PROMPT_STEP, Pooling, PreparedRequest, Session, TokenLogprobs,
+    Chat, FinishReason, GenerateOptions, Generation, PROMPT_STEP, Pooling, PreparedRequest, Session,
+    TokenLogprobs,
 };
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};

@@ -1,6 +1,8 @@
 //! The decoder block, generic over the operations of an interpreter.
 
-use crate::{DecoderSpec, WeightName};
+use trike_core::GatedActivation;
+
+use crate::{AttentionLayer, DecoderSpec, Mixer, Mlp, WeightName};
 
 /// Input of a linear layer whose output is added to the residual stream.
 #[derive(Debug)]
@@ -13,6 +15,8 @@ pub enum LayerInput<'x, T> {
         gate: &'x T,
         /// Factor of the activation.
         up: &'x T,
+        /// The activation.
+        activation: GatedActivation,
     },
 }
 
@@ -59,11 +63,16 @@ pub trait AttentionOps<S>: LayerOps {
     /// The norm of every head of queries or keys.
     fn head_norm(&mut self, x: Self::Tensor, norm: WeightName) -> Result<Self::Tensor, Self::Error>;
 
-    /// Attention of queries, keys and values; queries and keys are first rotated (RoPE).
-    fn attend(&mut self, qkv: [Self::Tensor; 3], state: &mut S) -> Result<Self::Tensor, Self::Error>;
+    /// Attention of queries, keys and values; with [`rope`](AttentionLayer::rope), queries and keys are rotated first.
+    fn attend(
+        &mut self,
+        layer: AttentionLayer,
+        qkv: [Self::Tensor; 3],
+        state: &mut S,
+    ) -> Result<Self::Tensor, Self::Error>;
 }
 
-/// Passes the residual stream `x` through a block.
+/// Passes the residual stream `x` through the [mixer and the MLP](DecoderSpec::layer) of a layer; with attention and a gated MLP:
 ///
 /// ```text
 /// x += O attention(rope(Q norm(x)), rope(K norm(x)), V norm(x))
@@ -82,11 +91,13 @@ pub fn block<S, O: AttentionOps<S>>(
     x: &mut O::Tensor,
     state: &mut S,
 ) -> Result<(), O::Error> {
-    attention(ops, spec, layer, x, state)?;
+    match spec.layer(layer).mixer {
+        Mixer::Attention(how) => attention(ops, spec, layer, how, x, state)?,
+    }
     mlp(ops, spec, layer, x)
 }
 
-/// The first half of a [`block`](fn@block): attention, added to `x`.
+/// The first half of a [`block`](fn@block) of a layer with attention `how`, added to `x`.
 ///
 /// # Errors
 ///
@@ -95,6 +106,7 @@ pub fn attention<S, O: AttentionOps<S>>(
     ops: &mut O,
     spec: &DecoderSpec,
     layer: usize,
+    how: AttentionLayer,
     x: &mut O::Tensor,
     state: &mut S,
 ) -> Result<(), O::Error> {
@@ -105,7 +117,7 @@ pub fn attention<S, O: AttentionOps<S>>(
         q = ops.head_norm(q, W::QueryNorm(layer))?;
         k = ops.head_norm(k, W::KeyNorm(layer))?;
     }
-    let attended = ops.attend([q, k, v], state)?;
+    let attended = ops.attend(how, [q, k, v], state)?;
     ops.project_add(
         LayerInput::Plain(&attended),
         spec.optional(W::AttentionSubNorm(layer)),
@@ -114,7 +126,7 @@ pub fn attention<S, O: AttentionOps<S>>(
     )
 }
 
-/// The second half of a [`block`](fn@block): the gated MLP, added to `x`.
+/// The second half of a [`block`](fn@block): the MLP, added to `x`.
 ///
 /// # Errors
 ///
@@ -126,9 +138,13 @@ pub fn mlp<O: LayerOps>(
     x: &mut O::Tensor,
 ) -> Result<(), O::Error> {
     use WeightName as W;
-    let [gate, up] = ops.project(x, W::MlpNorm(layer), [W::Gate(layer), W::Up(layer)])?;
-    let input = LayerInput::Gated { gate: &gate, up: &up };
-    ops.project_add(input, spec.optional(W::MlpSubNorm(layer)), W::Down(layer), x)
+    match spec.layer(layer).mlp {
+        Mlp::Gated(activation) => {
+            let [gate, up] = ops.project(x, W::MlpNorm(layer), [W::Gate(layer), W::Up(layer)])?;
+            let input = LayerInput::Gated { gate: &gate, up: &up, activation };
+            ops.project_add(input, spec.optional(W::MlpSubNorm(layer)), W::Down(layer), x)
+        }
+    }
 }
 
 #[cfg(test)]
@@ -165,7 +181,7 @@ mod tests {
         ) -> Result<(), String> {
             let input = match input {
                 LayerInput::Plain(input) => input.clone(),
-                LayerInput::Gated { gate, up } => format!("{gate} * {up}"),
+                LayerInput::Gated { gate, up, .. } => format!("{gate} * {up}"),
             };
             let norm = norm.map_or(String::new(), short);
             self.0.push(format!("{x} + {}({norm}({input}))", short(layer)));
@@ -179,8 +195,14 @@ mod tests {
             Ok(format!("{}({x})", short(norm)))
         }
 
-        fn attend(&mut self, qkv: [String; 3], state: &mut usize) -> Result<String, String> {
+        fn attend(
+            &mut self,
+            layer: AttentionLayer,
+            qkv: [String; 3],
+            state: &mut usize,
+        ) -> Result<String, String> {
             *state += 1;
+            assert_eq!(layer, AttentionLayer { window: None, rope: true });
             if *state > 1 { Err("full".to_owned()) } else { Ok(qkv.join(", ")) }
         }
     }

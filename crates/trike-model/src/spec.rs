@@ -2,7 +2,7 @@
 
 use trike_core::{AttentionSpec, GatedActivation, RopePairing, RopeSpec, SpecError};
 
-use crate::WeightName;
+use crate::{AttentionLayer, LayerSet, LayerSpec, Mixer, Mlp, WeightName};
 
 /// Linear layers that add a bias to their output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl Default for ScaleFactors {
 /// Sizes and constants of a decoder; all counts are elements.
 ///
 /// The flags cover the supported model families: Llama uses none of them, Mistral a window, Qwen2 biases, Qwen3
-/// query and key norms, BitNet-b1.58 sub-norms and squared ReLU, MiniCPM factors.
+/// query and key norms, BitNet-b1.58 sub-norms and squared ReLU, MiniCPM factors, SmolLM3 layers without RoPE.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderSpec {
     /// Width of the residual stream.
@@ -62,8 +62,12 @@ pub struct DecoderSpec {
     pub activation: GatedActivation,
     /// Whether the LM head is the embedding matrix.
     pub tied_head: bool,
-    /// Sliding window of every layer: positions that a query attends to, its own included; all when `None`.
+    /// Sliding window of [`window_layers`](Self::window_layers): positions that a query attends to, its own included; all when `None`.
     pub window: Option<usize>,
+    /// The layers with the sliding window; the others attend to all positions.
+    pub window_layers: LayerSet,
+    /// The layers that apply RoPE to queries and keys; in the others, attention has no positions (NoPE).
+    pub rope_layers: LayerSet,
     /// Biases of linear layers.
     pub biases: Biases,
     /// Whether an RMSNorm of width `head_dim` is applied to every query and key head before RoPE.
@@ -106,6 +110,8 @@ impl DecoderSpec {
             activation: GatedActivation::SiLu,
             tied_head: false,
             window: None,
+            window_layers: LayerSet::All,
+            rope_layers: LayerSet::All,
             biases: Biases::default(),
             qk_norm: false,
             sub_norms: false,
@@ -163,17 +169,48 @@ impl DecoderSpec {
         if self.window == Some(0) {
             return fail("window", "must be at least 1", "0".to_owned());
         }
+        for (field, set) in [("window_layers", &self.window_layers), ("rope_layers", &self.rope_layers)] {
+            if let Some(layer) = set.beyond(self.layers) {
+                return fail(field, "must be layers of the decoder", format!("{layer} of {}", self.layers));
+            }
+        }
         self.rope.validate(self.head_dim)
     }
 
-    /// The attention of every layer, scaled by `1 / sqrt(head_dim)` and by the query/key scaling of the rotary embedding.
-    pub fn attention(&self) -> AttentionSpec {
+    /// What the block of a layer consists of.
+    ///
+    /// ```
+    /// use trike_model::{DecoderSpec, LayerSet, Mixer};
+    ///
+    /// // Every second layer has a window.
+    /// let window_layers = LayerSet::from_flags([true, false, true, false]);
+    /// let spec = DecoderSpec { window: Some(8), window_layers, ..DecoderSpec::llama(64, 4, 4, 1000) };
+    /// let windows = [0, 1, 2, 3].map(|layer| match spec.layer(layer).mixer {
+    ///     Mixer::Attention(attention) => attention.window,
+    /// });
+    /// assert_eq!(windows, [Some(8), None, Some(8), None]);
+    /// ```
+    pub fn layer(&self, layer: usize) -> LayerSpec {
+        let window = self.window.filter(|_| self.window_layers.contains(layer));
+        let attention = AttentionLayer { window, rope: self.rope_layers.contains(layer) };
+        LayerSpec { mixer: Mixer::Attention(attention), mlp: Mlp::Gated(self.activation) }
+    }
+
+    /// The window of every layer; `None` if some layer attends to all positions.
+    pub fn window_of_all(&self) -> Option<usize> {
+        self.window.filter(|_| self.window_layers == LayerSet::All)
+    }
+
+    /// The attention of a layer, scaled by `1 / sqrt(head_dim)` and, if it is rotated, by the query/key scaling of the rotary
+    /// embedding.
+    pub fn attention(&self, layer: AttentionLayer) -> AttentionSpec {
+        let factor = if layer.rope { self.rope.attention_factor().powi(2) } else { 1.0 };
         AttentionSpec {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
-            scale: self.rope.attention_factor().powi(2) / (self.head_dim as f32).sqrt(),
-            window: self.window,
+            scale: factor / (self.head_dim as f32).sqrt(),
+            window: layer.window,
         }
     }
 
@@ -294,7 +331,7 @@ mod tests {
         let small = DecoderSpec::llama(48, 2, 6, 97);
         assert_eq!(small.validate(), Ok(()));
         type Spoil = fn(&mut DecoderSpec);
-        let table: [(&str, Spoil); 13] = [
+        let table: [(&str, Spoil); 15] = [
             ("hidden", |s| s.hidden = 0),
             ("vocab", |s| s.vocab = (1 << 24) + 1),
             ("layers", |s| s.layers = 0),
@@ -305,6 +342,8 @@ mod tests {
             ("rms_eps", |s| s.rms_eps = -1e-9),
             ("rope.theta", |s| s.rope.theta = 1.0),
             ("window", |s| s.window = Some(0)),
+            ("window_layers", |s| s.window_layers = LayerSet::from_flags([false, false, true])),
+            ("rope_layers", |s| s.rope_layers = LayerSet::from_flags([true, false, true])),
             ("factors.embedding", |s| s.factors.embedding = f32::INFINITY),
             ("factors.residual", |s| s.factors.residual = 0.0),
             ("factors.logits", |s| s.factors.logits = -1.0),

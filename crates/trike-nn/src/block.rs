@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use trike_model::{AttentionOps, HookPoint, LayerOps, WeightName, attention, mlp};
+use trike_model::{AttentionLayer, AttentionOps, HookPoint, LayerOps, Mixer, WeightName, attention, mlp};
 use trike_trit::{Edit, TritTensor};
 
 use crate::{Backend, BackendBase, DecoderSpec, DecoderWeights, Input, MatrixEdit, NnError, Norm, Tensor};
@@ -175,7 +175,8 @@ impl<B: Backend> DecoderBlock<B> {
         hook: Option<&mut Hook<'_, B>>,
     ) -> Result<ControlFlow<()>, NnError> {
         let ops = &mut Inference { context, block: self, hook };
-        let attended = attention(ops, context.spec, self.layer, x, &mut Caches { inputs, caches });
+        let Mixer::Attention(how) = context.spec.layer(self.layer).mixer;
+        let attended = attention(ops, context.spec, self.layer, how, x, &mut Caches { inputs, caches });
         flow(attended)
     }
 
@@ -299,8 +300,8 @@ impl<B: Backend> LayerOps for Inference<'_, '_, '_, B> {
         let input = match (input, norm) {
             (trike_model::LayerInput::Plain(input), None) => Input::Plain(input),
             (trike_model::LayerInput::Plain(input), Some(norm)) => Input::Normed(input, norm),
-            (trike_model::LayerInput::Gated { gate, up }, norm) => {
-                Input::Gated { gate, up, activation: self.context.spec.activation, norm }
+            (trike_model::LayerInput::Gated { gate, up, activation }, norm) => {
+                Input::Gated { gate, up, activation, norm }
             }
         };
         let mut room = None;
@@ -320,11 +321,21 @@ impl<'c, 'k, B: Backend> AttentionOps<Caches<'c, 'k, B>> for Inference<'_, '_, '
         Ok(self.context.backend.head_norm(&x, weight, eps)?)
     }
 
-    fn attend(&mut self, qkv: [B::Tensor; 3], state: &mut Caches<'c, 'k, B>) -> Result<B::Tensor, Stop> {
+    fn attend(
+        &mut self,
+        layer: AttentionLayer,
+        qkv: [B::Tensor; 3],
+        state: &mut Caches<'c, 'k, B>,
+    ) -> Result<B::Tensor, Stop> {
         let BlockContext { backend, spec, rope } = self.context;
-        let [mut q, mut k, mut v] = qkv;
-        let qkv = [&mut q, &mut k, &mut v];
-        Ok(backend.rotate_and_attend(&spec.attention(), qkv, rope, state.inputs, state.caches)?)
+        let ([mut q, mut k, mut v], attention) = (qkv, spec.attention(layer));
+        Ok(match layer.rope {
+            true => {
+                let qkv = [&mut q, &mut k, &mut v];
+                backend.rotate_and_attend(&attention, qkv, rope, state.inputs, state.caches)?
+            }
+            false => backend.attention(&attention, &q, &k, &v, state.inputs, state.caches)?,
+        })
     }
 }
 

@@ -130,7 +130,7 @@ impl<B: Backend> Decoder<B> {
     ///
     /// # Errors
     ///
-    /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, [`NnError::OnRanks`], and
+    /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, [`NnError::Unsupported`] on several ranks, and
     /// errors of the backend.
     pub fn replace(&mut self, name: WeightName, weight: Tensor) -> Result<(), NnError> {
         let layer = self.layer_of(name, (weight.rows(), weight.cols()))?;
@@ -145,7 +145,7 @@ impl<B: Backend> Decoder<B> {
     ///
     /// # Errors
     ///
-    /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, [`NnError::OnRanks`],
+    /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, [`NnError::Unsupported`] on several ranks,
     /// [`NnError::Trit`] for a position outside `edited`, and errors of [`BackendWeights::edit`](crate::BackendWeights::edit).
     pub fn edit(
         &mut self,
@@ -174,7 +174,11 @@ impl<B: Backend> Decoder<B> {
                 let stage = self.backend.stage(self.backend.stage_of(layer));
                 match stage.rows_of(name, got.0) == (0..got.0) {
                     true => Ok(layer),
-                    false => Err(NnError::OnRanks { name: name.to_string() }),
+                    false => Err(NnError::Unsupported {
+                        what: format!("replacing {name}"),
+                        backend: self.backend.name(),
+                        remedy: "a rank holds only a shard of it: replace it in the file",
+                    }),
                 }
             }
             other => {
@@ -442,9 +446,9 @@ impl<B: Backend> Decoder<B> {
         Ok(inputs)
     }
 
-    /// Positions that a query of a sequence attends to.
+    /// Positions that a query of a sequence attends to in every layer.
     fn window(&self, sequence: &Sequence<B>) -> Option<usize> {
-        [sequence.window(), self.spec.window].into_iter().flatten().min()
+        [sequence.window(), self.spec.window_of_all()].into_iter().flatten().min()
     }
 
     /// Checks that all steps can be run. `false` if there are none.

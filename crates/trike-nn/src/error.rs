@@ -43,21 +43,15 @@ pub enum NnError {
         /// Size of the vocabulary.
         vocab: usize,
     },
-    /// A selection of keys on a backend that always attends to all of them.
-    #[error("selection of keys by {keys}: not supported by {backend}, only by the CPU")]
-    NoKeySelection {
-        /// The selector.
-        keys: &'static str,
-        /// The backend.
+    /// Something that this backend cannot do.
+    #[error("{what}: not supported by {backend}; {remedy}")]
+    Unsupported {
+        /// What was requested.
+        what: String,
+        /// Name of the backend.
         backend: String,
-    },
-    /// Caches of mixed precisions on a backend that requires one precision for all layers.
-    #[error("KV caches in {precision}: not supported by {backend}, only by the CPU")]
-    MixedCaches {
-        /// The precisions.
-        precision: crate::KvPrecisions,
-        /// The backend.
-        backend: String,
+        /// What to do instead.
+        remedy: &'static str,
     },
     /// A step without tokens.
     #[error("a step needs at least one token per sequence")]
@@ -108,12 +102,6 @@ pub enum NnError {
     /// Memory or threads could not be allocated, or this machine lacks an instruction set.
     #[error(transparent)]
     Host(#[from] trike_cpu::HostError),
-    /// The backend cannot copy KV caches to the host.
-    #[error("{backend} cannot save KV caches, only the CPU can")]
-    NoSavedCache {
-        /// Name of the backend.
-        backend: String,
-    },
     /// Saved keys and values of another shape than this cache.
     #[error("saved keys and values: expected {expected} bytes, got {got}")]
     SavedCache {
@@ -184,9 +172,6 @@ pub enum NnError {
         /// Rows of the tensor.
         rows: usize,
     },
-    /// A row lookup in a matrix that was not loaded with `load_table`.
-    #[error("cannot look up rows of a matrix that was loaded for products only: load it as a table")]
-    NotATable,
     /// A message between ranks.
     #[error(transparent)]
     Comm(#[from] trike_comm::CommError),
@@ -197,12 +182,6 @@ pub enum NnError {
         rank: usize,
         /// The value.
         value: f32,
-    },
-    /// A step of several sequences on several ranks.
-    #[error("a model on several ranks runs one sequence at a time, got {got}")]
-    OneSequence {
-        /// Sequences of the step.
-        got: usize,
     },
     /// A step announced by rank 0 at another position than this rank's sequence.
     #[error("ranks out of sync: the step starts at position {got}, this rank's KV cache ends at {expected}")]
@@ -217,12 +196,6 @@ pub enum NnError {
     Notice {
         /// Bytes of the message.
         got: usize,
-    },
-    /// A change of a weight of which this rank holds only a shard.
-    #[error("{name} cannot be replaced: this rank holds only a shard of it")]
-    OnRanks {
-        /// The weight's name.
-        name: String,
     },
     /// A weight required by the specification that the block was loaded without.
     #[error("{name}: the block was loaded without it")]

@@ -72,6 +72,8 @@ pub use trike_core::{
 };
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;
-pub use trike_model::{Biases, DecoderSpec, HookPoint, ScaleFactors, WeightName};
+pub use trike_model::{
+    AttentionLayer, Biases, DecoderSpec, HookPoint, LayerSet, LayerSpec, Mixer, Mlp, ScaleFactors, WeightName,
+};
 pub use tune::{KernelTuning, TunedProduct, TunedTable};
 pub use weights::DecoderWeights;

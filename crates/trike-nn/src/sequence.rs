@@ -40,7 +40,7 @@ fn check<B: Backend>(backend: &B, decoder: &DecoderSpec, spec: &KvSpec) -> Resul
     spec.validate()?;
     spec.precision.check(decoder.layers)?;
     if !spec.precision.is_uniform() && !can.mixed {
-        return Err(NnError::MixedCaches { precision: spec.precision, backend: backend.name() });
+        return Err(on_cpu_only(format!("KV caches in {}", spec.precision), backend.name()));
     }
     if let (Some(window), true) = (decoder.window, spec.eviction != Eviction::Never) {
         let rule = "of the model must not be set for a cache that evicts";
@@ -55,7 +55,11 @@ fn check<B: Backend>(backend: &B, decoder: &DecoderSpec, spec: &KvSpec) -> Resul
     } else {
         return Ok(());
     };
-    Err(NnError::NoKeySelection { keys: missing, backend: backend.name() })
+    Err(on_cpu_only(format!("selection of keys by {missing}"), backend.name()))
+}
+
+fn on_cpu_only(what: String, backend: String) -> NnError {
+    NnError::Unsupported { what, backend, remedy: "only the CPU has it" }
 }
 
 impl<B: Backend> Sequence<B> {

@@ -102,7 +102,7 @@ pub use trike_calibrate::{
 pub use trike_cpu::{Cpu, Isa};
 pub use trike_eval::{Comparison, EvalError, NeedleOptions, NeedleScore, Score, ScoreOptions};
 pub use trike_llm::{
-    ConvertOptions, ConvertReport, Device, DeviceChoice, DeviceShare, EmbeddingStorage, FinishReason,
+    Chat, ConvertOptions, ConvertReport, Device, DeviceChoice, DeviceShare, EmbeddingStorage, FinishReason,
     GenerateOptions, Generation, HeadPrecision, Inspection, InvalidDevice, LanguageModel, LlmError,
     LoadOptions, Model, ModelFile, ScaleStorage, Split, Target, convert, devices, inspect, memory_plan, open,
 };

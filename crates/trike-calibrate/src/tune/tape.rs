@@ -8,7 +8,7 @@ use trike_autodiff::{
 };
 use trike_core::ProductPrecision;
 use trike_cpu::Cpu;
-use trike_model::{AttentionOps, DecoderSpec, LayerInput, LayerOps, WeightName, block};
+use trike_model::{AttentionLayer, AttentionOps, DecoderSpec, LayerInput, LayerOps, WeightName, block};
 
 use super::vectors::Vectors;
 
@@ -224,8 +224,8 @@ impl LayerOps for OnTape<'_, '_> {
     ) -> Result<(), GradError> {
         let mut input = match input {
             LayerInput::Plain(input) => *input,
-            LayerInput::Gated { gate, up } => {
-                self.recording.tape.gated(*gate, *up, self.recording.spec.activation)?
+            LayerInput::Gated { gate, up, activation } => {
+                self.recording.tape.gated(*gate, *up, activation)?
             }
         };
         if let Some(norm) = norm {
@@ -242,11 +242,18 @@ impl AttentionOps<()> for OnTape<'_, '_> {
         self.norm(x, norm)
     }
 
-    fn attend(&mut self, [q, k, v]: [Var; 3], (): &mut ()) -> Result<Var, GradError> {
+    fn attend(
+        &mut self,
+        layer: AttentionLayer,
+        [mut q, mut k, v]: [Var; 3],
+        (): &mut (),
+    ) -> Result<Var, GradError> {
         let Recording { tape, spec, rotary, segments, .. } = &mut *self.recording;
-        let attention = spec.attention();
-        let q = tape.rope(q, attention.heads, rotary)?;
-        let k = tape.rope(k, attention.kv_heads, rotary)?;
+        let attention = spec.attention(layer);
+        if layer.rope {
+            q = tape.rope(q, attention.heads, rotary)?;
+            k = tape.rope(k, attention.kv_heads, rotary)?;
+        }
         tape.attention(&attention, [q, k, v], segments)
     }
 }

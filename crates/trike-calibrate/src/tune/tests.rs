@@ -5,7 +5,7 @@ use std::{borrow::Cow, convert::Infallible, ops::ControlFlow};
 use trike_autodiff::MixedPrecision;
 use trike_core::{DenseTensor, Tensor};
 use trike_cpu::{Cpu, DenseData, DenseMatrix, GatedActivation, RopePairing};
-use trike_model::{AttentionOps, LayerInput, LayerOps};
+use trike_model::{AttentionLayer, AttentionOps, LayerInput, LayerOps, LayerSet};
 use trike_nn::{
     ActivationPrecision, AttentionSpec, BackendWeights, Biases, BlockContext, CpuBackend, DecoderBlock,
     DecoderSpec, DecoderWeights, NnError, RopeSpec, ScaleFactors, WeightName,
@@ -42,6 +42,10 @@ fn specs() -> [DecoderSpec; 3] {
             qk_norm: true,
             factors: ScaleFactors { residual: 0.4, ..ScaleFactors::default() },
             rms_eps: 0.1,
+            // Block 0 does not rotate and has no window.
+            rope_layers: LayerSet::Listed(Vec::new()),
+            window: Some(2),
+            window_layers: LayerSet::Listed(Vec::new()),
             ..plain()
         },
         DecoderSpec { activation: GatedActivation::SquaredReLu, sub_norms: true, kv_heads: 4, ..plain() },
@@ -171,13 +175,15 @@ impl LayerOps for Exact<'_> {
         layer: WeightName,
         x: &mut Vec<f64>,
     ) -> Result<(), Infallible> {
-        let f = match self.spec.activation {
-            GatedActivation::SiLu => exact::silu,
-            GatedActivation::SquaredReLu => exact::squared_relu,
-        };
         let input = match input {
             LayerInput::Plain(input) => input.clone(),
-            LayerInput::Gated { gate, up } => gate.iter().zip(up).map(|(g, u)| f(*g) * u).collect(),
+            LayerInput::Gated { gate, up, activation } => {
+                let f = match activation {
+                    GatedActivation::SiLu => exact::silu,
+                    GatedActivation::SquaredReLu => exact::squared_relu,
+                };
+                gate.iter().zip(up).map(|(g, u)| f(*g) * u).collect()
+            }
         };
         let input = norm.map_or(input.clone(), |norm| self.norm(&input, norm));
         x.iter_mut().zip(self.linear(&input, layer)).for_each(|(x, y)| *x += y);
@@ -190,12 +196,20 @@ impl AttentionOps<()> for Exact<'_> {
         Ok(self.norm(&x, norm))
     }
 
-    fn attend(&mut self, [q, k, v]: [Vec<f64>; 3], (): &mut ()) -> Result<Vec<f64>, Infallible> {
-        let AttentionSpec { heads, kv_heads, head_dim, scale, window } = self.spec.attention();
+    fn attend(
+        &mut self,
+        layer: AttentionLayer,
+        [q, k, v]: [Vec<f64>; 3],
+        (): &mut (),
+    ) -> Result<Vec<f64>, Infallible> {
+        let AttentionSpec { heads, kv_heads, head_dim, scale, window } = self.spec.attention(layer);
         let frequencies = wide(&self.spec.rope.frequencies(head_dim));
         let adjacent = self.spec.rope.pairing == RopePairing::Adjacent;
         let [q, k] = [(q, heads), (k, kv_heads)].map(|(x, heads)| {
             let positions = LENGTHS.iter().flat_map(|&n| 0..n as u32);
+            if !layer.rope {
+                return x;
+            }
             let rows = x.chunks_exact(heads * head_dim).zip(positions);
             rows.flat_map(|(x, at)| exact::rope(x, head_dim, at, &frequencies, adjacent))
                 .collect::<Vec<f64>>()

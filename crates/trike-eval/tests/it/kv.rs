@@ -116,7 +116,9 @@ fn figures_by_position_are_those_of_their_tokens() {
 
     let rows = |ids: &[u32], kv: KvPrecision| {
         let mut rows = Vec::new();
-        model.logits(ids, kv, |_, row| rows.push(row.to_vec())).expect("logits");
+        model
+            .logits_with(ids, &KvSpec::new(kv, ids.len()), |_, row| rows.push(row.to_vec()))
+            .expect("logits");
         rows
     };
     let nats = |row: &[f32], id: u32| {
@@ -174,7 +176,7 @@ fn options_and_backends_are_refused() {
     assert!(matches!(&error, EvalError::KvChoice { backend } if backend.contains("andle")), "{error}");
     let mixed: KvPrecisions = "f16,f32:0".parse().expect("two precisions");
     let error = Model::logits_with(&other, &[1], &KvSpec::new(mixed, 1), &mut |_, _| ()).unwrap_err();
-    assert!(matches!(error, LlmError::Nn(NnError::MixedCaches { .. })), "{error}");
+    assert!(matches!(error, LlmError::Nn(NnError::Unsupported { .. })), "{error}");
 }
 
 /// A bounded cache or a window has no loss up to the bound, and the comparison shows its loss beyond.

@@ -1,7 +1,7 @@
 //! Metadata of a GGUF file.
 
 use trike_format::{Gguf, MetaValue, TensorSource};
-use trike_nn::{Biases, DecoderSpec, GatedActivation, RopeScaling, RopeSpec, ScaleFactors};
+use trike_nn::{Biases, DecoderSpec, GatedActivation, LayerSet, RopeScaling, RopeSpec, ScaleFactors};
 
 use super::{Family, ModelConfig, SpecialIds, keys};
 use crate::LlmError;
@@ -66,11 +66,15 @@ pub(super) fn config(file: &Gguf) -> Result<ModelConfig, LlmError> {
         "qwen2" => (Family::Qwen2, GatedActivation::SiLu),
         "qwen3" => (Family::Qwen3, GatedActivation::SiLu),
         "minicpm" => (Family::MiniCpm, GatedActivation::SiLu),
+        "smollm3" => (Family::SmolLm3, GatedActivation::SiLu),
         "bitnet" => (Family::BitNet, GatedActivation::SiLu),
         "bitnet-b1.58" | "bitnet-25" => (Family::BitNet, GatedActivation::SquaredReLu),
         _ => return Err(r.unsupported(format!("the architecture {architecture}"))),
     };
     check_keys(&r, family)?;
+    if family == Family::SmolLm3 && window(&r)?.is_some() {
+        return Err(r.unsupported("a sliding window in SmolLM3".to_owned()));
+    }
     let hidden = r.required("embedding_length")?;
     let heads = r.required("attention.head_count")?;
     let head_dim = r.size("attention.key_length")?.unwrap_or(hidden / heads);
@@ -102,6 +106,8 @@ pub(super) fn config(file: &Gguf) -> Result<ModelConfig, LlmError> {
         activation,
         tied_head: !has("output.weight"),
         window: window(&r)?,
+        window_layers: LayerSet::All,
+        rope_layers: family.gguf_rope_layers(layers),
         biases: Biases {
             qkv: has("blk.0.attn_q.bias"),
             output: has("blk.0.attn_output.bias"),

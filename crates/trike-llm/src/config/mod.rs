@@ -9,7 +9,7 @@ pub(crate) use gguf::FACTORS as ROPE_FACTORS;
 use std::path::Path;
 
 use trike_format::Llama2c;
-use trike_nn::{ActivationPrecision, DecoderSpec, RopePairing, RopeSpec};
+use trike_nn::{ActivationPrecision, DecoderSpec, LayerSet, RopePairing, RopeSpec};
 
 use crate::LlmError;
 
@@ -38,14 +38,24 @@ pub enum Family {
     BitNet,
     /// Llama with factors of the embedding, the residual stream and the logits.
     MiniCpm,
+    /// Llama in which some layers do not rotate queries and keys.
+    SmolLm3,
 }
 
 impl Family {
     /// Pairing of the dimensions that RoPE rotates together in a GGUF file of this family.
     pub(crate) fn gguf_pairing(self) -> RopePairing {
         match self {
-            Self::Llama | Self::Mistral | Self::MiniCpm => RopePairing::Adjacent,
+            Self::Llama | Self::Mistral | Self::MiniCpm | Self::SmolLm3 => RopePairing::Adjacent,
             Self::Qwen2 | Self::Qwen3 | Self::BitNet => RopePairing::Halves,
+        }
+    }
+
+    /// The layers with RoPE in a GGUF file of this family, where no key lists them.
+    pub(crate) fn gguf_rope_layers(self, layers: usize) -> LayerSet {
+        match self {
+            Self::SmolLm3 => all_but_every(ROPE_INTERVAL, layers),
+            _ => LayerSet::All,
         }
     }
 
@@ -58,6 +68,7 @@ impl Family {
             Self::Qwen3 => "Qwen3",
             Self::BitNet => "BitNet",
             Self::MiniCpm => "MiniCPM",
+            Self::SmolLm3 => "SmolLM3",
         }
     }
 
@@ -69,6 +80,14 @@ impl Family {
             _ => None,
         }
     }
+}
+
+/// SmolLM3 has no RoPE in the last of as many layers, by default.
+const ROPE_INTERVAL: usize = 4;
+
+/// All layers but the last of every `interval`.
+fn all_but_every(interval: usize, layers: usize) -> LayerSet {
+    LayerSet::from_flags((1..=layers).map(|number| !number.is_multiple_of(interval)))
 }
 
 /// The configuration of a checkpoint.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use trike_format::MetaValue;
-use trike_nn::{DecoderSpec, GatedActivation, RopePairing, RopeScaling, RopeSpec, ScaleFactors};
+use trike_nn::{DecoderSpec, GatedActivation, LayerSet, RopePairing, RopeScaling, RopeSpec, ScaleFactors};
 
 use crate::{Family, ModelConfig};
 
@@ -12,7 +12,9 @@ use crate::{Family, ModelConfig};
 pub(super) fn to_hf(path: &Path, config: &ModelConfig) -> Option<Value> {
     let (spec, special) = (&config.spec, &config.special);
     // Chosen by the features of the block: a `llama` GGUF file may have a window or biases.
-    let architecture = if spec.factors != ScaleFactors::default() {
+    let architecture = if spec.rope_layers != LayerSet::All {
+        "SmolLM3ForCausalLM"
+    } else if spec.factors != ScaleFactors::default() {
         "MiniCPMForCausalLM"
     } else if spec.sub_norms {
         "BitNetForCausalLM"
@@ -56,12 +58,26 @@ pub(super) fn to_hf(path: &Path, config: &ModelConfig) -> Option<Value> {
         let hidden = spec.hidden as f64;
         json["dim_model_base"] = json!(shortest(hidden / f64::from(logits), |base| (hidden / base) as f32));
     }
+    if spec.rope_layers != LayerSet::All {
+        let flags: Vec<u8> =
+            (0..spec.layers).map(|layer| u8::from(spec.rope_layers.contains(layer))).collect();
+        json["no_rope_layers"] = json!(flags);
+    }
     if let Some(window) = spec.window {
         json["sliding_window"] = json!(window);
+        if architecture != "MistralForCausalLM" {
+            json["use_sliding_window"] = json!(true);
+        }
         if architecture.starts_with("Qwen") {
             // The first sliding layer is layer 0.
-            json["use_sliding_window"] = json!(true);
             json["max_window_layers"] = json!(0);
+        }
+        if spec.window_of_all().is_none() {
+            let kind = |layer| match spec.window_layers.contains(layer) {
+                true => "sliding_attention",
+                false => "full_attention",
+            };
+            json["layer_types"] = (0..spec.layers).map(kind).collect();
         }
     }
     // Configurations have named constants, GGUF files a list of divisors.
@@ -113,6 +129,7 @@ pub(super) fn to_gguf(config: &ModelConfig, name: Option<&str>) -> Vec<(String, 
         (Family::Qwen2, _) => "qwen2",
         (Family::Qwen3, _) => "qwen3",
         (Family::MiniCpm, _) => "minicpm",
+        (Family::SmolLm3, _) => "smollm3",
         (Family::BitNet, GatedActivation::SiLu) => "bitnet",
         (Family::BitNet, GatedActivation::SquaredReLu) => "bitnet-b1.58",
     };

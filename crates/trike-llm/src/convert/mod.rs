@@ -211,6 +211,7 @@ pub fn convert(
     job.check_nothing_is_dropped()?;
     if to_gguf {
         job.check_planes()?;
+        job.check_layers()?;
     }
     let claim = Claim::new(output)?;
     if to_gguf { job.gguf(progress) } else { job.directory(claim, progress) }
@@ -248,6 +249,23 @@ impl Job<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Refuses a pattern of layers that the keys of GGUF cannot express: the file would be read as another model.
+    fn check_layers(&self) -> Result<(), LlmError> {
+        let config = self.input.config();
+        let implied = config.family.gguf_rope_layers(config.spec.layers);
+        let name = match self.input.tensors() {
+            Tensors::Gguf(_) => return Ok(()),
+            _ if config.spec.rope_layers != implied => "layers without RoPE other than every fourth",
+            _ if config.spec.window.is_some() && config.spec.window_of_all().is_none() => {
+                "a sliding window in some layers"
+            }
+            _ => return Ok(()),
+        };
+        let remedy = "no key of GGUF says so; write a directory instead";
+        let (path, name) = (self.input.path().to_owned(), name.to_owned());
+        Err(LlmError::Unsupported { path, name, remedy: remedy.to_owned() })
     }
 
     /// With [`strict`](ConvertOptions::strict), an error if anything is left out.

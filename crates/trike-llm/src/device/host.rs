@@ -14,13 +14,13 @@ const OTHER: u64 = 32 << 20;
 const THREADS: u64 = 64 << 20;
 
 impl LanguageModel<CpuBackend> {
-    /// Loads the model at `path` onto the CPU, with its own tokenizer.
+    /// Loads a model onto the CPU, with its own tokenizer: from a path, or by a [name](ModelFile::find).
     ///
     /// # Errors
     ///
-    /// As [`ModelFile::open`] and [`ModelFile::tokenizer`], and for damaged weights. Errors name the file.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self, LlmError> {
-        let file = ModelFile::open(path)?;
+    /// As [`ModelFile::find`] and [`ModelFile::tokenizer`], and for damaged weights. Errors name the file.
+    pub fn load(name: impl AsRef<Path>) -> Result<Self, LlmError> {
+        let file = ModelFile::find(name)?;
         let options = LoadOptions::default().with_tokenizer(file.tokenizer(None)?);
         Self::load_with(&file, &options, &mut |_, _| ())
     }

@@ -288,13 +288,14 @@ fn of_one_device(error: NnError) -> NnError {
     }
 }
 
-/// Opens the model at `path` on a device or on several, with its own tokenizer and the default options.
+/// Opens a model, by its path or its [name](ModelFile::find), on a device or on several, with its own tokenizer and the default
+/// options.
 ///
 /// # Errors
 ///
-/// As [`ModelFile::open`], [`DeviceChoice::open`] and [`Device::load`], and [`LlmError::NoTokenizer`].
-pub fn open(path: impl AsRef<Path>, device: &DeviceChoice) -> Result<Box<dyn Model>, LlmError> {
-    let file = ModelFile::open(path)?;
+/// As [`ModelFile::find`], [`DeviceChoice::open`] and [`Device::load`], and [`LlmError::NoTokenizer`].
+pub fn open(name: impl AsRef<Path>, device: &DeviceChoice) -> Result<Box<dyn Model>, LlmError> {
+    let file = ModelFile::find(name)?;
     let options = LoadOptions::default().with_tokenizer(file.tokenizer(None)?);
     device.open()?.load(&file, &options, &mut |_, _| ())
 }

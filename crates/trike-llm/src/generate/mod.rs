@@ -1,15 +1,17 @@
 //! Text generation from a prompt.
 
+mod chat;
 mod options;
 mod request;
 mod session;
 
 use std::{ops::ControlFlow, time::Instant};
 
-use trike_nn::{Backend, Eviction, KvPrecision, KvSpec, Logits, Sequence, Step, StepLogits};
+use trike_nn::{Backend, Eviction, KvSpec, Logits, Sequence, Step, StepLogits};
 use trike_text::constraint::Constraint;
 
 use crate::{LanguageModel, LlmError, sampler::Sampler, stream::TextStream, tokenizer::TokenizerError};
+pub use chat::Chat;
 pub use options::{FinishReason, GenerateOptions, Generation, TokenLogprobs};
 pub use request::PreparedRequest;
 pub use session::Session;
@@ -304,22 +306,20 @@ impl<B: Backend> LanguageModel<B> {
         Ok(sum.iter().map(|value| (value * scale) as f32).collect())
     }
 
-    /// Passes the logits of every token of `ids` to `on_row`, in order.
+    /// The logits of every token of `ids`, `tokens x vocabulary`, row by row: row `i` predicts the token after `ids[i]`.
     ///
     /// # Errors
     ///
     /// [`LlmError::PromptTooLong`], [`LlmError::NonFinite`] for damaged weights, and errors of the decoder.
-    pub fn logits(
-        &self,
-        ids: &[u32],
-        kv: KvPrecision,
-        on_row: impl FnMut(usize, &[f32]),
-    ) -> Result<(), LlmError> {
-        self.logits_with(ids, &KvSpec::new(kv, ids.len().max(1)), on_row)
+    pub fn logits(&self, ids: &[u32]) -> Result<Vec<f32>, LlmError> {
+        let kv = KvSpec::new(self.default_kv(), ids.len().max(1));
+        let mut all = Vec::with_capacity(ids.len() * self.config().spec.vocab);
+        self.logits_with(ids, &kv, |_, row| all.extend_from_slice(row))?;
+        Ok(all)
     }
 
-    /// [`logits`](Self::logits) with a cache of `kv`. With key selection, the tokens are run one by one, as in decoding, otherwise
-    /// in prefill steps.
+    /// Passes the logits of every token of `ids` to `on_row`, in order, with a cache of `kv`. With key selection, the tokens are run
+    /// one by one, as in decoding, otherwise in prefill steps.
     ///
     /// # Errors
     ///

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use trike_format::Tensor;
 use trike_llm::{ConvertOptions, HeadPrecision, LanguageModel, LoadOptions, ModelFile, Target, convert};
-use trike_nn::{ActivationPrecision, KvPrecision, RopeScaling};
+use trike_nn::{ActivationPrecision, KvPrecision, KvSpec, RopeScaling};
 use trike_testkit::{assert_close, max_rel};
 use trike_trit::Encoding;
 
@@ -32,7 +32,9 @@ fn logits(path: &Path, ids: &[u32], activations: Option<ActivationPrecision>) ->
         .with_head(head);
     let model = LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads");
     let mut all = Vec::new();
-    model.logits(ids, KvPrecision::F32, |_, row| all.extend_from_slice(row)).expect("logits");
+    model
+        .logits_with(ids, &KvSpec::new(KvPrecision::F32, ids.len()), |_, row| all.extend_from_slice(row))
+        .expect("logits");
     all
 }
 
@@ -172,6 +174,12 @@ fn cases() -> Vec<(&'static str, Value)> {
             "short_factor": (0..16).map(|i| 1.0 + 0.1 * f64::from(i)).collect::<Vec<_>>(),
         },
     });
+    // What differs between layers, in patterns that GGUF has no keys for.
+    let listed = json!({"no_rope_layers": [0, 1, 1], "use_sliding_window": true, "sliding_window": 5});
+    let some_windows = json!({
+        "num_hidden_layers": 3, "use_sliding_window": true, "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    });
     vec![
         ("LlamaForCausalLM", json!({})),
         ("LlamaForCausalLM", json!({"attention_bias": true, "mlp_bias": true, "tie_word_embeddings": true})),
@@ -182,6 +190,9 @@ fn cases() -> Vec<(&'static str, Value)> {
         ("Qwen2ForCausalLM", json!({})),
         ("BitNetForCausalLM", json!({"hidden_act": "relu2", "tie_word_embeddings": true})),
         ("MiniCPMForCausalLM", minicpm),
+        ("SmolLM3ForCausalLM", json!({"num_hidden_layers": 5, "tie_word_embeddings": null})),
+        ("SmolLM3ForCausalLM", listed),
+        ("Qwen3ForCausalLM", some_windows),
     ]
 }
 
@@ -213,6 +224,11 @@ fn every_switch_agrees_with_numpy_as_floats_as_trits_and_through_gguf() {
             let input = ModelFile::open(from).expect("a model");
             convert(&input, &out, &options, &mut |_, _| ()).map(|_| out)
         };
+        if parsed.spec.window_of_all() != parsed.spec.window || config.get("no_rope_layers").is_some() {
+            let refused = convert(&packed, "trits.gguf", Target::Tq2_0).expect_err("no key").to_string();
+            assert!(refused.contains("write a directory instead"), "{refused}");
+            continue;
+        }
         let trits = convert(&packed, "trits.gguf", Target::Tq2_0).expect("it converts");
         assert_close(&logits(&trits, &ids, None), &want, 1e-3);
         if exact {

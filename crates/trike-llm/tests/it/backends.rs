@@ -28,7 +28,7 @@ fn cpu(precision: ActivationPrecision) -> CpuBackend {
 
 fn logits<B: Backend>(model: &LanguageModel<B>, ids: &[u32], kv: KvPrecision) -> Vec<f32> {
     let mut all = Vec::new();
-    model.logits(ids, kv, |_, row| all.extend_from_slice(row)).expect("logits");
+    model.logits_with(ids, &KvSpec::new(kv, ids.len()), |_, row| all.extend_from_slice(row)).expect("logits");
     all
 }
 

@@ -10,7 +10,7 @@ use trike_llm::{
     ConvertOptions, ConvertReport, EmbeddingStorage, HeadPrecision, LanguageModel, LlmError, LoadOptions,
     ModelFile, ScaleStorage, Target, convert,
 };
-use trike_nn::{ActivationPrecision, KvPrecision};
+use trike_nn::{ActivationPrecision, KvPrecision, KvSpec};
 use trike_testkit::assert_close;
 use trike_trit::{Encoding, GroupSize};
 
@@ -31,7 +31,9 @@ fn logits(path: &Path) -> Vec<f32> {
     let model = LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads");
     let mut all = Vec::new();
     model
-        .logits(&ids(20, WIDE.vocab, 1), KvPrecision::F32, |_, row| all.extend_from_slice(row))
+        .logits_with(&ids(20, WIDE.vocab, 1), &KvSpec::new(KvPrecision::F32, 20), |_, row| {
+            all.extend_from_slice(row)
+        })
         .expect("logits");
     all
 }

@@ -49,18 +49,30 @@ fn the_bundled_model_tells_its_story_on_a_device() {
 
 #[test]
 fn the_factors_of_minicpm_are_those_of_numpy_on_a_device() {
+    let factors = json!({"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 64});
+    agrees_with_numpy("MiniCPMForCausalLM", 2, factors);
+}
+
+#[test]
+fn layers_without_rope_are_those_of_numpy_on_a_device() {
+    agrees_with_numpy("SmolLM3ForCausalLM", 4, json!({}));
+}
+
+/// Compares the logits of a random directory and GGUF file on the software driver with the NumPy script.
+fn agrees_with_numpy(architecture: &str, layers: usize, more: serde_json::Value) {
     let Some(choice) = software() else { return };
     let dir = tempfile::tempdir().expect("a directory");
     let [floats, from, file] = ["floats", "m", "m.gguf"].map(|name| dir.path().join(name));
-    let config = common::config(
-        "MiniCPMForCausalLM",
-        2,
+    let mut config = common::config(
+        architecture,
+        layers,
         113,
         json!({
             "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32,
-            "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 64, "tie_word_embeddings": true,
+            "tie_word_embeddings": true,
         }),
     );
+    config.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
     common::random_checkpoint(&floats, &config, 4, false);
     common::random_checkpoint(&from, &config, 4, true);
     let ids = common::ids(12, 113, 4);

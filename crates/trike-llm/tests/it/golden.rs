@@ -4,7 +4,7 @@ use crate::common;
 use std::path::Path;
 
 use trike_llm::{GenerateOptions, HeadPrecision, LanguageModel, LoadOptions, ModelFile};
-use trike_nn::{ActivationPrecision, KvPrecision};
+use trike_nn::{ActivationPrecision, KvPrecision, KvSpec};
 use trike_testkit::{assert_all_near, assert_close, golden, npz, shared, tiny};
 
 fn load(model: &str, tokenizer: Option<&str>, head: HeadPrecision) -> Option<LanguageModel> {
@@ -27,7 +27,9 @@ fn open(model: &Path, tokenizer: Option<&str>, head: HeadPrecision) -> Option<La
 
 fn logits(model: &LanguageModel, ids: &[u32]) -> Vec<f32> {
     let mut all = Vec::new();
-    model.logits(ids, KvPrecision::F32, |_, row| all.extend_from_slice(row)).expect("logits");
+    model
+        .logits_with(ids, &KvSpec::new(KvPrecision::F32, ids.len()), |_, row| all.extend_from_slice(row))
+        .expect("logits");
     all
 }
 

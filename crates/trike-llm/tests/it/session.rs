@@ -313,7 +313,9 @@ fn log_probabilities_are_those_of_the_logits() {
     assert_eq!(text.logprobs.len(), text.ids.len());
     let all = [prompt.clone(), text.ids.clone()].concat();
     let mut rows = Vec::new();
-    model.logits(&all, KvPrecision::F32, |_, row| rows.push(row.to_vec())).expect("logits");
+    model
+        .logits_with(&all, &KvSpec::new(KvPrecision::F32, all.len()), |_, row| rows.push(row.to_vec()))
+        .expect("logits");
     for (token, (said, id)) in (prompt.len() - 1..).zip(text.logprobs.iter().zip(&text.ids)) {
         let sum: f64 = rows[token].iter().map(|&logit| f64::from(logit).exp()).sum();
         let logprob = |id: u32| f64::from(rows[token][id as usize]) - sum.ln();
@@ -366,7 +368,9 @@ fn logits_after_a_prompt_are_those_of_a_fresh_start() {
     };
     let fresh = rows(&mut Session::default(), all, end, KeySelector::All);
     let mut whole = Vec::new();
-    model.logits(all, KvPrecision::F32, |_, row| whole.push(row.to_vec())).expect("logits");
+    model
+        .logits_with(all, &KvSpec::new(KvPrecision::F32, all.len()), |_, row| whole.push(row.to_vec()))
+        .expect("logits");
     assert_eq!(fresh.iter().map(|(i, _)| *i).collect::<Vec<_>>(), (190..200).collect::<Vec<_>>());
     for (i, row) in &fresh {
         assert_all_near!(row, &whole[*i], abs = 2e-2, "token {i}");

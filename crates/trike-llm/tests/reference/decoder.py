@@ -6,7 +6,8 @@ Reads config.json and model.safetensors, of dense f32 tensors or as `trike conve
 a scale per tensor) and int8. Written from the papers and the published model
 definitions: RMSNorm, rotary embedding on halves with linear, Llama-3 and YaRN scaling, grouped-query
 attention with a window, gated MLP with SiLU or squared ReLU, biases, query and key norms, BitNet's
-sub-norms and its int8 activations, MiniCPM's factors, LongRoPE within the original context.
+sub-norms and its int8 activations, MiniCPM's factors, LongRoPE within the original context, windows of some layers and
+layers without rotary embedding.
 """
 
 import json
@@ -93,7 +94,20 @@ def main(directory, out, ids):
     kv_heads = config.get("num_key_value_heads", heads)
     d = config.get("head_dim") or hidden // heads
     eps = config["rms_norm_eps"]
-    window = config.get("sliding_window") if kind == "MistralForCausalLM" else None
+    layers = config["num_hidden_layers"]
+    window = config.get("sliding_window")
+    rotates = [True] * layers
+    if kind == "SmolLM3ForCausalLM":
+        interval = config.get("no_rope_layer_interval", 4)
+        rotates = config.get("no_rope_layers") or [layer % interval != interval - 1 for layer in range(layers)]
+    if kind == "MistralForCausalLM":
+        slides = [True] * layers
+    else:
+        slides = [config.get("use_sliding_window", False)] * layers
+        if "layer_types" in config:
+            slides = [slide and t == "sliding_attention" for slide, t in zip(slides, config["layer_types"])]
+        elif kind == "SmolLM3ForCausalLM":
+            slides = [slide and not rotate for slide, rotate in zip(slides, rotates)]
     int8 = kind == "BitNetForCausalLM"
     embedding_factor, depth, divisor = 1.0, 1.0, 1.0
     if kind == "MiniCPMForCausalLM":
@@ -121,9 +135,9 @@ def main(directory, out, ids):
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
     i, j = np.arange(n)[:, None], np.arange(n)[None, :]
-    seen = (j <= i) & ((j > i - window) if window else True)
     x = w["model.embed_tokens.weight"][ids] * embedding_factor
-    for layer in range(config["num_hidden_layers"]):
+    for layer in range(layers):
+        seen = (j <= i) & ((j > i - window) if window and slides[layer] else True)
         p = f"model.layers.{layer}."
         h = norm(x, p + "input_layernorm.weight")
         q = linear(h, p + "self_attn.q_proj").reshape(n, heads, d)
@@ -131,7 +145,9 @@ def main(directory, out, ids):
         v = linear(h, p + "self_attn.v_proj").reshape(n, kv_heads, d).transpose(1, 0, 2)
         if p + "self_attn.q_norm.weight" in w:
             q, k = norm(q, p + "self_attn.q_norm.weight"), norm(k, p + "self_attn.k_norm.weight")
-        q, k = rotate(q.transpose(1, 0, 2)), rotate(k.transpose(1, 0, 2))
+        q, k = q.transpose(1, 0, 2), k.transpose(1, 0, 2)
+        if rotates[layer]:
+            q, k = rotate(q), rotate(k)
         o = np.empty((n, heads, d))
         for head in range(heads):
             g = head // (heads // kv_heads)
@@ -151,7 +167,7 @@ def main(directory, out, ids):
         x = x + depth * linear(h, p + "mlp.down_proj")
     x = norm(x, "model.norm.weight")
     tied = config["tie_word_embeddings"]
-    tied = kind == "MiniCPMForCausalLM" if tied is None else tied
+    tied = kind in ("MiniCPMForCausalLM", "SmolLM3ForCausalLM") if tied is None else tied
     head = "model.embed_tokens.weight" if tied else "lm_head.weight"
     (x / divisor @ w[head].T).astype("<f4").tofile(out)
 

@@ -27,19 +27,24 @@ pub trait BackendCaches: BackendBase {
     ///
     /// # Errors
     ///
-    /// [`NnError::NoSavedCache`].
+    /// [`NnError::Unsupported`].
     fn save_cache(&self, cache: &Self::Cache, positions: usize) -> Result<Vec<u8>, NnError> {
         let _ = (cache, positions);
-        Err(NnError::NoSavedCache { backend: self.name() })
+        Err(no_saved_caches(self.name()))
     }
 
     /// Writes saved keys and values of the first `positions` positions into a cache with the same shape but for its capacity.
     ///
     /// # Errors
     ///
-    /// [`NnError::NoSavedCache`]; [`NnError::SavedCache`] when the bytes are those of another number of positions or another shape.
+    /// [`NnError::Unsupported`]; [`NnError::SavedCache`] when the bytes are those of another number of positions or another shape.
     fn restore_cache(&self, cache: &mut Self::Cache, positions: usize, saved: &[u8]) -> Result<(), NnError> {
         let _ = (cache, positions, saved);
-        Err(NnError::NoSavedCache { backend: self.name() })
+        Err(no_saved_caches(self.name()))
     }
+}
+
+fn no_saved_caches(backend: String) -> NnError {
+    let what = "saved keys and values".to_owned();
+    NnError::Unsupported { what, backend, remedy: "only the CPU saves them" }
 }

@@ -68,7 +68,7 @@ pub trait BackendOps: BackendBase {
     ///
     /// # Errors
     ///
-    /// [`NnError::Token`] for an id past the last row, [`NnError::Shape`] for a step without ids, [`NnError::NotATable`] for a
+    /// [`NnError::Token`] for an id past the last row, [`NnError::Shape`] for a step without ids, [`NnError::Unsupported`] for a
     /// matrix of [`load_matrix`](crate::BackendWeights::load_matrix) if the backend requires [`load_table`](crate::BackendWeights::load_table).
     fn embed(
         &self,

@@ -55,7 +55,7 @@ pub trait BackendPlacement: BackendWeights {
     ///
     /// # Errors
     ///
-    /// [`NnError::OneSequence`], and errors of messages.
+    /// [`NnError::Unsupported`] for a step of several sequences on several ranks, and errors of messages.
     fn announce(&self, step: &StepNotice<'_>) -> Result<(), NnError> {
         let _ = step;
         Ok(())

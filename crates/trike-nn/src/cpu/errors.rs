@@ -33,7 +33,7 @@ impl Decoder<CpuBackend> {
         let mut streams = Vec::new();
         for (at, ids) in ids.chunks(step).enumerate() {
             let mut inputs = StepInputs::default();
-            inputs.push(ids, at * step, spec.window)?;
+            inputs.push(ids, at * step, spec.window_of_all())?;
             streams.push((backend.embed(self.embedding(), &inputs, spec.embedding_factor())?, inputs));
         }
         let cache = |precision| {

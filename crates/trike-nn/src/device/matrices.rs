@@ -82,7 +82,11 @@ impl CubeMatrix {
     pub(super) fn host_table(&self) -> Result<&Arc<TritTensor>, NnError> {
         match &self.0 {
             Kind::Ternary { table: Some(table), .. } | Kind::Sparse { table: Some(table), .. } => Ok(table),
-            Kind::Ternary { .. } | Kind::Sparse { .. } | Kind::Dense(_) => Err(NnError::NotATable),
+            Kind::Ternary { .. } | Kind::Sparse { .. } | Kind::Dense(_) => Err(NnError::Unsupported {
+                what: "a row lookup in a matrix that was loaded for products".to_owned(),
+                backend: "devices".to_owned(),
+                remedy: "load it as a table",
+            }),
         }
     }
 }

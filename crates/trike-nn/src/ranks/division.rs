@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{DecoderSpec, HookPoint, NnError, WeightName};
+use crate::{DecoderSpec, HookPoint, LayerSet, NnError, WeightName};
 
 /// Rows of a kernel tile: shards of a matrix are aligned to tiles.
 const TILE: usize = 16;
@@ -186,6 +186,9 @@ impl Division {
         DecoderSpec {
             layers: self.layers(rank).len(),
             kv_heads: self.kv_heads(rank).len(),
+            // Caches have the same size with and without them, and layers are counted from the rank's first.
+            window_layers: LayerSet::All,
+            rope_layers: LayerSet::All,
             ..self.spec.clone()
         }
     }

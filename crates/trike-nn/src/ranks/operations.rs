@@ -353,7 +353,11 @@ impl<B: Backend, C: Communicator> BackendPlacement for RankBackend<B, C> {
             return Ok(());
         }
         if step.sequences != 1 {
-            return Err(NnError::OneSequence { got: step.sequences });
+            return Err(NnError::Unsupported {
+                what: format!("{} sequences in a step", step.sequences),
+                backend: self.name(),
+                remedy: "run one after the other",
+            });
         }
         self.comm.broadcast(0, Some(&notice::message(step)), MOST_NOTICE)?;
         Ok(())

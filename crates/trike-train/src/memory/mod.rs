@@ -7,7 +7,7 @@ use trike_nn::{DecoderSpec, WeightName};
 
 use self::silent::Silent;
 use crate::data::{Batch, unit_rows};
-use crate::model::{Division, count, shapes, targeted};
+use crate::model::{Partition, count, shapes, targeted};
 use crate::trainer::{Pipeline, SMALL, TensorRanks, Trainable, check_vocabulary};
 use crate::{
     Adapter, LoraConfig, OptimizerConfig, OptimizerKind, Parameters, Resident, Stage, TensorShard,
@@ -156,7 +156,7 @@ enum Held<'h> {
 }
 
 impl<'h> Held<'h> {
-    fn model(self) -> Option<&'h dyn Division> {
+    fn model(self) -> Option<&'h dyn Partition> {
         match self {
             Self::All => None,
             Self::Stage(stage, _) => Some(stage),
@@ -164,11 +164,11 @@ impl<'h> Held<'h> {
         }
     }
 
-    fn teacher(self) -> Option<&'h dyn Division> {
+    fn teacher(self) -> Option<&'h dyn Partition> {
         match self {
             Self::All => None,
-            Self::Stage(_, stage) => stage.map(|stage| stage as &dyn Division),
-            Self::Shard(_, shard) => shard.map(|shard| shard as &dyn Division),
+            Self::Stage(_, stage) => stage.map(|stage| stage as &dyn Partition),
+            Self::Shard(_, shard) => shard.map(|shard| shard as &dyn Partition),
         }
     }
 }
@@ -263,13 +263,13 @@ fn kept(run: &RunShape<'_>, held: Held<'_>) -> TrainingMemory {
                 sum.saturating_add((len(name, shape) as u64).saturating_mul(of(name.is_block_matrix())))
             })
         };
-    let part = |division: Option<&dyn Division>, name, shape: (usize, usize)| match division {
+    let part = |partition: Option<&dyn Partition>, name, shape: (usize, usize)| match partition {
         None => shape.0 * shape.1,
-        Some(division) => division.part(name, shape, division.rank()).map_or(0, |part| part.len()),
+        Some(partition) => partition.part(name, shape, partition.rank()).map_or(0, |part| part.len()),
     };
     let state = |name, shape: (usize, usize)| match held.model() {
         None => shape.0 * shape.1,
-        Some(division) => division.state(name, shape, division.rank()).map_or(0, |part| part.len()),
+        Some(partition) => partition.state(name, shape, partition.rank()).map_or(0, |part| part.len()),
     };
     let weights = sum(run.spec, &|name, shape| part(held.model(), name, shape), &|_| 4);
     // Muon keeps one value per element of the matrices of the blocks, including adapter factors.
@@ -331,11 +331,11 @@ fn of_stage(run: &RunShape<'_>, stage: &Stage, units: Units) -> u64 {
 
 /// The memory of two steps; the second reuses the buffers of the first.
 fn count_steps(run: &RunShape<'_>, held: Held<'_>, units: Units) -> Result<Counted, TrainError> {
-    let (rank, size) = held.model().map_or((0, 1), |division| (division.rank(), division.ranks()));
+    let (rank, size) = held.model().map_or((0, 1), |partition| (partition.rank(), partition.ranks()));
     let comm = Silent { rank, size, most: 8 * shapes(run.spec).len() };
     let engine = Count::new(run.threads.max(1), units.together(run.threads));
-    let allocate = |spec: &DecoderSpec, of: Option<&dyn Division>| Parameters::allocate(&engine, spec, of);
-    let resident = |spec: &DecoderSpec, of: Option<&dyn Division>| {
+    let allocate = |spec: &DecoderSpec, of: Option<&dyn Partition>| Parameters::allocate(&engine, spec, of);
+    let resident = |spec: &DecoderSpec, of: Option<&dyn Partition>| {
         Ok::<_, TrainError>(Resident::Owned(Box::new(allocate(spec, of)?)))
     };
     let trainable = match run.adapter {

@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 
 use trike_autodiff::{Engine, GradError, Tape, TernaryScale, Var};
 use trike_core::AttentionSpec;
-use trike_model::{AttentionOps, HookPoint, LayerOps, WeightName, block};
+use trike_model::{AttentionLayer, AttentionOps, HookPoint, LayerOps, WeightName, block};
 
 use super::pass::{Leaves, Pass};
 use super::tensor::{self, Divided, Group, Outputs};
@@ -27,7 +27,7 @@ struct OnTape<'a, 'p, 't, E: Engine> {
     tape: &'a mut Tape<'t, E>,
     leaves: &'a mut Leaves,
     /// The attention of this rank's heads; `None` if it computes all heads.
-    own: Option<AttentionSpec>,
+    own: Option<(usize, usize)>,
 }
 
 impl<'p: 't, 't, E: Engine> OnTape<'_, 'p, 't, E> {
@@ -80,8 +80,8 @@ where
     ) -> Result<(), TrainError> {
         let input = match input {
             trike_model::LayerInput::Plain(input) => *input,
-            trike_model::LayerInput::Gated { gate, up } => {
-                self.tape.gated(*gate, *up, self.pass.spec.activation)?
+            trike_model::LayerInput::Gated { gate, up, activation } => {
+                self.tape.gated(*gate, *up, activation)?
             }
         };
         let input = self.read(input, norm, layer)?;
@@ -99,10 +99,21 @@ where
         self.pass.norm(self.tape, self.leaves, x, norm)
     }
 
-    fn attend(&mut self, [q, k, v]: [Var; 3], (): &mut ()) -> Result<Var, TrainError> {
-        let attention = self.own.unwrap_or_else(|| self.pass.spec.attention());
-        let q = self.tape.rope(q, attention.heads, &self.pass.rotary)?;
-        let k = self.tape.rope(k, attention.kv_heads, &self.pass.rotary)?;
+    fn attend(
+        &mut self,
+        layer: AttentionLayer,
+        [mut q, mut k, v]: [Var; 3],
+        (): &mut (),
+    ) -> Result<Var, TrainError> {
+        let whole = self.pass.spec.attention(layer);
+        let attention = match self.own {
+            Some((heads, kv_heads)) => AttentionSpec { heads, kv_heads, ..whole },
+            None => whole,
+        };
+        if layer.rope {
+            q = self.tape.rope(q, attention.heads, &self.pass.rotary)?;
+            k = self.tape.rope(k, attention.kv_heads, &self.pass.rotary)?;
+        }
         Ok(self.tape.attention(&attention, [q, k, v], &self.pass.segments)?)
     }
 }
@@ -119,7 +130,7 @@ impl<'p, E: Engine> Pass<'p, E> {
     where
         'p: 't,
     {
-        let own = self.divided.and_then(|divided| divided.shard.attention(self.spec.attention()));
+        let own = self.divided.and_then(|divided| divided.shard.heads());
         let mut ops = OnTape { pass: self, tape, leaves, own };
         block(&mut ops, self.spec, layer, &mut x, &mut ())?;
         Ok(x)

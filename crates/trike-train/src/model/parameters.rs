@@ -10,7 +10,7 @@ use trike_core::{DenseData, DenseTensor, Tensor};
 use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, DecoderWeights, NnError, WeightName};
 
-use super::division::Division;
+use super::partition::Partition;
 use crate::TrainError;
 
 /// Standard deviation of random weights.
@@ -232,7 +232,7 @@ impl<T: Elements> Parameters<T> {
     pub(crate) fn allocate<E: Engine<Tensor = T>>(
         engine: &E,
         spec: &DecoderSpec,
-        of: Option<&dyn Division>,
+        of: Option<&dyn Partition>,
     ) -> Result<Self, GradError> {
         let mut all = Vec::new();
         for (name, shape) in shapes(spec) {

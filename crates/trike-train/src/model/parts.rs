@@ -3,23 +3,23 @@
 use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, NnError};
 
-use super::division::Division;
+use super::partition::Partition;
 use super::{Parameter, Parameters, shapes};
 use crate::TrainError;
 
 impl Parameters {
     /// A rank's part of the random weights, equal to the same elements of [`random`](Self::random).
-    pub(super) fn random_part(spec: &DecoderSpec, seed: u64, of: &dyn Division) -> Result<Self, NnError> {
+    pub(super) fn random_part(spec: &DecoderSpec, seed: u64, of: &dyn Partition) -> Result<Self, NnError> {
         Self::random_of(spec, seed, &|name, shape| of.part(name, shape, of.rank()))
     }
 
     /// A rank's part of the weights of a model file.
-    pub(super) fn open_part(source: &dyn WeightSource, of: &dyn Division) -> Result<Self, NnError> {
+    pub(super) fn open_part(source: &dyn WeightSource, of: &dyn Partition) -> Result<Self, NnError> {
         Self::open_of(source, &|name, shape| of.part(name, shape, of.rank()))
     }
 
     /// Reduces the weights to the part of a rank.
-    pub(super) fn into_part(self, of: &dyn Division) -> Result<Self, TrainError> {
+    pub(super) fn into_part(self, of: &dyn Partition) -> Result<Self, TrainError> {
         let spec = self.spec().clone();
         let mut given: Vec<Parameter> = self.into_all();
         let mut own = Vec::new();

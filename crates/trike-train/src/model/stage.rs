@@ -9,7 +9,7 @@ use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, NnError, WeightName};
 
 use super::backward::GradientSource;
-use super::division::Division;
+use super::partition::Partition;
 use super::pass::{GradientSink, Pass};
 use super::{Loss, Parameters, TernaryPolicy, Trained, Weights, shapes};
 use crate::TrainError;
@@ -83,7 +83,7 @@ impl Stage {
     }
 }
 
-impl Division for Stage {
+impl Partition for Stage {
     fn rank(&self) -> usize {
         self.rank
     }

@@ -19,7 +19,7 @@ use trike_nn::DecoderSpec;
 
 use crate::checkpoint::{self, Keep, RunState};
 use crate::data::{Batch, Batches, Position};
-use crate::model::{ByPlace, Division, GradientSink, check_gradients};
+use crate::model::{ByPlace, GradientSink, Partition, check_gradients};
 use crate::{
     Adapter, Factors, Loss, LossScaler, Objective, Optimizer, OptimizerConfig, Parameters, PrecisionPolicy,
     Resident, Schedule, Shape, TernaryPolicy, TrainEngine, TrainError, Trained, Weights,
@@ -179,8 +179,8 @@ enum Distribution<'a> {
 }
 
 impl<'a> Distribution<'a> {
-    /// The other ranks and the division of the weights among them; `None` if this rank holds all weights.
-    fn division(&self) -> Option<(&'a dyn Communicator, &dyn Division)> {
+    /// The other ranks and the partition of the weights among them; `None` if this rank holds all weights.
+    fn partition(&self) -> Option<(&'a dyn Communicator, &dyn Partition)> {
         match self {
             Self::Alone | Self::Data(_) => None,
             Self::Pipeline(pipeline) => Some((pipeline.comm(), pipeline.stage())),
@@ -360,8 +360,8 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         if let Distribution::Data(ranks) = &self.distribution {
             return self.save_together(ranks, dir, &state, keep);
         }
-        if let Some((comm, division)) = self.distribution.division() {
-            return self.save_parts(comm, division, dir, &state, keep);
+        if let Some((comm, partition)) = self.distribution.partition() {
+            return self.save_parts(comm, partition, dir, &state, keep);
         }
         let tensors = checkpoint::tensors_of(self.parameters(), &self.optimizer, |tensor| {
             Ok(self.engine.download(tensor.borrow())?.into_owned())
@@ -479,7 +479,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
 
     /// Whether the weights are divided among ranks.
     pub(crate) fn is_divided(&self) -> bool {
-        self.distribution.division().is_some()
+        self.distribution.partition().is_some()
     }
 
     /// The teacher's weights.
@@ -698,7 +698,7 @@ impl<E: TrainEngine> Work<'_, E> {
 }
 
 /// Checks that pipeline or tensor-parallel ranks agree on the version, the configuration and the model's shape; `how` names the
-/// division.
+/// partition.
 fn agree_on_run(
     comm: &dyn Communicator,
     how: &str,

@@ -12,7 +12,7 @@ use trike_comm::{CommError, Communicator, receive_floats, send_floats};
 use trike_nn::WeightName;
 
 use crate::checkpoint::{self, Keep, RunState, StateFile, Tensors};
-use crate::model::{Division, shapes};
+use crate::model::{Partition, shapes};
 use crate::{Parameter, Parameters, Part, TrainEngine, TrainError, Trainer};
 
 /// Maximum size of the state and the tensor names, in bytes.
@@ -51,7 +51,7 @@ impl Entry {
     }
 
     /// The elements that a rank needs.
-    fn part(&self, of: &dyn Division, rank: usize) -> Option<Range<usize>> {
+    fn part(&self, of: &dyn Partition, rank: usize) -> Option<Range<usize>> {
         match self.kind {
             Kind::Weight => of.part(self.weight, self.shape, rank),
             Kind::First | Kind::Second => of.state(self.weight, self.shape, rank),
@@ -150,7 +150,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
     pub(super) fn save_parts(
         &self,
         comm: &dyn Communicator,
-        division: &dyn Division,
+        partition: &dyn Partition,
         dir: &Path,
         state: &RunState,
         keep: Keep,
@@ -175,7 +175,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         }
         let failed = RefCell::new(None);
         let tensors = (0..).zip(&entries).map(|(number, entry)| {
-            let (sources, shape) = (division.sources(entry.weight, entry.shape), [entry.len()]);
+            let (sources, shape) = (partition.sources(entry.weight, entry.shape), [entry.len()]);
             (entry.name(), Remote { comm, sources, number, shape, own: &own, failed: &failed })
         });
         let check = || failed.take().map_or(Ok(()), Err);
@@ -195,7 +195,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
     pub(super) fn resume_parts(
         &mut self,
         comm: &dyn Communicator,
-        division: &dyn Division,
+        partition: &dyn Partition,
         path: &Path,
         config: &Value,
     ) -> Result<RunState, TrainError> {
@@ -232,12 +232,12 @@ impl<E: TrainEngine> Trainer<'_, E> {
         let mut own = HashMap::new();
         for entry in &entries {
             let name = entry.name();
-            let part = entry.part(division, comm.rank());
+            let part = entry.part(partition, comm.rank());
             let values = match (&mut tensors, part) {
                 (Some(tensors), part) => {
                     let values = tensors.read(&name)?;
                     for rank in 1..comm.size() {
-                        if let Some(part) = entry.part(division, rank) {
+                        if let Some(part) = entry.part(partition, rank) {
                             send_floats(comm, rank, &values[part])?;
                         }
                     }
@@ -265,13 +265,13 @@ impl<E: TrainEngine> Trainer<'_, E> {
     ///
     /// [`TrainError::Grad`] of the executor, and [`TrainError::Comm`].
     pub fn gather(&self) -> Result<Option<Parameters>, TrainError> {
-        let Some((comm, division)) = self.distribution.division() else { return self.download().map(Some) };
+        let Some((comm, partition)) = self.distribution.partition() else { return self.download().map(Some) };
         let spec = self.parameters().spec();
         let mut all = Vec::new();
         for (name, shape) in shapes(spec) {
             let entry = Entry { kind: Kind::Weight, weight: name, shape };
             let mut values = Vec::new();
-            for (source, elements) in division.sources(name, shape) {
+            for (source, elements) in partition.sources(name, shape) {
                 match (comm.rank(), source) {
                     (0, 0) => values.extend(self.values_of(&entry)?),
                     (0, source) => values.extend(receive_floats(comm, source, elements.len())?),

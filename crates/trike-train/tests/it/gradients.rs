@@ -5,7 +5,7 @@ use trike_core::{GatedActivation, RopePairing, RopeSpec};
 use trike_cpu::Cpu;
 use trike_nn::{
     ActivationPrecision, Biases, CpuBackend, Decoder, DecoderSpec, DecoderWeights, DenseData, DenseTensor,
-    KvPrecision, KvSpec, Logits, NnError, ScaleFactors, Step, Tensor, WeightName,
+    KvPrecision, KvSpec, LayerSet, Logits, NnError, ScaleFactors, Step, Tensor, WeightName,
 };
 use trike_testkit::{assert_all_near, assert_near};
 use trike_train::data::Batch;
@@ -39,7 +39,19 @@ fn specs() -> Vec<(&'static str, DecoderSpec)> {
         ),
         (
             "minicpm",
-            DecoderSpec { factors: ScaleFactors { embedding: 3.0, residual: 0.8, logits: 2.0 }, ..llama },
+            DecoderSpec {
+                factors: ScaleFactors { embedding: 3.0, residual: 0.8, logits: 2.0 },
+                ..llama.clone()
+            },
+        ),
+        (
+            "a window and RoPE in different layers",
+            DecoderSpec {
+                window: Some(3),
+                window_layers: LayerSet::Listed(vec![0]),
+                rope_layers: LayerSet::Listed(vec![1]),
+                ..llama
+            },
         ),
     ]
 }

@@ -1,5 +1,6 @@
 //! `config.json` of a HuggingFace directory.
 
+mod layers;
 mod rope;
 
 use std::path::Path;
@@ -30,6 +31,7 @@ impl Defaults {
                 Self { context: 32_768, kv_heads: Some(32), window: Some(4096), ..llama }
             }
             Family::BitNet => Self { theta: 5e5, rms_eps: 1e-5, kv_heads: Some(5), ..llama },
+            Family::SmolLm3 => Self { context: 32_768, theta: 2e6, kv_heads: Some(4), ..llama },
         }
     }
 }
@@ -118,11 +120,12 @@ pub(super) fn config(path: &Path, config: &Value) -> Result<ModelConfig, LlmErro
         "Qwen3ForCausalLM" | "qwen3" => Family::Qwen3,
         "BitNetForCausalLM" | "bitnet" => Family::BitNet,
         "MiniCPMForCausalLM" | "minicpm" => Family::MiniCpm,
+        "SmolLM3ForCausalLM" | "smollm3" => Family::SmolLm3,
         _ => {
             let name = format!("the architecture {}", shorten(&architecture));
             return Err(r.unsupported(
                 name,
-                "Trike runs Llama, Mistral, Qwen2, Qwen3, BitNet and MiniCPM for causal LM",
+                "Trike runs Llama, Mistral, Qwen2, Qwen3, BitNet, MiniCPM and SmolLM3 for causal LM",
             ));
         }
     };
@@ -137,12 +140,14 @@ pub(super) fn config(path: &Path, config: &Value) -> Result<ModelConfig, LlmErro
     };
     let (rope, context) = rope::rope(&r, &defaults)?;
     let layers = r.required("num_hidden_layers")?;
+    let rope_layers = layers::rope(&r, family, layers)?;
+    let (window, window_layers) = layers::window(&r, family, &defaults, &rope_layers, layers, context)?;
     let attention_bias = r.flag("attention_bias")?;
     let mlp_bias = r.flag("mlp_bias")?;
     // Families without these biases: the key must not be set.
     for (key, set, without) in [
         ("attention_bias", attention_bias, family == Family::Mistral),
-        ("mlp_bias", mlp_bias, family != Family::Llama),
+        ("mlp_bias", mlp_bias, !matches!(family, Family::Llama | Family::SmolLm3)),
     ] {
         if set && without {
             return Err(r.unsupported(format!("`{key}` of {architecture}"), REMEDY));
@@ -161,12 +166,14 @@ pub(super) fn config(path: &Path, config: &Value) -> Result<ModelConfig, LlmErro
         rms_eps: r.float("rms_norm_eps", defaults.rms_eps)?,
         rope,
         activation: activation(&r, family)?,
-        // In the configuration class of MiniCPM, the head is the embedding unless the key says otherwise.
+        // In these configuration classes, the head is the embedding unless the key says otherwise.
         tied_head: match r.get("tie_word_embeddings") {
-            None => family == Family::MiniCpm,
+            None => matches!(family, Family::MiniCpm | Family::SmolLm3),
             Some(_) => r.flag("tie_word_embeddings")?,
         },
-        window: window(&r, family, &defaults, layers, context)?,
+        window,
+        window_layers,
+        rope_layers,
         biases: Biases {
             qkv: attention_bias || family == Family::Qwen2,
             output: attention_bias && family != Family::Qwen2,
@@ -205,96 +212,10 @@ fn factors(r: &Reader<'_>, hidden: usize, layers: usize) -> Result<ScaleFactors,
     })
 }
 
-/// The sliding window, which must be the same in every layer. In Mistral, each layer has the window; in Qwen2 and Qwen3, if enabled
-/// by a flag, the layers from `max_window_layers` on or those listed in `layer_types`. A window in only some layers is not
-/// implemented.
-fn window(
-    r: &Reader<'_>,
-    family: Family,
-    defaults: &Defaults,
-    layers: usize,
-    context: usize,
-) -> Result<Option<usize>, LlmError> {
-    let size = match r.size("sliding_window")? {
-        None if r.config.get("sliding_window").is_none() => defaults.window,
-        read => read,
-    };
-    let flag = r.flag("use_sliding_window")?;
-    let types = layer_types(r, layers)?;
-    let sliding = match family {
-        Family::Mistral => {
-            let all = if size.is_some() { layers } else { 0 };
-            if let Some(types) = types.filter(|sliding| *sliding != all) {
-                let name = format!("`layer_types` with {types} of {layers} sliding layers in Mistral");
-                return Err(r.unsupported(name, REMEDY));
-            }
-            all
-        }
-        Family::Qwen2 | Family::Qwen3 => {
-            let size = size.filter(|_| flag);
-            // The first layers have full attention; the key is their number.
-            let full = match r.get("max_window_layers") {
-                None => 28,
-                Some(value) => {
-                    let count = value.as_u64().and_then(|n| usize::try_from(n).ok());
-                    count.ok_or_else(|| r.error("max_window_layers", "a number of layers"))?
-                }
-            };
-            let by_flag = if size.is_some() { layers.saturating_sub(full) } else { 0 };
-            match types {
-                Some(sliding) if sliding > 0 && size.is_none() => {
-                    let name =
-                        "`layer_types` with sliding layers, without use_sliding_window and sliding_window";
-                    return Err(r.unsupported(name.to_owned(), REMEDY));
-                }
-                types => types.unwrap_or(by_flag),
-            }
-        }
-        Family::Llama | Family::BitNet | Family::MiniCpm => {
-            if flag || types.is_some_and(|sliding| sliding > 0) {
-                let key = if flag { "use_sliding_window" } else { "layer_types" };
-                return Err(r.unsupported(format!("`{key}` of an architecture without windows"), REMEDY));
-            }
-            0
-        }
-    };
-    match size {
-        _ if sliding == 0 => Ok(None),
-        _ if sliding == layers => Ok(size),
-        // A window as long as the context masks nothing.
-        Some(size) if size >= context => Ok(None),
-        _ => {
-            let name = format!(
-                "a sliding window of {sliding} of {layers} layers (`max_window_layers`, `layer_types`)"
-            );
-            Err(r.unsupported(name, REMEDY))
-        }
-    }
-}
-
-/// The number of layers with a sliding window according to `layer_types`.
-fn layer_types(r: &Reader<'_>, layers: usize) -> Result<Option<usize>, LlmError> {
-    let Some(value) = r.get("layer_types") else { return Ok(None) };
-    let expected = format!("a list of {layers} types, `full_attention` or `sliding_attention`");
-    let list = value.as_array().filter(|list| list.len() == layers);
-    let list = list.ok_or_else(|| r.error("layer_types", &expected))?;
-    let mut sliding = 0;
-    for kind in list {
-        match kind.as_str() {
-            Some("full_attention" | "attention") => {}
-            Some("sliding_attention") => sliding += 1,
-            Some(other) => {
-                return Err(r.unsupported(format!("`layer_types` with {}", shorten(other)), REMEDY));
-            }
-            None => return Err(r.error("layer_types", &expected)),
-        }
-    }
-    Ok(Some(sliding))
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use trike_nn::{LayerSet, Mixer};
     use trike_testkit::assert_near;
 
     use super::*;
@@ -370,14 +291,19 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_no_layer_or_of_all_layers() {
+    fn the_layers_with_a_window() {
         let qwen = |name: &str, more: Value| {
             let mut config = tiny();
             config["architectures"] = json!([name]);
             for (key, value) in more.as_object().unwrap() {
                 config[key] = value.clone();
             }
-            parse(&config).map(|parsed| parsed.spec.window)
+            parse(&config).map(|parsed| {
+                let spec = parsed.spec;
+                [0, 1].map(|layer| match spec.layer(layer).mixer {
+                    Mixer::Attention(attention) => attention.window,
+                })
+            })
         };
         let slide = |more: Value| {
             let mut all = json!({"use_sliding_window": true, "sliding_window": 8});
@@ -388,25 +314,62 @@ mod tests {
         };
         for name in ["Qwen2ForCausalLM", "Qwen3ForCausalLM"] {
             // As many full-attention layers as there are layers, or more.
-            assert_eq!(qwen(name, slide(json!({"max_window_layers": 2}))).unwrap(), None);
-            assert_eq!(qwen(name, slide(json!({}))).unwrap(), None, "28 by default");
-            assert_eq!(qwen(name, slide(json!({"max_window_layers": 0}))).unwrap(), Some(8));
-            let error = qwen(name, slide(json!({"max_window_layers": 1}))).unwrap_err().to_string();
-            assert!(error.contains("1 of 2 layers (`max_window_layers`"), "{error}");
+            assert_eq!(qwen(name, slide(json!({"max_window_layers": 2}))).unwrap(), [None, None]);
+            assert_eq!(qwen(name, slide(json!({}))).unwrap(), [None, None], "28 by default");
+            assert_eq!(qwen(name, slide(json!({"max_window_layers": 0}))).unwrap(), [Some(8), Some(8)]);
+            assert_eq!(qwen(name, slide(json!({"max_window_layers": 1}))).unwrap(), [None, Some(8)]);
             // A window as long as the context masks nothing.
             let wide = slide(json!({"max_window_layers": 1, "sliding_window": 32}));
-            assert_eq!(qwen(name, wide).unwrap(), None);
+            assert_eq!(qwen(name, wide).unwrap(), [None, None]);
             let types = |a: &str, b: &str| slide(json!({"layer_types": [a, b], "max_window_layers": 1}));
-            assert_eq!(qwen(name, types("full_attention", "full_attention")).unwrap(), None);
-            assert_eq!(qwen(name, types("sliding_attention", "sliding_attention")).unwrap(), Some(8));
-            assert!(qwen(name, types("full_attention", "sliding_attention")).is_err());
+            assert_eq!(qwen(name, types("full_attention", "full_attention")).unwrap(), [None, None]);
+            assert_eq!(
+                qwen(name, types("sliding_attention", "sliding_attention")).unwrap(),
+                [Some(8), Some(8)]
+            );
+            assert_eq!(qwen(name, types("sliding_attention", "full_attention")).unwrap(), [Some(8), None]);
             assert!(qwen(name, types("full_attention", "chunked_attention")).is_err());
             assert!(qwen(name, json!({"layer_types": ["sliding_attention", "sliding_attention"]})).is_err());
         }
         let mistral =
             |types: [&str; 2]| qwen("MistralForCausalLM", json!({"sliding_window": 8, "layer_types": types}));
-        assert_eq!(mistral(["sliding_attention"; 2]).unwrap(), Some(8));
+        assert_eq!(mistral(["sliding_attention"; 2]).unwrap(), [Some(8), Some(8)]);
         assert!(mistral(["full_attention", "sliding_attention"]).is_err());
+    }
+
+    #[test]
+    fn the_layers_of_smollm3_with_rope() {
+        let of = |more: Value| {
+            let mut config = tiny();
+            (config["architectures"], config["num_hidden_layers"]) =
+                (json!(["SmolLM3ForCausalLM"]), json!(5));
+            for (key, value) in more.as_object().unwrap() {
+                config[key] = value.clone();
+            }
+            parse(&config).map(|parsed| parsed.spec)
+        };
+        let spec = of(json!({"tie_word_embeddings": null, "rope_theta": null})).unwrap();
+        assert_eq!(spec.rope_layers, LayerSet::Listed(vec![0, 1, 2, 4]));
+        assert_eq!((spec.rope.theta, spec.tied_head, spec.window), (2e6, true, None));
+        assert_eq!(of(json!({"no_rope_layer_interval": 9})).unwrap().rope_layers, LayerSet::All);
+        let listed = of(
+            json!({"no_rope_layers": [0, 1, 1, 0, 1, 0], "use_sliding_window": true, "sliding_window": 4}),
+        );
+        let listed = listed.unwrap();
+        assert_eq!(listed.rope_layers, LayerSet::Listed(vec![1, 2, 4]));
+        assert_eq!((listed.window, listed.window_layers), (Some(4), LayerSet::Listed(vec![0, 3])));
+        for (key, value) in [
+            ("no_rope_layers", json!([1, 1, 0])),
+            ("no_rope_layers", json!([1, 1, 0, 2, 1])),
+            ("no_rope_layer_interval", json!(0)),
+        ] {
+            let error = of(json!({ key: value })).unwrap_err().to_string();
+            assert!(error.contains(key), "{error}");
+        }
+        // The keys of one architecture change nothing silently in another.
+        let mut llama = tiny();
+        llama["no_rope_layers"] = json!([1, 0]);
+        assert!(parse(&llama).unwrap_err().to_string().contains("no_rope_layers"));
     }
 
     #[test]

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use trike_autodiff::Elements;
 use trike_comm::{Communicator, Shards};
-use trike_core::{AttentionSpec, Bounds, OptionError};
+use trike_core::{Bounds, OptionError};
 use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, HookPoint, NnError, WeightName};
 
-use super::super::division::Division;
+use super::super::partition::Partition;
 use super::super::{Parameters, shapes};
 use crate::TrainError;
 
@@ -87,7 +87,7 @@ impl TensorShard {
         parameters.count() == shapes(parameters.spec()).into_iter().map(len).sum::<usize>()
     }
 
-    /// The division of a linear layer's outputs; `None` for weights outside the layers of the blocks.
+    /// The partition of a linear layer's outputs; `None` for weights outside the layers of the blocks.
     pub(crate) fn outputs(&self, name: WeightName) -> Option<&Shards> {
         let matrix = name.matrix()?;
         Some(match matrix.read_at()? {
@@ -98,7 +98,7 @@ impl TensorShard {
         })
     }
 
-    /// The division of a linear layer's inputs.
+    /// The partition of a linear layer's inputs.
     pub(crate) fn inputs(&self, name: WeightName) -> &Shards {
         match name.read_at() {
             Some(HookPoint::Output) => &self.query,
@@ -108,18 +108,13 @@ impl TensorShard {
     }
 
     /// Number of query heads and key/value heads of this rank; `None` if it computes all heads.
-    fn heads(&self) -> Option<(usize, usize)> {
+    pub(in crate::model) fn heads(&self) -> Option<(usize, usize)> {
         let heads = |shards: &Shards| shards.of_rank(self.rank).len() / self.head_dim;
         self.by_heads.then(|| (heads(&self.query), heads(&self.kv)))
     }
-
-    /// The attention of this rank's heads; `None` if it computes all heads.
-    pub(in crate::model) fn attention(&self, whole: AttentionSpec) -> Option<AttentionSpec> {
-        self.heads().map(|(heads, kv_heads)| AttentionSpec { heads, kv_heads, ..whole })
-    }
 }
 
-impl Division for TensorShard {
+impl Partition for TensorShard {
     fn rank(&self) -> usize {
         self.rank
     }

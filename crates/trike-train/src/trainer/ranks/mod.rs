@@ -119,7 +119,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     /// [`TrainError::Config`] for a codec or local steps with f16 products, since loss scales would differ between ranks;
     /// [`TrainError::Alone`] with pipeline or tensor parallelism.
     pub fn with_ranks(mut self, comm: &'a dyn Communicator, config: RanksConfig) -> Result<Self, TrainError> {
-        self.check_alone("another division among ranks")?;
+        self.check_alone("another partition among ranks")?;
         config.validate()?;
         if self.scaler.is_some() && config.is_local() {
             let problem = "a codec or local steps with fp16: expected bf16 or f32 products".to_owned();

@@ -1,11 +1,11 @@
-//! Division of a decoder's weights among ranks.
+//! Partition of a decoder's weights among ranks.
 
 use std::ops::Range;
 
 use trike_nn::WeightName;
 
 /// The elements of each weight that a rank holds. Shapes are rows and columns of whole weights.
-pub(crate) trait Division {
+pub(crate) trait Partition {
     /// This rank.
     fn rank(&self) -> usize;
 
