@@ -145,7 +145,7 @@ impl EngineSpeeds {
             table.row([self.phase_text(row.phase), row.threads.to_string()].into_iter().chain(speeds));
         }
         let mut text = format!(
-            "Tokens per second, {}. {}, {}; the model: {}.\n\n{table}\n",
+            "Tokens per second, {}, {}. Machine: {}. Model: {}.\n\n{table}\n",
             self.method, self.date, self.machine, self.model
         );
         for TimedEngine { name, version, file, command } in &self.engines {
@@ -177,7 +177,7 @@ mod tests {
     fn the_table_has_all_rows_and_the_plot_those_with_most_threads() {
         let speeds = EngineSpeeds::parse(SMALL).unwrap();
         expect![[r"
-            Tokens per second, medians. 2026-11-23, a machine; the model: a model.
+            Tokens per second, medians, 2026-11-23. Machine: a machine. Model: a model.
 
             |  | threads | Trike | other |
             |---|--:|--:|--:|
