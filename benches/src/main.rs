@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use trike_bench::{
     Engine, Judgement, Kept, Machine, NotRun, Record, SCHEMA, Software, ceilings_text, figure_table, figures,
-    keep, load, load_all, newest, now, parse_threshold,
+    keep, load, load_all, newest, now, parse_threshold, published_pages, write_pages,
 };
 use trike_benches::{
     BASES, EngineRun, EngineSetup, Plan, engine_setup, engines, models, operations, products, void_reasons,
@@ -50,7 +50,7 @@ struct Args {
     /// GGUF file that Trike and the other engines are timed with.
     #[arg(long, value_name = "FILE", env = "TRIKE_RIVALS_MODEL")]
     rivals_model: Option<PathBuf>,
-    /// Regenerate the book's chapter from the last record without measuring.
+    /// Regenerate the book's chapter from the last record, and the plots of the README, without measuring.
     #[arg(long, conflicts_with_all = ["quick", "filter", "threshold", "accept", "output"])]
     render: bool,
 }
@@ -74,7 +74,9 @@ fn run(args: &Args) -> Result<u8> {
     if args.render {
         let (path, record) = newest(&records, false).context("no record to show")?;
         write_chapter(&book, record, path)?;
+        write_pages(&book, &published_pages(&folder, &book)?)?;
         println!("docs/src/figures.md shows {}", path.display());
+        println!("docs/src/plots shows benches/records/engines.json and quality.json");
         return Ok(0);
     }
     let plan = Plan { quick: args.quick, filters: args.filter.clone() };

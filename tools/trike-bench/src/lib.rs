@@ -17,17 +17,22 @@
 //!   [`Measure`]
 //! * records: [`Record`] of a [`Machine`], its [`DeviceFacts`] and [`Software`], with the kernels that were
 //!   [`NotRun`]; [`keep`] compares it with the last one by a [`Judgement`] ([`parse_threshold`]) and returns [`Kept`]
-//! * reports: [`Table`], [`figure_table`], [`target_table`], [`ceilings_text`], [`Chart`]; [`write_pages`], [`with_part`]
+//! * reports: [`Table`], [`figure_table`], [`target_table`], [`ceilings_text`], [`Chart`]; [`write_pages`], [`with_part`];
+//!   [`published_pages`] with the plots of the README
 #![forbid(unsafe_code)]
 
 mod book;
 mod catalogue;
 mod ceiling;
 mod compare;
+mod drawing;
+mod engine_speeds;
 mod figure;
 mod keep;
 mod llama_bench;
 mod machine;
+mod published;
+mod quality;
 mod record;
 mod svg;
 mod table;
@@ -41,6 +46,7 @@ pub use figure::{Bases, Figure, Launching, Measured, figure_table, figures, row_
 pub use keep::{Judgement, Kept, keep, parse_threshold};
 pub use llama_bench::{Engine, EngineError, EngineJob, EngineTime, LlamaBench};
 pub use machine::{DeviceFacts, Machine, Software, load};
+pub use published::published_pages;
 pub use record::{NotRun, Record, SCHEMA, load_all, newest, now};
 pub use svg::{Chart, Scale};
 pub use table::{Align, Table, percent};

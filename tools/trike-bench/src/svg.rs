@@ -132,7 +132,7 @@ impl Chart {
 }
 
 /// Escapes `text` for XML.
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
