@@ -20,12 +20,13 @@ const FILES: [(&str, &str); 4] = [
 ];
 const GUIDE: &str = "docs/src/guide";
 /// The pages of the Guide, each with a test below.
-const PAGES: [&str; 9] = [
+const PAGES: [&str; 10] = [
     "evaluate.md",
     "glossary.md",
     "gpu.md",
     "quantize.md",
     "ranks.md",
+    "run.md",
     "rust.md",
     "start.md",
     "train.md",
@@ -264,6 +265,11 @@ fn the_readme_runs() {
 fn from_nothing_to_chat_runs() {
     let expected = Counts { ran: 7, compared: 5, network: 1, other_program: 1, ..Counts::default() };
     check("docs/src/guide/start.md", expected);
+}
+
+#[test]
+fn run_and_chat_runs() {
+    check("docs/src/guide/run.md", Counts { ran: 6, compared: 1, network: 2, ..Counts::default() });
 }
 
 #[test]
