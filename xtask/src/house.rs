@@ -27,6 +27,14 @@ pub(crate) const DEV: u8 = u8::MAX;
 pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 0,
+        name: "trike-models",
+        purpose: "the files of the bundled model",
+        uses: "",
+        registry: "",
+        unsafe_in: &[],
+    },
+    Row {
+        layer: 0,
         name: "trike-trit",
         purpose: "trit tensors: trits, planes, packed encodings, scales, edits in place",
         uses: "",
@@ -213,14 +221,6 @@ pub(crate) const HOUSE: &[Row] = &[
         purpose: "the facade; re-exports without logic",
         uses: "trike-trit trike-core trike-model trike-cpu trike-comm trike-format trike-hub trike-vsa trike-quant trike-nn trike-text trike-candle? trike-llm \
                trike-eval trike-calibrate trike-autodiff trike-train",
-        registry: "",
-        unsafe_in: &[],
-    },
-    Row {
-        layer: 0,
-        name: "trike-models",
-        purpose: "the files of the bundled model",
-        uses: "",
         registry: "",
         unsafe_in: &[],
     },

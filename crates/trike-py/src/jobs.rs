@@ -12,7 +12,7 @@ use serde::Serialize;
 use trike::{
     Calibration, ConvertOptions, EmbeddingStorage, ModelFile, ScaleStorage, Target,
     calibrate::{OptionNames, quantize_to},
-    hub::{Hub, ModelId},
+    hub::Hub,
     train::run::{ConfigFormat, Event, Run, RunConfig},
 };
 
@@ -172,7 +172,7 @@ fn _train(
     })
 }
 
-/// The path of a model by its name on the hub, downloaded if it is missing; `variables` are those of the environment.
+/// The path of a model by its name, `tiny` or one on the hub, downloaded if it is missing; `variables` are those of the environment.
 #[pyfunction]
 #[pyo3(signature = (name, variables, progress=None))]
 fn _hub_path(
@@ -181,11 +181,11 @@ fn _hub_path(
     variables: HashMap<OsString, OsString>,
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<PathBuf> {
-    let id: ModelId = name.parse().map_err(errors::value)?;
+    let name = PathBuf::from(name);
     let hub = Hub::from_variables(|name| variables.get(OsStr::new(name)).cloned());
     work::run(py, progress.as_ref(), move |line: &Line<PathBuf>| {
         let mut report = |done: u64, total: u64| line.progress("downloading", done as usize, total as usize);
-        hub.path(&id, &mut report).map_err(errors::hub)
+        hub.find(&name, &mut report).map_err(errors::hub)
     })
 }
 

@@ -1,6 +1,5 @@
 //! Text generation from a prompt.
 
-mod chat;
 mod options;
 mod request;
 mod session;
@@ -11,7 +10,6 @@ use trike_nn::{Backend, Eviction, KvSpec, Logits, Sequence, Step, StepLogits};
 use trike_text::constraint::Constraint;
 
 use crate::{LanguageModel, LlmError, sampler::Sampler, stream::TextStream, tokenizer::TokenizerError};
-pub use chat::Chat;
 pub use options::{FinishReason, GenerateOptions, Generation, TokenLogprobs};
 pub use request::PreparedRequest;
 pub use session::Session;

@@ -1,6 +1,7 @@
 //! A loaded model on any backend.
 
 mod batch;
+mod chat;
 mod language;
 
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
@@ -18,6 +19,7 @@ use crate::{
 };
 
 pub use batch::{DecoderBatch, SequenceBatch};
+pub use chat::Chat;
 
 /// Receives pieces of new text; `Break` ends the generation.
 pub type OnText<'a> = dyn FnMut(&str) -> ControlFlow<()> + 'a;

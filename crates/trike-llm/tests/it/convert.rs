@@ -32,7 +32,7 @@ fn logits(path: &Path) -> Vec<f32> {
     let mut all = Vec::new();
     model
         .logits_with(&ids(20, WIDE.vocab, 1), &KvSpec::new(KvPrecision::F32, 20), |_, row| {
-            all.extend_from_slice(row)
+            all.extend_from_slice(row);
         })
         .expect("logits");
     all

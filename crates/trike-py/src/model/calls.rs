@@ -71,7 +71,7 @@ impl PyModel {
     fn template(&self) -> PyResult<&ChatTemplate> {
         self.facts.template.as_ref().ok_or_else(|| {
             errors::ModelError::new_err(format!(
-                "{}: the model has no chat template: use generate",
+                "{}: the model has no chat template: pass one with chat_template=, or use generate",
                 self.facts.path.display()
             ))
         })
@@ -238,8 +238,8 @@ impl PyModel {
     }
 
     /// The embedding of a text or of tokens: a new f32 array (hidden,) of unit length.
-    #[pyo3(signature = (text, pooling="mean"))]
-    fn embed<'py>(
+    #[pyo3(signature = (text, pooling))]
+    fn _embed<'py>(
         &self,
         py: Python<'py>,
         text: Prompt,

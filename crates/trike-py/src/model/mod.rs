@@ -93,7 +93,7 @@ impl PyModel {
 impl PyModel {
     /// Loads a model.
     #[new]
-    #[pyo3(signature = (path, *, device="cpu", threads=0, activations="auto", head="auto", tokenizer=None, context=None, progress=None))]
+    #[pyo3(signature = (path, *, device="cpu", threads=0, activations="auto", head="auto", tokenizer=None, chat_template=None, context=None, progress=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
@@ -103,6 +103,7 @@ impl PyModel {
         activations: &str,
         head: &str,
         tokenizer: Option<PathBuf>,
+        chat_template: Option<String>,
         context: Option<usize>,
         progress: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
@@ -119,9 +120,13 @@ impl PyModel {
                     Err(trike::LlmError::NoTokenizer { .. }) => None,
                     Err(error) => return Err(errors::model(error)),
                 };
-                let template = match &own {
-                    Some(tokenizer) => file.chat_template(tokenizer).map_err(errors::model)?,
-                    None => None,
+                let template = match (&own, &chat_template) {
+                    (Some(tokenizer), Some(text)) => {
+                        let given = ChatTemplate::from_source(text).map_err(errors::value)?;
+                        Some(given.with_tokens_of(tokenizer))
+                    }
+                    (Some(tokenizer), None) => file.chat_template(tokenizer).map_err(errors::model)?,
+                    (None, _) => None,
                 };
                 let sampling = file.generation_config().map_err(errors::model)?;
                 let sequence = context.map(|length| KvSpec::new(file.default_kv(), length));

@@ -3,7 +3,7 @@
 use trike_text::chat::{ChatError, ChatTemplate, Message, RenderOptions, Transcript};
 use trike_text::tokenizer::{Tokenizer, TokenizerError};
 
-use super::{Chat, Record};
+use super::{ChatRecord, Record};
 
 /// The system sentence of the Alpaca prompt.
 const ALPACA: &str = "Below is an instruction that describes a task. Write a response that appropriately completes the request.";
@@ -88,7 +88,10 @@ impl<'a> Encoder<'a> {
                 Some(template) => {
                     let system = system.as_ref().map(Message::system);
                     let asked = [Message::user(prompt), Message::assistant(answer)];
-                    self.chat(template, &Chat::from(system.into_iter().chain(asked).collect::<Vec<_>>()))
+                    self.chat(
+                        template,
+                        &ChatRecord::from(system.into_iter().chain(asked).collect::<Vec<_>>()),
+                    )
                 }
                 None => self.instruction(system.as_deref(), prompt, answer),
             },
@@ -116,7 +119,7 @@ impl<'a> Encoder<'a> {
         Ok(Tokens { ids, learned })
     }
 
-    fn chat(&self, template: &ChatTemplate, chat: &Chat) -> Result<Tokens, EncodeError> {
+    fn chat(&self, template: &ChatTemplate, chat: &ChatRecord) -> Result<Tokens, EncodeError> {
         let options = RenderOptions::default().with_tools(chat.tools.clone());
         let Transcript { ids, answers } =
             template.transcript(self.tokenizer, &chat.messages, &chat.learned, &options)?;

@@ -7,7 +7,7 @@ use super::keys::{self, is_empty, kind, string};
 
 /// A conversation for training.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Chat {
+pub struct ChatRecord {
     /// All messages, with every field that a chat template may read.
     pub messages: Vec<Message>,
     /// Whether each message is trained on: only messages of the assistant, and all of these unless the data says otherwise.
@@ -16,7 +16,7 @@ pub struct Chat {
     pub tools: Option<String>,
 }
 
-impl From<Vec<Message>> for Chat {
+impl From<Vec<Message>> for ChatRecord {
     /// A conversation in which all messages of the assistant are trained on.
     fn from(messages: Vec<Message>) -> Self {
         let learned = messages.iter().map(|message| message.role == ASSISTANT).collect();
@@ -55,13 +55,13 @@ const THOUGHTS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 const OF_MESSAGE: [&str; 7] = ["role", "from", "content", "value", "tool_calls", "tool_call_id", "name"];
 
 /// The conversation under `key` of a record.
-pub(super) fn chat(object: &Map<String, Value>, key: &str) -> Result<Chat, String> {
+pub(super) fn chat(object: &Map<String, Value>, key: &str) -> Result<ChatRecord, String> {
     let value = &object[key];
     let all = value.as_array().ok_or_else(|| format!("`{key}` is {}: expected a list", kind(value)))?;
     if all.is_empty() {
         return Err(format!("`{key}` is empty"));
     }
-    let mut chat = Chat { tools: tools(object)?, ..Chat::default() };
+    let mut chat = ChatRecord { tools: tools(object)?, ..ChatRecord::default() };
     for (i, value) in all.iter().enumerate() {
         let whose = format!("message {}", i + 1);
         let (message, is_learned) = message(value, &whose)?;
@@ -220,7 +220,7 @@ mod tests {
     use super::super::Record;
     use super::*;
 
-    fn of(record: &Value) -> Result<Chat, String> {
+    fn of(record: &Value) -> Result<ChatRecord, String> {
         match Record::from_json(&record.to_string())? {
             Record::Chat(chat) => Ok(chat),
             other => panic!("{other:?}"),
@@ -237,7 +237,7 @@ mod tests {
             json!({"conversations": [{"role": "user", "content": "Hi"}, {"from": "model", "value": "Ho"}]});
         assert_eq!(of(&share), of(&messages));
         assert_eq!(of(&share), of(&mixed));
-        let chat = Chat::from(vec![Message::user("Hi"), Message::assistant("Ho")]);
+        let chat = ChatRecord::from(vec![Message::user("Hi"), Message::assistant("Ho")]);
         assert_eq!(chat.learned, [false, true]);
         assert_eq!(of(&messages), Ok(chat));
     }

@@ -20,6 +20,6 @@ pub(crate) use batches::unit_rows;
 pub use batches::{Batch, BatchConfig, Batches, Cut, Position};
 pub use documents::Documents;
 pub use encoder::{EncodeError, Encoder, Tokens};
-pub use messages::Chat;
+pub use messages::ChatRecord;
 pub use order::{HeldOut, permutation};
 pub use record::{Record, RecordKind};

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::keys::{self, string};
-use super::messages::{Chat, chat};
+use super::messages::{ChatRecord, chat};
 
 /// A document for training.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub enum Record {
     /// Tokens, including BOS, all of which are trained on.
     Tokens(Vec<u32>),
     /// A conversation whose answers are trained on.
-    Chat(Chat),
+    Chat(ChatRecord),
     /// An instruction and its answer, which is trained on.
     Instruction {
         /// The system sentence; for a model without a template it replaces Alpaca's own.
