@@ -19,6 +19,11 @@ use trike::{
     train::TrainError,
 };
 
+use crate::{
+    commands::NoChatModel,
+    naming::{BadLink, NoModel},
+};
+
 /// Rewords a value that is not a number: the standard parsers say "invalid digit found in string".
 pub(crate) fn reword(error: clap::Error) -> clap::Error {
     let Some(cause) = std::error::Error::source(&error) else { return error };
@@ -79,6 +84,9 @@ fn refusal(error: &anyhow::Error) -> Option<Refusal<'_>> {
 
 /// Whether the library rejected the command line, as opposed to a file or the machine.
 pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
+    if error.is::<NoChatModel>() || error.is::<BadLink>() {
+        return true;
+    }
     match refusal(error) {
         Some(Refusal::Calibrate(CalibrateError::Edit(EditError::Changed { .. }))) => false,
         Some(Refusal::Calibrate(error)) => {
@@ -151,6 +159,12 @@ pub(crate) fn advice(error: &anyhow::Error) -> Option<String> {
             Some(Refusal::Llm(_) | Refusal::Eval(_)) | None => "",
         };
         return Some(format!("make room there{kept}"));
+    }
+    if let Some(error) = error.downcast_ref::<NoModel>() {
+        return Some(error.advice());
+    }
+    if let Some(error) = error.downcast_ref::<NoChatModel>() {
+        return Some(error.advice());
     }
     match refusal(error)? {
         Refusal::Llm(error) => of_llm(error),

@@ -9,6 +9,7 @@
 //! * commands: `commands`
 //! * terminal output: `output`, `progress`; results as text: `render`
 //! * `.npy` files: `npy`
+//! * names of models as users write them: `naming`
 //! * advice on errors and the flags they refer to: `advice`
 //! * Ctrl-C: `interrupt`; ranks of `mpirun`, with the feature `mpi`: `ranks`
 //! * examples, JSON fields and manual pages: `manual`; the command line and date in reports: `invocation`
@@ -20,6 +21,7 @@ mod commands;
 mod interrupt;
 mod invocation;
 mod manual;
+mod naming;
 mod npy;
 mod output;
 mod progress;
@@ -43,7 +45,8 @@ const USAGE: u8 = 2;
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     output::seconds();
     let args: Vec<OsString> = args.into_iter().collect();
-    let cli = args::Cli::read(&args).unwrap_or_else(|error| advice::reword(error).exit());
+    let cli =
+        args::Cli::read(&args).unwrap_or_else(|error| advice::reword(args::reworded(error, &args)).exit());
     invocation::remember(args);
     interrupt::install();
     trike::format::exit_on_unreadable_map(FAILURE);

@@ -16,7 +16,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     (
         "run",
         &[
-            ("trike run -p \"Once upon a time\"", "continue a text with the bundled model"),
+            ("trike run \"Once upon a time\"", "continue a text with the bundled model"),
             ("trike run model.gguf \"The sea\" -n 100 --temperature 0", "at most 100 tokens, greedy"),
             ("trike run org/name:Q2_0 -f prompt.txt", "a model of the hub, the prompt from a file"),
             ("trike run model.gguf \"Tom is\" --json-schema person.json", "text that a schema describes"),
@@ -29,8 +29,14 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
             ("trike chat model.gguf --system \"Be brief.\" < questions.txt", "answer each line of a file"),
         ],
     ),
-    ("pull", &[("trike pull org/name-gguf:Q2_0", "download one of several GGUF files")]),
-    ("list", &[("trike list --known", "published ternary models")]),
+    (
+        "pull",
+        &[
+            ("trike pull org/name-gguf:Q2_0", "download one of several GGUF files"),
+            ("trike pull https://huggingface.co/org/name", "the same names as links"),
+        ],
+    ),
+    ("list", &[("trike list --known", "published ternary models, and the one recommended here")]),
     ("show", &[("trike show model.gguf", "properties of a file")]),
     ("rm", &[("trike rm org/name", "remove a repository from the cache, after a question")]),
     (

@@ -2,7 +2,8 @@
 
 use std::{
     io::{self, IsTerminal, Write},
-    sync::LazyLock,
+    path::Path,
+    sync::{LazyLock, OnceLock},
     time::Instant,
 };
 
@@ -16,6 +17,28 @@ static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 /// Seconds since the first call, which `main` makes.
 pub(crate) fn seconds() -> f64 {
     START.elapsed().as_secs_f64()
+}
+
+/// The path of the bundled model, and its name.
+static BUNDLED: OnceLock<(String, &'static str)> = OnceLock::new();
+
+/// From now on, shows a path by its name in all messages.
+pub(crate) fn name_path(path: &Path, name: &'static str) {
+    // There is one bundled model per process.
+    let _ = BUNDLED.set((path.display().to_string(), name));
+}
+
+/// A text in which the path of the bundled model is its name.
+pub(crate) fn named(text: &str) -> String {
+    match BUNDLED.get() {
+        Some((path, name)) => text.replace(path.as_str(), name),
+        None => text.to_owned(),
+    }
+}
+
+/// The name of a model to show: its path, or the name of the bundled model.
+pub(crate) fn model_name(path: &Path) -> String {
+    named(&path.display().to_string())
 }
 
 /// An object preceded by the version of its fields.
@@ -40,13 +63,45 @@ pub(crate) trait Show: Serialize {
 
 /// Writes a result to stdout, as text or as one JSON object.
 pub(crate) fn show<T: Show>(result: &T, json: bool) -> io::Result<()> {
-    let mut text = if json { serde_json::to_string_pretty(&Versioned::of(result))? } else { result.text() };
+    let mut text = match json {
+        true => compact(&serde_json::to_string_pretty(&Versioned::of(result))?),
+        false => named(&result.text()),
+    };
     if !text.ends_with('\n') {
         text.push('\n');
     }
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()
+}
+
+/// Puts every list of numbers of an indented JSON text on one line.
+fn compact(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    let mut lines = json.lines().peekable();
+    while let Some(line) = lines.next() {
+        text += line;
+        // Strings contain no line breaks, so a line that ends with a bracket opens a list.
+        if line.ends_with('[') {
+            let is_number =
+                |line: &str| line.trim_start().starts_with(|c: char| c == '-' || c.is_ascii_digit());
+            let mut list = lines.clone();
+            let mut numbers = Vec::new();
+            while let Some(number) = list.next_if(|line| is_number(line)) {
+                numbers.push(number.trim());
+            }
+            if let Some(end) = list.next()
+                && !numbers.is_empty()
+                && end.trim_start().starts_with(']')
+            {
+                text += &numbers.join(" ");
+                text += end.trim_start();
+                lines = list;
+            }
+        }
+        text.push('\n');
+    }
+    text
 }
 
 /// Writes a piece of generated text to stdout and flushes it.
@@ -110,12 +165,17 @@ fn colours(terminal: bool) -> bool {
 /// Writes a line to stderr.
 pub(crate) fn note(line: &str) {
     // Errors are ignored: there is nowhere to report them.
-    let _ = writeln!(io::stderr().lock(), "{line}");
+    let _ = writeln!(io::stderr().lock(), "{}", named(line));
+}
+
+/// Whether questions can be asked: stdin and stderr are a terminal.
+pub(crate) fn is_interactive() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
 /// Asks a yes/no question on the terminal; `None` without a terminal. Any answer but yes means no.
 pub(crate) fn ask(question: &str) -> io::Result<Option<bool>> {
-    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+    if !is_interactive() {
         return Ok(None);
     }
     let mut stderr = io::stderr().lock();
@@ -149,4 +209,25 @@ pub(crate) fn error(error: &anyhow::Error, advice: Option<&str>) {
         line.push_str(advice);
     }
     note(&line);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_numbers_are_on_one_line() {
+        for (json, text) in [
+            (r#"{"a":[1,-2.5,3e-7],"b":[]}"#, "{\n  \"a\": [1, -2.5, 3e-7],\n  \"b\": []\n}\n"),
+            (r#"[[1,2],[3]]"#, "[\n  [1, 2],\n  [3]\n]\n"),
+            (r#"["a [",1]"#, "[\n  \"a [\",\n  1\n]\n"),
+            (r#"[1,"]",2]"#, "[\n  1,\n  \"]\",\n  2\n]\n"),
+            (r#"{"a":[{"b":[7]}]}"#, "{\n  \"a\": [\n    {\n      \"b\": [7]\n    }\n  ]\n}\n"),
+        ] {
+            let value: serde_json::Value = serde_json::from_str(json).unwrap();
+            let shown = compact(&serde_json::to_string_pretty(&value).unwrap());
+            assert_eq!(shown, text);
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+        }
+    }
 }

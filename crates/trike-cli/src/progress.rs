@@ -32,7 +32,7 @@ impl Progress {
     pub(crate) fn start(what: impl Into<String>, quiet: bool) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden())
             .with_style(style(UNKNOWN))
-            .with_message(what.into());
+            .with_message(crate::output::named(&what.into()));
         if quiet {
             return Self { bar, running: None, waiting: None };
         }

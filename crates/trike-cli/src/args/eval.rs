@@ -31,8 +31,10 @@ pub(crate) struct EvalArgs {
     /// UTF-8 text files for perplexity
     #[arg(long, num_args = 1..)]
     pub(crate) text: Vec<PathBuf>,
-    /// Base model for the KL divergence on the texts, computed with f32 activations; must have the same vocabulary
-    #[arg(long, requires = "text")]
+    /// Base model for the KL divergence on the texts
+    ///
+    /// It is computed with f32 activations, and must have the same vocabulary.
+    #[arg(long, value_name = "MODEL", requires = "text")]
     pub(crate) base: Option<PathBuf>,
     /// How texts are split into sequences, as for `perplexity` [default: stories if the text contains `<|endoftext|>`, else
     /// window]
@@ -47,8 +49,10 @@ pub(crate) struct EvalArgs {
     /// With --needle: RNG seed of the haystacks
     #[arg(long, requires = "needle", default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Maximum number of questions per task, of sequences per text, and of haystacks for --needle, 16 by default
-    #[arg(long)]
+    /// Maximum number of questions, sequences and haystacks
+    ///
+    /// Questions per task, sequences per text, and haystacks for --needle, 16 by default.
+    #[arg(long, value_name = "N")]
     pub(crate) limit: Option<usize>,
     // Applies only to texts and the questions about needles, which are run token by token.
     #[command(flatten)]

@@ -2,6 +2,8 @@
 
 mod edit;
 mod eval;
+mod foreign;
+mod help;
 mod keys;
 mod models;
 mod names;
@@ -11,7 +13,10 @@ mod train;
 
 use std::{ffi::OsString, path::PathBuf};
 
-use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, builder::FalseyValueParser};
+use clap::{
+    Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand,
+    builder::{FalseyValueParser, Resettable},
+};
 use trike::{
     ActivationPolicy, DeviceChoice, EmbeddingStorage, Encoding, HeadPrecision, Isa, KvPrecisions,
     ScaleStorage, Split, Target, core::Layout, llm::Synthetic, trit::Granularity,
@@ -19,6 +24,7 @@ use trike::{
 
 pub(crate) use edit::EditArgs;
 pub(crate) use eval::EvalArgs;
+pub(crate) use foreign::reworded;
 pub(crate) use keys::{KeyArgs, KvArgs, TOP_K};
 #[cfg(feature = "hub")]
 pub(crate) use models::PullArgs;
@@ -56,13 +62,32 @@ pub(crate) struct Cli {
 
 /// The command line, with the examples of every command.
 pub(crate) fn command() -> clap::Command {
-    crate::manual::with_examples(Cli::command())
+    arranged(false)
+}
+
+/// The command line; `brief` if it is used to print the everyday options.
+fn arranged(brief: bool) -> clap::Command {
+    let command = help::arranged(crate::manual::with_examples(Cli::command()), brief);
+    // With -m, the argument of `run` is the prompt: the command itself checks what excludes what.
+    let run = |arg: Arg| match arg.get_id() == "name" {
+        true => arg.conflicts_with(Resettable::Reset),
+        false => arg,
+    };
+    let chat = |arg: Arg| match arg.get_id() == "name" {
+        true => {
+            arg.help("Directory, file or org/name on the HuggingFace hub [default: TRIKE_MODEL, else asks]")
+        }
+        false => arg,
+    };
+    // Not `mut_arg`, which moves the argument behind the others.
+    command.mut_subcommand("run", |sub| sub.mut_args(run)).mut_subcommand("chat", |sub| sub.mut_args(chat))
 }
 
 impl Cli {
     /// Parses a command line.
     pub(crate) fn read(args: &[OsString]) -> Result<Self, clap::Error> {
-        Self::from_arg_matches(&command().try_get_matches_from(args)?)
+        let brief = args.iter().any(|arg| arg == "-h");
+        Self::from_arg_matches(&arranged(brief).try_get_matches_from(args)?)
     }
 }
 
@@ -72,6 +97,7 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     #[cfg(feature = "hub")]
     Pull(PullArgs),
+    #[command(alias = "ls")]
     List(ListArgs),
     Show(ShowArgs),
     Rm(RmArgs),
@@ -94,7 +120,7 @@ pub(crate) enum Command {
 #[derive(Args, Debug)]
 pub(crate) struct TokenizerArg {
     /// Tokenizer file (tokenizer.json, SentencePiece .model, llama2.c .bin) [default: the model's own]
-    #[arg(long, env = "TRIKE_TOKENIZER", hide_env_values = true)]
+    #[arg(long, env = "TRIKE_TOKENIZER", hide_env_values = true, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,
 }
 
@@ -117,6 +143,7 @@ pub(crate) struct CpuArgs {
         allow_negative_numbers = true,
         env = "TRIKE_THREADS",
         hide_env_values = true,
+        value_name = "N",
         value_parser = threads()
     )]
     pub(crate) threads: usize,
@@ -128,9 +155,11 @@ pub(crate) struct CpuArgs {
 /// Device argument.
 #[derive(Args, Debug)]
 pub(crate) struct DeviceArg {
-    /// Device: cpu, auto (the first hardware GPU, else cpu), or a runtime of this build (wgpu, vulkan, cuda, hip, metal) with an
-    /// index, such as cuda:0; `trike doctor` lists them. Several devices split the layers of the model in proportion to their free
-    /// memory (cuda:0,cuda:1), or as given (cuda:0=20,cuda:1=12)
+    /// cpu, auto, or a GPU such as cuda:0; `trike doctor` lists them
+    ///
+    /// auto is the first hardware GPU, else the CPU. A GPU is a runtime of this build (wgpu, vulkan, cuda, hip, metal) with an
+    /// index. Several devices split the layers of the model in proportion to their free memory (cuda:0,cuda:1), or as given
+    /// (cuda:0=20,cuda:1=12).
     #[arg(long, default_value = "cpu", env = "TRIKE_DEVICE", hide_env_values = true, value_name = "NAME")]
     pub(crate) device: DeviceChoice,
 }
@@ -146,10 +175,11 @@ pub(crate) struct PrecisionArgs {
     /// [default: auto; stored for `logits`]
     #[arg(long, env = "TRIKE_HEAD", hide_env_values = true, value_parser = one_of(HEADS))]
     pub(crate) head: Option<HeadPrecision>,
-    /// Precision of the KV cache: f32, f16, int8, int8-int4 (int8 keys, int4 values) or int4; of single layers (int4,int8:0-1+5:
-    /// int8 in layers 0, 1 and 5, int4 in the others); or auto: the smallest cache within --kv-kl, measured on text sampled from
-    /// the model; the choice is stored in the user's cache. On devices f32, f16 or int8 in all layers [default: f32 for models with
-    /// f32 weights and for `logits`, else f16]
+    /// Precision of the KV cache: f32, f16, int8, int8-int4, int4 or auto
+    ///
+    /// int8-int4 is int8 keys and int4 values. Single layers: int4,int8:0-1+5 is int8 in layers 0, 1 and 5 and int4 in the others.
+    /// auto is the smallest cache within --kv-kl, measured on text sampled from the model; the choice is stored in the user's
+    /// cache. On devices f32, f16 or int8 in all layers [default: f32 for models with f32 weights and for `logits`, else f16]
     #[arg(long, env = "TRIKE_KV", hide_env_values = true, value_name = "PRECISION", value_parser = kv)]
     pub(crate) kv: Option<KvChoice>,
     /// With `--kv auto`: bound on the KL divergence from the default precision, in nats per token [default: 0.002]
@@ -195,8 +225,8 @@ pub(crate) enum KeysChoice {
 /// Each tensor is loaded once. Models that Trike cannot run are shown too, with the reason.
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
-    /// Model directory or file
-    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
     /// Show the memory that the model needs on a GPU instead: weights, KV cache of one full-context sequence, activations
     #[arg(long)]
     pub(crate) memory: bool,
@@ -266,19 +296,22 @@ pub(crate) struct PerplexityArgs {
     /// UTF-8 text file
     #[arg(short, long)]
     pub(crate) file: PathBuf,
-    /// How the text is split into sequences: stories (separated by `<|endoftext|>`), lines, windows of the context length, or
-    /// the second halves of such windows, as llama-perplexity scores them (llama.cpp) [default: stories if the text contains
-    /// `<|endoftext|>`, else window]
+    /// How the text is split into sequences [default: stories if the text contains `<|endoftext|>`, else window]
+    ///
+    /// stories (separated by `<|endoftext|>`), lines, windows of the context length, or the second halves of such windows, as
+    /// llama-perplexity scores them (llama.cpp).
     #[arg(long, value_parser = one_of(SPLITS))]
     pub(crate) split: Option<Split>,
     /// Maximum number of sequences
-    #[arg(long)]
+    #[arg(long, value_name = "N", alias = "chunks")]
     pub(crate) limit: Option<usize>,
     /// Longest sequence, in tokens; 512 is llama-perplexity's default [default: the model's context length]
-    #[arg(short, long, value_name = "TOKENS")]
+    #[arg(short, long, value_name = "TOKENS", alias = "ctx-size")]
     pub(crate) context: Option<usize>,
-    /// Base model for the KL divergence, computed with f32 activations; must have the same vocabulary
-    #[arg(long)]
+    /// Base model for the KL divergence
+    ///
+    /// It is computed with f32 activations, and must have the same vocabulary.
+    #[arg(long, value_name = "MODEL")]
     pub(crate) base: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
@@ -345,17 +378,28 @@ pub(crate) struct BenchArgs {
     )]
     pub(crate) group: Granularity,
     /// Prompt tokens; 0 = skip prefill [default: 512, or the context length if shorter]
-    #[arg(short, long)]
+    #[arg(short, long, value_name = "N", alias = "n-prompt")]
     pub(crate) prompt: Option<usize>,
     /// Generated tokens; 0 = skip decode
-    #[arg(short = 'n', long, default_value_t = 32)]
+    #[arg(short = 'n', long, default_value_t = 32, value_name = "N", alias = "n-gen")]
     pub(crate) generate: usize,
-    /// Positions in the KV cache before the measured tokens, comma-separated. On the CPU they are filled with random values, on a
-    /// GPU by a prompt; a synthetic model's context grows as needed
-    #[arg(short, long, visible_alias = "position", default_value = "0", value_delimiter = ',')]
+    /// Positions in the KV cache before the measured tokens, comma-separated
+    ///
+    /// On the CPU they are filled with random values, on a GPU by a prompt; a synthetic model's context grows as needed.
+    #[arg(
+        short,
+        long,
+        visible_alias = "position",
+        alias = "n-depth",
+        default_value = "0",
+        value_delimiter = ',',
+        value_name = "N"
+    )]
     pub(crate) depth: Vec<usize>,
-    /// Numbers of sequences to decode together, comma-separated, such as 1,4,16; tokens/s are those of all sequences
-    #[arg(long, default_value = "1", value_delimiter = ',')]
+    /// Numbers of sequences to decode together, comma-separated
+    ///
+    /// Such as 1,4,16. Tokens/s are those of all sequences.
+    #[arg(long, default_value = "1", value_delimiter = ',', value_name = "N")]
     pub(crate) sequences: Vec<usize>,
     /// Numbers of threads, comma-separated; 0 = one per physical core
     #[arg(
@@ -365,6 +409,7 @@ pub(crate) struct BenchArgs {
         value_delimiter = ',',
         env = "TRIKE_THREADS",
         hide_env_values = true,
+        value_name = "N",
         value_parser = threads()
     )]
     pub(crate) threads: Vec<usize>,
@@ -372,13 +417,15 @@ pub(crate) struct BenchArgs {
     /// available]
     #[arg(long, env = "TRIKE_ISA", hide_env_values = true, value_parser = Isa::by_name)]
     pub(crate) isa: Option<Isa>,
-    /// First autotune the GPU kernels of the model's ternary layers for the measured numbers of tokens, and use the fastest in this
-    /// and every later command on this device. The choices are stored in the user's cache. They can change the last bits of results
-    /// with scales per group
+    /// First autotune the GPU kernels
+    ///
+    /// The kernels of the model's ternary layers are timed for the measured numbers of tokens, and the fastest are used in this and
+    /// every later command on this device. The choices are stored in the user's cache. They can change the last bits of results with
+    /// scales per group.
     #[arg(long)]
     pub(crate) tune: bool,
     /// Repetitions, after one warm-up
-    #[arg(short, long, default_value_t = 3)]
+    #[arg(short, long, default_value_t = 3, value_name = "N")]
     pub(crate) repetitions: usize,
     /// Activations of ternary layers; auto = as the model was trained, else int8; int8 = one factor per token or, for weights with
     /// scales per group, one per group of the same size
@@ -432,6 +479,9 @@ pub(crate) struct BenchArgs {
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     pub(crate) cpu: CpuArgs,
+    /// Print all measured variants of the peaks
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
     #[command(flatten)]
     pub(crate) json: JsonArg,
 }

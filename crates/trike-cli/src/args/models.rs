@@ -10,8 +10,10 @@ use super::{JsonArg, TokenizerArg};
 /// Model argument.
 #[derive(Args, Debug)]
 pub(crate) struct ModelArg {
-    /// A model directory or file, org/name[@revision][:file or variant] on the HuggingFace hub, or tiny, the bundled model
-    /// [default: TRIKE_MODEL, else tiny]
+    /// Directory, file, org/name on the HuggingFace hub, or tiny (bundled) [default: tiny]
+    ///
+    /// On the hub: org/name[@revision][:file or variant], or a link such as https://huggingface.co/org/name. The default is the
+    /// variable TRIKE_MODEL, else tiny.
     #[arg(value_name = "MODEL", conflicts_with = "model")]
     pub(crate) name: Option<PathBuf>,
     // Without `env`: a set variable would conflict with MODEL. The command reads the variable itself.
@@ -20,8 +22,20 @@ pub(crate) struct ModelArg {
     pub(crate) model: Option<PathBuf>,
 }
 
+impl ModelArg {
+    /// The given model, if any: the argument, the option, or the variable.
+    pub(crate) fn chosen(&self) -> Option<PathBuf> {
+        let variable =
+            || std::env::var_os("TRIKE_MODEL").filter(|value| !value.is_empty()).map(PathBuf::from);
+        self.name.clone().or_else(|| self.model.clone()).or_else(variable)
+    }
+}
+
 /// Parses the name of a model on the hub.
 fn model_id(text: &str) -> Result<ModelId, String> {
+    if let Some(link) = crate::naming::link(text) {
+        return link.map_err(|error| error.to_string());
+    }
     text.parse().map_err(|_| "expected org/name, org/name@revision or org/name:file".to_owned())
 }
 
@@ -32,7 +46,7 @@ fn model_id(text: &str) -> Result<ModelId, String> {
 #[cfg(feature = "hub")]
 #[derive(Args, Debug)]
 pub(crate) struct PullArgs {
-    /// org/name[@revision][:file or variant], such as org/name-gguf:Q2_0
+    /// org/name[@revision][:file or variant], such as org/name-gguf:Q2_0, or a link to it
     #[arg(value_name = "MODEL", value_parser = model_id)]
     pub(crate) id: ModelId,
     #[command(flatten)]
@@ -42,7 +56,10 @@ pub(crate) struct PullArgs {
 /// List the models in the cache, with their sizes
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
-    /// List published ternary models in formats that Trike reads instead, with the sizes of their downloads
+    /// List published ternary models in formats that Trike reads instead
+    ///
+    /// With the sizes of their downloads, the memory that they need, and the predicted tokens/s on this machine: its memory
+    /// bandwidth, measured in about a second, over the size of the model. Generation is at most that fast.
     #[arg(long)]
     pub(crate) known: bool,
     #[command(flatten)]

@@ -207,7 +207,7 @@ fn stored(
     let model = load(device, &file, &wanted, quiet)?;
     let kv = request.choose(known, &file, &wanted, &*model, quiet)?;
     let measured = BenchModel {
-        name: file.path().display().to_string(),
+        name: output::model_name(file.path()),
         resident_bytes: model.weight_bytes(),
         layouts: layouts(&*model),
         encoding: None,

@@ -37,6 +37,9 @@ pub(crate) struct Diagnosis {
     pub(crate) shipped_model: Option<String>,
     /// Environment variables that the command reads and that are set.
     pub(crate) environment: BTreeMap<String, String>,
+    /// Whether the text has all variants of the peaks.
+    #[serde(skip)]
+    pub(crate) verbose: bool,
 }
 
 /// A measured peak rate.
@@ -77,6 +80,7 @@ pub(crate) fn doctor(args: &DoctorArgs, quiet: bool) -> anyhow::Result<Diagnosis
         devices: trike::devices(),
         shipped_model: shipped::find().ok().map(|path| path.display().to_string()),
         environment: environment(),
+        verbose: args.verbose,
     })
 }
 

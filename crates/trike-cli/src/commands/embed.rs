@@ -11,6 +11,7 @@ use super::{
 use crate::{
     args::{self, EmbedArgs},
     npy::NpyWriter,
+    output,
     progress::Progress,
 };
 
@@ -63,7 +64,7 @@ pub(crate) fn embed(args: &EmbedArgs, quiet: bool) -> anyhow::Result<EmbedOutcom
         writer.finish()?;
     }
     Ok(EmbedOutcome {
-        model: file.path().display().to_string(),
+        model: output::model_name(file.path()),
         pooling: match args.pooling {
             Pooling::Mean => "mean",
             Pooling::Last => "last",

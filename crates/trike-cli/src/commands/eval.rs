@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     args::{self, EvalArgs},
+    output,
     progress::Progress,
 };
 
@@ -133,6 +134,6 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
         None => None,
     };
     let activations = args::activations_name(&model.activations());
-    let (model, kv_chosen) = (path.display().to_string(), kv.chosen);
+    let (model, kv_chosen) = (output::model_name(&path), kv.chosen);
     Ok(EvalOutcome { model, activations, kv_chosen, tasks, mean, texts, needle })
 }

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use trike::hub::{Hub, HubError, ModelId};
+use trike::hub::{Hub, HubCache, HubError, ModelId};
+
+use crate::naming::{self, NoModel};
 
 /// The hub, configured by the variables of this process.
 pub(super) fn hub() -> Hub {
@@ -10,7 +12,7 @@ pub(super) fn hub() -> Hub {
 }
 
 /// Returns an existing path unchanged. Otherwise the path of the bundled model for its name or, if it parses as a model id of the
-/// hub, the path of the model in the cache, downloaded first if necessary.
+/// hub or a link to it, the path of the model in the cache, downloaded first if necessary.
 pub(super) fn resolve(path: &Path, quiet: bool) -> anyhow::Result<PathBuf> {
     if path.exists() {
         return Ok(path.to_owned());
@@ -18,8 +20,13 @@ pub(super) fn resolve(path: &Path, quiet: bool) -> anyhow::Result<PathBuf> {
     if path.as_os_str() == super::shipped::NAME {
         return super::shipped::find();
     }
-    let Some(id) = path.to_str().and_then(|text| text.parse::<ModelId>().ok()) else {
-        return Ok(path.to_owned());
+    let Some(text) = path.to_str() else { return Ok(path.to_owned()) };
+    let id = match naming::link(text) {
+        Some(id) => id?,
+        None => match text.parse() {
+            Ok(id) => id,
+            Err(_) => return check(text).map(|()| path.to_owned()),
+        },
     };
     match hub().cached(&id) {
         Err(HubError::NotInCache { reason, cache, .. }) => absent(&id, &cache, &reason, quiet),
@@ -27,6 +34,28 @@ pub(super) fn resolve(path: &Path, quiet: bool) -> anyhow::Result<PathBuf> {
         Err(HubError::NoCache) => Ok(path.to_owned()),
         found => Ok(found?),
     }
+}
+
+/// Returns an error for a name that is neither a path nor a model.
+pub(super) fn check(text: &str) -> anyhow::Result<()> {
+    let is_id =
+        || text == super::shipped::NAME || naming::link(text).is_some() || text.parse::<ModelId>().is_ok();
+    match Path::new(text).exists() || naming::is_path(text) || is_id() {
+        true => Ok(()),
+        false => Err(NoModel::new(text, names()).into()),
+    }
+}
+
+/// Names of models that exist: the bundled one, those in the cache, and published ones.
+fn names() -> impl Iterator<Item = String> {
+    let cached = hub().cache().ok().and_then(|cache: HubCache| cache.models().ok()).unwrap_or_default();
+    let cached = cached.into_iter().map(|model| model.id.to_string());
+    std::iter::once(super::shipped::NAME.to_owned()).chain(cached).chain(super::known::names())
+}
+
+/// Whether a model is in the cache.
+pub(super) fn is_cached(name: &str) -> bool {
+    name.parse().is_ok_and(|id| hub().cached(&id).is_ok())
 }
 
 #[cfg(feature = "hub")]

@@ -12,12 +12,13 @@ use super::{
 };
 use crate::{
     args::{InspectArgs, KeysChoice, KvChoice, TOP_K},
+    output,
     progress::Progress,
 };
 
 /// Describes a model.
 pub(crate) fn inspect(args: &InspectArgs, quiet: bool) -> anyhow::Result<Inspection> {
-    let path = super::hub::resolve(&args.model, quiet)?;
+    let path = args.model.path(quiet)?;
     let progress = Progress::start("counting", quiet);
     Ok(trike::inspect(path, &mut |done, total| progress.set(done, total))?)
 }
@@ -80,7 +81,7 @@ impl From<StagePlan> for DeviceLayers {
 
 /// Plans the memory of a model for one full-context sequence.
 pub(crate) fn memory(args: &InspectArgs, quiet: bool) -> anyhow::Result<MemoryOutcome> {
-    let file = ModelFile::open(super::hub::resolve(&args.model, quiet)?)?;
+    let file = ModelFile::open(args.model.path(quiet)?)?;
     let spec = &file.config().spec;
     let keys = args.keys.unwrap_or(KeysChoice::All).selector(TOP_K)?;
     let request = KvRequest { choice: args.kv, bound: args.kv_kl }.checked(true)?;
@@ -102,7 +103,7 @@ pub(crate) fn memory(args: &InspectArgs, quiet: bool) -> anyhow::Result<MemoryOu
         None => Vec::new(),
     };
     Ok(MemoryOutcome {
-        model: file.path().display().to_string(),
+        model: output::model_name(file.path()),
         weights: plan.weights,
         cache: plan.cache,
         index: args.keys.map(|_| kv.index_bytes(spec)),

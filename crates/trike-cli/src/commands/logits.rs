@@ -10,6 +10,7 @@ use super::{
 use crate::{
     args::{self, ActivationChoice, KvChoice, LogitsArgs, PrecisionArgs},
     npy::NpyWriter,
+    output,
     progress::Progress,
 };
 
@@ -58,7 +59,7 @@ pub(crate) fn logits(args: &LogitsArgs, quiet: bool) -> anyhow::Result<LogitsOut
     written?;
     writer.finish()?;
     Ok(LogitsOutcome {
-        model: file.path().display().to_string(),
+        model: output::model_name(file.path()),
         output: args.output.display().to_string(),
         shape,
         activations: args::activations_name(&model.activations()),

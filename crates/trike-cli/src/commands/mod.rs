@@ -11,6 +11,7 @@ mod embed;
 mod eval;
 mod hub;
 mod inspect;
+mod known;
 mod kv;
 mod load;
 mod logits;
@@ -29,14 +30,16 @@ mod text;
 mod train;
 mod tuned;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{CommandFactory, error::ErrorKind};
 
 use crate::{
     FAILURE, SUCCESS,
     args::{Cli, Command, ModelArg, RunArgs},
-    interrupt, output,
+    interrupt,
+    naming::{self, NoModel},
+    output,
 };
 
 pub(crate) use bench::BenchOutcome;
@@ -45,8 +48,9 @@ pub(crate) use doctor::{Diagnosis, Measured};
 pub(crate) use embed::EmbedOutcome;
 pub(crate) use eval::EvalOutcome;
 pub(crate) use inspect::MemoryOutcome;
+pub(crate) use known::{KnownOutcome, NoChatModel};
 pub(crate) use logits::LogitsOutcome;
-pub(crate) use models::{KnownOutcome, ListOutcome, LocalModel, Removed, RmOutcome, ShowOutcome};
+pub(crate) use models::{ListOutcome, LocalModel, Removed, RmOutcome, ShowOutcome};
 pub(crate) use needle::NeedleOutcome;
 pub(crate) use perplexity::{LimitOutcome, PerplexityOutcome};
 pub(crate) use quantize::QuantizeOutcome;
@@ -58,10 +62,10 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<u8> {
     let quiet = cli.quiet;
     match cli.command {
         Command::Run(args) => return generate(args, quiet),
-        Command::Chat(args) => chat::chat(&args, quiet)?,
+        Command::Chat(args) => chat::chat(&chat::with_model(args, quiet)?, quiet)?,
         #[cfg(feature = "hub")]
         Command::Pull(args) => output::show(&models::pull(&args, quiet)?, args.json.json)?,
-        Command::List(args) if args.known => output::show(&models::known_models(), args.json.json)?,
+        Command::List(args) if args.known => output::show(&known::known_models(), args.json.json)?,
         Command::List(args) => output::show(&models::list(&args)?, args.json.json)?,
         Command::Show(args) => output::show(&models::show(&args, quiet)?, args.json.json)?,
         Command::Rm(args) => output::show(&models::rm(&args)?, args.json.json)?,
@@ -114,6 +118,17 @@ fn trained(outcome: &TrainOutcome, json: bool) -> anyhow::Result<u8> {
 
 /// Continues a prompt; without one in a terminal, starts a chat if the model can.
 fn generate(args: RunArgs, quiet: bool) -> anyhow::Result<u8> {
+    let args = text::sorted(args)?;
+    let has_prompt = args.text.is_some() || args.prompt.is_some() || args.file.is_some();
+    if let Some(name) = args.model.name.as_deref().and_then(Path::to_str)
+        && !has_prompt
+    {
+        // Before the prompt is read from stdin, because the word may have been meant as the prompt.
+        hub::check(name).map_err(|error| match error.downcast::<NoModel>() {
+            Ok(error) => NoModel { may_be_prompt: true, ..error }.into(),
+            Err(error) => error,
+        })?;
+    }
     #[cfg(feature = "mpi")]
     if let Some(division) = args.parallel {
         return parallel::run(&args, division, quiet);
@@ -151,12 +166,13 @@ fn finished(outcome: &RunOutcome) -> u8 {
 }
 
 impl ModelArg {
-    /// The given model, the one of the environment, or the bundled one: its path or name.
+    /// The given model, the one of the environment, or the bundled one: its path, or its name even if a link to it was given.
     fn given(&self) -> PathBuf {
-        let environment =
-            || std::env::var_os("TRIKE_MODEL").filter(|value| !value.is_empty()).map(PathBuf::from);
-        let given = self.name.clone().or_else(|| self.model.clone()).or_else(environment);
-        given.unwrap_or_else(|| PathBuf::from(shipped::NAME))
+        let given = self.chosen().unwrap_or_else(|| PathBuf::from(shipped::NAME));
+        match given.to_str().and_then(naming::link) {
+            Some(Ok(id)) if !given.exists() => PathBuf::from(id.to_string()),
+            _ => given,
+        }
     }
 
     /// The path of the model, which is downloaded if necessary.

@@ -35,41 +35,6 @@ pub(crate) struct ListOutcome {
     pub(crate) models: Vec<LocalModel>,
 }
 
-/// A published model in a format that Trike reads.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct KnownModel {
-    pub(crate) name: &'static str,
-    pub(crate) format: &'static str,
-    /// Bytes of the download, rounded.
-    pub(crate) bytes: u64,
-    pub(crate) license: &'static str,
-}
-
-/// The published models. The field names are the schema of `trike list --known --json`.
-#[derive(Debug, Serialize)]
-pub(crate) struct KnownOutcome {
-    pub(crate) models: &'static [KnownModel],
-}
-
-/// Chat-tuned ternary models on the hub in supported formats and architectures, smallest first. Sizes are from their pages.
-const KNOWN: &[KnownModel] = &[
-    known("prism-ml/Ternary-Bonsai-1.7B-gguf:Q2_0", "GGUF Q2_0", 460, "Apache-2.0"),
-    known("tiiuae/Falcon-E-1B-Instruct", "BitNet, packed", 665, "Falcon-LLM"),
-    known("tiiuae/Falcon-E-3B-Instruct", "BitNet, packed", 999, "Falcon-LLM"),
-    known("prism-ml/Ternary-Bonsai-4B-gguf:Q2_0", "GGUF Q2_0", 1070, "Apache-2.0"),
-    known("microsoft/bitnet-b1.58-2B-4T", "BitNet, packed", 1180, "MIT"),
-    known("prism-ml/Ternary-Bonsai-8B-gguf:Q2_0", "GGUF Q2_0", 2180, "Apache-2.0"),
-];
-
-const fn known(
-    name: &'static str,
-    format: &'static str,
-    megabytes: u64,
-    license: &'static str,
-) -> KnownModel {
-    KnownModel { name, format, bytes: megabytes * 1_000_000, license }
-}
-
 /// Downloads or updates a model.
 #[cfg(feature = "hub")]
 pub(crate) fn pull(args: &crate::args::PullArgs, quiet: bool) -> anyhow::Result<LocalModel> {
@@ -88,11 +53,6 @@ fn bytes_of(path: &std::path::Path) -> anyhow::Result<u64> {
     }
     let sizes = path.read_dir()?.flatten().filter_map(|entry| entry.path().metadata().ok());
     Ok(sizes.filter(std::fs::Metadata::is_file).map(|meta| meta.len()).sum())
-}
-
-/// The published models.
-pub(crate) fn known_models() -> KnownOutcome {
-    KnownOutcome { models: KNOWN }
 }
 
 /// The models in the cache, after the bundled one.

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     args::{self, PerplexityArgs},
+    output,
     progress::Progress,
 };
 
@@ -205,7 +206,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     let base = args.base.as_deref().zip(base.as_deref());
     let (figures, against) = measure(&*model, base, &args.file, &text, &options, quiet)?;
     Ok(PerplexityOutcome {
-        model: path.display().to_string(),
+        model: output::model_name(&path),
         file: args.file.display().to_string(),
         split: args::split_name(options.split),
         context: options.context,

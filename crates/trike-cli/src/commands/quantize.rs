@@ -1,16 +1,21 @@
 //! `trike quantize`.
 
-use std::{path::Path, time::SystemTime};
+use std::{
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
 
 use anyhow::{Context, bail};
 use serde::Serialize;
 use trike::{
-    Calibration, Encoding, ModelFile, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, Split, Target,
+    Calibration, Cpu, Encoding, ModelFile, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, Split,
+    Target,
     calibrate::{
         Budget, Compensation, Importance, OptionNames, Plan, PlanOptions, Pruning, ScaledInputs, Sensitivity,
         Tuning, is_resumable, plan_for, quantize_to,
     },
     format::OutputFile,
+    hub::ModelId,
     quant::{CalibrationMethod, ColumnOrder, PrunePattern, ScaleRule, TritLayout},
     trit::{Coupling, Granularity, GroupSize},
 };
@@ -27,9 +32,19 @@ use crate::{
 #[serde(untagged)]
 pub(crate) enum QuantizeOutcome {
     /// A model.
-    Model(Box<QuantizeReport>),
+    Model(WrittenModel),
     /// A plan, with `--plan-only`.
     Plan(PlanOutcome),
+}
+
+/// A model with its report.
+#[derive(Debug, Serialize)]
+pub(crate) struct WrittenModel {
+    #[serde(flatten)]
+    pub(crate) report: Box<QuantizeReport>,
+    /// Whether the text has the table of layers.
+    #[serde(skip)]
+    pub(crate) verbose: bool,
 }
 
 /// A plan and the measurements it is based on.
@@ -43,8 +58,9 @@ pub(crate) struct PlanOutcome {
 /// Quantizes a model and evaluates the result.
 pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<QuantizeOutcome> {
     let input = ModelFile::open(args.model.path(quiet)?)?;
-    if args.output.exists() {
-        bail!("{} exists: remove it or choose another output", args.output.display());
+    let out = output_of(args);
+    if out.exists() {
+        bail!("{} exists: remove it or choose another output", out.display());
     }
     let text = args.calibration.as_deref().map(read).transpose()?;
     let eval = args.eval.as_deref().map(read).transpose()?;
@@ -75,25 +91,28 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
     if let Some(path) = &args.plan {
         config.layers = Plan::parse(path, &read(path)?)?.choices(path, &input)?;
     }
-    advise(args);
+    advise(&out);
+    if !quiet && let Some(note) = duration_note(args, &input)? {
+        output::note(&note);
+    }
     let steps = Steps::new(quiet);
     let mut set = |what: &str, done: usize, total: usize| steps.set(what, done, total);
     let report = match plan_options(args, &input)? {
         Some(options) => {
             if args.plan_only {
                 let (plan, sensitivities) =
-                    plan_for(&input, &args.output, &calibration, &config, &options, &mut set)?;
-                let output = args.output.display().to_string();
-                OutputFile::replace(&args.output, plan.to_json()).with_context(|| output.clone())?;
+                    plan_for(&input, &out, &calibration, &config, &options, &mut set)?;
+                let output = out.display().to_string();
+                OutputFile::replace(&out, plan.to_json()).with_context(|| output.clone())?;
                 return Ok(QuantizeOutcome::Plan(PlanOutcome { output, plan, sensitivities }));
             }
-            quantize_to(&input, &args.output, &calibration, &config, &options, &mut set)?
+            quantize_to(&input, &out, &calibration, &config, &options, &mut set)?
         }
         None if args.plan_only => bail!(
             "--plan-only requires that precision is chosen per layer: leave out the options that set it, or give a --target \
              of size, bits or quality"
         ),
-        None => trike::quantize(&input, &args.output, &calibration, &config, &mut set)?,
+        None => trike::quantize(&input, &out, &calibration, &config, &mut set)?,
     };
     drop(steps);
     if !quiet {
@@ -121,15 +140,72 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
     }
     report.save()?;
     if let (Some(Goal::Gguf(target)), false) = (args.target, quiet) {
-        let out = args.output.display();
+        let out = out.display();
         output::note(&format!("for a GGUF file: trike convert {out} {out}.gguf --to {}", target.name()));
     }
-    Ok(QuantizeOutcome::Model(Box::new(report)))
+    Ok(QuantizeOutcome::Model(WrittenModel { report: Box::new(report), verbose: args.verbose }))
+}
+
+/// The given output, or one in the current directory with the name of the model.
+fn output_of(args: &QuantizeArgs) -> PathBuf {
+    if let Some(output) = &args.output {
+        return output.clone();
+    }
+    let given = args.model.given();
+    let name = match given.to_str().and_then(|text| text.parse::<ModelId>().ok()) {
+        Some(id) if !given.exists() => id.name().to_owned(),
+        _ => {
+            // The name of `.`, for example.
+            let path = given.canonicalize().unwrap_or(given);
+            let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+            name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+        }
+    };
+    let name = name.strip_suffix("-gguf").or_else(|| name.strip_suffix("-GGUF")).unwrap_or(&name);
+    PathBuf::from(if args.plan_only { format!("{name}-plan.json") } else { format!("{name}-ternary") })
+}
+
+/// Hours that a model with blocks of 6.5 billion weights takes on two threads, calculated from measurements of one block (the page
+/// `quantize` of the handbook): independent of the text, per 262,144 tokens of text, and for tuning with such a text.
+const HOURS: [f64; 3] = [4.0, 9.0, 22.0];
+const HOURS_WEIGHTS: f64 = 6.5e9;
+/// Weights in the blocks below which a quantization takes minutes, which are not proportional to the weights.
+const LARGE: u64 = 50_000_000;
+
+/// A note with the estimated duration, for models that take long.
+fn duration_note(args: &QuantizeArgs, input: &ModelFile) -> anyhow::Result<Option<String>> {
+    let mut weights = 0;
+    for name in input.weights().into_iter().filter(|name| name.is_block_matrix()) {
+        weights += input.info(name)?.shape.iter().map(|&n| n as u64).product::<u64>();
+    }
+    if weights < LARGE || !matches!(args.method, Method::Compensate) {
+        return Ok(None);
+    }
+    let threads = Cpu::new(args.threads)?.threads();
+    let time = time(hours(weights, threads, !args.no_tune && !args.plain));
+    Ok(Some(format!(
+        "estimated time: roughly {time} on {threads} threads for a text of 262,144 tokens, scaled from a measured block; an interrupted run continues when the same command is run again"
+    )))
+}
+
+/// A number of hours in words.
+fn time(hours: f64) -> String {
+    match hours {
+        0.0..1.5 => format!("{:.0} minutes", (60.0 * hours).max(2.0)),
+        _ => format!("{hours:.0} hours"),
+    }
+}
+
+/// Estimated hours of a quantization.
+fn hours(weights: u64, threads: usize, tunes: bool) -> f64 {
+    let [fixed, text, tuning] = HOURS;
+    let hours = fixed + text + if tunes { tuning } else { 0.0 };
+    hours * weights as f64 / HOURS_WEIGHTS * 2.0 / threads as f64
 }
 
 /// Message of Ctrl-C: whether the same command resumes.
-fn advise(args: &QuantizeArgs) {
-    let (output, start) = (args.output.clone(), SystemTime::now());
+fn advise(output: &Path) {
+    let (output, start) = (output.to_owned(), SystemTime::now());
     interrupt::advise(move || {
         if output.exists() {
             format!("interrupted: {} is complete, but its report is not", output.display())
@@ -328,4 +404,23 @@ fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
         .with_tokenizer(args.tokenizer.tokenizer.clone())
         .with_hold_out(args.eval.is_none())
         .with_threads(args.threads))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_is_proportional_to_weights_and_threads() {
+        // The figures of the handbook for 32 blocks of a 7B model on two cores.
+        for (weights, threads, tunes, expected) in [
+            (6_500_000_000, 2, true, "35 hours"),
+            (6_500_000_000, 2, false, "13 hours"),
+            (6_500_000_000, 16, false, "2 hours"),
+            (650_000_000, 4, false, "39 minutes"),
+            (50_000_000, 64, false, "2 minutes"),
+        ] {
+            assert_eq!(time(hours(weights, threads, tunes)), expected);
+        }
+    }
 }

@@ -176,6 +176,8 @@ pub(super) struct PreparedPrompt {
     tokenizer: Tokenizer,
     /// The prompt, decoded from its tokens.
     prompt: String,
+    /// Whether the prompt is part of the output.
+    echoes: bool,
     chosen: Option<ChosenOutcome>,
 }
 
@@ -200,7 +202,7 @@ impl PreparedPrompt {
         let prompt = tokenizer.decode(&ids)?;
         let load = args.precision.options(&file, &args.cpu.cpu()?).with_tokenizer(tokenizer.clone());
         let request = PreparedRequest::new(&file, &tokenizer, ids, options)?;
-        Ok(Self { file, load, request, tokenizer, prompt, chosen: None })
+        Ok(Self { file, load, request, tokenizer, prompt, echoes: args.echoes(), chosen: None })
     }
 
     /// Sets the precisions of the KV cache.
@@ -225,13 +227,15 @@ impl PreparedPrompt {
         quiet: bool,
         sink: &mut Sink<'_>,
     ) -> anyhow::Result<RunOutcome> {
-        let Self { file, request, tokenizer, prompt, chosen, .. } = self;
+        let Self { file, request, tokenizer, prompt, echoes, chosen, .. } = self;
         // The prompt is printed with the first piece, so a rejected prompt leaves stdout empty.
         let mut reading = Some(Progress::start("reading the prompt", quiet));
         let mut write = |piece: &str| {
             if reading.take().is_some() {
                 interrupt::stop_gracefully();
-                sink(&prompt)?;
+                if echoes {
+                    sink(&prompt)?;
+                }
             }
             sink(piece)
         };
@@ -253,7 +257,7 @@ impl PreparedPrompt {
         let options = request.options();
         let sampler = &options.sampler;
         Ok(RunOutcome {
-            model: file.path().display().to_string(),
+            model: output::model_name(file.path()),
             load_seconds,
             first_token_seconds: before + generation.prefill.as_secs_f64(),
             prompt_tokens_per_second: generation.prompt_tokens_per_second(),

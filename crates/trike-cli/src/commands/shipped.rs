@@ -23,6 +23,12 @@ pub(super) fn bytes() -> u64 {
 ///
 /// If no folder can be written.
 pub(super) fn find() -> anyhow::Result<PathBuf> {
+    let place = place()?;
+    crate::output::name_path(&place, NAME);
+    Ok(place)
+}
+
+fn place() -> anyhow::Result<PathBuf> {
     // The digest distinguishes the files of different versions.
     let digest = TINY
         .iter()

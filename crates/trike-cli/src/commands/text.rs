@@ -8,7 +8,10 @@ use std::{
 use anyhow::{Context, bail};
 use trike::text::constraint::Grammar;
 
-use crate::args::{FormArgs, RunArgs};
+use crate::{
+    args::{FormArgs, RunArgs},
+    naming,
+};
 
 /// Maximum bytes of a prompt: more than fits in any context.
 const MAX_PROMPT: u64 = 1 << 30;
@@ -24,6 +27,24 @@ pub(super) fn stdin() -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     io::stdin().lock().take(MAX_PROMPT).read_to_end(&mut bytes).context("cannot read stdin")?;
     Ok(line(String::from_utf8(bytes).context("stdin: expected UTF-8 text")?))
+}
+
+/// Tells the model of `trike run` from the prompt, if there is only one argument, or the model is given with `-m`.
+pub(super) fn sorted(mut args: RunArgs) -> anyhow::Result<RunArgs> {
+    let has_prompt = args.text.is_some() || args.prompt.is_some() || args.file.is_some();
+    let Some(name) = args.model.name.as_deref().and_then(Path::to_str) else { return Ok(args) };
+    let is_prompt = match &args.model.model {
+        Some(_) if has_prompt => {
+            return Err(super::conflict("the argument '[MODEL]' cannot be used with '--model <MODEL>'"));
+        }
+        Some(_) => true,
+        None => !has_prompt && naming::is_prompt(name),
+    };
+    if is_prompt {
+        args.text = Some(name.to_owned());
+        args.model.name = None;
+    }
+    Ok(args)
 }
 
 /// The prompt of `trike run`; `None` if none is given and stdin is a terminal.

@@ -49,7 +49,7 @@ fn facts<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
 }
 
 /// A size in decimal units.
-fn bytes(n: u64) -> String {
+pub(crate) fn bytes(n: u64) -> String {
     match n {
         0..1_000 => format!("{n} B"),
         1_000..1_000_000 => format!("{:.1} kB", n as f64 / 1e3),
@@ -295,7 +295,7 @@ fn training_report(report: &RunReport) -> String {
 impl Show for QuantizeOutcome {
     fn text(&self) -> String {
         match self {
-            Self::Model(report) => quantize_report(report),
+            Self::Model(model) => quantize_report(&model.report, model.verbose),
             Self::Plan(outcome) => {
                 let mut layers = table(presets::NOTHING, 1, ["layer", "stored as"]);
                 for l in &outcome.plan.layers {
@@ -311,7 +311,8 @@ impl Show for QuantizeOutcome {
     }
 }
 
-fn quantize_report(report: &QuantizeReport) -> String {
+/// The table of all layers.
+fn quantized_layers(report: &QuantizeReport) -> String {
     let columns = ["layer", "shape", "stored as", "bits/weight", "zeros", "weight error", "output error"];
     let mut layers = table(presets::NOTHING, 3, columns);
     for l in &report.layers {
@@ -326,6 +327,11 @@ fn quantize_report(report: &QuantizeReport) -> String {
             share(l.output_error),
         ]);
     }
+    plain(layers)
+}
+
+/// The verdict and the summary, and the table of layers if `verbose`.
+fn quantize_report(report: &QuantizeReport, verbose: bool) -> String {
     let t = &report.ternary;
     let mut pairs = vec![
         ("written", report.output.clone()),
@@ -361,7 +367,11 @@ fn quantize_report(report: &QuantizeReport) -> String {
     if let Some(reason) = &report.not_measured {
         pairs.push(("not measured", reason.clone()));
     }
-    let mut text = format!("{}\n{}", plain(layers), facts(pairs));
+    let verdict = report.verdict.as_ref().map(|verdict| format!("{}\n\n", verdict.sentence));
+    let mut text = verdict.unwrap_or_default() + &facts(pairs);
+    if verbose {
+        text = format!("{text}\n{}", quantized_layers(report));
+    }
     if !report.curve.is_empty() {
         let mut curve = table(presets::NOTHING, 1, ["setting", "bits/weight", "bytes", "ratio", "KL"]);
         for p in &report.curve {
@@ -383,10 +393,10 @@ fn quantize_report(report: &QuantizeReport) -> String {
     for note in &report.notes {
         text += &format!("note: {note}\n");
     }
-    if let Some(verdict) = &report.verdict {
-        text += &format!("\n{}\n", verdict.sentence);
-    }
-    text
+    let out = &report.output;
+    text + &format!(
+        "\nwritten to {out}; details of every layer: {out}/report.html; try it: trike run {out} \"Once upon a time\"\n"
+    )
 }
 
 impl Show for PerplexityOutcome {
@@ -584,8 +594,8 @@ impl Show for Diagnosis {
             ("instruction sets", self.isa_available.join(", ")),
             ("instruction set used", self.isa.to_owned()),
             ("threads", self.threads.to_string()),
-            ("memory bandwidth", ceiling(&self.bandwidth)),
-            ("int8 peak", ceiling(&self.int8_peak)),
+            ("memory bandwidth", ceiling(&self.bandwidth, self.verbose)),
+            ("int8 peak", ceiling(&self.int8_peak, self.verbose)),
             ("bundled model", or_dash(self.shipped_model.as_ref())),
         ];
         for device in &self.devices {
@@ -604,8 +614,13 @@ impl Show for Diagnosis {
     }
 }
 
-fn ceiling(measured: &Measured) -> String {
+/// A peak rate; all variants if `verbose`.
+fn ceiling(measured: &Measured, verbose: bool) -> String {
+    let best = format!("{:.1} G{}", measured.best / 1e9, measured.unit.replace("bytes", "B"));
+    if !verbose {
+        return best;
+    }
     let all: Vec<String> =
         measured.variants.iter().map(|(name, figure)| format!("{name} {:.1}", figure / 1e9)).collect();
-    format!("{:.1} G{} by {} ({})", measured.best / 1e9, measured.unit, measured.best_variant, all.join(", "))
+    format!("{best} by {} ({})", measured.best_variant, all.join("; "))
 }

@@ -34,13 +34,33 @@ impl Show for ListOutcome {
 impl Show for KnownOutcome {
     fn text(&self) -> String {
         let mut table = Table::new();
-        table.load_style(presets::NOTHING).set_header(["name", "format", "download", "licence"]);
-        right(&mut table, 2);
-        for model in self.models {
-            let row = [model.name, model.format, &bytes(model.bytes), model.license];
-            table.add_row(row);
+        let header = ["name", "parameters", "download", "memory", "tok/s", "chat", "licence"];
+        table.load_style(presets::NOTHING).set_header(header);
+        (1..5).for_each(|column| right(&mut table, column));
+        for model in &self.models {
+            table.add_row([
+                model.name.to_owned(),
+                format!("{:.1}B", model.parameters as f64 / 1e9),
+                gigabytes(model.bytes),
+                gigabytes(model.memory),
+                or_dash(model.tokens_per_second.map(|rate| format!("{rate:.0}"))),
+                if model.chat { "yes" } else { "no" }.to_owned(),
+                model.license.to_owned(),
+            ]);
         }
-        plain(table) + "\n`trike chat NAME` downloads a model and starts it.\n"
+        let mut text = plain(table) + "\nmemory: with a KV cache of 4,096 tokens";
+        if let Some(bandwidth) = self.bandwidth {
+            text += &format!(
+                "; tok/s: at most, from the memory bandwidth of this machine, {:.1} GB/s",
+                bandwidth / 1e9
+            );
+        }
+        text += &match (self.recommended, self.free) {
+            (Some(name), _) => format!("\nrecommended here: {name}\n"),
+            (None, Some(free)) => format!("\nrecommended here: none, {} of memory are free\n", bytes(free)),
+            (None, None) => "\n".to_owned(),
+        };
+        text + "`trike chat NAME` downloads a model and starts it.\n"
     }
 }
 
@@ -81,6 +101,11 @@ impl Show for ShowOutcome {
             ("sampling", if sampling.is_empty() { "-".to_owned() } else { sampling.join(", ") }),
         ])
     }
+}
+
+/// A size in gigabytes.
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.2} GB", bytes as f64 / 1e9)
 }
 
 fn right(table: &mut Table, column: usize) {

@@ -164,7 +164,6 @@ fn options_out_of_range_are_wrong_usage() {
     for (args, part) in [
         (vec!["--temperature", "-1"], "temperature"),
         (vec!["--temperature", "nan"], "temperature"),
-        (vec!["--top-k", "0"], "top_k"),
         (vec!["--top-k", "-1"], "--top-k"),
         (vec!["--top-p", "0"], "top_p"),
         (vec!["--top-p", "1.5"], "top_p"),

@@ -361,7 +361,10 @@ fn doctor_names_the_machine_the_model_and_the_environment() {
         assert!(best > 0.0 && variants.values().all(|figure| figure.as_f64().unwrap() <= best), "{json}");
     }
     assert!(json["shipped_model"].as_str().is_some_and(|path| path.contains("/trike/tiny-")), "{json}");
-    assert!(trike.stdout(&["doctor"]).contains("memory bandwidth"));
+    let text = trike.stdout(&["doctor", "-t", "1"]);
+    let line = text.lines().find(|line| line.starts_with("memory bandwidth")).expect("a line");
+    assert!(line.ends_with(" GB/s") && !text.contains("huge pages"), "{text}");
+    assert!(trike.stdout(&["doctor", "-t", "1", "--verbose"]).contains("huge pages"));
 }
 
 /// A trained model prefers sentences like those of its training text.

@@ -43,7 +43,10 @@ fn wrong_inputs_are_explained() {
         (vec!["run", "-m", "org/name", "-p", "x"], 1, &["org/name", "download"]),
         (vec!["run", "-m", &bad_config, "-p", "x"], 1, &["generation_config.json", "correct or remove it"]),
         (vec!["chat", "-m", &bad_config], 1, &["generation_config.json"]),
-        (vec!["inspect"], 2, &["<MODEL>"]),
+        (vec!["inspect", "nothing"], 1, &["no model named `nothing`", "trike list --known"]),
+        (vec!["pull", "https://example.org/m.gguf"], 2, &["only links to huggingface.co"]),
+        (vec!["show", "https://example.org/m.gguf"], 2, &["only links to huggingface.co"]),
+        (vec!["show", "hf.co/org/name"], 1, &["org/name is not in"]),
         // Numbers.
         (run(&["-n", "abc"]), 2, whole),
         (run(&["-n", "1.5"]), 2, whole),

@@ -32,7 +32,10 @@ fn a_prompt_is_the_same_from_everywhere() {
     assert!(want.starts_with("Once upon a time,"), "{want}");
     for args in [
         vec!["run", &model, "Once upon a time"],
+        vec!["run", "-m", &model, "Once upon a time"],
         vec!["run", &model, "-f", &file],
+        // A single argument that no model is named like.
+        vec!["run", "Once upon a time"],
         // Without a model, the bundled one.
         vec!["run", "-p", "Once upon a time"],
         vec!["run", "tiny", "Once upon a time"],
@@ -56,6 +59,75 @@ fn a_prompt_is_the_same_from_everywhere() {
     let output = piped(&trike, &["run", &model], b"\xff\xfe");
     assert_eq!(output.status.code(), Some(1));
     assert!(utf8(output.stderr).contains("stdin: expected UTF-8"));
+}
+
+#[test]
+fn the_prompt_is_not_printed_if_only_the_text_is_wanted() {
+    let trike = Trike::new();
+    let run = ["run", "Once upon", "-n", "3", "--temperature", "0"];
+    let whole = trike.stdout(&run);
+    let text = trike.stdout(&[&run[..], &["--no-echo"]].concat());
+    assert_eq!(whole, format!("Once upon{text}"));
+    let json = trike.json(&[&run[..], &["--no-echo", "--json"]].concat());
+    assert_eq!(
+        (&json["prompt"], &json["text"], &json["model"]),
+        (&"Once upon".into(), &text.into(), &"tiny".into())
+    );
+    assert!(trike.fails(2, &[&run[..], &["--no-echo", "--echo"]].concat()).contains("cannot be used with"));
+}
+
+#[test]
+fn a_word_that_is_no_model_is_not_continued() {
+    let trike = Trike::new();
+    let error = trike.fails(1, &["run", "llama3"]);
+    let parts =
+        ["no model named `llama3`\nhelp: `trike list`", "`trike list --known`", "trike run -p llama3\n"];
+    parts.iter().for_each(|part| assert!(error.contains(part), "{part}: {error}"));
+    // With a prompt, the word can only be a model.
+    for (args, name) in [
+        (&["run", "tiyn", "-p", "Once"][..], "`tiny`"),
+        (&["run", "-m", "tiyn", "Once"], "`tiny`"),
+        (&["chat", "bonsai-4b"], "Ternary-Bonsai-4B"),
+        (&["inspect", "bitnet"], "microsoft/bitnet-b1.58-2B-4T"),
+    ] {
+        let error = trike.fails(1, args);
+        assert!(error.contains("help: did you mean `") && error.contains(name), "{error}");
+        assert!(!error.contains("run -p"), "{error}");
+    }
+    // A file with white space in its name is a model, and so is a path that does not exist.
+    let path = trike.copy_model(&tiny(), "my model");
+    assert!(path.exists());
+    let prompt = ["-p", "Once", "-n", "2", "--temperature", "0"];
+    assert_eq!(trike.stdout(&[&["run", "my model"], &prompt[..]].concat()), "Once upon a");
+    assert!(trike.fails(2, &["run", "my model"]).contains("no prompt"));
+    assert!(trike.fails(1, &["run", "my other model.gguf"]).contains("no such file or directory"));
+}
+
+#[test]
+fn options_of_other_tools_have_ours_or_an_explanation() {
+    let trike = Trike::new();
+    let json = |more: &[&str]| {
+        trike.json(
+            &[
+                &["run", "Once upon a time", "--seed", "7", "--temp", "1", "--n-predict", "20", "--json"],
+                more,
+            ]
+            .concat(),
+        )["text"]
+            .clone()
+    };
+    // The vocabulary has 512 tokens.
+    assert_eq!(json(&["--top-k", "0"]), json(&["--top-k", "512"]));
+    assert_ne!(json(&["--top-k", "0"]), json(&["--top-k", "1"]));
+    for (args, part) in [
+        (&["run", "Once upon", "-ngl", "99"][..], "'-ngl': use --device"),
+        (&["run", "Once upon", "--n-gpu-layers", "99"], "use --device"),
+        (&["quantize", "--bits", "2"], "use --planes"),
+        (&["run", "Once upon", "--frobnicate"], "unexpected argument '--frobnicate'"),
+    ] {
+        let error = trike.fails(2, args);
+        assert!(error.contains(part) && !error.contains("as a value"), "{error}");
+    }
 }
 
 #[test]
@@ -95,9 +167,16 @@ fn a_text_has_the_form_that_is_asked_for() {
             assert_eq!(json["finish"], "stop");
         }
         let text = trike.stdout(&["run", "tiny", "Tom is", "--seed", seed, "--grammar", &lark]);
-        assert!(["Tom isab!", "Tom isc!"].contains(&text.as_str()), "{text}");
-        let text = trike.stdout(&["run", "tiny", "Tom is", "--seed", seed, "--regex", " (sad|happy)"]);
-        assert!(["Tom is sad", "Tom is happy"].contains(&text.as_str()), "{text}");
+        assert!(["ab!", "c!"].contains(&text.as_str()), "{text}");
+        let regex = ["run", "tiny", "Tom is", "--seed", seed, "--regex", " (sad|happy)"];
+        let text = trike.stdout(&regex);
+        assert!([" sad", " happy"].contains(&text.as_str()), "{text}");
+        assert_eq!(trike.stdout(&[&regex[..], &["--echo"]].concat()), format!("Tom is{text}"));
+        let text = trike.stdout(&["run", "tiny", "Tom is", "--seed", seed, "--json-schema", schema]);
+        assert!(
+            serde_json::from_str::<serde_json::Value>(&text).expect("JSON alone")["age"].is_u64(),
+            "{text}"
+        );
     }
     assert!(trike.fails(2, &["run", "tiny", "x", "--json-schema", "{"]).contains("invalid JSON schema"));
     assert!(trike.fails(2, &["run", "tiny", "x", "--grammar", "start: nothing"]).contains("nothing"));
@@ -190,6 +269,9 @@ fn texts_become_embeddings() {
         row.as_array().expect("a row").iter().map(|value| value.as_f64().expect("a number")).collect()
     };
     assert_all_near!(&first, &of(&rows[0]), abs = 1e-6);
+    let lines_of_numbers = trike.stdout(&["embed", "tiny", "-f", &lines, "--json"]);
+    let long = lines_of_numbers.lines().filter(|line| line.split(", ").count() == width);
+    assert_eq!(long.count(), 2, "one line per embedding: {lines_of_numbers}");
     let out = trike.path("new/embeddings.npy");
     assert!(trike.stdout(&["embed", "tiny", "-f", &lines, "-o", &out]).contains("2 x 256"));
     assert_eq!(std::fs::read(&out).expect("the file").len(), 128 + 4 * 2 * width);

@@ -617,3 +617,27 @@ fn a_quality_can_be_planned_without_a_trial() {
     let stored: std::collections::BTreeSet<_> = report.layers.iter().map(|layer| &layer.stored).collect();
     assert!(stored.len() > 1, "one precision for all: {stored:?}");
 }
+
+#[test]
+fn the_output_has_a_name_and_the_verdict_comes_first() {
+    let trike = Trike::new();
+    let [model, tokenizer] = trike.storyteller();
+    let story = trike.write("story.txt", trike_testkit::stories(1, 7, 250));
+    let quantize =
+        ["quantize", &model, "--tokenizer", &tokenizer, "-c", &story, "--no-tune", "--planes", "2", "-q"];
+    let text = trike.stdout(&quantize);
+    let out = "stories260K-ternary";
+    assert!(std::path::Path::new(&trike.path(out)).join("report.html").exists());
+    let report: Value =
+        serde_json::from_slice(&std::fs::read(trike.path(&format!("{out}/report.json"))).unwrap()).unwrap();
+    assert!(text.starts_with(report["verdict"]["sentence"].as_str().expect("a sentence")), "{text}");
+    assert!(text.ends_with(&format!("try it: trike run {out} \"Once upon a time\"\n")), "{text}");
+    let layer = "model.layers.0.self_attn.q_proj.weight";
+    assert!(!text.contains(layer), "{text}");
+    let error = trike.fails(1, &quantize);
+    assert!(error.contains(&format!("{out} exists: remove it or choose another output")), "{error}");
+    let verbose = trike.stdout(&[&quantize[..], &["-o", "other", "--verbose"]].concat());
+    assert!(verbose.contains(layer) && verbose.contains("written to other;"), "{verbose}");
+    let usage = trike.fails(2, &["quantize", "--frobnicate"]);
+    assert!(!usage.contains("--output"), "{usage}");
+}

@@ -84,6 +84,30 @@ fn the_page_has_the_help_of_every_command() {
     }
 }
 
+/// Lines of a small terminal, without the prompt of the shell.
+const SCREEN: usize = 45;
+
+#[test]
+fn the_everyday_options_fit_a_screen_and_all_have_headings() {
+    let trike = Trike::new();
+    for command in COMMANDS {
+        let text = trike.stdout(&[command, "-h"]);
+        assert!(text.lines().count() <= SCREEN, "{command}: {} lines\n{text}", text.lines().count());
+        let last = text.lines().last().expect("a line");
+        assert_eq!(last, format!("All options, with examples: trike {command} --help"));
+        assert!(!text.contains("[env:"), "{text}");
+    }
+    assert!(trike.stdout(&["-h"]).lines().count() <= SCREEN);
+    let headings = ["Model:", "Generation:", "Sampling", "KV cache:", "Precision:", "Device:", "Output:"];
+    for command in ["run", "chat"] {
+        let text = trike.stdout(&[command, "--help"]);
+        for heading in headings {
+            assert!(text.lines().any(|line| line.starts_with(heading)), "{command}: {heading}");
+        }
+        assert!(text.contains("--kv-limit") && text.contains("[env: TRIKE_MAX_TOKENS]"), "{command}");
+    }
+}
+
 #[test]
 fn every_command_has_an_example_on_the_page() {
     let page = std::fs::read_to_string(format!("{}/{PAGE}", repository())).unwrap();

@@ -18,14 +18,16 @@ use trike::{
 };
 
 use super::{
+    NoChatModel, hub, known,
     load::{context, load, open},
-    text,
+    shipped, text,
 };
 use crate::{
     advice::advice,
     args::{self, ChatArgs, RunArgs},
     interrupt, is_broken_pipe,
     output::{self, Paint},
+    render::bytes,
 };
 use input::{Input, Line};
 use slash::Slash;
@@ -101,6 +103,37 @@ pub(super) fn start(args: ChatArgs, quiet: bool) -> anyhow::Result<()> {
         Some(_) => chat(&args, quiet),
         None => Err(text::no_prompt()),
     }
+}
+
+/// Chooses a model to chat with if none is given: in a terminal one of the cache, or the recommended one if its download is
+/// confirmed.
+pub(super) fn with_model(mut args: ChatArgs, quiet: bool) -> anyhow::Result<ChatArgs> {
+    if args.model.chosen().is_some() || args.chat_template.is_some() {
+        return Ok(args);
+    }
+    if let Some(name) = known::names().find(|name| hub::is_cached(name)).filter(|_| output::is_interactive())
+    {
+        if !quiet {
+            output::note(&format!("no model given: using {name} of the cache"));
+        }
+        args.model.name = Some(PathBuf::from(name));
+        return Ok(args);
+    }
+    let all = known::known_models();
+    let Some(model) = all.to_chat_with() else { return Ok(args) };
+    let question = format!(
+        "no model given, and the bundled model `{}` cannot chat: download {} ({}, needs about {} of memory)?",
+        shipped::NAME,
+        model.name,
+        bytes(model.bytes),
+        bytes(model.memory)
+    );
+    let may_download = cfg!(feature = "hub") && hub::hub().offline().is_none();
+    if may_download && output::ask(&question)? == Some(true) {
+        args.model.name = Some(PathBuf::from(model.name));
+        return Ok(args);
+    }
+    Err(NoChatModel::of(model).into())
 }
 
 /// Runs the conversation until the input ends.

@@ -188,7 +188,7 @@ impl Chat {
         let sampler = self.options.sampler.clone();
         let sampler = match name.replace('_', "-").as_str() {
             "temperature" => sampler.with_temperature(number()?),
-            "top-k" if value == "all" => sampler.with_top_k(None),
+            "top-k" if ["all", "0"].contains(&value) => sampler.with_top_k(None),
             "top-k" => sampler.with_top_k(whole()? as usize),
             "top-p" => sampler.with_top_p(number()?),
             "min-p" => sampler.with_min_p(number()?),
