@@ -10,13 +10,18 @@ fn spec() -> DecoderSpec {
     DecoderSpec { kv_heads: 2, context: 256, ..DecoderSpec::llama(256, layers, 4, 113) }
 }
 
+/// Positions kept, tokens of a prompt and single tokens, of each part of a text.
+const LONG: &[(usize, usize, usize)] =
+    &[(0, 70, 70), (20, 60, 60), (135, 3, 5), (20, 150, 30), (100, 90, 20)];
+const SHORT: &[(usize, usize, usize)] = &[(0, 70, 20), (20, 150, 20), (100, 90, 12)];
+
 /// The logits of single tokens after a prompt, repeated with parts of the text rewritten: from before the first selection to
 /// positions where a recording is replayed and where none is. Steps are skipped at which the host has a new mean while a recording
 /// uses the old one for the last time.
-fn logits_of<B: Backend>(decoder: &Decoder<B>, kv: KvSpec) -> Vec<Vec<f32>> {
+fn logits_of<B: Backend>(decoder: &Decoder<B>, kv: KvSpec, parts: &[(usize, usize, usize)]) -> Vec<Vec<f32>> {
     let mut sequence = decoder.sequence(kv).expect("a sequence");
     let mut out = Vec::new();
-    for (len, prompt, tokens) in [(0, 70, 70), (20, 60, 60), (135, 3, 5), (20, 150, 30), (100, 90, 20)] {
+    for &(len, prompt, tokens) in parts {
         sequence.truncate(len).expect("it is that long");
         let seed = len as u64;
         let mut steps = [Step { sequence: &mut sequence, ids: &ids(prompt, seed) }];
@@ -41,24 +46,24 @@ fn steps_select_the_keys_of_the_host() {
     let Some(device) = software() else { return };
     let spec = spec();
     let keys = KeySelector::signs(8).expect("some");
-    for (precision, share) in [
-        (KvPrecision::F32, 0.1),
-        (KvPrecision::F16, 0.1),
+    for (precision, parts, least, share) in [
+        (KvPrecision::F32, LONG, 100, 0.1),
+        (KvPrecision::F16, SHORT, 30, 0.1),
         // A key at a rounding boundary may be rounded the other way, which changes the keys that later layers select, so some keys
         // differ from the host's. The kernel tests compare selections for equal keys.
-        (KvPrecision::Int8, 0.5),
+        (KvPrecision::Int8, SHORT, 30, 0.5),
     ] {
         let kv = KvSpec::new(precision, 256);
         let on_host = cpu(&spec, Kind::F32, ActivationPrecision::F32);
-        let exact = logits_of(&on_host, kv);
-        let want = logits_of(&on_host, kv.with_keys(keys));
+        let exact = logits_of(&on_host, kv, parts);
+        let want = logits_of(&on_host, kv.with_keys(keys), parts);
         let run = |on| {
             let backend = CubeBackend::new(device.clone(), ActivationPrecision::F32).with_graphs(on);
             let weights = &mut Random::new(&spec, Kind::F32);
             let decoder = Decoder::new(backend, spec.clone(), weights).expect("it loads");
-            let all = logits_of(&decoder, kv.with_keys(keys));
+            let all = logits_of(&decoder, kv.with_keys(keys), parts);
             let used = decoder.backend().device_use().expect("a device");
-            assert_eq!(used.replays > 100, on, "{} replays", used.replays);
+            assert_eq!(used.replays > least, on, "{} replays", used.replays);
             all
         };
         let recorded = run(true);

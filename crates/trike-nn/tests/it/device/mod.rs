@@ -228,10 +228,10 @@ fn every_architecture_agrees_with_the_host() {
     let Some(device) = software() else { return };
     for (name, spec, kind) in architectures() {
         let kv = KvSpec::new(KvPrecision::F32, 40);
-        let ids = ids(30, 3);
-        let want = logits(&cpu(&spec, kind, ActivationPrecision::F32), &ids, kv, 30);
+        let ids = ids(16, 3);
+        let want = logits(&cpu(&spec, kind, ActivationPrecision::F32), &ids, kv, 16);
         let decoder = gpu(&device, &spec, kind, ActivationPrecision::F32);
-        for step in [30, 11, 1] {
+        for step in [16, 11, 1] {
             let got = logits(&decoder, &ids, kv, step);
             assert!(got.len() == want.len() && got.iter().all(|v| v.is_finite()), "{name}");
             assert_close(&got, &want, 1e-3);
@@ -260,11 +260,11 @@ fn int8_activations_and_half_caches_agree_with_the_host() {
 fn int8_caches_agree_with_the_host() {
     let Some(device) = software() else { return };
     for (name, spec, kind) in architectures() {
-        let (kv, ids) = (KvSpec::new(KvPrecision::Int8, 40), ids(30, 8));
+        let (kv, ids) = (KvSpec::new(KvPrecision::Int8, 40), ids(16, 8));
         let on_cpu = cpu(&spec, kind, ActivationPrecision::F32);
-        let want = logits(&on_cpu, &ids, kv, 30);
+        let want = logits(&on_cpu, &ids, kv, 16);
         let decoder = gpu(&device, &spec, kind, ActivationPrecision::F32);
-        for step in [30, 4, 1] {
+        for step in [16, 5, 1] {
             let got = logits(&decoder, &ids, kv, step);
             assert!(got.iter().all(|v| v.is_finite()), "{name}");
             assert_close(&got, &want, 2e-2);
@@ -308,7 +308,7 @@ fn layouts_follow_the_weights() {
     // Wide enough for whole blocks, also of 160 columns.
     let spec =
         DecoderSpec { intermediate: 640, kv_heads: 2, context: 64, ..DecoderSpec::llama(320, 2, 4, 113) };
-    let (kv, ids) = (KvSpec::new(KvPrecision::F32, 40), ids(20, 6));
+    let (kv, ids) = (KvSpec::new(KvPrecision::F32, 40), ids(10, 6));
     let activations = ActivationPrecision::Int8PerToken;
     let make = |kind, layout| {
         let backend = CubeBackend::new(device.clone(), activations).with_layout(layout);
@@ -328,8 +328,8 @@ fn layouts_follow_the_weights() {
         if layout != Layout::TwoBit {
             assert!(model.weight_bytes() < two_bits.weight_bytes(), "{kind:?} {layout}");
         }
-        let want = logits(&cpu(&spec, kind, activations), &ids, kv, 20);
-        for step in [20, 1] {
+        let want = logits(&cpu(&spec, kind, activations), &ids, kv, 10);
+        for step in [10, 1] {
             let got = logits(&model, &ids, kv, step);
             assert_close(&got, &want, 2e-2);
             assert_close(&got, &logits(&two_bits, &ids, kv, step), 1e-4);

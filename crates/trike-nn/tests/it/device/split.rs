@@ -74,16 +74,17 @@ fn every_architecture_on_two_devices_is_that_on_one_to_the_bit() {
     for (name, spec, kind) in architectures() {
         for (activations, precision, steps) in [
             (ActivationPrecision::F32, KvPrecision::F32, &[11, 1][..]),
-            (ActivationPrecision::Int8PerToken, KvPrecision::F16, &[30]),
-            (ActivationPrecision::F32, KvPrecision::Int8, &[11, 1]),
+            (ActivationPrecision::Int8PerToken, KvPrecision::F16, &[14]),
+            (ActivationPrecision::F32, KvPrecision::Int8, &[11]),
         ] {
             let kv = KvSpec::new(precision, 40);
             let one = gpu(&first, &spec, kind, activations);
             let two = split(&[(&first, 1), (&second, 1)], &spec, kind, activations).expect("it loads");
-            let ids = ids(30, 3);
+            // The window of 7 is full, and the last step is not.
+            let ids = ids(14, 3);
             for &step in steps {
                 let got = logits(&two, &ids, kv, step);
-                assert!(got.len() == 30 * spec.vocab && got.iter().all(|v| v.is_finite()), "{name}");
+                assert!(got.len() == 14 * spec.vocab && got.iter().all(|v| v.is_finite()), "{name}");
                 assert!(got == logits(&one, &ids, kv, step), "{name}, steps of {step}");
             }
             let text = greedy(&two, kv, &ids[..5], 8);
