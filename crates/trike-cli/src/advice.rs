@@ -19,10 +19,7 @@ use trike::{
     train::TrainError,
 };
 
-use crate::{
-    commands::NoChatModel,
-    naming::{BadLink, NoModel},
-};
+use crate::naming::{BadLink, NoChatModel, NoModel};
 
 /// Rewords a value that is not a number: the standard parsers say "invalid digit found in string".
 pub(crate) fn reword(error: clap::Error) -> clap::Error {

@@ -4,6 +4,8 @@ use std::{error::Error, fmt, path::Path};
 
 use trike::hub::ModelId;
 
+use crate::output::bytes;
+
 /// Hosts of the HuggingFace hub.
 const HOSTS: [&str; 3] = ["huggingface.co", "hf.co", "www.huggingface.co"];
 /// Extensions of model files.
@@ -46,6 +48,36 @@ impl NoModel {
             advice += &format!("; to continue it as a text: trike run -p {}", self.name);
         }
         advice
+    }
+}
+
+/// No model was given, and the bundled one cannot chat.
+#[derive(Debug)]
+pub(crate) struct NoChatModel {
+    pub(crate) bundled: &'static str,
+    /// A model that can chat, with the bytes of its download and of the memory that it needs.
+    pub(crate) name: &'static str,
+    pub(crate) download: u64,
+    pub(crate) memory: u64,
+}
+
+impl fmt::Display for NoChatModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no model given, and the bundled model `{}` cannot chat", self.bundled)
+    }
+}
+
+impl Error for NoChatModel {}
+
+impl NoChatModel {
+    /// What to do next.
+    pub(crate) fn advice(&self) -> String {
+        format!(
+            "`trike chat {}` downloads {} once and needs about {} of memory; `trike list --known` shows other models",
+            self.name,
+            bytes(self.download),
+            bytes(self.memory)
+        )
     }
 }
 

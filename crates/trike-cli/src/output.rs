@@ -41,6 +41,16 @@ pub(crate) fn model_name(path: &Path) -> String {
     named(&path.display().to_string())
 }
 
+/// A size in decimal units.
+pub(crate) fn bytes(n: u64) -> String {
+    match n {
+        0..1_000 => format!("{n} B"),
+        1_000..1_000_000 => format!("{:.1} kB", n as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.2} MB", n as f64 / 1e6),
+        _ => format!("{:.2} GB", n as f64 / 1e9),
+    }
+}
+
 /// An object preceded by the version of its fields.
 #[derive(Serialize)]
 pub(crate) struct Versioned<'a, T> {

@@ -113,7 +113,7 @@ mod tests {
             ("trike run m.gguf -p x -ngl 99", "'-ngl': use --device"),
             ("trike run m.gguf --n-gpu-layers=99", "'--n-gpu-layers': use --device"),
             ("trike run -hf org/name", "'-hf': give the model as org/name"),
-            ("trike run m.gguf -fa", "'-fa': omit it"),
+            ("trike run m.gguf -p x -fa", "'-fa': omit it"),
             ("trike chat m.gguf -ctk q8_0", "'-ctk': use --kv"),
             ("trike run m.gguf -cnv", "'-cnv': use `trike chat`"),
             ("trike run m.gguf -i", "'-i': use `trike chat`"),

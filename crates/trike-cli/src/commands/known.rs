@@ -1,7 +1,5 @@
 //! `trike list --known`: published models, and what they need on this machine.
 
-use std::{error::Error, fmt};
-
 use serde::Serialize;
 use trike::{
     Cpu,
@@ -116,38 +114,6 @@ impl KnownOutcome {
     pub(super) fn to_chat_with(&self) -> Option<&KnownModel> {
         let recommended = self.models.iter().find(|model| Some(model.name) == self.recommended);
         recommended.or(self.models.first())
-    }
-}
-
-/// No model was given, and the bundled one cannot chat.
-#[derive(Debug)]
-pub(crate) struct NoChatModel {
-    pub(crate) name: &'static str,
-    pub(crate) bytes: u64,
-    pub(crate) memory: u64,
-}
-
-impl fmt::Display for NoChatModel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no model given, and the bundled model `{}` cannot chat", super::shipped::NAME)
-    }
-}
-
-impl Error for NoChatModel {}
-
-impl NoChatModel {
-    pub(super) fn of(model: &KnownModel) -> Self {
-        Self { name: model.name, bytes: model.bytes, memory: model.memory }
-    }
-
-    /// What to do next.
-    pub(crate) fn advice(&self) -> String {
-        format!(
-            "`trike chat {}` downloads {} once and needs about {} of memory; `trike list --known` shows other models",
-            self.name,
-            crate::render::bytes(self.bytes),
-            crate::render::bytes(self.memory)
-        )
     }
 }
 

@@ -48,7 +48,7 @@ pub(crate) use doctor::{Diagnosis, Measured};
 pub(crate) use embed::EmbedOutcome;
 pub(crate) use eval::EvalOutcome;
 pub(crate) use inspect::MemoryOutcome;
-pub(crate) use known::{KnownOutcome, NoChatModel};
+pub(crate) use known::KnownOutcome;
 pub(crate) use logits::LogitsOutcome;
 pub(crate) use models::{ListOutcome, LocalModel, Removed, RmOutcome, ShowOutcome};
 pub(crate) use needle::NeedleOutcome;

@@ -17,7 +17,7 @@ use crate::{
         BenchOutcome, Diagnosis, EmbedOutcome, EvalOutcome, LimitOutcome, LogitsOutcome, Measured,
         MemoryOutcome, PerplexityOutcome, QuantizeOutcome, RunOutcome, TrainOutcome,
     },
-    output::Show,
+    output::{Show, bytes},
 };
 
 /// A table with `left` columns of text, followed by columns of numbers.
@@ -46,16 +46,6 @@ fn facts<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
         table.add_row([name.to_owned(), value]);
     }
     plain(table)
-}
-
-/// A size in decimal units.
-pub(crate) fn bytes(n: u64) -> String {
-    match n {
-        0..1_000 => format!("{n} B"),
-        1_000..1_000_000 => format!("{:.1} kB", n as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.2} MB", n as f64 / 1e6),
-        _ => format!("{:.2} GB", n as f64 / 1e9),
-    }
 }
 
 fn percent(share: f64) -> String {

@@ -2,11 +2,11 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use super::{bytes, facts, or_dash, plain};
+use super::{facts, or_dash, plain};
 use crate::{
     commands::{KnownOutcome, ListOutcome, LocalModel, RmOutcome, ShowOutcome},
     invocation,
-    output::Show,
+    output::{Show, bytes},
 };
 
 impl Show for LocalModel {

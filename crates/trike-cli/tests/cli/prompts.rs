@@ -100,7 +100,7 @@ fn a_word_that_is_no_model_is_not_continued() {
     let prompt = ["-p", "Once", "-n", "2", "--temperature", "0"];
     assert_eq!(trike.stdout(&[&["run", "my model"], &prompt[..]].concat()), "Once upon a");
     assert!(trike.fails(2, &["run", "my model"]).contains("no prompt"));
-    assert!(trike.fails(1, &["run", "my other model.gguf"]).contains("no such file or directory"));
+    assert!(trike.fails(1, &["run", "my other model.gguf", "-p", "x"]).contains("no such file or directory"));
 }
 
 #[test]

@@ -18,7 +18,7 @@ use trike::{
 };
 
 use super::{
-    NoChatModel, hub, known,
+    hub, known,
     load::{context, load, open},
     shipped, text,
 };
@@ -26,8 +26,8 @@ use crate::{
     advice::advice,
     args::{self, ChatArgs, RunArgs},
     interrupt, is_broken_pipe,
-    output::{self, Paint},
-    render::bytes,
+    naming::NoChatModel,
+    output::{self, Paint, bytes},
 };
 use input::{Input, Line};
 use slash::Slash;
@@ -121,19 +121,16 @@ pub(super) fn with_model(mut args: ChatArgs, quiet: bool) -> anyhow::Result<Chat
     }
     let all = known::known_models();
     let Some(model) = all.to_chat_with() else { return Ok(args) };
-    let question = format!(
-        "no model given, and the bundled model `{}` cannot chat: download {} ({}, needs about {} of memory)?",
-        shipped::NAME,
-        model.name,
-        bytes(model.bytes),
-        bytes(model.memory)
-    );
+    let (name, download, memory) = (model.name, model.bytes, model.memory);
+    let error = NoChatModel { bundled: shipped::NAME, name, download, memory };
+    let question =
+        format!("{error}: download {name} ({}, needs about {} of memory)?", bytes(download), bytes(memory));
     let may_download = cfg!(feature = "hub") && hub::hub().offline().is_none();
     if may_download && output::ask(&question)? == Some(true) {
-        args.model.name = Some(PathBuf::from(model.name));
+        args.model.name = Some(PathBuf::from(name));
         return Ok(args);
     }
-    Err(NoChatModel::of(model).into())
+    Err(error.into())
 }
 
 /// Runs the conversation until the input ends.
