@@ -68,8 +68,8 @@ const fn row(
 
 /// Memory besides the weights: keys and values of 4,096 tokens in f16, at most 0.6 GB for these models, and buffers.
 const BESIDES: u64 = 700_000_000;
-/// The speed below which a model is not recommended: about twice as fast as one reads.
-const READABLE: f64 = 10.0;
+/// The predicted speed below which a model is not recommended: it is an upper bound, and one reads about 5 tokens per second.
+const READABLE: f64 = 15.0;
 
 /// The names of the published models.
 pub(super) fn names() -> impl Iterator<Item = String> {
@@ -127,8 +127,8 @@ mod tests {
             |bandwidth, free| KnownOutcome::new(bandwidth, free).recommended.unwrap_or("none").to_owned();
         assert!(recommended(Some(100e9), Some(64 << 30)).contains("8B"));
         assert!(recommended(Some(100e9), None).contains("8B"));
-        // 2.18 GB at 12 GB/s are 5.5 tokens/s, 1.07 GB are 11.
-        assert!(recommended(Some(12e9), Some(64 << 30)).contains("4B"));
+        // 2.18 GB at 20 GB/s are 9 tokens/s, 1.07 GB are 19.
+        assert!(recommended(Some(20e9), Some(64 << 30)).contains("4B"));
         assert!(recommended(Some(100e9), Some(1_500_000_000)).contains("1.7B"));
         // Slow everywhere, or unknown: the smallest.
         assert!(recommended(Some(1e9), None).contains("1.7B"));
