@@ -228,7 +228,7 @@ pub(crate) const HOUSE: &[Row] = &[
         layer: 9,
         name: "trike-cli",
         purpose: "the `trike` command",
-        uses: "trike trike-models",
+        uses: "trike",
         registry: "anyhow clap clap_complete clap_mangen comfy-table ctrlc indicatif rustyline serde serde_json",
         unsafe_in: &[],
     },

@@ -72,11 +72,13 @@ fn all(ws: &Workspace) -> Result<Tally> {
 
 /// Returns whether cargo succeeded; the output of the test binaries is added to `tally` and echoed to stdout.
 fn cargo_test(ws: &Workspace, call: &Call, tally: &mut Tally) -> Result<bool> {
-    let mut child = Command::from(call.command(ws))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot start cargo test")?;
+    let mut command = Command::from(call.command(ws));
+    if call.selection().iter().any(|word| word == "--doc") {
+        // Examples load the bundled model by its name, which unpacks it into the user's cache.
+        command.env("XDG_CACHE_HOME", ws.metadata.target_directory.join("tmp/cache"));
+    }
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start cargo test")?;
     let stdout = child.stdout.take().context("cargo test has no stdout")?;
     for line in BufReader::new(stdout).split(b'\n') {
         // Tests may print invalid UTF-8, which must not end the run.

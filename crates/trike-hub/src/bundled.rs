@@ -9,7 +9,7 @@ impl Hub {
     pub const BUNDLED: &str = "tiny";
 
     /// Trike's folder in the user's cache, then that in the folder for temporary files.
-    pub fn folders(&self) -> impl Iterator<Item = PathBuf> {
+    pub fn folders(&self) -> impl Iterator<Item = PathBuf> + use<> {
         let variable = |name| self.variables.get(name).map(PathBuf::from);
         let cache = variable("XDG_CACHE_HOME")
             .or_else(|| variable("LOCALAPPDATA"))

@@ -1,14 +1,23 @@
 //! Ternary language models: load, generate, measure, convert, quantize.
 //!
-//! Start from [`LanguageModel`]: it reads a HuggingFace directory, a GGUF file or a llama2.c checkpoint, and
-//! continues a prompt.
+//! Start from [`LanguageModel`]: it reads a HuggingFace directory, a GGUF file or a llama2.c checkpoint, by its path or by its name
+//! on the HuggingFace hub, and continues a prompt. `tiny` is bundled.
 //!
 //! ```
-//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
-//! let model = trike::LanguageModel::load(path)?;
+//! let model = trike::LanguageModel::load("tiny")?;
 //! let story = model.generate("Once upon a time", &trike::GenerateOptions::default())?;
 //! println!("{}", story.text);
 //! # assert!(story.text.starts_with(", there was a little girl named Lily."), "{}", story.text);
+//! # Ok::<(), trike::LlmError>(())
+//! ```
+//!
+//! A conversation, with the model's own chat template:
+//!
+//! ```no_run
+//! let model = trike::LanguageModel::load("prism-ml/Ternary-Bonsai-1.7B-gguf:Q2_0")?;
+//! let mut chat = trike::Chat::new(&model)?;
+//! println!("{}", chat.ask(&model, "What is the capital of France?")?);
+//! println!("{}", chat.ask(&model, "And of Italy?")?);
 //! # Ok::<(), trike::LlmError>(())
 //! ```
 //!
@@ -44,7 +53,7 @@
 //! The decision that shaped this crate: it contains no logic. It re-exports the names of the crates below, with their
 //! documentation. The alternative, a simplified API, would have to grow until it equals the API that it hides.
 //!
-//! * text: [`LanguageModel`], [`LoadOptions`], [`HeadPrecision`], [`GenerateOptions`], [`Generation`],
+//! * text: [`LanguageModel`], [`Chat`], [`LoadOptions`], [`HeadPrecision`], [`GenerateOptions`], [`Generation`],
 //!   [`FinishReason`], [`SamplerConfig`], [`Tokenizer`]
 //! * files: [`ModelFile`], [`inspect()`] with [`Inspection`], [`convert()`] with [`ConvertOptions`],
 //!   [`ConvertReport`] and [`Target`]

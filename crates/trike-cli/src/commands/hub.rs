@@ -4,12 +4,8 @@ use std::path::{Path, PathBuf};
 
 use trike::hub::{Hub, HubCache, HubError, ModelId};
 
+use super::shipped::hub;
 use crate::naming::{self, NoModel};
-
-/// The hub, configured by the variables of this process.
-pub(super) fn hub() -> Hub {
-    Hub::from_variables(|name| std::env::var_os(name))
-}
 
 /// Returns an existing path unchanged. Otherwise the path of the bundled model for its name or, if it parses as a model id of the
 /// hub or a link to it, the path of the model in the cache, downloaded first if necessary.

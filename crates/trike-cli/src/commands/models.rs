@@ -63,7 +63,7 @@ pub(crate) fn list(_args: &ListArgs) -> anyhow::Result<ListOutcome> {
         bytes: shipped::bytes(),
         modified: None,
     };
-    let cache = hub::hub().cache().ok();
+    let cache = shipped::hub().cache().ok();
     let cached = cache.as_ref().map(HubCache::models).transpose()?.unwrap_or_default();
     let local = cached.into_iter().map(|model| LocalModel {
         name: model.id.to_string(),
@@ -93,7 +93,7 @@ pub(crate) struct Removed {
 
 /// Removes models from the cache, after confirmation.
 pub(crate) fn rm(args: &RmArgs) -> anyhow::Result<RmOutcome> {
-    let cache = hub::hub().cache()?;
+    let cache = shipped::hub().cache()?;
     // Check all names before asking, and before the first model is removed.
     args.ids.iter().try_for_each(|id| cache.check_removal(id))?;
     if !args.yes {

@@ -35,8 +35,6 @@ pub struct Chat {
     rendering: RenderOptions,
     options: GenerateOptions,
     session: Session,
-    /// Number of answers, added to the seed.
-    answers: u64,
     dropped: usize,
 }
 
@@ -67,7 +65,6 @@ impl Chat {
             rendering: RenderOptions::default(),
             options,
             session: Session::default(),
-            answers: 0,
             dropped: 0,
         }
     }
@@ -106,12 +103,10 @@ impl Chat {
         let budget = context - longest;
         let prompt = self.conversation.fit(&self.template, tokenizer, &self.rendering, budget)?;
         self.dropped += prompt.dropped_messages;
-        let seed = self.options.sampler.seed.wrapping_add(self.answers);
-        let mut options = self.options.clone();
-        options.sampler.seed = seed;
         let ends = tokenizer.turn_ends();
-        let answer = model.generate_in(&mut self.session, prompt.ids, &ends, &options, on_text)?;
-        self.answers += 1;
+        let answer = model.generate_in(&mut self.session, prompt.ids, &ends, &self.options, on_text)?;
+        // Another answer to the same message is another text.
+        self.options.sampler.seed = self.options.sampler.seed.wrapping_add(1);
         self.conversation.push(Message::assistant(answer.text.trim()));
         Ok(answer)
     }
@@ -142,7 +137,7 @@ impl Chat {
         &mut self.rendering
     }
 
-    /// The options of answers.
+    /// The options of the next answer.
     #[must_use]
     pub fn options(&self) -> &GenerateOptions {
         &self.options

@@ -10,11 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 use trike::{
     FinishReason, GenerateOptions, Generation, Model, ModelFile, SamplerConfig, Tokenizer,
-    llm::Session,
-    text::{
-        chat::{ChatTemplate, Conversation, Message, RenderOptions},
-        constraint::Constraint,
-    },
+    text::{chat::ChatTemplate, constraint::Constraint},
 };
 
 use super::{
@@ -35,19 +31,13 @@ use slash::Slash;
 /// A conversation with its model.
 struct Chat {
     model: Box<dyn Model>,
-    template: ChatTemplate,
-    talk: Conversation,
+    chat: trike::Chat,
     /// Tools of a loaded conversation, for the template.
     tools: Option<Value>,
-    options: GenerateOptions,
     /// Maximum number of tokens of the conversation.
     context: usize,
-    /// Keys and values of the conversation so far.
-    session: Session,
     /// The file to which it was last saved, or from which it was loaded.
     file: Option<PathBuf>,
-    /// Number of answers, added to the seed.
-    answers: u64,
     quiet: bool,
     json: bool,
 }
@@ -125,7 +115,7 @@ pub(super) fn with_model(mut args: ChatArgs, quiet: bool) -> anyhow::Result<Chat
     let error = NoChatModel { bundled: shipped::NAME, name, download, memory };
     let question =
         format!("{error}: download {name} ({}, needs about {} of memory)?", bytes(download), bytes(memory));
-    let may_download = cfg!(feature = "hub") && hub::hub().offline().is_none();
+    let may_download = cfg!(feature = "hub") && shipped::hub().offline().is_none();
     if may_download && output::ask(&question)? == Some(true) {
         args.model.name = Some(PathBuf::from(name));
         return Ok(args);
@@ -161,7 +151,6 @@ pub(super) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
             if !input.is_terminal() || is_broken_pipe(&error) {
                 return Err(error);
             }
-            chat.talk.pop_turn();
             output::error(&error, advice(&error).as_deref());
         }
     }
@@ -201,37 +190,21 @@ impl Chat {
         let wanted = wanted.with_sequence(sequence);
         let model = load(device, &file, &wanted, quiet)?;
         let kv = request.choose(known, &file, &wanted, &*model, quiet)?;
-        Ok(Self {
-            model,
-            template,
-            talk: Conversation::new(args.system.as_deref()),
-            tools: None,
-            options: options.with_kv(settings.with_precision(kv.precision)).with_context(capacity),
-            context: capacity,
-            session: Session::default(),
-            file: None,
-            answers: 0,
-            quiet,
-            json: args.json,
-        })
+        let options = options.with_kv(settings.with_precision(kv.precision)).with_context(capacity);
+        let mut chat = trike::Chat::with_template(template, options);
+        chat.conversation_mut().set_system(args.system.as_deref());
+        Ok(Self { model, chat, tools: None, context: capacity, file: None, quiet, json: args.json })
     }
 
     /// Adds a message and generates its answer.
     fn send(&mut self, message: &str) -> anyhow::Result<()> {
-        if message.is_empty() {
-            return Ok(());
-        }
-        self.talk.push(Message::user(message));
-        self.answer()
+        if message.is_empty() { Ok(()) } else { self.answer(Some(message)) }
     }
 
-    /// Answers the last message.
-    fn answer(&mut self) -> anyhow::Result<()> {
-        let seed = self.options.sampler.seed.wrapping_add(self.answers);
-        let sampler = self.options.sampler.clone().with_seed(seed);
-        self.answers += 1;
-        let answer = self.generate(&self.options.clone().with_sampler(sampler.clone()))?;
-        self.talk.push(Message::assistant(answer.text.trim()));
+    /// Answers a message, or the last one of the conversation.
+    fn answer(&mut self, message: Option<&str>) -> anyhow::Result<()> {
+        let sampler = self.chat.options().sampler.clone();
+        let answer = self.generate(message)?;
         let line = self.describe(&answer, &sampler);
         if self.json {
             output::stream(&(serde_json::to_string(&output::Versioned::of(&line))? + "\n"))?;
@@ -268,39 +241,35 @@ impl Chat {
     }
 
     /// Generates an answer and streams it to stdout.
-    fn generate(&mut self, options: &GenerateOptions) -> anyhow::Result<Generation> {
-        let tokenizer = self.model.tokenizer()?;
-        // At least half of the context is reserved for the conversation.
-        let room = options.max_tokens.unwrap_or(self.context / 4).min(self.context / 2);
-        let budget = self.context - room;
-        let rendering = RenderOptions::default().with_tools(self.tools.as_ref().map(Value::to_string));
-        let prompt = self.talk.fit(&self.template, tokenizer, &rendering, budget)?;
-        if prompt.dropped_turns > 0 && !self.quiet {
-            output::note(&format!(
-                "the conversation exceeded the context: dropped the oldest {} messages",
-                prompt.dropped_messages
-            ));
-        }
+    fn generate(&mut self, message: Option<&str>) -> anyhow::Result<Generation> {
         interrupt::stop_gracefully();
-        let ends = tokenizer.turn_ends();
         let mut colour = Paint::Answer.start();
         let mut failed = None;
-        let json = self.json;
-        let generation =
-            self.model.generate_in(&mut self.session, prompt.ids, &ends, options, &mut |piece| {
-                let piece = if json { String::new() } else { std::mem::take(&mut colour) + piece };
-                match output::stream(&piece) {
-                    Ok(()) if interrupt::requested() => ControlFlow::Break(()),
-                    Ok(()) => ControlFlow::Continue(()),
-                    Err(error) => {
-                        failed = Some(error);
-                        ControlFlow::Break(())
-                    }
+        let (json, dropped) = (self.json, self.chat.dropped_messages());
+        let mut on_text = |piece: &str| {
+            let piece = if json { String::new() } else { std::mem::take(&mut colour) + piece };
+            match output::stream(&piece) {
+                Ok(()) if interrupt::requested() => ControlFlow::Break(()),
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => {
+                    failed = Some(error);
+                    ControlFlow::Break(())
                 }
-            });
+            }
+        };
+        let generation = match message {
+            Some(message) => self.chat.send(&*self.model, message, &mut on_text),
+            None => self.chat.answer(&*self.model, &mut on_text),
+        };
         interrupt::resume();
         if !json {
             output::stream(&Paint::Answer.end())?;
+        }
+        let dropped = self.chat.dropped_messages() - dropped;
+        if dropped > 0 && !self.quiet {
+            output::note(&format!(
+                "the conversation exceeded the context: dropped the oldest {dropped} messages"
+            ));
         }
         match failed {
             Some(error) => Err(error.into()),

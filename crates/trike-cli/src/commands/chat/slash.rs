@@ -82,7 +82,7 @@ impl Chat {
         match command {
             Slash::Help => output::note(&help()),
             Slash::System(text) => {
-                self.talk.set_system(Some(text).filter(|text| !text.is_empty()));
+                self.chat.conversation_mut().set_system(Some(text).filter(|text| !text.is_empty()));
                 self.say(if text.is_empty() { "no system prompt" } else { "system prompt set" });
             }
             Slash::Save("") | Slash::Replace("") | Slash::Load("") => bail!("expected a file name"),
@@ -97,17 +97,17 @@ impl Chat {
             Slash::Load(path) => self.load(Path::new(path))?,
             Slash::Regenerate => {
                 // Answers of tools within the turn are kept.
-                let mut turn = self.talk.pop_turn();
+                let mut turn = self.chat.conversation_mut().pop_turn();
                 while turn.len() > 1 && turn.last().is_some_and(|message| message.role == "assistant") {
                     turn.pop();
                 }
                 if turn.is_empty() {
                     bail!("there is no message to answer");
                 }
-                turn.into_iter().for_each(|message| self.talk.push(message));
-                self.answer()?;
+                turn.into_iter().for_each(|message| self.chat.conversation_mut().push(message));
+                self.answer(None)?;
             }
-            Slash::Undo => match self.talk.pop_turn()[..] {
+            Slash::Undo => match self.chat.conversation_mut().pop_turn()[..] {
                 [] => bail!("there is nothing to undo"),
                 _ => self.say("taken back"),
             },
@@ -117,7 +117,7 @@ impl Chat {
                 output::note(&self.params());
             }
             Slash::Clear => {
-                self.talk.clear();
+                self.chat.conversation_mut().clear();
                 self.file = None;
                 self.say("a new conversation");
             }
@@ -138,7 +138,8 @@ impl Chat {
     }
 
     fn save(&mut self, path: &Path) -> anyhow::Result<()> {
-        let saved = Saved { messages: self.talk.messages().to_vec(), tools: self.tools.clone() };
+        let saved =
+            Saved { messages: self.chat.conversation().messages().to_vec(), tools: self.tools.clone() };
         let json = serde_json::to_string_pretty(&saved)? + "\n";
         OutputFile::replace(path, json).with_context(|| format!("cannot write {}", path.display()))?;
         self.file = Some(path.to_owned());
@@ -154,14 +155,17 @@ impl Chat {
         }
         let count = saved.messages.len();
         self.file = Some(path.to_owned());
-        (self.talk, self.tools) = (Conversation::of(saved.messages), saved.tools);
+        *self.chat.conversation_mut() = Conversation::of(saved.messages);
+        self.chat.rendering_mut().tools = saved.tools.as_ref().map(Value::to_string);
+        self.tools = saved.tools;
         self.say(&format!("{count} messages from {}", path.display()));
         Ok(())
     }
 
     /// The sampling parameters, one per line.
     fn params(&self) -> String {
-        let sampler = &self.options.sampler;
+        let options = self.chat.options();
+        let sampler = &options.sampler;
         let or = |value: Option<usize>, none: &str| value.map_or(none.to_owned(), |value| value.to_string());
         [
             ("temperature", sampler.temperature.to_string()),
@@ -170,7 +174,7 @@ impl Chat {
             ("min-p", sampler.min_p.to_string()),
             ("repetition-penalty", sampler.repetition_penalty.to_string()),
             ("seed", sampler.seed.to_string()),
-            ("max-tokens", or(self.options.max_tokens, "-1")),
+            ("max-tokens", or(options.max_tokens, "-1")),
         ]
         .map(|(name, value)| format!("{name:20} {value}"))
         .join("\n")
@@ -185,7 +189,7 @@ impl Chat {
         let whole = || {
             value.parse::<u64>().with_context(|| format!("{name}: expected a whole number, got `{value}`"))
         };
-        let sampler = self.options.sampler.clone();
+        let sampler = self.chat.options().sampler.clone();
         let sampler = match name.replace('_', "-").as_str() {
             "temperature" => sampler.with_temperature(number()?),
             "top-k" if ["all", "0"].contains(&value) => sampler.with_top_k(None),
@@ -193,19 +197,16 @@ impl Chat {
             "top-p" => sampler.with_top_p(number()?),
             "min-p" => sampler.with_min_p(number()?),
             "repetition-penalty" => sampler.with_repetition_penalty(number()?),
-            "seed" => {
-                self.answers = 0;
-                sampler.with_seed(whole()?)
-            }
+            "seed" => sampler.with_seed(whole()?),
             "max-tokens" => {
                 let tokens = if value == "-1" { None } else { Some(whole()? as usize) };
-                self.options = self.options.clone().with_max_tokens(tokens);
+                self.chat.options_mut().max_tokens = tokens;
                 return Ok(());
             }
             _ => bail!("{name}: no such parameter"),
         };
         sampler.validate()?;
-        self.options = self.options.clone().with_sampler(sampler);
+        self.chat.options_mut().sampler = sampler;
         Ok(())
     }
 }

@@ -24,7 +24,9 @@ fn tables() -> String {
         let none = count(|s| matches!(s, Status::NoEffect(_)));
         let refused = count(|s| matches!(s, Status::Refused(_)));
         write!(text, "## {title}\n\n{read} read, {none} without effect, {refused} refused.\n\n").unwrap();
-        text += "| key | status |\n|---|---|\n";
+        text += "| status | keys |\n|---|---|\n";
+        // One row per status, in the order of the list.
+        let mut rows: Vec<(String, Vec<String>)> = Vec::new();
         for (name, status) in keys.list {
             let refused = |values: &[f64]| match values {
                 [] => "refused".to_owned(),
@@ -41,7 +43,14 @@ fn tables() -> String {
                     format!("read for {}, otherwise {}", family.name(), refused(values))
                 }
             };
-            writeln!(text, "| `{name}` | {status} |").unwrap();
+            let name = format!("`{name}`");
+            match rows.iter_mut().find(|(known, _)| *known == status) {
+                Some((_, names)) => names.push(name),
+                None => rows.push((status, vec![name])),
+            }
+        }
+        for (status, names) in rows {
+            writeln!(text, "| {status} | {} |", names.join(", ")).unwrap();
         }
         text.push('\n');
     }
