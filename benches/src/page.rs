@@ -321,6 +321,8 @@ mod tests {
 
             ## Products
 
+            With the best instruction set, `avx512-vnni`, and of other libraries; the record has the rows of all instruction sets.
+
             ### square m=1
 
             | kernel | isa | threads | time | spread | GMAC/s | GB/s | of bandwidth | of int8 peak | x candle f32 | x 2-bit |

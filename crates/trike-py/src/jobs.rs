@@ -12,7 +12,7 @@ use serde::Serialize;
 use trike::{
     Calibration, ConvertOptions, EmbeddingStorage, ModelFile, ScaleStorage, Target,
     calibrate::{OptionNames, quantize_to},
-    hub::Hub,
+    hub::{Hub, ModelId},
     train::run::{ConfigFormat, Event, Run, RunConfig},
 };
 
@@ -181,6 +181,10 @@ fn _hub_path(
     variables: HashMap<OsString, OsString>,
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<PathBuf> {
+    if name != Hub::BUNDLED {
+        // Any other text would be taken as a path.
+        name.parse::<ModelId>().map_err(errors::value)?;
+    }
     let name = PathBuf::from(name);
     let hub = Hub::from_variables(|name| variables.get(OsStr::new(name)).cloned());
     work::run(py, progress.as_ref(), move |line: &Line<PathBuf>| {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use trike::hub::{Hub, HubCache, HubError, ModelId};
+use trike::hub::{HubCache, HubError, ModelId};
 
 use super::shipped::hub;
 use crate::naming::{self, NoModel};
@@ -70,7 +70,7 @@ pub(super) fn pull(id: &ModelId, quiet: bool) -> anyhow::Result<PathBuf> {
 fn shown(
     id: &ModelId,
     quiet: bool,
-    download: impl FnOnce(&Hub, &mut dyn FnMut(u64, u64)) -> Result<PathBuf, HubError>,
+    download: impl FnOnce(&trike::hub::Hub, &mut dyn FnMut(u64, u64)) -> Result<PathBuf, HubError>,
 ) -> anyhow::Result<PathBuf> {
     use crate::{interrupt, progress::Progress};
 

@@ -10,7 +10,7 @@ use trike::{
     llm::{GenerationConfig, LlmError},
 };
 
-use super::{conflict, hub, shipped};
+use super::{conflict, shipped};
 use crate::{
     args::{ListArgs, RmArgs, ShowArgs},
     output,
@@ -38,7 +38,7 @@ pub(crate) struct ListOutcome {
 /// Downloads or updates a model.
 #[cfg(feature = "hub")]
 pub(crate) fn pull(args: &crate::args::PullArgs, quiet: bool) -> anyhow::Result<LocalModel> {
-    let path = hub::pull(&args.id, quiet)?;
+    let path = super::hub::pull(&args.id, quiet)?;
     let bytes = bytes_of(&path)?;
     Ok(LocalModel { name: args.id.to_string(), path: path.display().to_string(), bytes, modified: None })
 }

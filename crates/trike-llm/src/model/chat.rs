@@ -22,9 +22,9 @@ use crate::{GenerateOptions, Generation, LlmError, Model, ModelFile, OnText, Ses
 /// let template = ChatTemplate::from_source("{% for m in messages %}{{ m.content }} {% endfor %}")?;
 /// let mut chat = Chat::with_template(template, GenerateOptions::default().with_max_tokens(8));
 /// let answer = chat.send(&model, "Once upon a time", &mut |_| ControlFlow::Continue(()))?;
-/// assert_eq!(answer.text, ", there was a little girl named");
+/// assert_eq!(answer.ids.len(), 8);
 /// // The second answer reuses what was read and generated for the first.
-/// assert!(chat.send(&model, "Lily", &mut |_| ControlFlow::Continue(()))?.reused > 5);
+/// assert!(chat.send(&model, "And then", &mut |_| ControlFlow::Continue(()))?.reused > 0);
 /// assert_eq!(chat.conversation().turns(), 2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
