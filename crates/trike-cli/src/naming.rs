@@ -186,7 +186,7 @@ fn similar(name: &str, known: impl IntoIterator<Item = String>) -> Vec<String> {
             let plain = repository.split([':', '@']).next().unwrap_or_default().trim_end_matches("-gguf");
             let distance = match name.len() >= 3 && (plain.contains(&name) || name.contains(plain)) {
                 true => 0,
-                false => distance(&name, plain),
+                false => trike::core::edit_distance(&name, plain),
             };
             (distance <= name.chars().count().div_ceil(3)).then_some((distance, full))
         })
@@ -194,22 +194,6 @@ fn similar(name: &str, known: impl IntoIterator<Item = String>) -> Vec<String> {
     // Stable: the order of the list within a distance.
     found.sort_by_key(|(distance, _)| *distance);
     found.into_iter().map(|(_, name)| name).take(SUGGESTIONS).collect()
-}
-
-/// The number of letters to insert, remove or replace.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
@@ -303,7 +287,6 @@ mod tests {
         assert_eq!(of("ternary-bonsai-1.7b"), [known[1]]);
         assert_eq!(of("bitnet"), [known[2]]);
         assert!(of("llama3").is_empty() && of("x").is_empty());
-        assert_eq!((distance("", "abc"), distance("kitten", "sitting"), distance("a", "a")), (3, 3, 0));
         let advice =
             NoModel { may_be_prompt: true, ..NoModel::new("tiyn", known.map(str::to_owned)) }.advice();
         assert!(

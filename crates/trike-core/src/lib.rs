@@ -16,7 +16,7 @@
 //!   [`RopeScaling`], [`TritScore`]
 //! * costs: [`Cost`], [`LinearProblem`]
 //! * device names: [`DeviceSpec`], [`Runtime`], [`UnknownDevice`]
-//! * options: [`OptionError`] with [`Bounds`]
+//! * options: [`OptionError`] with [`Bounds`]; misspelt names: [`edit_distance`]
 //! * errors: [`TensorError`], [`SpecError`], [`BlockError`]
 //!
 //! The only Trike crate that it depends on is `trike-trit`; it has no Cargo features.
@@ -34,6 +34,7 @@ mod keys;
 mod kv;
 mod kv_options;
 mod layout;
+mod names;
 mod operation;
 mod option;
 mod precision;
@@ -56,6 +57,7 @@ pub use keys::{KeySelector, SelectedKeys};
 pub use kv::{InvalidKvPrecisions, KvPrecisions};
 pub use kv_options::{KvLimit, KvOptions};
 pub use layout::Layout;
+pub use names::edit_distance;
 pub use operation::{GatedActivation, TritScore};
 pub use option::{Bounds, Number, OptionError};
 pub use precision::{ActivationPolicy, ActivationPrecision, KvPrecision};

@@ -82,7 +82,7 @@ impl PreTokenizer {
     /// The known name closest to `name`.
     #[must_use]
     pub fn nearest_name(name: &str) -> &'static str {
-        Self::names().min_by_key(|known| distance(name, known)).unwrap_or("default")
+        Self::names().min_by_key(|known| trike_core::edit_distance(name, known)).unwrap_or("default")
     }
 
     /// Splits each text; the concatenated pieces equal the text. The rule is compiled once for all of them.
@@ -168,21 +168,6 @@ impl Splitter {
         }
         Ok(())
     }
-}
-
-/// The Levenshtein distance of two short texts, in bytes.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().take(64).enumerate() {
-        let mut diagonal = i;
-        row[0] = i + 1;
-        for (j, y) in b.bytes().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

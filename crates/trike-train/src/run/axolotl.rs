@@ -439,23 +439,8 @@ fn dataset(data: &Map<String, Value>) -> Result<Vec<Value>, String> {
 
 /// The nearest valid name to a misspelt one, if it is close.
 fn nearest<'n>(name: &str, names: impl Iterator<Item = &'n str>) -> Option<&'n str> {
-    let (distance, best) = names.map(|other| (distance(name, other), other)).min()?;
+    let (distance, best) = names.map(|other| (trike_core::edit_distance(name, other), other)).min()?;
     (distance <= 1 + name.len() / 4).then_some(best)
-}
-
-/// The Levenshtein distance: number of insertions, deletions and substitutions.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.bytes().enumerate() {
-            let change = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

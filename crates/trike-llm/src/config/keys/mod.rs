@@ -64,7 +64,7 @@ impl Keys {
     /// The known key most similar to an unknown one, if any is similar.
     fn nearest(&self, key: &str) -> Option<&'static str> {
         let names = self.list.iter().map(|(name, _)| *name).filter(|name| !name.ends_with('*'));
-        let (distance, name) = names.map(|name| (distance(key, name), name)).min()?;
+        let (distance, name) = names.map(|name| (trike_core::edit_distance(key, name), name)).min()?;
         (distance <= (key.len() / 3).max(2)).then_some(name)
     }
 
@@ -158,22 +158,6 @@ fn is_neutral_meta(value: &MetaValue, values: &[f64]) -> bool {
         },
         value => value.as_i64().is_some_and(|n| number(n as f64)),
     }
-}
-
-/// The number of letters to insert, remove or replace (Levenshtein, 1965).
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
