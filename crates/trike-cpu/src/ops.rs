@@ -148,6 +148,34 @@ pub trait CpuOps {
         out: &mut [f32],
     ) -> Result<(), CpuError>;
 
+    /// [`attention`](Self::attention) over the pages of a sequence instead of a ring: position `p` is in slot `p % KV_PAGE` of page
+    /// `p / KV_PAGE`, of [`KV_PAGE`](crate::KV_PAGE) positions each and one precision. Pages can be shared between sequences. The
+    /// result is bit-identical to that over a ring that starts at position 0, unless a window begins within a page.
+    ///
+    /// # Errors
+    ///
+    /// As [`attention`](Self::attention), and [`CpuError::Length`] for pages of another size or of several precisions.
+    ///
+    /// ```
+    /// use trike_cpu::{AttentionSpec, Cpu, CpuOps, KV_PAGE, KvData, KvView};
+    ///
+    /// let problem = AttentionSpec { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: None };
+    /// let (k, low, high) = ([0.0; KV_PAGE], [1.0; KV_PAGE], [3.0; KV_PAGE]);
+    /// let pages = [&low, &high].map(|v| KvView { k: KvData::F32(&k), v: KvData::F32(v), capacity: KV_PAGE });
+    /// let mut out = [f32::NAN];
+    /// Cpu::new(1)?.attention_paged(&problem, &[1.0], 127, &pages, &mut out)?;
+    /// assert_eq!(out, [2.0]);
+    /// # Ok::<(), trike_cpu::CpuError>(())
+    /// ```
+    fn attention_paged(
+        &self,
+        problem: &AttentionSpec,
+        q: &[f32],
+        first_position: usize,
+        pages: &[KvView<'_>],
+        out: &mut [f32],
+    ) -> Result<(), CpuError>;
+
     /// Block-sparse [`attention`](Self::attention): each query attends only to the key blocks that `mask` has for its query block,
     /// as far as they are visible to it. Masked key blocks are neither read nor multiplied. With a full mask the result is
     /// bit-identical to [`attention`](Self::attention) of enough tokens for the prefill kernels.
@@ -409,6 +437,17 @@ impl CpuOps for Cpu {
         out: &mut [f32],
     ) -> Result<(), CpuError> {
         attention::attention(self, problem, q, first_position, kv, out)
+    }
+
+    fn attention_paged(
+        &self,
+        problem: &AttentionSpec,
+        q: &[f32],
+        first_position: usize,
+        pages: &[KvView<'_>],
+        out: &mut [f32],
+    ) -> Result<(), CpuError> {
+        attention::attention_paged(self, problem, q, first_position, pages, out)
     }
 
     fn attention_masked(

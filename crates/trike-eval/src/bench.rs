@@ -351,7 +351,7 @@ fn time(
     let ids = ids(vocab, tokens);
     let mut rates = Vec::with_capacity(repetitions);
     for repetition in 0..=repetitions {
-        batch.truncate(depth)?;
+        (0..sequences).try_for_each(|of| batch.truncate(of, depth))?;
         let start = Instant::now();
         run_tokens(batch, 0..sequences, &ids, subject.step())?;
         // Warm-up: pages in weights and cache and starts threads, or compiles device kernels.
@@ -390,7 +390,8 @@ fn run_tokens(
     step: usize,
 ) -> Result<(), EvalError> {
     for ids in ids.chunks(step) {
-        batch.step(of.clone(), ids, 1)?;
+        let steps: Vec<_> = of.clone().map(|of| (of, ids)).collect();
+        batch.step(&steps, Some(1))?;
     }
     Ok(())
 }

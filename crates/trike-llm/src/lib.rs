@@ -60,7 +60,8 @@ pub use device::{
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors};
 pub use generate::{
-    FinishReason, GenerateOptions, Generation, PROMPT_STEP, Pooling, PreparedRequest, Session, TokenLogprobs,
+    Continuation, FinishReason, GenerateOptions, Generation, PROMPT_STEP, Pooling, PreparedRequest, Session,
+    TokenLogprobs,
 };
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};

@@ -268,6 +268,17 @@ impl<B: Backend> Decoder<B> {
         Sequence::new(&self.backend, &self.spec, spec)
     }
 
+    /// A new, empty sequence whose keys and values are in pages of [`KV_PAGE`](crate::KV_PAGE) positions, which are allocated as it
+    /// grows and can be shared with other sequences: [`Sequence::pages`], [`Sequence::adopt`].
+    ///
+    /// # Errors
+    ///
+    /// As [`sequence`](Self::sequence), [`NnError::Spec`] for a window, an eviction or a selection of keys, and [`NnError::Unsupported`]
+    /// unless [`CacheCapabilities::pages`](crate::CacheCapabilities::pages).
+    pub fn paged_sequence(&self, spec: KvSpec) -> Result<Sequence<B>, NnError> {
+        Sequence::paged(&self.backend, &self.spec, spec)
+    }
+
     /// `count` new, empty sequences that are stepped together: a device stores and attends to their next tokens in one launch
     /// each per layer, instead of one per sequence, because their caches share allocations. These are free again when all of
     /// the sequences are dropped.

@@ -12,7 +12,8 @@
 //!
 //! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`ScaleFactors`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`],
 //!   [`KvOptions`] with [`KvLimit`], [`KvPrecision`], [`KvPrecisions`],
-//!   [`KeySelector`], [`PromptKeys`], [`Eviction`], [`Logits`]
+//!   [`KeySelector`], [`PromptKeys`], [`Eviction`], [`Logits`]; keys and values that sequences share: [`KvPage`] of [`KV_PAGE`] positions,
+//!   [`SharedPage`]
 //! * memory: [`MemoryPlan`], [`DeviceUse`]; of layers on several devices: [`LayerWeights`], [`DeviceMemory`], [`StagePlan`]
 //! * a model on several ranks: [`RankBackend`], [`Division`], [`StepNotice`], [`Decoder::follow`]; its types [`RankTensor`],
 //!   [`RankMatrix`], [`RankInputs`]
@@ -42,6 +43,7 @@ mod error;
 #[cfg(test)]
 mod fixtures;
 mod memory;
+mod pages;
 mod ranks;
 mod sequence;
 mod split;
@@ -61,6 +63,7 @@ pub use decoder::{Decoder, Logits, Step};
 pub use device::{CubeBackend, CubeInputs, CubeMatrix, CubeRecorded, CubeRope, CubeTensor};
 pub use error::NnError;
 pub use memory::{DeviceUse, MemoryPlan};
+pub use pages::{KvPage, SharedPage};
 pub use ranks::{Division, RankBackend, RankInputs, RankMatrix, RankTensor};
 pub use sequence::Sequence;
 pub use split::{DeviceMemory, LayerWeights, StagePlan};
@@ -70,6 +73,7 @@ pub use trike_core::{
     Int8Tensor, KeySelector, KvLimit, KvOptions, KvPrecision, KvPrecisions, Layout, PromptKeys, RopePairing,
     RopeScaling, RopeSpec, SelectedKeys, SpecError, Tensor,
 };
+pub use trike_cpu::KV_PAGE;
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;
 pub use trike_model::{

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::{Backend, BackendBase, DecoderSpec, Eviction, KvSpec, NnError};
+use crate::{Backend, BackendBase, DecoderSpec, Eviction, KV_PAGE, KvPage, KvSpec, NnError};
 
 /// One sequence of a [`Decoder`](crate::Decoder): cached keys and values of every layer.
 ///
@@ -70,6 +70,79 @@ impl<B: Backend> Sequence<B> {
         let recorded = B::Recorded::default();
         let (len, used, recent, oldest) = (0, 0, 0, 0);
         Ok(Self { recorded, group: None, caches, spec, len, used, recent, oldest, id: next_id() })
+    }
+
+    /// A sequence whose caches are in pages.
+    pub(crate) fn paged(backend: &B, decoder: &DecoderSpec, spec: KvSpec) -> Result<Self, NnError> {
+        check(backend, decoder, &spec)?;
+        let fail = |field, rule, got: String| Err(NnError::Spec { field, rule, got });
+        match spec.window {
+            Some(window) => {
+                return fail("window", "must not be set for a cache in pages", window.to_string());
+            }
+            None if spec.eviction != Eviction::Never => {
+                return fail(
+                    "eviction",
+                    "must not be set for a cache in pages",
+                    spec.eviction.name().to_owned(),
+                );
+            }
+            None if !spec.keys.is_all() || !spec.prompt_keys.is_all() => {
+                let got = if spec.keys.is_all() { "a sample of the prompt" } else { spec.keys.name() };
+                return fail("keys", "must be all for a cache in pages", got.to_owned());
+            }
+            None => {}
+        }
+        let cache =
+            |layer| backend.stage(backend.stage_of(layer)).new_paged_cache(&spec.cache(decoder, layer));
+        let caches = (0..decoder.layers).map(cache).collect::<Result<_, _>>()?;
+        let recorded = B::Recorded::default();
+        let (len, used, recent, oldest) = (0, 0, 0, 0);
+        Ok(Self { recorded, group: None, caches, spec, len, used, recent, oldest, id: next_id() })
+    }
+
+    /// References to the pages with the first `positions` positions of a [paged](crate::Decoder::paged_sequence) sequence.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Unsupported`] for a sequence that is not in pages, [`NnError::Truncate`] for more positions than it has.
+    pub fn pages(&self, backend: &B, positions: usize) -> Result<Vec<KvPage>, NnError> {
+        if positions > self.len {
+            return Err(NnError::Truncate { requested: positions, oldest: self.oldest });
+        }
+        let of_layer = |(layer, cache): (usize, &B::Cache)| {
+            backend.stage(backend.stage_of(layer)).cache_pages(cache, positions)
+        };
+        let layers = self.caches.iter().enumerate().map(of_layer).collect::<Result<Vec<_>, _>>()?;
+        let page = |page: usize| KvPage { layers: layers.iter().map(|pages| pages[page].clone()).collect() };
+        Ok((0..positions.div_ceil(KV_PAGE)).map(page).collect())
+    }
+
+    /// Makes an empty [paged](crate::Decoder::paged_sequence) sequence one of `len` tokens, whose keys and values are in `pages` of
+    /// other sequences of the same decoder and precision. Nothing is copied until one of them writes to a shared page.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::ContextFull`] when they do not fit, [`NnError::Spec`] for a sequence with tokens or another number of pages or layers,
+    /// [`NnError::Unsupported`] for one that is not in pages, or for pages of another shape; the sequence is then unusable.
+    pub fn adopt(&mut self, backend: &B, pages: &[KvPage], len: usize) -> Result<(), NnError> {
+        let fail = |field, rule, got: usize| Err(NnError::Spec { field, rule, got: got.to_string() });
+        if self.len > 0 {
+            return fail("length", "must be 0 to adopt pages", self.len);
+        }
+        self.check_step(len)?;
+        if len.div_ceil(KV_PAGE) != pages.len() {
+            return fail("pages", "must hold the positions and no more", pages.len());
+        }
+        if let Some(page) = pages.iter().find(|page| page.layers.len() != self.caches.len()) {
+            return fail("layers", "must be those of the decoder", page.layers.len());
+        }
+        for (layer, cache) in self.caches.iter_mut().enumerate() {
+            let pages: Vec<_> = pages.iter().map(|page| page.layers[layer].clone()).collect();
+            backend.stage(backend.stage_of(layer)).adopt_pages(cache, &pages)?;
+        }
+        (self.len, self.used, self.recent) = (len, len, len);
+        Ok(())
     }
 
     /// `count` sequences whose caches are made together.

@@ -133,6 +133,18 @@ impl KvBuffer {
         }
     }
 
+    /// The precision, the number of slots and the elements of a vector.
+    #[must_use]
+    pub fn shape(&self) -> (KvPrecision, usize, usize) {
+        let precision = match self.elements {
+            Elements::F32(_) => KvPrecision::F32,
+            Elements::F16(_) => KvPrecision::F16,
+            Elements::Int8(..) => KvPrecision::Int8,
+            Elements::Int4(..) => KvPrecision::Int4,
+        };
+        (precision, self.slots, self.head_dim)
+    }
+
     /// Bytes of the elements and scales.
     #[must_use]
     pub fn bytes(&self) -> usize {

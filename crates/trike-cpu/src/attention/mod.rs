@@ -20,6 +20,7 @@ mod keys;
 mod lanes;
 mod prefill;
 
+use std::mem::discriminant;
 use std::ops::Range;
 
 use half::f16;
@@ -133,12 +134,67 @@ pub struct KvView<'a> {
     pub capacity: usize,
 }
 
+/// Positions of a page of [`CpuOps::attention_paged`](crate::CpuOps::attention_paged): a block of positions, at whose boundaries
+/// both implementations round, is never split.
+pub const KV_PAGE: usize = 64;
+
 /// Checks all arguments and returns the number of query tokens.
 fn validate(
     spec: &AttentionSpec,
     q: &[f32],
     first_position: usize,
     kv: &KvView<'_>,
+    out: &[f32],
+) -> Result<usize, CpuError> {
+    let tokens = validate_spec(spec, q, first_position, out)?;
+    validate_slots(spec, kv)?;
+    if tokens > 0 {
+        let needed = first_position + tokens - spec.span(first_position).start;
+        if needed > kv.capacity {
+            return Err(CpuError::KvCapacity { needed, capacity: kv.capacity });
+        }
+    }
+    Ok(tokens)
+}
+
+/// [`validate`] for the pages of a sequence.
+fn validate_pages(
+    spec: &AttentionSpec,
+    q: &[f32],
+    first_position: usize,
+    pages: &[KvView<'_>],
+    out: &[f32],
+) -> Result<usize, CpuError> {
+    let tokens = validate_spec(spec, q, first_position, out)?;
+    for page in pages {
+        check_len("positions of a page of attention", KV_PAGE, page.capacity)?;
+        validate_slots(spec, page)?;
+    }
+    let is_first = |data: &KvData<'_>, first: &KvData<'_>| discriminant(data) == discriminant(first);
+    let like_first = |page: &&KvView<'_>| is_first(&page.k, &pages[0].k) && is_first(&page.v, &pages[0].v);
+    let same = pages.iter().take_while(like_first).count();
+    check_len("pages of one precision of attention", pages.len(), same)?;
+    let (needed, capacity) = (first_position + tokens, pages.len() * KV_PAGE);
+    if tokens > 0 && needed > capacity {
+        return Err(CpuError::KvCapacity { needed, capacity });
+    }
+    Ok(tokens)
+}
+
+/// Checks the slots of a ring or page.
+fn validate_slots(spec: &AttentionSpec, kv: &KvView<'_>) -> Result<(), CpuError> {
+    let overflow = CpuError::Shape { what: "ring of attention", rows: kv.capacity, cols: spec.head_dim };
+    let len = (spec.kv_heads * spec.head_dim).checked_mul(kv.capacity).ok_or(overflow)?;
+    let slots = len / spec.head_dim;
+    kv.k.check(["keys of attention", "scales of keys of attention"], slots, spec.head_dim)?;
+    kv.v.check(["values of attention", "scales of values of attention"], slots, spec.head_dim)
+}
+
+/// Checks everything but the keys and values, and returns the number of query tokens.
+fn validate_spec(
+    spec: &AttentionSpec,
+    q: &[f32],
+    first_position: usize,
     out: &[f32],
 ) -> Result<usize, CpuError> {
     check_range("heads of attention", 1, 1 << 20, spec.heads)?;
@@ -150,19 +206,8 @@ fn validate(
     }
     let tokens = check_rows("queries of attention", spec.heads * spec.head_dim, q.len())?;
     check_len("output of attention", q.len(), out.len())?;
-    let overflow = CpuError::Shape { what: "ring of attention", rows: kv.capacity, cols: spec.head_dim };
-    let len = (spec.kv_heads * spec.head_dim).checked_mul(kv.capacity).ok_or(overflow)?;
-    let slots = len / spec.head_dim;
-    kv.k.check(["keys of attention", "scales of keys of attention"], slots, spec.head_dim)?;
-    kv.v.check(["values of attention", "scales of values of attention"], slots, spec.head_dim)?;
     // The position after the last query must not overflow either.
     check_range("first position of attention", 0, usize::MAX / 2, first_position)?;
-    if tokens > 0 {
-        let needed = first_position + tokens - spec.span(first_position).start;
-        if needed > kv.capacity {
-            return Err(CpuError::KvCapacity { needed, capacity: kv.capacity });
-        }
-    }
     Ok(tokens)
 }
 
@@ -175,7 +220,21 @@ pub(crate) fn attention(
     kv: KvView<'_>,
     out: &mut [f32],
 ) -> Result<(), CpuError> {
-    attend(cpu, problem, q, first_position, kv, None, out)
+    let tokens = validate(problem, q, first_position, &kv, out)?;
+    attend(cpu, problem, (q, tokens), first_position, &[kv], None, out)
+}
+
+/// [`CpuOps::attention_paged`](crate::CpuOps::attention_paged).
+pub(crate) fn attention_paged(
+    cpu: &Cpu,
+    problem: &AttentionSpec,
+    q: &[f32],
+    first_position: usize,
+    pages: &[KvView<'_>],
+    out: &mut [f32],
+) -> Result<(), CpuError> {
+    let tokens = validate_pages(problem, q, first_position, pages, out)?;
+    attend(cpu, problem, (q, tokens), first_position, pages, None, out)
 }
 
 /// [`CpuOps::attention_masked`](crate::CpuOps::attention_masked).
@@ -188,67 +247,115 @@ pub(crate) fn attention_masked(
     mask: &BlockBitmap,
     out: &mut [f32],
 ) -> Result<(), CpuError> {
-    attend(cpu, problem, q, first_position, kv, Some(mask), out)
+    let tokens = validate(problem, q, first_position, &kv, out)?;
+    attend(cpu, problem, (q, tokens), first_position, &[kv], Some(mask), out)
 }
 
+/// Attention over validated keys and values: a ring, or pages.
 fn attend(
     cpu: &Cpu,
     problem: &AttentionSpec,
-    q: &[f32],
+    (q, tokens): (&[f32], usize),
     first_position: usize,
-    kv: KvView<'_>,
+    kv: &[KvView<'_>],
     mask: Option<&BlockBitmap>,
     out: &mut [f32],
 ) -> Result<(), CpuError> {
-    let tokens = validate(problem, q, first_position, &kv, out)?;
-    if tokens == 0 {
-        return Ok(());
-    }
+    let Some(first) = kv.first().filter(|_| tokens > 0) else { return Ok(()) };
     if let Some(mask) = mask {
         mask.check(problem.kv_heads, &(first_position..first_position + tokens))?;
     }
     let (isa, pool, d) = (cpu.isa(), cpu.pool(), problem.head_dim);
     let mut room = Vec::new();
-    let q = kv.k.queries(cpu, q, d, &mut room)?;
-    let job = Job { problem, q, tokens, first_position, capacity: kv.capacity, mask };
-    match (kv.k, kv.v) {
-        (KvData::F32(k), KvData::F32(v)) => job.floats(isa, pool, k, v, out),
-        (KvData::F16(k), KvData::F16(v)) => job.ints(isa, pool, Ring::plain(k), Ring::plain(v), out),
-        (KvData::Int8 { codes: k, scales: k_scales }, KvData::Int8 { codes: v, scales: v_scales }) => {
-            let (k, v) = (Ring { elements: k, scales: k_scales }, Ring { elements: v, scales: v_scales });
-            job.ints(isa, pool, k, v, out);
+    let q = first.k.queries(cpu, q, d, &mut room)?;
+    let few = mask.is_none() && few(problem, tokens);
+    let job = Job { problem, q, tokens, first_position, capacity: first.capacity, mask, few };
+    match (first.k, first.v) {
+        (KvData::F32(_), KvData::F32(_)) => {
+            let (k, v) = segments(kv, (f32s, f32s));
+            job.floats(isa, pool, Ring(&k), Ring(&v), out);
         }
-        (KvData::Int4 { codes: k, scales: k_scales }, KvData::Int4 { codes: v, scales: v_scales }) => {
-            let (k, v) = (Ring { elements: k, scales: k_scales }, Ring { elements: v, scales: v_scales });
-            job.ints(isa, pool, k, v, out);
+        (KvData::F16(_), KvData::F16(_)) => {
+            let (k, v) = segments(kv, (f16s, f16s));
+            job.ints(isa, pool, Ring(&k), Ring(&v), out);
         }
-        (KvData::Int8 { codes: k, scales: k_scales }, KvData::Int4 { codes: v, scales: v_scales }) => {
-            let (k, v) = (Ring { elements: k, scales: k_scales }, Ring { elements: v, scales: v_scales });
-            job.ints(isa, pool, k, v, out);
+        (KvData::Int8 { .. }, KvData::Int8 { .. }) => {
+            let (k, v) = segments(kv, (int8s, int8s));
+            job.ints(isa, pool, Ring(&k), Ring(&v), out);
+        }
+        (KvData::Int4 { .. }, KvData::Int4 { .. }) => {
+            let (k, v) = segments(kv, (int4s, int4s));
+            job.ints(isa, pool, Ring(&k), Ring(&v), out);
+        }
+        (KvData::Int8 { .. }, KvData::Int4 { .. }) => {
+            let (k, v) = segments(kv, (int8s, int4s));
+            job.ints(isa, pool, Ring(&k), Ring(&v), out);
         }
         // The kernels are compiled for the type pairs of actual caches; other pairs are widened here.
-        (k, v) => {
-            let (k, v) = (k.widened(d), v.widened(d));
-            job.floats(isa, pool, &k, &v, out);
+        _ => {
+            let wide: Vec<_> = kv.iter().map(|kv| (kv.k.widened(d), kv.v.widened(d))).collect();
+            let k: Vec<_> = wide.iter().map(|(k, _)| Segment::plain(k)).collect();
+            let v: Vec<_> = wide.iter().map(|(_, v)| Segment::plain(v)).collect();
+            job.floats(isa, pool, Ring(&k), Ring(&v), out);
         }
     }
-    if kv.v.is_mixed() { int4::mix(cpu, out, d) } else { Ok(()) }
+    if first.v.is_mixed() { int4::mix(cpu, out, d) } else { Ok(()) }
 }
 
-/// Keys or values of one type.
+/// The segments of the keys and of the values, all of which have these types.
+fn segments<'a, K, V>(
+    kv: &[KvView<'a>],
+    of: (impl Fn(KvData<'a>) -> Option<Segment<'a, K>>, impl Fn(KvData<'a>) -> Option<Segment<'a, V>>),
+) -> (Vec<Segment<'a, K>>, Vec<Segment<'a, V>>) {
+    kv.iter().filter_map(|kv| Some((of.0(kv.k)?, of.1(kv.v)?))).unzip()
+}
+
+fn f32s(data: KvData<'_>) -> Option<Segment<'_, f32>> {
+    if let KvData::F32(elements) = data { Some(Segment::plain(elements)) } else { None }
+}
+
+fn f16s(data: KvData<'_>) -> Option<Segment<'_, f16>> {
+    if let KvData::F16(elements) = data { Some(Segment::plain(elements)) } else { None }
+}
+
+fn int8s(data: KvData<'_>) -> Option<Segment<'_, i8>> {
+    if let KvData::Int8 { codes, scales } = data { Some(Segment { elements: codes, scales }) } else { None }
+}
+
+fn int4s(data: KvData<'_>) -> Option<Segment<'_, u8>> {
+    if let KvData::Int4 { codes, scales } = data { Some(Segment { elements: codes, scales }) } else { None }
+}
+
+/// Whether memory bandwidth is the bottleneck of this many query tokens, not arithmetic.
+fn few(problem: &AttentionSpec, tokens: usize) -> bool {
+    tokens == 1 || tokens * (problem.heads / problem.kv_heads) <= FEW_ROWS
+}
+
+/// Keys or values of one type. Position `p` is in slot `p % capacity` of segment `p / capacity`, modulo the number of segments: one
+/// segment is a ring, several are the pages of a sequence.
 #[derive(Clone, Copy)]
-struct Ring<'a, E> {
+struct Ring<'a, E>(&'a [Segment<'a, E>]);
+
+/// The slots of a ring or of a page.
+#[derive(Clone, Copy)]
+struct Segment<'a, E> {
     /// `[kv_heads][capacity]`, each of [`Cached::width`].
     elements: &'a [E],
     /// `[kv_heads][capacity]` if the elements are codes, else empty.
     scales: &'a [f32],
 }
 
-impl<'a, E: Cached> Ring<'a, E> {
+impl<'a, E> Segment<'a, E> {
     fn plain(elements: &'a [E]) -> Self {
         Self { elements, scales: &[] }
     }
 }
+
+/// Most runs of consecutive slots at the positions of a chunk of decode attention: pages that it starts in the middle of.
+const RUNS: usize = decode::CHUNK / KV_PAGE + 1;
+
+/// Rows at some positions, run by run; runs after the last are empty.
+type Runs<'a, T> = [&'a [T]; RUNS];
 
 /// A validated problem with its queries.
 struct Job<'a> {
@@ -259,13 +366,16 @@ struct Job<'a> {
     capacity: usize,
     /// The key blocks that query blocks attend to; `None` = all visible ones.
     mask: Option<&'a BlockBitmap>,
+    /// Whether the decode kernels compute it, however its tokens are split: a row of a prompt does not depend on the other rows.
+    few: bool,
 }
 
 impl Job<'_> {
     /// Attention over a cache in f32.
-    fn floats(&self, isa: Isa, pool: &Pool, k: &[f32], v: &[f32], out: &mut [f32]) {
-        if self.few() {
-            decode::run(self, isa, pool, Ring::plain(k), Ring::plain(v), out);
+    fn floats(&self, isa: Isa, pool: &Pool, k: Ring<'_, f32>, v: Ring<'_, f32>, out: &mut [f32]) {
+        // Only the prefill kernels skip blocks.
+        if self.few {
+            decode::run(self, isa, pool, k, v, out);
         } else {
             prefill::floats(self, isa, pool, k, v, out);
         }
@@ -278,13 +388,14 @@ impl Job<'_> {
         V: decode::Products<Element: prefill::Stored>,
     {
         let end = self.first_position + self.tokens;
-        if self.few() && (end > EXACT || !K::Element::CODES) {
+        if self.few && (end > EXACT || !K::Element::CODES) {
             decode::run(self, isa, pool, k, v, out);
         } else if self.first_position >= EXACT {
             prefill::ints(self, isa, pool, k, v, out);
         } else if end <= EXACT {
             let (k, v) = (self.widened(k), self.widened(v));
-            Job { capacity: end, ..*self }.floats(isa, pool, &k, &v, out);
+            let (k, v) = ([Segment::plain(&k[..])], [Segment::plain(&v[..])]);
+            Job { capacity: end, ..*self }.floats(isa, pool, Ring(&k), Ring(&v), out);
         } else {
             let tokens = EXACT - self.first_position;
             let at = tokens * self.problem.heads * self.problem.head_dim;
@@ -302,10 +413,9 @@ impl Job<'_> {
         let mut wide = vec![0.0; self.problem.kv_heads * end * d];
         for (head, wide) in wide.chunks_exact_mut(end * d).enumerate() {
             let runs = self.runs(ring, head, &positions);
-            let mut room = [Vec::new(), Vec::new()];
-            let [low, high] = &mut room;
-            let runs = [E::elements(runs[0], d, low), E::elements(runs[1], d, high)];
-            let rows = runs.into_iter().flat_map(|run| run.chunks_exact(d));
+            let mut room: [Vec<i8>; RUNS] = Default::default();
+            let runs = runs.into_iter().zip(&mut room).map(|(run, room)| E::elements(run, d, room));
+            let rows = runs.flat_map(|run| run.chunks_exact(d));
             let mut scales = self.scales(ring, head, &positions).into_iter().flatten();
             for (row, to) in rows.zip(wide[positions.start * d..].chunks_exact_mut(d)) {
                 // 1 without codes.
@@ -314,12 +424,6 @@ impl Job<'_> {
             }
         }
         wide
-    }
-
-    /// Whether memory bandwidth is the bottleneck, not arithmetic.
-    fn few(&self) -> bool {
-        // Only the prefill kernels skip blocks.
-        self.mask.is_none() && (self.tokens == 1 || self.tokens * self.share() <= FEW_ROWS)
     }
 
     /// Query heads per key/value head.
@@ -337,14 +441,15 @@ impl Job<'_> {
         pool.parts(seen.saturating_mul(2 * self.problem.head_dim))
     }
 
-    /// The elements of a head at `positions`, all of which are in the ring: one run, and a second one after the wrap-around.
+    /// The elements of a head at `positions`, all of which are stored: run by run of consecutive slots.
     fn runs<'k, E: Cached>(
         &self,
         ring: Ring<'k, E>,
         kv_head: usize,
         positions: &Range<usize>,
-    ) -> [&'k [E]; 2] {
-        self.rows_at(ring.elements, E::width(self.problem.head_dim), kv_head, positions)
+    ) -> Runs<'k, E> {
+        let width = E::width(self.problem.head_dim);
+        self.rows_at(ring, |segment| segment.elements, width, kv_head, positions)
     }
 
     /// The scales of a head at `positions`, split like the elements; empty if the elements are not codes.
@@ -353,22 +458,51 @@ impl Job<'_> {
         ring: Ring<'k, E>,
         kv_head: usize,
         positions: &Range<usize>,
-    ) -> [&'k [f32]; 2] {
-        if E::Element::CODES { self.rows_at(ring.scales, 1, kv_head, positions) } else { [&[], &[]] }
+    ) -> Runs<'k, f32> {
+        if !E::Element::CODES {
+            return [&[]; RUNS];
+        }
+        self.rows_at(ring, |segment| segment.scales, 1, kv_head, positions)
     }
 
-    /// Rows of `width` at `positions` of a head, before and after the wrap-around.
-    fn rows_at<'k, T>(
+    /// [`runs`](Self::runs) of positions within a prefill block: of a ring, before and after the wrap-around; of pages, one.
+    fn block<'k, E: Cached>(
         &self,
-        all: &'k [T],
+        ring: Ring<'k, E>,
+        kv_head: usize,
+        positions: &Range<usize>,
+    ) -> [&'k [E]; 2] {
+        let [first, second, ..] = self.runs(ring, kv_head, positions);
+        [first, second]
+    }
+
+    /// The scales of a [`block`](Self::block).
+    fn block_scales<'k, E: Cached>(
+        &self,
+        ring: Ring<'k, E>,
+        kv_head: usize,
+        positions: &Range<usize>,
+    ) -> [&'k [f32]; 2] {
+        let [first, second, ..] = self.scales(ring, kv_head, positions);
+        [first, second]
+    }
+
+    /// Rows of `width` at `positions` of a head: at most as many as a ring has, or as a chunk of decode attention.
+    fn rows_at<'k, E, T>(
+        &self,
+        ring: Ring<'k, E>,
+        rows: impl Fn(&Segment<'k, E>) -> &'k [T],
         width: usize,
         kv_head: usize,
         positions: &Range<usize>,
-    ) -> [&'k [T]; 2] {
-        let ring = &all[kv_head * self.capacity * width..][..self.capacity * width];
-        let start = positions.start % self.capacity;
-        let before_wrap = positions.len().min(self.capacity - start);
-        [&ring[start * width..][..before_wrap * width], &ring[..(positions.len() - before_wrap) * width]]
+    ) -> Runs<'k, T> {
+        let (capacity, mut at) = (self.capacity, positions.start);
+        std::array::from_fn(|_| {
+            let (segment, start) = (at / capacity % ring.0.len(), at % capacity);
+            let count = (capacity - start).min(positions.end - at);
+            at += count;
+            &rows(&ring.0[segment])[(kv_head * capacity + start) * width..][..count * width]
+        })
     }
 }
 

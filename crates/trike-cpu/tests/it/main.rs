@@ -16,5 +16,6 @@ mod linear;
 mod masked;
 mod matmul;
 mod ops;
+mod pages;
 mod sparse;
 mod tiles;

@@ -1,5 +1,6 @@
 //! Text generation from a prompt.
 
+mod continuation;
 mod options;
 mod request;
 mod session;
@@ -7,9 +8,9 @@ mod session;
 use std::{ops::ControlFlow, time::Instant};
 
 use trike_nn::{Backend, Eviction, KvSpec, Logits, Sequence, Step, StepLogits};
-use trike_text::constraint::Constraint;
 
-use crate::{LanguageModel, LlmError, sampler::Sampler, stream::TextStream, tokenizer::TokenizerError};
+use crate::{LanguageModel, LlmError, tokenizer::TokenizerError};
+pub use continuation::Continuation;
 pub use options::{FinishReason, GenerateOptions, Generation, TokenLogprobs};
 pub use request::PreparedRequest;
 pub use session::Session;
@@ -100,87 +101,36 @@ impl<B: Backend + 'static> LanguageModel<B> {
         request: &PreparedRequest,
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation, LlmError> {
-        let PreparedRequest { ids: prompt_ids, ends, options, .. } = request;
-        if prompt_ids.is_empty() {
-            return Err(TokenizerError::EmptyPrompt.into());
-        }
-        let tokenizer = self.tokenizer()?;
-        let mut sampler = Sampler::new(options.sampler.clone())?;
-        let mut constraint =
-            options.grammar.as_ref().map(|grammar| Constraint::new(grammar, tokenizer, ends)).transpose()?;
-        let mut stream =
-            TextStream::after(tokenizer, prompt_ids)?.with_stops(options.stop.iter().cloned())?;
+        let (prompt_ids, options) = (&request.ids, &request.options);
+        let mut text = Continuation::new(self.tokenizer()?, self.decoder().spec().vocab, request)?;
         let context = self.decoder().spec().context;
         let longest = options.context.unwrap_or(context);
         let spec = request.cache(context, self.default_kv())?;
         let mut sequence = session.take(self.decoder(), &spec, prompt_ids)?;
         let reused = sequence.len();
 
-        // LM head rows beyond the tokenizer's last id are padding.
-        let known = tokenizer.vocab_size().min(self.decoder().spec().vocab);
-        // With padding, the top logits could belong to tokens that do not exist; grammars and log-probabilities need all logits.
-        let few = known == self.decoder().spec().vocab && constraint.is_none() && options.logprobs.is_none();
-        let enough = options.sampler.candidates().filter(|_| few);
         let start = Instant::now();
-        let mut best = self.prefill(&mut sequence, &prompt_ids[reused..], enough)?;
+        let mut logits = self.prefill(&mut sequence, &prompt_ids[reused..], text.largest())?;
         let prefill = start.elapsed();
         let start = Instant::now();
-        let mut history = prompt_ids.clone();
-        let mut text = String::new();
-        let mut logprobs = Vec::new();
         let finish = loop {
-            let generated = history.len() - prompt_ids.len();
-            if options.max_tokens == Some(0) {
-                break FinishReason::MaxTokens;
-            }
-            let id = match &mut best {
-                StepLogits::Top(top) => sampler.sample_top(top, known)?,
-                StepLogits::All(logits) => {
-                    let logits = &mut logits[..known];
-                    let own = options.logprobs.map(|count| (count, logits.to_vec()));
-                    if let Some(constraint) = &mut constraint {
-                        constraint.mask(logits)?;
-                    }
-                    let id = sampler.sample(logits, &history)?;
-                    if let Some((count, own)) = own.filter(|_| !ends.contains(&id)) {
-                        logprobs.push(TokenLogprobs::of(&own, id, count));
-                    }
-                    id
+            match text.next(logits, &mut on_text)? {
+                ControlFlow::Break(finish) => break finish,
+                // A cache with eviction is never full.
+                ControlFlow::Continue(_)
+                    if sequence.max_step() == 0
+                        || sequence.window().is_none() && sequence.len() >= longest =>
+                {
+                    break FinishReason::Context;
                 }
-            };
-            if ends.contains(&id) {
-                break FinishReason::Eos;
+                ControlFlow::Continue(id) => logits = self.step(&mut sequence, &[id], text.largest())?,
             }
-            history.push(id);
-            let piece = stream.push(id)?;
-            text.push_str(&piece.text);
-            if !piece.text.is_empty() && on_text(&piece.text).is_break() {
-                break FinishReason::Cancelled;
-            }
-            let complete = constraint.as_mut().map(|constraint| constraint.accept(id)).transpose()?;
-            if piece.stopped || complete == Some(true) {
-                break FinishReason::Stop;
-            }
-            // The last token is not run: no token follows it.
-            if options.max_tokens.is_some_and(|max| generated + 1 >= max) {
-                break FinishReason::MaxTokens;
-            }
-            // A cache with eviction is never full.
-            if sequence.max_step() == 0 || sequence.window().is_none() && sequence.len() >= longest {
-                break FinishReason::Context;
-            }
-            best = self.step(&mut sequence, &[id], enough)?;
         };
         let decode = start.elapsed();
-        let rest = stream.finish();
-        if !rest.is_empty() && finish != FinishReason::Cancelled {
-            text.push_str(&rest);
-            // The generation has ended, so `Break` has no effect.
-            let _ = on_text(&rest);
-        }
         let evicted = sequence.evicted();
-        session.keep(self.decoder(), sequence, &history, (reused, prompt_ids.len()));
-        let ids = history.split_off(prompt_ids.len());
+        let (text, mut ids, logprobs) = text.end(finish, &mut on_text);
+        session.keep(self.decoder(), sequence, &ids, (reused, prompt_ids.len()));
+        ids.drain(..prompt_ids.len());
         let prompt_ids = prompt_ids.clone();
         Ok(Generation { text, prompt_ids, ids, finish, reused, evicted, logprobs, prefill, decode })
     }

@@ -97,7 +97,7 @@ pub trait Model {
     /// [`host`](Self::host), mutable.
     fn host_mut(&mut self) -> Option<&mut LanguageModel<CpuBackend>>;
 
-    /// `count` empty sequences with caches of `kv` that are stepped together.
+    /// `count` empty sequences with caches of `kv` that are stepped together, in pages where the backend has them.
     ///
     /// # Errors
     ///

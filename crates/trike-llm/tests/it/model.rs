@@ -1,6 +1,6 @@
 //! Models as trait objects: the same results as through the backend's concrete type.
 
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 
 use trike_llm::{
     DeviceChoice, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, PreparedRequest,
@@ -129,8 +129,9 @@ fn a_tokenizer_of_another_model_is_refused_before_weights_are_loaded() {
 fn a_batch_steps_some_or_all_of_its_sequences() {
     let [model, _] = both();
     let mut batch = model.batch(&KvSpec::new(KvPrecision::F32, 8), 2).expect("two sequences");
-    let best = |batch: &mut dyn SequenceBatch, of: Range<usize>, id: u32| -> Vec<(u32, f32)> {
-        let all = batch.step(of, &[id], 1).expect("a step");
+    let best = |batch: &mut dyn SequenceBatch, of: &[usize], id: u32| -> Vec<(u32, f32)> {
+        let steps: Vec<_> = of.iter().map(|&of| (of, std::slice::from_ref(&id))).collect();
+        let all = batch.step(&steps, Some(1)).expect("a step");
         let first = |best: &StepLogits| match best {
             StepLogits::Top(top) => top[0],
             // A backend may return all of them.
@@ -140,13 +141,23 @@ fn a_batch_steps_some_or_all_of_its_sequences() {
         };
         all.iter().map(first).collect()
     };
-    let alone = [0..1, 1..2].map(|of| best(&mut *batch, of, 1));
+    let alone = [0, 1].map(|of| best(&mut *batch, &[of], 1));
     assert_eq!(alone[0], alone[1]);
-    batch.truncate(0).expect("from the start");
-    assert_eq!(best(&mut *batch, 0..2, 1), alone.concat());
-    assert!(
-        matches!(batch.step(1..3, &[1], 1), Err(LlmError::Option(option)) if option.field() == "sequences")
-    );
+    batch.truncate(0, 0).expect("from the start");
+    batch.clear(1).expect("from the start");
+    assert_eq!((batch.count(), batch.len(0), batch.len(1), batch.len(2)), (2, 0, 0, 0));
+    assert_eq!(best(&mut *batch, &[1, 0], 1), alone.concat());
+    // A copy of the first sequence shares its page.
+    batch.clear(1).expect("from the start");
+    let pages = batch.pages(0, 1).expect("pages on the host");
+    batch.adopt(1, &pages, 1).expect("an empty sequence");
+    assert_eq!(best(&mut *batch, &[0], 2), best(&mut *batch, &[1], 2));
+    let mut refused = |steps: &[(usize, &[u32])]| match batch.step(steps, Some(1)) {
+        Err(LlmError::Option(option)) => option.field(),
+        other => panic!("{:?}", other.map(|logits| logits.len())),
+    };
+    assert_eq!(refused(&[(1, &[1]), (2, &[1])]), "sequences");
+    assert_eq!(refused(&[(1, &[1]), (1, &[1])]), "sequences");
 }
 
 /// A request prepared without the model generates the same text as its parts, and a model with a shorter context refuses it.

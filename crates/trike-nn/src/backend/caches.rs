@@ -1,7 +1,7 @@
 //! KV caches.
 
 use super::BackendBase;
-use crate::{CacheSpec, NnError};
+use crate::{CacheSpec, NnError, SharedPage};
 
 /// KV caches of a backend.
 pub trait BackendCaches: BackendBase {
@@ -20,6 +20,37 @@ pub trait BackendCaches: BackendBase {
     /// As [`new_cache`](Self::new_cache).
     fn new_caches(&self, spec: &CacheSpec, count: usize) -> Result<Vec<Self::Cache>, NnError> {
         (0..count).map(|_| self.new_cache(spec)).collect()
+    }
+
+    /// An empty KV cache in pages of [`KV_PAGE`](crate::KV_PAGE) positions, which are allocated as it grows and can be shared with
+    /// other sequences.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Unsupported`] unless [`CacheCapabilities::pages`](crate::CacheCapabilities::pages).
+    fn new_paged_cache(&self, spec: &CacheSpec) -> Result<Self::Cache, NnError> {
+        let _ = spec;
+        Err(no_pages(self.name()))
+    }
+
+    /// References to the pages of the first `positions` positions of a cache in pages that holds them.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Unsupported`] for a cache that is not in pages.
+    fn cache_pages(&self, cache: &Self::Cache, positions: usize) -> Result<Vec<SharedPage>, NnError> {
+        let _ = (cache, positions);
+        Err(no_pages(self.name()))
+    }
+
+    /// Makes a cache in pages refer to pages of a cache with the same shape; writing to a shared page copies it first.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Unsupported`] for a cache that is not in pages, and for pages of another shape.
+    fn adopt_pages(&self, cache: &mut Self::Cache, pages: &[SharedPage]) -> Result<(), NnError> {
+        let _ = (cache, pages);
+        Err(no_pages(self.name()))
     }
 
     /// The keys and values of the first `positions` positions of a cache that holds them, for [`restore_cache`](Self::restore_cache)
@@ -44,7 +75,12 @@ pub trait BackendCaches: BackendBase {
     }
 }
 
-fn no_saved_caches(backend: String) -> NnError {
+pub(crate) fn no_saved_caches(backend: String) -> NnError {
     let what = "saved keys and values".to_owned();
-    NnError::Unsupported { what, backend, remedy: "only the CPU saves them" }
+    NnError::Unsupported { what, backend, remedy: "only the CPU saves them, and not from pages" }
+}
+
+pub(crate) fn no_pages(backend: String) -> NnError {
+    let what = "keys and values in pages".to_owned();
+    NnError::Unsupported { what, backend, remedy: "the CPU has them, for caches of one shape" }
 }

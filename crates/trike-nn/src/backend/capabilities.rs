@@ -25,12 +25,15 @@ pub struct CacheCapabilities {
     pub select_prompt: bool,
     /// Whether a full cache can evict positions.
     pub evict: bool,
+    /// Whether caches can be in pages that sequences share.
+    pub pages: bool,
 }
 
 impl Default for CacheCapabilities {
     /// Keys and values in f32 only.
     fn default() -> Self {
-        Self { kv: &[KvPrecision::F32], mixed: false, select: false, select_prompt: false, evict: false }
+        let kv = &[KvPrecision::F32];
+        Self { kv, mixed: false, select: false, select_prompt: false, evict: false, pages: false }
     }
 }
 

@@ -11,6 +11,7 @@ mod weights;
 
 pub use self::base::BackendBase;
 pub use self::caches::BackendCaches;
+pub(crate) use self::caches::{no_pages, no_saved_caches};
 pub use self::capabilities::CacheCapabilities;
 pub use self::ops::{BackendOps, Input, Norm};
 pub use self::placement::BackendPlacement;

@@ -18,7 +18,9 @@ use crate::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, Backend, BackendBase, BackendCaches, BackendOps,
     BackendPlacement, BackendSteps, BackendTransfers, BackendWeights, CacheCapabilities, CacheSpec, Decoder,
     GatedActivation, KvPrecision, KvPrecisions, KvSpec, Layout, MatrixEdit, NnError, RopePairing, RopeSpec,
-    Segment, Sequence, StepInputs, Tensor, check,
+    Segment, Sequence, SharedPage, StepInputs, Tensor,
+    backend::{no_pages, no_saved_caches},
+    check,
 };
 
 pub use cache::CpuCache;
@@ -346,8 +348,20 @@ impl BackendCaches for CpuBackend {
         CpuCache::new(spec)
     }
 
+    fn new_paged_cache(&self, spec: &CacheSpec) -> Result<CpuCache, NnError> {
+        Ok(CpuCache::paged(spec))
+    }
+
+    fn cache_pages(&self, cache: &CpuCache, positions: usize) -> Result<Vec<SharedPage>, NnError> {
+        cache.pages(positions).ok_or_else(|| no_pages(self.name()))
+    }
+
+    fn adopt_pages(&self, cache: &mut CpuCache, pages: &[SharedPage]) -> Result<(), NnError> {
+        if cache.adopt(pages) { Ok(()) } else { Err(no_pages(self.name())) }
+    }
+
     fn save_cache(&self, cache: &CpuCache, positions: usize) -> Result<Vec<u8>, NnError> {
-        Ok(cache.save(positions))
+        cache.save(positions).ok_or_else(|| no_saved_caches(self.name()))
     }
 
     fn restore_cache(&self, cache: &mut CpuCache, positions: usize, saved: &[u8]) -> Result<(), NnError> {
@@ -544,6 +558,7 @@ impl Backend for CpuBackend {
             select: true,
             select_prompt: true,
             evict: true,
+            pages: true,
         }
     }
 }

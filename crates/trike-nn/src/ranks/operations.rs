@@ -383,6 +383,7 @@ impl<B: Backend, C: Communicator> Backend for RankBackend<B, C> {
     }
 
     fn capabilities(&self) -> CacheCapabilities {
-        self.inner.capabilities()
+        // A page would have to be kept on every rank.
+        CacheCapabilities { pages: false, ..self.inner.capabilities() }
     }
 }

@@ -8,3 +8,4 @@ mod evict;
 mod keys;
 mod mixed;
 mod operations;
+mod pages;

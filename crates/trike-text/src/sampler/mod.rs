@@ -56,8 +56,14 @@ pub struct SamplerConfig {
     pub min_p: f32,
     /// Divides positive and multiplies negative logits of recent tokens, once each; 1 = no penalty.
     pub repetition_penalty: f32,
-    /// Number of last tokens that the penalty applies to, at least 1; `usize::MAX` for all.
+    /// Subtracted from the logits of recent tokens, once each; 0 = no penalty.
+    pub presence_penalty: f32,
+    /// Subtracted from the logits of recent tokens, as often as they occur; 0 = no penalty.
+    pub frequency_penalty: f32,
+    /// Number of last tokens that the penalties apply to, at least 1; `usize::MAX` for all.
     pub repetition_window: usize,
+    /// Added to the logits of tokens, before the penalties; negative infinity excludes a token.
+    pub logit_bias: Vec<(u32, f32)>,
     /// RNG seed.
     pub seed: u64,
 }
@@ -71,7 +77,10 @@ impl Default for SamplerConfig {
             top_p: 1.0,
             min_p: 0.0,
             repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
             repetition_window: 64,
+            logit_bias: Vec::new(),
             seed: 0,
         }
     }
@@ -149,6 +158,24 @@ impl SamplerConfig {
         Self { repetition_window, ..self }
     }
 
+    /// Sets [`presence_penalty`](Self::presence_penalty).
+    #[must_use]
+    pub fn with_presence_penalty(self, presence_penalty: f32) -> Self {
+        Self { presence_penalty, ..self }
+    }
+
+    /// Sets [`frequency_penalty`](Self::frequency_penalty).
+    #[must_use]
+    pub fn with_frequency_penalty(self, frequency_penalty: f32) -> Self {
+        Self { frequency_penalty, ..self }
+    }
+
+    /// Sets [`logit_bias`](Self::logit_bias).
+    #[must_use]
+    pub fn with_logit_bias(self, logit_bias: impl Into<Vec<(u32, f32)>>) -> Self {
+        Self { logit_bias: logit_bias.into(), ..self }
+    }
+
     /// Sets [`seed`](Self::seed).
     #[must_use]
     pub fn with_seed(self, seed: u64) -> Self {
@@ -166,15 +193,29 @@ impl SamplerConfig {
         OptionError::check("top_p", Bounds::over(0.0).at_most(1.0), self.top_p)?;
         OptionError::check("min_p", Bounds::at_least(0.0).at_most(1.0), self.min_p)?;
         OptionError::check("repetition_penalty", Bounds::over(0.0), self.repetition_penalty)?;
+        let penalty = Bounds::at_least(-100.0).at_most(100.0);
+        OptionError::check("presence_penalty", penalty, self.presence_penalty)?;
+        OptionError::check("frequency_penalty", penalty, self.frequency_penalty)?;
+        for (_, bias) in self.logit_bias.iter().filter(|(_, bias)| *bias != f32::NEG_INFINITY) {
+            OptionError::check("logit_bias", Bounds::at_least(f32::MIN).at_most(f32::MAX), *bias)?;
+        }
         OptionError::check("repetition_window", Bounds::at_least(1usize), self.repetition_window)
     }
 
+    /// Whether the logits of some tokens are changed before one is chosen.
+    fn changes_logits(&self) -> bool {
+        self.repetition_penalty != 1.0
+            || self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0
+            || !self.logit_bias.is_empty()
+    }
+
     /// The number of largest logits sufficient to choose a token: one for greedy decoding, or `top_k`; `None` when all are
-    /// needed, as with a repetition penalty, which may reorder them.
+    /// needed, as with a penalty or a bias, which may reorder them.
     #[must_use]
     pub fn candidates(&self) -> Option<usize> {
         match self.top_k {
-            _ if self.repetition_penalty != 1.0 => None,
+            _ if self.changes_logits() => None,
             _ if self.temperature == 0.0 => Some(1),
             top_k => top_k,
         }
@@ -187,6 +228,14 @@ struct Candidate {
     logit: f32,
     /// Probability relative to the best token's.
     weight: f64,
+}
+
+/// A changed logit: a finite one stays finite, and an excluded token stays excluded.
+fn finite(logit: f32, changed: f32, bias: f32) -> f32 {
+    if logit == f32::NEG_INFINITY || bias == f32::NEG_INFINITY {
+        return f32::NEG_INFINITY;
+    }
+    changed.clamp(f32::MIN, f32::MAX)
 }
 
 /// Largest first; equal logits in the order of their ids, so that ties are deterministic.
@@ -251,18 +300,18 @@ impl Sampler {
     }
 
     /// Chooses the next token from `logits`, one per id; negative infinity excludes a token. `history` is the
-    /// sequence so far, prompt included, and is used by the repetition penalty only.
+    /// sequence so far, prompt included, and is used by the penalties only.
     ///
     /// # Errors
     ///
-    /// [`SamplerError::BadLogit`], [`SamplerError::NoCandidate`], [`SamplerError::HistoryOutOfRange`]. On an
-    /// error, no random number is drawn.
+    /// [`SamplerError::BadLogit`], [`SamplerError::NoCandidate`], [`SamplerError::HistoryOutOfRange`] for a token of `history` or of the
+    /// bias without a logit. On an error, no random number is drawn.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SamplerError> {
         let vocab_size = logits.len();
         if let Some(index) = logits.iter().position(|l| l.is_nan() || *l == f32::INFINITY) {
             return Err(SamplerError::BadLogit { index, value: logits[index], vocab_size });
         }
-        let penalized = self.config.repetition_penalty != 1.0 && !history.is_empty();
+        let penalized = self.config.changes_logits();
         if penalized {
             self.penalize(logits, history)?;
         }
@@ -322,7 +371,7 @@ impl Sampler {
         chosen
     }
 
-    /// Copies the logits and applies the penalty to each recent token once.
+    /// Copies the logits, adds the bias and applies the penalties to each recent token.
     fn penalize(&mut self, logits: &[f32], history: &[u32]) -> Result<(), SamplerError> {
         self.logits.clear();
         self.logits.extend_from_slice(logits);
@@ -330,17 +379,18 @@ impl Sampler {
         self.recent
             .extend_from_slice(&history[history.len().saturating_sub(self.config.repetition_window)..]);
         self.recent.sort_unstable();
-        self.recent.dedup();
-        let penalty = self.config.repetition_penalty;
-        for &id in &self.recent {
-            let Some(logit) = self.logits.get_mut(id as usize) else {
-                return Err(SamplerError::HistoryOutOfRange { id, vocab_size: logits.len() });
-            };
-            if *logit != f32::NEG_INFINITY {
-                let changed = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
-                // A finite logit must stay finite after the penalty.
-                *logit = changed.clamp(f32::MIN, f32::MAX);
-            }
+        let outside = |id: u32| SamplerError::HistoryOutOfRange { id, vocab_size: logits.len() };
+        for &(id, bias) in &self.config.logit_bias {
+            let logit = self.logits.get_mut(id as usize).ok_or_else(|| outside(id))?;
+            *logit = finite(*logit, *logit + bias, bias);
+        }
+        let SamplerConfig { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.config;
+        for equal in self.recent.chunk_by(|a, b| a == b) {
+            let logit = self.logits.get_mut(equal[0] as usize).ok_or_else(|| outside(equal[0]))?;
+            let repeated =
+                if *logit > 0.0 { *logit / repetition_penalty } else { *logit * repetition_penalty };
+            let subtracted = presence_penalty + frequency_penalty * equal.len() as f32;
+            *logit = finite(*logit, repeated - subtracted, 0.0);
         }
         Ok(())
     }

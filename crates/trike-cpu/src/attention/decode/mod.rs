@@ -9,7 +9,7 @@ use std::ops::Range;
 use bytemuck::cast_slice;
 
 use super::cached::Cached;
-use super::{Job, Ring, share_out};
+use super::{Job, Ring, Runs, share_out};
 use crate::kernels::{Kernels as _, fold, with_float_kernels, with_shared_kernels};
 use crate::math::exp;
 use crate::simd::Simd as _;
@@ -19,7 +19,7 @@ use trike_host::Pool;
 
 /// Positions per partial sum. Longer spans are split at these boundaries for any number of threads, and the parts are
 /// merged in order.
-const CHUNK: usize = 256;
+pub(super) const CHUNK: usize = 256;
 
 /// Stored keys and values with the two products of decode attention. Both load each byte from memory once for all heads of a group.
 pub(super) trait Products: Cached {
@@ -41,10 +41,10 @@ pub(super) trait Products: Cached {
 /// The keys or values of a head at the positions of a cell.
 #[derive(Clone, Copy)]
 pub(super) struct Reading<'a, E> {
-    /// Before and after the wrap-around of the ring.
-    rows: [&'a [E]; 2],
+    /// Run by run of consecutive slots.
+    rows: Runs<'a, E>,
     /// Their scales if they are codes.
-    scales: [&'a [f32]; 2],
+    scales: Runs<'a, f32>,
     /// The bytes read after them, for prefetching.
     after: &'a [u8],
     head_dim: usize,
@@ -52,10 +52,13 @@ pub(super) struct Reading<'a, E> {
 
 impl<'a, E: Cached> Reading<'a, E> {
     /// Each run with its scales and the bytes read after it.
-    fn runs(self) -> [(&'a [E], &'a [f32], &'a [u8]); 2] {
-        let [first, second] = self.rows;
-        let next = if second.is_empty() { self.after } else { cast_slice(second) };
-        [(first, self.scales[0], next), (second, self.scales[1], self.after)]
+    fn runs(self) -> impl Iterator<Item = (&'a [E], &'a [f32], &'a [u8])> {
+        let Self { rows, scales, after, .. } = self;
+        let count = rows.iter().take_while(|rows| !rows.is_empty()).count();
+        (0..count).map(move |run| {
+            let next = if run + 1 < count { cast_slice(rows[run + 1]) } else { after };
+            (rows[run], scales[run], next)
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use trike_host::{Cpu, Lines};
 
 use super::project::{AddKeys, Center, CodeKeys, KeyRows, KeySums, Projection};
 use crate::attention::cached::Cached;
-use crate::attention::{KvData, Ring};
+use crate::attention::{KvData, Segment};
 use crate::error::{CpuError, check_range};
 use crate::kernels::{Element as _, Kernels as _, with_float_kernels};
 
@@ -92,14 +92,14 @@ impl KeyIndex {
     /// Codes the keys of all positions before `end` that are not coded yet.
     pub(super) fn update(&mut self, cpu: &Cpu, keys: KvData<'_>, end: usize) {
         match keys {
-            KvData::F32(k) => self.code(cpu, Ring::plain(k), end),
-            KvData::F16(k) => self.code(cpu, Ring::plain(k), end),
-            KvData::Int8 { codes, scales } => self.code(cpu, Ring { elements: codes, scales }, end),
-            KvData::Int4 { codes, scales } => self.code(cpu, Ring { elements: codes, scales }, end),
+            KvData::F32(k) => self.code(cpu, Segment::plain(k), end),
+            KvData::F16(k) => self.code(cpu, Segment::plain(k), end),
+            KvData::Int8 { codes, scales } => self.code(cpu, Segment { elements: codes, scales }, end),
+            KvData::Int4 { codes, scales } => self.code(cpu, Segment { elements: codes, scales }, end),
         }
     }
 
-    fn code<E: Cached>(&mut self, cpu: &Cpu, ring: Ring<'_, E>, end: usize) {
+    fn code<E: Cached>(&mut self, cpu: &Cpu, ring: Segment<'_, E>, end: usize) {
         let Self { projection, head_dim, capacity, .. } = *self;
         let live = end.saturating_sub(capacity);
         let mean_end = mean_end(end, capacity);

@@ -15,7 +15,14 @@ use trike_host::Isa;
 use trike_host::Loop;
 use trike_host::Pool;
 
-pub(in crate::attention) fn run(job: &Job<'_>, isa: Isa, pool: &Pool, k: &[f32], v: &[f32], out: &mut [f32]) {
+pub(in crate::attention) fn run(
+    job: &Job<'_>,
+    isa: Isa,
+    pool: &Pool,
+    k: Ring<'_, f32>,
+    v: Ring<'_, f32>,
+    out: &mut [f32],
+) {
     pool.run(items(job, pool, out), |items| {
         let mut blocks = Blocks::new(job.problem.head_dim);
         for item in items {
@@ -32,14 +39,14 @@ pub(in crate::attention) fn run(job: &Job<'_>, isa: Isa, pool: &Pool, k: &[f32],
 fn attend<const V: usize>(
     job: &Job<'_>,
     isa: Isa,
-    [k, v]: [&[f32]; 2],
+    [k, v]: [Ring<'_, f32>; 2],
     mut item: Item<'_>,
     blocks: &mut Blocks,
 ) {
     let mut panels = panels::<V>(job, isa, &item);
     let mut scores = [row_of::<V>(0.0); KEYS];
     for (start, positions) in blocks_of(job, &item) {
-        let run = |ring| job.runs(Ring::plain(ring), item.kv_head, &positions);
+        let run = |ring| job.block(ring, item.kv_head, &positions);
         blocks.fill(isa, run(k), run(v), start, &positions);
         let (scale, blocks, panels, scores) = (job.problem.scale, &*blocks, &mut panels[..], &mut scores);
         with_float_kernels!(isa, s => s.run(AttendBlock { s, scale, blocks, start, panels, scores }));
@@ -111,7 +118,7 @@ fn attend_block<S: Lanes, const V: usize>(
 pub(super) fn sample<'o>(
     job: &Job<'_>,
     isa: Isa,
-    k: &[f32],
+    k: Ring<'_, f32>,
     mut samples: Vec<Sample<'o>>,
 ) -> Vec<Sample<'o>> {
     let mut blocks = Blocks::new(job.problem.head_dim);
@@ -128,7 +135,7 @@ pub(super) fn sample<'o>(
 fn sample_rows<const V: usize>(
     job: &Job<'_>,
     isa: Isa,
-    k: &[f32],
+    k: Ring<'_, f32>,
     sample: &mut Sample<'_>,
     blocks: &mut Blocks,
 ) {
@@ -136,7 +143,7 @@ fn sample_rows<const V: usize>(
     let mut scores = [row_of::<V>(0.0); KEYS];
     let (mut tallies, mut exponentials) = (Vec::new(), Vec::new());
     for (start, positions) in sample.blocks(job) {
-        blocks.fill_keys(job.runs(Ring::plain(k), sample.kv_head, &positions), start, &positions);
+        blocks.fill_keys(job.block(k, sample.kv_head, &positions), start, &positions);
         let (scale, blocks, panel, all) = (job.problem.scale, &*blocks, &panel, &mut scores);
         let tally =
             with_float_kernels!(isa, s => s.run(TallyBlock { s, scale, blocks, start, panel, scores: all }));

@@ -12,7 +12,7 @@ use trike_host::Cpu;
 use super::shares::{Sample, Shares};
 use super::{KEYS, ROWS, floats, ints};
 use crate::CpuError;
-use crate::attention::{Job, KvData, KvView, Ring, validate};
+use crate::attention::{Job, KvData, KvView, Ring, Segment, validate};
 
 /// Sampled tokens per query block.
 const SAMPLES: usize = 4;
@@ -30,7 +30,7 @@ pub(crate) fn choose(
     let tokens = validate(problem, q, first_position, &kv, q)?;
     let mut room = Vec::new();
     let q = kv.k.queries(cpu, q, problem.head_dim, &mut room)?;
-    let job = Job { problem, q, tokens, first_position, capacity: kv.capacity, mask: None };
+    let job = Job { problem, q, tokens, first_position, capacity: kv.capacity, mask: None, few: false };
     let positions = first_position..first_position + tokens;
     let query_blocks = positions.start / KEYS..positions.end.div_ceil(KEYS);
     let within = |block: usize| (block * KEYS).max(positions.start)..(block * KEYS + KEYS).min(positions.end);
@@ -109,7 +109,7 @@ pub(crate) fn received(
     let end = if tokens == 0 { 0 } else { first_position + tokens };
     let mut room = Vec::new();
     let q = kv.k.queries(cpu, q, problem.head_dim, &mut room)?;
-    let job = Job { problem, q, tokens, first_position, capacity: kv.capacity, mask: None };
+    let job = Job { problem, q, tokens, first_position, capacity: kv.capacity, mask: None, few: false };
     let share = job.share();
     let mut items = Vec::new();
     for kv_head in 0..problem.kv_heads {
@@ -137,15 +137,17 @@ fn score<'o>(job: &Job<'_>, cpu: &Cpu, k: KvData<'_>, items: Vec<Sample<'o>>) ->
     let parts = job.parts(pool, pairs.fold(0, usize::saturating_add));
     let shares = crate::attention::share_out(items, |item| item.rows.len(), parts);
     let shares = match k {
-        KvData::F32(k) => pool.map(shares, |items| floats::sample(job, isa, k, items)),
-        KvData::F16(k) => pool.map(shares, |items| ints::sample(job, isa, Ring::plain(k), items)),
+        KvData::F32(k) => {
+            pool.map(shares, |items| floats::sample(job, isa, Ring(&[Segment::plain(k)]), items))
+        }
+        KvData::F16(k) => pool.map(shares, |items| ints::sample(job, isa, Ring(&[Segment::plain(k)]), items)),
         KvData::Int8 { codes, scales } => {
-            let ring = Ring { elements: codes, scales };
-            pool.map(shares, |items| ints::sample(job, isa, ring, items))
+            let ring = [Segment { elements: codes, scales }];
+            pool.map(shares, |items| ints::sample(job, isa, Ring(&ring), items))
         }
         KvData::Int4 { codes, scales } => {
-            let ring = Ring { elements: codes, scales };
-            pool.map(shares, |items| ints::sample(job, isa, ring, items))
+            let ring = [Segment { elements: codes, scales }];
+            pool.map(shares, |items| ints::sample(job, isa, Ring(&ring), items))
         }
     };
     shares.into_iter().flatten().collect()

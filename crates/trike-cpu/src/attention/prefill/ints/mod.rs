@@ -127,8 +127,10 @@ fn attend<K, V, const L: usize>(
     let mut buffers = Buffers::<L>::new();
     for (start, positions) in blocks_of(job, &item) {
         let (head, first) = (item.kv_head, positions.start - start);
-        let keys = Run { stored: job.runs(k, head, &positions), scales: job.scales(k, head, &positions) };
-        let values = Run { stored: job.runs(v, head, &positions), scales: job.scales(v, head, &positions) };
+        let keys =
+            Run { stored: job.block(k, head, &positions), scales: job.block_scales(k, head, &positions) };
+        let values =
+            Run { stored: job.block(v, head, &positions), scales: job.block_scales(v, head, &positions) };
         blocks.fill_keys(isa, keys, job.problem.head_dim, first);
         blocks.fill_values(isa, values, job.problem.head_dim, first);
         let (blocks, panels, buffers) = (&*blocks, &mut panels[..], &mut buffers);
@@ -207,8 +209,8 @@ fn sample_rows<K: Cached<Element: Stored>, const V: usize>(
     let (mut tallies, mut exponentials) = (Vec::new(), Vec::new());
     for (start, positions) in sample.blocks(job) {
         let keys = Run {
-            stored: job.runs(k, sample.kv_head, &positions),
-            scales: job.scales(k, sample.kv_head, &positions),
+            stored: job.block(k, sample.kv_head, &positions),
+            scales: job.block_scales(k, sample.kv_head, &positions),
         };
         let (head_dim, first) = (job.problem.head_dim, positions.start - start);
         blocks.fill_keys(isa, keys, head_dim, first);

@@ -1,0 +1,104 @@
+//! `/v1/embeddings`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use trike_llm::Pooling;
+
+use crate::completions::prompt;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::server::App;
+
+/// Most texts of one request.
+const MOST_TEXTS: usize = 2048;
+
+/// The embeddings of one or more texts.
+pub(crate) async fn embeddings(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
+    let model = app.loaded()?;
+    let mut fields = Fields::read(&body)?;
+    app.check_model(&mut fields)?;
+    let input = fields.value("input").ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
+    let encoding = fields.string("encoding_format")?;
+    fields.only("dimensions", &[json!(model.config.spec.hidden)], "the model decides")?;
+    fields.without_effect(&["user"]);
+    fields.end()?;
+    let is_base64 = match encoding.as_deref() {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(other) => {
+            let message = format!("`encoding_format`: expected `float` or `base64`, got {other:?}");
+            return Err(ApiError::invalid("encoding_format", message));
+        }
+    };
+    let texts = match input {
+        Value::Array(list) if !list.iter().all(Value::is_number) => list,
+        one => vec![one],
+    };
+    if texts.len() > MOST_TEXTS {
+        let message = format!("`input`: expected at most {MOST_TEXTS} texts, got {}", texts.len());
+        return Err(ApiError::invalid("input", message));
+    }
+    let mut tokens = 0;
+    let mut data = Vec::with_capacity(texts.len());
+    for (index, text) in texts.into_iter().enumerate() {
+        let ids = prompt(model, "input", text)?;
+        tokens += ids.len();
+        let (sender, received) = oneshot::channel();
+        // A client that has left does not receive it.
+        app.engine.embed(ids, Pooling::Mean, move |embedding| drop(sender.send(embedding)))?;
+        let embedding = received.await.map_err(|_| ApiError::internal("the engine ended"))??;
+        let embedding = match is_base64 {
+            true => {
+                json!(base64(&embedding.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>()))
+            }
+            false => json!(embedding),
+        };
+        data.push(json!({ "object": "embedding", "index": index, "embedding": embedding }));
+    }
+    Ok(Json(json!({
+        "object": "list",
+        "data": data,
+        "model": app.model.name,
+        "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
+    })))
+}
+
+/// RFC 4648, with padding.
+fn base64(bytes: &[u8]) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let bits =
+            three.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
+        for digit in 0..4 {
+            let value = bits >> (18 - 6 * digit) & 63;
+            text.push(if digit <= three.len() { char::from(ALPHABET[value as usize]) } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::base64;
+
+    /// The examples of RFC 4648.
+    #[test]
+    fn base64_is_that_of_the_standard() {
+        for (bytes, text) in [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg=="),
+            ("foobar", "Zm9vYmFy"),
+        ] {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+    }
+}

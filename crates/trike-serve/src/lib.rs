@@ -1,0 +1,31 @@
+//! An HTTP server for a language model, with the OpenAI API.
+//!
+//! Start from [`Server`]: it binds an address, and [`Server::run`] serves the requests of an [`Engine`](trike_engine::Engine) until it
+//! is told to stop. Without a signal handler of its own: the caller decides what stops it.
+//!
+//! * [`Server`], [`ServeOptions`], [`ServedModel`], [`Stop`]
+//! * [`ServeError`]
+//!
+//! Routes: `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`, `/v1/models`, `/tokenize`, `/detokenize`, `/apply-template`,
+//! `/health`, `/props`, `/slots`, `/metrics`.
+//!
+//! The decision that shaped this crate: a field of a request is read, known to be without effect here, or refused by its name with
+//! status 400. A schema that cannot be enforced is an error and never free text. The cost: a client that sends fields of its own
+//! must leave them out.
+#![forbid(unsafe_code)]
+
+mod chat;
+mod completions;
+mod embeddings;
+mod error;
+mod fields;
+mod options;
+mod running;
+mod sampling;
+mod server;
+mod status;
+mod text;
+
+pub use error::ServeError;
+pub use options::{ServeOptions, ServedModel};
+pub use server::{Server, Stop};

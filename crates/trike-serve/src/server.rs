@@ -1,0 +1,257 @@
+//! The server: routes, keys, origins, the way it stops.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use subtle::ConstantTimeEq;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use trike_engine::{Engine, LoadedModel};
+use trike_text::chat::ChatTemplate;
+
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::options::{ServeOptions, ServedModel};
+use crate::{ServeError, chat, completions, embeddings, status, text};
+
+/// How often a server that is stopping looks whether all answers were sent.
+const STOPPING: Duration = Duration::from_millis(20);
+
+/// What the handlers share.
+pub(crate) struct App {
+    pub(crate) engine: Engine,
+    pub(crate) model: ServedModel,
+    pub(crate) options: ServeOptions,
+    /// When the server started, in seconds since 1970.
+    pub(crate) started: u64,
+    /// A number that differs between servers, for identifiers.
+    pub(crate) start: u64,
+    /// Answers so far.
+    pub(crate) answers: AtomicU64,
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+impl App {
+    /// The model, or the error of a server that does not have it yet.
+    pub(crate) fn loaded(&self) -> Result<&LoadedModel, ApiError> {
+        self.engine.model()?.ok_or_else(ApiError::loading)
+    }
+
+    pub(crate) fn template(&self) -> Result<&ChatTemplate, ApiError> {
+        self.model.template.as_ref().ok_or_else(|| {
+            let message =
+                "the model has no chat template: use /v1/completions, or start the server with a template";
+            ApiError::invalid("messages", message)
+        })
+    }
+
+    /// Checks the field `model`, which may be missing: another model than the server's is an error.
+    pub(crate) fn check_model(&self, fields: &mut Fields) -> Result<(), ApiError> {
+        match fields.string("model")? {
+            Some(name) if name != self.model.name && !name.is_empty() => {
+                let own = &self.model.name;
+                Err(ApiError::not_found(format!("no model named {name:?}; this server has {own:?}")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Tells a [`Server`] to stop.
+#[derive(Clone, Debug)]
+pub struct Stop(watch::Sender<bool>);
+
+impl Stop {
+    /// New requests are refused, and the server ends when the others have their answers.
+    pub fn stop(&self) {
+        // A server that has ended does not receive it.
+        let _ = self.0.send(true);
+    }
+}
+
+/// A server that listens.
+///
+/// ```no_run
+/// use trike_engine::{Engine, EngineOptions};
+/// use trike_llm::{DeviceChoice, ModelFile, open};
+/// use trike_serve::{ServeOptions, ServedModel, Server};
+///
+/// let file = ModelFile::open("model.gguf")?;
+/// let template = file.chat_template(&file.tokenizer(None)?)?;
+/// let model = ServedModel::new("my-model", template, file.generation_config()?);
+/// let engine = Engine::start(EngineOptions::default(), || open("model.gguf", &DeviceChoice::Cpu))?;
+/// let server = Server::bind(engine, model, ServeOptions::default())?;
+/// println!("http://{}", server.address());
+/// server.run()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Server {
+    listener: std::net::TcpListener,
+    address: SocketAddr,
+    app: Arc<App>,
+    stop: watch::Sender<bool>,
+}
+
+impl std::fmt::Debug for App {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("App").field("model", &self.model.name).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Listens on the address of the options. Connections are accepted by [`run`](Self::run).
+    ///
+    /// # Errors
+    ///
+    /// [`ServeError::Bind`].
+    pub fn bind(engine: Engine, model: ServedModel, options: ServeOptions) -> Result<Self, ServeError> {
+        let address = options.address;
+        let bind = |source| ServeError::Bind { address, source };
+        let listener = std::net::TcpListener::bind(address).map_err(bind)?;
+        let address = listener.local_addr().map_err(bind)?;
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (started, start) = (since.as_secs(), since.as_nanos() as u64);
+        let app = App { engine, model, options, started, start, answers: AtomicU64::new(0) };
+        Ok(Self { listener, address, app: Arc::new(app), stop: watch::channel(false).0 })
+    }
+
+    /// The address that the server listens on.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Tells the server to stop, from another thread.
+    #[must_use]
+    pub fn stopper(&self) -> Stop {
+        Stop(self.stop.clone())
+    }
+
+    /// Serves requests until the server is [stopped](Self::stopper) and the last answer was sent.
+    ///
+    /// # Errors
+    ///
+    /// [`ServeError::Io`].
+    pub fn run(self) -> Result<(), ServeError> {
+        let Self { listener, app, stop, .. } = self;
+        listener.set_nonblocking(true)?;
+        // Handlers only wait; the model has its own threads.
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        runtime.block_on(async move {
+            let listener = TcpListener::from_std(listener)?;
+            let mut stopped = stop.subscribe();
+            let engine = Arc::clone(&app);
+            let until = async move {
+                // An error: the server is the last that could be told.
+                let _ = stopped.wait_for(|stopped| *stopped).await;
+                engine.engine.drain();
+                while !engine.engine.is_drained() {
+                    tokio::time::sleep(STOPPING).await;
+                }
+            };
+            axum::serve(listener, routes(app)).with_graceful_shutdown(until).await
+        })?;
+        Ok(())
+    }
+}
+
+fn routes(app: Arc<App>) -> Router {
+    let limit = DefaultBodyLimit::max(app.options.body_limit);
+    Router::new()
+        .route("/health", get(status::health))
+        .route("/v1/health", get(status::health))
+        .route("/v1/models", get(status::models))
+        .route("/models", get(status::models))
+        .route("/v1/models/{*name}", get(status::model_named))
+        .route("/props", get(status::props))
+        .route("/slots", get(status::slots))
+        .route("/metrics", get(status::metrics))
+        .route("/v1/chat/completions", post(chat::completions))
+        .route("/chat/completions", post(chat::completions))
+        .route("/v1/completions", post(completions::completions))
+        .route("/completions", post(completions::completions))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/embeddings", post(embeddings::embeddings))
+        .route("/tokenize", post(text::tokenize))
+        .route("/detokenize", post(text::detokenize))
+        .route("/apply-template", post(chat::apply_template))
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(limit)
+        .layer(from_fn_with_state(Arc::clone(&app), guard))
+        .with_state(app)
+}
+
+async fn unknown_route(method: Method, uri: Uri) -> ApiError {
+    ApiError::not_found(format!("no route {method} {}", uri.path()))
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    let message = format!("{} does not take {method}", uri.path());
+    ApiError::invalid(None, message).with_status(StatusCode::METHOD_NOT_ALLOWED)
+}
+
+/// Checks the key, and lets pages of the allowed origin read the answer.
+async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let allowed = app.options.origin.as_deref().and_then(|origin| HeaderValue::from_str(origin).ok());
+    let is_question = request.method() == Method::OPTIONS && allowed.is_some();
+    let is_open = matches!(request.uri().path(), "/health" | "/v1/health");
+    let mut response = if is_question {
+        StatusCode::NO_CONTENT.into_response()
+    } else if is_open || has_key(&app.options.keys, &request) {
+        let response = next.run(request).await;
+        with_error_object(response)
+    } else {
+        ApiError::unauthorized().into_response()
+    };
+    if let Some(origin) = allowed {
+        let headers = response.headers_mut();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(header::VARY, HeaderValue::from_static("Origin"));
+        if is_question {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+            headers.insert(
+                header::ACCESS_CONTROL_ALLOW_HEADERS,
+                HeaderValue::from_static("authorization, content-type"),
+            );
+        }
+    }
+    response
+}
+
+/// The error object for what the framework refuses: a body over the limit, or one that ends early.
+fn with_error_object(response: Response) -> Response {
+    let status = response.status();
+    let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
+    if !status.is_client_error() || is_json {
+        return response;
+    }
+    let message = match status {
+        StatusCode::PAYLOAD_TOO_LARGE => "the body is larger than this server takes",
+        _ => "the request cannot be read",
+    };
+    ApiError::invalid(None, message).with_status(status).into_response()
+}
+
+/// Whether a request has one of the keys, or none are needed. The time does not depend on how much of a key is right.
+fn has_key(keys: &[String], request: &Request) -> bool {
+    let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let bearer = header("authorization").and_then(|value| value.strip_prefix("Bearer "));
+    let sent = bearer.or_else(|| header("x-api-key")).unwrap_or_default();
+    let is_any =
+        keys.iter().fold(0u8, |is_any, key| is_any | key.as_bytes().ct_eq(sent.as_bytes()).unwrap_u8());
+    keys.is_empty() || is_any == 1
+}
