@@ -25,7 +25,7 @@
 //! * reduced-precision products: [`MixedPrecision`], [`ProductPrecision`]
 //! * operations of other crates: [`Operation`], [`Backward`], [`Tape::record`]
 //! * executors: [`Engine`], the sum of [`EngineMemory`], [`EngineOps`], [`EngineQuantization`], [`EngineLosses`] and
-//!   [`EngineOptimization`]; [`Elements`], [`Operand`], [`ScaleGroups`], [`AdamW`]; `CubeEngine`, `CubeTensor`, `Transfers`
+//!   [`EngineOptimization`]; [`Elements`], [`Operand`], [`ScaleGroups`], [`AdamW`]; `CubeEngine`, `CubeEngineTensor`, `Transfers`
 //! * memory: [`Count`], [`Counted`], [`CountTensor`], [`CountList`]
 //! * errors: [`GradError`]
 //!
@@ -47,7 +47,7 @@ pub use engine::{
     EngineOptimization, EngineQuantization, Operand, Rotary, ScaleGroups,
 };
 #[cfg(feature = "gpu")]
-pub use engine::{CubeEngine, CubeRopeTable, CubeRotary, CubeTensor, Transfers};
+pub use engine::{CubeEngine, CubeEngineRopeTable, CubeEngineTensor, CubeRotary, Transfers};
 pub use error::GradError;
 pub use gradients::Gradients;
 pub use ops::{BitLinear, Distillation, Loss, Ternarize, TernaryScale};

@@ -8,7 +8,7 @@ use super::*;
 
 /// Two copies of a model, with and without recorded steps.
 fn both(
-    device: &Device,
+    device: &CubeDevice,
     spec: &DecoderSpec,
     kind: Kind,
     precision: ActivationPrecision,
