@@ -362,7 +362,7 @@ pub trait EngineQuantization: EngineMemory {
         groups: ScaleGroups,
         least_squares: bool,
     ) -> Result<Self::Tensor, GradError>;
-    /// Weights interpolated between dense and ternary, see [`Ternarize`](crate::Ternarize).
+    /// Weights interpolated between dense and ternary, see [`TernarizeSpec`](crate::TernarizeSpec).
     fn ternarize(
         &self,
         weights: &Self::View,

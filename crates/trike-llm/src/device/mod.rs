@@ -12,7 +12,7 @@ use trike_core::DeviceSpec;
 use trike_cpu::Cpu;
 #[cfg(feature = "gpu")]
 use trike_nn::{
-    ActivationPolicy, Backend, BackendBase, CubeBackend, DecoderSpec, DeviceMemory, LayerWeights, NnError,
+    ActivationPolicy, Backend, BackendBase, CubeBackend, DecoderSpec, LayerWeights, NnError, StageDevice,
 };
 use trike_nn::{CpuBackend, KvPrecision, KvSpec, StagePlan};
 use trike_trit::{Encoding, Granularity};
@@ -254,7 +254,7 @@ impl Stages {
     ) -> Result<Vec<StagePlan>, LlmError> {
         let memory = |(backend, _): &(CubeBackend, Option<usize>)| {
             let available = backend.available()?;
-            Ok(DeviceMemory { name: backend.name(), available, kv: supported(backend, *kv) })
+            Ok(StageDevice { name: backend.name(), available, kv: supported(backend, *kv) })
         };
         let devices = self.0.iter().map(memory).collect::<Result<Vec<_>, LlmError>>()?;
         let weights = weights(devices.len() > 1)?;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use trike_core::{Bounds, OptionError};
-use trike_nn::{Backend, Decoder, KvSpec, Sequence, Step, StepLogits};
+use trike_nn::{Backend, Decoder, DecoderSequence, KvSpec, Step, StepLogits};
 
 use crate::LlmError;
 
@@ -20,14 +20,14 @@ pub trait SequenceBatch {
     ///
     /// # Errors
     ///
-    /// As [`Sequence::truncate`].
+    /// As [`DecoderSequence::truncate`].
     fn truncate(&mut self, len: usize) -> Result<(), LlmError>;
 }
 
 /// The [`SequenceBatch`] of a decoder.
 pub struct DecoderBatch<'a, B: Backend> {
     decoder: &'a Decoder<B>,
-    sequences: Vec<Sequence<B>>,
+    sequences: Vec<DecoderSequence<B>>,
 }
 
 impl<'a, B: Backend> DecoderBatch<'a, B> {
@@ -42,7 +42,7 @@ impl<'a, B: Backend> DecoderBatch<'a, B> {
     }
 
     /// The sequences.
-    pub fn sequences_mut(&mut self) -> &mut [Sequence<B>] {
+    pub fn sequences_mut(&mut self) -> &mut [DecoderSequence<B>] {
         &mut self.sequences
     }
 }

@@ -6,8 +6,8 @@ use trike_bench::{Contender, Launching, Limit, Model, ModelRun};
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cube::{Cost, CubeDevice};
 use trike_nn::{
-    ActivationPrecision, CubeBackend, Decoder, DecoderSpec, DecoderWeights, KvPrecision, KvSpec, Logits,
-    NnError, Sequence, Step, Tensor, WeightName,
+    ActivationPrecision, CubeBackend, Decoder, DecoderSequence, DecoderSpec, DecoderWeights, KvPrecision,
+    KvSpec, Logits, NnError, Step, Tensor, WeightName,
 };
 use trike_testkit::Rng;
 use trike_trit::{Encoding, Granularity, ScaleValues, Scales, TritTensor};
@@ -91,7 +91,11 @@ fn by_token<'a>(tokens: usize, call: impl Fn() -> Result<()> + 'a) -> Contender<
     })
 }
 
-fn step(decoder: &Decoder<CubeBackend>, sequence: &mut Sequence<CubeBackend>, ids: &[u32]) -> Result<()> {
+fn step(
+    decoder: &Decoder<CubeBackend>,
+    sequence: &mut DecoderSequence<CubeBackend>,
+    ids: &[u32],
+) -> Result<()> {
     let logits = decoder.forward(&mut [Step { sequence, ids }], Logits::Last)?;
     anyhow::ensure!(logits[0].iter().all(|x| x.is_finite()), "logits are not finite");
     Ok(())

@@ -5,9 +5,9 @@ use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cpu::Cpu;
 use trike_cube::{CubeDevice, DeviceOptions, DeviceSpec, Planes, Runtime};
 use trike_nn::{
-    ActivationPrecision, Backend, Biases, CpuBackend, CubeBackend, Decoder, DecoderSpec, DecoderWeights,
-    GatedActivation, KvPrecision, KvSpec, Layout, Logits, MemoryPlan, NnError, RopePairing, RopeScaling,
-    RopeSpec, Sequence, Step, StepLogits, Tensor, WeightName,
+    ActivationPrecision, Backend, Biases, CpuBackend, CubeBackend, Decoder, DecoderSequence, DecoderSpec,
+    DecoderWeights, GatedActivation, KvPrecision, KvSpec, Layout, Logits, MemoryPlan, NnError, RopePairing,
+    RopeScaling, RopeSpec, Step, StepLogits, Tensor, WeightName,
 };
 use trike_testkit::{Rng, assert_close, skip};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};

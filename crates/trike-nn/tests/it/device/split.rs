@@ -4,7 +4,7 @@
 use super::*;
 use trike_core::ActivationPolicy;
 use trike_cube::CubeError;
-use trike_nn::{BackendBase, BackendPlacement, DeviceMemory, DeviceUse, LayerWeights};
+use trike_nn::{BackendBase, BackendPlacement, DeviceUse, LayerWeights, StageDevice};
 use trike_trit::{Edit, Trit};
 
 /// The software driver opened twice anew, so that only the test's own transfers are counted.
@@ -305,10 +305,10 @@ fn limits_of_memory_divide_the_layers() {
     let spec = DecoderSpec { layers: 4, ..base() };
     let kv = KvSpec::new(KvPrecision::F32, 16);
     let weights = LayerWeights { embedding: 0, layers: vec![1 << 20; 4], head: 0 };
-    let memory = |devices: &[CubeDevice]| -> Vec<DeviceMemory> {
+    let memory = |devices: &[CubeDevice]| -> Vec<StageDevice> {
         let memory = |device: &CubeDevice| {
             let backend = CubeBackend::new(device.clone(), ActivationPrecision::F32);
-            DeviceMemory { name: backend.name(), available: backend.available().expect("a device"), kv }
+            StageDevice { name: backend.name(), available: backend.available().expect("a device"), kv }
         };
         devices.iter().map(memory).collect()
     };
