@@ -1,7 +1,7 @@
 //! What ranks exchange, and how many messages and bytes it takes.
 
 use serde::{Deserialize, Serialize};
-use trike_comm::{CodecConfig, Plan, Shards, Volume};
+use trike_comm::{CodecConfig, ReductionPlan, Shards, Volume};
 
 use super::codec::{CodecCost, Scheme};
 
@@ -85,7 +85,7 @@ impl Exchange {
         match codec {
             None if self == Self::Local => mean_of(ranks, |rank| shards.mean_volume(rank, ranks)),
             None => mean_of(ranks, |rank| {
-                let plan = Plan::of_rank(units(ranks), rank, ranks);
+                let plan = ReductionPlan::of_rank(units(ranks), rank, ranks);
                 plan.reduce_scatter_volume(&shards) + shards.all_gather_volume(rank, ranks)
             }),
             Some(codec) => {

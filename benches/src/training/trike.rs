@@ -1,11 +1,12 @@
 //! Trike's trainer.
 
 use anyhow::Result;
-use trike_autodiff::BitLinear;
+use trike_autodiff::BitLinearSpec;
 use trike_cpu::Cpu;
 use trike_train::data::{BatchConfig, Batches, Documents, Encoder, Position};
 use trike_train::{
-    OptimizerConfig, Parameters, PrecisionPolicy, Schedule, Shape, TernaryPolicy, Trainer, TrainerConfig,
+    OptimizerConfig, Parameters, PrecisionPolicy, Schedule, ScheduleShape, TernaryPolicy, Trainer,
+    TrainerConfig,
 };
 
 use crate::{Engine, LENGTH, RATE, ROWS, ids, spec};
@@ -40,13 +41,13 @@ impl Trike {
                 max_grad_norm: 0.0,
                 ..OptimizerConfig::default()
             },
-            schedule: Schedule { warmup: 0, shape: Shape::Constant },
+            schedule: Schedule { warmup: 0, shape: ScheduleShape::Constant },
             lambda: 0.0,
             text: 1.0,
             checkpoint: None,
             precision: PrecisionPolicy::default(),
         };
-        let policy = TernaryPolicy { blocks: Some(BitLinear::default()), int8_embedding: false };
+        let policy = TernaryPolicy { blocks: Some(BitLinearSpec::default()), int8_embedding: false };
         let trainer = Trainer::new(cpu, config, policy, Parameters::random(&spec(), 1)?, None)?;
         Ok(Self { trainer, batches })
     }

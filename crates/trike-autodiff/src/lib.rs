@@ -16,21 +16,21 @@
 //! [`Count`] stores no values: it runs the same tape and counts the memory that it would use on the host.
 //!
 //! * tape: [`Tape`], [`Var`], [`Gradients`], [`Buffers`]
-//! * ternary layers: [`Tape::bit_linear`] with [`BitLinear`], [`Tape::ternarize`] with [`Ternarize`] and
+//! * ternary layers: [`Tape::bit_linear`] with [`BitLinearSpec`], [`Tape::ternarize`] with [`TernarizeSpec`] and
 //!   [`TernaryScale`], [`Tape::int8_activations`]
 //! * other layers: [`Tape::linear`], [`Tape::rms_norm`], [`Tape::rope`] with [`Rotary`], [`Tape::attention`],
 //!   [`Tape::gated`], [`Tape::embed`], [`Tape::add`], [`Tape::scale`]; [`Tape::int8_weights`] for embeddings and heads
 //! * losses, fused with the output head: [`Tape::cross_entropy`], [`Tape::divergence`], both at once with
-//!   [`Tape::distill`]; [`Loss`], [`Distillation`]
+//!   [`Tape::distill`]; [`TapeLoss`], [`Distillation`]
 //! * reduced-precision products: [`MixedPrecision`], [`ProductPrecision`]
 //! * operations of other crates: [`Operation`], [`Backward`], [`Tape::record`]
 //! * executors: [`Engine`], the sum of [`EngineMemory`], [`EngineOps`], [`EngineQuantization`], [`EngineLosses`] and
-//!   [`EngineOptimization`]; [`Elements`], [`Operand`], [`ScaleGroups`], [`AdamW`]; `CubeEngine`, `CubeTensor`, `Transfers`
+//!   [`EngineOptimization`]; [`Elements`], [`Operand`], [`ScaleGroups`], [`AdamW`]; `CubeEngine`, `CubeEngineTensor`, `Transfers`
 //! * memory: [`Count`], [`Counted`], [`CountTensor`], [`CountList`]
 //! * errors: [`GradError`]
 //!
-//! It depends on the kernels (`trike-cpu`) and on the trit tensors that [`Ternarize::tensor`] exports (`trike-trit`), and with the
-//! feature `gpu` on `trike-cube`; the features `wgpu`, `vulkan`, `cuda`, `hip` and `metal` also link a runtime.
+//! It depends on the kernels (`trike-cpu`) and on the trit tensors that [`TernarizeSpec::tensor`] exports (`trike-trit`), and with
+//! the feature `gpu` on `trike-cube`; the features `wgpu`, `vulkan`, `cuda`, `hip` and `metal` also link a runtime.
 #![forbid(unsafe_code)]
 
 mod buffers;
@@ -47,10 +47,10 @@ pub use engine::{
     EngineOptimization, EngineQuantization, Operand, Rotary, ScaleGroups,
 };
 #[cfg(feature = "gpu")]
-pub use engine::{CubeEngine, CubeRopeTable, CubeRotary, CubeTensor, Transfers};
+pub use engine::{CubeEngine, CubeEngineRopeTable, CubeEngineTensor, CubeRotary, Transfers};
 pub use error::GradError;
 pub use gradients::Gradients;
-pub use ops::{BitLinear, Distillation, Loss, Ternarize, TernaryScale};
+pub use ops::{BitLinearSpec, Distillation, TapeLoss, TernarizeSpec, TernaryScale};
 pub use tape::{Backward, MixedPrecision, Operation, Tape};
 pub use trike_core::ProductPrecision;
 pub use var::Var;

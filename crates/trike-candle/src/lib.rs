@@ -44,7 +44,7 @@
 // Compiles the examples of the handbook page as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/src/candle.md")]
-pub struct Handbook;
+struct Handbook;
 
 mod attend;
 mod attention;

@@ -160,10 +160,10 @@ impl TernaryLinear {
     /// ```no_run
     /// # use trike_trit::{Encoding, Scales, TritTensor};
     /// use trike_candle::TernaryLinear;
-    /// use trike_nn::cube::{Device, DeviceSpec};
+    /// use trike_nn::cube::{CubeDevice, DeviceSpec};
     ///
     /// # let trits = TritTensor::from_trits(2, 3, &[1, 0, -1, 1, 1, 1], Encoding::TwoBit, Scales::tensor(0.5))?;
-    /// let layer = TernaryLinear::new_on(&Device::open(DeviceSpec::Auto)?, &trits, None)?;
+    /// let layer = TernaryLinear::new_on(&CubeDevice::open(DeviceSpec::Auto)?, &trits, None)?;
     /// assert_eq!(layer.device_use().map(|used| used.read_backs), Some(0));
     /// # Ok::<(), trike_candle::CandleError>(())
     /// ```
@@ -173,7 +173,7 @@ impl TernaryLinear {
     /// As [`new`](Self::new), and [`NnError::Cube`] if the device does not support the layer.
     #[cfg(feature = "gpu")]
     pub fn new_on(
-        device: &trike_nn::cube::Device,
+        device: &trike_nn::cube::CubeDevice,
         weight: &TritTensor,
         bias: Option<Tensor>,
     ) -> Result<Self, CandleError> {

@@ -6,7 +6,7 @@ use trike_cpu::ActivationPrecision;
 use trike_trit::TritTensor;
 
 use trike_core::Tensor;
-use trike_nn::cube::Device;
+use trike_nn::cube::CubeDevice;
 use trike_nn::{
     Backend, BackendOps, BackendTransfers, BackendWeights, CubeBackend, CubeMatrix, DeviceUse, NnError,
 };
@@ -23,7 +23,7 @@ pub(crate) struct OnDevice {
 
 impl OnDevice {
     pub(crate) fn load(
-        device: &Device,
+        device: &CubeDevice,
         weight: &TritTensor,
         activations: ActivationPrecision,
     ) -> Result<Self, CandleError> {

@@ -9,7 +9,7 @@
 use std::error::Error;
 use std::time::Instant;
 
-use trike_comm::{CommError, Communicator as _, Mpi, Part, Plan, TreeSum};
+use trike_comm::{CommError, Communicator as _, Mpi, PartialSum, ReductionPlan, TreeSum};
 
 /// Message sizes in bytes, and how often each is sent.
 const MESSAGES: [(usize, usize); 7] =
@@ -39,13 +39,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     for (elements, times) in SUMS {
-        let plan = Plan::new(4, &comm);
+        let plan = ReductionPlan::new(4, &comm);
         let mut sum = TreeSum::default();
         for block in plan.blocks() {
             sum.push(block, Some(vec![1.0f32; elements]), |_, _| {});
         }
         let parts = sum.into_parts();
-        let parts: Vec<Part<&[f32]>> = parts.iter().map(Part::as_ref).collect();
+        let parts: Vec<PartialSum<&[f32]>> = parts.iter().map(PartialSum::as_ref).collect();
         let mut all = vec![0.0; elements];
         let seconds = times_of(times, || plan.all_reduce(&comm, &parts, &mut all))?;
         print("sum_elements", elements, seconds);

@@ -4,7 +4,7 @@
 
 use std::error::Error;
 
-use trike_comm::{Communicator as _, Mpi, Part, Plan, TreeSum, agree};
+use trike_comm::{Communicator as _, Mpi, PartialSum, ReductionPlan, TreeSum, agree};
 
 /// Micro-batches of a step.
 const UNITS: usize = 16;
@@ -21,7 +21,7 @@ fn add_unit(sum: &mut [f32], unit: usize) {
 fn main() -> Result<(), Box<dyn Error>> {
     let comm = Mpi::start().ok_or("MPI was started before")?;
     agree(&comm, "version", env!("CARGO_PKG_VERSION"))?;
-    let plan = Plan::new(UNITS, &comm);
+    let plan = ReductionPlan::new(UNITS, &comm);
     let mut sum = TreeSum::default();
     for block in plan.blocks() {
         let mut gradient = vec![0.0; LEN];
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         sum.push(block, Some(gradient), |a, b| a.iter_mut().zip(b).for_each(|(a, b)| *a += b));
     }
     let parts = sum.into_parts();
-    let parts: Vec<Part<&[f32]>> = parts.iter().map(Part::as_ref).collect();
+    let parts: Vec<PartialSum<&[f32]>> = parts.iter().map(PartialSum::as_ref).collect();
     let mut all = vec![f32::NAN; LEN];
     plan.all_reduce(&comm, &parts, &mut all)?;
     let bits = all.iter().fold(0u64, |bits, x| bits.rotate_left(5) ^ u64::from(x.to_bits()));

@@ -4,16 +4,16 @@
 //! A [`Communicator`] connects the ranks of a run. Those of one process are [`Threads`]; the feature `mpi` adds processes that
 //! `mpirun` starts (`Mpi`). Sums run on the host: ranks with a GPU read their gradients back first.
 //!
-//! Gradients are summed in a tree over the numbers of the micro-batches ([`Plan`]), so one, two and four ranks give the same bits.
-//! A [`Codec`] replaces this exact sum by a compressed approximate mean; the error is kept for the next step (error feedback,
-//! Karimireddy et al., 1901.09847). [`CodecConfig`] builds one; the module [`codec`] compares them.
+//! Gradients are summed in a tree over the numbers of the micro-batches ([`ReductionPlan`]), so one, two and four ranks give the
+//! same bits. A [`Codec`] replaces this exact sum by a compressed approximate mean; the error is kept for the next step (error
+//! feedback, Karimireddy et al., 1901.09847). [`CodecConfig`] builds one; the module [`codec`] compares them.
 //!
 //! ```
-//! use trike_comm::{Part, Plan, Threads, TreeSum};
+//! use trike_comm::{PartialSum, ReductionPlan, Threads, TreeSum};
 //!
 //! // Four micro-batches, the gradient of each is its number.
 //! let sums = Threads::run(2, |comm| {
-//!     let plan = Plan::new(4, &comm);
+//!     let plan = ReductionPlan::new(4, &comm);
 //!     let mut sum = TreeSum::default();
 //!     for block in plan.blocks() {
 //!         let gradient = plan.units(block).map(|unit| unit as f32).sum();
@@ -21,7 +21,7 @@
 //!     }
 //!     let mut all = [f32::NAN];
 //!     let parts = sum.into_parts();
-//!     let parts: Vec<Part<&[f32]>> = parts.iter().map(Part::as_ref).collect();
+//!     let parts: Vec<PartialSum<&[f32]>> = parts.iter().map(PartialSum::as_ref).collect();
 //!     plan.all_reduce(&comm, &parts, &mut all)?;
 //!     Ok::<f32, trike_comm::CommError>(all[0])
 //! });
@@ -49,5 +49,5 @@ pub use floats::{exchange_floats, receive_floats, send_floats};
 #[cfg(feature = "mpi")]
 pub use mpi::{Mpi, World};
 pub use place::{RankPlace, rank_places};
-pub use sum::{Part, Plan, Shards, TreeSum, Volume, broadcast_floats, mean};
+pub use sum::{PartialSum, ReductionPlan, Shards, TreeSum, Volume, broadcast_floats, mean};
 pub use threads::Threads;

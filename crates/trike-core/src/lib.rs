@@ -13,7 +13,7 @@
 //! * ternarization of dense weights, with definitions that several crates share: [`exact_trits`], [`absmean_trits`], [`absmean`]
 //! * precisions: [`ActivationPrecision`], [`ActivationPolicy`], [`KvPrecision`], layer by layer [`KvPrecisions`] with [`InvalidKvPrecisions`]; settings of KV caches: [`KvOptions`] with [`KvLimit`]; of products in training: [`ProductPrecision`]
 //! * operations: [`GatedActivation`], [`AttentionSpec`], [`KeySelector`] with [`SelectedKeys`], [`PromptKeys`] with [`BlockBitmap`], [`Eviction`], [`RopeSpec`] with [`RopePairing`] and
-//!   [`RopeScaling`], [`TritScore`]
+//!   [`RopeScaling`], [`TritScore`] with [`TritHit`]
 //! * costs: [`Cost`], [`LinearProblem`]
 //! * device names: [`DeviceSpec`], [`Runtime`], [`UnknownDevice`]
 //! * options: [`OptionError`] with [`Bounds`]; misspelt names: [`edit_distance`]
@@ -58,7 +58,7 @@ pub use kv::{InvalidKvPrecisions, KvPrecisions};
 pub use kv_options::{KvLimit, KvOptions};
 pub use layout::Layout;
 pub use names::edit_distance;
-pub use operation::{GatedActivation, TritScore};
+pub use operation::{GatedActivation, TritHit, TritScore};
 pub use option::{Bounds, Number, OptionError};
 pub use precision::{ActivationPolicy, ActivationPrecision, KvPrecision};
 pub use product::ProductPrecision;

@@ -20,3 +20,12 @@ pub enum TritScore {
     /// Positions where both are nonzero and have the same sign.
     Agreements,
 }
+
+/// A search result: a row of stored trit vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TritHit {
+    /// Its index.
+    pub row: usize,
+    /// Its score with the query.
+    pub score: i32,
+}

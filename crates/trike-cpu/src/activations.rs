@@ -11,8 +11,8 @@ use crate::line::ROWS;
 use crate::piece::Joined;
 use crate::rotate::Rotate;
 use crate::simd::Simd;
+use trike_host::CacheLine;
 use trike_host::Isa;
-use trike_host::Line;
 use trike_host::Loop;
 use trike_host::Pool;
 
@@ -405,7 +405,7 @@ impl<S: Simd> Loop for Run<'_, '_, S> {
 impl Quantize<'_> {
     #[inline(always)]
     fn int8<S: Simd>(&mut self, s: S, x: &[f32]) {
-        let mut ints = Line([0; ROWS]);
+        let mut ints = CacheLine([0; ROWS]);
         let codes = self.codes.as_flattened_mut();
         let len = self.group.unwrap_or(x.len());
         let mut finite = true;
@@ -455,7 +455,7 @@ impl Quantize<'_> {
         let row = self.codes.len() / SLICES;
         let mut rows = self.codes.chunks_exact_mut(row);
         let digits: [&mut [[i8; 16]]; SLICES] = std::array::from_fn(|_| rows.next().unwrap_or_default());
-        let mut ints = Line([0; ROWS]);
+        let mut ints = CacheLine([0; ROWS]);
         for (i, x) in x.chunks(16).enumerate() {
             let mut padded = [0.0; 16];
             padded[..x.len()].copy_from_slice(x);

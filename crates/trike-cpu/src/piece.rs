@@ -6,7 +6,7 @@ use crate::kernels::Kernels;
 use crate::line::{FloatLine, ROWS};
 use crate::matrix::Matrix;
 use crate::simd::Simd;
-use trike_host::{Line, Loop};
+use trike_host::{CacheLine, Loop};
 
 /// Tiles that kernels for few rows of activations compute between writes of the outputs: few enough for the L1 cache.
 pub(crate) const WRITTEN: usize = 16;
@@ -81,7 +81,7 @@ impl<S: Simd> Loop for Write<'_, '_, S> {
                     factor /= x.base;
                     joined = s.add(joined, s.mul(s.load_floats(low), s.splat(factor)));
                 }
-                let mut line = Line([0.0; ROWS]);
+                let mut line = CacheLine([0.0; ROWS]);
                 s.store_floats(joined, &mut line);
                 match out.as_chunks_mut::<ROWS>().0 {
                     [out] => *out = line.0,

@@ -3,7 +3,7 @@
 use cubecl::features::{MmaConfig, Plane, TypeUsage};
 use cubecl::ir::{DeviceProperties, ElemType, FloatKind, IntKind};
 
-use crate::rates::Family;
+use crate::rates::DeviceFamily;
 
 /// Use of plane operations (exchange of values within a plane).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -37,7 +37,7 @@ pub struct Capabilities {
     /// The name of the device.
     pub name: String,
     /// The device family, which determines the assumed rates.
-    pub family: Family,
+    pub family: DeviceFamily,
     /// True for a software driver, which computes on the host CPU.
     pub software: bool,
     /// Minimum and maximum units per plane (subgroup, warp or wave), or `None` without plane operations.
@@ -109,7 +109,7 @@ impl Capabilities {
         let (unit_x, unit_y, unit_z) = hardware.max_cube_dim;
         Self {
             name: properties.identity.name.clone(),
-            family: Family::of(&properties.identity.fingerprint, &properties.identity.name),
+            family: DeviceFamily::of(&properties.identity.fingerprint, &properties.identity.name),
             software,
             planes: used.then_some((hardware.plane_size_min, hardware.plane_size_max)),
             max_shared_bytes: hardware.max_shared_memory_size,
@@ -146,7 +146,7 @@ impl Capabilities {
     pub fn smallest() -> Self {
         Self {
             name: "the smallest device".to_owned(),
-            family: Family::Other,
+            family: DeviceFamily::Other,
             software: false,
             planes: None,
             max_shared_bytes: 16384,

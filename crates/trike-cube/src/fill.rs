@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::Result;
 use crate::plan::{Settings, spread};
 
@@ -23,7 +23,7 @@ fn fill_words(out: &mut [u32], value: u32, #[comptime] each: usize) {
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Fills a buffer with one word.
     ///
     /// # Errors

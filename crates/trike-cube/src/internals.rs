@@ -6,11 +6,11 @@ pub use crate::device::guarded;
 pub use crate::error::{check_range, unsupported};
 pub use crate::plan::spread;
 pub use crate::probe::MAX_ROUNDS;
-pub use crate::tuning::Tuning;
+pub use crate::tuning::KernelChoices;
 
 /// Of [`attention`](crate::attention).
 pub mod attention {
-    pub use crate::attention::codes::{Form, UNITS, values_of};
+    pub use crate::attention::codes::{KvCodesForm, UNITS, values_of};
     pub use crate::attention::positions::MAX_POSITION;
 }
 
@@ -20,7 +20,7 @@ pub mod grad {
 
     /// Of attention over documents.
     pub mod attention {
-        pub use crate::grad::attention::{Form, Shape, settings};
+        pub use crate::grad::attention::{AttentionGradForm, AttentionGradShape, settings};
     }
 }
 

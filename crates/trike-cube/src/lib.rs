@@ -1,27 +1,27 @@
 //! CubeCL kernels for ternary, int8 and dense weights: one source for CUDA, ROCm, Vulkan, Metal and WebGPU.
 //!
-//! Start from [`Device`]: open one with a [`DeviceSpec`] (`wgpu:0`, `cuda:0`, `auto`), upload into [`Buffer`]s, and call the
+//! Start from [`CubeDevice`]: open one with a [`DeviceSpec`] (`wgpu:0`, `cuda:0`, `auto`), upload into [`Buffer`]s, and call the
 //! operations. Kernels run in call order and asynchronously; only reading data back waits.
 //!
-//! Main design decision: every kernel is planned on the host before it is launched. A [`Plan`] describes the problem, its blueprint
-//! the kernel variant (compiled into the kernel), [`Settings`] the launch (cubes, units, shared memory). Everything that a device
-//! could reject is rejected by the plan, with the limit and the requested value in the error: a failure on a device thread would
-//! leave the output silently unchanged. The cost: shapes are passed with every call, and every call is planned again (a few
-//! comparisons).
+//! Main design decision: every kernel is planned on the host before it is launched. A [`KernelProblem`] describes the operation,
+//! its blueprint the kernel variant (compiled into the kernel), [`Settings`] the launch (cubes, units, shared memory). Everything
+//! that a device could reject is rejected by the plan, with the limit and the requested value in the error: a failure on a device
+//! thread would leave the output silently unchanged. The cost: shapes are passed with every call, and every call is planned again
+//! (a few comparisons).
 //!
 //! Second decision: no runtime is linked unless its feature is enabled (`wgpu`, `vulkan`, `cuda`, `hip`, `metal`, `cpu`), and
 //! only the module `device` uses CubeCL's host API, which changes with every release.
 //!
-//! * devices: [`Device`], [`DeviceSpec`], [`Capabilities`], [`devices`], [`is_linked`]
+//! * devices: [`CubeDevice`], [`DeviceSpec`], [`Capabilities`], [`devices`], [`is_linked`]
 //! * memory: [`Buffer`], [`Element`]
-//! * recorded launches, replayed with one call: [`Device::capture`], [`Graph`]
-//! * plans: [`Plan`], [`Strategy`], [`Settings`], [`Cost`]
+//! * recorded launches, replayed with one call: [`CubeDevice::capture`], [`LaunchGraph`]
+//! * plans: [`KernelProblem`], [`Strategy`], [`Settings`], [`Cost`]
 //! * linear layers: [`linear`]
 //! * other decoder operations: [`ops`]; with a linear layer in one launch: [`fused`]
 //! * attention: [`attention`]
 //! * training: [`grad`]
 //! * dot products of trits with trits: [`TritTable`]; hypervectors: [`vsa`]
-//! * measured ceilings of a device: [`Device::probe_copy`], [`Products`]
+//! * measured ceilings of a device: [`CubeDevice::probe_copy`], [`Products`]
 //! * errors: [`CubeError`]
 //!
 //! `trike-nn` builds its device backend on this crate, which depends on `trike-trit` and CubeCL.
@@ -48,11 +48,12 @@ pub mod vsa;
 
 pub use capabilities::{Capabilities, Graphs, Planes};
 pub use device::{
-    Buffer, Device, DeviceInfo, DeviceOptions, Element, Graph, Launch, Memory, devices, is_linked,
+    Buffer, CubeDevice, DeviceInfo, DeviceOptions, Element, Launch, LaunchGraph, MemoryUsage, devices,
+    is_linked,
 };
 pub use error::{CubeError, Result};
-pub use plan::{Plan, Settings, Strategy};
+pub use plan::{KernelProblem, Settings, Strategy};
 pub use popcount::{TritDotBlueprint, TritDotProblem, TritTable};
 pub use probe::Products;
-pub use rates::Family;
+pub use rates::DeviceFamily;
 pub use trike_core::{Cost, DeviceSpec, Runtime, TritScore};

@@ -117,10 +117,10 @@ pub(crate) fn check_planes(kernel: &'static str, units: u32, device: &Capabiliti
 
 /// A problem with its kernel variants.
 ///
-/// [`Plan::candidates`] lists the blueprints that [`Strategy::Inferred`] may choose on such a device, best first; the first one
-/// within the device's limits is chosen. Tests run all of them, and the compile phase of `cargo xtask gpu-test` compiles all of
-/// them for every target.
-pub trait Plan {
+/// [`KernelProblem::candidates`] lists the blueprints that [`Strategy::Inferred`] may choose on such a device, best first; the
+/// first one within the device's limits is chosen. Tests run all of them, and the compile phase of `cargo xtask gpu-test` compiles
+/// all of them for every target.
+pub trait KernelProblem {
     /// Kernel variant: the compile-time parameters.
     type Blueprint: Clone + Debug + PartialEq + Eq + Hash;
 
@@ -151,8 +151,8 @@ pub trait Plan {
     ///
     /// # Errors
     ///
-    /// Errors of [`Plan::validate`], [`Plan::settings`] and [`Settings::check`]; [`CubeError::NoKernel`] when there is no
-    /// candidate.
+    /// Errors of [`KernelProblem::validate`], [`KernelProblem::settings`] and [`Settings::check`]; [`CubeError::NoKernel`] when
+    /// there is no candidate.
     fn plan(
         &self,
         strategy: &Strategy<Self::Blueprint>,

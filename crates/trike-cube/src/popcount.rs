@@ -4,9 +4,9 @@ use cubecl::prelude::*;
 use trike_trit::{TritError, TritTensor};
 
 use crate::capabilities::Capabilities;
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape, unsupported};
-use crate::plan::{Plan, Settings, Strategy};
+use crate::plan::{KernelProblem, Settings, Strategy};
 use trike_core::{Cost, TritScore};
 
 /// Four words of a bit plane.
@@ -40,7 +40,7 @@ impl TritTable {
     ///
     /// [`CubeError::Unsupported`] for more than one plane, [`CubeError::Shape`] and [`CubeError::Memory`] for a tensor that is
     /// too large.
-    pub fn upload(device: &Device, tensor: &TritTensor) -> Result<Self> {
+    pub fn upload(device: &CubeDevice, tensor: &TritTensor) -> Result<Self> {
         let (rows, cols) = (tensor.rows(), tensor.cols());
         if tensor.depth() != 1 {
             let property = format!("{} trit planes", tensor.depth());
@@ -63,7 +63,7 @@ impl TritTable {
     /// [`CubeError::Length`] for planes whose length does not match `cols`, [`CubeError::Trit`] for bits past the last trit and
     /// for trits with both signs, [`CubeError::Shape`] and [`CubeError::Memory`] for a table that is too large.
     pub fn from_planes<'a>(
-        device: &Device,
+        device: &CubeDevice,
         cols: usize,
         rows: impl ExactSizeIterator<Item = [&'a [u64]; 2]>,
     ) -> Result<Self> {
@@ -97,7 +97,7 @@ impl TritTable {
     /// # Errors
     ///
     /// As [`TritTable::from_planes`].
-    pub fn empty(device: &Device, rows: usize, cols: usize) -> Result<Self> {
+    pub fn empty(device: &CubeDevice, rows: usize, cols: usize) -> Result<Self> {
         check_shape("table of trits", rows, cols.next_multiple_of(STEP))?;
         let words = device.empty(check_shape("words of a table of trits", rows, words_of(cols))?)?;
         Ok(Self { rows, cols, words })
@@ -108,7 +108,7 @@ impl TritTable {
     /// # Errors
     ///
     /// [`CubeError::Device`].
-    pub fn read_planes(&self, device: &Device) -> Result<Vec<[Vec<u64>; 2]>> {
+    pub fn read_planes(&self, device: &CubeDevice) -> Result<Vec<[Vec<u64>; 2]>> {
         let words = device.read(&self.words)?;
         let plane = |row: &[u32], sign: usize| -> Vec<u64> {
             let places = (0..self.cols.div_ceil(64)).map(|i| i / 2 * 8 + sign * 4 + i % 2 * 2);
@@ -183,7 +183,7 @@ pub struct TritDotBlueprint {
     pub queries: usize,
 }
 
-impl Plan for TritDotProblem {
+impl KernelProblem for TritDotProblem {
     type Blueprint = TritDotBlueprint;
 
     const NAME: &'static str = "trit dot";
@@ -311,13 +311,13 @@ fn trit_dots(
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Writes the dot product of query `q` and row `r` of the table to `out[q][r]`.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] when the trits per row or the output length do not match, and those of [`Plan::plan`] and of the
-    /// launch.
+    /// [`CubeError::Length`] when the trits per row or the output length do not match, and those of [`KernelProblem::plan`] and of
+    /// the launch.
     pub fn trit_dot(
         &self,
         queries: &TritTable,
@@ -332,7 +332,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`Device::trit_dot`].
+    /// As [`CubeDevice::trit_dot`].
     pub fn trit_scores(
         &self,
         score: TritScore,
@@ -344,7 +344,7 @@ impl Device {
         self.scores_as(score, queries, table, out, strategy, false)
     }
 
-    /// [`Device::trit_scores`], as integers or as the bits of f32 values.
+    /// [`CubeDevice::trit_scores`], as integers or as the bits of f32 values.
     pub(crate) fn scores_as(
         &self,
         score: TritScore,

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use half::f16;
 
 use crate::capabilities::Capabilities;
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_range};
 use crate::plan::Settings;
 use trike_core::Cost;
@@ -245,7 +245,7 @@ fn multiply_halves(out: &mut [i32], rounds: u32, a: u32, b: u32, c: u32, #[compt
     out[CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize] = i32::cast_from(sum);
 }
 
-impl Device {
+impl CubeDevice {
     /// Copies a buffer with 16-byte loads and stores: every byte is read once and written once.
     ///
     /// # Errors

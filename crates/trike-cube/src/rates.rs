@@ -3,7 +3,7 @@
 /// Devices with similar rates per multiprocessor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Family {
+pub enum DeviceFamily {
     /// NVIDIA compute capability 8.0: A100, A30.
     Ampere,
     /// NVIDIA 8.6 to 8.9: RTX 30 and 40, L4, L40.
@@ -62,7 +62,7 @@ const HOPPER: Rates = Rates {
     join: 370.0,
 };
 
-impl Family {
+impl DeviceFamily {
     /// The family of a device, from its compilation target, such as `ptx_sm90` or `hip-kernel_gfx942`, or from its name.
     #[doc(hidden)]
     #[must_use]

@@ -10,19 +10,19 @@ use crate::error::Result;
 
 /// The choices of a device, shared by its clones.
 #[derive(Default)]
-pub struct Tuning {
+pub struct KernelChoices {
     choices: Mutex<BTreeMap<String, String>>,
     /// Cached plans, a `HashMap<K, V>` per type of problem.
     plans: Mutex<HashMap<TypeId, Box<dyn Any + Send>>>,
 }
 
-impl fmt::Debug for Tuning {
+impl fmt::Debug for KernelChoices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tuning").field("choices", &self.choices).finish_non_exhaustive()
+        f.debug_struct("KernelChoices").field("choices", &self.choices).finish_non_exhaustive()
     }
 }
 
-impl Tuning {
+impl KernelChoices {
     /// The choice for a problem.
     pub(crate) fn get(&self, problem: &str) -> Option<String> {
         self.choices.lock().unwrap_or_else(PoisonError::into_inner).get(problem).cloned()

@@ -5,13 +5,13 @@
 //!
 //! ```
 //! use trike_host::Isa;
-//! use trike_host::isa::Token;
+//! use trike_host::isa::IsaToken;
 //!
 //! let lanes = match Isa::detect().token() {
 //!     #[cfg(target_arch = "x86_64")]
-//!     Token::Avx512(_) => 16,
+//!     IsaToken::Avx512(_) => 16,
 //!     #[cfg(target_arch = "x86_64")]
-//!     Token::Avx2(_) | Token::AvxVnni(_) => 8,
+//!     IsaToken::Avx2(_) | IsaToken::AvxVnni(_) => 8,
 //!     _ => 4,
 //! };
 //! assert!(lanes >= 4);
@@ -132,7 +132,7 @@ impl Avx512 {
 
 /// The token of an [`Isa`], on which kernels dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Token {
+pub enum IsaToken {
     /// Portable Rust.
     Scalar(Scalar),
     /// SSSE3 and SSE4.1.
@@ -162,7 +162,7 @@ pub enum Token {
 /// assert!(Isa::by_name("mmx").is_err());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Isa(Token);
+pub struct Isa(IsaToken);
 
 const KNOWN: &str = "scalar, sse4.1, avx2, avx-vnni, avx512-vnni";
 
@@ -170,19 +170,19 @@ impl Isa {
     /// The best instruction set of this machine.
     #[must_use]
     pub fn detect() -> Self {
-        Self::available().pop().unwrap_or(Self(Token::Scalar(Scalar(()))))
+        Self::available().pop().unwrap_or(Self(IsaToken::Scalar(Scalar(()))))
     }
 
     /// Every instruction set of this machine, from `scalar` to the best.
     pub fn available() -> Vec<Self> {
         #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
-        let mut all = vec![Self(Token::Scalar(Scalar(())))];
+        let mut all = vec![Self(IsaToken::Scalar(Scalar(())))];
         #[cfg(target_arch = "x86_64")]
         {
-            all.extend(Sse41::detect().map(|token| Self(Token::Sse41(token))));
-            all.extend(Avx2::detect().map(|token| Self(Token::Avx2(token))));
-            all.extend(AvxVnni::detect().map(|token| Self(Token::AvxVnni(token))));
-            all.extend(Avx512::detect().map(|token| Self(Token::Avx512(token))));
+            all.extend(Sse41::detect().map(|token| Self(IsaToken::Sse41(token))));
+            all.extend(Avx2::detect().map(|token| Self(IsaToken::Avx2(token))));
+            all.extend(AvxVnni::detect().map(|token| Self(IsaToken::AvxVnni(token))));
+            all.extend(Avx512::detect().map(|token| Self(IsaToken::Avx512(token))));
         }
         all
     }
@@ -206,7 +206,7 @@ impl Isa {
     }
 
     /// The token, on which kernels dispatch.
-    pub fn token(self) -> Token {
+    pub fn token(self) -> IsaToken {
         self.0
     }
 
@@ -214,7 +214,7 @@ impl Isa {
     pub fn has_vbmi(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Token::Avx512(token) => token.vbmi().is_some(),
+            IsaToken::Avx512(token) => token.vbmi().is_some(),
             _ => false,
         }
     }
@@ -223,7 +223,7 @@ impl Isa {
     pub fn has_fma(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Token::Avx2(_) | Token::AvxVnni(_) | Token::Avx512(_) => true,
+            IsaToken::Avx2(_) | IsaToken::AvxVnni(_) | IsaToken::Avx512(_) => true,
             _ => cfg!(target_arch = "aarch64"),
         }
     }
@@ -231,15 +231,15 @@ impl Isa {
     /// The name, as accepted by [`Isa::by_name`].
     pub fn name(self) -> &'static str {
         match self.0 {
-            Token::Scalar(_) => "scalar",
+            IsaToken::Scalar(_) => "scalar",
             #[cfg(target_arch = "x86_64")]
-            Token::Sse41(_) => "sse4.1",
+            IsaToken::Sse41(_) => "sse4.1",
             #[cfg(target_arch = "x86_64")]
-            Token::Avx2(_) => "avx2",
+            IsaToken::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
-            Token::AvxVnni(_) => "avx-vnni",
+            IsaToken::AvxVnni(_) => "avx-vnni",
             #[cfg(target_arch = "x86_64")]
-            Token::Avx512(_) => "avx512-vnni",
+            IsaToken::Avx512(_) => "avx512-vnni",
         }
     }
 }

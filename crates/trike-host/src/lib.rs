@@ -8,9 +8,9 @@
 //! a kernel is compiled for a fixed list of sets, not for the exact CPU.
 //!
 //! * executor: [`Cpu`], [`Isa`], [`Pool`], [`ranges`]
-//! * kernels: [`isa::Token`], [`Loop`]
-//! * memory: [`Line`] (one aligned cache line), [`Lines`] (a zeroed buffer, in huge pages if it is large, or a part of a mapped
-//!   file), [`FileMap`] and [`exit_on_unreadable_map`], [`free_memory`]
+//! * kernels: [`isa::IsaToken`], [`Loop`]
+//! * memory: [`CacheLine`] (one aligned cache line), [`Lines`] (a zeroed buffer, in huge pages if it is large, or a part of a
+//!   mapped file), [`FileMap`] and [`exit_on_unreadable_map`], [`free_memory`]
 //! * peak rates: [`probe`]
 //! * errors: [`HostError`]
 //!
@@ -33,5 +33,5 @@ pub use error::HostError;
 pub use free::{MemoryLimit, free_memory};
 pub use isa::{Isa, Loop};
 pub use map::{FileMap, FileRange};
-pub use memory::{Line, Lines};
+pub use memory::{CacheLine, Lines};
 pub use pool::{MAX_THREADS, Pool, ranges};

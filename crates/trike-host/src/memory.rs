@@ -14,16 +14,16 @@ use crate::map::{FileRange, Mapped};
 /// One or more cache lines of 64 bytes, aligned so that no vector load crosses a line.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-pub struct Line<T>(pub T);
+pub struct CacheLine<T>(pub T);
 
-// SAFETY: a `Line` consists of its field and possibly padding, and all zeros is valid for the field.
-unsafe impl<T: Zeroable> Zeroable for Line<T> {}
+// SAFETY: a `CacheLine` consists of its field and possibly padding, and all zeros is valid for the field.
+unsafe impl<T: Zeroable> Zeroable for CacheLine<T> {}
 
-// SAFETY: a `Line` consists of its field, for which every bit pattern is valid, and possibly padding.
-unsafe impl<T: AnyBitPattern> AnyBitPattern for Line<T> {}
+// SAFETY: a `CacheLine` consists of its field, for which every bit pattern is valid, and possibly padding.
+unsafe impl<T: AnyBitPattern> AnyBitPattern for CacheLine<T> {}
 
 // SAFETY: 64 bytes fill the line, so there is no padding.
-unsafe impl NoUninit for Line<[u8; 64]> {}
+unsafe impl NoUninit for CacheLine<[u8; 64]> {}
 
 /// Minimum size in bytes of a buffer that is allocated from a chunk; smaller buffers are on the heap.
 #[cfg(any(target_os = "linux", test))]
@@ -35,9 +35,9 @@ const LARGE: usize = 64 << 10;
 /// is dropped.
 ///
 /// ```
-/// use trike_host::{Line, Lines};
+/// use trike_host::{CacheLine, Lines};
 ///
-/// let mut lines = Lines::<Line<[f32; 16]>>::zeroed(4)?;
+/// let mut lines = Lines::<CacheLine<[f32; 16]>>::zeroed(4)?;
 /// lines[3].0[15] = 2.5;
 /// assert_eq!((lines.len(), lines[0].0[0], lines[3].0[15]), (4, 0.0, 2.5));
 /// # Ok::<(), trike_host::HostError>(())
@@ -313,10 +313,10 @@ mod chunks {
 
 #[cfg(test)]
 mod tests {
-    use super::{LARGE, Line, Lines};
+    use super::{CacheLine, LARGE, Lines};
     use crate::HostError;
 
-    type CodeLine = Line<[u8; 64]>;
+    type CodeLine = CacheLine<[u8; 64]>;
 
     /// Lengths in lines: empty, a heap buffer, either side of the limit, a part of a huge page, and more than a chunk.
     const LENGTHS: [usize; 7] = [0, 1, LARGE / 64 - 1, LARGE / 64, LARGE / 64 + 1, 50_001, (65 << 20) / 64];
@@ -330,7 +330,7 @@ mod tests {
                 assert_eq!(lines.len(), len);
                 assert!(lines.as_ptr().addr().is_multiple_of(64));
                 assert!(lines.iter().all(|line| line.0 == [0; 64]), "{len} lines are zeros");
-                lines.fill(Line([all.len() as u8 + 1; 64]));
+                lines.fill(CacheLine([all.len() as u8 + 1; 64]));
                 all.push(lines);
             }
             // Freed chunks are returned as zeros as well.
@@ -354,7 +354,7 @@ mod tests {
                 let mut lines = Lines::<CodeLine>::separate(len).expect("little memory");
                 assert_eq!(lines.len(), len);
                 assert!(lines.iter().all(|line| line.0 == [0; 64]), "{len} lines are zeros");
-                lines.fill(Line([round + 1; 64]));
+                lines.fill(CacheLine([round + 1; 64]));
                 all.push(lines);
             }
             assert!(all.iter().all(|lines| lines.iter().all(|line| line.0 == [round + 1; 64])));
@@ -366,7 +366,7 @@ mod tests {
     #[test]
     fn clones_are_equal_and_apart() {
         for len in [3, 5000] {
-            let mut lines = Lines::<Line<[f32; 16]>>::zeroed(len).expect("little memory");
+            let mut lines = Lines::<CacheLine<[f32; 16]>>::zeroed(len).expect("little memory");
             lines[len - 1].0[15] = 2.5;
             let mut copy = lines.clone();
             assert_eq!(copy[len - 1].0, lines[len - 1].0);

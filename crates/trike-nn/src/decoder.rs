@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use trike_trit::{Edit, TritTensor};
 
 use crate::{
-    Backend, DecoderBlock, DecoderSpec, DecoderWeights, Input, KvSpec, Layout, MatrixEdit, NnError, Norm,
-    Sequence, StepCaches, StepInputs, StepLogits, StepNotice, Tensor, TokenStep, WeightName,
+    Backend, DecoderBlock, DecoderSequence, DecoderSpec, DecoderWeights, Input, KvSpec, Layout, MatrixEdit,
+    NnError, Norm, StepCaches, StepInputs, StepLogits, StepNotice, Tensor, TokenStep, WeightName,
     backend::logits_of,
     block::{BlockContext, Loader, linear},
     check,
@@ -27,7 +27,7 @@ pub enum Logits {
 /// The tokens that one sequence reads in a step.
 pub struct Step<'a, B: Backend> {
     /// The sequence; its cache grows.
-    pub sequence: &'a mut Sequence<B>,
+    pub sequence: &'a mut DecoderSequence<B>,
     /// New token ids, at least one.
     pub ids: &'a [u32],
 }
@@ -264,12 +264,12 @@ impl<B: Backend> Decoder<B> {
     /// # Errors
     ///
     /// [`NnError::Spec`] when the capacity or window is invalid.
-    pub fn sequence(&self, spec: KvSpec) -> Result<Sequence<B>, NnError> {
-        Sequence::new(&self.backend, &self.spec, spec)
+    pub fn sequence(&self, spec: KvSpec) -> Result<DecoderSequence<B>, NnError> {
+        DecoderSequence::new(&self.backend, &self.spec, spec)
     }
 
     /// A new, empty sequence whose keys and values are in pages of [`KV_PAGE`](crate::KV_PAGE) positions, which are allocated as it
-    /// grows and can be shared with other sequences: [`Sequence::pages`], [`Sequence::adopt`].
+    /// grows and can be shared with other sequences: [`DecoderSequence::pages`], [`DecoderSequence::adopt`].
     ///
     /// # Errors
     ///
@@ -286,8 +286,8 @@ impl<B: Backend> Decoder<B> {
     /// # Errors
     ///
     /// As [`sequence`](Self::sequence).
-    pub fn sequences(&self, spec: KvSpec, count: usize) -> Result<Vec<Sequence<B>>, NnError> {
-        Sequence::several(&self.backend, &self.spec, spec, count)
+    pub fn sequences(&self, spec: KvSpec, count: usize) -> Result<Vec<DecoderSequence<B>>, NnError> {
+        DecoderSequence::several(&self.backend, &self.spec, spec, count)
     }
 
     /// Runs all `steps` as one ragged batch and returns the logits of each as `[tokens, vocab]`, row-major: depending on
@@ -390,7 +390,7 @@ impl<B: Backend> Decoder<B> {
     /// [`NnError::Behind`] for a step of a sequence other than the most recent one, errors of messages, and those of
     /// [`forward`](Self::forward).
     pub fn follow(&self) -> Result<(), NnError> {
-        let mut last: Option<(u64, Sequence<B>)> = None;
+        let mut last: Option<(u64, DecoderSequence<B>)> = None;
         while let Some(notice) = self.backend.next_step()? {
             if !last.as_ref().is_some_and(|(id, kept)| *id == notice.sequence && kept.spec() == &notice.spec)
             {
@@ -429,7 +429,7 @@ impl<B: Backend> Decoder<B> {
             largest,
         };
         let mut run = |inputs: &B::Inputs, caches: StepCaches<'_, '_, B>| self.run(inputs, caches, None);
-        let logits = match (&*steps, Sequence::group(steps.iter().map(|step| &*step.sequence))) {
+        let logits = match (&*steps, DecoderSequence::group(steps.iter().map(|step| &*step.sequence))) {
             ([_], _) => {
                 let mut recorded = std::mem::take(&mut steps[0].sequence.recorded);
                 let logits = self.backend.tokens(token, &mut recorded, &mut caches_of(steps), &mut run);
@@ -458,7 +458,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Positions that a query of a sequence attends to in every layer.
-    fn window(&self, sequence: &Sequence<B>) -> Option<usize> {
+    fn window(&self, sequence: &DecoderSequence<B>) -> Option<usize> {
         [sequence.window(), self.spec.window_of_all()].into_iter().flatten().min()
     }
 

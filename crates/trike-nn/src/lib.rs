@@ -10,11 +10,11 @@
 //! attention distinguishes which rows belong to which sequence, so there is no padding and the output is independent of
 //! the rest of the batch.
 //!
-//! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`ScaleFactors`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`],
+//! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`ScaleFactors`], [`RopeSpec`], [`RopeScaling`], [`DecoderSequence`], [`KvSpec`],
 //!   [`KvOptions`] with [`KvLimit`], [`KvPrecision`], [`KvPrecisions`],
 //!   [`KeySelector`], [`PromptKeys`], [`Eviction`], [`Logits`]; keys and values that sequences share: [`KvPage`] of [`KV_PAGE`] positions,
 //!   [`SharedPage`]
-//! * memory: [`MemoryPlan`], [`DeviceUse`]; of layers on several devices: [`LayerWeights`], [`DeviceMemory`], [`StagePlan`]
+//! * memory: [`MemoryPlan`], [`DeviceUse`]; of layers on several devices: [`LayerWeights`], [`StageDevice`], [`StagePlan`]
 //! * a model on several ranks: [`RankBackend`], [`Division`], [`StepNotice`], [`Decoder::follow`]; its types [`RankTensor`],
 //!   [`RankMatrix`], [`RankInputs`]
 //! * one block alone: [`DecoderBlock`], [`BlockContext`], [`HookPoint`], [`Hook`]
@@ -65,8 +65,8 @@ pub use error::NnError;
 pub use memory::{DeviceUse, MemoryPlan};
 pub use pages::{KvPage, SharedPage};
 pub use ranks::{Division, RankBackend, RankInputs, RankMatrix, RankTensor};
-pub use sequence::Sequence;
-pub use split::{DeviceMemory, LayerWeights, StagePlan};
+pub use sequence::DecoderSequence;
+pub use split::{LayerWeights, StageDevice, StagePlan};
 pub use step::{Largest, Segment, StepInputs, StepLogits, StepNotice};
 pub use trike_core::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, DenseData, DenseTensor, Eviction, GatedActivation,

@@ -21,7 +21,7 @@ impl SharedPage {
 
 /// Keys and values of [`KV_PAGE`](crate::KV_PAGE) consecutive positions in all layers: a reference that keeps them.
 ///
-/// From [`Sequence::pages`](crate::Sequence::pages), for [`Sequence::adopt`](crate::Sequence::adopt).
+/// From [`DecoderSequence::pages`](crate::DecoderSequence::pages), for [`DecoderSequence::adopt`](crate::DecoderSequence::adopt).
 #[derive(Clone, Debug)]
 pub struct KvPage {
     pub(crate) layers: Arc<[SharedPage]>,

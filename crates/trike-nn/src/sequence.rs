@@ -8,7 +8,7 @@ use crate::{Backend, BackendBase, DecoderSpec, Eviction, KV_PAGE, KvPage, KvSpec
 /// One sequence of a [`Decoder`](crate::Decoder): cached keys and values of every layer.
 ///
 /// Made by [`Decoder::sequence`](crate::Decoder::sequence) and [`Decoder::sequences`](crate::Decoder::sequences).
-pub struct Sequence<B: Backend> {
+pub struct DecoderSequence<B: Backend> {
     /// The backend's recording, which refers to the caches; declared before them, so that it is dropped first.
     pub(crate) recorded: B::Recorded,
     /// Recordings of steps of several of the sequences that were made together.
@@ -62,7 +62,7 @@ fn on_cpu_only(what: String, backend: String) -> NnError {
     NnError::Unsupported { what, backend, remedy: "only the CPU has it" }
 }
 
-impl<B: Backend> Sequence<B> {
+impl<B: Backend> DecoderSequence<B> {
     pub(crate) fn new(backend: &B, decoder: &DecoderSpec, spec: KvSpec) -> Result<Self, NnError> {
         check(backend, decoder, &spec)?;
         let cache = |layer| backend.stage(backend.stage_of(layer)).new_cache(&spec.cache(decoder, layer));
@@ -332,10 +332,10 @@ mod tests {
     fn a_rolling_sequence_is_not_truncated_twice_into_what_is_lost() {
         let backend = CpuBackend::new(Cpu::new(1).unwrap(), ActivationPrecision::F32);
         let spec = KvSpec::rolling(KvPrecision::F32, 4, 5);
-        let mut sequence = Sequence::new(&backend, &DecoderSpec::llama(8, 1, 1, 10), spec).unwrap();
+        let mut sequence = DecoderSequence::new(&backend, &DecoderSpec::llama(8, 1, 1, 10), spec).unwrap();
         (0..4).for_each(|_| sequence.advance(5));
         // A capacity of 8: positions 12 to 19 are there, and the token at 15 attends to 12 and later ones.
-        let refused = |sequence: &mut Sequence<CpuBackend>, len| {
+        let refused = |sequence: &mut DecoderSequence<CpuBackend>, len| {
             let error = sequence.truncate(len).unwrap_err();
             assert!(matches!(error, NnError::Truncate { requested, oldest: 12 } if requested == len));
         };

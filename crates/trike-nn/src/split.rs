@@ -10,12 +10,12 @@ use crate::{DecoderSpec, KvSpec, MemoryPlan, NnError};
 /// the LM head. Keys and values are on the device of their layer.
 ///
 /// ```
-/// use trike_nn::{DecoderSpec, DeviceMemory, KvPrecision, KvSpec, LayerWeights};
+/// use trike_nn::{DecoderSpec, StageDevice, KvPrecision, KvSpec, LayerWeights};
 ///
 /// let spec = DecoderSpec::llama(64, 4, 2, 100);
 /// let weights = LayerWeights { embedding: 0, layers: vec![1_000_000; 4], head: 0 };
 /// let kv = KvSpec::new(KvPrecision::F16, 1);
-/// let device = |name: &str, available| DeviceMemory { name: name.to_owned(), available, kv };
+/// let device = |name: &str, available| StageDevice { name: name.to_owned(), available, kv };
 /// let devices = [device("cuda:0", Some(9_000_000)), device("cuda:1", Some(3_000_000))];
 /// let stages = weights.split(&spec, 1, &devices)?;
 /// assert_eq!([stages[0].layers.clone(), stages[1].layers.clone()], [0..3, 3..4]);
@@ -33,7 +33,7 @@ pub struct LayerWeights {
 
 /// A device for some layers of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceMemory {
+pub struct StageDevice {
     /// The device's name in messages.
     pub name: String,
     /// Free bytes; `None` if the device does not report them.
@@ -92,7 +92,7 @@ impl LayerWeights {
         &self,
         spec: &DecoderSpec,
         step: usize,
-        devices: &[DeviceMemory],
+        devices: &[StageDevice],
     ) -> Result<Vec<StagePlan>, NnError> {
         let layers = self.layers.len();
         if devices.is_empty() || devices.len() > layers {
@@ -141,7 +141,7 @@ impl LayerWeights {
         &self,
         spec: &DecoderSpec,
         step: usize,
-        devices: &[DeviceMemory],
+        devices: &[StageDevice],
         counts: &[usize],
     ) -> Result<Vec<StagePlan>, NnError> {
         let sum = counts.iter().fold(0usize, |sum, &count| sum.saturating_add(count));
@@ -175,7 +175,7 @@ impl LayerWeights {
         &self,
         spec: &DecoderSpec,
         step: usize,
-        devices: &[DeviceMemory],
+        devices: &[StageDevice],
         at: usize,
         layers: Range<usize>,
     ) -> StagePlan {
@@ -184,14 +184,14 @@ impl LayerWeights {
         let ends = [(is_first, self.embedding), (is_last, self.head)];
         let ends = ends.into_iter().filter(|(holds, _)| *holds).fold(0, |all, (_, bytes)| sum(all, &bytes));
         let weights = self.layers[layers.clone()].iter().fold(ends, sum);
-        let DeviceMemory { name, available, kv } = &devices[at];
+        let StageDevice { name, available, kv } = &devices[at];
         let plan = MemoryPlan::of_layers(spec, layers.clone(), weights, kv, step).on_device(spec, kv);
         StagePlan { device: name.clone(), layers, plan, available: *available }
     }
 }
 
 /// The reference memory of each device for balancing.
-fn shares(devices: &[DeviceMemory]) -> Vec<f64> {
+fn shares(devices: &[StageDevice]) -> Vec<f64> {
     let known: Vec<f64> =
         devices.iter().filter_map(|device| device.available).map(|bytes| bytes as f64).collect();
     let mean = match known.len() {
@@ -232,15 +232,15 @@ mod tests {
 
     const STEP: usize = 1;
 
-    fn device(name: &str, available: Option<u64>) -> DeviceMemory {
-        DeviceMemory { name: name.to_owned(), available, kv: KvSpec::new(KvPrecision::F32, 1) }
+    fn device(name: &str, available: Option<u64>) -> StageDevice {
+        StageDevice { name: name.to_owned(), available, kv: KvSpec::new(KvPrecision::F32, 1) }
     }
 
     fn counts(stages: &[StagePlan]) -> Vec<usize> {
         stages.iter().map(|stage| stage.layers.len()).collect()
     }
 
-    fn devices(available: &[Option<u64>]) -> Vec<DeviceMemory> {
+    fn devices(available: &[Option<u64>]) -> Vec<StageDevice> {
         available.iter().enumerate().map(|(i, free)| device(&format!("cuda:{i}"), *free)).collect()
     }
 

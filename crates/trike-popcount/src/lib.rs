@@ -38,6 +38,5 @@ pub use error::PopcountError;
 pub use matrix::PlaneMatrix;
 pub use ops::TritOps;
 pub use planes::{MAX_TRITS, PlaneVector, TritPlanes, TritPlanesMut};
-pub use top::TritHit;
-pub use trike_core::TritScore;
+pub use trike_core::{TritHit, TritScore};
 pub use trike_host::Cpu;

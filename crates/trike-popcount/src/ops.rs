@@ -1,6 +1,6 @@
 //! The operations on trit planes, as methods of [`Cpu`].
 
-use trike_core::TritScore;
+use trike_core::{TritHit, TritScore};
 use trike_host::Cpu;
 
 use crate::element::{Overlay, Product, SumMod3, elements};
@@ -11,7 +11,7 @@ use crate::planes::{TritPlanes, TritPlanesMut};
 use crate::project::project;
 use crate::rotate::rotate;
 use crate::scores::scores;
-use crate::top::{TritHit, top_k};
+use crate::top::top_k;
 
 /// The operations on trit planes, as methods of [`Cpu`].
 ///

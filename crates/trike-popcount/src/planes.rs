@@ -4,13 +4,13 @@ use trike_trit::{Trit, TritError};
 
 use crate::error::{PopcountError, check_len, check_range};
 use crate::lanes::LINE_WORDS;
-use trike_host::{HostError, Line};
+use trike_host::{CacheLine, HostError};
 
 /// Maximum number of trits of a vector, so that every count of them fits an i32.
 pub const MAX_TRITS: usize = i32::MAX as usize;
 
 /// Eight words, aligned so that a vector load does not cross a cache line.
-pub(crate) type WordLine = Line<[u64; LINE_WORDS]>;
+pub(crate) type WordLine = CacheLine<[u64; LINE_WORDS]>;
 
 /// A borrowed vector of trits: `ceil(len / 64)` words for each sign.
 ///
@@ -305,7 +305,7 @@ pub(crate) fn zeroed_lines(lines: usize) -> Result<Vec<WordLine>, PopcountError>
     let mut all = Vec::new();
     let requested = lines.saturating_mul(size_of::<WordLine>());
     all.try_reserve_exact(lines).map_err(|_| HostError::Memory { requested })?;
-    all.resize(lines, Line([0; LINE_WORDS]));
+    all.resize(lines, CacheLine([0; LINE_WORDS]));
     Ok(all)
 }
 

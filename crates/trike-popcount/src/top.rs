@@ -7,17 +7,8 @@ use std::ops::Range;
 use crate::error::{PopcountError, check_len, check_range};
 use crate::matrix::PlaneMatrix;
 use crate::scores::{BLOCK_ROWS, blocks, score_block, score_parts};
-use trike_core::TritScore;
+use trike_core::{TritHit, TritScore};
 use trike_host::{Cpu, ranges};
-
-/// A search result: one stored row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TritHit {
-    /// Its index.
-    pub row: usize,
-    /// Its score.
-    pub score: i32,
-}
 
 /// The best rows of one query so far; the greatest entry is the worst row.
 type Best = BinaryHeap<(Reverse<i32>, usize)>;

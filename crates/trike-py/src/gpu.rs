@@ -9,7 +9,7 @@ use trike::{
     ActivationPrecision, CubeBackend,
     nn::{
         BackendOps, BackendTransfers, BackendWeights, NnError, Tensor,
-        cube::{Device, DeviceSpec},
+        cube::{CubeDevice, DeviceSpec},
     },
     vsa::{Algebra, DeviceVectors, PackedTritVec, VsaError},
 };
@@ -22,9 +22,9 @@ use crate::{
 };
 
 /// Open devices, with the process that opened them.
-static OPENED: Mutex<Vec<(u32, DeviceSpec, Device)>> = Mutex::new(Vec::new());
+static OPENED: Mutex<Vec<(u32, DeviceSpec, CubeDevice)>> = Mutex::new(Vec::new());
 
-fn open(name: &str) -> PyResult<Device> {
+fn open(name: &str) -> PyResult<CubeDevice> {
     let spec: DeviceSpec = name.parse().map_err(errors::value)?;
     let mut opened = OPENED.lock().map_err(|_| PyRuntimeError::new_err("a device could not be opened"))?;
     let here = std::process::id();
@@ -32,7 +32,7 @@ fn open(name: &str) -> PyResult<Device> {
     if let Some((_, _, device)) = known {
         return Ok(device.clone());
     }
-    let device = Device::open(spec).map_err(errors::value)?;
+    let device = CubeDevice::open(spec).map_err(errors::value)?;
     opened.push((here, spec, device.clone()));
     Ok(device)
 }
@@ -77,7 +77,7 @@ fn _device_bind(
     unbind: bool,
 ) -> PyResult<PyHypervector> {
     fn pair<A: Algebra>(
-        device: &Device,
+        device: &CubeDevice,
         a: &PackedTritVec<A>,
         b: &PackedTritVec<A>,
         unbind: bool,
@@ -97,7 +97,10 @@ fn _device_bundle(
     device: &str,
     vectors: Vec<Bound<'_, PyHypervector>>,
 ) -> PyResult<PyHypervector> {
-    fn sum<A: Algebra>(device: &Device, vectors: &[&PackedTritVec<A>]) -> Result<PackedTritVec<A>, VsaError> {
+    fn sum<A: Algebra>(
+        device: &CubeDevice,
+        vectors: &[&PackedTritVec<A>],
+    ) -> Result<PackedTritVec<A>, VsaError> {
         let vectors: Vec<_> = vectors.iter().copied().cloned().collect();
         first(DeviceVectors::upload(device, &vectors)?.bundle(vectors.len())?)
     }

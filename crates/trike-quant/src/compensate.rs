@@ -17,7 +17,7 @@ use crate::{
     error::{check_len, check_whole},
     fit::{fit_free, fit_tied, fit_tied_mean},
     linalg::{product, solve_spd},
-    quantize::QuantizationStats,
+    quantize::RoundingStats,
     tensor::{scales, stored_grids, tensor},
 };
 
@@ -108,7 +108,7 @@ pub fn compensate(
     factor: &HessianFactor,
     keep: Option<&[bool]>,
     config: &CompensateConfig,
-) -> Result<(TritTensor, QuantizationStats), QuantError> {
+) -> Result<(TritTensor, RoundingStats), QuantError> {
     let layout = &config.layout;
     layout.validate()?;
     let (rows, cols) = (weights.rows(), weights.cols());
@@ -175,7 +175,7 @@ pub fn compensate(
         }
     }
     let result = tensor(rows, cols, &codes, scales, layout)?;
-    let stats = QuantizationStats::of(weights.values(), &result, 0);
+    let stats = RoundingStats::of(weights.values(), &result, 0);
     Ok((result, stats))
 }
 

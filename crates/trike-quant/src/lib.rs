@@ -12,7 +12,7 @@
 //! fits weights as well as free scales (a test checks this within 5 %), and stores one scale.
 //!
 //! * matrices: [`MatrixView`], [`SquareMatrix`]; grids: [`Grid`], [`fit_tied`], [`fit_tied_mean`], [`fit_free`], [`error()`]
-//! * rounding: [`quantize_matrix`], [`QuantizeConfig`], [`ScaleRule`], [`CalibrationMethod`], [`Rounding`], [`QuantizationStats`]
+//! * rounding: [`quantize_matrix`], [`QuantizeConfig`], [`ScaleRule`], [`CalibrationMethod`], [`Rounding`], [`RoundingStats`]
 //! * layout of the result: [`TritLayout`], [`ScaleType`]
 //! * calibration: [`Hessian`], [`InputStatistics`], [`CrossProduct`]
 //! * compensation: [`compensate`], [`CompensateConfig`], [`HessianFactor`], [`ColumnOrder`], [`hessian_error`]
@@ -61,7 +61,7 @@ pub use latent::{LatentLearningRates, LatentWeights};
 pub use latent_scales::LatentScales;
 pub use plan::{Choice, allocate};
 pub use prune::{PrunePattern, PruneScore, prune};
-pub use quantize::{QuantizationStats, quantize_matrix};
+pub use quantize::{RoundingStats, quantize_matrix};
 pub use rotate::Rotation;
 pub use salience::{Salience, salience, scale_columns, scaled_hessian};
 pub use square::SquareMatrix;

@@ -11,7 +11,7 @@ use crate::{
 
 /// Statistics of a quantized matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct QuantizationStats {
+pub struct RoundingStats {
     /// Fraction of nonzero trits over all planes.
     pub density: f64,
     /// `||w - w_ternary|| / ||w||`, Frobenius norms; 0 if exact.
@@ -20,7 +20,7 @@ pub struct QuantizationStats {
     pub clipped: f64,
 }
 
-impl QuantizationStats {
+impl RoundingStats {
     /// Compares a tensor with the weights that it was quantized from.
     pub(crate) fn of(weights: &[f32], tensor: &TritTensor, clipped: usize) -> Self {
         let (mut error, mut norm) = (0f64, 0f64);
@@ -57,7 +57,7 @@ impl QuantizationStats {
 pub fn quantize_matrix(
     matrix: MatrixView<'_>,
     config: &QuantizeConfig,
-) -> Result<(TritTensor, QuantizationStats), QuantError> {
+) -> Result<(TritTensor, RoundingStats), QuantError> {
     config.validate()?;
     let layout = &config.layout;
     let (rows, cols) = (matrix.rows(), matrix.cols());
@@ -84,7 +84,7 @@ pub fn quantize_matrix(
         }
     }
     let result = tensor(rows, cols, &codes, scales, layout)?;
-    let stats = QuantizationStats::of(matrix.values(), &result, clipped);
+    let stats = RoundingStats::of(matrix.values(), &result, clipped);
     Ok((result, stats))
 }
 

@@ -17,7 +17,7 @@
 //! style sheet, for narrow and dark screens and for print, and load nothing: no scripts, fonts or images. The cost: content that
 //! fits no block needs a new block here.
 //!
-//! * pages: [`Page`], [`Fact`], [`Figure`], [`Sample`], [`ReportError`]
+//! * pages: [`Page`], [`Fact`], [`Figure`], [`PairedSample`], [`ReportError`]
 //! * tables: [`Row`], [`Cell`]
 //! * plots: [`Plot`], [`Axis`], [`Line`], [`Point`]
 //!
@@ -29,7 +29,7 @@ mod plot;
 mod render;
 mod table;
 
-pub use page::{Fact, Figure, Page, Sample};
+pub use page::{Fact, Figure, Page, PairedSample};
 pub use plot::{Axis, Line, Plot, Point};
 pub use render::ReportError;
 pub use table::{Cell, Row};

@@ -22,7 +22,7 @@ pub type Figure<'a> = (&'a str, String, String);
 
 /// A prompt continued by two models. Backquotes are literal.
 #[derive(Clone, Debug, Serialize)]
-pub struct Sample {
+pub struct PairedSample {
     /// The prompt.
     pub prompt: String,
     /// Length of the common prefix of the continuations, as text.
@@ -47,7 +47,7 @@ enum Block {
     Code { text: String },
     Facts { facts: Vec<(String, String)> },
     Figures { figures: Vec<(String, String, String)> },
-    Samples { samples: Vec<Sample> },
+    Samples { samples: Vec<PairedSample> },
     Table { table: Table },
     Fold { summary: String, open: bool, table: Table },
     Plot { plot: Box<Drawn> },
@@ -120,7 +120,7 @@ impl Page {
     }
 
     /// Adds continuations of prompts, side by side.
-    pub fn samples(&mut self, samples: impl IntoIterator<Item = Sample>) {
+    pub fn samples(&mut self, samples: impl IntoIterator<Item = PairedSample>) {
         self.blocks.push(Block::Samples { samples: samples.into_iter().collect() });
     }
 

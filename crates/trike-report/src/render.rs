@@ -85,7 +85,7 @@ fn code(escaped: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Axis, Cell, Line, Page, Plot, Point, Row, Sample};
+    use crate::{Axis, Cell, Line, Page, PairedSample, Plot, Point, Row};
 
     #[test]
     fn nothing_in_a_name_becomes_markup() {
@@ -100,7 +100,7 @@ mod tests {
         page.facts([(bad, Some(bad.to_owned())), ("absent", None)]);
         page.figures([(bad, bad.to_owned(), bad.to_owned())]);
         let text = || bad.to_owned();
-        page.samples([Sample {
+        page.samples([PairedSample {
             prompt: text(),
             agreement: text(),
             names: [text(), text()],

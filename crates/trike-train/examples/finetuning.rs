@@ -9,7 +9,8 @@ use trike_cpu::Cpu;
 use trike_llm::ModelFile;
 use trike_train::data::{BatchConfig, Batches, Documents, Encoder, Position};
 use trike_train::{
-    Adapter, LoraConfig, OptimizerConfig, Parameters, Schedule, Shape, TernaryPolicy, Trainer, TrainerConfig,
+    Adapter, LoraConfig, OptimizerConfig, Parameters, Schedule, ScheduleShape, TernaryPolicy, Trainer,
+    TrainerConfig,
 };
 
 /// Losses in nats per token.
@@ -41,7 +42,7 @@ fn run(
         steps,
         accumulation: 1,
         optimizer: OptimizerConfig { learning_rate: 2e-2, weight_decay: 0.0, ..OptimizerConfig::default() },
-        schedule: Schedule { warmup: 2, shape: Shape::Cosine { end: 0.1 } },
+        schedule: Schedule { warmup: 2, shape: ScheduleShape::Cosine { end: 0.1 } },
         lambda: 0.0,
         text: 0.0,
         ..TrainerConfig::default()

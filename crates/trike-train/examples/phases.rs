@@ -13,8 +13,8 @@ use trike_llm::ModelFile;
 use trike_nn::DecoderSpec;
 use trike_train::data::{Batch, BatchConfig, Batches, Documents, Encoder, Position};
 use trike_train::{
-    DeterministicPhaseTrainer, OptimizerConfig, OptimizerKind, Parameters, PhaseConfig, Schedule, Shape,
-    TernaryPolicy, TrainError, Trainer, TrainerConfig,
+    DeterministicPhaseTrainer, OptimizerConfig, OptimizerKind, Parameters, PhaseConfig, Schedule,
+    ScheduleShape, TernaryPolicy, TrainError, Trainer, TrainerConfig,
 };
 
 type Failed = Box<dyn std::error::Error>;
@@ -50,7 +50,7 @@ impl Task<'_> {
                 weight_decay: 0.0,
                 ..OptimizerConfig::default()
             },
-            schedule: Schedule { warmup: 0, shape: Shape::Constant },
+            schedule: Schedule { warmup: 0, shape: ScheduleShape::Constant },
             lambda: 0.0,
             text: 0.0,
             ..TrainerConfig::default()

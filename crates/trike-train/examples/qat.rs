@@ -11,7 +11,7 @@ use trike_llm::ModelFile;
 use trike_text::tokenizer::Tokenizer;
 use trike_train::data::{Batch, BatchConfig, Batches, Documents, Encoder, Position};
 use trike_train::{
-    Parameters, SampleConfig, Sampler, Teacher, TernaryPolicy, Trained, Trainer, TrainerConfig,
+    DocumentSampler, Parameters, SampleConfig, Teacher, TernaryPolicy, Trained, Trainer, TrainerConfig,
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("dense {of_dense:.4} bits per token, rounded {:.4}", bits(&dense, &policy)?);
 
     let start = Instant::now();
-    let sampler = Sampler::new(&dense, &tokenizer, sampling)?;
+    let sampler = DocumentSampler::new(&dense, &tokenizer, sampling)?;
     let written = sampler.documents(&cpu, 0..sampling.documents)?;
     let tokens: usize = written.iter().map(Vec::len).sum();
     println!("{tokens} tokens written by the teacher, {:.1?}", start.elapsed());

@@ -8,7 +8,7 @@ use std::io::Write as _;
 use trike_cpu::Cpu;
 use trike_llm::ModelFile;
 use trike_text::tokenizer::Tokenizer;
-use trike_train::{Parameters, SampleConfig, Sampler};
+use trike_train::{DocumentSampler, Parameters, SampleConfig};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config = SampleConfig { documents: documents.parse()?, seed, ..SampleConfig::default() };
     let length = config.length.min(model.spec().context);
     let mut output = std::io::stdout().lock();
-    let documents = Sampler::new(&model, &tokenizer, config)?.documents(&cpu, 0..config.documents)?;
+    let documents = DocumentSampler::new(&model, &tokenizer, config)?.documents(&cpu, 0..config.documents)?;
     for tokens in documents {
         if tokens.len() < length {
             writeln!(output, "{}\n<|endoftext|>", tokenizer.decode(&tokens)?.trim())?;

@@ -7,7 +7,9 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde::{Deserialize, Serialize};
 use trike_core::{Bounds, OptionError};
 use trike_cpu::Cpu;
-use trike_nn::{ActivationPrecision, CpuBackend, Decoder, KvPrecision, KvSpec, Logits, Sequence, Step};
+use trike_nn::{
+    ActivationPrecision, CpuBackend, Decoder, DecoderSequence, KvPrecision, KvSpec, Logits, Step,
+};
 use trike_text::tokenizer::Tokenizer;
 
 use crate::{Parameters, TrainError};
@@ -17,11 +19,11 @@ const TOGETHER: usize = 64;
 /// Documents per job of a thread.
 const SHARE: usize = 4 * TOGETHER;
 
-/// Settings of a [`Sampler`].
+/// Settings of a [`DocumentSampler`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SampleConfig {
-    /// Documents to generate, see [`Sampler::all`].
+    /// Documents to generate, see [`DocumentSampler::all`].
     pub documents: usize,
     /// Maximum number of tokens per document, including BOS, at least 2; bounded by the context of the model.
     pub length: usize,
@@ -59,19 +61,19 @@ impl SampleConfig {
 /// use trike_cpu::Cpu;
 /// use trike_nn::DecoderSpec;
 /// use trike_text::tokenizer::Tokenizer;
-/// use trike_train::{Parameters, SampleConfig, Sampler};
+/// use trike_train::{Parameters, SampleConfig, DocumentSampler};
 ///
 /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny/tokenizer.json");
 /// let tokenizer = Tokenizer::from_hf_json(path)?.with_special(Some(1), vec![2])?;
 /// let spec = DecoderSpec { tied_head: true, ..DecoderSpec::llama(8, 1, 2, tokenizer.vocab_size()) };
 /// let model = Parameters::random(&spec, 1)?;
 /// let config = SampleConfig { length: 5, ..SampleConfig::default() };
-/// let sampler = Sampler::new(&model, &tokenizer, config)?;
+/// let sampler = DocumentSampler::new(&model, &tokenizer, config)?;
 /// let documents = sampler.documents(&Cpu::new(2)?, 0..3)?;
 /// assert_eq!(documents[1..], sampler.documents(&Cpu::new(1)?, 1..3)?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct Sampler {
+pub struct DocumentSampler {
     decoder: Decoder<CpuBackend>,
     /// The start token of documents.
     start: u32,
@@ -80,13 +82,13 @@ pub struct Sampler {
     config: SampleConfig,
 }
 
-impl std::fmt::Debug for Sampler {
+impl std::fmt::Debug for DocumentSampler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sampler").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("DocumentSampler").field("config", &self.config).finish_non_exhaustive()
     }
 }
 
-impl Sampler {
+impl DocumentSampler {
     /// A sampler for a dense model and its tokenizer. Documents start with BOS, or with EOS for a tokenizer without BOS, and end
     /// before the next BOS or EOS.
     ///
@@ -195,18 +197,18 @@ struct Draft {
     rng: ChaCha8Rng,
     ids: Vec<u32>,
     last: u32,
-    sequence: Sequence<CpuBackend>,
+    sequence: DecoderSequence<CpuBackend>,
 }
 
 impl Draft {
-    fn new(sampler: &Sampler, index: usize, sequence: Sequence<CpuBackend>) -> Self {
+    fn new(sampler: &DocumentSampler, index: usize, sequence: DecoderSequence<CpuBackend>) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(sampler.config.seed);
         rng.set_stream(index as u64);
         Self { index, rng, ids: vec![sampler.start], last: sampler.start, sequence }
     }
 
     /// Appends a token; returns `false` at the end of the document.
-    fn extend(&mut self, logits: &[f32], sampler: &Sampler) -> Result<bool, TrainError> {
+    fn extend(&mut self, logits: &[f32], sampler: &DocumentSampler) -> Result<bool, TrainError> {
         let uniform = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         let Some(id) = draw(logits, sampler.config.temperature, uniform) else {
             return Err(TrainError::NonFinite {

@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use trike_autodiff::{BitLinear, Ternarize, TernaryScale};
+use trike_autodiff::{BitLinearSpec, TernarizeSpec, TernaryScale};
 use trike_comm::{Communicator, Threads};
 use trike_cpu::{Cpu, MatrixRef, Store, matmul};
 use trike_nn::{Biases, DecoderSpec};
@@ -13,8 +13,8 @@ use trike_text::tokenizer::Tokenizer;
 use trike_train::data::{Batch, BatchConfig, Batches, Documents, Encoder, Position};
 use trike_train::{
     Adapter, LoraConfig, LoraTarget, Objective, OptimizerConfig, OptimizerKind, Parameters, RunShape,
-    Schedule, Shape, Stage, Teacher, TensorShard, TernaryPolicy, TrainError, Trained, Trainer, TrainerConfig,
-    TrainingMemory, estimate_shard_memory, estimate_stage_memory, estimate_training_memory,
+    Schedule, ScheduleShape, Stage, Teacher, TensorShard, TernaryPolicy, TrainError, Trained, Trainer,
+    TrainerConfig, TrainingMemory, estimate_shard_memory, estimate_stage_memory, estimate_training_memory,
 };
 use trike_trit::{Granularity, GroupSize};
 
@@ -48,7 +48,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 fn ternary() -> TernaryPolicy {
-    TernaryPolicy { blocks: Some(BitLinear::default()), int8_embedding: true }
+    TernaryPolicy { blocks: Some(BitLinearSpec::default()), int8_embedding: true }
 }
 
 /// A batch, the blocks per segment, and the optimizer.
@@ -99,7 +99,7 @@ fn measured(run: &RunShape<'_>, documents: &Documents, tokenizer: &Tokenizer) ->
         steps: 4,
         accumulation: 1,
         optimizer: OptimizerConfig { kind: run.optimizer, ..OptimizerConfig::default() },
-        schedule: Schedule { warmup: 0, shape: Shape::Wsd { decay: 0.3 } },
+        schedule: Schedule { warmup: 0, shape: ScheduleShape::Wsd { decay: 0.3 } },
         lambda: 0.0,
         text: 0.5,
         checkpoint: run.checkpoint,
@@ -252,11 +252,11 @@ fn estimates_are_what_runs_take() {
         ..small.clone()
     };
     let groups = TernaryPolicy {
-        blocks: Some(BitLinear {
-            weights: Ternarize::default()
+        blocks: Some(BitLinearSpec {
+            weights: TernarizeSpec::default()
                 .with_scale(TernaryScale::LeastSquares)
                 .with_granularity(Granularity::Group(GroupSize::from_usize(64).expect("a size"))),
-            ..BitLinear::default()
+            ..BitLinearSpec::default()
         }),
         int8_embedding: true,
     };

@@ -9,10 +9,10 @@ use crate::error::VsaError;
 use crate::random;
 
 mod sealed {
-    pub trait Sealed {}
-    impl Sealed for super::Z3 {}
-    impl Sealed for super::Bipolar {}
-    impl Sealed for super::Ternary {}
+    pub trait SealedAlgebra {}
+    impl SealedAlgebra for super::Z3 {}
+    impl SealedAlgebra for super::Bipolar {}
+    impl SealedAlgebra for super::Ternary {}
 }
 
 /// An algebra as a value instead of a type, for files and serialized data.
@@ -59,7 +59,7 @@ impl fmt::Display for AlgebraKind {
 /// The methods are the plane-level form of [`bind`](crate::bind()) and the other functions of the crate; algorithms that are
 /// generic over the algebra are written in terms of them. All of them operate on whole words, never on single trits.
 pub trait Algebra:
-    sealed::Sealed + Copy + fmt::Debug + Default + PartialEq + Eq + Send + Sync + 'static
+    sealed::SealedAlgebra + Copy + fmt::Debug + Default + PartialEq + Eq + Send + Sync + 'static
 {
     /// The algebra as a value.
     const KIND: AlgebraKind;

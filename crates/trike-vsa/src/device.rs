@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use trike_cube::vsa::{Decision, MAX_SEARCH_DIMS, TritOp};
-use trike_cube::{Device, TritTable, ops};
+use trike_cube::{CubeDevice, TritTable, ops};
 use trike_popcount::TritPlanes;
 
 use crate::algebra::{Algebra, AlgebraKind, Z3, cut};
@@ -21,9 +21,9 @@ use crate::vector::PackedTritVec;
 /// which exceeds that of the bus, so no operation copies a vector to the device only to combine it.
 ///
 /// ```no_run
-/// use trike_vsa::{DeviceVectors, PackedTritVec, Z3, cube::{Device, DeviceSpec}};
+/// use trike_vsa::{DeviceVectors, PackedTritVec, Z3, cube::{CubeDevice, DeviceSpec}};
 ///
-/// let device = Device::open(DeviceSpec::Auto)?;
+/// let device = CubeDevice::open(DeviceSpec::Auto)?;
 /// let keys = DeviceVectors::upload(&device, &PackedTritVec::<Z3>::random_set(10_000, 500, 1)?)?;
 /// let values = DeviceVectors::upload(&device, &PackedTritVec::random_set(10_000, 500, 2)?)?;
 /// let record = keys.bind(&values)?.bundle(500)?.read()?;
@@ -31,7 +31,7 @@ use crate::vector::PackedTritVec;
 /// ```
 #[derive(Clone, Debug)]
 pub struct DeviceVectors<A: Algebra = Z3> {
-    device: Device,
+    device: CubeDevice,
     table: TritTable,
     algebra: PhantomData<A>,
 }
@@ -43,19 +43,19 @@ impl<A: Algebra> DeviceVectors<A> {
     ///
     /// [`VsaError::Empty`] for no vectors, [`VsaError::Dimension`] if their dimensions differ, [`VsaError::Cube`] if the device
     /// cannot hold them, here and below.
-    pub fn upload(device: &Device, vectors: &[PackedTritVec<A>]) -> Result<Self, VsaError> {
+    pub fn upload(device: &CubeDevice, vectors: &[PackedTritVec<A>]) -> Result<Self, VsaError> {
         let views: Vec<TritPlanes<'_>> = vectors.iter().map(PackedTritVec::view).collect();
         Self::from_views(device, &views)
     }
 
-    fn from_views(device: &Device, views: &[TritPlanes<'_>]) -> Result<Self, VsaError> {
+    fn from_views(device: &CubeDevice, views: &[TritPlanes<'_>]) -> Result<Self, VsaError> {
         let dim = views.first().ok_or(VsaError::Empty { what: "a batch of hypervectors" })?.len();
         views.iter().try_for_each(|view| check_dim("a vector of a batch", dim, view.len()))?;
         let rows = views.iter().map(|view| [view.pos(), view.neg()]);
         Ok(Self::over(device, TritTable::from_planes(device, dim, rows)?))
     }
 
-    fn over(device: &Device, table: TritTable) -> Self {
+    fn over(device: &CubeDevice, table: TritTable) -> Self {
         Self { device: device.clone(), table, algebra: PhantomData }
     }
 
@@ -211,10 +211,10 @@ pub enum SearchDevice {
 /// An [`ItemMemory`] with a copy on a device, where large searches run.
 ///
 /// ```no_run
-/// use trike_vsa::{DeviceMemory, ItemMemory, PackedTritVec, Z3, cube::{Device, DeviceSpec}};
+/// use trike_vsa::{DeviceMemory, ItemMemory, PackedTritVec, Z3, cube::{CubeDevice, DeviceSpec}};
 ///
 /// let words = PackedTritVec::<Z3>::random_set(10_000, 100_000, 1)?;
-/// let memory = DeviceMemory::new(ItemMemory::of(&words)?, &Device::open(DeviceSpec::Auto)?)?;
+/// let memory = DeviceMemory::new(ItemMemory::of(&words)?, &CubeDevice::open(DeviceSpec::Auto)?)?;
 /// assert_eq!(memory.top_k_batch(&words[..64], 1)?[7][0].index, 7);
 /// # Ok::<(), trike_vsa::VsaError>(())
 /// ```
@@ -235,7 +235,7 @@ impl<A: Algebra> DeviceMemory<A> {
     /// # Errors
     ///
     /// [`VsaError::Empty`] for a memory without vectors, [`VsaError::Cube`] if the device cannot hold it.
-    pub fn new(host: ItemMemory<A>, device: &Device) -> Result<Self, VsaError> {
+    pub fn new(host: ItemMemory<A>, device: &CubeDevice) -> Result<Self, VsaError> {
         let rows = (0..host.len()).map(|row| host.row(row)).collect::<Result<Vec<_>, VsaError>>()?;
         let vectors = DeviceVectors::from_views(device, &rows)?;
         Ok(Self { host, vectors, place: SearchDevice::Auto })
@@ -286,12 +286,11 @@ impl<A: Algebra> DeviceMemory<A> {
         let batch = DeviceVectors::upload(device, queries)?;
         let k = k.min(self.host.len());
         let found = device.nearest(A::SCORE, &batch.table, &self.vectors.table, k)?;
-        let hits = |(query, found): (&PackedTritVec<A>, Vec<trike_cube::vsa::TritHit>)| {
-            let hit = |found: trike_cube::vsa::TritHit| {
-                let index = found.row as usize;
-                let row = self.host.row(index)?;
+        let hits = |(query, found): (&PackedTritVec<A>, Vec<trike_popcount::TritHit>)| {
+            let hit = |found: trike_popcount::TritHit| {
+                let row = self.host.row(found.row)?;
                 let similarity = A::similarity(self.host.cpu(), found.score, query.view(), row);
-                Ok(Hit { index, score: found.score.into(), similarity })
+                Ok(Hit { index: found.row, score: found.score.into(), similarity })
             };
             found.into_iter().map(hit).collect()
         };

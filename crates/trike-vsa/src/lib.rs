@@ -48,7 +48,7 @@
 // Compiles the examples of the handbook as doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/src/vsa.md")]
-pub struct Handbook;
+struct Handbook;
 
 mod algebra;
 mod balanced;

@@ -78,13 +78,13 @@
 // Compiles and runs the examples of the README and of the handbook as doc tests. These files are not in the published package.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
-pub struct Readme;
+struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/src/guide/rust.md")]
-pub struct Handbook;
+struct Handbook;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/src/migration.md")]
-pub struct Migration;
+struct Migration;
 
 pub use trike_autodiff as autodiff;
 pub use trike_calibrate as calibrate;

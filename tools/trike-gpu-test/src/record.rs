@@ -157,12 +157,12 @@ mod tests {
     /// Whatever name it goes by: it is asked.
     #[test]
     fn a_stand_in_has_no_graphs() {
-        use trike_cube::{CubeError, Device, DeviceOptions, DeviceSpec, Graphs, Runtime};
+        use trike_cube::{CubeDevice, CubeError, DeviceOptions, DeviceSpec, Graphs, Runtime};
         use trike_nn::{ActivationPrecision, CubeBackend};
 
         let recording = Recording::new(&Target::all()[0]).unwrap();
         let spec = DeviceSpec::Numbered(Runtime::Cuda, 0);
-        let device = Device::over(recording.client(), spec, false, DeviceOptions::default());
+        let device = CubeDevice::over(recording.client(), spec, false, DeviceOptions::default());
         assert_eq!(device.capabilities().graphs, Graphs::None);
         let refused = device.capture(|| Ok::<_, CubeError>(())).unwrap_err();
         assert!(matches!(refused, CubeError::Feature { feature: "graphs", .. }), "{refused}");

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Instant;
 
 use trike_cube::{
-    Capabilities, Device, DeviceInfo, DeviceOptions, DeviceSpec, Planes, Runtime, devices, is_linked,
+    Capabilities, CubeDevice, DeviceInfo, DeviceOptions, DeviceSpec, Planes, Runtime, devices, is_linked,
 };
 
 use crate::session::Session;
@@ -90,7 +90,7 @@ fn device(
     let ways: &[Planes] =
         if capabilities.software { &[Planes::Forced, Planes::Off] } else { &[Planes::Advertised] };
     for &planes in ways {
-        let device = match Device::open_with(spec, DeviceOptions::default().with_planes(planes)) {
+        let device = match CubeDevice::open_with(spec, DeviceOptions::default().with_planes(planes)) {
             Ok(device) => device,
             Err(e) => {
                 tally.add(&format!("open {spec}"), Outcome::Fail(e.to_string()));

@@ -4,7 +4,7 @@ use std::fmt::{Debug, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use trike_cube::{Buffer, CubeError, Device, Element, Plan, Strategy};
+use trike_cube::{Buffer, CubeDevice, CubeError, Element, KernelProblem, Strategy};
 
 use crate::share::Share;
 use crate::tally::{Outcome, Tally};
@@ -45,7 +45,7 @@ const SLOWEST: usize = 5;
 
 /// One device, and the outcomes of the cases run on it.
 pub struct Session<'a> {
-    device: &'a Device,
+    device: &'a CubeDevice,
     compared: bool,
     filter: Option<&'a str>,
     /// The part of the cases that is run, by their name after this prefix.
@@ -58,7 +58,7 @@ pub struct Session<'a> {
 
 impl<'a> Session<'a> {
     /// A session that runs cases on a device and compares their results.
-    pub fn new(device: &'a Device) -> Self {
+    pub fn new(device: &'a CubeDevice) -> Self {
         Self {
             device,
             compared: true,
@@ -71,7 +71,7 @@ impl<'a> Session<'a> {
     }
 
     /// A session on a recording device, for the launches only; `after` is called after each case.
-    pub fn recording(device: &'a Device, after: &'a mut dyn FnMut()) -> Self {
+    pub fn recording(device: &'a CubeDevice, after: &'a mut dyn FnMut()) -> Self {
         Self { compared: false, after: Some(after), ..Self::new(device) }
     }
 
@@ -89,7 +89,7 @@ impl<'a> Session<'a> {
     }
 
     /// The device.
-    pub fn device(&self) -> &'a Device {
+    pub fn device(&self) -> &'a CubeDevice {
         self.device
     }
 
@@ -135,7 +135,7 @@ impl<'a> Session<'a> {
     }
 
     /// Runs a case with the inferred blueprint and with every candidate.
-    pub fn each<P: Plan>(
+    pub fn each<P: KernelProblem>(
         &mut self,
         name: impl Display,
         problem: &P,
@@ -164,16 +164,19 @@ pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
 /// An output filled with NaN: a kernel must overwrite all of it.
 ///
 /// # Errors
-/// Those of [`Device::upload`].
-pub fn poisoned(device: &Device, len: usize) -> trike_cube::Result<Buffer<f32>> {
+/// Those of [`CubeDevice::upload`].
+pub fn poisoned(device: &CubeDevice, len: usize) -> trike_cube::Result<Buffer<f32>> {
     device.upload(&vec![f32::NAN; len])
 }
 
 /// An integer output filled with a poison value.
 ///
 /// # Errors
-/// Those of [`Device::upload`].
-pub fn poisoned_words<T: Element + From<u16>>(device: &Device, len: usize) -> trike_cube::Result<Buffer<T>> {
+/// Those of [`CubeDevice::upload`].
+pub fn poisoned_words<T: Element + From<u16>>(
+    device: &CubeDevice,
+    len: usize,
+) -> trike_cube::Result<Buffer<T>> {
     device.upload(&vec![T::from(0xdead); len])
 }
 

@@ -8,9 +8,9 @@ use std::sync::{Mutex, PoisonError};
 use trike_core::{AttentionSpec, GatedActivation, ProductPrecision, RopePairing};
 use trike_cpu::Store;
 use trike_cube::attention::Positions;
-use trike_cube::grad::{AdamWStep, Documents, Factor, Groups, HeadLoss, Lookups, Losses, Targets};
-use trike_cube::ops::{Norm, RopeTable, RowInput};
-use trike_cube::{Buffer, CubeError, Device, Strategy};
+use trike_cube::grad::{AdamWStep, DocumentBounds, Factor, Groups, HeadLoss, Lookups, Losses, Targets};
+use trike_cube::ops::{CubeRopeTable, RowInput, RowNorm};
+use trike_cube::{Buffer, CubeDevice, CubeError, Strategy};
 
 use super::{
     AdamW, Elements, EngineLosses, EngineMemory, EngineOps, EngineOptimization, EngineQuantization, Operand,
@@ -20,9 +20,9 @@ use crate::error::{GradError, check_len};
 
 /// f32 elements in the memory of a device.
 #[derive(Debug)]
-pub struct CubeTensor(Buffer<f32>);
+pub struct CubeEngineTensor(Buffer<f32>);
 
-impl CubeTensor {
+impl CubeEngineTensor {
     /// The memory.
     #[must_use]
     pub fn buffer(&self) -> &Buffer<f32> {
@@ -30,7 +30,7 @@ impl CubeTensor {
     }
 }
 
-impl Elements for CubeTensor {
+impl Elements for CubeEngineTensor {
     fn elements(&self) -> usize {
         self.0.len()
     }
@@ -51,7 +51,7 @@ pub struct Transfers {
 /// Reductions have a fixed order, so repeated runs on one device give the same bits; they differ from those of the host.
 #[derive(Debug)]
 pub struct CubeEngine {
-    device: Device,
+    device: CubeDevice,
     up: AtomicU64,
     down: AtomicU64,
 }
@@ -59,13 +59,13 @@ pub struct CubeEngine {
 impl CubeEngine {
     /// An engine on a device.
     #[must_use]
-    pub fn new(device: Device) -> Self {
+    pub fn new(device: CubeDevice) -> Self {
         Self { device, up: AtomicU64::new(0), down: AtomicU64::new(0) }
     }
 
     /// The device.
     #[must_use]
-    pub fn device(&self) -> &Device {
+    pub fn device(&self) -> &CubeDevice {
         &self.device
     }
 
@@ -86,33 +86,33 @@ impl CubeEngine {
 
 /// The tables of a rotary embedding on a device, for both directions; replaced by longer ones when a position exceeds them.
 #[derive(Debug)]
-pub struct CubeRopeTable {
+pub struct CubeEngineRopeTable {
     frequencies: Vec<f32>,
     pairing: RopePairing,
-    tables: Mutex<[RopeTable; 2]>,
+    tables: Mutex<[CubeRopeTable; 2]>,
 }
 
 /// The rotation of the heads of some tokens on a device.
 #[derive(Clone, Debug)]
 pub struct CubeRotary {
     /// Forwards and back.
-    tables: [RopeTable; 2],
+    tables: [CubeRopeTable; 2],
     positions: Positions,
 }
 
 fn tables(
-    device: &Device,
+    device: &CubeDevice,
     frequencies: &[f32],
     pairing: RopePairing,
     positions: usize,
-) -> Result<[RopeTable; 2], CubeError> {
+) -> Result<[CubeRopeTable; 2], CubeError> {
     // The inverse of a rotation is the rotation by the negative angle.
     let back: Vec<f32> = frequencies.iter().map(|f| -f).collect();
-    let upload = |frequencies: &[f32]| RopeTable::upload(device, frequencies, positions, pairing);
+    let upload = |frequencies: &[f32]| CubeRopeTable::upload(device, frequencies, positions, pairing);
     Ok([upload(frequencies)?, upload(&back)?])
 }
 
-fn factor(operand: Operand<'_, CubeTensor>) -> Factor<'_> {
+fn factor(operand: Operand<'_, CubeEngineTensor>) -> Factor<'_> {
     let Operand { values, first, rows, cols, transposed } = operand;
     Factor { values: &values.0, first, rows, cols, transposed }
 }
@@ -123,15 +123,15 @@ fn grouped(groups: ScaleGroups) -> Groups {
 }
 
 impl EngineMemory for CubeEngine {
-    type Tensor = CubeTensor;
+    type Tensor = CubeEngineTensor;
 
-    type View = CubeTensor;
+    type View = CubeEngineTensor;
 
-    type RopeTable = CubeRopeTable;
+    type RopeTable = CubeEngineRopeTable;
 
     type Rotary = CubeRotary;
 
-    type Segments = Documents;
+    type Segments = DocumentBounds;
 
     type Ids = Lookups;
 
@@ -140,25 +140,25 @@ impl EngineMemory for CubeEngine {
     /// One batch saturates a device.
     const SIDE_BY_SIDE: bool = false;
 
-    fn allocate(&self, len: usize) -> Result<CubeTensor, GradError> {
-        Ok(CubeTensor(self.device.empty(len)?))
+    fn allocate(&self, len: usize) -> Result<CubeEngineTensor, GradError> {
+        Ok(CubeEngineTensor(self.device.empty(len)?))
     }
 
-    fn upload(&self, values: Vec<f32>) -> Result<CubeTensor, GradError> {
+    fn upload(&self, values: Vec<f32>) -> Result<CubeEngineTensor, GradError> {
         self.went_up(4 * values.len());
-        Ok(CubeTensor(self.device.upload(&values)?))
+        Ok(CubeEngineTensor(self.device.upload(&values)?))
     }
 
-    fn download<'v>(&self, tensor: &'v CubeTensor) -> Result<Cow<'v, [f32]>, GradError> {
+    fn download<'v>(&self, tensor: &'v CubeEngineTensor) -> Result<Cow<'v, [f32]>, GradError> {
         self.came_down(tensor.0.bytes());
         Ok(Cow::Owned(self.device.read(&tensor.0)?))
     }
 
-    fn fill(&self, tensor: &mut CubeTensor, value: f32) -> Result<(), GradError> {
+    fn fill(&self, tensor: &mut CubeEngineTensor, value: f32) -> Result<(), GradError> {
         Ok(self.device.fill(&tensor.0.cast()?, value.to_bits())?)
     }
 
-    fn copy(&self, from: &CubeTensor, to: &mut CubeTensor) -> Result<(), GradError> {
+    fn copy(&self, from: &CubeEngineTensor, to: &mut CubeEngineTensor) -> Result<(), GradError> {
         Ok(self.device.copy(&from.0, &to.0)?)
     }
 
@@ -179,13 +179,13 @@ impl EngineOps for CubeEngine {
         frequencies: Vec<f32>,
         pairing: RopePairing,
         positions: usize,
-    ) -> Result<CubeRopeTable, GradError> {
+    ) -> Result<CubeEngineRopeTable, GradError> {
         self.went_up(16 * frequencies.len() * positions);
         let tables = Mutex::new(tables(&self.device, &frequencies, pairing, positions)?);
-        Ok(CubeRopeTable { frequencies, pairing, tables })
+        Ok(CubeEngineRopeTable { frequencies, pairing, tables })
     }
 
-    fn rotary(&self, table: &CubeRopeTable, positions: Vec<u32>) -> Result<CubeRotary, GradError> {
+    fn rotary(&self, table: &CubeEngineRopeTable, positions: Vec<u32>) -> Result<CubeRotary, GradError> {
         let needed = positions.iter().max().map_or(0, |last| *last as usize + 1);
         let mut found = table.tables.lock().unwrap_or_else(PoisonError::into_inner);
         if needed > found[0].positions() {
@@ -197,8 +197,8 @@ impl EngineOps for CubeEngine {
         Ok(CubeRotary { tables: found.clone(), positions: Positions::upload(&self.device, &positions)? })
     }
 
-    fn segments(&self, lengths: Vec<usize>) -> Result<Documents, GradError> {
-        let documents = Documents::upload(&self.device, &lengths)?;
+    fn segments(&self, lengths: Vec<usize>) -> Result<DocumentBounds, GradError> {
+        let documents = DocumentBounds::upload(&self.device, &lengths)?;
         self.went_up(documents.bytes());
         Ok(documents)
     }
@@ -215,32 +215,32 @@ impl EngineOps for CubeEngine {
         Ok(targets)
     }
 
-    fn add(&self, sum: &mut CubeTensor, x: &CubeTensor) -> Result<(), GradError> {
+    fn add(&self, sum: &mut CubeEngineTensor, x: &CubeEngineTensor) -> Result<(), GradError> {
         check_len("summand", sum.elements(), x.elements())?;
         Ok(self.device.add(&sum.0, &x.0, &Strategy::Inferred)?)
     }
 
-    fn scale(&self, x: &mut CubeTensor, by: f32) -> Result<(), GradError> {
+    fn scale(&self, x: &mut CubeEngineTensor, by: f32) -> Result<(), GradError> {
         Ok(self.device.scale(&x.0, by)?)
     }
 
-    fn scale_by(&self, x: &mut CubeTensor, by: &CubeTensor) -> Result<(), GradError> {
+    fn scale_by(&self, x: &mut CubeEngineTensor, by: &CubeEngineTensor) -> Result<(), GradError> {
         Ok(self.device.scale_by(&x.0, &by.0)?)
     }
 
-    fn add_row(&self, x: &mut CubeTensor, row: &CubeTensor) -> Result<(), GradError> {
+    fn add_row(&self, x: &mut CubeEngineTensor, row: &CubeEngineTensor) -> Result<(), GradError> {
         Ok(self.device.add(&x.0, &row.0, &Strategy::Inferred)?)
     }
 
-    fn sum_rows(&self, x: &CubeTensor, out: &mut CubeTensor) -> Result<(), GradError> {
+    fn sum_rows(&self, x: &CubeEngineTensor, out: &mut CubeEngineTensor) -> Result<(), GradError> {
         Ok(self.device.sum_rows(&x.0, &out.0)?)
     }
 
     fn matmul(
         &self,
-        a: Operand<'_, CubeTensor>,
-        b: Operand<'_, CubeTensor>,
-        out: &mut CubeTensor,
+        a: Operand<'_, CubeEngineTensor>,
+        b: Operand<'_, CubeEngineTensor>,
+        out: &mut CubeEngineTensor,
         at: usize,
         store: Store,
         precision: ProductPrecision,
@@ -253,37 +253,43 @@ impl EngineOps for CubeEngine {
 
     fn rms_norm(
         &self,
-        x: &CubeTensor,
-        weight: &CubeTensor,
+        x: &CubeEngineTensor,
+        weight: &CubeEngineTensor,
         eps: f32,
-        out: &mut CubeTensor,
+        out: &mut CubeEngineTensor,
     ) -> Result<(), GradError> {
-        let norm = Norm { weight: &weight.0, eps };
+        let norm = RowNorm { weight: &weight.0, eps };
         Ok(self.device.rms_norm(RowInput::Plain(&x.0), norm, &out.0, &Strategy::Inferred)?)
     }
 
     fn rms_norm_input(
         &self,
-        x: &CubeTensor,
-        weight: &CubeTensor,
+        x: &CubeEngineTensor,
+        weight: &CubeEngineTensor,
         eps: f32,
-        dy: &CubeTensor,
-        dx: &mut CubeTensor,
+        dy: &CubeEngineTensor,
+        dx: &mut CubeEngineTensor,
     ) -> Result<(), GradError> {
         Ok(self.device.rms_norm_input(&x.0, &weight.0, eps, &dy.0, &dx.0)?)
     }
 
     fn rms_norm_weight(
         &self,
-        x: &CubeTensor,
+        x: &CubeEngineTensor,
         eps: f32,
-        dy: &CubeTensor,
-        dw: &mut CubeTensor,
+        dy: &CubeEngineTensor,
+        dw: &mut CubeEngineTensor,
     ) -> Result<(), GradError> {
         Ok(self.device.rms_norm_weight(&x.0, eps, &dy.0, &dw.0)?)
     }
 
-    fn rope(&self, x: &mut CubeTensor, heads: usize, how: &CubeRotary, back: bool) -> Result<(), GradError> {
+    fn rope(
+        &self,
+        x: &mut CubeEngineTensor,
+        heads: usize,
+        how: &CubeRotary,
+        back: bool,
+    ) -> Result<(), GradError> {
         let [forward, inverse] = &how.tables;
         let head_dim = x.elements() / how.positions.values().len() / heads.max(1);
         check_len("input of rope", how.positions.values().len() * heads * head_dim, x.elements())?;
@@ -294,63 +300,63 @@ impl EngineOps for CubeEngine {
     fn attention(
         &self,
         spec: &AttentionSpec,
-        qkv: [&CubeTensor; 3],
-        segments: &Documents,
-        out: &mut CubeTensor,
+        qkv: [&CubeEngineTensor; 3],
+        segments: &DocumentBounds,
+        out: &mut CubeEngineTensor,
     ) -> Result<(), GradError> {
-        Ok(self.device.documents_attention(spec, qkv.map(CubeTensor::buffer), segments, &out.0)?)
+        Ok(self.device.documents_attention(spec, qkv.map(CubeEngineTensor::buffer), segments, &out.0)?)
     }
 
     fn attention_back(
         &self,
         spec: &AttentionSpec,
-        qkv: [&CubeTensor; 3],
-        segments: &Documents,
-        dy: &CubeTensor,
-        gradients: [&mut CubeTensor; 3],
+        qkv: [&CubeEngineTensor; 3],
+        segments: &DocumentBounds,
+        dy: &CubeEngineTensor,
+        gradients: [&mut CubeEngineTensor; 3],
     ) -> Result<(), GradError> {
-        let qkv = qkv.map(CubeTensor::buffer);
+        let qkv = qkv.map(CubeEngineTensor::buffer);
         let gradients = gradients.map(|gradient| &gradient.0);
         Ok(self.device.documents_attention_back(spec, qkv, segments, &dy.0, gradients)?)
     }
 
     fn gated(
         &self,
-        gate: &CubeTensor,
-        up: &CubeTensor,
+        gate: &CubeEngineTensor,
+        up: &CubeEngineTensor,
         activation: GatedActivation,
-        out: &mut CubeTensor,
+        out: &mut CubeEngineTensor,
     ) -> Result<(), GradError> {
         Ok(self.device.gated(&gate.0, &up.0, activation, &out.0, &Strategy::Inferred)?)
     }
 
     fn gated_back(
         &self,
-        gate: &CubeTensor,
-        up: &CubeTensor,
+        gate: &CubeEngineTensor,
+        up: &CubeEngineTensor,
         activation: GatedActivation,
-        dy: &CubeTensor,
-        [d_gate, d_up]: [&mut CubeTensor; 2],
+        dy: &CubeEngineTensor,
+        [d_gate, d_up]: [&mut CubeEngineTensor; 2],
     ) -> Result<(), GradError> {
         Ok(self.device.gated_back(&gate.0, &up.0, activation, &dy.0, &d_gate.0, &d_up.0)?)
     }
 
     fn gather(
         &self,
-        table: &CubeTensor,
+        table: &CubeEngineTensor,
         cols: usize,
         ids: &Lookups,
-        out: &mut CubeTensor,
+        out: &mut CubeEngineTensor,
     ) -> Result<(), GradError> {
         Ok(self.device.select_rows(&table.0, cols, ids.ids(), &out.0)?)
     }
 
     fn scatter_add(
         &self,
-        rows: &CubeTensor,
+        rows: &CubeEngineTensor,
         cols: usize,
         ids: &Lookups,
-        table: &mut CubeTensor,
+        table: &mut CubeEngineTensor,
     ) -> Result<(), GradError> {
         Ok(self.device.add_rows_to(&rows.0, cols, ids, &table.0)?)
     }
@@ -359,11 +365,11 @@ impl EngineOps for CubeEngine {
 impl EngineQuantization for CubeEngine {
     fn round_activations(
         &self,
-        x: &CubeTensor,
+        x: &CubeEngineTensor,
         width: usize,
         group: usize,
         smallest: f32,
-        out: &mut CubeTensor,
+        out: &mut CubeEngineTensor,
     ) -> Result<(), GradError> {
         let group = group.clamp(1, width.max(1));
         Ok(self.device.round_activations(&x.0, width, group, smallest, &out.0)?)
@@ -371,11 +377,11 @@ impl EngineQuantization for CubeEngine {
 
     fn round_weights(
         &self,
-        weights: &CubeTensor,
+        weights: &CubeEngineTensor,
         cols: usize,
         group: usize,
-        take: impl FnOnce() -> Result<CubeTensor, GradError>,
-    ) -> Result<CubeTensor, GradError> {
+        take: impl FnOnce() -> Result<CubeEngineTensor, GradError>,
+    ) -> Result<CubeEngineTensor, GradError> {
         let out = take()?;
         self.device.round_weights(&weights.0, cols, group, &out.0)?;
         Ok(out)
@@ -383,10 +389,10 @@ impl EngineQuantization for CubeEngine {
 
     fn scales(
         &self,
-        weights: &CubeTensor,
+        weights: &CubeEngineTensor,
         groups: ScaleGroups,
         least_squares: bool,
-    ) -> Result<CubeTensor, GradError> {
+    ) -> Result<CubeEngineTensor, GradError> {
         let out = self.allocate(groups.count())?;
         self.device.group_scales(&weights.0, grouped(groups), least_squares, &out.0)?;
         Ok(out)
@@ -394,23 +400,23 @@ impl EngineQuantization for CubeEngine {
 
     fn ternarize(
         &self,
-        weights: &CubeTensor,
-        scales: &CubeTensor,
+        weights: &CubeEngineTensor,
+        scales: &CubeEngineTensor,
         groups: ScaleGroups,
         lambda: f32,
-        out: &mut CubeTensor,
+        out: &mut CubeEngineTensor,
     ) -> Result<(), GradError> {
         Ok(self.device.ternarize(&weights.0, &scales.0, grouped(groups), lambda, &out.0)?)
     }
 
     fn clip(
         &self,
-        weights: &CubeTensor,
-        scales: &CubeTensor,
+        weights: &CubeEngineTensor,
+        scales: &CubeEngineTensor,
         groups: ScaleGroups,
         clip: f32,
         factor: f32,
-        gradient: &mut CubeTensor,
+        gradient: &mut CubeEngineTensor,
     ) -> Result<(), GradError> {
         let groups = grouped(groups);
         Ok(self.device.clip_gradient(&weights.0, &scales.0, groups, clip, factor, &gradient.0)?)
@@ -418,12 +424,12 @@ impl EngineQuantization for CubeEngine {
 
     fn scales_back(
         &self,
-        weights: &CubeTensor,
-        scales: &CubeTensor,
+        weights: &CubeEngineTensor,
+        scales: &CubeEngineTensor,
         groups: ScaleGroups,
         lambda: f32,
-        dy: &CubeTensor,
-    ) -> Result<CubeTensor, GradError> {
+        dy: &CubeEngineTensor,
+    ) -> Result<CubeEngineTensor, GradError> {
         let out = self.allocate(groups.count())?;
         self.device.scale_gradients(&weights.0, &scales.0, grouped(groups), lambda, &dy.0, &out.0)?;
         Ok(out)
@@ -444,7 +450,7 @@ impl EngineLosses for CubeEngine {
 
     fn cross_entropy(
         &self,
-        logits: &mut CubeTensor,
+        logits: &mut CubeEngineTensor,
         rows: Range<usize>,
         targets: &Targets,
         scale: f32,
@@ -455,9 +461,9 @@ impl EngineLosses for CubeEngine {
 
     fn divergence(
         &self,
-        logits: &mut CubeTensor,
+        logits: &mut CubeEngineTensor,
         rows: Range<usize>,
-        teacher: &mut CubeTensor,
+        teacher: &mut CubeEngineTensor,
         scale: f32,
         losses: &mut Losses,
     ) -> Result<(), GradError> {
@@ -467,9 +473,9 @@ impl EngineLosses for CubeEngine {
 
     fn distill(
         &self,
-        logits: &mut CubeTensor,
+        logits: &mut CubeEngineTensor,
         rows: Range<usize>,
-        teacher: &mut CubeTensor,
+        teacher: &mut CubeEngineTensor,
         targets: &Targets,
         scales: [f32; 2],
         losses: &mut Losses,
@@ -480,7 +486,7 @@ impl EngineLosses for CubeEngine {
 }
 
 impl EngineOptimization for CubeEngine {
-    fn sum_of_squares(&self, all: &[&CubeTensor]) -> Result<f64, GradError> {
+    fn sum_of_squares(&self, all: &[&CubeEngineTensor]) -> Result<f64, GradError> {
         self.came_down(4);
         let all: Vec<&Buffer<f32>> = all.iter().map(|tensor| &tensor.0).collect();
         Ok(f64::from(self.device.sum_of_squares(&all)?))
@@ -489,9 +495,9 @@ impl EngineOptimization for CubeEngine {
     fn adamw(
         &self,
         step: &AdamW,
-        value: &mut CubeTensor,
-        gradient: &CubeTensor,
-        [first, second]: [&mut CubeTensor; 2],
+        value: &mut CubeEngineTensor,
+        gradient: &CubeEngineTensor,
+        [first, second]: [&mut CubeEngineTensor; 2],
     ) -> Result<(), GradError> {
         let AdamW { limit, beta1, beta2, epsilon, rate, correction, kept } = *step;
         let step = AdamWStep { limit, beta1, beta2, epsilon, rate, correction, kept };
@@ -502,9 +508,9 @@ impl EngineOptimization for CubeEngine {
         &self,
         decay: f32,
         limit: f32,
-        mean: &CubeTensor,
-        gradient: &CubeTensor,
-        out: &mut CubeTensor,
+        mean: &CubeEngineTensor,
+        gradient: &CubeEngineTensor,
+        out: &mut CubeEngineTensor,
     ) -> Result<(), GradError> {
         Ok(self.device.sum_of(&mean.0, &gradient.0, [decay, limit], &out.0)?)
     }
@@ -513,8 +519,8 @@ impl EngineOptimization for CubeEngine {
         &self,
         decay: f32,
         limit: f32,
-        mean: &mut CubeTensor,
-        gradient: &CubeTensor,
+        mean: &mut CubeEngineTensor,
+        gradient: &CubeEngineTensor,
     ) -> Result<(), GradError> {
         Ok(self.device.add_into(&mean.0, &gradient.0, [decay, limit])?)
     }
@@ -523,13 +529,13 @@ impl EngineOptimization for CubeEngine {
         &self,
         kept: f32,
         rate: f32,
-        value: &mut CubeTensor,
-        update: &CubeTensor,
+        value: &mut CubeEngineTensor,
+        update: &CubeEngineTensor,
     ) -> Result<(), GradError> {
         Ok(self.device.add_into(&value.0, &update.0, [kept, -rate])?)
     }
 
-    fn normalize(&self, x: &mut CubeTensor) -> Result<(), GradError> {
+    fn normalize(&self, x: &mut CubeEngineTensor) -> Result<(), GradError> {
         Ok(self.device.normalize(&x.0)?)
     }
 
@@ -537,8 +543,8 @@ impl EngineOptimization for CubeEngine {
         &self,
         coefficients: [f32; 3],
         side: usize,
-        gram: &CubeTensor,
-        square: &mut CubeTensor,
+        gram: &CubeEngineTensor,
+        square: &mut CubeEngineTensor,
     ) -> Result<(), GradError> {
         Ok(self.device.polynomial(coefficients, side, &gram.0, &square.0)?)
     }

@@ -19,7 +19,7 @@ pub use host::Rotary;
 pub(crate) use host::{least_squares, trit};
 
 #[cfg(feature = "gpu")]
-pub use cube::{CubeEngine, CubeRopeTable, CubeRotary, CubeTensor, Transfers};
+pub use cube::{CubeEngine, CubeEngineRopeTable, CubeEngineTensor, CubeRotary, Transfers};
 
 /// A tensor of an executor: a number of f32 elements.
 pub trait Elements {
@@ -362,7 +362,7 @@ pub trait EngineQuantization: EngineMemory {
         groups: ScaleGroups,
         least_squares: bool,
     ) -> Result<Self::Tensor, GradError>;
-    /// Weights interpolated between dense and ternary, see [`Ternarize`](crate::Ternarize).
+    /// Weights interpolated between dense and ternary, see [`TernarizeSpec`](crate::TernarizeSpec).
     fn ternarize(
         &self,
         weights: &Self::View,

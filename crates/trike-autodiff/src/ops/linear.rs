@@ -6,7 +6,7 @@ use trike_cpu::Store;
 use trike_trit::GroupSize;
 
 use super::check_shape;
-use super::ternary::Ternarize;
+use super::ternary::TernarizeSpec;
 use crate::engine::{Engine, Operand};
 use crate::error::GradError;
 use crate::tape::{Backward, MixedPrecision, Operation, Tape};
@@ -16,7 +16,7 @@ use crate::var::Var;
 ///
 /// ```
 /// use trike_cpu::Cpu;
-/// use trike_autodiff::{BitLinear, Buffers, Tape};
+/// use trike_autodiff::{BitLinearSpec, Buffers, Tape};
 ///
 /// let cpu = Cpu::new(1)?;
 /// let (x, w) = ([127.0, 27.0, -5.0], [0.75, -1.0, 0.125, 1.0, 0.0, -0.125]);
@@ -24,7 +24,7 @@ use crate::var::Var;
 /// let x = tape.constant(&x, 3)?;
 /// let w = tape.parameter(&w, 3)?;
 /// // Trits [1, -1, 0] and [1, 0, 0] with the scale 0.5.
-/// let y = tape.bit_linear(x, w, None, &BitLinear::default())?;
+/// let y = tape.bit_linear(x, w, None, &BitLinearSpec::default())?;
 /// assert_eq!(tape.value(y)?, [50.0, 63.5]);
 /// // The gradient reaches the latent weights as if they had been multiplied.
 /// let mut gradients = tape.backward_from(y, vec![1.0, 0.0])?;
@@ -32,19 +32,19 @@ use crate::var::Var;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct BitLinear {
+pub struct BitLinearSpec {
     /// How the weights are ternarized.
-    pub weights: Ternarize,
+    pub weights: TernarizeSpec,
     /// Whether the activations are rounded to int8, see [`Tape::int8_activations`].
     pub int8_activations: bool,
     /// Activations per scale; `None` = one scale per token.
     pub activation_group: Option<GroupSize>,
 }
 
-impl Default for BitLinear {
+impl Default for BitLinearSpec {
     /// BitNet b1.58: one scale per matrix, the mean magnitude; int8 activations with one scale per token.
     fn default() -> Self {
-        Self { weights: Ternarize::default(), int8_activations: true, activation_group: None }
+        Self { weights: TernarizeSpec::default(), int8_activations: true, activation_group: None }
     }
 }
 
@@ -79,7 +79,7 @@ impl<E: Engine> Tape<'_, E> {
         self.record(&inputs, y, rows, Linear { x, weight, bias, rows, cols, precision })
     }
 
-    /// [`Tape::linear`] of int8 activations and ternarized weights, see [`BitLinear`].
+    /// [`Tape::linear`] of int8 activations and ternarized weights, see [`BitLinearSpec`].
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl<E: Engine> Tape<'_, E> {
         x: Var,
         weight: Var,
         bias: Option<Var>,
-        how: &BitLinear,
+        how: &BitLinearSpec,
     ) -> Result<Var, GradError> {
         let x = if how.int8_activations { self.int8_activations(x, how.activation_group)? } else { x };
         let weight = self.ternarize(weight, &how.weights)?;

@@ -19,7 +19,7 @@ const ROWS: usize = 64;
 
 /// A loss on a tape.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Loss {
+pub struct TapeLoss {
     /// The value to differentiate: [`sum`](Self::sum) times the scale that was passed.
     pub var: Var,
     /// The sum over rows in nats, in f64.
@@ -58,7 +58,7 @@ impl<E: Engine> Tape<'_, E> {
         head: Var,
         targets: &[Option<u32>],
         scale: f32,
-    ) -> Result<Loss, GradError> {
+    ) -> Result<TapeLoss, GradError> {
         let ((rows, _), (vocabulary, _)) = (self.shape(hidden)?, self.shape(head)?);
         let count = check_targets(targets, rows, vocabulary)?;
         let engine = self.engine();
@@ -66,7 +66,7 @@ impl<E: Engine> Tape<'_, E> {
         let head_loss = self.head_loss(hidden, head, [scale, 0.0], |rows, logits, losses| {
             engine.cross_entropy(logits, rows, &targets, scale, losses)
         });
-        head_loss.map(|(var, [sum, _])| Loss { var, sum, rows: count })
+        head_loss.map(|(var, [sum, _])| TapeLoss { var, sum, rows: count })
     }
 
     /// The Kullback-Leibler divergence `sum p ln(p / q)` of `q = softmax(h W^T)` from a teacher's `p`, summed over all rows and
@@ -81,7 +81,7 @@ impl<E: Engine> Tape<'_, E> {
         head: Var,
         scale: f32,
         mut teacher: impl FnMut(Range<usize>, &mut E::View) -> Result<(), GradError>,
-    ) -> Result<Loss, GradError> {
+    ) -> Result<TapeLoss, GradError> {
         let (rows, _) = self.shape(hidden)?;
         let (engine, buffers) = (self.engine(), self.buffers().clone());
         let head_loss = self.head_loss(hidden, head, [0.0, scale], |rows, logits, losses| {
@@ -91,7 +91,7 @@ impl<E: Engine> Tape<'_, E> {
             buffers.give(target);
             Ok(())
         });
-        head_loss.map(|(var, [_, sum])| Loss { var, sum, rows })
+        head_loss.map(|(var, [_, sum])| TapeLoss { var, sum, rows })
     }
 
     /// `scales[0]` times [`Tape::cross_entropy`] plus `scales[1]` times [`Tape::divergence`] over the rows that have a

@@ -10,9 +10,9 @@ mod norm;
 mod rope;
 mod ternary;
 
-pub use linear::BitLinear;
-pub use loss::{Distillation, Loss};
-pub use ternary::{Ternarize, TernaryScale};
+pub use linear::BitLinearSpec;
+pub use loss::{Distillation, TapeLoss};
+pub use ternary::{TernarizeSpec, TernaryScale};
 
 use crate::error::GradError;
 

@@ -33,7 +33,7 @@ pub enum TernaryScale {
 /// zero for weights with `|w| > clip s`. The gradient with respect to a learned scale is `lambda` times the sum of `dy (t - w / s)`
 /// over the weights with `|w| <= s` and of `dy t` over the rest.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Ternarize {
+pub struct TernarizeSpec {
     /// The weights that share a scale.
     pub granularity: Granularity,
     /// Their scale.
@@ -44,7 +44,7 @@ pub struct Ternarize {
     pub clip: f32,
 }
 
-impl Default for Ternarize {
+impl Default for TernarizeSpec {
     fn default() -> Self {
         Self {
             granularity: Granularity::Tensor,
@@ -55,7 +55,7 @@ impl Default for Ternarize {
     }
 }
 
-impl Ternarize {
+impl TernarizeSpec {
     /// The same with another granularity.
     #[must_use]
     pub fn with_granularity(self, granularity: Granularity) -> Self {
@@ -95,9 +95,9 @@ impl Ternarize {
     /// [`GradError::Length`] for partial rows or a wrong length of `learned`, [`GradError::Trit`] for weights that are not finite.
     ///
     /// ```
-    /// use trike_autodiff::Ternarize;
+    /// use trike_autodiff::TernarizeSpec;
     ///
-    /// let tensor = Ternarize::default().tensor(&[0.75, -1.0, 0.125, 1.0, 0.0, -0.125], 3, &[])?;
+    /// let tensor = TernarizeSpec::default().tensor(&[0.75, -1.0, 0.125, 1.0, 0.0, -0.125], 3, &[])?;
     /// assert_eq!(tensor.dequantize(), [0.5, -0.5, 0.0, 0.5, 0.0, 0.0]);
     /// # Ok::<(), trike_autodiff::GradError>(())
     /// ```
@@ -133,13 +133,13 @@ fn fit(rule: TernaryScale, weights: &[f32]) -> f32 {
 }
 
 impl<E: Engine> Tape<'_, E> {
-    /// Ternarized weights, see [`Ternarize`].
+    /// Ternarized weights, see [`TernarizeSpec`].
     ///
     /// # Errors
     ///
     /// [`GradError::Range`] for a `lambda` outside 0 to 1 or a `clip` that is not positive, [`GradError::Shape`] for learned
     /// scales of a wrong shape.
-    pub fn ternarize(&mut self, weight: Var, how: &Ternarize) -> Result<Var, GradError> {
+    pub fn ternarize(&mut self, weight: Var, how: &TernarizeSpec) -> Result<Var, GradError> {
         check_range("lambda", 0.0, 1.0, how.lambda)?;
         check_range("clip", f32::MIN_POSITIVE, f32::INFINITY, how.clip)?;
         let (rows, cols) = self.shape(weight)?;
@@ -163,7 +163,7 @@ impl<E: Engine> Tape<'_, E> {
 
 struct Straight<E: Engine> {
     weight: Var,
-    how: Ternarize,
+    how: TernarizeSpec,
     groups: ScaleGroups,
     scales: E::Tensor,
 }

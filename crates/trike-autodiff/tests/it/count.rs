@@ -3,8 +3,8 @@
 use std::borrow::Borrow;
 
 use trike_autodiff::{
-    BitLinear, Buffers, Count, Counted, Engine, EngineMemory, EngineOps, GradError, Operand,
-    ProductPrecision, Tape, Ternarize, TernaryScale,
+    BitLinearSpec, Buffers, Count, Counted, Engine, EngineMemory, EngineOps, GradError, Operand,
+    ProductPrecision, Tape, TernarizeSpec, TernaryScale,
 };
 use trike_cpu::{AttentionSpec, Cpu, GatedActivation, RopePairing, Store};
 use trike_trit::{Granularity, GroupSize};
@@ -14,10 +14,10 @@ fn step<E: Engine>(engine: &E) -> Result<usize, GradError> {
     const WIDTH: usize = 32;
     const TOKENS: usize = 12;
     let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.3, window: None };
-    let weights = Ternarize::default()
+    let weights = TernarizeSpec::default()
         .with_granularity(Granularity::Group(GroupSize::G32))
         .with_scale(TernaryScale::LeastSquares);
-    let how = BitLinear { weights, ..BitLinear::default() };
+    let how = BitLinearSpec { weights, ..BitLinearSpec::default() };
     let ones = |len: usize| engine.upload(vec![1.0; len]);
     let (table, norm) = (ones(50 * WIDTH)?, ones(WIDTH)?);
     let [q, k, v, bias] = [ones(WIDTH * WIDTH)?, ones(16 * WIDTH)?, ones(16 * WIDTH)?, ones(16)?];

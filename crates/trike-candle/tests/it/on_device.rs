@@ -8,10 +8,10 @@ use trike_testkit::{Rng, assert_close, skip};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor};
 
 /// The software Vulkan driver; if there is none, `None` after printing a line that the test runner counts.
-fn software() -> Option<cube::Device> {
+fn software() -> Option<cube::CubeDevice> {
     let open = |index| {
         let spec = DeviceSpec::Numbered(Runtime::Wgpu, index);
-        cube::Device::open_with(spec, DeviceOptions::default().with_planes(Planes::Forced)).ok()
+        cube::CubeDevice::open_with(spec, DeviceOptions::default().with_planes(Planes::Forced)).ok()
     };
     let found = (0..).map_while(open).find(|device| device.is_software() && device.capabilities().f16);
     if found.is_none() {

@@ -9,7 +9,7 @@ use comfy_table::{CellAlignment, Row, Table, TableStyle, presets};
 use trike::{
     ConvertReport, Inspection, QuantizeReport,
     calibrate::EditReport,
-    train::run::{Ended, Evaluation, RunPlan, RunReport},
+    train::run::{Ended, HeldOutLoss, RunPlan, RunReport},
 };
 
 use crate::{
@@ -254,7 +254,7 @@ fn training_plan(plan: &RunPlan) -> String {
 }
 
 fn training_report(report: &RunReport) -> String {
-    let bits = |found: &Evaluation| match found.bits_per_byte {
+    let bits = |found: &HeldOutLoss| match found.bits_per_byte {
         Some(bytes) => format!("{:.4} bits per token, {bytes:.4} per byte", found.bits_per_token),
         None => format!("{:.4} bits per token", found.bits_per_token),
     };

@@ -12,7 +12,7 @@ const WIDTH: u32 = 16;
 /// Maximum number of messages in a sum: a trit times its scale has less than `24 + WIDTH` bits, so this many fit in an i64.
 const MOST: u64 = 1 << (63 - 24 - WIDTH);
 
-/// Adds messages of [`Ternary`](crate::codec::Ternary); the result has the same bits for every order.
+/// Adds messages of [`TernaryCodec`](crate::codec::TernaryCodec); the result has the same bits for every order.
 ///
 /// Each rank has its own scale per chunk, so trits of different ranks cannot be added directly. A common scale would take a round
 /// of messages before each step and fit few ranks well, and one fixed point for all chunks would lose small gradients. An f32 scale
@@ -23,10 +23,10 @@ const MOST: u64 = 1 << (63 - 24 - WIDTH);
 /// Memory is 8 bytes per element and range of exponents in use.
 ///
 /// ```
-/// use trike_comm::codec::{MessageCodec, Ternary, TernaryGradientAccumulator};
+/// use trike_comm::codec::{MessageCodec, TernaryCodec, TernaryGradientAccumulator};
 ///
-/// let one = Ternary::new(3).encode(&[2.0, 0.0, -2.0])?;
-/// let two = Ternary::new(3).encode(&[0.5, 0.5, 0.5])?;
+/// let one = TernaryCodec::new(3).encode(&[2.0, 0.0, -2.0])?;
+/// let two = TernaryCodec::new(3).encode(&[0.5, 0.5, 0.5])?;
 /// let mut sum = TernaryGradientAccumulator::new(3);
 /// sum.add(1, &two)?;
 /// sum.add(0, &one)?;

@@ -1,13 +1,15 @@
 //! Codecs by their settings.
 
 use crate::CommError;
-use crate::codec::{Codec, Demo, LowRank, MessageCodec, Sign, Sketch, SparseLoCo, Ternary, TopK, elements};
+use crate::codec::{
+    Codec, Demo, LowRank, MessageCodec, Sign, Sketch, SparseLoCo, TernaryCodec, TopK, elements,
+};
 
 /// The settings of a codec.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum CodecConfig {
-    /// [`Ternary`].
+    /// [`TernaryCodec`].
     Ternary,
     /// [`Sign`].
     Sign,
@@ -93,7 +95,7 @@ impl CodecConfig {
     pub fn build_message(self, shapes: &[[usize; 2]]) -> Result<Box<dyn MessageCodec>, CommError> {
         let len = elements(shapes)?;
         Ok(match self {
-            Self::Ternary => Box::new(Ternary::new(len)),
+            Self::Ternary => Box::new(TernaryCodec::new(len)),
             Self::Sign => Box::new(Sign::new(len)),
             Self::TopK { share, momentum } => Box::new(TopK::new(len, share, momentum)?),
             Self::Demo { share, momentum } => Box::new(Demo::new(len, share, momentum)?),

@@ -6,7 +6,7 @@
 //!
 //! | codec | sent | to | state |
 //! |---|---|---|---|
-//! | [`Ternary`] | trits, one scale per 4,095 | owners, then all | residual |
+//! | [`TernaryCodec`] | trits, one scale per 4,095 | owners, then all | residual |
 //! | [`Sign`] | signs, one scale per 4,096 | owners, then all | residual |
 //! | [`LowRank`] | two factors per matrix | owners, then all | residual, q |
 //! | [`Sketch`] | sums of hashed elements | owners, then all | residual, step |
@@ -19,8 +19,8 @@
 //! between ranks, and their union would not fit into one message of the same size. They are sent to all ranks, so the bytes per
 //! rank grow with the number of ranks, as in the methods' reference implementations.
 //!
-//! [`Ternary`] and [`Sign`] are [`Staged`] with a [`Rounding`] each. [`CodecConfig`] builds all of the codecs. All but [`LowRank`]
-//! are also [`MessageCodec`]s: [`GradientCompressor`] encodes and decodes their messages without ranks, and
+//! [`TernaryCodec`] and [`Sign`] are [`Staged`] with a [`StagedQuantizer`] each. [`CodecConfig`] builds all of the codecs. All but
+//! [`LowRank`] are also [`MessageCodec`]s: [`GradientCompressor`] encodes and decodes their messages without ranks, and
 //! [`TernaryGradientAccumulator`] sums trits in any order. [`LocalExchange`] runs any codec between ranks of one process.
 
 mod accumulator;
@@ -47,11 +47,11 @@ pub use demo::Demo;
 pub use local::LocalExchange;
 pub use loco::SparseLoCo;
 pub use low_rank::LowRank;
-pub use sign::{Sign, Signs};
+pub use sign::{Sign, SignQuantizer};
 pub use sketch::Sketch;
-pub use staged::{Rounding, Staged};
+pub use staged::{Staged, StagedQuantizer};
 pub use state::{Carry, Saved, restore};
-pub use ternary::{Ternary, Trits};
+pub use ternary::{TernaryCodec, TernaryQuantizer};
 pub use top::TopK;
 
 /// A compressed exchange of gradients.

@@ -1,7 +1,7 @@
 //! Gradients as signs.
 
 use crate::CommError;
-use crate::codec::staged::{Rounding, Staged};
+use crate::codec::staged::{Staged, StagedQuantizer};
 use crate::codec::{check_bytes, chunked, scale};
 use crate::sum::sum_of;
 
@@ -12,17 +12,17 @@ const CHUNK: usize = 4096;
 ///
 /// An element becomes the mean magnitude of its chunk with the element's sign; zero counts as positive. The error is added to the
 /// next step. For normally distributed gradients the cosine between one step and its gradient is 0.80; for
-/// [`Ternary`](crate::codec::Ternary) it is 0.90.
+/// [`TernaryCodec`](crate::codec::TernaryCodec) it is 0.90.
 ///
 /// A chunk of `n` elements is its scale as f32 and `ceil(n / 8)` bytes of sign bits, least significant bit first, 1 = negative.
 /// Padding bits are zero.
-pub type Sign = Staged<Signs>;
+pub type Sign = Staged<SignQuantizer>;
 
 /// The rounding of [`Sign`].
 #[derive(Clone, Copy, Debug)]
-pub struct Signs;
+pub struct SignQuantizer;
 
-impl Rounding for Signs {
+impl StagedQuantizer for SignQuantizer {
     fn bytes(len: usize) -> usize {
         chunked(len, CHUNK, |len| 4 + len.div_ceil(8))
     }

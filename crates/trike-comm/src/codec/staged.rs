@@ -8,7 +8,7 @@ use crate::codec::{Carry, Codec, MessageCodec, Saved, check_gradient, check_len,
 use crate::{CommError, Communicator, Shards};
 
 /// Quantization of values to a few bits.
-pub trait Rounding: Debug + Send {
+pub trait StagedQuantizer: Debug + Send {
     /// Size in bytes of a message of `len` values.
     fn bytes(len: usize) -> usize;
 
@@ -36,7 +36,7 @@ pub struct Staged<R> {
     rounding: PhantomData<R>,
 }
 
-impl<R: Rounding> Staged<R> {
+impl<R: StagedQuantizer> Staged<R> {
     /// A codec for gradients of `len` elements.
     #[must_use]
     pub fn new(len: usize) -> Self {
@@ -49,7 +49,7 @@ impl<R: Rounding> Staged<R> {
     }
 }
 
-impl<R: Rounding> Codec for Staged<R> {
+impl<R: StagedQuantizer> Codec for Staged<R> {
     fn len(&self) -> usize {
         self.residual.len()
     }
@@ -104,7 +104,7 @@ impl<R: Rounding> Codec for Staged<R> {
     }
 }
 
-impl<R: Rounding> MessageCodec for Staged<R> {
+impl<R: StagedQuantizer> MessageCodec for Staged<R> {
     fn bytes(&self) -> usize {
         R::bytes(self.len())
     }

@@ -92,12 +92,12 @@ impl Carry {
 /// Errors of [`Carry::over`], and [`CommError::Length`] for vectors of another codec; the state is then unchanged.
 ///
 /// ```
-/// use trike_comm::codec::{Codec, MessageCodec, Ternary, restore};
+/// use trike_comm::codec::{Codec, MessageCodec, TernaryCodec, restore};
 ///
-/// let mut old = Ternary::new(3);
+/// let mut old = TernaryCodec::new(3);
 /// old.encode(&[1.0, 2.0, -4.0])?;
 /// let saved: Vec<Vec<f32>> = old.state().iter().map(|vector| vector.values.to_vec()).collect();
-/// let mut new = Ternary::new(3);
+/// let mut new = TernaryCodec::new(3);
 /// restore(&mut new, &[saved], 0, 1)?;
 /// assert_eq!(new.state(), old.state());
 /// # Ok::<(), trike_comm::CommError>(())

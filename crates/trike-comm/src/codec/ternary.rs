@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::CommError;
-use crate::codec::staged::{Rounding, Staged};
+use crate::codec::staged::{Staged, StagedQuantizer};
 use crate::codec::{check_bytes, chunked, scale};
 use crate::sum::sum_of;
 
@@ -43,11 +43,11 @@ pub(super) const DIGITS: [[f32; 256]; TRITS] = {
 ///
 /// A chunk of `n` elements is its scale as f32 and `b = ceil(n / 5)` bytes; byte `i` holds the trits of the elements `i`, `i + b`
 /// up to `i + 4 b` as base-3 digits, lowest first, each digit the trit plus one.
-pub type Ternary = Staged<Trits>;
+pub type TernaryCodec = Staged<TernaryQuantizer>;
 
-/// The rounding of [`Ternary`].
+/// The rounding of [`TernaryCodec`].
 #[derive(Clone, Copy, Debug)]
-pub struct Trits;
+pub struct TernaryQuantizer;
 
 /// Adds the trits of `values` to `bytes` as one base-3 digit; the values become the quantization errors.
 #[inline(always)]
@@ -59,7 +59,7 @@ fn pack(bytes: &mut [u8], values: &mut [f32], digit: u8, threshold: f32, scale: 
     }
 }
 
-impl Rounding for Trits {
+impl StagedQuantizer for TernaryQuantizer {
     fn bytes(len: usize) -> usize {
         chunked(len, CHUNK, |len| 4 + len.div_ceil(TRITS))
     }
@@ -106,7 +106,7 @@ pub(super) fn read(
     message: &[u8],
     len: usize,
 ) -> Result<impl Iterator<Item = Result<Chunk<'_>, CommError>>, CommError> {
-    check_bytes(rank, Trits::bytes(len), message.len())?;
+    check_bytes(rank, TernaryQuantizer::bytes(len), message.len())?;
     let mut rest = message;
     Ok((0..len).step_by(CHUNK).map(move |start| {
         let range = start..len.min(start + CHUNK);

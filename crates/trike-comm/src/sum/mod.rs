@@ -22,7 +22,7 @@ pub(crate) const PIECE: usize = 1 << 18;
 
 /// Assigns the units of a step to ranks, and defines the order of their addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct ReductionPlan {
     units: usize,
     rank: usize,
     ranks: usize,
@@ -128,7 +128,7 @@ fn piece(shard: Range<usize>, at: usize) -> Range<usize> {
 
 /// A subtree of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part<T> {
+pub struct PartialSum<T> {
     /// The first block, a multiple of `blocks`.
     pub first: usize,
     /// Number of blocks, a power of two.
@@ -139,7 +139,7 @@ pub struct Part<T> {
 
 /// Tree sum over consecutive blocks. At most one part of each size is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TreeSum<T>(Vec<Part<T>>);
+pub struct TreeSum<T>(Vec<PartialSum<T>>);
 
 impl<T> Default for TreeSum<T> {
     fn default() -> Self {
@@ -150,10 +150,10 @@ impl<T> Default for TreeSum<T> {
 impl<T> TreeSum<T> {
     /// Appends the sum of the units of `block`, which follows the previous one. `add` adds its second argument to its first.
     pub fn push(&mut self, block: usize, sum: Option<T>, add: impl FnMut(&mut T, &T)) {
-        self.push_part(Part { first: block, blocks: 1, sum }, add);
+        self.push_part(PartialSum { first: block, blocks: 1, sum }, add);
     }
 
-    fn push_part(&mut self, mut part: Part<T>, mut add: impl FnMut(&mut T, &T)) {
+    fn push_part(&mut self, mut part: PartialSum<T>, mut add: impl FnMut(&mut T, &T)) {
         while let Some(left) =
             self.0.pop_if(|left| left.blocks == part.blocks && left.first % (2 * part.blocks) == 0)
         {
@@ -164,29 +164,29 @@ impl<T> TreeSum<T> {
                 }
                 (left, right) => left.or(right),
             };
-            part = Part { first: left.first, blocks: 2 * left.blocks, sum };
+            part = PartialSum { first: left.first, blocks: 2 * left.blocks, sum };
         }
         self.0.push(part);
     }
 
     /// The largest subtrees of the blocks.
     #[must_use]
-    pub fn into_parts(self) -> Vec<Part<T>> {
+    pub fn into_parts(self) -> Vec<PartialSum<T>> {
         self.0
     }
 }
 
-impl<T> Part<T> {
+impl<T> PartialSum<T> {
     /// The same with another form of the sum.
-    pub fn as_ref<V: ?Sized>(&self) -> Part<&V>
+    pub fn as_ref<V: ?Sized>(&self) -> PartialSum<&V>
     where
         T: AsRef<V>,
     {
-        Part { first: self.first, blocks: self.blocks, sum: self.sum.as_ref().map(AsRef::as_ref) }
+        PartialSum { first: self.first, blocks: self.blocks, sum: self.sum.as_ref().map(AsRef::as_ref) }
     }
 }
 
-impl Plan {
+impl ReductionPlan {
     /// The plan of a step of `units` units.
     pub fn new<C: Communicator + ?Sized>(units: usize, comm: &C) -> Self {
         Self { units, rank: comm.rank(), ranks: comm.size() }
@@ -217,7 +217,7 @@ impl Plan {
     }
 
     /// The parts that a rank has, without their sums.
-    fn parts_of(&self, rank: usize) -> Vec<Part<()>> {
+    fn parts_of(&self, rank: usize) -> Vec<PartialSum<()>> {
         let mut sum = TreeSum::default();
         for block in self.blocks_of(rank) {
             sum.push(block, (!self.units(block).is_empty()).then_some(()), |(), ()| {});
@@ -233,7 +233,7 @@ impl Plan {
     pub fn reduce_scatter<C: Communicator + ?Sized>(
         &self,
         comm: &C,
-        parts: &[Part<&[f32]>],
+        parts: &[PartialSum<&[f32]>],
         shards: &Shards,
     ) -> Result<Vec<f32>, CommError> {
         self.check(parts, shards.len())?;
@@ -265,9 +265,9 @@ impl Plan {
                     return Err(CommError::Cut { rank, expected, got: message.len() });
                 }
                 let mut sums = message.chunks_exact((4 * elements.len()).max(1)).map(floats);
-                for Part { first, blocks, sum: full } in parts {
+                for PartialSum { first, blocks, sum: full } in parts {
                     let values = full.map(|()| sums.next().unwrap_or_default());
-                    sum.push_part(Part { first, blocks, sum: values }, |a, b| add(a, b));
+                    sum.push_part(PartialSum { first, blocks, sum: values }, |a, b| add(a, b));
                 }
             }
             let whole = sum.into_parts().pop().and_then(|part| part.sum);
@@ -286,7 +286,7 @@ impl Plan {
     pub fn all_reduce<C: Communicator + ?Sized>(
         &self,
         comm: &C,
-        parts: &[Part<&[f32]>],
+        parts: &[PartialSum<&[f32]>],
         out: &mut [f32],
     ) -> Result<(), CommError> {
         let shards = Shards::even(out.len(), self.ranks);
@@ -294,7 +294,7 @@ impl Plan {
         shards.all_gather(comm, &shard, out)
     }
 
-    fn check(&self, parts: &[Part<&[f32]>], len: usize) -> Result<(), CommError> {
+    fn check(&self, parts: &[PartialSum<&[f32]>], len: usize) -> Result<(), CommError> {
         let expected = self.parts_of(self.rank);
         check_len("list of parts", expected.len(), parts.len())?;
         for (expected, part) in expected.iter().zip(parts) {

@@ -1,6 +1,6 @@
 //! Messages and bytes of collective operations, counted without sending.
 
-use super::{PIECE, Part, Plan, Shards};
+use super::{PIECE, PartialSum, ReductionPlan, Shards};
 use crate::endpoint::HEADER;
 
 /// Messages and bytes that one rank sends in an exchange, including message headers, as [`Traffic`](crate::Traffic) counts them.
@@ -32,7 +32,7 @@ impl std::ops::Add for Volume {
     }
 }
 
-impl Plan {
+impl ReductionPlan {
     /// The plan of one of several ranks, without connecting to the others.
     #[must_use]
     pub fn of_rank(units: usize, rank: usize, ranks: usize) -> Self {
@@ -42,11 +42,11 @@ impl Plan {
     /// The volume that this rank sends in a [`reduce_scatter`](Self::reduce_scatter).
     ///
     /// ```
-    /// use trike_comm::{Plan, Shards};
+    /// use trike_comm::{ReductionPlan, Shards};
     ///
     /// // One of four ranks sends three quarters of the vector; one of five may have two subtrees, which it sends both.
     /// let bytes = |rank, ranks| {
-    ///     let volume = Plan::of_rank(100, rank, ranks).reduce_scatter_volume(&Shards::even(1000, ranks));
+    ///     let volume = ReductionPlan::of_rank(100, rank, ranks).reduce_scatter_volume(&Shards::even(1000, ranks));
     ///     volume.bytes - 20 * volume.messages
     /// };
     /// assert_eq!((bytes(0, 4), bytes(0, 5), bytes(1, 5)), (3000, 3200, 6400));
@@ -54,7 +54,7 @@ impl Plan {
     #[must_use]
     pub fn reduce_scatter_volume(&self, shards: &Shards) -> Volume {
         let parts = self.parts_of(self.rank);
-        let full = parts.iter().filter(|Part { sum, .. }| sum.is_some()).count() as u64;
+        let full = parts.iter().filter(|PartialSum { sum, .. }| sum.is_some()).count() as u64;
         let others = (0..self.ranks).filter(|rank| *rank != self.rank);
         let elements: u64 = others.map(|rank| shards.of_rank(rank).len() as u64).sum();
         Volume::of(shards.rounds(self.ranks), (4 * full).saturating_mul(elements))
@@ -110,7 +110,7 @@ mod tests {
                         let traffic = comm.traffic();
                         Volume { messages: traffic.messages, bytes: traffic.sent }
                     };
-                    let plan = Plan::new(units, &comm);
+                    let plan = ReductionPlan::new(units, &comm);
                     let vector = vec![1.0f32; shards.len()];
                     let mut sum = TreeSum::default();
                     for block in plan.blocks() {
@@ -118,14 +118,14 @@ mod tests {
                         sum.push(block, has_units.then_some(vector.clone()), |_, _| {});
                     }
                     let parts = sum.into_parts();
-                    let parts: Vec<Part<&[f32]>> = parts.iter().map(Part::as_ref).collect();
+                    let parts: Vec<PartialSum<&[f32]>> = parts.iter().map(PartialSum::as_ref).collect();
                     let shard = plan.reduce_scatter(&comm, &parts, &shards).expect("a sum");
                     let reduced = sent();
                     shards.all_gather(&comm, &shard, &mut vector.clone()).expect("all shards");
                     [reduced, sent()]
                 });
                 for (rank, [reduced, all]) in counted.into_iter().enumerate() {
-                    let first = Plan::of_rank(units, rank, ranks).reduce_scatter_volume(&shards);
+                    let first = ReductionPlan::of_rank(units, rank, ranks).reduce_scatter_volume(&shards);
                     assert_eq!(reduced, first, "rank {rank} of {ranks}");
                     assert_eq!(all, first + shards.all_gather_volume(rank, ranks), "rank {rank} of {ranks}");
                 }
@@ -146,7 +146,7 @@ mod tests {
     fn vectors_of_several_pieces_have_more_messages() {
         let shards = Shards::even(2 * PIECE + 1, 2);
         assert_eq!(piece(shards.of_rank(0), PIECE).len(), 1);
-        let volume = Plan::of_rank(4, 0, 2).reduce_scatter_volume(&shards);
+        let volume = ReductionPlan::of_rank(4, 0, 2).reduce_scatter_volume(&shards);
         assert_eq!(volume, Volume::of(2, 4 * PIECE as u64));
     }
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use trike_comm::{CommError, Communicator, Part, Plan, Shards, Threads, TreeSum, broadcast_floats, mean};
+use trike_comm::{
+    CommError, Communicator, PartialSum, ReductionPlan, Shards, Threads, TreeSum, broadcast_floats, mean,
+};
 use trike_testkit::{Rng, assert_all_near};
 
 /// The gradient of a unit; sums in different orders give different bits.
@@ -15,7 +17,7 @@ fn add(sum: &mut [f32], x: &[f32]) {
     sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
 }
 
-fn parts(plan: &Plan, len: usize) -> Vec<Part<Vec<f32>>> {
+fn parts(plan: &ReductionPlan, len: usize) -> Vec<PartialSum<Vec<f32>>> {
     let mut sum = TreeSum::default();
     for block in plan.blocks() {
         let units = plan.units(block).map(|unit| gradient(unit, len));
@@ -29,9 +31,9 @@ fn parts(plan: &Plan, len: usize) -> Vec<Part<Vec<f32>>> {
 }
 
 fn all_reduce(comm: &Threads, units: usize, len: usize) -> Vec<f32> {
-    let plan = Plan::new(units, comm);
+    let plan = ReductionPlan::new(units, comm);
     let parts = parts(&plan, len);
-    let parts: Vec<Part<&[f32]>> = parts.iter().map(Part::as_ref).collect();
+    let parts: Vec<PartialSum<&[f32]>> = parts.iter().map(PartialSum::as_ref).collect();
     let mut out = vec![f32::NAN; len];
     plan.all_reduce(comm, &parts, &mut out).expect("a sum");
     out
@@ -83,7 +85,7 @@ fn every_unit_has_one_rank() {
     for ranks in 1..=9 {
         for units in [0, 1, 5, 16, 1000] {
             let all = Threads::run(ranks, |comm| {
-                let plan = Plan::new(units, &comm);
+                let plan = ReductionPlan::new(units, &comm);
                 plan.blocks().flat_map(|block| plan.units(block)).collect::<Vec<_>>()
             });
             assert_eq!(all.concat(), (0..units).collect::<Vec<_>>(), "{ranks} ranks");
@@ -94,9 +96,9 @@ fn every_unit_has_one_rank() {
 #[test]
 fn parts_of_another_plan_are_refused() {
     let [comm] = &Threads::new(1)[..] else { unreachable!("one rank") };
-    let (four, five) = (Plan::new(4, comm), Plan::new(5, comm));
+    let (four, five) = (ReductionPlan::new(4, comm), ReductionPlan::new(5, comm));
     let sums = parts(&five, 3);
-    let sums: Vec<Part<&[f32]>> = sums.iter().map(Part::as_ref).collect();
+    let sums: Vec<PartialSum<&[f32]>> = sums.iter().map(PartialSum::as_ref).collect();
     assert!(four.reduce_scatter(comm, &sums, &Shards::even(2, 1)).is_err());
     assert!(four.reduce_scatter(comm, &[], &Shards::even(3, 1)).is_err());
     assert!(five.reduce_scatter(comm, &sums, &Shards::even(3, 2)).is_err());
@@ -134,10 +136,10 @@ fn what_goes_wrong_is_an_error_of_those_who_wait() {
     assert!(matches!(results[0], Err(CommError::Deadline { rank: 1, .. })), "{results:?}");
 
     let results = Threads::run(2, |comm| {
-        let plan = Plan::new(4, &comm);
+        let plan = ReductionPlan::new(4, &comm);
         let len = if comm.rank() == 0 { 10 } else { 12 };
         let sums = parts(&plan, len);
-        let sums: Vec<Part<&[f32]>> = sums.iter().map(Part::as_ref).collect();
+        let sums: Vec<PartialSum<&[f32]>> = sums.iter().map(PartialSum::as_ref).collect();
         plan.reduce_scatter(&comm, &sums, &Shards::even(len, 2)).map(drop)
     });
     assert!(results.iter().all(Result::is_err), "{results:?}");
@@ -166,9 +168,9 @@ fn shards_may_have_any_length() {
     for lens in [[3, 0, 4], [0, 0, 7], [7, 0, 0], [1, 5, 1]] {
         let all = Threads::run(3, |comm| {
             let shards = Shards::of(&lens).expect("shards");
-            let plan = Plan::new(16, &comm);
+            let plan = ReductionPlan::new(16, &comm);
             let parts = parts(&plan, 7);
-            let parts: Vec<Part<&[f32]>> = parts.iter().map(Part::as_ref).collect();
+            let parts: Vec<PartialSum<&[f32]>> = parts.iter().map(PartialSum::as_ref).collect();
             let own = plan.reduce_scatter(&comm, &parts, &shards).expect("a sum");
             assert_eq!(own.len(), lens[comm.rank()]);
             let mut all = vec![f32::NAN; 7];

@@ -29,7 +29,7 @@ use crate::matrix::Int8Matrix;
 use crate::piece::Piece;
 use crate::simd::Simd;
 use pairs::Four;
-use trike_host::{Isa, Line, Loop};
+use trike_host::{CacheLine, Isa, Loop};
 
 /// Maximum columns per exact sum: `256 * 128 * 2^15 = 2^30`.
 const UNIT: usize = 256;
@@ -59,7 +59,7 @@ impl<S: Kernels> Loop for Product<'_, '_, S> {
         let rows = x.rows();
         // With one row of activations bandwidth is the bottleneck, and one stream is read faster than two.
         let most = if S::PAIR_SUMS < 24 || rows == 1 { 1 } else { 2 };
-        let mut sums = vec![Line([0.0; ROWS]); most * rows];
+        let mut sums = vec![CacheLine([0.0; ROWS]); most * rows];
         let mut tile = piece.tiles.start;
         while tile < piece.tiles.end {
             let count = most.min(piece.tiles.end - tile);
@@ -80,7 +80,7 @@ impl<S: Kernels> Loop for Product<'_, '_, S> {
 #[inline(always)]
 fn all_rows<S: Simd, const N: usize>(s: S, m: &Int8Matrix, x: &Pairs, tile: usize, sums: &mut [FloatLine]) {
     let rows = x.rows();
-    sums.fill(Line([0.0; ROWS]));
+    sums.fill(CacheLine([0.0; ROWS]));
     let groups = m.groups();
     let step = if rows == 1 { groups } else { (BLOCK / m.padded_group()).max(1) };
     for first in (0..groups).step_by(step) {

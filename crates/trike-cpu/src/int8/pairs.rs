@@ -8,7 +8,7 @@ use crate::line::ROWS;
 use crate::piece::Joined;
 use crate::simd::Simd;
 use trike_core::Spread;
-use trike_host::{Isa, Line, Loop, Pool};
+use trike_host::{CacheLine, Isa, Loop, Pool};
 
 /// Four columns as two pairs of i16, the lower column in the lower half.
 #[derive(Clone, Copy, Default)]
@@ -123,7 +123,7 @@ fn sixteen_bits(x: &[f32]) -> Option<(f32, f32)> {
 /// Rounds some columns; `high` is empty for one slice.
 #[inline(always)]
 fn round<S: Simd>(s: S, x: &[f32], scale: f32, low: &mut [Four], high: &mut [Four]) {
-    let mut ints = Line([0i32; ROWS]);
+    let mut ints = CacheLine([0i32; ROWS]);
     for (i, x) in x.chunks(ROWS).enumerate() {
         let mut padded = [0.0; ROWS];
         padded[..x.len()].copy_from_slice(x);

@@ -64,15 +64,15 @@ pub(crate) fn fold(mut lanes: [f32; 16]) -> f32 {
 macro_rules! with_kernels {
     ($isa:expr, $kernels:ident => $body:expr) => {
         match $isa.token() {
-            trike_host::isa::Token::Scalar($kernels) => $body,
+            trike_host::isa::IsaToken::Scalar($kernels) => $body,
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::Sse41($kernels) => $body,
+            trike_host::isa::IsaToken::Sse41($kernels) => $body,
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::Avx2($kernels) => $body,
+            trike_host::isa::IsaToken::Avx2($kernels) => $body,
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::AvxVnni($kernels) => $body,
+            trike_host::isa::IsaToken::AvxVnni($kernels) => $body,
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::Avx512($kernels) => $body,
+            trike_host::isa::IsaToken::Avx512($kernels) => $body,
         }
     };
 }
@@ -83,18 +83,18 @@ pub(crate) use with_kernels;
 macro_rules! with_shared_kernels {
     ($isa:expr, $kernels:ident => $body:expr) => {
         match $isa.token() {
-            trike_host::isa::Token::Scalar($kernels) => $body,
+            trike_host::isa::IsaToken::Scalar($kernels) => $body,
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::Sse41($kernels) => $body,
+            trike_host::isa::IsaToken::Sse41($kernels) => $body,
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::Avx2($kernels) => $body,
+            trike_host::isa::IsaToken::Avx2($kernels) => $body,
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::AvxVnni(token) => {
+            trike_host::isa::IsaToken::AvxVnni(token) => {
                 let $kernels = token.avx2();
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::Avx512($kernels) => $body,
+            trike_host::isa::IsaToken::Avx512($kernels) => $body,
         }
     };
 }
@@ -105,21 +105,21 @@ pub(crate) use with_shared_kernels;
 macro_rules! with_float_kernels {
     ($isa:expr, $kernels:ident => $body:expr) => {
         match $isa.token() {
-            trike_host::isa::Token::Scalar($kernels) => $body,
+            trike_host::isa::IsaToken::Scalar($kernels) => $body,
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::Sse41(_) => {
+            trike_host::isa::IsaToken::Sse41(_) => {
                 let $kernels = trike_host::isa::Scalar::portable();
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::Avx2($kernels) => $body,
+            trike_host::isa::IsaToken::Avx2($kernels) => $body,
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::AvxVnni(token) => {
+            trike_host::isa::IsaToken::AvxVnni(token) => {
                 let $kernels = token.avx2();
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::Avx512($kernels) => $body,
+            trike_host::isa::IsaToken::Avx512($kernels) => $body,
         }
     };
 }

@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use trike_host::isa::{Avx512, Bf16, Token};
+use trike_host::isa::{Avx512, Bf16, IsaToken};
 use trike_host::{Isa, Loop};
 
 use super::FloatLanes;
@@ -28,7 +28,7 @@ struct Step([u32; COLS]);
 /// The instruction set with products of bf16.
 pub(crate) fn available(isa: Isa) -> Option<(Avx512, Bf16)> {
     match isa.token() {
-        Token::Avx512(simd) => Some((simd, simd.bf16()?)),
+        IsaToken::Avx512(simd) => Some((simd, simd.bf16()?)),
         _ => None,
     }
 }

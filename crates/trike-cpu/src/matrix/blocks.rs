@@ -6,7 +6,7 @@ use super::shares::{Share, for_tiles};
 use crate::error::CpuError;
 use crate::line::{CodeLine, ROWS};
 use trike_core::put_two_bits;
-use trike_host::Line;
+use trike_host::CacheLine;
 use trike_host::Pool;
 use trike_host::{HostError, Lines};
 
@@ -19,7 +19,7 @@ pub(super) const LINE: usize = 16;
 pub(crate) type BlockLines = [CodeLine; BLOCK / LINE];
 
 /// A line of zeros.
-pub(crate) const ZEROS: CodeLine = Line([0b01_01_01_01; 64]);
+pub(crate) const ZEROS: CodeLine = CacheLine([0b01_01_01_01; 64]);
 
 /// The nonzero blocks of all planes of a matrix.
 ///

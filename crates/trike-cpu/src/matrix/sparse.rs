@@ -6,7 +6,7 @@ use crate::error::CpuError;
 use crate::line::{CodeLine, ROWS, TableLine};
 use crate::matrix::LONG;
 use crate::matrix::shares::{Share, for_tiles};
-use trike_host::Line;
+use trike_host::CacheLine;
 use trike_host::Pool;
 use trike_host::{HostError, Lines};
 
@@ -143,7 +143,7 @@ impl Cells {
         let (mut trits, mut entries) = (vec![0i8; cols], Vec::new());
         let places = share.tiles.flat_map(|tile| planes.iter().map(move |&plane| (tile, plane)));
         for ((tile, plane), lines) in places.zip(share.part.chunks_exact_mut(self.lines())) {
-            lines.fill(Line([EMPTY; 64]));
+            lines.fill(CacheLine([EMPTY; 64]));
             let first = spills.len();
             for r in 0..ROWS.min(rows - tile * ROWS) {
                 tensor.read_row(plane, tile * ROWS + r, &mut trits)?;
@@ -344,7 +344,7 @@ impl Sparse {
 
     /// The lookup tables of the slots for one row of activations: one per cell, in line order.
     pub(crate) fn tables(&self, x: &[i8]) -> Vec<TableLine> {
-        let mut tables = vec![Line([0; 128]); self.cells.lines() * self.cells.per_line()];
+        let mut tables = vec![CacheLine([0; 128]); self.cells.lines() * self.cells.per_line()];
         for (start, len, line) in self.cells.units() {
             let x = &x[start..start + len];
             let first = line * self.cells.per_line();

@@ -17,8 +17,8 @@ use trike_core::{Layout, TileLayout, TritShape};
 use trike_host::Lines;
 use trike_host::Loop;
 use trike_host::isa::Scalar;
+use trike_host::{CacheLine, Isa};
 use trike_host::{Cpu, Pool};
-use trike_host::{Isa, Line};
 
 /// Maximum columns of a ternary matrix. Integer sums never span more than 16,320 columns, so this only bounds lengths.
 pub const MAX_COLS: usize = 1 << 20;
@@ -160,7 +160,7 @@ impl<S: Simd> Loop for Read<'_, S> {
     fn run(self) {
         let Self { s, shared, set, first, divisor, out } = self;
         match shared {
-            Shared::Tensor(v) => out.fill(Line([v[set]; ROWS])),
+            Shared::Tensor(v) => out.fill(CacheLine([v[set]; ROWS])),
             Shared::F16(v) => {
                 for (out, values) in out.iter_mut().zip(&v[first..]) {
                     s.store_floats(s.load_halves(values), out);
@@ -399,7 +399,7 @@ impl TernaryMatrix {
     pub(crate) fn scale_room(&self) -> ScaleRoom {
         let groups = self.groups();
         let is_constant = matches!(self.scales, Shared::Tensor(_));
-        let mut lines = vec![Line([0.0; ROWS]); if is_constant { self.sets * groups } else { groups }];
+        let mut lines = vec![CacheLine([0.0; ROWS]); if is_constant { self.sets * groups } else { groups }];
         if is_constant {
             for (set, lines) in lines.chunks_exact_mut(groups).enumerate() {
                 self.scales(Scalar::portable(), 0, set, lines);
@@ -436,7 +436,7 @@ impl TernaryMatrix {
 
     /// Room for the means of a tile; none if the weights have none.
     pub(crate) fn mean_room(&self) -> Vec<FloatLine> {
-        vec![Line([0.0; ROWS]); if self.means.is_some() { self.groups() } else { 0 }]
+        vec![CacheLine([0.0; ROWS]); if self.means.is_some() { self.groups() } else { 0 }]
     }
 
     /// The means of one tile, one per group; returns `false` if the weights have none.
@@ -454,7 +454,7 @@ impl TernaryMatrix {
         let simd = Scalar::portable();
         let (tile, r) = (row / ROWS, row % ROWS);
         let len = self.group.map_or(self.cols, GroupSize::get);
-        let mut shared = vec![Line([0.0; ROWS]); self.groups()];
+        let mut shared = vec![CacheLine([0.0; ROWS]); self.groups()];
         out.fill(0.0);
         if self.means(simd, tile, &mut shared) {
             for (out, mean) in out.chunks_mut(len).zip(&shared) {

@@ -11,7 +11,7 @@ use crate::matrix::TernaryMatrix;
 use crate::piece::Piece;
 use crate::simd::{Simd, takes as is_compiled};
 use trike_core::TileLayout;
-use trike_host::Line;
+use trike_host::CacheLine;
 use trike_host::Loop;
 
 /// Maximum rows of activations with scales per group: for more, a panel and its short units
@@ -76,12 +76,12 @@ impl<K: Kernels> Loop for Batch<'_, '_, K> {
             .flat_map(|row| parts.iter().map(move |part| (row, part)))
             .map(|(row, part)| bias(1).wrapping_mul(x.negated(row, part.start, part.end)))
             .collect();
-        let mut groups = vec![Line([0.0; ROWS]); 2 * m.groups()];
-        let mut sums = vec![Line([0.0; ROWS]); 2 * x.rows()];
+        let mut groups = vec![CacheLine([0.0; ROWS]); 2 * m.groups()];
+        let mut sums = vec![CacheLine([0.0; ROWS]); 2 * x.rows()];
         let mut tile = piece.tiles.start;
         while tile < piece.tiles.end {
             let tiles = 2.min(piece.tiles.end - tile);
-            sums.fill(Line([0.0; ROWS]));
+            sums.fill(CacheLine([0.0; ROWS]));
             for set in 0..m.sets() {
                 for (t, groups) in groups.chunks_exact_mut(m.groups()).enumerate().take(tiles) {
                     m.scales(k, tile + t, set, groups);

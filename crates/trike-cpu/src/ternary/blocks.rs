@@ -14,7 +14,7 @@ use crate::matrix::blocks::{BLOCK, BlockTile, Blocks, ZEROS, numbers};
 use crate::matrix::{ScaleRoom, TernaryMatrix};
 use crate::piece::{Piece, WRITTEN};
 use crate::simd::{Simd, takes};
-use trike_host::Line;
+use trike_host::CacheLine;
 use trike_host::Loop;
 
 /// Prefetch distance in bytes.
@@ -99,7 +99,7 @@ impl<K: Kernels, const T: usize> Loop for FewTokens<'_, '_, K, T> {
         // Missing rows repeat the last one; their outputs are discarded.
         let row = |t: usize| x.row(t.min(x.rows() - 1)).as_chunks().0;
         let columns = Columns { codes: std::array::from_fn(row), negated: &negated };
-        let mut outputs = [[Line([0.0; ROWS]); T]; WRITTEN];
+        let mut outputs = [[CacheLine([0.0; ROWS]); T]; WRITTEN];
         let mut start = piece.tiles.start;
         while start < piece.tiles.end {
             let tiles = start..(start + WRITTEN).min(piece.tiles.end);
@@ -107,7 +107,7 @@ impl<K: Kernels, const T: usize> Loop for FewTokens<'_, '_, K, T> {
                 let mut sums = [k.splat(0.0); T];
                 for set in 0..m.sets() {
                     let scales = m.group_scales(k, tile, set, &mut scales);
-                    exact.fill([Line([0; ROWS]); T]);
+                    exact.fill([CacheLine([0; ROWS]); T]);
                     for plane in 0..m.planes() {
                         for ints in exact.as_flattened_mut() {
                             k.store_ints(k.scale_add(k.load_ints(ints), 3, k.splat_int(0)), ints);
@@ -182,7 +182,7 @@ impl<const T: usize> Few<T> {
             scales: job.m.scale_room(),
             means: job.m.mean_room(),
             negated: (0..job.count()).map(negated).collect(),
-            exact: vec![[Line([0; ROWS]); T]; if direct { 0 } else { job.units.count }],
+            exact: vec![[CacheLine([0; ROWS]); T]; if direct { 0 } else { job.units.count }],
         }
     }
 }
@@ -347,7 +347,7 @@ impl Scratch {
         let negated = |block| (0..job.x.rows()).map(move |row| job.negated(row, block));
         Self {
             negated: (0..job.count()).flat_map(negated).collect(),
-            panel: vec![Line([0; 64]); job.m.folds().count() * ROOM * STEPS],
+            panel: vec![CacheLine([0; 64]); job.m.folds().count() * ROOM * STEPS],
             ..Self::default()
         }
     }
@@ -382,10 +382,10 @@ impl Job<'_> {
     #[inline(always)]
     fn tiles<S: Kernels, const N: usize>(&self, s: S, tile: usize, scratch: &mut Scratch) {
         let (m, rows) = (self.m, self.x.rows());
-        scratch.groups.resize(N * m.groups(), Line([0.0; ROWS]));
+        scratch.groups.resize(N * m.groups(), CacheLine([0.0; ROWS]));
         scratch.sums.clear();
-        scratch.sums.resize(N * rows, Line([0.0; ROWS]));
-        scratch.ints.resize(N * rows, Line([0; ROWS]));
+        scratch.sums.resize(N * rows, CacheLine([0.0; ROWS]));
+        scratch.ints.resize(N * rows, CacheLine([0; ROWS]));
         for set in 0..m.sets() {
             for (n, groups) in scratch.groups.chunks_exact_mut(m.groups()).enumerate() {
                 m.scales(s, tile + n, set, groups);

@@ -11,7 +11,7 @@ use crate::matrix::{Groups, ScaleRoom, TernaryMatrix};
 use crate::piece::{Piece, WRITTEN};
 use crate::simd::Simd;
 use trike_core::TileLayout;
-use trike_host::Line;
+use trike_host::CacheLine;
 use trike_host::Loop;
 
 /// Prefetch distance in bytes.
@@ -107,8 +107,8 @@ impl<S: RunPermuting, const T: usize> PermuteLoop<S> for Base3<'_, '_, T> {
             units,
             grouped: x.grouped(),
             direct,
-            panel: vec![Line([0; 64]); room],
-            exact: vec![[Line([0; ROWS]); T]; if direct { 0 } else { units.count }],
+            panel: vec![CacheLine([0; 64]); room],
+            exact: vec![[CacheLine([0; ROWS]); T]; if direct { 0 } else { units.count }],
         };
         self.job.tiles::<S, T>(s, bias(m.planes()), sets);
     }
@@ -135,7 +135,7 @@ impl<S: Kernels, const T: usize> PermuteLoop<S> for Sparsely<'_, '_, T> {
             units: job.units,
             grouped: job.x.grouped(),
             tables: rows.map(|row| sparse.tables(row.as_flattened())),
-            exact: vec![[Line([0; ROWS]); T]; job.units.count],
+            exact: vec![[CacheLine([0; ROWS]); T]; job.units.count],
         };
         // Slots hold values, not biased codes.
         job.tiles::<S, T>(s, 0, sets);
@@ -154,7 +154,7 @@ impl<'a> Job<'a, '_> {
     fn tiles<S: Kernels, const T: usize>(self, s: S, bias: i32, mut sets: impl Sets<S, T>) {
         let Self { m, x, units, piece } = self;
         let Scratch { mut scales, mut means, units } = Scratch::<T>::new(m, x, units, bias);
-        let mut outputs = [[Line([0.0; ROWS]); T]; WRITTEN];
+        let mut outputs = [[CacheLine([0.0; ROWS]); T]; WRITTEN];
         let mut first = piece.tiles.start;
         while first < piece.tiles.end {
             let tiles = first..(first + WRITTEN).min(piece.tiles.end);
@@ -403,7 +403,7 @@ impl<S: Simd, P: Permutes<S>, const T: usize> Sets<S, T> for SparseSets<'_, P, T
         {
             return add(s, unit, ints, scales, grouped, sums);
         }
-        exact.fill([Line([0; ROWS]); T]);
+        exact.fill([CacheLine([0; ROWS]); T]);
         for plane in 0..m.planes() {
             let index = m.plane_index(tile, set, plane);
             sparse::add_plane(s, permutes, sparse, index, units, rows, tables, exact);

@@ -10,7 +10,7 @@ use crate::matrix::LONG;
 use crate::matrix::TernaryMatrix;
 use crate::piece::Piece;
 use crate::simd::{Simd, takes};
-use trike_host::Line;
+use trike_host::CacheLine;
 use trike_host::Loop;
 
 /// Maximum columns of a panel: two tiles of them fit the L1 cache together with the activations.
@@ -23,7 +23,7 @@ const SHORT: usize = 256;
 const MOST_SUMS: usize = 24;
 
 /// Prefetch target after the last tiles.
-static NOTHING: CodeLine = Line([0; 64]);
+static NOTHING: CodeLine = CacheLine([0; 64]);
 
 /// The panel kernel.
 pub(super) struct Prefill<'a, 'p, K> {
@@ -181,7 +181,7 @@ impl Plan {
             true => per_part(x, parts(), |row, part| x.group_factor(row, part.unit)),
             false => Vec::new(),
         };
-        let panel = vec![Line([0; 64]); folds.len() * tiles * room];
+        let panel = vec![CacheLine([0; 64]); folds.len() * tiles * room];
         Self { room, folds, blocks, negated, factors, panel }
     }
 }
@@ -201,11 +201,11 @@ struct Scratch {
 
 impl Scratch {
     fn clear(&mut self, groups: usize, sums: usize) {
-        self.groups.resize(groups, Line([0.0; ROWS]));
+        self.groups.resize(groups, CacheLine([0.0; ROWS]));
         self.sums.clear();
-        self.sums.resize(sums, Line([0.0; ROWS]));
-        self.ints.resize(sums, Line([0; ROWS]));
-        self.folded.resize(MOST_SUMS, Line([0; ROWS]));
+        self.sums.resize(sums, CacheLine([0.0; ROWS]));
+        self.ints.resize(sums, CacheLine([0; ROWS]));
+        self.folded.resize(MOST_SUMS, CacheLine([0; ROWS]));
     }
 }
 

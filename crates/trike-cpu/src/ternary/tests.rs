@@ -8,8 +8,8 @@ use crate::line::{CodeLine, FloatLine, IntLine};
 use crate::simd::Simd;
 
 use super::permutes::{PermuteLoop, Permutes, RunPermuting, Without};
+use trike_host::CacheLine;
 use trike_host::Isa;
-use trike_host::Line;
 use trike_host::Loop;
 use trike_host::isa::Scalar;
 
@@ -57,21 +57,21 @@ struct Writer<S>(S);
 impl<S: Simd> Writer<S> {
     #[inline(always)]
     fn bytes(&self, out: &mut Outcome, bytes: S::Bytes) {
-        let mut line = Line([0xEE; 64]);
+        let mut line = CacheLine([0xEE; 64]);
         self.0.store(bytes, &mut line);
         out.0.push(line.0);
     }
 
     #[inline(always)]
     fn ints(&self, out: &mut Outcome, ints: S::Ints) {
-        let mut line = Line([-7; 16]);
+        let mut line = CacheLine([-7; 16]);
         self.0.store_ints(ints, &mut line);
         out.1.push(line.0);
     }
 
     #[inline(always)]
     fn floats(&self, out: &mut Outcome, floats: S::Floats) {
-        let mut line = Line([f32::NAN; 16]);
+        let mut line = CacheLine([f32::NAN; 16]);
         self.0.store_floats(floats, &mut line);
         out.2.push(line.0.map(f32::to_bits));
     }
@@ -170,12 +170,12 @@ fn every_operation_gives_the_same_bits() {
     for _ in 0..300 {
         let code = |rng: &mut Rng| (0..4).map(|f| (rng.below(3) as u8) << (2 * f)).sum::<u8>();
         check(&Case {
-            any: Line(std::array::from_fn(|_| rng.next_u64() as u8)),
-            codes: Line(std::array::from_fn(|_| code(&mut rng))),
-            digits: Line(std::array::from_fn(|_| rng.below(243) as u8)),
+            any: CacheLine(std::array::from_fn(|_| rng.next_u64() as u8)),
+            codes: CacheLine(std::array::from_fn(|_| code(&mut rng))),
+            digits: CacheLine(std::array::from_fn(|_| rng.below(243) as u8)),
             x: std::array::from_fn(|_| rng.next_u64() as i8),
-            ints: Line(std::array::from_fn(|_| rng.next_u64() as i32)),
-            floats: Line(std::array::from_fn(|_| rng.normal() * 1000.0)),
+            ints: CacheLine(std::array::from_fn(|_| rng.next_u64() as i32)),
+            floats: CacheLine(std::array::from_fn(|_| rng.normal() * 1000.0)),
             factor: 3i32.pow(rng.below(6) as u32),
             lines: rng.below(40),
             steps: rng.below(200),
@@ -189,12 +189,12 @@ fn the_largest_sums_are_exact() {
     for x in [-128, -127, 127] {
         for largest in [2, 8, 26, 80] {
             check(&Case {
-                any: Line([0xFF; 64]),
-                codes: Line([0b10_10_10_10; 64]),
-                digits: Line([242; 64]),
+                any: CacheLine([0xFF; 64]),
+                codes: CacheLine([0b10_10_10_10; 64]),
+                digits: CacheLine([242; 64]),
                 x: [x; 20],
-                ints: Line([0; 16]),
-                floats: Line([0.5; 16]),
+                ints: CacheLine([0; 16]),
+                floats: CacheLine([0.5; 16]),
                 factor: 81,
                 lines: 4096,
                 steps: 8192,

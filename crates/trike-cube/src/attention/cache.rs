@@ -9,7 +9,7 @@ use trike_core::{KeySelector, KvPrecision};
 use super::codes::{OF_WORD, Scales, ScalesLaunch, values_of};
 use super::index::KeyIndex;
 use super::positions::Positions;
-use crate::device::{AnyBuffer, Buffer, Device};
+use crate::device::{AnyBuffer, Buffer, CubeDevice};
 use crate::error::{CubeError, Result, check_len, check_range};
 
 /// Shape of the KV cache of one layer of one sequence.
@@ -93,7 +93,7 @@ pub(crate) struct Codes {
 
 impl KvBuffer {
     /// Keys and values of `len` elements each.
-    fn both(device: &Device, shape: CacheShape, len: usize) -> Result<[Self; 2]> {
+    fn both(device: &CubeDevice, shape: CacheShape, len: usize) -> Result<[Self; 2]> {
         let missing =
             |feature| Err(CubeError::Feature { kernel: "cache", feature, device: device.name().to_owned() });
         match shape.precision {
@@ -208,7 +208,7 @@ impl KvBuffer {
     }
 
     /// The values in f32; `which` selects the scale of a slot.
-    fn read(&self, device: &Device, which: usize) -> Result<Vec<f32>> {
+    fn read(&self, device: &CubeDevice, which: usize) -> Result<Vec<f32>> {
         match self {
             Self::F32(buffer) => device.read(buffer),
             Self::F16(buffer) => Ok(device.read(buffer)?.iter().map(|v| v.to_f32()).collect()),
@@ -222,26 +222,26 @@ impl KvBuffer {
 
 /// KV cache of one layer of one sequence, a ring buffer: position `p` is stored in slot `p % capacity`.
 #[derive(Clone, Debug)]
-pub struct KvCache {
+pub struct CubeKvCache {
     pub(crate) k: KvBuffer,
     pub(crate) v: KvBuffer,
     shape: CacheShape,
     pub(super) index: Option<KeyIndex>,
 }
 
-impl KvCache {
+impl CubeKvCache {
     /// Allocates keys and values, uninitialized until they are stored.
     ///
     /// # Errors
     ///
-    /// As [`CacheShape::elements`] and [`Device::empty`]; [`CubeError::Feature`] for f16 on a device without
+    /// As [`CacheShape::elements`] and [`CubeDevice::empty`]; [`CubeError::Feature`] for f16 on a device without
     /// it, and for int4.
-    pub fn empty(device: &Device, shape: CacheShape) -> Result<Self> {
+    pub fn empty(device: &CubeDevice, shape: CacheShape) -> Result<Self> {
         Self::of_elements(device, shape, shape.elements()?)
     }
 
-    /// As [`KvCache::empty`], with `len` elements: whole slots.
-    pub(super) fn of_elements(device: &Device, shape: CacheShape, len: usize) -> Result<Self> {
+    /// As [`CubeKvCache::empty`], with `len` elements: whole slots.
+    pub(super) fn of_elements(device: &CubeDevice, shape: CacheShape, len: usize) -> Result<Self> {
         let [k, v] = KvBuffer::both(device, shape, len)?;
         let cache = Self { k, v, shape, index: None };
         device.confirm("allocating keys and values", &cache.written())?;
@@ -251,21 +251,21 @@ impl KvCache {
         Ok(cache)
     }
 
-    /// As [`KvCache::empty`], without waiting for the allocations: for temporary caches.
-    pub(super) fn unconfirmed(device: &Device, shape: CacheShape) -> Result<Self> {
+    /// As [`CubeKvCache::empty`], without waiting for the allocations: for temporary caches.
+    pub(super) fn unconfirmed(device: &CubeDevice, shape: CacheShape) -> Result<Self> {
         let [k, v] = KvBuffer::both(device, shape, shape.elements()?)?;
         Ok(Self { k, v, shape, index: None })
     }
 
-    /// Adds sign codes of the keys: [`Device::attention`] of a single token then attends only to the positions that the selector
-    /// chooses, once more than four times as many are visible at all positions of a [`horizon`](super::horizon). With a window that
-    /// hides positions, all visible ones are attended to.
+    /// Adds sign codes of the keys: [`CubeDevice::attention`] of a single token then attends only to the positions that the
+    /// selector chooses, once more than four times as many are visible at all positions of a [`horizon`](super::horizon). With a
+    /// window that hides positions, all visible ones are attended to.
     ///
     /// # Errors
     ///
     /// [`CubeError::Range`] for heads of fewer than 64 or more than 256 elements, [`CubeError::NotMultiple`] for an odd number, and as
-    /// [`KvCache::empty`].
-    pub fn with_keys(self, device: &Device, selector: KeySelector) -> Result<Self> {
+    /// [`CubeKvCache::empty`].
+    pub fn with_keys(self, device: &CubeDevice, selector: KeySelector) -> Result<Self> {
         let CacheShape { kv_heads, head_dim, capacity, .. } = self.shape;
         let index = match selector.is_all() {
             true => None,
@@ -314,24 +314,24 @@ impl KvCache {
     ///
     /// # Errors
     ///
-    /// As [`Device::read`].
-    pub fn read(&self, device: &Device) -> Result<(Vec<f32>, Vec<f32>)> {
+    /// As [`CubeDevice::read`].
+    pub fn read(&self, device: &CubeDevice) -> Result<(Vec<f32>, Vec<f32>)> {
         Ok((self.k.read(device, 0)?, self.v.read(device, 1)?))
     }
 }
 
 /// The rows of a batch that belong to one sequence.
 #[derive(Clone, Debug)]
-pub struct Segment<'a> {
+pub struct CacheSegment<'a> {
     /// Rows of the batch, with consecutive positions.
     pub rows: Range<usize>,
     /// The position of every row of the batch.
     pub positions: &'a Positions,
     /// The sequence's cache of this layer.
-    pub cache: &'a KvCache,
+    pub cache: &'a CubeKvCache,
 }
 
-impl Segment<'_> {
+impl CacheSegment<'_> {
     /// Checks new keys and values (`positions x kv_heads x head_dim`) of the segment before they are stored.
     pub(crate) fn check_new(&self, k: &Buffer<f32>, v: &Buffer<f32>, is_capturing: bool) -> Result<()> {
         let Self { rows, positions, cache } = self;

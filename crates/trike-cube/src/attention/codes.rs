@@ -82,14 +82,14 @@ pub(super) fn element_at<E: Numeric>(
 
 /// Compile-time parameters of the quantization kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Form {
+pub struct KvCodesForm {
     /// Head dimension, a multiple of 4.
     pub head_dim: usize,
     /// Pairing of the rotated elements of keys; `None` = no rotation.
     pub pairing: Option<RopePairing>,
 }
 
-impl Form {
+impl KvCodesForm {
     fn words(self) -> usize {
         self.head_dim / OF_WORD
     }
@@ -121,7 +121,7 @@ pub(crate) struct Place {
 
 /// Element `d` of a key, rotated.
 #[cube]
-fn rotated(k: &[f32], turns: &[f32], place: &Place, d: usize, #[comptime] form: Form) -> f32 {
+fn rotated(k: &[f32], turns: &[f32], place: &Place, d: usize, #[comptime] form: KvCodesForm) -> f32 {
     let mut value = k[place.from + d];
     if comptime!(form.pairing.is_some()) {
         let pairs = place.rotated / 2;
@@ -163,8 +163,8 @@ fn byte_of(x: f32, scale: f32) -> u32 {
     u32::cast_from(code + comptime!(OFFSET as i32))
 }
 
-/// Quantizes a key and its value, and stores their codes and scales, with the [`Form::lanes`] units of a group. All units must call
-/// it, `active` or not.
+/// Quantizes a key and its value, and stores their codes and scales, with the [`KvCodesForm::lanes`] units of a group. All units
+/// must call it, `active` or not.
 #[cube]
 pub(crate) fn round_and_store(
     k: &[f32],
@@ -175,7 +175,7 @@ pub(crate) fn round_and_store(
     scales: &mut [f32],
     place: &Place,
     active: bool,
-    #[comptime] form: Form,
+    #[comptime] form: KvCodesForm,
 ) {
     let unit = UNIT_POS as usize;
     let lanes = comptime!(form.lanes());

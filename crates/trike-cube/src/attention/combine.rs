@@ -24,7 +24,7 @@ pub(super) fn combine(
     }
 }
 
-/// As [`combine`], for the tokens of a [table](super::Tokens).
+/// As [`combine`], for the tokens of a [table](super::TokenTable).
 #[cube(launch_unchecked)]
 pub(super) fn combine_several(
     parts: &[f32],

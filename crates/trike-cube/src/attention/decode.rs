@@ -146,7 +146,7 @@ pub(super) struct TokenOfCube {
     pub(super) position: u32,
 }
 
-/// The cube's entry of a [table](super::Tokens).
+/// The cube's entry of a [table](super::TokenTable).
 #[cube]
 pub(super) fn token_of(table: &[u32], #[comptime] form: Form) -> TokenOfCube {
     let at = 3 * CUBE_POS_Z as usize;
@@ -620,7 +620,7 @@ pub(super) fn decode<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     );
 }
 
-/// Attention of the tokens of a [table](super::Tokens), with caches in one allocation.
+/// Attention of the tokens of a [table](super::TokenTable), with caches in one allocation.
 #[cube(launch_unchecked)]
 pub(super) fn decode_several<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     q: &[Vector<f32, N>],

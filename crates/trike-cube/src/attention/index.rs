@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicUsize;
 
 use trike_core::KeySelector;
 
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, CubeDevice};
 use crate::error::{CubeError, Result, check_range};
 
 /// Minimum `head_dim`: smaller heads do not fill a word of a code.
@@ -34,7 +34,7 @@ pub(super) fn words_of(head_dim: usize) -> usize {
 impl KeyIndex {
     /// Sign codes for a cache with a checked shape: KV heads, head dimension, capacity.
     pub(super) fn new(
-        device: &Device,
+        device: &CubeDevice,
         [kv_heads, head_dim, capacity]: [usize; 3],
         selector: KeySelector,
     ) -> Result<Self> {

@@ -2,10 +2,10 @@
 
 pub use trike_core::{BlockBitmap, MaskedWork};
 
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, CubeDevice};
 use crate::error::Result;
 
-/// A [`BlockBitmap`] on the device, for [`Device::attention_masked`].
+/// A [`BlockBitmap`] on the device, for [`CubeDevice::attention_masked`].
 #[derive(Clone, Debug)]
 pub struct BlockMask {
     bitmap: BlockBitmap,
@@ -17,8 +17,8 @@ impl BlockMask {
     ///
     /// # Errors
     ///
-    /// As [`Device::upload`].
-    pub fn upload(device: &Device, bitmap: BlockBitmap) -> Result<Self> {
+    /// As [`CubeDevice::upload`].
+    pub fn upload(device: &CubeDevice, bitmap: BlockBitmap) -> Result<Self> {
         let buffer = device.upload(bitmap.words())?;
         Ok(Self { bitmap, buffer })
     }

@@ -1,9 +1,9 @@
 //! Causal attention over a ring-buffer KV cache; keys and values shared by query heads (GQA) are not expanded.
 //!
-//! [`Device::store`] appends keys and values to a [`KvCache`], [`Device::rotate_and_store`] rotates them and the queries as well,
-//! and [`Device::attention`] computes attention over the cache; [`Device::attention_masked`] only over the key blocks of a
-//! [`BlockMask`]. Single tokens of several sequences with caches from [`KvCache::several`] form a [`Batch`]: one launch of each
-//! operation instead of one per sequence.
+//! [`CubeDevice::store`] appends keys and values to a [`CubeKvCache`], [`CubeDevice::rotate_and_store`] rotates them and the
+//! queries as well, and [`CubeDevice::attention`] computes attention over the cache; [`CubeDevice::attention_masked`] only over the
+//! key blocks of a [`BlockMask`]. Single tokens of several sequences with caches from [`CubeKvCache::several`] form a
+//! [`TokenBatch`]: one launch of each operation instead of one per sequence.
 
 mod cache;
 pub(crate) mod codes;
@@ -33,18 +33,18 @@ use half::f16;
 pub use trike_core::{AttentionSpec, KvPrecision};
 
 pub(crate) use cache::KvBuffer;
-pub use cache::{CacheShape, KvCache, Segment};
+pub use cache::{CacheSegment, CacheShape, CubeKvCache};
 pub use mask::{BlockBitmap, BlockMask, MaskedWork};
 pub use plan::{AttentionBlueprint, AttentionProblem, horizon};
 pub(crate) use positions::MAX_POSITION;
 pub use positions::Positions;
-pub use several::{Batch, Token, Tokens};
+pub use several::{CacheToken, TokenBatch, TokenTable};
 
-use crate::device::{Buffer, COUNTERS, Device, Launch};
+use crate::device::{Buffer, COUNTERS, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_shape};
-use crate::plan::{Plan, Settings, Strategy, spread};
+use crate::plan::{KernelProblem, Settings, Strategy, spread};
 
-impl Device {
+impl CubeDevice {
     /// Softmax attention of the tokens of a segment over its cache, which must already contain their own keys and values. `q`
     /// and `out` have the shape `positions x heads x head_dim`; other rows of `out` are unchanged.
     ///
@@ -57,40 +57,40 @@ impl Device {
     /// [`CubeError::Length`] for queries or an output of the wrong length, [`CubeError::Range`] for rows that do not exist or that
     /// attend to more positions than the cache holds, [`CubeError::NotConsecutive`], [`CubeError::NonFinite`] for the scale,
     /// [`CubeError::Overlap`], [`CubeError::Capture`] within a capture for any kernel other than [`AttentionBlueprint::Decode`],
-    /// and errors of [`Plan::plan`] and of the launch.
+    /// and errors of [`KernelProblem::plan`] and of the launch.
     ///
     /// A recorded launch reads the positions at replay; they must have the same [`horizon`].
     ///
-    /// With a cache from [`KvCache::with_keys`], a single token attends only to selected positions.
+    /// With a cache from [`CubeKvCache::with_keys`], a single token attends only to selected positions.
     pub fn attention(
         &self,
         spec: &AttentionSpec,
         q: &Buffer<f32>,
-        segment: &Segment<'_>,
+        segment: &CacheSegment<'_>,
         out: &Buffer<f32>,
         strategy: &Strategy<AttentionBlueprint>,
     ) -> Result<()> {
         self.attend(&Call::of_segment(spec, q, segment)?, strategy, out)
     }
 
-    /// As [`Device::attention`], but a query attends only to the visible part of the key blocks that `mask` has for its query
+    /// As [`CubeDevice::attention`], but a query attends only to the visible part of the key blocks that `mask` has for its query
     /// block. Masked key blocks are neither read nor multiplied, so the time is proportional to the remaining ones.
     ///
     /// A query always sees its own position, because a [`BlockBitmap`] includes the diagonal. The mask may cover more positions
     /// than the segment, so that the chunks of a prompt can share one.
     ///
-    /// Without a window, a full mask gives results bit-identical to [`Device::attention`] with the same kernel.
+    /// Without a window, a full mask gives results bit-identical to [`CubeDevice::attention`] with the same kernel.
     ///
     /// # Errors
     ///
-    /// Errors of [`Device::attention`]; [`CubeError::Blocks`] for a mask with another number of KV heads or that does not cover the
-    /// segment's positions, [`CubeError::Unsupported`] for [`AttentionBlueprint::Decode`], which [`Strategy::Inferred`] does not
-    /// choose here, and [`CubeError::Capture`] within every capture.
+    /// Errors of [`CubeDevice::attention`]; [`CubeError::Blocks`] for a mask with another number of KV heads or that does not cover
+    /// the segment's positions, [`CubeError::Unsupported`] for [`AttentionBlueprint::Decode`], which [`Strategy::Inferred`] does
+    /// not choose here, and [`CubeError::Capture`] within every capture.
     pub fn attention_masked(
         &self,
         spec: &AttentionSpec,
         q: &Buffer<f32>,
-        segment: &Segment<'_>,
+        segment: &CacheSegment<'_>,
         mask: &BlockMask,
         out: &Buffer<f32>,
         strategy: &Strategy<AttentionBlueprint>,
@@ -104,18 +104,18 @@ impl Device {
         self.attend(&call, strategy, out)
     }
 
-    /// As [`Device::attention`], for single tokens of several sequences.
+    /// As [`CubeDevice::attention`], for single tokens of several sequences.
     ///
     /// # Errors
     ///
-    /// Errors of [`Device::attention`], and [`CubeError::Apart`].
+    /// Errors of [`CubeDevice::attention`], and [`CubeError::Apart`].
     ///
     /// A recorded launch reads the tokens at replay; the largest of their positions must have the same [`horizon`].
     pub fn attention_of_tokens(
         &self,
         spec: &AttentionSpec,
         q: &Buffer<f32>,
-        batch: &Batch<'_>,
+        batch: &TokenBatch<'_>,
         out: &Buffer<f32>,
         strategy: &Strategy<AttentionBlueprint>,
     ) -> Result<()> {
@@ -133,17 +133,17 @@ impl Device {
         self.attend(&call, strategy, out)
     }
 
-    /// The positions that [`Device::attention`] of a single token attends to, in ascending order, for each KV head; `None` for all
-    /// visible ones. `q` is as in that call, and the cache must come from [`KvCache::with_keys`].
+    /// The positions that [`CubeDevice::attention`] of a single token attends to, in ascending order, for each KV head; `None` for
+    /// all visible ones. `q` is as in that call, and the cache must come from [`CubeKvCache::with_keys`].
     ///
     /// # Errors
     ///
-    /// Errors of [`Device::attention`] and [`Device::read`].
+    /// Errors of [`CubeDevice::attention`] and [`CubeDevice::read`].
     pub fn selected_positions(
         &self,
         spec: &AttentionSpec,
         q: &Buffer<f32>,
-        segment: &Segment<'_>,
+        segment: &CacheSegment<'_>,
     ) -> Result<Option<Vec<Vec<u32>>>> {
         let call = Call::of_segment(spec, q, segment)?;
         call.problem.validate()?;
@@ -251,7 +251,7 @@ impl Device {
             let (parts, out, unit) = (parts.arg(), out.arg(), UNITS as usize);
             if several {
                 let table = call.of_rows.arg();
-                // SAFETY: as below; the rows of the table are within `out` (`Batch::first`).
+                // SAFETY: as below; the rows of the table are within `out` (`TokenBatch::first`).
                 unsafe {
                     combine::combine_several::launch_unchecked(
                         client, cubes, units, parts, table, out, count, heads, splits, head_dim, unit, ptx,
@@ -273,7 +273,7 @@ impl Device {
 /// The problem of `tokens` tokens in each of `sequences` sequences with caches of this shape.
 fn problem_of(
     spec: &AttentionSpec,
-    cache: &KvCache,
+    cache: &CubeKvCache,
     tokens: usize,
     sequences: usize,
     first_position: usize,
@@ -303,7 +303,7 @@ struct Call<'a> {
     /// The position of each row, or the table of several sequences.
     of_rows: &'a Buffer<u32>,
     /// The cache, or the first of several sequences' caches.
-    cache: &'a KvCache,
+    cache: &'a CubeKvCache,
     first_row: usize,
     scale: f32,
     mask: Option<&'a BlockMask>,
@@ -313,8 +313,8 @@ struct Call<'a> {
 
 impl<'a> Call<'a> {
     /// The call for the rows of a segment, without a mask.
-    fn of_segment(spec: &AttentionSpec, q: &'a Buffer<f32>, segment: &Segment<'a>) -> Result<Self> {
-        let Segment { rows, positions, cache } = segment;
+    fn of_segment(spec: &AttentionSpec, q: &'a Buffer<f32>, segment: &CacheSegment<'a>) -> Result<Self> {
+        let CacheSegment { rows, positions, cache } = segment;
         let first_position = positions.first_of(rows)?;
         let problem = problem_of(spec, cache, rows.len(), 1, first_position)?;
         let count = check_shape(
@@ -357,7 +357,7 @@ impl<'a> Call<'a> {
     }
 
     /// The same call over a copy of the visible positions.
-    fn over<'b>(&self, wide: &'b KvCache) -> Call<'b>
+    fn over<'b>(&self, wide: &'b CubeKvCache) -> Call<'b>
     where
         'a: 'b,
     {
@@ -406,7 +406,7 @@ impl<'a> Call<'a> {
         let scales = all.scales_arg();
         match (several, joined) {
             (true, None) => {
-                // SAFETY: as below; rows and places of the table were checked by `Batch::first`.
+                // SAFETY: as below; rows and places of the table were checked by `TokenBatch::first`.
                 unsafe {
                     decode::decode_several::launch_unchecked::<E, S>(
                         client, cubes, units, n, words, m, q, k, v, scales, of_rows, out, heads, capacity,
@@ -415,7 +415,7 @@ impl<'a> Call<'a> {
                 }
             }
             (false, None) => {
-                // SAFETY: `Device::attend` and its callers checked the lengths; slots are below the capacity, heads past the
+                // SAFETY: `CubeDevice::attend` and its callers checked the lengths; slots are below the capacity, heads past the
                 // last are clamped, rows are within `of_rows`.
                 unsafe {
                     decode::decode::launch_unchecked::<E, S>(

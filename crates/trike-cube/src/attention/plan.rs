@@ -9,7 +9,7 @@ use super::positions::MAX_POSITION;
 use super::{decode, mma, prefill};
 use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result, check_range, check_shape, unsupported};
-use crate::plan::{Plan, Settings};
+use crate::plan::{KernelProblem, Settings};
 use trike_core::Cost;
 
 /// Attention of consecutive tokens of a sequence over its KV cache.
@@ -175,7 +175,7 @@ pub fn horizon(position: usize, window: Option<usize>, capacity: usize) -> usize
     chunks.saturating_mul(CHUNK).min(window.min(capacity).max(seen))
 }
 
-impl Plan for AttentionProblem {
+impl KernelProblem for AttentionProblem {
     type Blueprint = AttentionBlueprint;
     const NAME: &'static str = "attention";
 

@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, CubeDevice};
 use crate::error::{CubeError, Result, check_range};
 
 /// The position of each row of a batch, on the host and on the device.
 ///
 /// ```no_run
-/// # let device = trike_cube::Device::open(trike_cube::DeviceSpec::Auto)?;
+/// # let device = trike_cube::CubeDevice::open(trike_cube::DeviceSpec::Auto)?;
 /// let positions = trike_cube::attention::Positions::upload(&device, &[7, 8, 9])?;
 /// assert_eq!(positions.values(), [7, 8, 9]);
 /// # Ok::<(), trike_cube::CubeError>(())
@@ -40,7 +40,7 @@ impl Positions {
     /// # Errors
     ///
     /// [`CubeError::Range`] for an empty slice or a position of `2^30` or more.
-    pub fn upload(device: &Device, values: &[u32]) -> Result<Self> {
+    pub fn upload(device: &CubeDevice, values: &[u32]) -> Result<Self> {
         check_values(values, MAX_POSITION)?;
         let shared = OfClones { below: AtomicU32::new(MAX_POSITION as u32), writes: AtomicU32::new(0) };
         let buffer = device.upload(values)?;
@@ -53,7 +53,7 @@ impl Positions {
     /// # Errors
     ///
     /// [`CubeError::Range`] for a position that is not [below](Self::bound) the bound, and [`CubeError::Length`].
-    pub fn write(&mut self, device: &Device, values: &[u32]) -> Result<()> {
+    pub fn write(&mut self, device: &CubeDevice, values: &[u32]) -> Result<()> {
         let (shared, writes) = (&self.shared, &mut self.writes);
         device.write_checked(&self.buffer, values, || {
             check_values(values, shared.below.load(Ordering::Relaxed) as usize)?;
@@ -84,7 +84,7 @@ impl Positions {
     }
 
     /// Exclusive bound of positions that may be written: `2^30`, or the length of the shortest RoPE table that a
-    /// [recorded](Device::capture) launch uses with these positions. A replay does not check positions itself.
+    /// [recorded](CubeDevice::capture) launch uses with these positions. A replay does not check positions itself.
     #[must_use]
     pub fn bound(&self) -> u32 {
         self.shared.below.load(Ordering::Relaxed)

@@ -2,20 +2,20 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, CubeDevice};
 use crate::error::{CubeError, Result, check_len, check_range};
 
-use super::cache::{CacheShape, KvCache};
+use super::cache::{CacheShape, CubeKvCache};
 use super::positions::MAX_POSITION;
 
-impl KvCache {
+impl CubeKvCache {
     /// Caches of one shape in as few allocations as the device allows, so that tokens of their sequences can be processed
-    /// [together](Batch). An allocation is freed when all of its caches are dropped.
+    /// [together](TokenBatch). An allocation is freed when all of its caches are dropped.
     ///
     /// # Errors
     ///
-    /// As [`KvCache::empty`].
-    pub fn several(device: &Device, shape: CacheShape, count: usize) -> Result<Vec<Self>> {
+    /// As [`CubeKvCache::empty`].
+    pub fn several(device: &CubeDevice, shape: CacheShape, count: usize) -> Result<Vec<Self>> {
         let len = shape.elements()?;
         let bytes = shape.precision.bytes_per_position(shape.head_dim) / (2 * shape.head_dim);
         // Views start at multiples of the alignment.
@@ -46,16 +46,16 @@ impl KvCache {
 
 /// A single token of a sequence, in a batch of several sequences.
 #[derive(Clone, Copy, Debug)]
-pub struct Token<'a> {
+pub struct CacheToken<'a> {
     /// Row of the batch.
     pub row: usize,
     /// Position in its sequence.
     pub position: u32,
     /// The sequence's cache of a layer.
-    pub cache: &'a KvCache,
+    pub cache: &'a CubeKvCache,
 }
 
-impl Token<'_> {
+impl CacheToken<'_> {
     /// The table entry for kernels: row, first element of the cache, position.
     fn place(&self) -> Result<[u32; 3]> {
         check_range("row of a token", 0, u32::MAX as usize, self.row)?;
@@ -71,7 +71,7 @@ impl Token<'_> {
 /// Caches of other layers that were created in the same way have the same offsets, so one upload suffices for a step. A recorded
 /// launch reads what was last [written](Self::write).
 #[derive(Debug)]
-pub struct Tokens {
+pub struct TokenTable {
     places: Vec<[u32; 3]>,
     table: Buffer<u32>,
     /// Exclusive bounds of positions and of first elements of caches for which recorded launches stay within their memory.
@@ -80,8 +80,8 @@ pub struct Tokens {
 }
 
 /// The table entries of all tokens; rows and caches must be distinct.
-fn places_of(tokens: &[Token<'_>]) -> Result<Vec<[u32; 3]>> {
-    let places = tokens.iter().map(Token::place).collect::<Result<Vec<_>>>()?;
+fn places_of(tokens: &[CacheToken<'_>]) -> Result<Vec<[u32; 3]>> {
+    let places = tokens.iter().map(CacheToken::place).collect::<Result<Vec<_>>>()?;
     check_range("tokens of several sequences", 2, u32::MAX as usize, places.len())?;
     for column in 0..2 {
         let mut values: Vec<u32> = places.iter().map(|place| place[column]).collect();
@@ -93,14 +93,14 @@ fn places_of(tokens: &[Token<'_>]) -> Result<Vec<[u32; 3]>> {
     Ok(places)
 }
 
-impl Tokens {
+impl TokenTable {
     /// Uploads rows, positions and offsets of caches.
     ///
     /// # Errors
     ///
     /// [`CubeError::Range`] for fewer than two tokens, a row of `2^32` or more or a position of `2^30` or more,
-    /// [`CubeError::Overlap`] for two tokens with the same cache or row, and errors of [`Device::upload`].
-    pub fn upload(device: &Device, tokens: &[Token<'_>]) -> Result<Self> {
+    /// [`CubeError::Overlap`] for two tokens with the same cache or row, and errors of [`CubeDevice::upload`].
+    pub fn upload(device: &CubeDevice, tokens: &[CacheToken<'_>]) -> Result<Self> {
         let places = places_of(tokens)?;
         let table = device.upload(places.as_flattened())?;
         Ok(Self { places, table, below: AtomicU32::new(MAX_POSITION as u32), last_start: u32::MAX.into() })
@@ -110,9 +110,9 @@ impl Tokens {
     ///
     /// # Errors
     ///
-    /// As [`Tokens::upload`]; [`CubeError::Length`] for another number of tokens, and [`CubeError::Range`] for other rows, for a
-    /// position that is not [below](Self::bound) the bound and for a cache past the memory of a recorded launch.
-    pub fn write(&mut self, device: &Device, tokens: &[Token<'_>]) -> Result<()> {
+    /// As [`TokenTable::upload`]; [`CubeError::Length`] for another number of tokens, and [`CubeError::Range`] for other rows, for
+    /// a position that is not [below](Self::bound) the bound and for a cache past the memory of a recorded launch.
+    pub fn write(&mut self, device: &CubeDevice, tokens: &[CacheToken<'_>]) -> Result<()> {
         let places = places_of(tokens)?;
         let (below, last_start) = (self.bound(), self.last_start.load(Ordering::Relaxed));
         device.write_checked(&self.table, places.as_flattened(), || {
@@ -128,7 +128,7 @@ impl Tokens {
     }
 
     /// Exclusive bound of positions that may be written: `2^30`, or the length of the shortest RoPE table that a
-    /// [recorded](Device::capture) launch uses with these tokens.
+    /// [recorded](CubeDevice::capture) launch uses with these tokens.
     #[must_use]
     pub fn bound(&self) -> u32 {
         self.below.load(Ordering::Relaxed)
@@ -143,8 +143,8 @@ impl Tokens {
 
     /// Returns true if an upload of these tokens would be identical.
     #[must_use]
-    pub fn are(&self, tokens: &[Token<'_>]) -> bool {
-        let same = |(place, token): (&[u32; 3], &Token<'_>)| token.place().is_ok_and(|of| of == *place);
+    pub fn are(&self, tokens: &[CacheToken<'_>]) -> bool {
+        let same = |(place, token): (&[u32; 3], &CacheToken<'_>)| token.place().is_ok_and(|of| of == *place);
         self.places.len() == tokens.len() && self.places.iter().zip(tokens).all(same)
     }
 
@@ -155,17 +155,17 @@ impl Tokens {
 
 /// Single tokens of several sequences with their caches of one layer.
 #[derive(Clone, Copy, Debug)]
-pub struct Batch<'a> {
+pub struct TokenBatch<'a> {
     /// Rows, positions and offsets of the caches.
-    pub tokens: &'a Tokens,
-    /// The sequences' caches of this layer, in the order of the tokens, in [one allocation](KvCache::is_beside).
-    pub caches: &'a [&'a KvCache],
+    pub tokens: &'a TokenTable,
+    /// The sequences' caches of this layer, in the order of the tokens, in [one allocation](CubeKvCache::is_beside).
+    pub caches: &'a [&'a CubeKvCache],
 }
 
-impl Batch<'_> {
+impl TokenBatch<'_> {
     /// The first cache, whose shape all share. Checks that the tokens can be processed together, and that their rows are within a
     /// tensor of `elements` elements, with `heads` heads per row.
-    pub(crate) fn first(&self, what: &'static str, elements: usize, heads: usize) -> Result<&KvCache> {
+    pub(crate) fn first(&self, what: &'static str, elements: usize, heads: usize) -> Result<&CubeKvCache> {
         let Self { tokens, caches } = self;
         check_len("caches of several sequences", tokens.places.len(), caches.len())?;
         let first = caches[0];
@@ -183,7 +183,7 @@ impl Batch<'_> {
     }
 
     /// Checks new keys and values (`rows x kv_heads x head_dim`) before they are stored; returns the first cache.
-    pub(crate) fn check_new(&self, k: &Buffer<f32>, v: &Buffer<f32>) -> Result<&KvCache> {
+    pub(crate) fn check_new(&self, k: &Buffer<f32>, v: &Buffer<f32>) -> Result<&CubeKvCache> {
         let heads = self.caches.first().map_or(1, |cache| cache.shape().kv_heads);
         let cache = self.first("new keys", k.len(), heads)?;
         check_len("new values", k.len(), v.len())?;
@@ -194,7 +194,7 @@ impl Batch<'_> {
     }
 
     /// Lowers the bounds of later writes, for a recorded launch with a RoPE table of `positions`.
-    pub(crate) fn keep_within(&self, cache: &KvCache, positions: usize) {
+    pub(crate) fn keep_within(&self, cache: &CubeKvCache, positions: usize) {
         let least = |bound: &AtomicU32, to: usize| {
             bound.fetch_min(u32::try_from(to).unwrap_or(u32::MAX), Ordering::Relaxed);
         };

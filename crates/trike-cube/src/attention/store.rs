@@ -4,11 +4,11 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use half::f16;
 
-use super::cache::{CacheShape, KvBuffer, KvCache, Segment};
+use super::cache::{CacheSegment, CacheShape, CubeKvCache, KvBuffer};
 use super::positions::MAX_POSITION;
-use super::several::Batch;
+use super::several::TokenBatch;
 use super::store_codes;
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::Result;
 use crate::plan::{Settings, spread};
 
@@ -60,7 +60,7 @@ mod kernel {
         }
     }
 
-    /// As [`store`], for the rows and caches of a [table](super::super::Tokens).
+    /// As [`store`], for the rows and caches of a [table](super::super::TokenTable).
     #[cube(launch_unchecked)]
     pub(super) fn store_several<E: Float, N: Size>(
         k: &[Vector<f32, N>],
@@ -87,7 +87,7 @@ mod kernel {
 /// Units per cube of the store kernel.
 const UNITS: u32 = 128;
 
-impl Device {
+impl CubeDevice {
     /// Stores the keys and values of a segment in its cache, each at its position. `k` and `v` have the shape
     /// `positions x kv_heads x head_dim`.
     ///
@@ -97,9 +97,9 @@ impl Device {
     /// [`CubeError::Range`](crate::CubeError::Range) for rows that do not exist or exceed the cache capacity,
     /// [`CubeError::NotConsecutive`](crate::CubeError::NotConsecutive), [`CubeError::Overlap`](crate::CubeError::Overlap), and
     /// errors of the launch.
-    pub fn store(&self, k: &Buffer<f32>, v: &Buffer<f32>, segment: &Segment<'_>) -> Result<()> {
+    pub fn store(&self, k: &Buffer<f32>, v: &Buffer<f32>, segment: &CacheSegment<'_>) -> Result<()> {
         segment.check_new(k, v, self.is_capturing())?;
-        let Segment { rows, cache, .. } = segment;
+        let CacheSegment { rows, cache, .. } = segment;
         let launch = match cache.k {
             KvBuffer::F32(_) | KvBuffer::F16(_) => launch_of_store("store", cache.shape(), rows.len()),
             KvBuffer::Int8(_) => store_codes::launch_of("store_codes", cache.shape(), rows.len()),
@@ -113,12 +113,12 @@ impl Device {
         })
     }
 
-    /// As [`Device::store`], for single tokens of several sequences.
+    /// As [`CubeDevice::store`], for single tokens of several sequences.
     ///
     /// # Errors
     ///
-    /// Errors of [`Device::store`] and [`CubeError::Apart`](crate::CubeError::Apart).
-    pub fn store_tokens(&self, k: &Buffer<f32>, v: &Buffer<f32>, batch: &Batch<'_>) -> Result<()> {
+    /// Errors of [`CubeDevice::store`] and [`CubeError::Apart`](crate::CubeError::Apart).
+    pub fn store_tokens(&self, k: &Buffer<f32>, v: &Buffer<f32>, batch: &TokenBatch<'_>) -> Result<()> {
         let cache = batch.check_new(k, v)?;
         if self.is_capturing() {
             batch.keep_within(cache, MAX_POSITION);
@@ -151,8 +151,8 @@ fn store_several<E: Float>(
     cubes: CubeCount,
     units: CubeDim,
     (k, v): (&Buffer<f32>, &Buffer<f32>),
-    batch: &Batch<'_>,
-    cache: &KvCache,
+    batch: &TokenBatch<'_>,
+    cache: &CubeKvCache,
 ) {
     let shape = cache.shape();
     let lanes = shape.lanes();
@@ -162,8 +162,8 @@ fn store_several<E: Float>(
     let sizes = [batch.len() * shape.kv_heads * dim, shape.kv_heads, dim, shape.capacity];
     // Each was checked against a length that fits 32 bits.
     let [count, heads, dim, capacity] = sizes.map(|n| n as u32);
-    // SAFETY: `Batch::check_new` checked the lengths, that the rows exist and that the caches are at the offsets of the table; a
-    // slot is below the capacity, and no two rows share a cache.
+    // SAFETY: `TokenBatch::check_new` checked the lengths, that the rows exist and that the caches are at the offsets of the table;
+    // a slot is below the capacity, and no two rows share a cache.
     unsafe {
         kernel::store_several::launch_unchecked::<E>(
             client, cubes, units, lanes, k, v, table, keys, values, count, heads, dim, capacity,
@@ -176,7 +176,7 @@ fn store<E: Float>(
     cubes: CubeCount,
     units: CubeDim,
     (k, v): (&Buffer<f32>, &Buffer<f32>),
-    segment: &Segment<'_>,
+    segment: &CacheSegment<'_>,
 ) {
     let (shape, rows) = (segment.cache.shape(), &segment.rows);
     let lanes = shape.lanes();
@@ -186,7 +186,7 @@ fn store<E: Float>(
     let sizes = [rows.len() * shape.kv_heads * dim, rows.start, shape.kv_heads, dim, shape.capacity];
     // Each was checked against a length that fits 32 bits.
     let [count, first, heads, dim, capacity] = sizes.map(|n| n as u32);
-    // SAFETY: `Device::store` checked the lengths, rows are within `positions`, a slot is below the capacity, and no two rows
+    // SAFETY: `CubeDevice::store` checked the lengths, rows are within `positions`, a slot is below the capacity, and no two rows
     // share a slot because the positions are consecutive and at most `capacity` in number.
     unsafe {
         kernel::store::launch_unchecked::<E>(

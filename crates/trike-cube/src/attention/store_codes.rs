@@ -3,9 +3,9 @@
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::cache::{CacheShape, KvCache, Segment};
-use super::codes::{Form, UNITS};
-use super::several::Batch;
+use super::cache::{CacheSegment, CacheShape, CubeKvCache};
+use super::codes::{KvCodesForm, UNITS};
+use super::several::TokenBatch;
 use crate::device::{Buffer, Launch};
 use crate::plan::{Settings, spread};
 
@@ -26,7 +26,7 @@ mod kernel {
         first_row: u32,
         kv_heads: u32,
         capacity: u32,
-        #[comptime] form: Form,
+        #[comptime] form: KvCodesForm,
     ) {
         let group = (CUBE_POS * UNITS + UNIT_POS as usize) / comptime!(form.lanes());
         let i = clamp_max(group, count as usize - 1);
@@ -38,7 +38,7 @@ mod kernel {
         round_and_store(k, v, k, keys, values, scales, &place, group == i, form);
     }
 
-    /// As [`store_codes`], for the rows and caches of a [table](super::super::Tokens).
+    /// As [`store_codes`], for the rows and caches of a [table](super::super::TokenTable).
     #[cube(launch_unchecked)]
     pub(super) fn store_codes_several(
         k: &[f32],
@@ -50,7 +50,7 @@ mod kernel {
         count: u32,
         kv_heads: u32,
         capacity: u32,
-        #[comptime] form: Form,
+        #[comptime] form: KvCodesForm,
     ) {
         let group = (CUBE_POS * UNITS + UNIT_POS as usize) / comptime!(form.lanes());
         let i = clamp_max(group, count as usize - 1);
@@ -63,8 +63,8 @@ mod kernel {
     }
 }
 
-pub(super) fn form_of(shape: CacheShape) -> Form {
-    Form { head_dim: shape.head_dim, pairing: None }
+pub(super) fn form_of(shape: CacheShape) -> KvCodesForm {
+    KvCodesForm { head_dim: shape.head_dim, pairing: None }
 }
 
 /// The launch that stores `rows` rows.
@@ -72,7 +72,7 @@ pub(super) fn launch_of(kernel: &'static str, shape: CacheShape, rows: usize) ->
     let form = form_of(shape);
     let cubes = spread((rows * shape.kv_heads).div_ceil(UNITS / form.lanes()));
     let settings = Settings { cubes, ..Settings::linear(1, UNITS as u32, 6) };
-    Launch::new(kernel, &form, settings.shared(Form::shared_bytes()))
+    Launch::new(kernel, &form, settings.shared(KvCodesForm::shared_bytes()))
 }
 
 pub(super) fn store_several(
@@ -80,8 +80,8 @@ pub(super) fn store_several(
     cubes: CubeCount,
     units: CubeDim,
     (k, v): (&Buffer<f32>, &Buffer<f32>),
-    batch: &Batch<'_>,
-    cache: &KvCache,
+    batch: &TokenBatch<'_>,
+    cache: &CubeKvCache,
     scales: &Buffer<f32>,
 ) {
     let shape = cache.shape();
@@ -89,8 +89,8 @@ pub(super) fn store_several(
     // Each was checked against a length that fits 32 bits.
     let [count, heads, capacity] =
         [batch.len() * shape.kv_heads, shape.kv_heads, shape.capacity].map(|n| n as u32);
-    // SAFETY: `Batch::check_new` checked the lengths, that the rows exist and that the caches are at the offsets of the table; a
-    // slot is below the capacity, no two rows share a cache, and groups past the last store nothing.
+    // SAFETY: `TokenBatch::check_new` checked the lengths, that the rows exist and that the caches are at the offsets of the table;
+    // a slot is below the capacity, no two rows share a cache, and groups past the last store nothing.
     unsafe {
         kernel::store_codes_several::launch_unchecked(
             client,
@@ -115,7 +115,7 @@ pub(super) fn store(
     cubes: CubeCount,
     units: CubeDim,
     (k, v): (&Buffer<f32>, &Buffer<f32>),
-    segment: &Segment<'_>,
+    segment: &CacheSegment<'_>,
     scales: &Buffer<f32>,
 ) {
     let (cache, rows) = (segment.cache, &segment.rows);
@@ -124,8 +124,8 @@ pub(super) fn store(
     let sizes = [rows.len() * shape.kv_heads, rows.start, shape.kv_heads, shape.capacity];
     // Each was checked against a length that fits 32 bits.
     let [count, first, heads, capacity] = sizes.map(|n| n as u32);
-    // SAFETY: `Device::store` checked the lengths, rows are within `positions`, a slot is below the capacity, no two rows share a
-    // slot because the positions are consecutive and at most `capacity` in number, and groups past the last store nothing.
+    // SAFETY: `CubeDevice::store` checked the lengths, rows are within `positions`, a slot is below the capacity, no two rows share
+    // a slot because the positions are consecutive and at most `capacity` in number, and groups past the last store nothing.
     unsafe {
         kernel::store_codes::launch_unchecked(
             client,

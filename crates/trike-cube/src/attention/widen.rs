@@ -6,8 +6,8 @@ use cubecl::prelude::*;
 use half::f16;
 
 use super::Call;
-use super::cache::{CacheShape, Codes, KvBuffer, KvCache};
-use crate::device::{Device, Launch};
+use super::cache::{CacheShape, Codes, CubeKvCache, KvBuffer};
+use crate::device::{CubeDevice, Launch};
 use crate::error::Result;
 use crate::plan::{Settings, spread};
 
@@ -55,12 +55,12 @@ mod kernel {
 /// Units per cube.
 const UNITS: u32 = 256;
 
-impl Device {
+impl CubeDevice {
     /// Widens the keys and values visible to the tokens of a call, in a temporary ring of the problem's [wide
     /// shape](super::AttentionProblem::wide_shape).
-    pub(super) fn widen(&self, call: &Call<'_>, codes: &Codes) -> Result<KvCache> {
+    pub(super) fn widen(&self, call: &Call<'_>, codes: &Codes) -> Result<CubeKvCache> {
         let problem = &call.problem;
-        let wide = KvCache::unconfirmed(self, problem.wide_shape(self.capabilities()))?;
+        let wide = CubeKvCache::unconfirmed(self, problem.wide_shape(self.capabilities()))?;
         let CacheShape { kv_heads, head_dim, capacity: positions, precision } = wide.shape();
         let words = head_dim / 4;
         let count = kv_heads * positions * words;

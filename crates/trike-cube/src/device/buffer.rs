@@ -12,18 +12,18 @@ use super::allocation::{Allocation, Common};
 use crate::error::{CubeError, Result, check_range};
 
 mod sealed {
-    pub trait Sealed {}
+    pub trait SealedElement {}
 }
 
 /// Element types of buffers.
-pub trait Element: sealed::Sealed + Pod + CubePrimitive + Send + Sync {
+pub trait Element: sealed::SealedElement + Pod + CubePrimitive + Send + Sync {
     /// Type name for error messages.
     const NAME: &'static str;
 }
 
 macro_rules! elements {
     ($($type:ty),*) => {$(
-        impl sealed::Sealed for $type {}
+        impl sealed::SealedElement for $type {}
         impl Element for $type {
             const NAME: &'static str = stringify!($type);
         }
@@ -33,8 +33,8 @@ elements!(f32, f16, bf16, u32, i32);
 
 /// `len` elements in device memory; clones and [views](Buffer::view) share the memory.
 ///
-/// Create buffers with [`Device::empty`](crate::Device::empty) and [`Device::upload`](crate::Device::upload). A buffer carries
-/// its length, so no function takes it as an argument.
+/// Create buffers with [`CubeDevice::empty`](crate::CubeDevice::empty) and [`CubeDevice::upload`](crate::CubeDevice::upload). A
+/// buffer carries its length, so no function takes it as an argument.
 #[derive(Clone, Debug)]
 pub struct Buffer<T> {
     allocation: Arc<Allocation>,
@@ -155,7 +155,7 @@ impl<T: Element> Buffer<T> {
     #[doc(hidden)]
     #[must_use]
     pub fn arg(&self) -> BufferArg {
-        // SAFETY: the handle covers `len` elements: allocated by `Device`, or checked by `view` and `cast`.
+        // SAFETY: the handle covers `len` elements: allocated by `CubeDevice`, or checked by `view` and `cast`.
         unsafe { BufferArg::from_raw_parts(self.handle_of_launch(), self.len) }
     }
 
@@ -167,12 +167,12 @@ impl<T: Element> Buffer<T> {
 }
 
 /// A buffer of any element type: an output of a launch.
-pub trait Memory {
+pub trait AnyBuffer {
     /// The handle for reads and checks.
     fn handle(&self) -> Handle;
 }
 
-impl<T: Element> Memory for Buffer<T> {
+impl<T: Element> AnyBuffer for Buffer<T> {
     fn handle(&self) -> Handle {
         Buffer::handle(self)
     }

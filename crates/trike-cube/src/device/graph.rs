@@ -6,25 +6,25 @@ use cubecl::client::Client;
 
 use super::allocation::Allocation;
 use super::capture::{close, enter, is_inside};
-use super::{Device, DeviceSpec, Runtime, guarded};
+use super::{CubeDevice, DeviceSpec, Runtime, guarded};
 use crate::capabilities::Graphs;
 use crate::error::{CubeError, Result};
 
-/// Launches recorded by [`Device::capture`]: each replay runs the same kernels over the same memory.
+/// Launches recorded by [`CubeDevice::capture`]: each replay runs the same kernels over the same memory.
 ///
-/// Overwrite the inputs between two replays with [`Device::write`]; read the outputs afterwards. The graph keeps all memory of
+/// Overwrite the inputs between two replays with [`CubeDevice::write`]; read the outputs afterwards. The graph keeps all memory of
 /// its launches alive, even after the buffers are dropped; the memory is freed with the last graph over it.
 #[derive(Debug)]
-pub struct Graph {
+pub struct LaunchGraph {
     /// `None` only during drop: the recording is dropped before the memory it uses.
     recorded: Option<cubecl::client::Graph>,
-    device: Device,
+    device: CubeDevice,
     launches: usize,
     /// Every allocation used by a recorded launch.
     kept: Vec<Arc<Allocation>>,
 }
 
-impl Graph {
+impl LaunchGraph {
     /// Enqueues the recorded launches without waiting for them, like other launches.
     ///
     /// # Errors
@@ -54,7 +54,7 @@ impl Graph {
     }
 }
 
-impl Drop for Graph {
+impl Drop for LaunchGraph {
     fn drop(&mut self) {
         // Dropping a graph may wait for the queue, which would end the capture of another thread.
         let _turn = enter();
@@ -62,11 +62,11 @@ impl Drop for Graph {
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Runs `run` twice: first normally, then to record its launches. Returns the recording and the result of the second run,
-    /// whose buffers receive the outputs of each [`Graph::replay`].
+    /// whose buffers receive the outputs of each [`LaunchGraph::replay`].
     ///
-    /// `run` may only launch kernels and allocate with [`Device::empty`]: a copy or a wait fails with [`CubeError::Capture`].
+    /// `run` may only launch kernels and allocate with [`CubeDevice::empty`]: a copy or a wait fails with [`CubeError::Capture`].
     /// Both runs must perform the same launches, so control flow must not depend on device data, and launching twice must be
     /// harmless. Memory is allocated in the first run and reused in the second.
     ///
@@ -74,9 +74,9 @@ impl Device {
     /// may hold.
     ///
     /// ```no_run
-    /// use trike_cube::{CubeError, Device, DeviceSpec};
+    /// use trike_cube::{CubeDevice, CubeError, DeviceSpec};
     ///
-    /// let device = Device::open(DeviceSpec::Auto)?;
+    /// let device = CubeDevice::open(DeviceSpec::Auto)?;
     /// let out = device.upload(&[0u32; 4])?;
     /// let (graph, ()) = device.capture(|| device.fill(&out, 7))?;
     /// device.write(&out, &[0; 4])?;
@@ -93,7 +93,7 @@ impl Device {
     pub fn capture<T, E: From<CubeError>>(
         &self,
         mut run: impl FnMut() -> std::result::Result<T, E>,
-    ) -> std::result::Result<(Graph, T), E> {
+    ) -> std::result::Result<(LaunchGraph, T), E> {
         if self.capabilities.graphs == Graphs::None {
             let device = self.name().to_owned();
             return Err(CubeError::Feature { kernel: "capture", feature: "graphs", device }.into());
@@ -110,7 +110,7 @@ impl Device {
         // From here on an error drops a complete graph.
         let (launches, kept) = captures.finish()?;
         drop(alone);
-        Ok((Graph { recorded: Some(recorded), device: self.clone(), launches, kept }, made))
+        Ok((LaunchGraph { recorded: Some(recorded), device: self.clone(), launches, kept }, made))
     }
 
     /// Returns true if this thread is capturing: operations with arguments that a replay cannot change are errors then.
@@ -138,7 +138,7 @@ pub(super) fn supported(client: &Client, spec: DeviceSpec) -> Graphs {
 
 /// A capture of the runtime, ended on drop at the latest.
 struct Window<'a> {
-    device: &'a Device,
+    device: &'a CubeDevice,
     open: bool,
 }
 

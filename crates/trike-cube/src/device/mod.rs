@@ -19,15 +19,15 @@ use cubecl::client::Client;
 use cubecl::prelude::{CubeCount, CubeDim};
 use trike_core::{DeviceSpec, Runtime};
 
-pub(crate) use buffer::Memory as AnyBuffer;
+pub(crate) use buffer::AnyBuffer;
 pub use buffer::{Buffer, Element};
-pub use graph::Graph;
+pub use graph::LaunchGraph;
 pub use open::{DeviceInfo, devices, is_linked};
 
 use crate::capabilities::{Capabilities, Graphs, Planes};
 use crate::error::{CubeError, Result, check_len};
 use crate::plan::Settings;
-use crate::tuning::Tuning;
+use crate::tuning::KernelChoices;
 
 /// Counters of arrived cubes, one per tile of outputs that cubes share.
 pub(crate) const COUNTERS: usize = 1024;
@@ -62,15 +62,15 @@ impl DeviceOptions {
 /// All threads use the same queue.
 ///
 /// ```no_run
-/// use trike_cube::{Device, DeviceSpec};
+/// use trike_cube::{CubeDevice, DeviceSpec};
 ///
-/// let device = Device::open(DeviceSpec::Auto)?;
+/// let device = CubeDevice::open(DeviceSpec::Auto)?;
 /// let x = device.upload(&[1.0f32, 2.0])?;
 /// assert_eq!(device.read(&x)?, [1.0, 2.0]);
 /// # Ok::<(), trike_cube::CubeError>(())
 /// ```
 #[derive(Clone)]
-pub struct Device {
+pub struct CubeDevice {
     client: Client,
     spec: DeviceSpec,
     capabilities: Arc<Capabilities>,
@@ -80,18 +80,18 @@ pub struct Device {
     /// Zeroed counters for kernels, which must reset them to zero.
     counters: Arc<OnceLock<Buffer<u32>>>,
     /// Measured choices of kernels.
-    tuning: Arc<Tuning>,
+    tuning: Arc<KernelChoices>,
 }
 
-impl std::fmt::Debug for Device {
+impl std::fmt::Debug for CubeDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Device").field("spec", &self.spec).field("name", &self.capabilities.name).finish()
+        f.debug_struct("CubeDevice").field("spec", &self.spec).field("name", &self.capabilities.name).finish()
     }
 }
 
 /// Memory of a device in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryUsage {
     /// Currently allocated in buffers.
     pub in_use: u64,
     /// Peak of the memory in buffers since the device was opened.
@@ -104,7 +104,7 @@ pub struct Memory {
     pub limit: Option<u64>,
 }
 
-impl Memory {
+impl MemoryUsage {
     /// Memory available for buffers, excluding freed buffers in pools, which only serve allocations of similar size; `None` if
     /// neither the total nor a limit is known.
     #[must_use]
@@ -138,7 +138,7 @@ impl Launch {
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Opens a device by name.
     ///
     /// # Errors
@@ -153,7 +153,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`Device::open`].
+    /// As [`CubeDevice::open`].
     pub fn open_with(spec: DeviceSpec, options: DeviceOptions) -> Result<Self> {
         let found = open::find(spec)?;
         let failed = |reason: String| CubeError::Device {
@@ -196,7 +196,7 @@ impl Device {
     }
 
     /// Measured choices of kernels.
-    pub(crate) fn tuning(&self) -> &Tuning {
+    pub(crate) fn tuning(&self) -> &KernelChoices {
         &self.tuning
     }
 
@@ -240,9 +240,9 @@ impl Device {
 
     /// Current memory use.
     #[must_use]
-    pub fn memory(&self) -> Memory {
+    pub fn memory(&self) -> MemoryUsage {
         let usage = self.client.memory_report(cubecl::MemoryScope::Device).usage();
-        Memory {
+        MemoryUsage {
             in_use: self.common.counter.now(),
             peak: self.common.counter.peak(),
             reserved: usage.bytes_reserved,
@@ -290,7 +290,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`Device::empty`].
+    /// As [`CubeDevice::empty`].
     pub fn upload<T: Element>(&self, values: &[T]) -> Result<Buffer<T>> {
         self.check_size::<T>(values.len())?;
         let _turn = self.common.captures.enter_to("a copy to the device")?;
@@ -312,7 +312,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`Device::empty`], and [`CubeError::Device`] when the upload fails.
+    /// As [`CubeDevice::empty`], and [`CubeError::Device`] when the upload fails.
     pub fn upload_weights<T: Element>(&self, values: &[T]) -> Result<Buffer<T>> {
         self.check_size::<T>(values.len())?;
         // The mode belongs to the queue, which all clones of a device share: concurrent uploads would reset each other's mode.
@@ -338,7 +338,7 @@ impl Device {
         self.write_checked(buffer, values, || Ok(()))
     }
 
-    /// As [`Device::write`], if `check` succeeds; no capture can start between the two.
+    /// As [`CubeDevice::write`], if `check` succeeds; no capture can start between the two.
     pub(crate) fn write_checked<T: Element>(
         &self,
         buffer: &Buffer<T>,
@@ -368,7 +368,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`Device::read`].
+    /// As [`CubeDevice::read`].
     pub fn read_both<T: Element, U: Element>(
         &self,
         first: &Buffer<T>,

@@ -2,16 +2,16 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use cubecl::Device as CubeDevice;
+use cubecl::Device as RuntimeDevice;
 use cubecl::device::{WgpuBackend, WgpuDevice, WgpuDeviceKind};
 
-use super::{Device, DeviceOptions, DeviceSpec, Runtime};
+use super::{CubeDevice, DeviceOptions, DeviceSpec, Runtime};
 use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result};
 
 /// A device found on this machine.
 pub(super) struct Found {
-    pub(super) device: CubeDevice,
+    pub(super) device: RuntimeDevice,
     pub(super) spec: DeviceSpec,
     pub(super) software: bool,
 }
@@ -49,7 +49,7 @@ pub fn devices() -> Vec<DeviceInfo> {
     });
     specs
         .filter_map(|spec| {
-            let capabilities = match Device::open_with(spec, DeviceOptions::default()) {
+            let capabilities = match CubeDevice::open_with(spec, DeviceOptions::default()) {
                 Ok(device) => Ok(device.capabilities().clone()),
                 Err(CubeError::SoftwareSpirv { .. }) => return None,
                 Err(e) => Err(e.to_string()),
@@ -82,7 +82,7 @@ pub(super) fn find(spec: DeviceSpec) -> Result<Found> {
             let device = device.ok_or_else(|| CubeError::NoDevice { spec: spec.to_string(), available })?;
             let software = is_software(&device);
             // With the feature, CubeCL passes SPIR-V to every Vulkan device, regardless of the runtime name it is opened with.
-            if software && cfg!(feature = "vulkan") && matches!(device, CubeDevice::Wgpu(_)) {
+            if software && cfg!(feature = "vulkan") && matches!(device, RuntimeDevice::Wgpu(_)) {
                 return Err(CubeError::SoftwareSpirv { spec: spec.to_string() });
             }
             Ok(Found { device, spec, software })
@@ -91,13 +91,13 @@ pub(super) fn find(spec: DeviceSpec) -> Result<Found> {
 }
 
 /// The devices of a runtime, software ones last.
-fn on_machine(runtime: Runtime) -> Vec<CubeDevice> {
+fn on_machine(runtime: Runtime) -> Vec<RuntimeDevice> {
     if !is_linked(runtime) {
         return Vec::new();
     }
     match runtime {
-        Runtime::Cuda => numbered(CubeDevice::cuda),
-        Runtime::Hip => numbered(CubeDevice::rocm),
+        Runtime::Cuda => numbered(RuntimeDevice::cuda),
+        Runtime::Hip => numbered(RuntimeDevice::rocm),
         Runtime::Metal => graphics(WgpuBackend::Metal),
         Runtime::Vulkan => graphics(WgpuBackend::Vulkan),
         Runtime::Wgpu => preferred(),
@@ -107,7 +107,7 @@ fn on_machine(runtime: Runtime) -> Vec<CubeDevice> {
 /// The devices of the first graphics API with a GPU, or of the first with a software driver.
 ///
 /// CubeCL's automatic choice is not used: without a Vulkan device it selects OpenGL, which lacks the types that the kernels need.
-fn preferred() -> Vec<CubeDevice> {
+fn preferred() -> Vec<RuntimeDevice> {
     let apis: &[WgpuBackend] = if cfg!(target_os = "macos") {
         &[WgpuBackend::Metal]
     } else if cfg!(windows) {
@@ -127,14 +127,14 @@ fn preferred() -> Vec<CubeDevice> {
     software
 }
 
-fn numbered<E>(named: impl Fn(usize) -> std::result::Result<CubeDevice, E>) -> Vec<CubeDevice> {
+fn numbered<E>(named: impl Fn(usize) -> std::result::Result<RuntimeDevice, E>) -> Vec<RuntimeDevice> {
     (0..).map_while(|index| named(index).ok()).collect()
 }
 
 /// The devices of a graphics API. Queried once per process: a query initializes the drivers, and without a display Mesa's
 /// device-select layer prints to stderr each time.
-fn graphics(backend: WgpuBackend) -> Vec<CubeDevice> {
-    static FOUND: Mutex<Vec<(WgpuBackend, Vec<CubeDevice>)>> = Mutex::new(Vec::new());
+fn graphics(backend: WgpuBackend) -> Vec<RuntimeDevice> {
+    static FOUND: Mutex<Vec<(WgpuBackend, Vec<RuntimeDevice>)>> = Mutex::new(Vec::new());
     let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, devices)) = found.iter().find(|(asked, _)| *asked == backend) {
         return devices.clone();
@@ -144,7 +144,7 @@ fn graphics(backend: WgpuBackend) -> Vec<CubeDevice> {
     devices
 }
 
-fn ask(backend: WgpuBackend) -> Vec<CubeDevice> {
+fn ask(backend: WgpuBackend) -> Vec<RuntimeDevice> {
     // One query per kind: devices are numbered separately for each kind.
     let kinds = [
         WgpuDeviceKind::DiscreteGpu(0),
@@ -156,11 +156,11 @@ fn ask(backend: WgpuBackend) -> Vec<CubeDevice> {
     kinds
         .into_iter()
         .flat_map(|kind| {
-            let first = CubeDevice::Wgpu(WgpuDevice::new(kind).on(backend));
-            let mut found = CubeDevice::enumerate(first.to_id());
+            let first = RuntimeDevice::Wgpu(WgpuDevice::new(kind).on(backend));
+            let mut found = RuntimeDevice::enumerate(first.to_id());
             // Software adapters share one ID, which opens the first of them.
             found.dedup();
-            found.into_iter().map(CubeDevice::from_id)
+            found.into_iter().map(RuntimeDevice::from_id)
         })
         .collect()
 }
@@ -170,18 +170,18 @@ fn ask(backend: WgpuBackend) -> Vec<CubeDevice> {
 ///
 /// Machines without a GPU have one software driver, but tests of several devices need two. It has the number after the last one and
 /// is not listed.
-fn second_client(last: &CubeDevice) -> Option<CubeDevice> {
+fn second_client(last: &RuntimeDevice) -> Option<RuntimeDevice> {
     match last {
-        CubeDevice::Wgpu(device)
+        RuntimeDevice::Wgpu(device)
             if device.kind == WgpuDeviceKind::Cpu && device.backend == WgpuBackend::Vulkan =>
         {
-            let open = CubeDevice::Wgpu(WgpuDevice::new(WgpuDeviceKind::Cpu).on(WgpuBackend::Auto));
-            CubeDevice::enumerate(open.to_id()).first().copied().map(CubeDevice::from_id)
+            let open = RuntimeDevice::Wgpu(WgpuDevice::new(WgpuDeviceKind::Cpu).on(WgpuBackend::Auto));
+            RuntimeDevice::enumerate(open.to_id()).first().copied().map(RuntimeDevice::from_id)
         }
         _ => None,
     }
 }
 
-fn is_software(device: &CubeDevice) -> bool {
-    matches!(device, CubeDevice::Wgpu(device) if device.kind == WgpuDeviceKind::Cpu)
+fn is_software(device: &RuntimeDevice) -> bool {
+    matches!(device, RuntimeDevice::Wgpu(device) if device.kind == WgpuDeviceKind::Cpu)
 }

@@ -1,18 +1,18 @@
 //! Copies from one device to another.
 
-use super::{Buffer, Device, Element};
+use super::{Buffer, CubeDevice, Element};
 use crate::error::{CubeError, Result};
 
-impl Device {
+impl CubeDevice {
     /// Copies a buffer of this device to `other`: one read, which waits for the launches that write the buffer, and one upload.
     ///
     /// The copy goes through the host on every runtime. CubeCL copies directly between devices only with NCCL, where a failed send
     /// would block the receiver instead of returning an error; otherwise it goes through the host as well.
     ///
     /// ```no_run
-    /// use trike_cube::{CubeError, Device, DeviceSpec, Runtime};
+    /// use trike_cube::{CubeDevice, CubeError, DeviceSpec, Runtime};
     ///
-    /// let [first, second] = [0, 1].map(|index| Device::open(DeviceSpec::Numbered(Runtime::Cuda, index)));
+    /// let [first, second] = [0, 1].map(|index| CubeDevice::open(DeviceSpec::Numbered(Runtime::Cuda, index)));
     /// let (first, second) = (first?, second?);
     /// let x = first.upload(&[1.0f32, 2.0])?;
     /// let copy = first.copy_to(&x, &second)?;
@@ -22,8 +22,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::OtherDevice`] for a buffer of another device; as [`Device::empty`] for the memory of `other`, before anything
-    /// is read; as [`Device::read`]; [`CubeError::Capture`] within a capture on either device.
+    /// [`CubeError::OtherDevice`] for a buffer of another device; as [`CubeDevice::empty`] for the memory of `other`, before
+    /// anything is read; as [`CubeDevice::read`]; [`CubeError::Capture`] within a capture on either device.
     pub fn copy_to<T: Element>(&self, buffer: &Buffer<T>, other: &Self) -> Result<Buffer<T>> {
         if !buffer.allocation().is_of(&self.common) {
             let device = self.spec.to_string();

@@ -7,16 +7,16 @@ use cubecl::prelude::{CubeCount, CubeDim};
 use half::f16;
 
 use crate::capabilities::Capabilities;
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, unsupported};
 use crate::linear::kernels::Form;
 use crate::linear::{
-    ActivationPrecision, ActivationShape, Activations, DecodeBlueprint, LinearBlueprint, TernaryLayout,
-    TernaryMatrix, TernaryProblem, check_outputs, dims_of, written,
+    ActivationPrecision, ActivationShape, Activations, CubeTernaryMatrix, DecodeBlueprint, LinearBlueprint,
+    TernaryLayout, TernaryProblem, check_outputs, dims_of, written,
 };
 use crate::ops::rows::{RowProblem, RowTarget, checked_rows, kernel::Form as RowForm};
-use crate::ops::{Norm, RowBlueprint, RowInput, RowSource};
-use crate::plan::{Plan, Settings, Strategy};
+use crate::ops::{RowBlueprint, RowInput, RowNorm, RowSource};
+use crate::plan::{KernelProblem, Settings, Strategy};
 use trike_core::Cost;
 
 /// Maximum work per cube for repeating the row operation in each of them, in columns; a gated activation counts as four.
@@ -70,7 +70,7 @@ impl RowLinearProblem {
     }
 }
 
-impl Plan for RowLinearProblem {
+impl KernelProblem for RowLinearProblem {
     type Blueprint = RowLinearBlueprint;
     const NAME: &'static str = "rows and ternary linear";
 
@@ -115,36 +115,36 @@ impl Plan for RowLinearProblem {
     }
 }
 
-impl Device {
-    /// `outs[i] = q(rows) W_i^T` for the parts of `w`: [`Device::quantize`] in `precision`, with the rotation of `w`, and
-    /// [`Device::linear`]; for one token in a single launch if that is predicted to be faster.
+impl CubeDevice {
+    /// `outs[i] = q(rows) W_i^T` for the parts of `w`: [`CubeDevice::quantize`] in `precision`, with the rotation of `w`, and
+    /// [`CubeDevice::linear`]; for one token in a single launch if that is predicted to be faster.
     ///
     /// # Errors
     ///
-    /// As [`Device::quantize`] and [`Device::linear`].
+    /// As [`CubeDevice::quantize`] and [`CubeDevice::linear`].
     pub fn quantized_linear(
         &self,
         input: RowInput<'_>,
-        norm: Option<Norm<'_>>,
+        norm: Option<RowNorm<'_>>,
         precision: ActivationPrecision,
-        w: &TernaryMatrix,
+        w: &CubeTernaryMatrix,
         outs: &[&Buffer<f32>],
         strategy: &Strategy<RowLinearBlueprint>,
     ) -> Result<()> {
         self.row_linear((input, norm), precision, w, outs, false, strategy)
     }
 
-    /// `outs[i] += q(rows) W_i^T`, as [`Device::quantized_linear`]: fuses a residual connection.
+    /// `outs[i] += q(rows) W_i^T`, as [`CubeDevice::quantized_linear`]: fuses a residual connection.
     ///
     /// # Errors
     ///
-    /// As [`Device::quantized_linear`].
+    /// As [`CubeDevice::quantized_linear`].
     pub fn quantized_linear_add(
         &self,
         input: RowInput<'_>,
-        norm: Option<Norm<'_>>,
+        norm: Option<RowNorm<'_>>,
         precision: ActivationPrecision,
-        w: &TernaryMatrix,
+        w: &CubeTernaryMatrix,
         outs: &[&Buffer<f32>],
         strategy: &Strategy<RowLinearBlueprint>,
     ) -> Result<()> {
@@ -153,9 +153,9 @@ impl Device {
 
     fn row_linear(
         &self,
-        (input, norm): (RowInput<'_>, Option<Norm<'_>>),
+        (input, norm): (RowInput<'_>, Option<RowNorm<'_>>),
         precision: ActivationPrecision,
-        w: &TernaryMatrix,
+        w: &CubeTernaryMatrix,
         outs: &[&Buffer<f32>],
         add: bool,
         strategy: &Strategy<RowLinearBlueprint>,
@@ -216,7 +216,7 @@ struct Call<'a> {
     problem: &'a RowLinearProblem,
     /// Input, second input, and weight of the norm; placeholders if absent.
     x: [&'a Buffer<f32>; 3],
-    w: &'a TernaryMatrix,
+    w: &'a CubeTernaryMatrix,
     outs: &'a [&'a Buffer<f32>],
     eps: f32,
     forms: (Form, RowForm),
@@ -230,7 +230,7 @@ impl Call<'_> {
         let [x, other, weight] = self.x.map(|buffer| buffer.vectors(n));
         let out = |part: usize| self.outs.get(part).unwrap_or(&self.outs[0]).arg();
         let w = self.w;
-        // SAFETY: the lengths of the weights come from `TernaryMatrix::pack`, those of the inputs were checked against one row
+        // SAFETY: the lengths of the weights come from `CubeTernaryMatrix::pack`, those of the inputs were checked against one row
         // of its columns, which `lanes` divides (`RowProblem::settings`), and those of the outputs by `check_outputs`. Shared
         // memory has room for all blocks (`RowLinearProblem::room`), and the kernel's loops end at `blocks` and `cols`.
         unsafe {

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 use trike_core::AttentionSpec;
 
 use super::check_apart;
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use crate::math::exp;
 use crate::plan::Settings;
@@ -18,20 +18,20 @@ pub(super) const LOWEST: f32 = -1e37;
 
 /// Packed documents, whose tokens do not attend to each other.
 #[derive(Clone, Debug)]
-pub struct Documents {
+pub struct DocumentBounds {
     /// First token of the document of each token.
     pub(super) starts: Buffer<u32>,
     /// End of the document of each token.
     pub(super) ends: Buffer<u32>,
 }
 
-impl Documents {
+impl DocumentBounds {
     /// Uploads the start and end of documents of these lengths.
     ///
     /// # Errors
     ///
     /// [`CubeError::Range`] for zero tokens, or more than `2^30`.
-    pub fn upload(device: &Device, lengths: &[usize]) -> Result<Self> {
+    pub fn upload(device: &CubeDevice, lengths: &[usize]) -> Result<Self> {
         let tokens = lengths.iter().fold(0usize, |sum, length| sum.saturating_add(*length));
         check_range("tokens of all documents", 1, 1 << 30, tokens)?;
         let (mut starts, mut ends, mut start) = (Vec::new(), Vec::new(), 0u32);
@@ -60,7 +60,7 @@ impl Documents {
 
 /// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Form {
+pub struct AttentionGradForm {
     /// Head dimension.
     pub head_dim: usize,
     /// Query heads per key/value head.
@@ -69,7 +69,7 @@ pub struct Form {
     pub lines: usize,
 }
 
-impl Form {
+impl AttentionGradForm {
     /// The parameters for an attention.
     #[must_use]
     pub fn new(spec: &AttentionSpec) -> Self {
@@ -100,9 +100,9 @@ impl Form {
 
 /// Arguments of all attention kernels.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct AttentionGradShape {
     /// Compile-time parameters.
-    pub form: Form,
+    pub form: AttentionGradForm,
     /// Tokens of all documents.
     pub tokens: u32,
     /// Key/value heads.
@@ -115,8 +115,8 @@ pub struct Shape {
 pub(super) fn check(
     spec: &AttentionSpec,
     [q, k, v]: [&Buffer<f32>; 3],
-    documents: &Documents,
-) -> Result<Shape> {
+    documents: &DocumentBounds,
+) -> Result<AttentionGradShape> {
     check_range("heads of attention", 1, 1 << 16, spec.heads)?;
     check_range("key/value heads of attention", 1, spec.heads, spec.kv_heads)?;
     check_range("head_dim of attention", 1, 1 << 10, spec.head_dim)?;
@@ -136,11 +136,22 @@ pub(super) fn check(
     check_len("keys", tokens * spec.kv_heads * spec.head_dim, k.len())?;
     check_len("values", tokens * spec.kv_heads * spec.head_dim, v.len())?;
     let window = spec.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(u32::MAX);
-    Ok(Shape { form: Form::new(spec), tokens: tokens as u32, kv_heads: spec.kv_heads as u32, window })
+    Ok(AttentionGradShape {
+        form: AttentionGradForm::new(spec),
+        tokens: tokens as u32,
+        kv_heads: spec.kv_heads as u32,
+        window,
+    })
 }
 
 /// Settings for `rows` rows per key/value head and `tiles` tiles in shared memory.
-pub fn settings(shape: &Shape, rows: usize, tiles: usize, exchanges: usize, bindings: usize) -> Settings {
+pub fn settings(
+    shape: &AttentionGradShape,
+    rows: usize,
+    tiles: usize,
+    exchanges: usize,
+    bindings: usize,
+) -> Settings {
     let side = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     Settings {
         cubes: [side(rows.div_ceil(ROWS)), shape.kv_heads, 1],
@@ -166,7 +177,7 @@ pub(super) fn load(
     end: usize,
     width: usize,
     offset: usize,
-    #[comptime] form: Form,
+    #[comptime] form: AttentionGradForm,
 ) {
     let mut n = UNIT_POS as usize;
     while n < comptime!(form.lines * form.head_dim) {
@@ -180,7 +191,13 @@ pub(super) fn load(
 
 /// The dot product of a tile's line with the head that starts at `at`.
 #[cube]
-pub(super) fn dot(x: &[f32], at: usize, tile: &Shared<[f32]>, line: usize, #[comptime] form: Form) -> f32 {
+pub(super) fn dot(
+    x: &[f32],
+    at: usize,
+    tile: &Shared<[f32]>,
+    line: usize,
+    #[comptime] form: AttentionGradForm,
+) -> f32 {
     let mut sum = 0.0f32;
     for d in 0..comptime!(form.head_dim) {
         sum += x[at + d] * tile[line * comptime!(form.stride()) + d];
@@ -201,7 +218,7 @@ fn forward(
     kv_heads: u32,
     window: u32,
     scale: f32,
-    #[comptime] form: Form,
+    #[comptime] form: AttentionGradForm,
 ) {
     let (r, g) = (UNIT_POS as usize / LANES, UNIT_POS as usize % LANES);
     let (dim, share, lines) = (form.head_dim, form.share, form.lines);
@@ -284,7 +301,7 @@ fn forward(
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Causal softmax attention within each document. `q` and `out` are `tokens x heads x head_dim`, `k` and `v` are `tokens x
     /// kv_heads x head_dim`, already rotated.
     ///
@@ -297,7 +314,7 @@ impl Device {
         &self,
         spec: &AttentionSpec,
         qkv: [&Buffer<f32>; 3],
-        documents: &Documents,
+        documents: &DocumentBounds,
         out: &Buffer<f32>,
     ) -> Result<()> {
         let shape = check(spec, qkv, documents)?;
@@ -307,7 +324,7 @@ impl Device {
         let launch = Launch::new("documents", &shape.form, settings(&shape, rows, 1, 1, 5));
         self.launch(&launch, &[out], |client, cubes, units| {
             let [q, k, v] = qkv.map(Buffer::arg);
-            let Shape { form, tokens, kv_heads, window } = shape;
+            let AttentionGradShape { form, tokens, kv_heads, window } = shape;
             let starts = documents.starts.arg();
             // SAFETY: `check` checked the lengths of all inputs; starts are tokens, and the kernel clamps tokens and keys to them.
             unsafe {

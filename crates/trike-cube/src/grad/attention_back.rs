@@ -7,10 +7,11 @@ use cubecl::prelude::*;
 use trike_core::AttentionSpec;
 
 use super::attention::{
-    Documents, Form, LANES, LOWEST, ROWS, Shape, check, dot, first_visible, load, settings,
+    AttentionGradForm, AttentionGradShape, DocumentBounds, LANES, LOWEST, ROWS, check, dot, first_visible,
+    load, settings,
 };
 use super::check_apart;
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{Result, check_len, check_shape};
 use crate::math::exp;
 
@@ -28,7 +29,7 @@ fn numbers(
     kv_heads: u32,
     window: u32,
     scale: f32,
-    #[comptime] form: Form,
+    #[comptime] form: AttentionGradForm,
 ) {
     let (r, g) = (UNIT_POS as usize / LANES, UNIT_POS as usize % LANES);
     let (dim, share, lines) = (form.head_dim, form.share, form.lines);
@@ -115,7 +116,7 @@ fn queries(
     kv_heads: u32,
     window: u32,
     scale: f32,
-    #[comptime] form: Form,
+    #[comptime] form: AttentionGradForm,
 ) {
     let (r, g) = (UNIT_POS as usize / LANES, UNIT_POS as usize % LANES);
     let (dim, share, lines) = (form.head_dim, form.share, form.lines);
@@ -194,7 +195,7 @@ fn keys_values(
     kv_heads: u32,
     window: u32,
     scale: f32,
-    #[comptime] form: Form,
+    #[comptime] form: AttentionGradForm,
 ) {
     let (r, g) = (UNIT_POS as usize / LANES, UNIT_POS as usize % LANES);
     let (dim, share, lines) = (form.head_dim, form.share, form.lines);
@@ -275,17 +276,17 @@ fn keys_values(
     }
 }
 
-impl Device {
-    /// Gradients of [`Device::documents_attention`] with respect to queries, keys and values.
+impl CubeDevice {
+    /// Gradients of [`CubeDevice::documents_attention`] with respect to queries, keys and values.
     ///
     /// # Errors
     ///
-    /// As [`Device::documents_attention`].
+    /// As [`CubeDevice::documents_attention`].
     pub fn documents_attention_back(
         &self,
         spec: &AttentionSpec,
         qkv: [&Buffer<f32>; 3],
-        documents: &Documents,
+        documents: &DocumentBounds,
         dy: &Buffer<f32>,
         [dq, dk, dv]: [&Buffer<f32>; 3],
     ) -> Result<()> {
@@ -298,7 +299,7 @@ impl Device {
             check_apart("gradients of attention", gradient, &[q, k, v, dy])?;
             check_apart("gradients of attention", gradient, &others)?;
         }
-        let Shape { form, tokens, kv_heads, window } = shape;
+        let AttentionGradShape { form, tokens, kv_heads, window } = shape;
         let queries_of_all = documents.tokens() * spec.heads;
         let two = self.empty::<f32>(check_shape("numbers of queries", queries_of_all, 2)?)?;
         let rows = documents.tokens() * form.share;

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 use trike_core::GatedActivation;
 
 use super::{check_apart, each, rows_of};
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{Result, check_len};
 use crate::math::exp;
 
@@ -96,7 +96,7 @@ fn sum_slabs(
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Copies all elements of a buffer to another one.
     ///
     /// # Errors
@@ -137,7 +137,7 @@ impl Device {
         })
     }
 
-    /// Gradients of [`Device::gated`] with respect to gate and up projection.
+    /// Gradients of [`CubeDevice::gated`] with respect to gate and up projection.
     ///
     /// # Errors
     ///

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{SUM_UNITS, check_apart, each, per_cube};
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{Result, check_len, check_range, check_shape};
 use crate::math::magnitude;
 use crate::reduce::sum_floats;
@@ -207,7 +207,7 @@ fn clip_gradient(
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// One sum per group, written to `out` from element `at` on. `slope` has gradients and scales for [`Term::Slope`].
     #[expect(clippy::too_many_arguments, reason = "source, operation and destination of a sum")]
     pub(super) fn sum_groups(
@@ -311,7 +311,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`Device::group_scales`].
+    /// As [`CubeDevice::group_scales`].
     pub fn ternarize(
         &self,
         weights: &Buffer<f32>,
@@ -352,7 +352,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`Device::group_scales`].
+    /// As [`CubeDevice::group_scales`].
     pub fn clip_gradient(
         &self,
         weights: &Buffer<f32>,
@@ -394,7 +394,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`Device::group_scales`].
+    /// As [`CubeDevice::group_scales`].
     pub fn scale_gradients(
         &self,
         weights: &Buffer<f32>,

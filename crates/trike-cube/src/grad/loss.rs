@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use super::groups::{Finish, Groups, Term};
 use super::{SUM_UNITS, check_apart, per_cube};
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use crate::math::{exp, magnitude};
 use crate::reduce::{max_words, sum_floats};
@@ -27,7 +27,7 @@ impl Targets {
     /// # Errors
     ///
     /// [`CubeError::Range`] for an empty slice.
-    pub fn upload(device: &Device, targets: &[Option<u32>]) -> Result<Self> {
+    pub fn upload(device: &CubeDevice, targets: &[Option<u32>]) -> Result<Self> {
         let largest = targets.iter().flatten().max().copied().unwrap_or(0);
         check_range("target", 0, NONE as usize - 1, largest as usize)?;
         let values: Vec<u32> = targets.iter().map(|target| target.unwrap_or(NONE)).collect();
@@ -53,8 +53,8 @@ impl Losses {
     ///
     /// # Errors
     ///
-    /// As [`Device::empty`].
-    pub fn new(device: &Device, rows: usize) -> Result<Self> {
+    /// As [`CubeDevice::empty`].
+    pub fn new(device: &CubeDevice, rows: usize) -> Result<Self> {
         let buffer = device.empty(check_shape("losses", rows, 2)?)?;
         device.fill(&buffer.cast()?, 0)?;
         Ok(Self { buffer, rows })
@@ -64,8 +64,8 @@ impl Losses {
     ///
     /// # Errors
     ///
-    /// As [`Device::read`], and those of the launches.
-    pub fn totals(&self, device: &Device) -> Result<[f64; 2]> {
+    /// As [`CubeDevice::read`], and those of the launches.
+    pub fn totals(&self, device: &CubeDevice) -> Result<[f64; 2]> {
         let groups = Groups { rows: 2, cols: self.rows, len: self.rows };
         let sums = device.empty(2)?;
         device.sum_groups(&self.buffer, groups, Term::Plain, None, Finish::Times(1.0), &sums, 0)?;
@@ -206,7 +206,7 @@ fn head_loss(
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Replaces logits of `rows` of a batch by the gradient of a loss, and stores the losses of these rows.
     ///
     /// # Errors

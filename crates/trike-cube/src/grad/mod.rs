@@ -10,7 +10,7 @@
 //!
 //! * products: [`product`] of two [`Factor`]s
 //! * backward passes: [`rms_norm_input`], [`rms_norm_weight`], [`gated_back`], [`sum_rows`]
-//! * attention over packed documents: [`Documents`], [`documents_attention`], [`documents_attention_back`]
+//! * attention over packed documents: [`DocumentBounds`], [`documents_attention`], [`documents_attention_back`]
 //! * gradients of tables: [`Lookups`], [`add_rows_to`]
 //! * rounding: [`round_activations`], [`round_weights`]
 //! * ternarization: [`Groups`], [`group_scales`], [`ternarize`], [`clip_gradient`], [`scale_gradients`]
@@ -48,7 +48,7 @@ pub(crate) mod settings;
 mod sort;
 mod table;
 
-pub use attention::Documents;
+pub use attention::DocumentBounds;
 pub use groups::Groups;
 pub use loss::{HeadLoss, Losses, Targets};
 pub use optimizer::AdamWStep;

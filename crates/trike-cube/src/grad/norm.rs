@@ -5,7 +5,7 @@
 use cubecl::prelude::*;
 
 use super::{SUM_UNITS, check_apart, per_cube, rows_of};
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len};
 use crate::reduce::sum_floats;
 
@@ -65,8 +65,8 @@ fn check_eps(eps: f32) -> Result<()> {
     }
 }
 
-impl Device {
-    /// Gradient of [`Device::rms_norm`] with respect to its input, rows with as many columns as the weight.
+impl CubeDevice {
+    /// Gradient of [`CubeDevice::rms_norm`] with respect to its input, rows with as many columns as the weight.
     ///
     /// # Errors
     ///
@@ -107,11 +107,11 @@ impl Device {
         })
     }
 
-    /// Gradient of [`Device::rms_norm`] with respect to its weight: the sum over all rows.
+    /// Gradient of [`CubeDevice::rms_norm`] with respect to its weight: the sum over all rows.
     ///
     /// # Errors
     ///
-    /// As [`Device::rms_norm_input`].
+    /// As [`CubeDevice::rms_norm_input`].
     pub fn rms_norm_weight(
         &self,
         x: &Buffer<f32>,

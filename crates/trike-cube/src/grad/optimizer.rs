@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::groups::{Finish, Groups, Term};
 use super::{check_apart, each};
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{Result, check_len};
 
 /// The constants of one AdamW update.
@@ -89,12 +89,12 @@ fn polynomial(gram: &[f32], square: &mut [f32], side: u32, a: f32, b: f32, c: f3
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Waits for the sum of the squares of all elements of some buffers; infinite if it overflows f32.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`](crate::CubeError::Range) for zero buffers, and errors of the launches and of [`Device::read`].
+    /// [`CubeError::Range`](crate::CubeError::Range) for zero buffers, and errors of the launches and of [`CubeDevice::read`].
     pub fn sum_of_squares(&self, all: &[&Buffer<f32>]) -> Result<f32> {
         let sums = self.empty(all.len())?;
         for (at, values) in all.iter().enumerate() {
@@ -169,7 +169,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`Device::sum_of`].
+    /// As [`CubeDevice::sum_of`].
     pub fn add_into(&self, x: &Buffer<f32>, y: &Buffer<f32>, factors: [f32; 2]) -> Result<()> {
         check_len("summand", x.len(), y.len())?;
         check_apart("summands", x, &[y])?;
@@ -199,7 +199,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`Device::sum_of`].
+    /// As [`CubeDevice::sum_of`].
     pub fn polynomial(
         &self,
         coefficients: [f32; 3],

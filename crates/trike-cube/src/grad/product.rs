@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::check_apart;
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use crate::plan::Settings;
 
@@ -200,7 +200,7 @@ fn product(
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// `out = a b`, or `out += a b` with `add`, starting at element `at` of `out`.
     ///
     /// # Errors

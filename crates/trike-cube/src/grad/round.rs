@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{SUM_UNITS, check_apart, each, per_cube, rows_of};
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_range};
 use crate::math::{magnitude, nearest};
 use crate::reduce::max_words;
@@ -73,7 +73,7 @@ fn weights(x: &[f32], out: &mut [f32], rows: u32, cols: u32, group: u32, groups:
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// `out = a clamp(round(x / a), -128, 127)` with `a = max(max|x|, smallest) / 127` over `group` consecutive elements of a row of
     /// `width`, the last group of which may be shorter. Ties are rounded to even. A group with a NaN becomes NaN.
     ///
@@ -124,7 +124,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`Device::round_activations`].
+    /// As [`CubeDevice::round_activations`].
     pub fn round_weights(&self, x: &Buffer<f32>, cols: usize, group: usize, out: &Buffer<f32>) -> Result<()> {
         let rows = rows_of("weights to round", x.len(), cols)?;
         check_range("group of weights", 1, u32::MAX as usize, group)?;

@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::groups::Groups;
 use super::{SUM_UNITS, check_apart, each, per_cube};
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{Result, check_range, check_shape};
 use crate::math::magnitude;
 
@@ -188,7 +188,7 @@ fn best_scales(sorted: &[u32], out: &mut [f32], padded: u32) {
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// The least-squares scales; the lengths were checked.
     pub(super) fn least_squares(
         &self,

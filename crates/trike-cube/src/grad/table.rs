@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{check_apart, each};
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{Result, check_len, check_range};
 use crate::ops::Indices;
 
@@ -29,7 +29,7 @@ impl Lookups {
     /// # Errors
     ///
     /// [`CubeError::Range`](crate::CubeError::Range) for an empty slice or a row of `rows` or more.
-    pub fn upload(device: &Device, ids: &[u32], rows: usize) -> Result<Self> {
+    pub fn upload(device: &CubeDevice, ids: &[u32], rows: usize) -> Result<Self> {
         check_range("rows of a table", 1, u32::MAX as usize, rows)?;
         let indices = Indices::upload(device, ids, rows as u32)?;
         let mut order: Vec<u32> = (0..ids.len() as u32).collect();
@@ -52,7 +52,7 @@ impl Lookups {
         })
     }
 
-    /// The rows of the tokens, for [`Device::select_rows`].
+    /// The rows of the tokens, for [`CubeDevice::select_rows`].
     #[must_use]
     pub fn ids(&self) -> &Indices {
         &self.ids
@@ -96,7 +96,7 @@ fn add_rows(
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Adds row `i` of `rows` to the row of `table` that token `i` looked up; both have `cols` columns.
     ///
     /// # Errors

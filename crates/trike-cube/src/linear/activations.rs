@@ -3,7 +3,7 @@
 use trike_trit::Hadamard;
 
 use super::shape::ActivationShape;
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, CubeDevice};
 use crate::error::{CubeError, Result};
 
 /// Quantized activations on the device, in the layout of the ternary kernels.
@@ -30,8 +30,8 @@ impl Activations {
     ///
     /// # Errors
     ///
-    /// As [`ActivationShape::validate`] and [`Device::empty`].
-    pub fn empty(device: &Device, shape: ActivationShape) -> Result<Self> {
+    /// As [`ActivationShape::validate`] and [`CubeDevice::empty`].
+    pub fn empty(device: &CubeDevice, shape: ActivationShape) -> Result<Self> {
         shape.validate()?;
         Ok(Self {
             shape,
@@ -96,7 +96,7 @@ impl Activations {
     /// # Errors
     ///
     /// [`CubeError::Length`] for the wrong number of values, and those of [`Activations::empty`].
-    pub fn upload(device: &Device, shape: ActivationShape, x: &[f32]) -> Result<Self> {
+    pub fn upload(device: &CubeDevice, shape: ActivationShape, x: &[f32]) -> Result<Self> {
         shape.validate()?;
         crate::error::check_len("activations", shape.tokens * shape.cols, x.len())?;
         let host = super::quantize::quantize(shape, x);

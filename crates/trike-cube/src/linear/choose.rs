@@ -5,7 +5,7 @@ use trike_trit::TritTensor;
 
 use super::sparse_matrix::{SparseForm, SparseLayout, form_of as sparse_form};
 use super::ternary::{TernaryLayout, form_of};
-use crate::device::Device;
+use crate::device::CubeDevice;
 
 /// Maximum fraction of nonzero blocks of 16 rows by 128 columns for which [`Layout::Blocks`] is chosen.
 ///
@@ -21,7 +21,7 @@ const BLOCKS_UP_TO: f64 = 0.5;
 /// [`Layout::Base3`] is never chosen for speed (about two instructions per weight cost more than its bytes save): it is for
 /// models that do not fit in memory otherwise.
 #[must_use]
-pub fn choose_layout(device: &Device, tensor: &TritTensor, activations: ActivationPrecision) -> Layout {
+pub fn choose_layout(device: &CubeDevice, tensor: &TritTensor, activations: ActivationPrecision) -> Layout {
     let Ok(two_bits) = form_of(&[tensor], device.capabilities().f16, TernaryLayout::TwoBit) else {
         return Layout::TwoBit;
     };
@@ -46,7 +46,7 @@ pub fn choose_layout(device: &Device, tensor: &TritTensor, activations: Activati
 /// Returns true if there is a kernel for the tensor in the layout, with activations of that precision.
 #[must_use]
 pub fn has_kernel(
-    device: &Device,
+    device: &CubeDevice,
     tensor: &TritTensor,
     layout: Layout,
     activations: ActivationPrecision,

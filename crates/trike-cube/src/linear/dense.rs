@@ -2,13 +2,13 @@
 
 use half::{bf16, f16};
 
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, CubeDevice};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 
 /// Rows are padded with zeros to a multiple of this many columns.
 pub(crate) const PAD: usize = 16;
 
-/// Element type of a [`DenseMatrix`], packed into words.
+/// Element type of a [`CubeDenseMatrix`], packed into words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DenseKind {
     /// One f32 per word.
@@ -38,7 +38,7 @@ impl DenseKind {
     }
 }
 
-/// Weights of a [`DenseMatrix`] on the host, row-major.
+/// Weights of a [`CubeDenseMatrix`] on the host, row-major.
 #[derive(Clone, Copy, Debug)]
 pub enum DenseValues<'a> {
     /// f32 weights.
@@ -67,7 +67,7 @@ pub enum DenseValues<'a> {
 ///
 /// For embeddings, LM heads, and layers that were not quantized.
 #[derive(Clone, Debug)]
-pub struct DenseMatrix {
+pub struct CubeDenseMatrix {
     form: DenseForm,
     pub(crate) words: Buffer<u32>,
     /// A single value when there are no scales.
@@ -115,14 +115,14 @@ impl DenseForm {
     }
 }
 
-impl DenseMatrix {
+impl CubeDenseMatrix {
     /// Uploads weights.
     ///
     /// # Errors
     ///
     /// [`CubeError::Shape`] and [`CubeError::Range`] for unsupported sides or a group outside `1..=cols`, [`CubeError::Length`]
     /// for the wrong number of weights or scales, [`CubeError::NonFinite`] for a scale, [`CubeError::Memory`].
-    pub fn upload(device: &Device, rows: usize, cols: usize, values: DenseValues<'_>) -> Result<Self> {
+    pub fn upload(device: &CubeDevice, rows: usize, cols: usize, values: DenseValues<'_>) -> Result<Self> {
         let widened: Vec<f32>;
         let values = match values {
             DenseValues::F16(v) if v.iter().any(|v| !v.is_finite()) => {

@@ -1,12 +1,12 @@
 //! Kernel choice and launch of dense linears.
 
-use super::dense::{DenseForm, DenseKind, DenseMatrix};
+use super::dense::{CubeDenseMatrix, DenseForm, DenseKind};
 use super::kernels::dense::{self, DenseCompiled, ScaleMode};
 use super::kernels::dense_mma;
 use crate::capabilities::Capabilities;
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use crate::plan::{Plan, Settings, Strategy, spread};
+use crate::plan::{KernelProblem, Settings, Strategy, spread};
 use trike_core::Cost;
 
 /// One dense linear: `tokens x cols` f32 activations times `rows x cols` weights.
@@ -67,7 +67,7 @@ impl DenseProblem {
     }
 }
 
-impl Plan for DenseProblem {
+impl KernelProblem for DenseProblem {
     type Blueprint = DenseBlueprint;
 
     const NAME: &'static str = "dense linear";
@@ -145,32 +145,32 @@ impl Plan for DenseProblem {
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// `out = x W^T`, with `x` of `tokens x cols` and `out` of `tokens x rows`, row-major; `tokens = x.len() / cols`.
     ///
     /// # Errors
     ///
     /// [`CubeError::NotMultiple`] and [`CubeError::Length`] for wrong lengths, [`CubeError::Overlap`] when `out` shares memory with
-    /// `x`, and errors of [`Plan::plan`] and of the launch.
+    /// `x`, and errors of [`KernelProblem::plan`] and of the launch.
     pub fn dense(
         &self,
         x: &Buffer<f32>,
-        w: &DenseMatrix,
+        w: &CubeDenseMatrix,
         out: &Buffer<f32>,
         strategy: &Strategy<DenseBlueprint>,
     ) -> Result<()> {
         self.dense_linear(x, w, out, false, strategy)
     }
 
-    /// `out += x W^T`, as [`Device::dense`].
+    /// `out += x W^T`, as [`CubeDevice::dense`].
     ///
     /// # Errors
     ///
-    /// As [`Device::dense`].
+    /// As [`CubeDevice::dense`].
     pub fn dense_add(
         &self,
         x: &Buffer<f32>,
-        w: &DenseMatrix,
+        w: &CubeDenseMatrix,
         out: &Buffer<f32>,
         strategy: &Strategy<DenseBlueprint>,
     ) -> Result<()> {
@@ -180,7 +180,7 @@ impl Device {
     fn dense_linear(
         &self,
         x: &Buffer<f32>,
-        w: &DenseMatrix,
+        w: &CubeDenseMatrix,
         out: &Buffer<f32>,
         add: bool,
         strategy: &Strategy<DenseBlueprint>,
@@ -206,7 +206,7 @@ impl Device {
         let (stride, group, groups) = (form.stride() as u32, form.group as u32, form.groups() as u32);
         self.launch(&launch, &[out], |client, cubes, units| match blueprint {
             DenseBlueprint::Decode { tokens: each } => {
-                // SAFETY: the lengths of the weights come from `DenseMatrix::upload`, those of `x` and `out` were checked
+                // SAFETY: the lengths of the weights come from `CubeDenseMatrix::upload`, those of `x` and `out` were checked
                 // above; the kernel clamps rows and tokens to them and checks columns. Its loop ends at `stride`.
                 unsafe {
                     dense::dense_decode::launch_unchecked(

@@ -6,8 +6,8 @@ use cubecl::prelude::*;
 use trike_trit::Edit;
 
 use super::shape::BLOCK;
-use super::ternary::{TILE, TernaryForm, TernaryLayout, TernaryMatrix, code_of};
-use crate::device::{Device, Launch};
+use super::ternary::{CubeTernaryMatrix, TILE, TernaryForm, TernaryLayout, code_of};
+use crate::device::{CubeDevice, Launch};
 use crate::error::{CubeError, Result, unsupported};
 use crate::plan::{Settings, spread};
 
@@ -24,7 +24,7 @@ fn replace_bits(codes: &mut [u32], changes: &[u32], count: u32) {
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Changes single trits of part `part` of a matrix, each given by plane, row and column in the tensor that the part was
     /// packed from; of two edits of one trit the later one wins. Clones of the matrix change too.
     ///
@@ -32,7 +32,7 @@ impl Device {
     ///
     /// [`CubeError::Range`] for an index out of range, [`CubeError::Unsupported`] for a matrix in [`TernaryLayout::Base3`] or
     /// [`TernaryLayout::Blocks`]; nothing is changed then. Also errors of the launch.
-    pub fn edit(&self, w: &TernaryMatrix, part: usize, edits: &[Edit]) -> Result<()> {
+    pub fn edit(&self, w: &CubeTernaryMatrix, part: usize, edits: &[Edit]) -> Result<()> {
         let changes = changes(w.form(), w.depth(), part, edits)?;
         if changes.is_empty() {
             return Ok(());

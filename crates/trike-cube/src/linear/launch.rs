@@ -8,37 +8,37 @@ use super::activations::Activations;
 use super::blueprint::{DecodeBlueprint, LinearBlueprint, SplitBlueprint};
 use super::kernels::{self, DimsLaunch, Form, MmaShape, WmmaElement, WmmaShape};
 use super::plan::TernaryProblem;
-use super::ternary::{Shared, TILE, TernaryForm, TernaryLayout, TernaryMatrix};
-use crate::device::{AnyBuffer, Buffer, Device, Launch};
+use super::ternary::{CubeTernaryMatrix, Shared, TILE, TernaryForm, TernaryLayout};
+use crate::device::{AnyBuffer, Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_rotation};
-use crate::plan::{Plan, Settings, Strategy, spread};
+use crate::plan::{KernelProblem, Settings, Strategy, spread};
 
-impl Device {
+impl CubeDevice {
     /// `outs[i] = x W_i^T` for the parts of `w`, each `tokens x rows` of its part, row-major.
     ///
     /// # Errors
     ///
     /// [`CubeError::Length`] when the columns or an output do not match, [`CubeError::Rotation`] when the rotations of `x` and
-    /// `w` differ, and those of [`Plan::plan`] and of the launch.
+    /// `w` differ, and those of [`KernelProblem::plan`] and of the launch.
     pub fn linear(
         &self,
         x: &Activations,
-        w: &TernaryMatrix,
+        w: &CubeTernaryMatrix,
         outs: &[&Buffer<f32>],
         strategy: &Strategy<LinearBlueprint>,
     ) -> Result<()> {
         self.ternary_linear(x, w, outs, false, strategy)
     }
 
-    /// `outs[i] += x W_i^T`, as [`Device::linear`]: fuses a residual connection.
+    /// `outs[i] += x W_i^T`, as [`CubeDevice::linear`]: fuses a residual connection.
     ///
     /// # Errors
     ///
-    /// As [`Device::linear`].
+    /// As [`CubeDevice::linear`].
     pub fn linear_add(
         &self,
         x: &Activations,
-        w: &TernaryMatrix,
+        w: &CubeTernaryMatrix,
         outs: &[&Buffer<f32>],
         strategy: &Strategy<LinearBlueprint>,
     ) -> Result<()> {
@@ -48,7 +48,7 @@ impl Device {
     fn ternary_linear(
         &self,
         x: &Activations,
-        w: &TernaryMatrix,
+        w: &CubeTernaryMatrix,
         outs: &[&Buffer<f32>],
         add: bool,
         strategy: &Strategy<LinearBlueprint>,
@@ -154,7 +154,7 @@ pub(crate) fn written<'a>(outs: &'a [&'a Buffer<f32>]) -> Vec<&'a dyn AnyBuffer>
 #[derive(Clone, Copy)]
 struct Args<'a> {
     x: &'a Activations,
-    w: &'a TernaryMatrix,
+    w: &'a CubeTernaryMatrix,
     outs: &'a [&'a Buffer<f32>],
     dims: &'a TernaryForm,
     code_rows: usize,
@@ -221,7 +221,7 @@ impl Args<'_> {
         split_cubes: usize,
     ) {
         let (scales, means) = (self.w.scales.arg(), self.w.means.as_ref().unwrap_or(&self.w.scales).arg());
-        // SAFETY: the lengths of the weights come from `TernaryMatrix::pack`, those of the activations from `ActivationShape`,
+        // SAFETY: the lengths of the weights come from `CubeTernaryMatrix::pack`, those of the activations from `ActivationShape`,
         // those of the outputs were checked above, and with split columns the only output is a scratch buffer of
         // `TernaryProblem::scratch_numbers`; all match `TernaryProblem`, and the kernel clamps code rows and groups to them.
         // Its loops end at `blocks` and at the number of outputs.

@@ -6,7 +6,7 @@ use super::plan::{BINDINGS, LANES, TernaryProblem};
 use crate::capabilities::Capabilities;
 use crate::device::COUNTERS;
 use crate::error::{CubeError, Result, check_range};
-use crate::plan::{Plan, Settings};
+use crate::plan::{KernelProblem, Settings};
 
 /// Maximum of [`TernaryProblem::registers`]: of 255, some are needed for addresses.
 const MAX_REGISTERS: usize = 224;

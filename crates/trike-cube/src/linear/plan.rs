@@ -8,7 +8,7 @@ use super::shape::{ActivationShape, BLOCK};
 use super::ternary::{TILE, TernaryForm, TernaryLayout};
 use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result, check_len, check_range};
-use crate::plan::{Plan, Settings};
+use crate::plan::{KernelProblem, Settings};
 use crate::rates::Rates;
 use trike_core::Cost;
 
@@ -275,7 +275,7 @@ impl TernaryProblem {
     }
 }
 
-impl Plan for TernaryProblem {
+impl KernelProblem for TernaryProblem {
     type Blueprint = LinearBlueprint;
 
     const NAME: &'static str = "ternary linear";

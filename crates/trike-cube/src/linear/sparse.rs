@@ -4,9 +4,9 @@ use super::kernels::{bitmap, sparse};
 use super::sparse_matrix::{SparseForm, SparseLayout, SparseMatrix, Weights};
 use super::{activations::Activations, shape::ActivationShape};
 use crate::capabilities::Capabilities;
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_rotation, check_shape, unsupported};
-use crate::plan::{Plan, Settings, Strategy};
+use crate::plan::{KernelProblem, Settings, Strategy};
 use trike_core::Cost;
 
 /// One sparse linear.
@@ -27,7 +27,7 @@ pub struct SparseBlueprint {
     pub rows: usize,
 }
 
-impl Plan for SparseProblem {
+impl KernelProblem for SparseProblem {
     type Blueprint = SparseBlueprint;
 
     const NAME: &'static str = "sparse linear";
@@ -76,13 +76,13 @@ impl Plan for SparseProblem {
     }
 }
 
-impl Device {
-    /// `out = x W^T`, as [`Device::linear`].
+impl CubeDevice {
+    /// `out = x W^T`, as [`CubeDevice::linear`].
     ///
     /// # Errors
     ///
     /// [`CubeError::Length`] when the columns or the output do not match, [`CubeError::Unsupported`] for activations with
-    /// factors per group of columns, and those of [`Plan::plan`] and of the launch.
+    /// factors per group of columns, and those of [`KernelProblem::plan`] and of the launch.
     pub fn sparse(
         &self,
         x: &Activations,
@@ -93,11 +93,11 @@ impl Device {
         self.sparse_linear(x, w, out, false, strategy)
     }
 
-    /// `out += x W^T`, as [`Device::sparse`].
+    /// `out += x W^T`, as [`CubeDevice::sparse`].
     ///
     /// # Errors
     ///
-    /// As [`Device::sparse`].
+    /// As [`CubeDevice::sparse`].
     pub fn sparse_add(
         &self,
         x: &Activations,

@@ -4,7 +4,7 @@ use trike_trit::{Granularity, TritTensor};
 
 use super::kernels::bitmap::SIGN_BITS;
 use super::shape::{BLOCK, MAX_COLS};
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, CubeDevice};
 #[cfg(doc)]
 use crate::error::CubeError;
 use crate::error::{Result, check_range, check_rotation, check_shape, unsupported};
@@ -138,7 +138,7 @@ impl SparseMatrix {
     ///
     /// [`CubeError::Unsupported`] for more planes, scales per group or means, [`CubeError::Rotation`] for a rotated tensor,
     /// [`CubeError::Range`] for rows longer than [`MAX_COLS`], [`CubeError::Shape`] and [`CubeError::Memory`].
-    pub fn pack(device: &Device, tensor: &TritTensor) -> Result<Self> {
+    pub fn pack(device: &CubeDevice, tensor: &TritTensor) -> Result<Self> {
         let form = form_of(tensor)?;
         Self::pack_form(device, tensor, SparseForm { layout: form.predicted(), ..form })
     }
@@ -149,11 +149,11 @@ impl SparseMatrix {
     ///
     /// As [`SparseMatrix::pack`]; [`CubeError::Range`] for rows longer than [`MAX_SPARSE_COLS`] in
     /// [`SparseLayout::Entries`].
-    pub fn pack_as(device: &Device, tensor: &TritTensor, layout: SparseLayout) -> Result<Self> {
+    pub fn pack_as(device: &CubeDevice, tensor: &TritTensor, layout: SparseLayout) -> Result<Self> {
         Self::pack_form(device, tensor, SparseForm { layout, ..form_of(tensor)? })
     }
 
-    fn pack_form(device: &Device, tensor: &TritTensor, form: SparseForm) -> Result<Self> {
+    fn pack_form(device: &CubeDevice, tensor: &TritTensor, form: SparseForm) -> Result<Self> {
         form.validate()?;
         let scales = (0..form.rows).map(|row| Ok(tensor.scale(0, row, 0)?)).collect::<Result<Vec<f32>>>()?;
         let weights = match form.layout {

@@ -4,7 +4,7 @@ use half::f16;
 use trike_trit::{Coupling, Granularity, Hadamard, ScaleValues, TritTensor};
 
 use super::shape::{BLOCK, MAX_COLS};
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, CubeDevice};
 use crate::error::{CubeError, Result, check_range, check_shape, unsupported};
 
 /// Rows per tile.
@@ -57,7 +57,7 @@ pub enum TernaryLayout {
 /// tied planes form one set (two for six planes, which do not fit a byte), free planes one set each. Tiles are padded with rows
 /// of trit zero and scale zero, blocks with columns of trit zero.
 #[derive(Clone, Debug)]
-pub struct TernaryMatrix {
+pub struct CubeTernaryMatrix {
     form: TernaryForm,
     /// Planes of the tensors; the sets may have one padding plane more.
     depth: usize,
@@ -181,7 +181,7 @@ pub(crate) enum Shared {
 }
 
 impl Shared {
-    fn upload(device: &Device, values: &[f32], f16_scales: bool) -> Result<Self> {
+    fn upload(device: &CubeDevice, values: &[f32], f16_scales: bool) -> Result<Self> {
         Ok(if f16_scales {
             let values: Vec<f16> = values.iter().map(|&v| f16::from_f32(v)).collect();
             Self::F16(device.upload_weights(&values)?)
@@ -191,7 +191,7 @@ impl Shared {
     }
 }
 
-impl TernaryMatrix {
+impl CubeTernaryMatrix {
     /// Packs tensors with equal columns, grouping, planes and coupling; the weights' values are unchanged.
     ///
     /// # Errors
@@ -199,17 +199,17 @@ impl TernaryMatrix {
     /// [`CubeError::Range`] for zero tensors, more than [`MAX_PARTS`], or rows longer than [`MAX_COLS`];
     /// [`CubeError::PartsDiffer`] when the tensors differ in a property that must be equal; [`CubeError::Shape`] and
     /// [`CubeError::Memory`] for tensors too large for the device.
-    pub fn pack(device: &Device, tensors: &[&TritTensor]) -> Result<Self> {
+    pub fn pack(device: &CubeDevice, tensors: &[&TritTensor]) -> Result<Self> {
         Self::pack_as(device, tensors, TernaryLayout::TwoBit)
     }
 
-    /// [`TernaryMatrix::pack`] in a chosen layout.
+    /// [`CubeTernaryMatrix::pack`] in a chosen layout.
     ///
     /// # Errors
     ///
-    /// As [`TernaryMatrix::pack`]; [`CubeError::Unsupported`] for tied planes in [`TernaryLayout::Base3`] and for
+    /// As [`CubeTernaryMatrix::pack`]; [`CubeError::Unsupported`] for tied planes in [`TernaryLayout::Base3`] and for
     /// means in [`TernaryLayout::Blocks`].
-    pub fn pack_as(device: &Device, tensors: &[&TritTensor], layout: TernaryLayout) -> Result<Self> {
+    pub fn pack_as(device: &CubeDevice, tensors: &[&TritTensor], layout: TernaryLayout) -> Result<Self> {
         let form = form_of(tensors, device.capabilities().f16, layout)?;
         let mut host = pack(&form, tensors)?;
         let mut form = form;
@@ -233,7 +233,7 @@ impl TernaryMatrix {
     /// Returns true if tensors can be packed into one matrix: at most [`MAX_PARTS`], equal in every required property, and
     /// together within the device's maximum allocation.
     #[must_use]
-    pub fn can_join(device: &Device, tensors: &[&TritTensor], layout: TernaryLayout) -> bool {
+    pub fn can_join(device: &CubeDevice, tensors: &[&TritTensor], layout: TernaryLayout) -> bool {
         let capabilities = device.capabilities();
         form_of(tensors, capabilities.f16, layout)
             .is_ok_and(|form| form.bytes() as u64 <= capabilities.max_buffer_bytes)

@@ -10,11 +10,11 @@ use super::activations::Activations;
 use super::blueprint::{DecodeBlueprint, LinearBlueprint, SplitBlueprint};
 use super::plan::TernaryProblem;
 use super::shape::ActivationShape;
-use super::ternary::TernaryMatrix;
+use super::ternary::CubeTernaryMatrix;
 use crate::capabilities::{Capabilities, Graphs};
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, CubeDevice};
 use crate::error::{CubeError, Result};
-use crate::plan::{Plan, Strategy};
+use crate::plan::{KernelProblem, Strategy};
 
 /// First word of the text of a table.
 pub const MAGIC: &str = "trike-tuned";
@@ -139,7 +139,7 @@ impl TernaryProblem {
     /// The measured choice for the problem, if there is one that the device and the problem support.
     #[doc(hidden)]
     #[must_use]
-    pub fn tuned(&self, device: &Device) -> Option<LinearBlueprint> {
+    pub fn tuned(&self, device: &CubeDevice) -> Option<LinearBlueprint> {
         let name = device.tuning().get(&self.tuned_key())?;
         let device = device.capabilities();
         let blueprint = self.tuned_candidates(device).into_iter().find(|b| b.name() == name)?;
@@ -171,7 +171,8 @@ impl TernaryProblem {
         )
     }
 
-    /// The blueprints to time: those of [`Plan::candidates`], more shapes of matrix instructions, and other splits of the columns.
+    /// The blueprints to time: those of [`KernelProblem::candidates`], more shapes of matrix instructions, and other splits of the
+    /// columns.
     fn tuned_candidates(&self, device: &Capabilities) -> Vec<LinearBlueprint> {
         let mut all = self.candidates(device);
         if self.x.code_rows() > 2 {
@@ -200,7 +201,7 @@ impl TernaryProblem {
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Uses the choices of a table for all later products of this device and its clones with [`Strategy::Inferred`]. Choices that a
     /// problem does not support have no effect.
     ///
@@ -230,11 +231,11 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] without a matrix or for matrices of several forms, errors of [`Device::linear`], and
+    /// [`CubeError::Length`] without a matrix or for matrices of several forms, errors of [`CubeDevice::linear`], and
     /// [`CubeError::Capture`] within a capture.
     pub fn tune(
         &self,
-        matrices: &[&TernaryMatrix],
+        matrices: &[&CubeTernaryMatrix],
         tokens: usize,
         precision: ActivationPrecision,
         add: bool,
@@ -308,14 +309,14 @@ impl Device {
 
 /// Launches that are timed.
 struct Timed<'c> {
-    graph: Option<crate::device::Graph>,
+    graph: Option<crate::device::LaunchGraph>,
     once: Box<dyn Fn() -> Result<()> + Sync + 'c>,
     calls: u32,
 }
 
 impl Timed<'_> {
     /// Nanoseconds of one call.
-    fn time(&self, device: &Device) -> Result<f64> {
+    fn time(&self, device: &CubeDevice) -> Result<f64> {
         let all = device.timed(|| {
             (0..self.calls).try_for_each(|_| match &self.graph {
                 Some(graph) => graph.replay(),

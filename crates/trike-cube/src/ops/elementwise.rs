@@ -3,9 +3,9 @@
 use cubecl::prelude::*;
 
 use crate::capabilities::Capabilities;
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_range};
-use crate::plan::{Plan, Settings, Strategy, spread};
+use crate::plan::{KernelProblem, Settings, Strategy, spread};
 use trike_core::Cost;
 use trike_core::GatedActivation;
 
@@ -37,7 +37,7 @@ pub struct ElementwiseBlueprint {
 /// Units per cube.
 const UNITS: u32 = 128;
 
-impl Plan for ElementwiseProblem {
+impl KernelProblem for ElementwiseProblem {
     type Blueprint = ElementwiseBlueprint;
     const NAME: &'static str = "elementwise";
 
@@ -117,13 +117,13 @@ mod kernel {
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// `out = activation(gate) * up`.
     ///
     /// # Errors
     ///
     /// [`CubeError::Length`] when the lengths differ, [`CubeError::Overlap`] when the output shares memory with an input, and
-    /// those of [`Plan::plan`] and of the launch.
+    /// those of [`KernelProblem::plan`] and of the launch.
     pub fn gated(
         &self,
         gate: &Buffer<f32>,
@@ -155,7 +155,7 @@ impl Device {
     /// # Errors
     ///
     /// [`CubeError::NotMultiple`] when the length of `x` is not a multiple of that of `y`, [`CubeError::Overlap`] when they
-    /// share memory, and those of [`Plan::plan`] and of the launch.
+    /// share memory, and those of [`KernelProblem::plan`] and of the launch.
     pub fn add(
         &self,
         x: &Buffer<f32>,

@@ -3,11 +3,11 @@
 use cubecl::prelude::*;
 
 use crate::capabilities::Capabilities;
-use crate::device::{Buffer, Device, Element, Launch};
+use crate::device::{Buffer, CubeDevice, Element, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use crate::linear::kernels::dense::weight_of;
-use crate::linear::{DenseForm, DenseKind, DenseMatrix};
-use crate::plan::{Plan, Settings, Strategy, spread};
+use crate::linear::{CubeDenseMatrix, DenseForm, DenseKind};
+use crate::plan::{KernelProblem, Settings, Strategy, spread};
 use trike_core::Cost;
 
 /// Bounded indices on the device: token IDs or row numbers.
@@ -26,7 +26,7 @@ impl Indices {
     /// # Errors
     ///
     /// [`CubeError::Range`] for an empty slice or an index of `below` or more.
-    pub fn upload(device: &Device, values: &[u32], below: u32) -> Result<Self> {
+    pub fn upload(device: &CubeDevice, values: &[u32], below: u32) -> Result<Self> {
         check_indices(values, below)?;
         Ok(Self { buffer: device.upload(values)?, below })
     }
@@ -41,7 +41,7 @@ impl Indices {
     /// # Errors
     ///
     /// [`CubeError::Range`] and [`CubeError::Length`].
-    pub fn write(&self, device: &Device, values: &[u32]) -> Result<()> {
+    pub fn write(&self, device: &CubeDevice, values: &[u32]) -> Result<()> {
         check_indices(values, self.below)?;
         device.write(&self.buffer, values)
     }
@@ -63,8 +63,8 @@ impl Indices {
     ///
     /// # Errors
     ///
-    /// As [`Device::read`].
-    pub fn read(&self, device: &Device) -> Result<Vec<u32>> {
+    /// As [`CubeDevice::read`].
+    pub fn read(&self, device: &CubeDevice) -> Result<Vec<u32>> {
         device.read(&self.buffer)
     }
 
@@ -72,8 +72,12 @@ impl Indices {
     ///
     /// # Errors
     ///
-    /// As [`Device::read_both`].
-    pub fn read_with<T: Element>(&self, device: &Device, other: &Buffer<T>) -> Result<(Vec<u32>, Vec<T>)> {
+    /// As [`CubeDevice::read_both`].
+    pub fn read_with<T: Element>(
+        &self,
+        device: &CubeDevice,
+        other: &Buffer<T>,
+    ) -> Result<(Vec<u32>, Vec<T>)> {
         device.read_both(&self.buffer, other)
     }
 
@@ -106,7 +110,7 @@ pub struct LookupBlueprint {
     pub units: u32,
 }
 
-impl Plan for LookupProblem {
+impl KernelProblem for LookupProblem {
     type Blueprint = LookupBlueprint;
     const NAME: &'static str = "lookup";
 
@@ -182,16 +186,16 @@ mod kernel {
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Copies row `ids[i]` of a table to row `i` of `out`, in f32 (embedding).
     ///
     /// # Errors
     ///
     /// [`CubeError::Range`] when the bound of the indices exceeds the rows of the table, [`CubeError::Length`] for an output of
-    /// the wrong length, [`CubeError::Overlap`], and those of [`Plan::plan`] and of the launch.
+    /// the wrong length, [`CubeError::Overlap`], and those of [`KernelProblem::plan`] and of the launch.
     pub fn lookup(
         &self,
-        table: &DenseMatrix,
+        table: &CubeDenseMatrix,
         ids: &Indices,
         out: &Buffer<f32>,
         strategy: &Strategy<LookupBlueprint>,

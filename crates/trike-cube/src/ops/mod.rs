@@ -14,7 +14,7 @@ mod turns;
 
 pub use elementwise::{Elementwise, ElementwiseBlueprint, ElementwiseProblem};
 pub use lookup::{Indices, LookupBlueprint, LookupProblem};
-pub use rope::{RopeBlueprint, RopeProblem, RopeTable};
-pub use rows::{Norm, RowBlueprint, RowInput, RowProblem, RowSource, RowTarget};
+pub use rope::{CubeRopeTable, RopeBlueprint, RopeProblem};
+pub use rows::{RowBlueprint, RowInput, RowNorm, RowProblem, RowSource, RowTarget};
 pub use top::{MOST, TopBlueprint, TopProblem};
 pub use trike_core::{GatedActivation, RopePairing};

@@ -5,16 +5,16 @@ use trike_core::RopePairing;
 
 use crate::attention::{MAX_POSITION, Positions};
 use crate::capabilities::Capabilities;
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use crate::plan::{Plan, Settings, Strategy, spread};
+use crate::plan::{KernelProblem, Settings, Strategy, spread};
 use trike_core::Cost;
 
 /// Table of cosines and sines per position, on the device.
 ///
 /// The frequencies include the model's RoPE scaling, so one kernel serves every scaling.
 #[derive(Clone, Debug)]
-pub struct RopeTable {
+pub struct CubeRopeTable {
     /// `[position][2][frequency]`: cosines, then sines.
     turns: Buffer<f32>,
     frequencies: usize,
@@ -22,7 +22,7 @@ pub struct RopeTable {
     pairing: RopePairing,
 }
 
-impl RopeTable {
+impl CubeRopeTable {
     /// Computes rotations by `position * frequency` radians for positions below `positions`.
     ///
     /// The angle is the f32 product, as in the models' own code; its sine and cosine are computed in f64 and rounded once.
@@ -30,9 +30,9 @@ impl RopeTable {
     /// # Errors
     ///
     /// [`CubeError::Range`] for zero frequencies or positions, [`CubeError::NonFinite`] for a frequency, and those of
-    /// [`Device::empty`].
+    /// [`CubeDevice::empty`].
     pub fn upload(
-        device: &Device,
+        device: &CubeDevice,
         frequencies: &[f32],
         positions: usize,
         pairing: RopePairing,
@@ -96,7 +96,7 @@ pub struct RopeBlueprint {
     pub units: u32,
 }
 
-impl Plan for RopeProblem {
+impl KernelProblem for RopeProblem {
     type Blueprint = RopeBlueprint;
     const NAME: &'static str = "rope";
 
@@ -164,22 +164,22 @@ mod kernel {
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Rotates `x` (`positions x heads x head_dim`) in place, each token by its position.
     ///
-    /// Elements of a head beyond [`RopeTable::rotated`] are unchanged.
+    /// Elements of a head beyond [`CubeRopeTable::rotated`] are unchanged.
     ///
     /// # Errors
     ///
     /// [`CubeError::NotMultiple`] when `x` is not a whole number of heads, [`CubeError::Length`] when its tokens differ in number
     /// from the positions, [`CubeError::Range`] when the table rotates more elements than a head has or lacks a position, and
-    /// errors of [`Plan::plan`] and of the launch.
+    /// errors of [`KernelProblem::plan`] and of the launch.
     pub fn rope(
         &self,
         x: &Buffer<f32>,
         head_dim: usize,
         positions: &Positions,
-        table: &RopeTable,
+        table: &CubeRopeTable,
         strategy: &Strategy<RopeBlueprint>,
     ) -> Result<()> {
         let tokens = positions.values().len();

@@ -5,10 +5,10 @@ use cubecl::prelude::*;
 use half::f16;
 use trike_core::RopePairing;
 
-use super::rope::RopeTable;
+use super::rope::CubeRopeTable;
 use super::rotate_codes;
-use crate::attention::{Batch, KvBuffer, KvCache, Segment};
-use crate::device::{Buffer, Device, Launch};
+use crate::attention::{CacheSegment, CubeKvCache, KvBuffer, TokenBatch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_range};
 use crate::plan::{Settings, spread};
 
@@ -112,7 +112,7 @@ mod kernel {
         }
     }
 
-    /// As [`rotate_and_store`], for the rows and caches of a [table](crate::attention::Tokens).
+    /// As [`rotate_and_store`], for the rows and caches of a [table](crate::attention::TokenTable).
     #[cube(launch_unchecked)]
     pub(super) fn rotate_and_store_several<E: Float>(
         q: &mut [f32],
@@ -159,23 +159,23 @@ mod kernel {
     }
 }
 
-impl Device {
-    /// Rotates the queries of a segment in place, and stores its rotated keys and its values in its cache: [`Device::rope`] for
-    /// both and [`Device::store`], in one launch. `q` has the shape `positions x heads x head_dim`; `k` and `v` have `positions x
-    /// kv_heads x head_dim` and are not changed. Rows of other segments are unchanged.
+impl CubeDevice {
+    /// Rotates the queries of a segment in place, and stores its rotated keys and its values in its cache: [`CubeDevice::rope`] for
+    /// both and [`CubeDevice::store`], in one launch. `q` has the shape `positions x heads x head_dim`; `k` and `v` have
+    /// `positions x kv_heads x head_dim` and are not changed. Rows of other segments are unchanged.
     ///
     /// # Errors
     ///
-    /// Errors of [`Device::rope`] and [`Device::store`]; [`CubeError::NotMultiple`] for an odd `head_dim`.
+    /// Errors of [`CubeDevice::rope`] and [`CubeDevice::store`]; [`CubeError::NotMultiple`] for an odd `head_dim`.
     pub fn rotate_and_store(
         &self,
         q: &Buffer<f32>,
         k: &Buffer<f32>,
         v: &Buffer<f32>,
-        segment: &Segment<'_>,
-        table: &RopeTable,
+        segment: &CacheSegment<'_>,
+        table: &CubeRopeTable,
     ) -> Result<()> {
-        let Segment { rows, positions, cache } = segment;
+        let CacheSegment { rows, positions, cache } = segment;
         segment.check_new(k, v, self.is_capturing())?;
         let heads = heads_of([q, k, v], cache, positions.values().len(), table)?;
         if cache.overlaps(q) {
@@ -210,18 +210,18 @@ impl Device {
         })
     }
 
-    /// As [`Device::rotate_and_store`], for single tokens of several sequences.
+    /// As [`CubeDevice::rotate_and_store`], for single tokens of several sequences.
     ///
     /// # Errors
     ///
-    /// Errors of [`Device::rotate_and_store`], and [`CubeError::Apart`].
+    /// Errors of [`CubeDevice::rotate_and_store`], and [`CubeError::Apart`].
     pub fn rotate_and_store_tokens(
         &self,
         q: &Buffer<f32>,
         k: &Buffer<f32>,
         v: &Buffer<f32>,
-        batch: &Batch<'_>,
-        table: &RopeTable,
+        batch: &TokenBatch<'_>,
+        table: &CubeRopeTable,
     ) -> Result<()> {
         let cache = batch.check_new(k, v)?;
         let shape = cache.shape();
@@ -264,7 +264,12 @@ impl Device {
 }
 
 /// Number of query heads of a batch of `rows` rows whose keys and values were checked.
-fn heads_of([q, k, v]: [&Buffer<f32>; 3], cache: &KvCache, rows: usize, table: &RopeTable) -> Result<usize> {
+fn heads_of(
+    [q, k, v]: [&Buffer<f32>; 3],
+    cache: &CubeKvCache,
+    rows: usize,
+    table: &CubeRopeTable,
+) -> Result<usize> {
     let shape = cache.shape();
     let unit = rows.saturating_mul(shape.head_dim).max(1);
     if q.len() == 0 || !q.len().is_multiple_of(unit) {
@@ -283,10 +288,10 @@ fn heads_of([q, k, v]: [&Buffer<f32>; 3], cache: &KvCache, rows: usize, table: &
 /// The number of pairs of some rows, and the launch that processes them.
 fn launch_of(
     kernel: &'static str,
-    cache: &KvCache,
+    cache: &CubeKvCache,
     heads: usize,
     rows: usize,
-    table: &RopeTable,
+    table: &CubeRopeTable,
 ) -> (usize, Launch) {
     let shape = cache.shape();
     // Half of the elements of queries and keys, of which there are fewer than 2^32 each.
@@ -297,7 +302,7 @@ fn launch_of(
 }
 
 /// Key heads, head dimension, rotated elements and capacity.
-fn sizes_of(cache: &KvCache, table: &RopeTable) -> [u32; 4] {
+fn sizes_of(cache: &CubeKvCache, table: &CubeRopeTable) -> [u32; 4] {
     let shape = cache.shape();
     // Each was checked against a length that fits 32 bits.
     [shape.kv_heads, shape.head_dim, table.rotated(), shape.capacity].map(|n| n as u32)
@@ -308,16 +313,16 @@ fn launch_several<E: Float>(
     cubes: CubeCount,
     units: CubeDim,
     [q, k, v]: [&Buffer<f32>; 3],
-    batch: &Batch<'_>,
-    table: &RopeTable,
+    batch: &TokenBatch<'_>,
+    table: &CubeRopeTable,
     [count, heads]: [u32; 2],
 ) {
     let cache = batch.caches[0];
     let [kv_heads, dim, rotated, capacity] = sizes_of(cache, table);
     let (keys, values) = (cache.k.all().vectors(1), cache.v.all().vectors(1));
     let (places, turns) = (batch.tokens.table().arg(), table.turns().arg());
-    // SAFETY: `Device::rotate_and_store_tokens` checked the lengths, that rows are within them, that positions are within the table
-    // and that caches are at the offsets of the tokens; a slot is below the capacity, and no two rows share a cache.
+    // SAFETY: `CubeDevice::rotate_and_store_tokens` checked the lengths, that rows are within them, that positions are within the
+    // table and that caches are at the offsets of the tokens; a slot is below the capacity, and no two rows share a cache.
     unsafe {
         kernel::rotate_and_store_several::launch_unchecked::<E>(
             client,
@@ -346,14 +351,14 @@ fn launch_as<E: Float>(
     cubes: CubeCount,
     units: CubeDim,
     [q, k, v]: [&Buffer<f32>; 3],
-    segment: &Segment<'_>,
-    table: &RopeTable,
+    segment: &CacheSegment<'_>,
+    table: &CubeRopeTable,
     [count, first, heads]: [u32; 3],
 ) {
     let [kv_heads, dim, rotated, capacity] = sizes_of(segment.cache, table);
     let (keys, values) = (segment.cache.k.vectors(1), segment.cache.v.vectors(1));
     let (positions, turns) = (segment.positions.buffer().arg(), table.turns().arg());
-    // SAFETY: `Device::rotate_and_store` checked the lengths, rows are within `positions`, positions within the table
+    // SAFETY: `CubeDevice::rotate_and_store` checked the lengths, rows are within `positions`, positions within the table
     // (`Positions::write` checks later ones of recorded launches), a slot is below the capacity, and no two rows share a slot
     // because the positions are consecutive and at most `capacity` in number.
     unsafe {

@@ -4,9 +4,9 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use trike_core::RopePairing;
 
-use super::rope::RopeTable;
-use crate::attention::codes::{Form, UNITS};
-use crate::attention::{Batch, KvCache, Segment};
+use super::rope::CubeRopeTable;
+use crate::attention::codes::{KvCodesForm, UNITS};
+use crate::attention::{CacheSegment, CubeKvCache, TokenBatch};
 use crate::device::{Buffer, Launch};
 use crate::plan::{Settings, spread};
 
@@ -29,7 +29,7 @@ mod kernel {
     }
 
     #[cube]
-    fn part_of(rows: u32, heads: usize, kv_heads: usize, #[comptime] form: Form) -> Part {
+    fn part_of(rows: u32, heads: usize, kv_heads: usize, #[comptime] form: KvCodesForm) -> Part {
         let group = (CUBE_POS * UNITS + UNIT_POS as usize) / comptime!(form.lanes());
         let pairs = heads * comptime!(form.head_dim / 2);
         let for_queries = pairs.div_ceil(comptime!(form.lanes()));
@@ -57,7 +57,7 @@ mod kernel {
         kv_heads: usize,
         rotated: usize,
         capacity: u32,
-        #[comptime] form: Form,
+        #[comptime] form: KvCodesForm,
     ) {
         let stores = part.of_row >= part.for_queries;
         let head = select(stores, part.of_row - part.for_queries, 0usize);
@@ -96,7 +96,7 @@ mod kernel {
         kv_heads: u32,
         rotated: u32,
         capacity: u32,
-        #[comptime] form: Form,
+        #[comptime] form: KvCodesForm,
     ) {
         let (heads, kv_heads, rotated) = (heads as usize, kv_heads as usize, rotated as usize);
         let part = part_of(rows, heads, kv_heads, form);
@@ -108,7 +108,7 @@ mod kernel {
         );
     }
 
-    /// As [`rotate_and_store_codes`], for the rows and caches of a [table](crate::attention::Tokens).
+    /// As [`rotate_and_store_codes`], for the rows and caches of a [table](crate::attention::TokenTable).
     #[cube(launch_unchecked)]
     pub(super) fn rotate_and_store_codes_several(
         q: &mut [f32],
@@ -124,7 +124,7 @@ mod kernel {
         kv_heads: u32,
         rotated: u32,
         capacity: u32,
-        #[comptime] form: Form,
+        #[comptime] form: KvCodesForm,
     ) {
         let (heads, kv_heads, rotated) = (heads as usize, kv_heads as usize, rotated as usize);
         let part = part_of(rows, heads, kv_heads, form);
@@ -138,23 +138,23 @@ mod kernel {
     }
 }
 
-fn form_of(cache: &KvCache, table: &RopeTable) -> Form {
-    Form { head_dim: cache.shape().head_dim, pairing: Some(table.pairing()) }
+fn form_of(cache: &CubeKvCache, table: &CubeRopeTable) -> KvCodesForm {
+    KvCodesForm { head_dim: cache.shape().head_dim, pairing: Some(table.pairing()) }
 }
 
 /// The launch for some rows.
 pub(super) fn launch_of(
     kernel: &'static str,
-    cache: &KvCache,
+    cache: &CubeKvCache,
     heads: usize,
     rows: usize,
-    table: &RopeTable,
+    table: &CubeRopeTable,
 ) -> Launch {
     let (form, shape) = (form_of(cache, table), cache.shape());
     let of_row = (heads * (shape.head_dim / 2)).div_ceil(form.lanes()) + shape.kv_heads;
     let cubes = spread((rows * of_row).div_ceil(UNITS / form.lanes()));
     let settings = Settings { cubes, ..Settings::linear(1, UNITS as u32, 8) };
-    Launch::new(kernel, &form, settings.shared(Form::shared_bytes()))
+    Launch::new(kernel, &form, settings.shared(KvCodesForm::shared_bytes()))
 }
 
 pub(super) fn launch_several(
@@ -162,8 +162,8 @@ pub(super) fn launch_several(
     cubes: CubeCount,
     units: CubeDim,
     [q, k, v]: [&Buffer<f32>; 3],
-    batch: &Batch<'_>,
-    table: &RopeTable,
+    batch: &TokenBatch<'_>,
+    table: &CubeRopeTable,
     (heads, scales): (u32, &Buffer<f32>),
 ) {
     let cache = batch.caches[0];
@@ -172,9 +172,9 @@ pub(super) fn launch_several(
     let [rows, kv_heads, rotated, capacity] =
         [batch.len(), shape.kv_heads, table.rotated(), shape.capacity].map(|n| n as u32);
     let (keys, values) = (cache.k.all().vectors(4), cache.v.all().vectors(4));
-    // SAFETY: `Device::rotate_and_store_tokens` checked the lengths, that rows are within them, that positions are within the table
-    // and that caches are at the offsets of the tokens; a slot is below the capacity, no two rows share a cache, and groups past
-    // the last do nothing.
+    // SAFETY: `CubeDevice::rotate_and_store_tokens` checked the lengths, that rows are within them, that positions are within the
+    // table and that caches are at the offsets of the tokens; a slot is below the capacity, no two rows share a cache, and groups
+    // past the last do nothing.
     unsafe {
         kernel::rotate_and_store_codes_several::launch_unchecked(
             client,
@@ -203,8 +203,8 @@ pub(super) fn launch(
     cubes: CubeCount,
     units: CubeDim,
     [q, k, v]: [&Buffer<f32>; 3],
-    segment: &Segment<'_>,
-    table: &RopeTable,
+    segment: &CacheSegment<'_>,
+    table: &CubeRopeTable,
     (heads, scales): (u32, &Buffer<f32>),
 ) {
     let (cache, of_rows) = (segment.cache, &segment.rows);
@@ -213,7 +213,7 @@ pub(super) fn launch(
     let [rows, first, kv_heads, rotated, capacity] =
         [of_rows.len(), of_rows.start, shape.kv_heads, table.rotated(), shape.capacity].map(|n| n as u32);
     let (keys, values) = (cache.k.vectors(4), cache.v.vectors(4));
-    // SAFETY: `Device::rotate_and_store` checked the lengths, rows are within `positions`, positions within the table
+    // SAFETY: `CubeDevice::rotate_and_store` checked the lengths, rows are within `positions`, positions within the table
     // (`Positions::write` checks later ones of recorded launches), a slot is below the capacity, no two rows share a slot because
     // the positions are consecutive and at most `capacity` in number, and groups past the last do nothing.
     unsafe {

@@ -4,9 +4,9 @@ use cubecl::prelude::*;
 
 use super::lookup::Indices;
 use crate::capabilities::Capabilities;
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use crate::plan::{Plan, Settings, Strategy};
+use crate::plan::{KernelProblem, Settings, Strategy};
 use trike_core::Cost;
 
 /// The `k` largest values of each row.
@@ -36,7 +36,7 @@ pub struct TopBlueprint {
     pub each: usize,
 }
 
-impl Plan for TopProblem {
+impl KernelProblem for TopProblem {
     type Blueprint = TopBlueprint;
     const NAME: &'static str = "top";
 
@@ -189,7 +189,7 @@ mod kernel {
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Finds the `k` largest values of each row of `cols`, in descending order. Returns their columns and writes the values to
     /// `values` (`rows x k`).
     ///
@@ -200,7 +200,7 @@ impl Device {
     ///
     /// [`CubeError::NotMultiple`] when `x` is not a whole number of rows, [`CubeError::Range`] for a `k` of 0, over [`MOST`] or
     /// over the columns, [`CubeError::Length`] for `values` of the wrong length, [`CubeError::Overlap`], and those of
-    /// [`Plan::plan`] and of the launch.
+    /// [`KernelProblem::plan`] and of the launch.
     pub fn top(
         &self,
         x: &Buffer<f32>,

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{UNITS, units};
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use crate::popcount::{STEP, TritTable, words_of};
 
@@ -45,7 +45,7 @@ impl TritCounts {
     /// # Errors
     ///
     /// [`CubeError::Device`].
-    pub fn read(&self, device: &Device) -> Result<Vec<[Vec<u32>; 2]>> {
+    pub fn read(&self, device: &CubeDevice) -> Result<Vec<[Vec<u32>; 2]>> {
         let padded = self.cols.next_multiple_of(STEP);
         let counts = device.read(&self.counts)?;
         let bundles = counts.chunks_exact(2 * padded);
@@ -184,7 +184,7 @@ fn nonzeros(words: &[u32], out: &mut [u32], rows: u32, row_words: u32, #[comptim
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Bundles each run of `each` rows: counts both signs, with row `i` counted `weights[i]` times (once without weights).
     ///
     /// # Errors

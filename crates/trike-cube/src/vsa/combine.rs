@@ -4,9 +4,9 @@ use cubecl::prelude::*;
 
 use super::{OneWay, UNITS, units};
 use crate::capabilities::Capabilities;
-use crate::device::{Device, Launch};
+use crate::device::{CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_shape};
-use crate::plan::{Plan, Settings, Strategy};
+use crate::plan::{KernelProblem, Settings, Strategy};
 use crate::popcount::{Quad, STEP, TritTable};
 use trike_core::Cost;
 
@@ -34,7 +34,7 @@ pub struct CombineProblem {
     pub one: bool,
 }
 
-impl Plan for CombineProblem {
+impl KernelProblem for CombineProblem {
     type Blueprint = OneWay;
     const NAME: &'static str = "combine trits";
 
@@ -96,13 +96,13 @@ fn combine(
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Applies `op` elementwise to `a` and `b`. `b` has as many rows as `a`, or one row, which is broadcast.
     ///
     /// # Errors
     ///
     /// [`CubeError::Length`] for tables of other shapes, [`CubeError::Overlap`] when the output is one of the inputs, and those
-    /// of [`Plan::plan`] and of the launch.
+    /// of [`KernelProblem::plan`] and of the launch.
     pub fn trit_combine(&self, op: TritOp, a: &TritTable, b: &TritTable, out: &TritTable) -> Result<()> {
         check_len("trits of a row of the second table", a.cols(), b.cols())?;
         check_len("trits of a row of combined trits", a.cols(), out.cols())?;

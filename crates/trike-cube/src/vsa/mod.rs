@@ -3,11 +3,11 @@
 //! Every operation takes [`TritTable`]s, one hypervector per row, and works on words of 32 trits; results are bit-identical to
 //! the host's kernels, because nothing is rounded. `trike-vsa` builds algebras on them.
 //!
-//! * binding and its inverses: [`Device::trit_combine`] with [`TritOp`]
-//! * rotation: [`Device::permute`]
-//! * bundling: [`Device::bundle`] computes [`TritCounts`], [`Device::decide`] converts them to trits, [`Device::nonzeros`]
-//!   counts nonzeros to choose a threshold
-//! * comparison and search: [`Device::trit_scores`], [`Device::nearest`] with [`TritHit`]
+//! * binding and its inverses: [`CubeDevice::trit_combine`] with [`TritOp`]
+//! * rotation: [`CubeDevice::permute`]
+//! * bundling: [`CubeDevice::bundle`] computes [`TritCounts`], [`CubeDevice::decide`] converts them to trits,
+//!   [`CubeDevice::nonzeros`] counts nonzeros to choose a threshold
+//! * comparison and search: [`CubeDevice::trit_scores`], [`CubeDevice::nearest`] with [`TritHit`]
 
 mod bundle;
 mod combine;
@@ -17,12 +17,13 @@ mod search;
 pub use bundle::{Decision, TritCounts};
 pub use combine::{CombineProblem, TritOp};
 pub use permute::PermuteProblem;
-pub use search::{MAX_SEARCH_DIMS, TritHit};
+pub use search::MAX_SEARCH_DIMS;
+pub use trike_core::TritHit;
 
 use crate::plan::Settings;
 
 #[cfg(doc)]
-use crate::{Device, TritTable};
+use crate::{CubeDevice, TritTable};
 
 /// Units per cube of the kernels with one word per unit.
 const UNITS: u32 = 128;

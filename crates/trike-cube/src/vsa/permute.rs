@@ -4,9 +4,9 @@ use cubecl::prelude::*;
 
 use super::{OneWay, UNITS, units};
 use crate::capabilities::Capabilities;
-use crate::device::{Device, Launch};
+use crate::device::{CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use crate::plan::{Plan, Settings, Strategy};
+use crate::plan::{KernelProblem, Settings, Strategy};
 use crate::popcount::{STEP, TritTable, words_of};
 use trike_core::Cost;
 
@@ -19,7 +19,7 @@ pub struct PermuteProblem {
     pub cols: usize,
 }
 
-impl Plan for PermuteProblem {
+impl KernelProblem for PermuteProblem {
     type Blueprint = OneWay;
     const NAME: &'static str = "permute trits";
 
@@ -88,13 +88,13 @@ fn permute(words: &[u32], out: &mut [u32], count: u32, cols: u32, steps: u32, by
     }
 }
 
-impl Device {
+impl CubeDevice {
     /// Rotates every row: `out[(j + by) mod cols] = x[j]`.
     ///
     /// # Errors
     ///
     /// [`CubeError::Length`] for an output of another shape, [`CubeError::Overlap`] for the table itself, and those of
-    /// [`Plan::plan`] and of the launch.
+    /// [`KernelProblem::plan`] and of the launch.
     pub fn permute(&self, x: &TritTable, by: isize, out: &TritTable) -> Result<()> {
         check_len("trits of a permuted row", x.cols(), out.cols())?;
         check_len("permuted rows", x.rows(), out.rows())?;

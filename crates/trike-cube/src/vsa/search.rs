@@ -1,11 +1,11 @@
 //! Exact nearest-neighbour search: scores of a batch of queries with every row, and the top k per query.
 
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, CubeDevice};
 use crate::error::{Result, check_len, check_range, check_shape};
 use crate::ops;
 use crate::plan::Strategy;
 use crate::popcount::TritTable;
-use trike_core::TritScore;
+use trike_core::{TritHit, TritScore};
 
 /// Maximum dimensions of a search: every score is an integer that is exact in f32.
 pub const MAX_SEARCH_DIMS: usize = 1 << 24;
@@ -15,16 +15,7 @@ const SCORES: usize = 64 << 20;
 /// A part of a table may begin at multiples of this many rows, for any number of columns: a step takes 32 bytes.
 const BOUNDARY: usize = 8;
 
-/// A search result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TritHit {
-    /// Index of the row.
-    pub row: u32,
-    /// Its score with the query.
-    pub score: i32,
-}
-
-impl Device {
+impl CubeDevice {
     /// Finds, for every query, the `k` rows of `table` with the largest scores, in descending order, ties by index; all rows if
     /// there are fewer than `k`. Only the results are copied to the host.
     ///
@@ -59,7 +50,7 @@ impl Device {
             let (rows, values) = self.read_both(rows.buffer(), &values)?;
             let hits = rows.chunks_exact(k).zip(values.chunks_exact(k));
             // Integers of magnitude at most 2^24.
-            let hit = |(&row, &value): (&u32, &f32)| TritHit { row, score: value as i32 };
+            let hit = |(&row, &value): (&u32, &f32)| TritHit { row: row as usize, score: value as i32 };
             found.extend(hits.map(|(rows, values)| rows.iter().zip(values).map(hit).collect::<Vec<_>>()));
             first += some;
         }

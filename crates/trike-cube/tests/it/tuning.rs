@@ -1,11 +1,11 @@
 //! Kernel choices of a device.
 
 use trike_cube::CubeError;
-use trike_cube::internals::Tuning;
+use trike_cube::internals::KernelChoices;
 
 #[test]
 fn a_plan_is_made_once_until_a_choice_is_added() {
-    let tuning = Tuning::default();
+    let tuning = KernelChoices::default();
     let plan = |problem: &str, made: u8| tuning.planned(&problem.to_owned(), || Ok(made)).expect("a plan");
     assert_eq!([plan("a", 1), plan("a", 2), plan("b", 3)], [1, 1, 3]);
     // The same key with another type is another problem.

@@ -22,8 +22,8 @@ use std::array;
 
 use crate::cpu::Cpu;
 use crate::error::HostError;
-use crate::isa::Token;
-use crate::memory::{Line, Lines};
+use crate::isa::IsaToken;
+use crate::memory::{CacheLine, Lines};
 use crate::pool::ranges;
 
 /// One variant of a measured loop.
@@ -62,7 +62,7 @@ const TURNS: usize = 6;
 const LONG_ENOUGH: Duration = Duration::from_millis(2);
 
 /// A cache line of eight words.
-type WordLine = Line<[u64; 8]>;
+type WordLine = CacheLine<[u64; 8]>;
 
 /// The measured loops of one instruction set.
 trait Loops: Copy + Send + Sync + 'static {
@@ -77,15 +77,15 @@ trait Loops: Copy + Send + Sync + 'static {
 macro_rules! with_token {
     ($isa:expr, $token:ident => $body:expr) => {
         match $isa.token() {
-            Token::Scalar($token) => $body,
+            IsaToken::Scalar($token) => $body,
             #[cfg(target_arch = "x86_64")]
-            Token::Sse41($token) => $body,
+            IsaToken::Sse41($token) => $body,
             #[cfg(target_arch = "x86_64")]
-            Token::Avx2($token) => $body,
+            IsaToken::Avx2($token) => $body,
             #[cfg(target_arch = "x86_64")]
-            Token::AvxVnni($token) => $body,
+            IsaToken::AvxVnni($token) => $body,
             #[cfg(target_arch = "x86_64")]
-            Token::Avx512($token) => $body,
+            IsaToken::Avx512($token) => $body,
         }
     };
 }
@@ -146,8 +146,8 @@ pub fn memory_bandwidth(cpu: &Cpu) -> Result<Probe, HostError> {
     let mut usual: Vec<WordLine> = Vec::new();
     usual.try_reserve_exact(lines).map_err(|_| HostError::Memory { requested: BUFFER_BYTES })?;
     // Write to the buffers, because all pages that were never written map to the same zero page.
-    huge.fill(Line([1; 8]));
-    usual.resize(lines, Line([1; 8]));
+    huge.fill(CacheLine([1; 8]));
+    usual.resize(lines, CacheLine([1; 8]));
     let variants = with_token!(cpu.isa(), token => {
         let read = |reading: &Reading<_>| {
             let buffer: &[WordLine] = if reading.pages == Pages::Huge { &huge } else { &usual };

@@ -12,7 +12,7 @@ use trike_core::DeviceSpec;
 use trike_cpu::Cpu;
 #[cfg(feature = "gpu")]
 use trike_nn::{
-    ActivationPolicy, Backend, BackendBase, CubeBackend, DecoderSpec, DeviceMemory, LayerWeights, NnError,
+    ActivationPolicy, Backend, BackendBase, CubeBackend, DecoderSpec, LayerWeights, NnError, StageDevice,
 };
 use trike_nn::{CpuBackend, KvPrecision, KvSpec, StagePlan};
 use trike_trit::{Encoding, Granularity};
@@ -37,7 +37,7 @@ impl DeviceChoice {
         #[cfg(feature = "gpu")]
         {
             use trike_nn::cube::CubeError;
-            let open = |spec| match trike_nn::cube::Device::open(spec) {
+            let open = |spec| match trike_nn::cube::CubeDevice::open(spec) {
                 Ok(device) => Ok(device),
                 Err(CubeError::NotLinked { .. }) => Err(LlmError::NotBuilt { device: spec }),
                 Err(error) => Err(NnError::from(error).into()),
@@ -80,7 +80,7 @@ enum Kind {
     Cpu,
     /// One device or several, with the requested number of layers on each.
     #[cfg(feature = "gpu")]
-    Gpus(Vec<(trike_nn::cube::Device, Option<usize>)>),
+    Gpus(Vec<(trike_nn::cube::CubeDevice, Option<usize>)>),
 }
 
 impl Device {
@@ -91,7 +91,7 @@ impl Device {
 
     /// The device of the kernels for GPUs, the first one of several; `None` for the CPU.
     #[cfg(feature = "gpu")]
-    pub fn into_cube(self) -> Option<trike_nn::cube::Device> {
+    pub fn into_cube(self) -> Option<trike_nn::cube::CubeDevice> {
         match self.0 {
             Kind::Cpu => None,
             Kind::Gpus(devices) => devices.into_iter().next().map(|(device, _)| device),
@@ -235,11 +235,11 @@ struct Stages(Vec<(CubeBackend, Option<usize>)>);
 #[cfg(feature = "gpu")]
 impl Stages {
     fn new(
-        devices: &[(trike_nn::cube::Device, Option<usize>)],
+        devices: &[(trike_nn::cube::CubeDevice, Option<usize>)],
         activations: ActivationPolicy,
         options: &LoadOptions,
     ) -> Self {
-        let backend = |device: &trike_nn::cube::Device| {
+        let backend = |device: &trike_nn::cube::CubeDevice| {
             CubeBackend::new(device.clone(), activations).with_layout(options.layout)
         };
         Self(devices.iter().map(|(device, layers)| (backend(device), *layers)).collect())
@@ -254,7 +254,7 @@ impl Stages {
     ) -> Result<Vec<StagePlan>, LlmError> {
         let memory = |(backend, _): &(CubeBackend, Option<usize>)| {
             let available = backend.available()?;
-            Ok(DeviceMemory { name: backend.name(), available, kv: supported(backend, *kv) })
+            Ok(StageDevice { name: backend.name(), available, kv: supported(backend, *kv) })
         };
         let devices = self.0.iter().map(memory).collect::<Result<Vec<_>, LlmError>>()?;
         let weights = weights(devices.len() > 1)?;

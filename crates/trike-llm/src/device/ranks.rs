@@ -6,8 +6,8 @@ use std::{fmt, ops::Range};
 use trike_comm::{Communicator, agree, rank_places};
 use trike_cpu::{Cpu, MemoryLimit, free_memory};
 use trike_nn::{
-    ActivationPolicy, ActivationPrecision, CpuBackend, DeviceMemory, Division, Eviction, KeySelector,
-    KvPrecisions, KvSpec, MemoryPlan, NnError, PromptKeys, RankBackend, StagePlan,
+    ActivationPolicy, ActivationPrecision, CpuBackend, Division, Eviction, KeySelector, KvPrecisions, KvSpec,
+    MemoryPlan, NnError, PromptKeys, RankBackend, StageDevice, StagePlan,
 };
 
 use super::{host, plan};
@@ -253,12 +253,12 @@ fn layers_of(
     machines: &[Machine],
 ) -> Result<Vec<usize>, LlmError> {
     let weights = plan::layer_weights(file, options, machines.len() > 1)?;
-    let device = |(rank, machine): (usize, &Machine)| DeviceMemory {
+    let device = |(rank, machine): (usize, &Machine)| StageDevice {
         name: format!("rank {rank}"),
         available: machine.available,
         kv: *sequence,
     };
-    let devices: Vec<DeviceMemory> = machines.iter().enumerate().map(device).collect();
+    let devices: Vec<StageDevice> = machines.iter().enumerate().map(device).collect();
     let counts = |stages: Vec<StagePlan>| stages.into_iter().map(|stage| stage.layers.len()).collect();
     match weights.split(&file.config().spec, PROMPT_STEP, &devices) {
         Ok(stages) => Ok(counts(stages)),

@@ -7,7 +7,7 @@ mod session;
 
 use std::{ops::ControlFlow, time::Instant};
 
-use trike_nn::{Backend, Eviction, KvSpec, Logits, Sequence, Step, StepLogits};
+use trike_nn::{Backend, DecoderSequence, Eviction, KvSpec, Logits, Step, StepLogits};
 
 use crate::{LanguageModel, LlmError, tokenizer::TokenizerError};
 pub use continuation::Continuation;
@@ -177,7 +177,7 @@ impl<B: Backend + 'static> LanguageModel<B> {
 }
 
 /// Maximum tokens of the next step of a prompt.
-fn step_of<B: Backend>(sequence: &Sequence<B>) -> usize {
+fn step_of<B: Backend>(sequence: &DecoderSequence<B>) -> usize {
     match sequence.spec().eviction {
         Eviction::Never => PROMPT_STEP,
         _ => PROMPT_STEP.min(sequence.max_step()),
@@ -188,7 +188,7 @@ impl<B: Backend> LanguageModel<B> {
     /// Runs `ids` through the model in steps and returns the logits of the last token.
     fn prefill(
         &self,
-        sequence: &mut Sequence<B>,
+        sequence: &mut DecoderSequence<B>,
         ids: &[u32],
         enough: Option<usize>,
     ) -> Result<StepLogits, LlmError> {
@@ -205,7 +205,7 @@ impl<B: Backend> LanguageModel<B> {
     /// The `enough` largest logits of the next token, or all logits if more are needed.
     fn step(
         &self,
-        sequence: &mut Sequence<B>,
+        sequence: &mut DecoderSequence<B>,
         ids: &[u32],
         enough: Option<usize>,
     ) -> Result<StepLogits, LlmError> {

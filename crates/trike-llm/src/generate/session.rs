@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use trike_format::{Difference, Digest, Identity, OutputFile};
-use trike_nn::{Backend, Decoder, KvSpec, Sequence};
+use trike_nn::{Backend, Decoder, DecoderSequence, KvSpec};
 
 use super::PROMPT_STEP;
 use crate::{GenerateOptions, LanguageModel, LlmError, fingerprint};
@@ -43,7 +43,7 @@ const MAX_HEADER: u32 = 64 << 20;
 pub struct Session {
     /// The tokens whose keys and values are kept.
     ids: Vec<u32>,
-    /// A `Sequence<B>` of that length.
+    /// A `DecoderSequence<B>` of that length.
     sequence: Option<Box<dyn Any>>,
     /// Version of the decoder that computed it.
     version: u64,
@@ -91,9 +91,9 @@ impl Session {
         decoder: &Decoder<B>,
         spec: &KvSpec,
         prompt: &[u32],
-    ) -> Result<Sequence<B>, LlmError> {
+    ) -> Result<DecoderSequence<B>, LlmError> {
         let ids = std::mem::take(&mut self.ids);
-        let kept = self.sequence.take().and_then(|kept| kept.downcast::<Sequence<B>>().ok());
+        let kept = self.sequence.take().and_then(|kept| kept.downcast::<DecoderSequence<B>>().ok());
         let mut common = ids.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(prompt.len() - 1);
         if kept.as_ref().is_some_and(|kept| kept.spec().keys != spec.keys) {
             common = common.min(self.read);
@@ -134,7 +134,7 @@ impl Session {
     pub(super) fn keep<B: Backend + 'static>(
         &mut self,
         decoder: &Decoder<B>,
-        sequence: Sequence<B>,
+        sequence: DecoderSequence<B>,
         ids: &[u32],
         (reused, prompt): (usize, usize),
     ) {
@@ -156,7 +156,8 @@ impl<B: Backend + 'static> LanguageModel<B> {
     /// [`LlmError::Io`]; [`LlmError::SessionFile`] when the file exists and is not a saved session; errors of a backend that cannot
     /// copy its caches. An empty session, or one with evicted positions, is not written.
     pub fn save_session(&self, session: &Session, path: &Path) -> Result<(), LlmError> {
-        let Some(sequence) = session.sequence.as_ref().and_then(|kept| kept.downcast_ref::<Sequence<B>>())
+        let Some(sequence) =
+            session.sequence.as_ref().and_then(|kept| kept.downcast_ref::<DecoderSequence<B>>())
         else {
             return Ok(());
         };

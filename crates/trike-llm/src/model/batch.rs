@@ -1,7 +1,7 @@
 //! Sequences of a model that are stepped together.
 
 use trike_core::{Bounds, OptionError};
-use trike_nn::{Backend, Decoder, Eviction, KvPage, KvSpec, Logits, Sequence, Step, StepLogits};
+use trike_nn::{Backend, Decoder, DecoderSequence, Eviction, KvPage, KvSpec, Logits, Step, StepLogits};
 
 use crate::LlmError;
 
@@ -34,7 +34,7 @@ pub trait SequenceBatch {
     ///
     /// # Errors
     ///
-    /// [`LlmError::Option`] for a sequence that the batch does not have, and as [`Sequence::truncate`].
+    /// [`LlmError::Option`] for a sequence that the batch does not have, and as [`DecoderSequence::truncate`].
     fn truncate(&mut self, of: usize, len: usize) -> Result<(), LlmError>;
 
     /// Removes all tokens of a sequence and frees the memory of its pages.
@@ -55,7 +55,7 @@ pub trait SequenceBatch {
     ///
     /// # Errors
     ///
-    /// As [`Sequence::adopt`], and [`LlmError::Option`] for a sequence that the batch does not have.
+    /// As [`DecoderSequence::adopt`], and [`LlmError::Option`] for a sequence that the batch does not have.
     fn adopt(&mut self, of: usize, pages: &[KvPage], len: usize) -> Result<(), LlmError>;
 }
 
@@ -63,7 +63,7 @@ pub trait SequenceBatch {
 pub struct DecoderBatch<'a, B: Backend> {
     decoder: &'a Decoder<B>,
     kv: KvSpec,
-    sequences: Vec<Sequence<B>>,
+    sequences: Vec<DecoderSequence<B>>,
     is_paged: bool,
 }
 
@@ -86,7 +86,7 @@ impl<'a, B: Backend> DecoderBatch<'a, B> {
     }
 
     /// The sequences.
-    pub fn sequences_mut(&mut self) -> &mut [Sequence<B>] {
+    pub fn sequences_mut(&mut self) -> &mut [DecoderSequence<B>] {
         &mut self.sequences
     }
 
@@ -103,7 +103,7 @@ impl<B: Backend> SequenceBatch for DecoderBatch<'_, B> {
     }
 
     fn len(&self, of: usize) -> usize {
-        self.sequences.get(of).map_or(0, Sequence::len)
+        self.sequences.get(of).map_or(0, DecoderSequence::len)
     }
 
     fn is_paged(&self) -> bool {
@@ -115,7 +115,7 @@ impl<B: Backend> SequenceBatch for DecoderBatch<'_, B> {
         steps: &[(usize, &[u32])],
         largest: Option<usize>,
     ) -> Result<Vec<StepLogits>, LlmError> {
-        let mut free: Vec<Option<&mut Sequence<B>>> = self.sequences.iter_mut().map(Some).collect();
+        let mut free: Vec<Option<&mut DecoderSequence<B>>> = self.sequences.iter_mut().map(Some).collect();
         let all = Bounds::at_least(0usize).at_most(free.len().saturating_sub(1));
         let mut taken = Vec::with_capacity(steps.len());
         for &(of, ids) in steps {

@@ -10,8 +10,8 @@ use tempfile::TempDir;
 use trike_cpu::{Cpu, Isa};
 use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile};
 use trike_nn::{
-    ActivationPolicy, ActivationPrecision, Backend, CpuBackend, KvPrecision, KvSpec, Logits, NnError,
-    Sequence, Step,
+    ActivationPolicy, ActivationPrecision, Backend, CpuBackend, DecoderSequence, KvPrecision, KvSpec, Logits,
+    NnError, Step,
 };
 use trike_reference::CandleBackend;
 use trike_testkit::{Llama2cCheckpoint, Llama2cShape, assert_close, max_rel, storyteller, tiny};
@@ -150,7 +150,7 @@ fn batches_and_steps<B: Backend>(model: &LanguageModel<B>, bound: f32) {
     for (got, want) in together.iter().zip(&alone) {
         assert_close(got, want, bound);
     }
-    assert_eq!(sequences.iter().map(Sequence::len).collect::<Vec<_>>(), [17, 1, 30]);
+    assert_eq!(sequences.iter().map(DecoderSequence::len).collect::<Vec<_>>(), [17, 1, 30]);
 
     // One token of each, in one batch, after truncating the last.
     for sequence in &mut sequences[..] {

@@ -116,13 +116,13 @@ fn on_the_host() {
 fn on_a_device() {
     use trike_nn::{
         CubeBackend,
-        cube::{Device, DeviceOptions, DeviceSpec, Planes, Runtime},
+        cube::{CubeDevice, DeviceOptions, DeviceSpec, Planes, Runtime},
     };
     let open = |index| {
         let options = DeviceOptions::default().with_planes(Planes::Forced);
-        Device::open_with(DeviceSpec::Numbered(Runtime::Wgpu, index), options).ok()
+        CubeDevice::open_with(DeviceSpec::Numbered(Runtime::Wgpu, index), options).ok()
     };
-    let Some(device) = (0..).map_while(open).find(Device::is_software) else {
+    let Some(device) = (0..).map_while(open).find(CubeDevice::is_software) else {
         return trike_testkit::skip("no Vulkan driver");
     };
     check(|| CubeBackend::new(device.clone(), ActivationPrecision::Int8PerToken));

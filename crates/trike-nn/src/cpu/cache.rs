@@ -72,7 +72,7 @@ impl CpuCache {
         Ok(Self { store, spec: *spec, index, retained })
     }
 
-    /// An empty cache in pages, which are allocated as positions are stored; [`Sequence`](crate::Sequence) has checked that nothing
+    /// An empty cache in pages, which are allocated as positions are stored; [`DecoderSequence`](crate::DecoderSequence) has checked that nothing
     /// else than appending is wanted of it.
     pub(super) fn paged(spec: &CacheSpec) -> Self {
         Self { store: Store::Pages(Vec::new()), spec: *spec, index: None, retained: None }

@@ -17,8 +17,8 @@ use trike_trit::{Edit, TritTensor};
 use crate::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, Backend, BackendBase, BackendCaches, BackendOps,
     BackendPlacement, BackendSteps, BackendTransfers, BackendWeights, CacheCapabilities, CacheSpec, Decoder,
-    GatedActivation, KvPrecision, KvPrecisions, KvSpec, Layout, MatrixEdit, NnError, RopePairing, RopeSpec,
-    Segment, Sequence, SharedPage, StepInputs, Tensor,
+    DecoderSequence, GatedActivation, KvPrecision, KvPrecisions, KvSpec, Layout, MatrixEdit, NnError,
+    RopePairing, RopeSpec, Segment, SharedPage, StepInputs, Tensor,
     backend::{no_pages, no_saved_caches},
     check,
 };
@@ -191,7 +191,11 @@ impl Decoder<CpuBackend> {
     /// # Errors
     ///
     /// As a step of `positions` tokens: [`NnError::EmptyStep`], [`NnError::ContextFull`] and [`NnError::StepTooLong`].
-    pub fn fill_cache(&self, sequence: &mut Sequence<CpuBackend>, positions: usize) -> Result<(), NnError> {
+    pub fn fill_cache(
+        &self,
+        sequence: &mut DecoderSequence<CpuBackend>,
+        positions: usize,
+    ) -> Result<(), NnError> {
         sequence.check_step(positions)?;
         let mut values = vec![0.0; 2 * self.spec().kv_width()];
         let mut state = 1u32;

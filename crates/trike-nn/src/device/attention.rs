@@ -2,8 +2,8 @@
 
 use std::sync::PoisonError;
 
-use trike_cube::attention::{Batch, KvCache, Segment, Token};
-use trike_cube::ops::RopeTable;
+use trike_cube::attention::{CacheSegment, CacheToken, CubeKvCache, TokenBatch};
+use trike_cube::ops::CubeRopeTable;
 use trike_cube::{Buffer, Strategy};
 
 use super::{CubeBackend, CubeInputs, CubeRope, CubeTensor};
@@ -17,9 +17,9 @@ impl CubeBackend {
         [q, k, v]: [&CubeTensor; 3],
         rope: Option<&CubeRope>,
         inputs: &CubeInputs,
-        caches: &mut [&mut KvCache],
+        caches: &mut [&mut CubeKvCache],
     ) -> Result<CubeTensor, NnError> {
-        let caches: Vec<&KvCache> = caches.iter().map(|cache| &**cache).collect();
+        let caches: Vec<&CubeKvCache> = caches.iter().map(|cache| &**cache).collect();
         let specs: Vec<CacheSpec> = caches.iter().map(|cache| spec_of(cache)).collect();
         check::attention(spec, [q, k, v].map(CubeTensor::shape), &inputs.host, specs.iter())?;
         let table = match rope {
@@ -37,7 +37,7 @@ impl CubeBackend {
             match together[..] {
                 [one] => {
                     let (rows, cache) = (segments[one].rows.clone(), caches[one]);
-                    let rows = Segment { rows, positions: &inputs.at(self.index).positions, cache };
+                    let rows = CacheSegment { rows, positions: &inputs.at(self.index).positions, cache };
                     self.attend_to_one(&spec, qkv, table.as_ref(), &rows, &out.buffer)?;
                 }
                 _ => {
@@ -52,8 +52,8 @@ impl CubeBackend {
         &self,
         spec: &AttentionSpec,
         [q, k, v]: [&Buffer<f32>; 3],
-        table: Option<&RopeTable>,
-        rows: &Segment<'_>,
+        table: Option<&CubeRopeTable>,
+        rows: &CacheSegment<'_>,
         out: &Buffer<f32>,
     ) -> Result<(), NnError> {
         match table {
@@ -67,9 +67,9 @@ impl CubeBackend {
         &self,
         spec: &AttentionSpec,
         [q, k, v]: [&Buffer<f32>; 3],
-        table: Option<&RopeTable>,
+        table: Option<&CubeRopeTable>,
         (inputs, together): (&CubeInputs, &[usize]),
-        caches: &[&KvCache],
+        caches: &[&CubeKvCache],
         out: &CubeTensor,
     ) -> Result<(), NnError> {
         let tokens = batch_of(&inputs.host, caches, together.iter().copied());
@@ -81,8 +81,8 @@ impl CubeBackend {
                 known.len() - 1
             }
         };
-        let caches: Vec<&KvCache> = tokens.iter().map(|token| token.cache).collect();
-        let batch = Batch { tokens: &known[at], caches: &caches };
+        let caches: Vec<&CubeKvCache> = tokens.iter().map(|token| token.cache).collect();
+        let batch = TokenBatch { tokens: &known[at], caches: &caches };
         match table {
             Some(table) => self.device.rotate_and_store_tokens(q, k, v, &batch, table)?,
             None => self.device.store_tokens(k, v, &batch)?,
@@ -94,18 +94,18 @@ impl CubeBackend {
 /// The tokens of some segments of one row each.
 pub(super) fn batch_of<'a>(
     inputs: &StepInputs,
-    caches: &[&'a KvCache],
+    caches: &[&'a CubeKvCache],
     segments: impl Iterator<Item = usize>,
-) -> Vec<Token<'a>> {
+) -> Vec<CacheToken<'a>> {
     let token = |i: usize| {
         let row = inputs.segments()[i].rows.start;
-        Token { row, position: inputs.positions()[row], cache: caches[i] }
+        CacheToken { row, position: inputs.positions()[row], cache: caches[i] }
     };
     segments.map(token).collect()
 }
 
 /// The segments of a step that are processed together: single tokens with one window whose caches share an allocation.
-fn groups(inputs: &CubeInputs, caches: &[&KvCache]) -> Vec<Vec<usize>> {
+fn groups(inputs: &CubeInputs, caches: &[&CubeKvCache]) -> Vec<Vec<usize>> {
     let segments = inputs.host.segments();
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for (i, segment) in segments.iter().enumerate() {
@@ -122,7 +122,7 @@ fn groups(inputs: &CubeInputs, caches: &[&KvCache]) -> Vec<Vec<usize>> {
     groups
 }
 
-fn spec_of(cache: &KvCache) -> CacheSpec {
+fn spec_of(cache: &CubeKvCache) -> CacheSpec {
     let shape = cache.shape();
     CacheSpec {
         kv_heads: shape.kv_heads,

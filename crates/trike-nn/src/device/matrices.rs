@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use trike_core::{DenseData, Layout};
 use trike_cube::CubeError;
 use trike_cube::linear::{
-    self, DenseMatrix, DenseValues, SparseLayout, SparseMatrix, TernaryLayout, TernaryMatrix,
+    self, CubeDenseMatrix, CubeTernaryMatrix, DenseValues, SparseLayout, SparseMatrix, TernaryLayout,
 };
-use trike_cube::ops::RopeTable;
+use trike_cube::ops::CubeRopeTable;
 use trike_trit::{Edit, GroupSize, TritTensor};
 
 use super::CubeBackend;
@@ -21,7 +21,7 @@ pub struct CubeMatrix(pub(super) Kind);
 pub(super) enum Kind {
     /// One part of a fused matrix.
     Ternary {
-        packed: Arc<TernaryMatrix>,
+        packed: Arc<CubeTernaryMatrix>,
         part: usize,
         /// Host copy of a matrix for row lookups: few rows are read, so they are dequantized on the host.
         table: Option<Arc<TritTensor>>,
@@ -31,7 +31,7 @@ pub(super) enum Kind {
         matrix: SparseMatrix,
         table: Option<Arc<TritTensor>>,
     },
-    Dense(DenseMatrix),
+    Dense(CubeDenseMatrix),
 }
 
 impl CubeMatrix {
@@ -97,7 +97,7 @@ pub struct CubeRope {
     frequencies: Vec<f32>,
     pairing: RopePairing,
     pub(super) head_dim: usize,
-    table: Mutex<RopeTable>,
+    table: Mutex<CubeRopeTable>,
 }
 
 /// Positions with cosines and sines on the device from the start, at eight bytes per pair: 4 MiB for heads of 128.
@@ -112,19 +112,19 @@ impl CubeRope {
     ) -> Result<Self, NnError> {
         let frequencies = spec.frequencies(head_dim);
         let kept = context.clamp(1, KEPT_POSITIONS);
-        let table = RopeTable::upload(&backend.device, &frequencies, kept, spec.pairing)?;
+        let table = CubeRopeTable::upload(&backend.device, &frequencies, kept, spec.pairing)?;
         Ok(Self { frequencies, pairing: spec.pairing, head_dim, table: Mutex::new(table) })
     }
 
     /// A table of at least `needed` positions.
-    pub(super) fn table(&self, backend: &CubeBackend, needed: usize) -> Result<RopeTable, NnError> {
+    pub(super) fn table(&self, backend: &CubeBackend, needed: usize) -> Result<CubeRopeTable, NnError> {
         let kept = || self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let table = kept().clone();
         if needed <= table.positions() {
             return Ok(table);
         }
         let upload =
-            |positions| RopeTable::upload(&backend.device, &self.frequencies, positions, self.pairing);
+            |positions| CubeRopeTable::upload(&backend.device, &self.frequencies, positions, self.pairing);
         // Upload without the lock: it may wait for a recording thread, which may in turn wait for the lock.
         let table = match upload(needed.max(2 * table.positions())) {
             // Twice the positions may exceed the largest allocation: retry with the required number.
@@ -143,7 +143,7 @@ impl CubeBackend {
         Ok(CubeMatrix(match weight {
             Tensor::Ternary(tensor) => match packing(self.layout_of(&tensor)) {
                 Packing::Ternary(layout) => {
-                    let packed = Arc::new(TernaryMatrix::pack_as(device, &[&tensor], layout)?);
+                    let packed = Arc::new(CubeTernaryMatrix::pack_as(device, &[&tensor], layout)?);
                     self.remember(&packed);
                     Kind::Ternary { packed, part: 0, table: looked_up.then(|| Arc::new(tensor)) }
                 }
@@ -155,7 +155,7 @@ impl CubeBackend {
             Tensor::Int8(w) => {
                 let scales: Vec<f32> = w.scales().iter().collect();
                 let values = DenseValues::Int8 { codes: w.codes(), scales: &scales, group: w.group() };
-                Kind::Dense(DenseMatrix::upload(device, w.rows(), w.cols(), values)?)
+                Kind::Dense(CubeDenseMatrix::upload(device, w.rows(), w.cols(), values)?)
             }
             Tensor::Dense(w) => {
                 let values = match w.data() {
@@ -163,7 +163,7 @@ impl CubeBackend {
                     DenseData::F16(v) => DenseValues::F16(v),
                     DenseData::Bf16(v) => DenseValues::Bf16(v),
                 };
-                Kind::Dense(DenseMatrix::upload(device, w.rows(), w.cols(), values)?)
+                Kind::Dense(CubeDenseMatrix::upload(device, w.rows(), w.cols(), values)?)
             }
         }))
     }
@@ -178,7 +178,7 @@ impl CubeBackend {
         }
         let joined = (tensors.len() == weights.len()).then(|| self.joined_layout(&tensors)).flatten();
         if let Some(layout) = joined {
-            let packed = Arc::new(TernaryMatrix::pack_as(&self.device, &tensors, layout)?);
+            let packed = Arc::new(CubeTernaryMatrix::pack_as(&self.device, &tensors, layout)?);
             self.remember(&packed);
             let part = |part| CubeMatrix(Kind::Ternary { packed: Arc::clone(&packed), part, table: None });
             return Ok((0..tensors.len()).map(part).collect());
@@ -222,7 +222,7 @@ impl CubeBackend {
         let first = layouts.next()?;
         match packing(first) {
             Packing::Ternary(layout) if layouts.all(|other| other == first) => {
-                TernaryMatrix::can_join(&self.device, tensors, layout).then_some(layout)
+                CubeTernaryMatrix::can_join(&self.device, tensors, layout).then_some(layout)
             }
             _ => None,
         }

@@ -15,9 +15,9 @@ mod tune;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, Weak};
 
-use trike_cube::attention::KvCache;
-use trike_cube::linear::TernaryMatrix;
-use trike_cube::{Buffer, Device, Graphs, Strategy};
+use trike_cube::attention::CubeKvCache;
+use trike_cube::linear::CubeTernaryMatrix;
+use trike_cube::{Buffer, CubeDevice, Graphs, Strategy};
 use trike_trit::{Edit, TritTensor};
 
 pub use self::matrices::{CubeMatrix, CubeRope};
@@ -41,17 +41,17 @@ use crate::{
 /// [`CubeBackend::pipeline`] combines several devices.
 ///
 /// ```no_run
-/// use trike_cube::{Device, DeviceSpec};
+/// use trike_cube::{CubeDevice, DeviceSpec};
 /// use trike_nn::{ActivationPrecision, BackendBase, CubeBackend};
 ///
-/// let device = Device::open(DeviceSpec::Auto)?;
+/// let device = CubeDevice::open(DeviceSpec::Auto)?;
 /// let backend = CubeBackend::new(device, ActivationPrecision::F32);
 /// println!("{}", backend.name());
 /// # Ok::<(), trike_cube::CubeError>(())
 /// ```
 #[derive(Debug)]
 pub struct CubeBackend {
-    device: Device,
+    device: CubeDevice,
     activations: ActivationPolicy,
     /// The requested layout; chosen per matrix when `None`.
     layout: Option<Layout>,
@@ -61,7 +61,7 @@ pub struct CubeBackend {
     record_alone: Mutex<()>,
     traffic: Traffic,
     /// The ternary matrices that were loaded, for [`Backend::tune`].
-    resident: Mutex<Vec<Weak<TernaryMatrix>>>,
+    resident: Mutex<Vec<Weak<CubeTernaryMatrix>>>,
     /// Stage number of this backend, if it is part of a pipeline.
     index: usize,
     /// The stages on other devices, in the order of their layers.
@@ -71,7 +71,7 @@ pub struct CubeBackend {
 impl CubeBackend {
     /// A backend on a device; `activations` is the activation precision of ternary layers, or the policy that chooses it per
     /// layer.
-    pub fn new(device: Device, activations: impl Into<ActivationPolicy>) -> Self {
+    pub fn new(device: CubeDevice, activations: impl Into<ActivationPolicy>) -> Self {
         let graphs = device.capabilities().graphs != Graphs::None;
         Self {
             device,
@@ -95,7 +95,7 @@ impl CubeBackend {
     }
 
     /// The device, or the first one of a pipeline.
-    pub fn device(&self) -> &Device {
+    pub fn device(&self) -> &CubeDevice {
         &self.device
     }
 
@@ -136,7 +136,7 @@ impl BackendBase for CubeBackend {
     type Matrix = CubeMatrix;
     type Vector = Buffer<f32>;
     type Rope = CubeRope;
-    type Cache = KvCache;
+    type Cache = CubeKvCache;
     type Inputs = CubeInputs;
     type Recorded = CubeRecorded;
 
@@ -188,13 +188,13 @@ impl BackendWeights for CubeBackend {
 }
 
 impl BackendCaches for CubeBackend {
-    fn new_cache(&self, spec: &CacheSpec) -> Result<KvCache, NnError> {
-        let cache = KvCache::empty(&self.device, self.cache_shape(spec))?;
+    fn new_cache(&self, spec: &CacheSpec) -> Result<CubeKvCache, NnError> {
+        let cache = CubeKvCache::empty(&self.device, self.cache_shape(spec))?;
         Ok(cache.with_keys(&self.device, spec.keys)?)
     }
 
-    fn new_caches(&self, spec: &CacheSpec, count: usize) -> Result<Vec<KvCache>, NnError> {
-        let caches = KvCache::several(&self.device, self.cache_shape(spec), count)?;
+    fn new_caches(&self, spec: &CacheSpec, count: usize) -> Result<Vec<CubeKvCache>, NnError> {
+        let caches = CubeKvCache::several(&self.device, self.cache_shape(spec), count)?;
         Ok(caches
             .into_iter()
             .map(|cache| cache.with_keys(&self.device, spec.keys))
@@ -278,7 +278,7 @@ impl BackendOps for CubeBackend {
         k: &CubeTensor,
         v: &CubeTensor,
         inputs: &CubeInputs,
-        caches: &mut [&mut KvCache],
+        caches: &mut [&mut CubeKvCache],
     ) -> Result<CubeTensor, NnError> {
         self.attend(spec, [q, k, v], None, inputs, caches)
     }
@@ -289,7 +289,7 @@ impl BackendOps for CubeBackend {
         [q, k, v]: [&mut CubeTensor; 3],
         rope: &CubeRope,
         inputs: &CubeInputs,
-        caches: &mut [&mut KvCache],
+        caches: &mut [&mut CubeKvCache],
     ) -> Result<CubeTensor, NnError> {
         self.attend(spec, [&*q, &*k, &*v], Some(rope), inputs, caches)
     }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use trike_cube::linear::{ActivationShape, Activations, TernaryMatrix};
-use trike_cube::ops::{self, Indices, RopeTable, RowInput};
+use trike_cube::linear::{ActivationShape, Activations, CubeTernaryMatrix};
+use trike_cube::ops::{self, CubeRopeTable, Indices, RowInput};
 use trike_cube::{Buffer, Strategy};
 use trike_trit::Hadamard;
 
@@ -29,7 +29,7 @@ fn shape_of(input: &Input<'_, CubeBackend>) -> Result<check::Shape, NnError> {
 }
 
 /// The tensors of an input, and its norm.
-fn rows_of<'a>(input: &Input<'a, CubeBackend>) -> (RowInput<'a>, Option<ops::Norm<'a>>) {
+fn rows_of<'a>(input: &Input<'a, CubeBackend>) -> (RowInput<'a>, Option<ops::RowNorm<'a>>) {
     let (rows, norm) = match input {
         Input::Plain(x) => (RowInput::Plain(&x.buffer), None),
         Input::Normed(x, norm) => (RowInput::Plain(&x.buffer), Some(norm)),
@@ -38,7 +38,7 @@ fn rows_of<'a>(input: &Input<'a, CubeBackend>) -> (RowInput<'a>, Option<ops::Nor
             (RowInput::Gated { gate: &gate.buffer, up: &up.buffer, activation }, norm.as_ref())
         }
     };
-    (rows, norm.map(|norm| ops::Norm { weight: norm.weight, eps: norm.eps }))
+    (rows, norm.map(|norm| ops::RowNorm { weight: norm.weight, eps: norm.eps }))
 }
 
 /// Properties of quantized activations that depend on the weights.
@@ -73,7 +73,7 @@ impl CubeBackend {
         &self,
         input: &Input<'_, Self>,
         weight: &CubeMatrix,
-        packed: &TernaryMatrix,
+        packed: &CubeTernaryMatrix,
         outs: &[&Buffer<f32>],
         add: bool,
     ) -> Result<(), NnError> {
@@ -116,7 +116,7 @@ impl CubeBackend {
                 let out = self.tensor(gate.rows(), gate.width)?;
                 let activation = *activation;
                 let rows = RowInput::Gated { gate: &gate.buffer, up: &up.buffer, activation };
-                let norm = ops::Norm { weight: norm.weight, eps: norm.eps };
+                let norm = ops::RowNorm { weight: norm.weight, eps: norm.eps };
                 self.device.rms_norm(rows, norm, &out.buffer, &Strategy::Inferred)?;
                 Some(out)
             }
@@ -156,7 +156,7 @@ impl CubeBackend {
     /// An RMSNorm of every group of `weight.len()` elements.
     pub(super) fn norm(&self, x: &CubeTensor, weight: &Buffer<f32>, eps: f32) -> Result<CubeTensor, NnError> {
         let out = self.tensor(x.rows(), x.width)?;
-        let norm = ops::Norm { weight, eps };
+        let norm = ops::RowNorm { weight, eps };
         self.device.rms_norm(RowInput::Plain(&x.buffer), norm, &out.buffer, &Strategy::Inferred)?;
         Ok(out)
     }
@@ -273,7 +273,7 @@ impl CubeBackend {
         x: &CubeTensor,
         rope: &CubeRope,
         inputs: &CubeInputs,
-    ) -> Result<RopeTable, NnError> {
+    ) -> Result<CubeRopeTable, NnError> {
         check::rope(x.shape(), rope.head_dim, &inputs.host)?;
         let needed = inputs.host.positions().iter().max().map_or(0, |&last| last as usize + 1);
         rope.table(self, needed)

@@ -8,9 +8,9 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use trike_cube::attention::{self, KvCache, Token};
+use trike_cube::attention::{self, CacheToken, CubeKvCache};
 use trike_cube::ops::{self, Indices};
-use trike_cube::{Buffer, CubeError, Graph, Graphs, Strategy};
+use trike_cube::{Buffer, CubeError, Graphs, LaunchGraph, Strategy};
 use trike_trit::TritTensor;
 
 use super::attention::batch_of;
@@ -48,12 +48,12 @@ struct Key {
 
 #[derive(Debug)]
 struct RecordedStep {
-    graph: Graph,
+    graph: LaunchGraph,
     key: Key,
     /// Written before each replay. Positions stay below the length of the RoPE table.
     inputs: CubeInputs,
     /// A cache of the first layer, whose allocation the caches of all steps share.
-    cache: Option<KvCache>,
+    cache: Option<CubeKvCache>,
     logits: CubeTensor,
     /// Ids and values of the largest logits of each token.
     top: Option<(Indices, Buffer<f32>)>,
@@ -61,8 +61,8 @@ struct RecordedStep {
 
 impl RecordedStep {
     /// Whether a replay computes the step described by `key` and `caches`, at positions up to `last`.
-    fn fits(&self, key: &Key, last: u32, caches: &[&mut [KvCache]]) -> bool {
-        let beside = |of_layers: &&mut [KvCache]| match (&self.cache, of_layers.first()) {
+    fn fits(&self, key: &Key, last: u32, caches: &[&mut [CubeKvCache]]) -> bool {
+        let beside = |of_layers: &&mut [CubeKvCache]| match (&self.cache, of_layers.first()) {
             (Some(cache), Some(first)) => key.tokens == 1 || cache.is_beside(first),
             _ => true,
         };
@@ -184,7 +184,7 @@ impl CubeBackend {
     fn recorded_inputs(
         &self,
         step: &TokenStep<'_, Self>,
-        caches: &[&mut [KvCache]],
+        caches: &[&mut [CubeKvCache]],
     ) -> Result<CubeInputs, NnError> {
         let (vocab, width) = step.table.shape();
         check::embed(&step.inputs, vocab)?;
@@ -213,7 +213,7 @@ impl CubeBackend {
         &self,
         inputs: &mut CubeInputs,
         step: &TokenStep<'_, Self>,
-        caches: &[&mut [KvCache]],
+        caches: &[&mut [CubeKvCache]],
     ) -> Result<(), NnError> {
         let ids = step.inputs.ids();
         match &inputs.ids {
@@ -256,14 +256,14 @@ impl CubeBackend {
 }
 
 /// The tokens of a step with the caches of the first layer; those of the other layers have the same offsets.
-fn all_of<'a>(step: &TokenStep<'_, CubeBackend>, caches: &'a [&mut [KvCache]]) -> Vec<Token<'a>> {
-    let first: Vec<&KvCache> = caches.iter().filter_map(|of_layers| of_layers.first()).collect();
+fn all_of<'a>(step: &TokenStep<'_, CubeBackend>, caches: &'a [&mut [CubeKvCache]]) -> Vec<CacheToken<'a>> {
+    let first: Vec<&CubeKvCache> = caches.iter().filter_map(|of_layers| of_layers.first()).collect();
     batch_of(&step.inputs, &first, 0..first.len())
 }
 
 /// Whether one launch can process the tokens of all sequences.
-fn are_beside(caches: &[&mut [KvCache]]) -> bool {
-    let firsts: Vec<&KvCache> = caches.iter().filter_map(|of_layers| of_layers.first()).collect();
+fn are_beside(caches: &[&mut [CubeKvCache]]) -> bool {
+    let firsts: Vec<&CubeKvCache> = caches.iter().filter_map(|of_layers| of_layers.first()).collect();
     firsts.windows(2).all(|two| two[0].is_beside(two[1]))
 }
 

@@ -3,7 +3,7 @@
 //! A backend over several devices is the backend of the first, plus one for the layers of each later device. Weights, KV caches and
 //! activations of a layer are on its device; the residual stream is copied between stages.
 
-use trike_cube::{Device, attention::CacheShape};
+use trike_cube::{CubeDevice, attention::CacheShape};
 
 use super::{CubeBackend, CubeTensor};
 use crate::{CacheSpec, DeviceUse, KvPrecision, NnError};
@@ -21,11 +21,11 @@ impl CubeBackend {
     /// a backend are launched and not recorded, because a recording holds launches of one device.
     ///
     /// ```no_run
-    /// use trike_cube::{Device, DeviceSpec, Runtime};
+    /// use trike_cube::{CubeDevice, DeviceSpec, Runtime};
     /// use trike_nn::{ActivationPrecision, CubeBackend};
     ///
     /// let on = |index, layers| {
-    ///     let device = Device::open(DeviceSpec::Numbered(Runtime::Cuda, index))?;
+    ///     let device = CubeDevice::open(DeviceSpec::Numbered(Runtime::Cuda, index))?;
     ///     Ok::<_, trike_nn::NnError>((CubeBackend::new(device, ActivationPrecision::F32), layers))
     /// };
     /// let backend = CubeBackend::pipeline([on(0, 20)?, on(1, 12)?])?;
@@ -56,7 +56,7 @@ impl CubeBackend {
     }
 
     /// The devices, in the order of their layers.
-    pub fn devices(&self) -> impl Iterator<Item = &Device> {
+    pub fn devices(&self) -> impl Iterator<Item = &CubeDevice> {
         self.each().map(|stage| &stage.device)
     }
 

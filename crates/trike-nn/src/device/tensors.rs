@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use trike_cube::attention::{Positions, Token, Tokens};
+use trike_cube::attention::{CacheToken, Positions, TokenTable};
 use trike_cube::ops::Indices;
 use trike_cube::{Buffer, CubeError};
 use trike_trit::TritTensor;
@@ -44,7 +44,7 @@ pub struct CubeInputs {
 pub(super) struct OnDevice {
     pub(super) positions: Positions,
     /// Tokens of several sequences that a layer processed together; most layers reuse those of the first.
-    pub(super) tokens: Mutex<Vec<Tokens>>,
+    pub(super) tokens: Mutex<Vec<TokenTable>>,
 }
 
 impl CubeInputs {
@@ -56,7 +56,7 @@ impl CubeInputs {
     /// Exclusive bound of positions that a recording can be replayed with.
     pub(super) fn bound(&self) -> u32 {
         let tokens = self.first.tokens.lock().unwrap_or_else(PoisonError::into_inner);
-        tokens.iter().map(Tokens::bound).fold(self.first.positions.bound(), u32::min)
+        tokens.iter().map(TokenTable::bound).fold(self.first.positions.bound(), u32::min)
     }
 }
 
@@ -140,9 +140,9 @@ impl CubeBackend {
     }
 
     /// Uploads the cache offsets of tokens of several sequences.
-    pub(super) fn upload_batch(&self, tokens: &[Token<'_>]) -> Result<Tokens, NnError> {
+    pub(super) fn upload_batch(&self, tokens: &[CacheToken<'_>]) -> Result<TokenTable, NnError> {
         self.traffic.uploaded(3 * size_of::<u32>() * tokens.len());
-        Ok(Tokens::upload(&self.device, tokens)?)
+        Ok(TokenTable::upload(&self.device, tokens)?)
     }
 
     /// Memory and traffic of this device alone.

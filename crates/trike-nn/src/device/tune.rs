@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError, Weak};
 
-use trike_cube::linear::TernaryMatrix;
+use trike_cube::linear::CubeTernaryMatrix;
 use trike_trit::GroupSize;
 
 use super::CubeBackend;
@@ -12,16 +12,16 @@ use crate::tune::{KernelTuning, TunedProduct, TunedTable};
 
 impl CubeBackend {
     /// Registers a matrix for [`tune_all`](Self::tune_all).
-    pub(super) fn remember(&self, matrix: &Arc<TernaryMatrix>) {
+    pub(super) fn remember(&self, matrix: &Arc<CubeTernaryMatrix>) {
         let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
         resident.retain(|other| other.strong_count() > 0);
         resident.push(Arc::downgrade(matrix));
     }
 
     /// The loaded ternary matrices, grouped by form.
-    fn forms(&self) -> Vec<Vec<Arc<TernaryMatrix>>> {
+    fn forms(&self) -> Vec<Vec<Arc<CubeTernaryMatrix>>> {
         let resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut forms: Vec<Vec<Arc<TernaryMatrix>>> = Vec::new();
+        let mut forms: Vec<Vec<Arc<CubeTernaryMatrix>>> = Vec::new();
         for matrix in resident.iter().filter_map(Weak::upgrade) {
             match forms.iter_mut().find(|of_one| of_one.iter().all(|other| other.form() == matrix.form())) {
                 Some(of_one) => of_one.push(matrix),
@@ -54,7 +54,7 @@ impl CubeBackend {
         progress(0, all);
         let mut products = Vec::with_capacity(all);
         for (done, (stage, matrices, tokens, add)) in work.into_iter().enumerate() {
-            let resident: Vec<&TernaryMatrix> = matrices.iter().map(AsRef::as_ref).collect();
+            let resident: Vec<&CubeTernaryMatrix> = matrices.iter().map(AsRef::as_ref).collect();
             if let Some(first) = resident.first() {
                 let precision =
                     stage.activations.precision(first.form().group.and_then(GroupSize::from_usize));

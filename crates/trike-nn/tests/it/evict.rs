@@ -3,8 +3,8 @@
 use crate::common::Random;
 use trike_cpu::Cpu;
 use trike_nn::{
-    ActivationPrecision, CpuBackend, Decoder, DecoderSpec, Eviction, KeySelector, KvPrecision, KvSpec,
-    Logits, NnError, Sequence, Step,
+    ActivationPrecision, CpuBackend, Decoder, DecoderSequence, DecoderSpec, Eviction, KeySelector,
+    KvPrecision, KvSpec, Logits, NnError, Step,
 };
 use trike_testkit::Rng;
 
@@ -27,7 +27,7 @@ fn ids(n: usize, seed: u64) -> Vec<u32> {
     (0..n).map(|_| rng.below(VOCAB) as u32).collect()
 }
 
-fn run(decoder: &Decoder<CpuBackend>, sequence: &mut Sequence<CpuBackend>, ids: &[u32]) -> Vec<f32> {
+fn run(decoder: &Decoder<CpuBackend>, sequence: &mut DecoderSequence<CpuBackend>, ids: &[u32]) -> Vec<f32> {
     decoder.forward(&mut [Step { sequence, ids }], Logits::Last).expect("it runs").remove(0)
 }
 
@@ -50,7 +50,7 @@ fn nothing_changes_before_a_cache_is_full() {
             let [exact, other] = both(&ids[CAPACITY..]);
             assert!(other.iter().all(|v| v.is_finite()));
             assert_ne!(exact, other, "{precision:?}, {eviction:?}");
-            assert_eq!(sequences.each_ref().map(Sequence::evicted), [0, CAPACITY / 4]);
+            assert_eq!(sequences.each_ref().map(DecoderSequence::evicted), [0, CAPACITY / 4]);
         }
     }
 }

@@ -3,8 +3,8 @@
 use crate::common::Random;
 use trike_cpu::Cpu;
 use trike_nn::{
-    ActivationPrecision, CpuBackend, Decoder, DecoderSpec, KeySelector, KvPrecision, KvSpec, Logits,
-    PromptKeys, Sequence, Step,
+    ActivationPrecision, CpuBackend, Decoder, DecoderSequence, DecoderSpec, KeySelector, KvPrecision, KvSpec,
+    Logits, PromptKeys, Step,
 };
 use trike_testkit::Rng;
 
@@ -35,7 +35,7 @@ fn keys() -> KeySelector {
 }
 
 /// Runs tokens in one step, and returns the logits of the last one.
-fn run(decoder: &Decoder<CpuBackend>, sequence: &mut Sequence<CpuBackend>, ids: &[u32]) -> Vec<f32> {
+fn run(decoder: &Decoder<CpuBackend>, sequence: &mut DecoderSequence<CpuBackend>, ids: &[u32]) -> Vec<f32> {
     decoder.forward(&mut [Step { sequence, ids }], Logits::Last).expect("it runs").remove(0)
 }
 

@@ -3,8 +3,8 @@
 use crate::common::Random;
 use trike_cpu::Cpu;
 use trike_nn::{
-    ActivationPrecision, CpuBackend, Decoder, DecoderSpec, Eviction, KV_PAGE, KeySelector, KvPrecision,
-    KvSpec, Logits, NnError, PromptKeys, Sequence, Step,
+    ActivationPrecision, CpuBackend, Decoder, DecoderSequence, DecoderSpec, Eviction, KV_PAGE, KeySelector,
+    KvPrecision, KvSpec, Logits, NnError, PromptKeys, Step,
 };
 use trike_testkit::Rng;
 
@@ -23,7 +23,7 @@ fn ids(n: usize, seed: u64) -> Vec<u32> {
     (0..n).map(|_| rng.below(VOCAB) as u32).collect()
 }
 
-fn run(decoder: &Decoder<CpuBackend>, sequence: &mut Sequence<CpuBackend>, ids: &[u32]) -> Vec<f32> {
+fn run(decoder: &Decoder<CpuBackend>, sequence: &mut DecoderSequence<CpuBackend>, ids: &[u32]) -> Vec<f32> {
     decoder.forward(&mut [Step { sequence, ids }], Logits::Last).expect("it runs").remove(0)
 }
 

@@ -149,28 +149,29 @@ impl Lanes for Portable {
 macro_rules! with_lanes {
     ($isa:expr, $lanes:ident => $body:expr) => {
         match $isa.token() {
-            trike_host::isa::Token::Scalar(_) => {
+            trike_host::isa::IsaToken::Scalar(_) => {
                 let $lanes = $crate::lanes::Portable;
                 $body
             }
             // Population count by nibble lookup is faster only from 256 bits on.
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::Sse41(_) => {
+            trike_host::isa::IsaToken::Sse41(_) => {
                 let $lanes = $crate::lanes::Portable;
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::Avx2(token) => {
+            trike_host::isa::IsaToken::Avx2(token) => {
                 let $lanes = $crate::lanes::x86::Nibbles::of_avx2(token);
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::AvxVnni(token) => {
+            trike_host::isa::IsaToken::AvxVnni(token) => {
                 let $lanes = $crate::lanes::x86::Nibbles::of_avx2(token.avx2());
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::Avx512(token) => match $crate::lanes::x86::Avx512Popcnt::detect(token) {
+            trike_host::isa::IsaToken::Avx512(token) => match $crate::lanes::x86::Avx512Popcnt::detect(token)
+            {
                 Some($lanes) => $body,
                 // The first CPUs with AVX-512 lack VPOPCNTDQ.
                 None => {

@@ -372,7 +372,7 @@ mod tests {
         let mut optimizer = Optimizer::new(config, &parameters).expect("an optimizer");
         let cpu = trike_cpu::Cpu::new(1).expect("a cpu");
         let (mut after, gradients) = (parameters.clone(), parameters.zeros());
-        let factors = crate::Factors { rate: 1.0, decay: 1.0 };
+        let factors = crate::ScheduleFactors { rate: 1.0, decay: 1.0 };
         optimizer.step(&cpu, &mut after, &gradients, factors).expect("a step");
         (after, optimizer)
     }

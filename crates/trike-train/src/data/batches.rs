@@ -375,7 +375,7 @@ mod tests {
         let template = ChatTemplate::from_source(source).expect("a template");
         let line = r#"{"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "The cat."},
             {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "It was hungry."}]}"#;
-        let record = super::super::Record::from_json(line).expect("a chat");
+        let record = super::super::DataRecord::from_json(line).expect("a chat");
         let encoder = Encoder::new(&tokenizer, Some(&template));
         let tokens = encoder.encode(&record).expect("tokens");
         let of = |learned: bool| {
@@ -394,7 +394,7 @@ mod tests {
         let without = Encoder::new(&tokenizer, None);
         assert!(matches!(without.encode(&record), Err(super::super::EncodeError::NoTemplate)));
         let asked = r#"{"instruction": "Say hi.", "output": "Hi!"}"#;
-        let asked = super::super::Record::from_json(asked).expect("an instruction");
+        let asked = super::super::DataRecord::from_json(asked).expect("an instruction");
         for encoder in [encoder, without] {
             let tokens = encoder.encode(&asked).expect("tokens");
             assert!(tokens.count() > 0 && tokens.count() < 12, "{tokens:?}");
@@ -410,7 +410,7 @@ mod tests {
             format!("{{\"instruction\": \"{}\", \"output\": \"Yes, it is.\"}}", "why ".repeat(words))
         };
         let tokens = |line: &String| {
-            let record = super::super::Record::from_json(line).expect("a record");
+            let record = super::super::DataRecord::from_json(line).expect("a record");
             encoder.encode(&record).expect("tokens")
         };
         let (short, long) = (asked(1), asked(200));

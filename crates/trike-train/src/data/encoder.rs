@@ -3,7 +3,7 @@
 use trike_text::chat::{ChatError, ChatTemplate, Message, RenderOptions, Transcript};
 use trike_text::tokenizer::{Tokenizer, TokenizerError};
 
-use super::{ChatRecord, Record};
+use super::{ChatRecord, DataRecord};
 
 /// The system sentence of the Alpaca prompt.
 const ALPACA: &str = "Below is an instruction that describes a task. Write a response that appropriately completes the request.";
@@ -76,15 +76,15 @@ impl<'a> Encoder<'a> {
     /// # Errors
     ///
     /// [`EncodeError::NoTemplate`] for a conversation and a model without a template, and errors of the tokenizer and the template.
-    pub fn encode(&self, record: &Record) -> Result<Tokens, EncodeError> {
+    pub fn encode(&self, record: &DataRecord) -> Result<Tokens, EncodeError> {
         match record {
-            Record::Text(text) => self.text(text),
-            Record::Tokens(ids) => Ok(Tokens { ids: ids.clone(), learned: vec![true; ids.len()] }),
-            Record::Chat(chat) => match self.template {
+            DataRecord::Text(text) => self.text(text),
+            DataRecord::Tokens(ids) => Ok(Tokens { ids: ids.clone(), learned: vec![true; ids.len()] }),
+            DataRecord::Chat(chat) => match self.template {
                 Some(template) => self.chat(template, chat),
                 None => Err(EncodeError::NoTemplate),
             },
-            Record::Instruction { system, prompt, answer } => match self.template {
+            DataRecord::Instruction { system, prompt, answer } => match self.template {
                 Some(template) => {
                     let system = system.as_ref().map(Message::system);
                     let asked = [Message::user(prompt), Message::assistant(answer)];
@@ -169,7 +169,7 @@ mod tests {
         let tokenizer =
             Tokenizer::from_hf_json_bytes(byte_level_tokenizer().as_bytes()).expect("a tokenizer");
         let template = ChatTemplate::from_source(TEMPLATE).expect("a template");
-        let record = Record::from_json(line).expect("a record");
+        let record = DataRecord::from_json(line).expect("a record");
         let Tokens { ids, learned } = Encoder::new(&tokenizer, Some(&template)).encode(&record)?;
         assert_eq!(ids.len(), learned.len());
         let mut bytes = Vec::new();

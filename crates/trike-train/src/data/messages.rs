@@ -217,12 +217,12 @@ fn is_learned(object: &Map<String, Value>, role: &str, whose: &str) -> Result<bo
 
 #[cfg(test)]
 mod tests {
-    use super::super::Record;
+    use super::super::DataRecord;
     use super::*;
 
     fn of(record: &Value) -> Result<ChatRecord, String> {
-        match Record::from_json(&record.to_string())? {
-            Record::Chat(chat) => Ok(chat),
+        match DataRecord::from_json(&record.to_string())? {
+            DataRecord::Chat(chat) => Ok(chat),
             other => panic!("{other:?}"),
         }
     }

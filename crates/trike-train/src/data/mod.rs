@@ -2,8 +2,8 @@
 //!
 //! [`Documents`] is an index of the records of text, JSONL and Parquet files, which are read on demand. An [`Encoder`] tokenizes a
 //! record and masks the tokens that do not count in the loss. [`Batches`] packs the tokens of all documents, in an order determined
-//! by seed and epoch, and can start from any [`Position`]. A [`Sampler`](crate::Sampler) generates further documents with a
-//! teacher.
+//! by seed and epoch, and can start from any [`Position`]. A [`DocumentSampler`](crate::DocumentSampler) generates further
+//! documents with a teacher.
 
 mod batches;
 mod documents;
@@ -22,4 +22,4 @@ pub use documents::Documents;
 pub use encoder::{EncodeError, Encoder, Tokens};
 pub use messages::ChatRecord;
 pub use order::{HeldOut, permutation};
-pub use record::{Record, RecordKind};
+pub use record::{DataRecord, RecordKind};

@@ -14,8 +14,8 @@ use serde_json::Value;
 use super::keys::is_without_effect;
 use crate::TrainError;
 
-/// A file must have at least one of these columns, see [`Record::from_json`](super::Record::from_json). Other columns are read as
-/// well, except those without effect, since they may change what is trained on.
+/// A file must have at least one of these columns, see [`DataRecord::from_json`](super::DataRecord::from_json). Other columns are
+/// read as well, except those without effect, since they may change what is trained on.
 const COLUMNS: [&str; 4] = ["text", "instruction", "messages", "conversations"];
 
 /// Writes the rows of a file as JSON lines to an anonymous temporary file, for random access: a row of a Parquet file can only be
@@ -110,7 +110,7 @@ mod tests {
     use parquet::schema::parser::parse_message_type;
     use serde_json::json;
 
-    use super::super::{Documents, Record};
+    use super::super::{DataRecord, Documents};
     use super::*;
 
     /// A text column in two row groups, with a column that is not read.
@@ -145,7 +145,7 @@ mod tests {
             let documents = Documents::open(&[&path]).expect("documents");
             assert_eq!(documents.len(), 4, "{compression}");
             for (index, text) in [(1, "The \"end\".\nReally."), (0, "Once upon a time."), (2, "Three.")] {
-                assert_eq!(documents.read(index).expect("a record"), Record::Text(text.to_owned()));
+                assert_eq!(documents.read(index).expect("a record"), DataRecord::Text(text.to_owned()));
             }
         }
     }

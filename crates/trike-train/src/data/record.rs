@@ -8,7 +8,7 @@ use super::messages::{ChatRecord, chat};
 
 /// A document for training.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Record {
+pub enum DataRecord {
     /// Text, all of which is trained on.
     Text(String),
     /// Tokens, including BOS, all of which are trained on.
@@ -47,7 +47,7 @@ const FORMS: [&str; 6] = ["text", "instruction", "input", "output", "messages", 
 /// Keys of conversations.
 const CHATS: [&str; 2] = ["messages", "conversations"];
 
-impl Record {
+impl DataRecord {
     /// Parses a JSON line: `text`; `messages` or `conversations` (ShareGPT) with `role` and `content` or `from` and `value`; or
     /// `instruction`, `input` and `output` (Alpaca). The last two may have a `system` text. Messages may have tool calls,
     /// reasoning, content parts and no content, as in [`Message`](trike_text::chat::Message), and their record may have `tools`. A
@@ -55,13 +55,13 @@ impl Record {
     /// value and those known to have no effect are ignored, such as `id` and `source`.
     ///
     /// ```
-    /// use trike_train::data::Record;
+    /// use trike_train::data::DataRecord;
     ///
     /// let line = r#"{"instruction": "Add.", "input": "2 and 3", "output": "5", "id": 7}"#;
-    /// let Ok(Record::Instruction { prompt, answer, .. }) = Record::from_json(line) else { panic!() };
+    /// let Ok(DataRecord::Instruction { prompt, answer, .. }) = DataRecord::from_json(line) else { panic!() };
     /// assert_eq!((prompt.as_str(), answer.as_str()), ("Add.\n\n2 and 3", "5"));
-    /// assert!(Record::from_json(r#"{"txt": "a"}"#).is_err());
-    /// let error = Record::from_json(r#"{"text": "a", "loss_mask": [0]}"#).unwrap_err();
+    /// assert!(DataRecord::from_json(r#"{"txt": "a"}"#).is_err());
+    /// let error = DataRecord::from_json(r#"{"text": "a", "loss_mask": [0]}"#).unwrap_err();
     /// assert!(error.contains("`loss_mask`"));
     /// ```
     ///
@@ -133,7 +133,7 @@ fn key_of(key: &str) -> &'static str {
     CHATS.into_iter().find(|known| *known == key).unwrap_or("messages")
 }
 
-fn instruction(object: &Map<String, Value>) -> Result<Record, String> {
+fn instruction(object: &Map<String, Value>) -> Result<DataRecord, String> {
     let text = |key: &str| match object.get(key) {
         None | Some(Value::Null) => Ok(""),
         Some(value) => string(value, key),
@@ -144,7 +144,7 @@ fn instruction(object: &Map<String, Value>) -> Result<Record, String> {
         prompt = format!("{prompt}\n\n{input}");
     }
     let system = Some(text("system")?).filter(|text| !text.trim().is_empty()).map(str::to_owned);
-    Ok(Record::Instruction { system, prompt, answer: text("output")?.to_owned() })
+    Ok(DataRecord::Instruction { system, prompt, answer: text("output")?.to_owned() })
 }
 
 #[cfg(test)]
@@ -160,8 +160,8 @@ mod tests {
             let line = format!(
                 r#"{{"messages": [{{"role": "user", "content": "Hi"}}, {{"role": "assistant", "content": "Ho"{more}}}]}}"#
             );
-            match Record::from_json(&line) {
-                Ok(Record::Chat(chat)) => Ok(chat.learned),
+            match DataRecord::from_json(&line) {
+                Ok(DataRecord::Chat(chat)) => Ok(chat.learned),
                 other => Err(other),
             }
         };
@@ -180,7 +180,7 @@ mod tests {
             assert_eq!(messages(more), Ok(vec![false, is_learned]), "{more}");
         }
         let system = r#"{"system": "Be brief.", "conversations": [{"from": "human", "value": "Hi"}]}"#;
-        let Ok(Record::Chat(chat)) = Record::from_json(system) else { panic!("a chat") };
+        let Ok(DataRecord::Chat(chat)) = DataRecord::from_json(system) else { panic!("a chat") };
         assert_eq!(
             (chat.messages[0].clone(), &chat.learned[..]),
             (Message::system("Be brief."), &[false; 2][..])
@@ -188,13 +188,13 @@ mod tests {
         let line = r#"{"instruction": "Add.", "input": null, "output": "5", "system": "You are a clerk.", "source": "x"}"#;
         let system = Some("You are a clerk.".to_owned());
         let (prompt, answer) = ("Add.".to_owned(), "5".to_owned());
-        assert_eq!(Record::from_json(line), Ok(Record::Instruction { system, prompt, answer }));
+        assert_eq!(DataRecord::from_json(line), Ok(DataRecord::Instruction { system, prompt, answer }));
         // The same text in both formats, as in Alpaca on the hub.
         let line = r#"{"instruction": "Add.", "output": "5", "text": "Below is ... 5"}"#;
-        assert!(Record::from_json(line).expect_err("two").contains("both `instruction` and `text`"));
+        assert!(DataRecord::from_json(line).expect_err("two").contains("both `instruction` and `text`"));
         for kind in [RecordKind::Alpaca, RecordKind::Completion] {
-            let found = Record::from_json_of(line, kind);
-            assert_eq!(matches!(found, Ok(Record::Text(_))), kind == RecordKind::Completion, "{found:?}");
+            let found = DataRecord::from_json_of(line, kind);
+            assert_eq!(matches!(found, Ok(DataRecord::Text(_))), kind == RecordKind::Completion, "{found:?}");
         }
     }
 
@@ -221,7 +221,7 @@ mod tests {
             ),
             (r#"{"prompt": "b", "messages": [{"role": "user", "content": "a"}]}"#, "`prompt` is not"),
         ] {
-            let error = Record::from_json(line).expect_err(line);
+            let error = DataRecord::from_json(line).expect_err(line);
             assert!(error.contains(words), "{line}: {error}");
         }
     }

@@ -4,7 +4,9 @@ use std::borrow::Borrow;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use trike_autodiff::{Buffers, Elements, Engine, GradError, MixedPrecision, Tape, Ternarize, TernaryScale};
+use trike_autodiff::{
+    Buffers, Elements, Engine, GradError, MixedPrecision, Tape, TernarizeSpec, TernaryScale,
+};
 use trike_cpu::Cpu;
 use trike_nn::DecoderSpec;
 
@@ -118,7 +120,7 @@ impl<'c, E: Engine> Trained<'c, E> {
     pub(super) fn ternarized_matrix(
         &self,
         parameter: &Parameter<E::Tensor>,
-        how: &Ternarize,
+        how: &TernarizeSpec,
         scale: Option<&E::Tensor>,
     ) -> Result<E::Tensor, TrainError> {
         let mut tape = Tape::new(self.engine, &self.buffers);

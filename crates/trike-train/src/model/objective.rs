@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use trike_autodiff::{BitLinear, GradError, Ternarize};
+use trike_autodiff::{BitLinearSpec, GradError, TernarizeSpec};
 use trike_trit::{Granularity, GroupSize};
 
 /// Columns per f16 scale in the embedding and the head.
@@ -12,7 +12,7 @@ pub const EMBEDDING_GROUP: usize = 32;
 #[derive(Clone, Debug)]
 pub struct TernaryPolicy {
     /// Rounding of the matrices of the blocks; `None` leaves them dense.
-    pub blocks: Option<BitLinear>,
+    pub blocks: Option<BitLinearSpec>,
     /// Whether embedding and head are int8 in groups of [`EMBEDDING_GROUP`], as in packed models; otherwise they are f32.
     pub int8_embedding: bool,
 }
@@ -20,8 +20,8 @@ pub struct TernaryPolicy {
 impl Default for TernaryPolicy {
     /// One ternary plane with one absmean scale per 32 weights; int8 activations, embedding and head.
     fn default() -> Self {
-        let weights = Ternarize::default().with_granularity(Granularity::Group(GroupSize::G32));
-        Self { blocks: Some(BitLinear { weights, ..BitLinear::default() }), int8_embedding: true }
+        let weights = TernarizeSpec::default().with_granularity(Granularity::Group(GroupSize::G32));
+        Self { blocks: Some(BitLinearSpec { weights, ..BitLinearSpec::default() }), int8_embedding: true }
     }
 }
 
@@ -33,7 +33,7 @@ impl TernaryPolicy {
     #[must_use]
     pub fn with_lambda(mut self, lambda: f32) -> Self {
         if let Some(how) = &mut self.blocks {
-            how.weights = Ternarize { lambda, ..how.weights };
+            how.weights = TernarizeSpec { lambda, ..how.weights };
         }
         self
     }

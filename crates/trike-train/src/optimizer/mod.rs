@@ -10,7 +10,7 @@ use trike_core::{Bounds, OptionError};
 use trike_nn::WeightName;
 
 use crate::model::zeros;
-use crate::schedule::Factors;
+use crate::schedule::ScheduleFactors;
 use crate::{Parameter, Parameters, TrainError};
 
 pub(crate) use muon::orthogonal;
@@ -194,7 +194,7 @@ impl<T: Elements> Optimizer<T> {
         engine: &E,
         parameters: &mut Parameters<T>,
         gradients: &[T],
-        factors: Factors,
+        factors: ScheduleFactors,
     ) -> Result<f64, TrainError>
     where
         T: BorrowMut<E::View>,
@@ -212,7 +212,7 @@ impl<T: Elements> Optimizer<T> {
         parameters: &mut Parameters<T>,
         gradients: &[Option<&E::View>],
         squares: f64,
-        factors: Factors,
+        factors: ScheduleFactors,
     ) -> Result<f64, TrainError>
     where
         T: BorrowMut<E::View>,
@@ -234,7 +234,7 @@ impl<T: Elements> Optimizer<T> {
         parameters: &mut Parameters<T>,
         gradients: &[Option<&E::View>],
         squares: f64,
-        factors: Factors,
+        factors: ScheduleFactors,
         updates: &Updates<'_, T>,
     ) -> Result<f64, TrainError>
     where
@@ -338,7 +338,7 @@ mod tests {
 
     use super::*;
 
-    const FULL: Factors = Factors { rate: 1.0, decay: 1.0 };
+    const FULL: ScheduleFactors = ScheduleFactors { rate: 1.0, decay: 1.0 };
 
     fn parameters() -> Parameters {
         Parameters::random(&DecoderSpec { tied_head: true, ..DecoderSpec::llama(8, 1, 2, 10) }, 1)

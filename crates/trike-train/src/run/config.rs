@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use trike_autodiff::{BitLinear, Ternarize, TernaryScale};
+use trike_autodiff::{BitLinearSpec, TernarizeSpec, TernaryScale};
 use trike_core::{Bounds, OptionError};
 use trike_llm::DeviceChoice;
 use trike_trit::{Granularity, GroupSize};
@@ -11,8 +11,8 @@ use trike_trit::{Granularity, GroupSize};
 use super::names::{CodecName, Dataset, Parallel, ScaleKind, Scheduler, Sharing, Whole, optimizer_name};
 use crate::data::BatchConfig;
 use crate::{
-    OptimizerConfig, OptimizerKind, OuterConfig, Precision, PrecisionPolicy, RanksConfig, Schedule, Shape,
-    TernaryPolicy, TrainError, TrainerConfig,
+    OptimizerConfig, OptimizerKind, OuterConfig, Precision, PrecisionPolicy, RanksConfig, Schedule,
+    ScheduleShape, TernaryPolicy, TrainError, TrainerConfig,
 };
 
 /// The configuration of a run: model, data, optimization and output. In TOML, YAML or JSON, with axolotl's names where it has the
@@ -378,13 +378,14 @@ impl RunConfig {
         };
         let clip = if self.clip > 0.0 { self.clip } else { f32::INFINITY };
         let granularity = self.granularity()?;
-        let weights = Ternarize::default().with_granularity(granularity).with_scale(scale).with_clip(clip);
+        let weights =
+            TernarizeSpec::default().with_granularity(granularity).with_scale(scale).with_clip(clip);
         // The default of inference.
         let activation_group = match granularity {
             Granularity::Group(size) => Some(size),
             Granularity::Row | Granularity::Tensor => None,
         };
-        let blocks = BitLinear { weights, int8_activations: self.int8_activations, activation_group };
+        let blocks = BitLinearSpec { weights, int8_activations: self.int8_activations, activation_group };
         Ok(TernaryPolicy { blocks: Some(blocks), int8_embedding: true })
     }
 
@@ -392,11 +393,11 @@ impl RunConfig {
     pub(super) fn trainer(&self, steps: usize) -> Result<TrainerConfig, TrainError> {
         let warmup = self.warmup_steps.unwrap_or((self.warmup_ratio * steps as f32).ceil() as usize);
         let shape = match self.lr_scheduler {
-            Scheduler::Cosine => Shape::Cosine { end: self.cosine_min_lr_ratio },
-            Scheduler::Constant => Shape::Constant,
-            Scheduler::Linear => Shape::Linear,
-            Scheduler::Wsd => Shape::Wsd { decay: self.lr_decay_ratio },
-            Scheduler::TwoStage => Shape::TwoStage { first: self.lr_decay_ratio },
+            Scheduler::Cosine => ScheduleShape::Cosine { end: self.cosine_min_lr_ratio },
+            Scheduler::Constant => ScheduleShape::Constant,
+            Scheduler::Linear => ScheduleShape::Linear,
+            Scheduler::Wsd => ScheduleShape::Wsd { decay: self.lr_decay_ratio },
+            Scheduler::TwoStage => ScheduleShape::TwoStage { first: self.lr_decay_ratio },
         };
         Ok(TrainerConfig {
             steps,

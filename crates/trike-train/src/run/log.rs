@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::measure::{Evaluation, finite_or_nan};
+use super::measure::{HeldOutLoss, finite_or_nan};
 use crate::TrainError;
 
 /// Name of the log in the output directory.
@@ -50,14 +50,14 @@ fn is_zero(count: &usize) -> bool {
 /// A line of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Line {
+pub enum LogLine {
     /// Some steps.
     Steps(StepLine),
     /// An evaluation.
-    Evaluation(Evaluation),
+    Evaluation(HeldOutLoss),
 }
 
-impl Line {
+impl LogLine {
     fn step(&self) -> usize {
         match self {
             Self::Steps(line) => line.step,
@@ -90,7 +90,7 @@ pub(super) struct Log {
     path: PathBuf,
     file: File,
     events: Events,
-    pub(super) lines: Vec<Line>,
+    pub(super) lines: Vec<LogLine>,
 }
 
 impl Log {
@@ -102,7 +102,7 @@ impl Log {
         if step > 0 && path.exists() {
             for line in BufReader::new(File::open(&path).map_err(io)?).lines() {
                 // The last line may be truncated.
-                let Ok(line) = serde_json::from_str::<Line>(&line.map_err(io)?) else { continue };
+                let Ok(line) = serde_json::from_str::<LogLine>(&line.map_err(io)?) else { continue };
                 if line.step() <= step {
                     lines.push(line);
                 }
@@ -117,7 +117,7 @@ impl Log {
     }
 
     /// Adds a line.
-    pub(super) fn add(&mut self, line: Line) -> Result<(), TrainError> {
+    pub(super) fn add(&mut self, line: LogLine) -> Result<(), TrainError> {
         let io = |source| TrainError::Io { path: self.path.clone(), source };
         self.file.write_all(text_of(&line).as_bytes()).map_err(io)?;
         for (name, value) in line.points() {
@@ -128,7 +128,7 @@ impl Log {
     }
 }
 
-fn text_of(line: &Line) -> String {
+fn text_of(line: &LogLine) -> String {
     // These types always serialize; values that are not finite become null.
     serde_json::to_value(line).map_or_else(|_| Value::Null.to_string(), |value| value.to_string()) + "\n"
 }
@@ -203,8 +203,8 @@ fn masked(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    fn steps(step: usize) -> Line {
-        Line::Steps(StepLine {
+    fn steps(step: usize) -> LogLine {
+        LogLine::Steps(StepLine {
             step,
             tokens: 10 * step as u64,
             bits_per_token: 2.5,
@@ -232,10 +232,10 @@ mod tests {
         fs::write(&path, text).expect("it is written");
         let mut log = Log::open(dir.path(), 20).expect("a log");
         assert_eq!(log.lines, [steps(10), steps(20)]);
-        let evaluation = Evaluation { step: 25, bits_per_token: 2.0, bits_per_byte: None };
-        log.add(Line::Evaluation(evaluation)).expect("it is written");
+        let evaluation = HeldOutLoss { step: 25, bits_per_token: 2.0, bits_per_byte: None };
+        log.add(LogLine::Evaluation(evaluation)).expect("it is written");
         let again = Log::open(dir.path(), 25).expect("a log").lines;
-        assert_eq!(again, [steps(10), steps(20), Line::Evaluation(evaluation)]);
+        assert_eq!(again, [steps(10), steps(20), LogLine::Evaluation(evaluation)]);
         assert_eq!(Log::open(dir.path(), 0).expect("a log").lines, []);
     }
 
@@ -243,11 +243,11 @@ mod tests {
     #[test]
     fn numbers_that_are_not_finite_are_read_again() {
         let lines = [f64::NAN, f64::INFINITY].map(|bad| {
-            let Line::Steps(line) = steps(10) else { unreachable!("steps") };
-            let evaluation = Evaluation { step: 10, bits_per_token: bad, bits_per_byte: Some(bad) };
+            let LogLine::Steps(line) = steps(10) else { unreachable!("steps") };
+            let evaluation = HeldOutLoss { step: 10, bits_per_token: bad, bits_per_byte: Some(bad) };
             [
-                Line::Steps(StepLine { grad_norm: bad, bits_per_token: bad, ..line }),
-                Line::Evaluation(evaluation),
+                LogLine::Steps(StepLine { grad_norm: bad, bits_per_token: bad, ..line }),
+                LogLine::Evaluation(evaluation),
             ]
         });
         let dir = tempfile::tempdir().expect("a folder");
@@ -259,8 +259,8 @@ mod tests {
         assert_eq!(again.len(), 4, "{again:?}");
         for line in again {
             match line {
-                Line::Steps(line) => assert!(line.grad_norm.is_nan() && line.bits_per_token.is_nan()),
-                Line::Evaluation(found) => {
+                LogLine::Steps(line) => assert!(line.grad_norm.is_nan() && line.bits_per_token.is_nan()),
+                LogLine::Evaluation(found) => {
                     assert!(found.bits_per_token.is_nan() && found.bits_per_byte.is_none());
                 }
             }

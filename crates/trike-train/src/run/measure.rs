@@ -3,11 +3,11 @@
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::TrainError;
-use crate::data::{Batch, Documents, Encoder, Record};
+use crate::data::{Batch, DataRecord, Documents, Encoder};
 
 /// The loss on held-out documents, with ternary weights.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Evaluation {
+pub struct HeldOutLoss {
     /// Steps before it.
     pub step: usize,
     /// Cross-entropy in bits per token.
@@ -47,7 +47,7 @@ impl HeldOutText {
             let index = index as usize;
             let record = documents.read(index)?;
             all.bytes = match &record {
-                Record::Text(text) => all.bytes.map(|bytes| bytes + text.len() as u64),
+                DataRecord::Text(text) => all.bytes.map(|bytes| bytes + text.len() as u64),
                 _ => None,
             };
             let tokens = encoder.encode(&record).map_err(|e| documents.not_encoded(index, e))?;
@@ -77,9 +77,9 @@ impl HeldOutText {
     }
 
     /// The evaluation for a total loss in nats over all tokens.
-    pub(super) fn evaluation(&self, step: usize, nats: f64) -> Evaluation {
+    pub(super) fn evaluation(&self, step: usize, nats: f64) -> HeldOutLoss {
         let bits = nats / std::f64::consts::LN_2;
-        Evaluation {
+        HeldOutLoss {
             step,
             bits_per_token: bits / self.tokens.max(1) as f64,
             bits_per_byte: self.bytes.filter(|&bytes| bytes > 0).map(|bytes| bits / bytes as f64),

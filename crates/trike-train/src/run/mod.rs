@@ -28,8 +28,8 @@ use trike_cpu::Cpu;
 
 pub use axolotl::ConfigFormat;
 pub use config::RunConfig;
-pub use log::{Line, StepLine};
-pub use measure::Evaluation;
+pub use log::{LogLine, StepLine};
+pub use measure::HeldOutLoss;
 pub use names::{CodecName, Dataset, Parallel, ScaleKind, Scheduler, Sharing, Whole};
 pub use setup::Run;
 
@@ -94,7 +94,7 @@ pub enum Event<'e> {
         tokens_per_second: f64,
     },
     /// Held-out text was evaluated.
-    Evaluated(&'e Evaluation),
+    Evaluated(&'e HeldOutLoss),
 }
 
 /// Why a run ended.
@@ -147,11 +147,11 @@ pub struct RunReport {
     /// Seconds of all sessions of the run.
     pub seconds: f64,
     /// Evaluation before the first step; `None` without held-out text.
-    pub start: Option<Evaluation>,
+    pub start: Option<HeldOutLoss>,
     /// The best evaluation, which is that of the written weights.
-    pub best: Option<Evaluation>,
+    pub best: Option<HeldOutLoss>,
     /// The teacher's evaluation on the same text.
-    pub teacher: Option<Evaluation>,
+    pub teacher: Option<HeldOutLoss>,
     /// The ranks of this session; `None` for a run without ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<RanksReport>,
@@ -172,8 +172,8 @@ impl RunReport {
 struct Memory {
     tokens: u64,
     seconds: f64,
-    start: Option<Evaluation>,
-    best: Option<Evaluation>,
+    start: Option<HeldOutLoss>,
+    best: Option<HeldOutLoss>,
     /// Evaluations since the best one.
     since: usize,
 }
@@ -327,13 +327,13 @@ impl Run {
             setup::write(&dir.join("run.toml"), &text)?;
             log = Some(Log::open(dir, trainer.steps())?);
         }
-        let mut add = |line: Line| log.iter_mut().try_for_each(|log| log.add(line));
+        let mut add = |line: LogLine| log.iter_mut().try_for_each(|log| log.add(line));
         let _ = observe(Event::Started(&plan));
         let (before, started) = (memory.seconds, Instant::now());
         let learned_before = memory.tokens;
         if !self.text.is_empty() && memory.start.is_none() {
             let evaluation = self.evaluate(&trainer)?;
-            add(Line::Evaluation(evaluation))?;
+            add(LogLine::Evaluation(evaluation))?;
             memory.start = Some(evaluation);
             let _ = observe(Event::Evaluated(&evaluation));
         }
@@ -379,7 +379,7 @@ impl Run {
             let is_evaluated = !self.text.is_empty() && (done.is_multiple_of(every) || done == steps);
             if is_evaluated {
                 let evaluation = self.evaluate(&trainer)?;
-                add(Line::Evaluation(evaluation))?;
+                add(LogLine::Evaluation(evaluation))?;
                 let bits = evaluation.bits_per_token;
                 let is_best = bits.is_finite() && memory.best.is_none_or(|best| bits < best.bits_per_token);
                 memory.since = if is_best { 0 } else { memory.since + 1 };
@@ -473,7 +473,7 @@ impl Run {
         Ok(())
     }
 
-    fn evaluate<E: TrainEngine>(&self, trainer: &Trainer<'_, E>) -> Result<Evaluation, TrainError> {
+    fn evaluate<E: TrainEngine>(&self, trainer: &Trainer<'_, E>) -> Result<HeldOutLoss, TrainError> {
         let loss = trainer.evaluate(self.text.batches.iter().cloned())?;
         Ok(self.text.evaluation(trainer.steps(), loss.sum))
     }
@@ -482,7 +482,7 @@ impl Run {
         &self,
         engine: &E,
         comm: Option<&dyn Communicator>,
-    ) -> Result<Option<Evaluation>, TrainError> {
+    ) -> Result<Option<HeldOutLoss>, TrainError> {
         let Some(teacher) = self.teacher().filter(|_| !self.text.is_empty()) else { return Ok(None) };
         let loss = self.held_out_loss(engine, comm, teacher.parameters, &teacher.policy)?;
         Ok(Some(self.text.evaluation(0, loss.sum)))

@@ -27,18 +27,18 @@ fn is_any(kind: &RecordKind) -> bool {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scheduler {
-    /// Half a cosine: [`crate::Shape::Cosine`].
+    /// Half a cosine: [`crate::ScheduleShape::Cosine`].
     #[default]
     Cosine,
     /// Constant after the warm-up.
     #[serde(alias = "constant_with_warmup")]
     Constant,
-    /// Linearly down to 0: [`crate::Shape::Linear`].
+    /// Linearly down to 0: [`crate::ScheduleShape::Linear`].
     Linear,
-    /// Stable, then linear decay: [`crate::Shape::Wsd`].
+    /// Stable, then linear decay: [`crate::ScheduleShape::Wsd`].
     #[serde(alias = "warmup_stable_decay")]
     Wsd,
-    /// The two stages of BitNet b1.58 2B4T: [`crate::Shape::TwoStage`].
+    /// The two stages of BitNet b1.58 2B4T: [`crate::ScheduleShape::TwoStage`].
     TwoStage,
 }
 

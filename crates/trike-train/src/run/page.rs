@@ -2,8 +2,8 @@
 
 use trike_report::{Axis, Page, Plot, Point};
 
-use super::log::Line;
-use super::{Evaluation, RunReport};
+use super::log::LogLine;
+use super::{HeldOutLoss, RunReport};
 use crate::TrainError;
 
 /// Size of the plot and its margins, in pixels.
@@ -13,7 +13,7 @@ const MARGINS: (f64, f64, f64, f64) = (56.0, 48.0, 28.0, 28.0);
 const PARTS: i32 = 4;
 
 /// The page as HTML, which loads nothing.
-pub(super) fn page(report: &RunReport, lines: &[Line], config: &str) -> Result<String, TrainError> {
+pub(super) fn page(report: &RunReport, lines: &[LogLine], config: &str) -> Result<String, TrainError> {
     let mut page = Page::new(report.output.display().to_string());
     page.facts(facts(report).into_iter().map(|(name, value)| (name, Some(value))));
     page.section("", "Bits per token");
@@ -28,7 +28,7 @@ pub(super) fn page(report: &RunReport, lines: &[Line], config: &str) -> Result<S
 
 /// Names and values of the result.
 fn facts(report: &RunReport) -> Vec<(&'static str, String)> {
-    let bits = |found: &Evaluation| match found.bits_per_byte {
+    let bits = |found: &HeldOutLoss| match found.bits_per_byte {
         Some(bytes) => format!("{:.4} bits per token, {bytes:.4} per byte", found.bits_per_token),
         None => format!("{:.4} bits per token", found.bits_per_token),
     };
@@ -51,13 +51,13 @@ fn facts(report: &RunReport) -> Vec<(&'static str, String)> {
 }
 
 /// The loss of the steps as a line, that of evaluations as dots, the teacher's as a dashed line; `None` if nothing was logged.
-fn plot(lines: &[Line], teacher: Option<&Evaluation>) -> Option<Plot> {
+fn plot(lines: &[LogLine], teacher: Option<&HeldOutLoss>) -> Option<Plot> {
     let mut steps = Vec::new();
     let mut dots = Vec::new();
     for line in lines {
         match line {
-            Line::Steps(line) => steps.push((line.step as f64, line.bits_per_token)),
-            Line::Evaluation(line) => dots.push((line.step as f64, line.bits_per_token)),
+            LogLine::Steps(line) => steps.push((line.step as f64, line.bits_per_token)),
+            LogLine::Evaluation(line) => dots.push((line.step as f64, line.bits_per_token)),
         }
     }
     let all = || steps.iter().chain(&dots).filter(|(_, bits)| bits.is_finite());
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn text_is_escaped_and_numbers_that_are_none_are_left_out() {
         let evaluation =
-            |step, bits| Evaluation { step, bits_per_token: bits, bits_per_byte: Some(bits / 3.0) };
+            |step, bits| HeldOutLoss { step, bits_per_token: bits, bits_per_byte: Some(bits / 3.0) };
         let line = StepLine {
             step: 5,
             tokens: 1,
@@ -127,7 +127,7 @@ mod tests {
             best: Some(evaluation(10, 3.0)),
             ..RunReport::default()
         };
-        let lines = [Line::Steps(line), Line::Evaluation(evaluation(10, 3.0))];
+        let lines = [LogLine::Steps(line), LogLine::Evaluation(evaluation(10, 3.0))];
         let html = page(&report, &lines, "a = \"<b>\"").unwrap();
         assert!(html.contains("&lt;out&gt;") && html.contains("a = &quot;&lt;b&gt;&quot;"));
         assert!(!html.contains("NaN") && html.contains("<title>step 10: 3.0000</title>"));

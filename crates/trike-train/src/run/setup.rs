@@ -17,8 +17,10 @@ use super::RunConfig;
 use super::measure::HeldOutText;
 use super::ranks;
 use super::reading::Reading;
-use crate::data::{BatchConfig, Batches, Documents, Encoder, HeldOut, Position, Record};
-use crate::{Parameters, RunShape, SampleConfig, Sampler, Teacher, TernaryPolicy, TrainError, write_packed};
+use crate::data::{BatchConfig, Batches, DataRecord, Documents, Encoder, HeldOut, Position};
+use crate::{
+    DocumentSampler, Parameters, RunShape, SampleConfig, Teacher, TernaryPolicy, TrainError, write_packed,
+};
 
 /// Default number of evaluations of a run.
 pub(super) const EVALUATIONS: usize = 10;
@@ -221,7 +223,7 @@ impl Run {
         let (mut all, mut texts) = (0, true);
         for &index in &self.split.train {
             let record = self.documents.read(index as usize)?;
-            texts &= matches!(record, Record::Text(_));
+            texts &= matches!(record, DataRecord::Text(_));
             let tokens = self.encoder().encode(&record);
             let tokens = tokens.map_err(|e| self.documents.not_encoded(index as usize, e))?;
             all += tokens.ids.len().saturating_sub(1) as u64;
@@ -257,7 +259,7 @@ impl Run {
         let length = self.batches.length;
         let config =
             SampleConfig { documents: count, length, seed: self.config.seed, ..SampleConfig::default() };
-        let sampler = Sampler::new(teacher.parameters, &self.tokenizer, config)?;
+        let sampler = DocumentSampler::new(teacher.parameters, &self.tokenizer, config)?;
         let own = comm.map_or(0..count, |comm| Shards::even(count, comm.size()).of_rank(comm.rank()));
         let written = sampler.range(cpu, own, progress)?;
         if ranks::any(comm, written.is_none())? {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::log::{Line, StepLine};
+use super::log::{LogLine, StepLine};
 use crate::{Loss, StepReport};
 
 /// Window of the mean loss for detecting divergence, in steps.
@@ -60,7 +60,7 @@ impl Means {
         self.steps += 1;
     }
 
-    pub(super) fn line(&mut self, report: &StepReport, tokens: u64) -> Line {
+    pub(super) fn line(&mut self, report: &StepReport, tokens: u64) -> LogLine {
         let bits = |nats: f64| nats / self.loss.tokens.max(1) as f64 / std::f64::consts::LN_2;
         let seconds = self.since.map_or(0.0, |since| since.elapsed().as_secs_f64());
         let line = StepLine {
@@ -75,7 +75,7 @@ impl Means {
             skipped: self.skipped,
         };
         *self = Self { since: Some(Instant::now()), ..Self::default() };
-        Line::Steps(line)
+        LogLine::Steps(line)
     }
 }
 

@@ -21,8 +21,8 @@ use crate::checkpoint::{self, Keep, RunState};
 use crate::data::{Batch, Batches, Position};
 use crate::model::{ByPlace, GradientSink, Partition, check_gradients};
 use crate::{
-    Adapter, Factors, Loss, LossScaler, Objective, Optimizer, OptimizerConfig, Parameters, PrecisionPolicy,
-    Resident, Schedule, Shape, TernaryPolicy, TrainEngine, TrainError, Trained, Weights,
+    Adapter, Loss, LossScaler, Objective, Optimizer, OptimizerConfig, Parameters, PrecisionPolicy, Resident,
+    Schedule, ScheduleFactors, ScheduleShape, TernaryPolicy, TrainEngine, TrainError, Trained, Weights,
 };
 
 pub(crate) use self::pipeline::{Pipeline, check_ranks, losses_of};
@@ -70,7 +70,7 @@ impl Default for TrainerConfig {
                 weight_decay: 0.0,
                 ..OptimizerConfig::default()
             },
-            schedule: Schedule { warmup: 100, shape: Shape::Cosine { end: 0.01 } },
+            schedule: Schedule { warmup: 100, shape: ScheduleShape::Cosine { end: 0.01 } },
             lambda: 0.05,
             text: 0.0,
             checkpoint: None,
@@ -605,7 +605,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
         &mut self,
         loss: Loss,
         tokens: usize,
-        change: impl FnOnce(&mut Self, Factors) -> Result<f64, TrainError>,
+        change: impl FnOnce(&mut Self, ScheduleFactors) -> Result<f64, TrainError>,
     ) -> Result<StepReport, TrainError> {
         let factors = self.config.schedule.factors(self.step, self.config.steps);
         let stepped = match (loss.sum + loss.divergence).is_finite() {

@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 
 use serde_json::json;
-use trike_autodiff::{BitLinear, Ternarize, TernaryScale};
+use trike_autodiff::{BitLinearSpec, TernarizeSpec, TernaryScale};
 use trike_cpu::Cpu;
 use trike_nn::{Biases, DecoderSpec, WeightName};
 use trike_testkit::{assert_all_near, assert_near};
 use trike_text::tokenizer::Tokenizer;
 use trike_train::data::{Batch, BatchConfig, Batches, Documents, Encoder, Position};
 use trike_train::{
-    Adapter, LoraConfig, LoraTarget, Objective, OptimizerConfig, OptimizerKind, Parameters, Schedule, Shape,
-    Teacher, TernaryPolicy, TrainError, Trained, Trainer, TrainerConfig, Weights, as_packed, checkpoint,
-    packed,
+    Adapter, LoraConfig, LoraTarget, Objective, OptimizerConfig, OptimizerKind, Parameters, Schedule,
+    ScheduleShape, Teacher, TernaryPolicy, TrainError, Trained, Trainer, TrainerConfig, Weights, as_packed,
+    checkpoint, packed,
 };
 use trike_trit::Granularity;
 
@@ -66,7 +66,7 @@ fn lora(targets: &[LoraTarget]) -> LoraConfig {
 }
 
 fn ternary() -> TernaryPolicy {
-    TernaryPolicy { blocks: Some(BitLinear::default()), int8_embedding: true }
+    TernaryPolicy { blocks: Some(BitLinearSpec::default()), int8_embedding: true }
 }
 
 fn gradients(
@@ -181,9 +181,10 @@ fn checkpoints_and_threads_change_no_bit() {
 #[test]
 fn merged_models_compute_what_adapted_ones_do() {
     let (cpu, adapter) = (Cpu::new(1).expect("a thread"), adapter(lora(&LoraTarget::ALL)));
-    let how = Ternarize::default().with_scale(TernaryScale::LeastSquares).with_granularity(Granularity::Row);
+    let how =
+        TernarizeSpec::default().with_scale(TernaryScale::LeastSquares).with_granularity(Granularity::Row);
     let policy = TernaryPolicy {
-        blocks: Some(BitLinear { weights: how, ..BitLinear::default() }),
+        blocks: Some(BitLinearSpec { weights: how, ..BitLinearSpec::default() }),
         int8_embedding: false,
     };
     let frozen = as_packed(model(), &policy).expect("a ternary model");
@@ -294,7 +295,7 @@ fn config(kind: OptimizerKind) -> TrainerConfig {
         steps: 60,
         accumulation: 1,
         optimizer: OptimizerConfig { kind, learning_rate: 0.02, ..OptimizerConfig::default() },
-        schedule: Schedule { warmup: 3, shape: Shape::Wsd { decay: 0.3 } },
+        schedule: Schedule { warmup: 3, shape: ScheduleShape::Wsd { decay: 0.3 } },
         lambda: 0.0,
         text: 0.3,
         checkpoint: Some(1),

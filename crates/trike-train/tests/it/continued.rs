@@ -9,7 +9,7 @@ use trike_comm::{CommError, Threads};
 use trike_cpu::Cpu;
 use trike_format::HfDirWriter;
 use trike_llm::ModelConfig;
-use trike_train::run::{Ended, Event, Line, Run, RunConfig};
+use trike_train::run::{Ended, Event, LogLine, Run, RunConfig};
 use trike_train::{Parameters, TernaryPolicy, TrainError, write_packed};
 
 use crate::run::{Place, lines, train, weights};
@@ -181,9 +181,9 @@ fn a_directory_has_one_run_at_a_time() {
     assert!(refused.iter().all(|error| error.contains(&who) && error.contains("shared")), "{refused:?}");
     train(place.config("alone", more), 1).expect("a run");
     let steps = |name: &str| -> Vec<usize> {
-        let of = |line: &Line| match line {
-            Line::Steps(line) => line.step,
-            Line::Evaluation(line) => line.step,
+        let of = |line: &LogLine| match line {
+            LogLine::Steps(line) => line.step,
+            LogLine::Evaluation(line) => line.step,
         };
         lines(&place.at(name)).iter().map(of).collect()
     };
@@ -218,7 +218,7 @@ fn runs_without_numbers_continue_and_fail() {
     let more = "base_model = 'broken'\nteacher = 'none'\nplanes = 0\nfp16 = true\nmax_steps = 4";
     stopped(place.config("run", more), 2);
     let start = lines(&place.at("run")).first().copied();
-    let Some(Line::Evaluation(start)) = start else { panic!("{start:?}") };
+    let Some(LogLine::Evaluation(start)) = start else { panic!("{start:?}") };
     assert!(start.bits_per_token.is_nan());
     let error = train(place.config("run", more), 1).expect_err("nothing is learned");
     assert!(matches!(error, TrainError::NothingLearned { steps: 4 }), "{error}");

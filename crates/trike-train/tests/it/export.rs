@@ -1,7 +1,7 @@
 //! Trained models, packed and run.
 
 use serde_json::json;
-use trike_autodiff::{BitLinear, Ternarize, TernaryScale};
+use trike_autodiff::{BitLinearSpec, TernarizeSpec, TernaryScale};
 use trike_cpu::Cpu;
 use trike_format::HfDirWriter;
 use trike_llm::ModelFile;
@@ -49,9 +49,9 @@ fn packed_weights_are_the_weights_that_were_multiplied() {
     let scales = [TernaryScale::AbsMean, TernaryScale::LeastSquares];
     let granularities = [Granularity::Tensor, Granularity::Row, Granularity::Group(GroupSize::G32)];
     for (scale, granularity) in scales.into_iter().flat_map(|scale| granularities.map(|g| (scale, g))) {
-        let weights = Ternarize::default().with_scale(scale).with_granularity(granularity);
+        let weights = TernarizeSpec::default().with_scale(scale).with_granularity(granularity);
         let policy = TernaryPolicy {
-            blocks: Some(BitLinear { weights, ..BitLinear::default() }),
+            blocks: Some(BitLinearSpec { weights, ..BitLinearSpec::default() }),
             int8_embedding: true,
         };
         let dir = tempfile::tempdir().expect("a folder");

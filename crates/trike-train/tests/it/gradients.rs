@@ -1,6 +1,6 @@
 //! Loss and gradients of whole decoders.
 
-use trike_autodiff::BitLinear;
+use trike_autodiff::BitLinearSpec;
 use trike_core::{GatedActivation, RopePairing, RopeSpec};
 use trike_cpu::Cpu;
 use trike_nn::{
@@ -79,7 +79,7 @@ fn parameters(spec: &DecoderSpec) -> Parameters {
 }
 
 fn ternary() -> TernaryPolicy {
-    TernaryPolicy { blocks: Some(BitLinear::default()), int8_embedding: true }
+    TernaryPolicy { blocks: Some(BitLinearSpec::default()), int8_embedding: true }
 }
 
 fn gradients(

@@ -11,7 +11,7 @@ use trike_eval::{ScoreOptions, score};
 use trike_format::HfDirWriter;
 use trike_llm::{GenerateOptions, LanguageModel, ModelConfig, ModelFile, Split, open};
 use trike_testkit::assert_near;
-use trike_train::run::{Ended, Event, Line, Run, RunConfig, RunReport, Sharing, Whole};
+use trike_train::run::{Ended, Event, LogLine, Run, RunConfig, RunReport, Sharing, Whole};
 use trike_train::{Parameters, TernaryPolicy, TrainError, write_packed};
 
 const STORIES: usize = 40;
@@ -102,7 +102,7 @@ pub(crate) fn weights(dir: &Path) -> Vec<u8> {
     fs::read(dir.join("model.safetensors")).expect("weights")
 }
 
-pub(crate) fn lines(dir: &Path) -> Vec<Line> {
+pub(crate) fn lines(dir: &Path) -> Vec<LogLine> {
     let text = fs::read_to_string(dir.join("log.jsonl")).expect("a log");
     text.lines().map(|line| serde_json::from_str(line).expect("a line")).collect()
 }
@@ -189,9 +189,9 @@ fn runs_continue_to_the_bit_wherever_they_stop() {
         assert_eq!((report.tokens, report.best), (whole.tokens, whole.best), "{stop}");
         assert_eq!(weights(&place.at(&name)), weights(&place.at("whole")), "{stop}");
         let steps = |dir: PathBuf| -> Vec<usize> {
-            let of = |line: &Line| match line {
-                Line::Steps(line) => Some(line.step),
-                Line::Evaluation(_) => None,
+            let of = |line: &LogLine| match line {
+                LogLine::Steps(line) => Some(line.step),
+                LogLine::Evaluation(_) => None,
             };
             lines(&dir).iter().filter_map(of).collect()
         };

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use trike_cpu::Cpu;
 use trike_nn::DecoderSpec;
 use trike_text::tokenizer::Tokenizer;
-use trike_train::data::{BatchConfig, Batches, Documents, Encoder, Position, Record};
-use trike_train::{Parameters, SampleConfig, Sampler, TrainError};
+use trike_train::data::{BatchConfig, Batches, DataRecord, Documents, Encoder, Position};
+use trike_train::{DocumentSampler, Parameters, SampleConfig, TrainError};
 
 fn tokenizer() -> Tokenizer {
     let json = trike_models::TINY.iter().find(|(name, _)| *name == "tokenizer.json").expect("a tokenizer").1;
@@ -30,7 +30,7 @@ fn documents_do_not_depend_on_threads_or_on_each_other() {
     let tokenizer = tokenizer();
     let model = model(&tokenizer);
     let config = SampleConfig { length: 12, seed: 5, ..SampleConfig::default() };
-    let sampler = Sampler::new(&model, &tokenizer, config).expect("a sampler");
+    let sampler = DocumentSampler::new(&model, &tokenizer, config).expect("a sampler");
     let [one, two] = [1, 2].map(|threads| Cpu::new(threads).expect("threads"));
     // More than one job of a thread.
     let all = sampler.documents(&two, 0..600).expect("documents");
@@ -51,20 +51,21 @@ fn documents_do_not_depend_on_threads_or_on_each_other() {
         told.push(done);
         if told.len() < 4 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     };
-    let whole =
-        Sampler::new(&model, &tokenizer, SampleConfig { documents: 600, ..config }).expect("a sampler");
+    let whole = DocumentSampler::new(&model, &tokenizer, SampleConfig { documents: 600, ..config })
+        .expect("a sampler");
     assert_eq!(whole.all(&one, &mut tell).expect("documents").as_ref(), Some(&all));
     assert_eq!(whole.all(&one, &mut tell).expect("it stops"), None);
     assert_eq!(told, [0, 256, 512, 0]);
     let other = SampleConfig { seed: 6, ..config };
-    let other = Sampler::new(&model, &tokenizer, other).expect("a sampler").documents(&one, 0..3);
+    let other = DocumentSampler::new(&model, &tokenizer, other).expect("a sampler").documents(&one, 0..3);
     assert_ne!(other.expect("documents"), all[..3]);
 }
 
 #[test]
 fn documents_end_with_the_context() {
     let tokenizer = tokenizer();
-    let sampler = Sampler::new(&model(&tokenizer), &tokenizer, SampleConfig::default()).expect("a sampler");
+    let sampler =
+        DocumentSampler::new(&model(&tokenizer), &tokenizer, SampleConfig::default()).expect("a sampler");
     let all = sampler.documents(&Cpu::new(1).expect("a thread"), 0..20).expect("documents");
     assert_eq!(all.iter().map(Vec::len).max(), Some(24));
 }
@@ -75,11 +76,11 @@ fn a_model_without_numbers_is_refused() {
     let mut model = model(&tokenizer);
     let place = model.all().len() - 1;
     model.all_mut()[place].values[0] = f32::NAN;
-    let sampler = Sampler::new(&model, &tokenizer, SampleConfig::default()).expect("a sampler");
+    let sampler = DocumentSampler::new(&model, &tokenizer, SampleConfig::default()).expect("a sampler");
     let refused = sampler.documents(&Cpu::new(1).expect("a thread"), 0..2);
     assert!(matches!(refused, Err(TrainError::NonFinite { .. })), "{refused:?}");
     let config = SampleConfig { temperature: -1.0, ..SampleConfig::default() };
-    assert!(matches!(Sampler::new(&model, &tokenizer, config), Err(TrainError::Option(_))));
+    assert!(matches!(DocumentSampler::new(&model, &tokenizer, config), Err(TrainError::Option(_))));
 }
 
 #[test]
@@ -91,7 +92,7 @@ fn token_documents_follow_the_documents_of_files() {
     let documents = Documents::open(&[path]).expect("documents");
     let documents = documents.with_tokens(vec![vec![1, 5, 6, 7], vec![1, 8]]).expect("documents");
     assert_eq!(documents.len(), 3);
-    assert_eq!(documents.read(2).expect("a document"), Record::Tokens(vec![1, 8]));
+    assert_eq!(documents.read(2).expect("a document"), DataRecord::Tokens(vec![1, 8]));
     let config = BatchConfig { rows: 1, length: 8, packed: false, seed: 1 };
     let encoder = Encoder::new(&tokenizer, None);
     let mut batches = Batches::new(&documents, &[1], encoder, config, Position::default()).expect("batches");

@@ -7,8 +7,8 @@ use trike_nn::DecoderSpec;
 use trike_train::data::Position;
 use trike_train::{
     DeterministicPhaseTrainer, LossScale, OptimizerKind, Parameters, Phase, PhaseConfig, Precision,
-    PrecisionPolicy, Schedule, Shape, StepReport, Teacher, TernaryPolicy, TrainError, Trainer, TrainerConfig,
-    checkpoint,
+    PrecisionPolicy, Schedule, ScheduleShape, StepReport, Teacher, TernaryPolicy, TrainError, Trainer,
+    TrainerConfig, checkpoint,
 };
 
 const ONE: checkpoint::Keep = checkpoint::Keep { newest: 1, also: None };
@@ -199,7 +199,7 @@ type Phased = (Vec<(Phase, StepReport)>, DeterministicPhaseTrainer, Parameters);
 fn phased(loss_scale: LossScale, before: usize, steps: usize) -> Phased {
     let (data, cpu) = (Data::new(), Cpu::new(2).expect("threads"));
     let precision = PrecisionPolicy { loss_scale, ..PrecisionPolicy::all(Precision::F16) };
-    let schedule = Schedule { warmup: 0, shape: Shape::Constant };
+    let schedule = Schedule { warmup: 0, shape: ScheduleShape::Constant };
     let config = TrainerConfig { precision, schedule, lambda: 0.0, ..config(1000) };
     let start = Parameters::random(&data.spec(), 1).expect("parameters");
     let mut trainer = Trainer::new(&cpu, config, ternary(), start, None).expect("a trainer");

@@ -2,17 +2,17 @@
 #![cfg(feature = "gpu")]
 
 use trike_testkit::{Rng, skip};
-use trike_vsa::cube::{CubeError, Device, DeviceOptions, DeviceSpec, Planes, Runtime};
+use trike_vsa::cube::{CubeDevice, CubeError, DeviceOptions, DeviceSpec, Planes, Runtime};
 use trike_vsa::{
     Algebra, Bipolar, Bundle, DeviceMemory, DeviceVectors, ItemMemory, PackedTritVec, SearchDevice, Ternary,
     VsaError, Z3, bind, bundle_many, bundle_weighted, permute, unbind,
 };
 
 /// The software Vulkan driver; `None` after a line that the test runner counts.
-fn software() -> Option<Device> {
+fn software() -> Option<CubeDevice> {
     let open = |index| {
         let spec = DeviceSpec::Numbered(Runtime::Wgpu, index);
-        Device::open_with(spec, DeviceOptions::default().with_planes(Planes::Off)).ok()
+        CubeDevice::open_with(spec, DeviceOptions::default().with_planes(Planes::Off)).ok()
     };
     let found = (0..).map_while(open).find(|device| device.is_software() && device.capabilities().f16);
     if found.is_none() {
@@ -28,11 +28,11 @@ fn set<A: Algebra>(dim: usize, count: usize, seed: u64) -> Vec<PackedTritVec<A>>
     PackedTritVec::random_set(dim, count, seed).expect("vectors")
 }
 
-fn batch<A: Algebra>(device: &Device, vectors: &[PackedTritVec<A>]) -> DeviceVectors<A> {
+fn batch<A: Algebra>(device: &CubeDevice, vectors: &[PackedTritVec<A>]) -> DeviceVectors<A> {
     DeviceVectors::upload(device, vectors).expect("room")
 }
 
-fn agrees<A: Algebra>(device: &Device) {
+fn agrees<A: Algebra>(device: &CubeDevice) {
     for dim in DIMS {
         let (a, b) = (set::<A>(dim, 6, 1), set::<A>(dim, 6, 2));
         let (on_a, on_b) = (batch(device, &a), batch(device, &b));
@@ -96,7 +96,7 @@ fn every_algebra_agrees_with_the_host_to_the_bit() {
 }
 
 /// Vectors of few distinct values tie often; ties are ordered by index.
-fn searches<A: Algebra>(device: &Device) {
+fn searches<A: Algebra>(device: &CubeDevice) {
     let mut rng = Rng::new(5);
     for (dim, count, k) in [(3, 300, 40), (257, 1100, 1), (200, 90, 256)] {
         let vectors = set::<A>(dim, count, 3);

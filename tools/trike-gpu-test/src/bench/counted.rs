@@ -7,13 +7,13 @@ use anyhow::{Result, bail};
 use trike_bench::{Attention, Heads, Product, Shape, Zeros};
 use trike_core::{KeySelector, SelectedKeys};
 use trike_cube::attention::{
-    AttentionBlueprint, AttentionProblem, BlockBitmap, BlockMask, CacheShape, KvCache, KvPrecision,
-    Positions, Segment,
+    AttentionBlueprint, AttentionProblem, BlockBitmap, BlockMask, CacheSegment, CacheShape, CubeKvCache,
+    KvPrecision, Positions,
 };
 use trike_cube::linear::{
-    Activations, DenseForm, DenseMatrix, DenseProblem, DenseValues, TernaryForm, TernaryProblem,
+    Activations, CubeDenseMatrix, DenseForm, DenseProblem, DenseValues, TernaryForm, TernaryProblem,
 };
-use trike_cube::{Buffer, Device, Plan, Settings, Strategy};
+use trike_cube::{Buffer, CubeDevice, KernelProblem, Settings, Strategy};
 use trike_trit::{Granularity, GroupSize};
 
 use super::catalogue::{Case, TRIKE, Weights};
@@ -162,17 +162,17 @@ impl Counted {
     }
 
     /// Launches the kernel that is inferred for the problem, and returns the settings of its launch at the problem's size.
-    pub(crate) fn launch(&self, device: &Device) -> Result<Settings> {
+    pub(crate) fn launch(&self, device: &CubeDevice) -> Result<Settings> {
         match *self {
             Self::Product(product, Weights::F16) => {
                 let small = vec![half::f16::ONE; 64 * 64];
-                let small = DenseMatrix::upload(device, 64, 64, DenseValues::F16(&small))?;
+                let small = CubeDenseMatrix::upload(device, 64, 64, DenseValues::F16(&small))?;
                 dense(device, product.shape, product.tokens, product.shape.cols, &small)
             }
             Self::Head(shape) => {
                 let values =
                     DenseValues::Int8 { codes: &[1; 64 * 128], scales: &[1.0; 128], group: HEAD_GROUP };
-                let small = DenseMatrix::upload(device, 64, 128, values)?;
+                let small = CubeDenseMatrix::upload(device, 64, 128, values)?;
                 dense(device, shape, 1, HEAD_GROUP, &small)
             }
             Self::Product(product, weights) => ternary(device, product, weights),
@@ -196,7 +196,7 @@ impl Counted {
     }
 }
 
-fn ternary(device: &Device, product: Product, weights: Weights) -> Result<Settings> {
+fn ternary(device: &CubeDevice, product: Product, weights: Weights) -> Result<Settings> {
     let small = Product {
         shape: Shape { rows: 64, cols: 512, ..product.shape },
         tokens: product.tokens.min(64),
@@ -219,11 +219,11 @@ fn ternary(device: &Device, product: Product, weights: Weights) -> Result<Settin
 }
 
 fn dense(
-    device: &Device,
+    device: &CubeDevice,
     shape: Shape,
     tokens: usize,
     group: usize,
-    small: &DenseMatrix,
+    small: &CubeDenseMatrix,
 ) -> Result<Settings> {
     let form = small.form();
     let problem = DenseProblem {
@@ -248,19 +248,19 @@ fn asked(case: &Attention, precision: KvPrecision) -> AttentionProblem {
 }
 
 /// Launches all kernels of a selection among few positions.
-fn choose(device: &Device, of: Heads) -> Result<()> {
+fn choose(device: &CubeDevice, of: Heads) -> Result<()> {
     let Heads { heads, kv_heads, head_dim, .. } = of;
     let shape = CacheShape { kv_heads, head_dim, capacity: 2048, precision: KvPrecision::F16 };
     // As many as make more than one part.
-    let cache = KvCache::empty(device, shape)?.with_keys(device, KeySelector::signs(128)?)?;
+    let cache = CubeKvCache::empty(device, shape)?.with_keys(device, KeySelector::signs(128)?)?;
     let positions = Positions::upload(device, &[2000])?;
     let q = device.upload(&vec![0.0f32; heads * head_dim])?;
     let out: Buffer<f32> = device.empty(heads * head_dim)?;
-    let segment = Segment { rows: 0..1, positions: &positions, cache: &cache };
+    let segment = CacheSegment { rows: 0..1, positions: &positions, cache: &cache };
     Ok(device.attention(&of.spec(), &q, &segment, &out, &Strategy::Inferred)?)
 }
 
-fn attend(device: &Device, case: &Attention, precision: KvPrecision, masked: bool) -> Result<Settings> {
+fn attend(device: &CubeDevice, case: &Attention, precision: KvPrecision, masked: bool) -> Result<Settings> {
     let Heads { heads, kv_heads, head_dim, .. } = case.heads;
     // The form depends on whether there is a mask, not on its bits.
     let bitmap = |positions| BlockBitmap::diagonal(1, positions);
@@ -281,11 +281,11 @@ fn attend(device: &Device, case: &Attention, precision: KvPrecision, masked: boo
     let first = (capacity - tokens) as u32;
     let positions: Vec<u32> = (first..capacity as u32).collect();
     let positions = Positions::upload(device, &positions)?;
-    let cache = KvCache::empty(device, CacheShape { capacity, ..cache })?;
+    let cache = CubeKvCache::empty(device, CacheShape { capacity, ..cache })?;
     let q = device.upload(&vec![0.0f32; tokens * heads * head_dim])?;
     let out: Buffer<f32> = device.empty(tokens * heads * head_dim)?;
     let small = if masked { Some(BlockMask::upload(device, bitmap(0..capacity)?)?) } else { None };
-    let segment = Segment { rows: 0..tokens, positions: &positions, cache: &cache };
+    let segment = CacheSegment { rows: 0..tokens, positions: &positions, cache: &cache };
     let (spec, forced) = (case.heads.spec(), Strategy::Forced(blueprint));
     match small {
         Some(small) => device.attention_masked(&spec, &q, &segment, &small, &out, &forced)?,

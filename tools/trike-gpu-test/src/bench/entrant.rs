@@ -3,7 +3,7 @@
 use anyhow::Result;
 use std::time::Duration;
 use trike_bench::{Contender, Launching, Limit, median};
-use trike_cube::{Cost, CubeError, Device, Graphs};
+use trike_cube::{Cost, CubeDevice, CubeError, Graphs};
 
 /// Name of Trike's kernels for problems without a choice of weight formats in records.
 pub(super) const TRIKE: &str = "trike";
@@ -59,7 +59,7 @@ const LIVE_WINDOWS: usize = 3;
 /// Calls are recorded as a graph, each copy equally often, and its replays are timed: launched one by one, short kernels
 /// would wait for the host. That time is measured beside it. Calls that cannot be recorded, and long ones, are launched.
 pub(super) fn launches<'a>(
-    device: &'a Device,
+    device: &'a CubeDevice,
     copies: usize,
     launch: impl Fn(usize) -> trike_cube::Result<()> + Sync + 'a,
 ) -> Result<Timed<'a>> {

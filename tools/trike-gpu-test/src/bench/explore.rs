@@ -13,7 +13,7 @@ use trike_bench::{Attention, Heads, Shape, Zeros, median};
 use trike_cube::linear::{
     Activations, DecodeBlueprint, LinearBlueprint, MmaShape, SplitBlueprint, TernaryProblem,
 };
-use trike_cube::{Buffer, Device, DeviceSpec, Plan, Strategy};
+use trike_cube::{Buffer, CubeDevice, DeviceSpec, KernelProblem, Strategy};
 use trike_testkit::Rng;
 
 use super::catalogue::{Case, G128, ROW};
@@ -76,7 +76,7 @@ struct Trial<'a> {
 /// # Errors
 /// If the device cannot be opened or the lock cannot be taken. A kernel that fails has a line with its error.
 pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<()> {
-    let device = &Device::open(options.device)?;
+    let device = &CubeDevice::open(options.device)?;
     let wanted = |name: &str| options.filter.as_ref().is_none_or(|part| name.contains(part.as_str()));
     let weights = if options.groups { G128 } else { ROW };
     let mut cases = Vec::new();
@@ -126,7 +126,7 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<()> {
 }
 
 /// Nanoseconds per call.
-fn time(device: &Device, trial: &Trial<'_>) -> Result<f64> {
+fn time(device: &CubeDevice, trial: &Trial<'_>) -> Result<f64> {
     let calls = 16usize.next_multiple_of(trial.copies);
     let (graph, ()) = device.capture(|| (0..calls).try_for_each(&trial.launch))?;
     let once = device.timed(|| graph.replay())?;
@@ -146,7 +146,7 @@ fn in_sample(options: &Options, kernel: &impl Hash) -> bool {
 }
 
 fn products<'a>(
-    device: &'a Device,
+    device: &'a CubeDevice,
     options: &Options,
     case: &Case,
     copies: &'a Copies,
@@ -185,7 +185,7 @@ fn products<'a>(
 }
 
 /// Compiles a kernel by a launch, and keeps it if that works.
-fn keep<'a>(device: &Device, trial: Trial<'a>, trials: &mut Vec<Trial<'a>>, say: &mut impl FnMut(&str)) {
+fn keep<'a>(device: &CubeDevice, trial: Trial<'a>, trials: &mut Vec<Trial<'a>>, say: &mut impl FnMut(&str)) {
     match (trial.launch)(0).and_then(|()| device.sync()) {
         Ok(()) => trials.push(trial),
         Err(e) => say(&format!("{}\t{}\t{e}\t", trial.problem, trial.kernel)),
@@ -240,7 +240,7 @@ fn blueprints_for(tokens: usize) -> Vec<LinearBlueprint> {
 }
 
 fn attention<'a>(
-    device: &'a Device,
+    device: &'a CubeDevice,
     options: &Options,
     case: &Attention,
     operands: &'a Prepared,

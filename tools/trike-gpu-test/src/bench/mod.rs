@@ -28,7 +28,7 @@ use anyhow::{Context, Result, bail, ensure};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use trike_bench::{Bases, Record, Zeros};
-use trike_cube::{Capabilities, CubeError, Device, DeviceSpec, Runtime, devices};
+use trike_cube::{Capabilities, CubeDevice, CubeError, DeviceSpec, Runtime, devices};
 
 use entrant::{Absent, Operands};
 use operands::Matrices;
@@ -148,10 +148,10 @@ fn file_of(file: &Path, spec: DeviceSpec) -> PathBuf {
 }
 
 /// Opens a device. `auto` selects a software device only with `--software` and if there is no other.
-fn open(spec: DeviceSpec, options: &Options) -> trike_cube::Result<Device> {
-    match (Device::open(spec), spec) {
+fn open(spec: DeviceSpec, options: &Options) -> trike_cube::Result<CubeDevice> {
+    match (CubeDevice::open(spec), spec) {
         (Err(CubeError::NoDevice { .. }), DeviceSpec::Auto) if options.software => {
-            Device::open(DeviceSpec::Numbered(Runtime::Wgpu, 0))
+            CubeDevice::open(DeviceSpec::Numbered(Runtime::Wgpu, 0))
         }
         (opened, _) => opened,
     }
@@ -259,7 +259,7 @@ fn products(run: &mut Run<'_>, rivals: &[Box<dyn Library>], case: &Case) -> Resu
 }
 
 /// Whether the operands of all entries fit into half of the device memory at once, so that they can be interleaved.
-fn fits(device: &Device, case: &Case, all: &[Who<'_>], most_tokens: usize, rotate: usize) -> bool {
+fn fits(device: &CubeDevice, case: &Case, all: &[Who<'_>], most_tokens: usize, rotate: usize) -> bool {
     /// Assumed memory of a device that does not report it.
     const UNKNOWN: u64 = 4 << 30;
     // Upper bounds: f32 weights in at least two copies, activations and outputs in f32.

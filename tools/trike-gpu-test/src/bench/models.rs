@@ -4,10 +4,10 @@ use anyhow::Result;
 use std::time::Instant;
 use trike_bench::{Contender, Launching, Limit, Model, ModelRun};
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
-use trike_cube::{Cost, Device};
+use trike_cube::{Cost, CubeDevice};
 use trike_nn::{
-    ActivationPrecision, CubeBackend, Decoder, DecoderSpec, DecoderWeights, KvPrecision, KvSpec, Logits,
-    NnError, Sequence, Step, Tensor, WeightName,
+    ActivationPrecision, CubeBackend, Decoder, DecoderSequence, DecoderSpec, DecoderWeights, KvPrecision,
+    KvSpec, Logits, NnError, Step, Tensor, WeightName,
 };
 use trike_testkit::Rng;
 use trike_trit::{Encoding, Granularity, ScaleValues, Scales, TritTensor};
@@ -37,7 +37,7 @@ pub(super) fn time(run: &mut Run<'_>, model: &ModelRun) -> Result<()> {
     run.time(entrants)
 }
 
-fn decoder(device: &Device, run: &ModelRun) -> Result<Decoder<CubeBackend>> {
+fn decoder(device: &CubeDevice, run: &ModelRun) -> Result<Decoder<CubeBackend>> {
     let spec = spec(&run.model);
     let mut weights = RandomWeights { spec: spec.clone(), rng: Rng::new(1) };
     let backend = CubeBackend::new(device.clone(), ActivationPrecision::Int8PerToken);
@@ -45,7 +45,7 @@ fn decoder(device: &Device, run: &ModelRun) -> Result<Decoder<CubeBackend>> {
 }
 
 /// Decode, then prefill: time per token, with its multiply-adds and bytes of weights.
-fn phases<'a>(device: &Device, decoder: &'a Decoder<CubeBackend>, run: &ModelRun) -> [Entrant<'a>; 2] {
+fn phases<'a>(device: &CubeDevice, decoder: &'a Decoder<CubeBackend>, run: &ModelRun) -> [Entrant<'a>; 2] {
     let &ModelRun { model, prompt, generate } = run;
     let precision = if device.capabilities().f16 { KvPrecision::F16 } else { KvPrecision::F32 };
     let ids: Vec<u32> =
@@ -91,7 +91,11 @@ fn by_token<'a>(tokens: usize, call: impl Fn() -> Result<()> + 'a) -> Contender<
     })
 }
 
-fn step(decoder: &Decoder<CubeBackend>, sequence: &mut Sequence<CubeBackend>, ids: &[u32]) -> Result<()> {
+fn step(
+    decoder: &Decoder<CubeBackend>,
+    sequence: &mut DecoderSequence<CubeBackend>,
+    ids: &[u32],
+) -> Result<()> {
     let logits = decoder.forward(&mut [Step { sequence, ids }], Logits::Last)?;
     anyhow::ensure!(logits[0].iter().all(|x| x.is_finite()), "logits are not finite");
     Ok(())

@@ -4,14 +4,14 @@ use anyhow::Result;
 use half::f16;
 use trike_bench::{Attention, Heads, Product};
 use trike_cube::attention::{
-    AttentionBlueprint, AttentionProblem, Batch, CacheShape, KvCache, KvPrecision, Positions, Segment, Token,
-    Tokens,
+    AttentionBlueprint, AttentionProblem, CacheSegment, CacheShape, CacheToken, CubeKvCache, KvPrecision,
+    Positions, TokenBatch, TokenTable,
 };
 use trike_cube::linear::{
-    ActivationPrecision, ActivationShape, Activations, DenseMatrix, DenseProblem, DenseValues,
-    LinearBlueprint, SparseMatrix, SparseProblem, TernaryLayout, TernaryMatrix, TernaryProblem,
+    ActivationPrecision, ActivationShape, Activations, CubeDenseMatrix, CubeTernaryMatrix, DenseProblem,
+    DenseValues, LinearBlueprint, SparseMatrix, SparseProblem, TernaryLayout, TernaryProblem,
 };
-use trike_cube::{Buffer, Cost, Device, Plan, Strategy};
+use trike_cube::{Buffer, Cost, CubeDevice, KernelProblem, Strategy};
 use trike_testkit::Rng;
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor};
 
@@ -25,7 +25,7 @@ const BLOCK: (usize, usize) = (16, 128);
 
 /// Copies of a weight matrix in one format, together larger than the caches.
 pub(super) struct Matrices<'a> {
-    device: &'a Device,
+    device: &'a CubeDevice,
     case: &'a Case,
     weights: Weights,
     tokens: &'static [usize],
@@ -34,17 +34,17 @@ pub(super) struct Matrices<'a> {
 
 pub(super) enum Copies {
     /// Packed trits.
-    Ternary(Vec<TernaryMatrix>),
+    Ternary(Vec<CubeTernaryMatrix>),
     /// Lists of nonzeros.
     Sparse(Vec<SparseMatrix>),
     /// FP16.
-    Dense(Vec<DenseMatrix>),
+    Dense(Vec<CubeDenseMatrix>),
 }
 
 impl<'a> Matrices<'a> {
     /// Uploads copies of random weights, `rotate` bytes in total, to be timed with these numbers of tokens.
     pub(super) fn new(
-        device: &'a Device,
+        device: &'a CubeDevice,
         case: &'a Case,
         weights: Weights,
         tokens: &'static [usize],
@@ -91,7 +91,7 @@ impl<'a> Matrices<'a> {
     fn ternary<'b>(
         &'b self,
         product: &Product,
-        all: &'b [TernaryMatrix],
+        all: &'b [CubeTernaryMatrix],
         problem: &TernaryProblem,
         blueprint: LinearBlueprint,
     ) -> Result<Entrant<'b>> {
@@ -135,13 +135,13 @@ impl Operands for Matrices<'_> {
 }
 
 impl Copies {
-    pub(super) fn new(device: &Device, case: &Case, weights: Weights, rotate: usize) -> Result<Self> {
+    pub(super) fn new(device: &CubeDevice, case: &Case, weights: Weights, rotate: usize) -> Result<Self> {
         let (rows, cols) = (case.shape.rows, case.shape.cols);
         let mut rng = Rng::new(7);
         if weights == Weights::F16 {
             let values: Vec<f16> = rng.normals(rows * cols).into_iter().map(f16::from_f32).collect();
-            let upload = || DenseMatrix::upload(device, rows, cols, DenseValues::F16(&values));
-            return Ok(Self::Dense(copies(upload, DenseMatrix::bytes, rotate)?));
+            let upload = || CubeDenseMatrix::upload(device, rows, cols, DenseValues::F16(&values));
+            return Ok(Self::Dense(copies(upload, CubeDenseMatrix::bytes, rotate)?));
         }
         let (granularity, depth) = match weights {
             Weights::TwoBit(granularity) => (granularity, 1),
@@ -164,8 +164,8 @@ impl Copies {
             }
             _ => TernaryLayout::TwoBit,
         };
-        let pack = || TernaryMatrix::pack_as(device, &[&tensor], layout);
-        Ok(Self::Ternary(copies(pack, TernaryMatrix::bytes, rotate)?))
+        let pack = || CubeTernaryMatrix::pack_as(device, &[&tensor], layout);
+        Ok(Self::Ternary(copies(pack, CubeTernaryMatrix::bytes, rotate)?))
     }
 }
 
@@ -196,7 +196,7 @@ fn copies<T>(
 
 /// Attention over a full FP16 KV cache (f32 if the device lacks f16): one launch for the tokens of all sequences, or one per
 /// prompt.
-pub(super) fn attention<'a>(device: &'a Device, case: &Attention) -> Result<Entrant<'a>, Absent> {
+pub(super) fn attention<'a>(device: &'a CubeDevice, case: &Attention) -> Result<Entrant<'a>, Absent> {
     let problem = case.to_string();
     attend(device, case).map_err(|error| Absent {
         problem: Some(problem),
@@ -206,7 +206,7 @@ pub(super) fn attention<'a>(device: &'a Device, case: &Attention) -> Result<Entr
     })
 }
 
-fn attend<'a>(device: &'a Device, case: &Attention) -> Result<Entrant<'a>> {
+fn attend<'a>(device: &'a CubeDevice, case: &Attention) -> Result<Entrant<'a>> {
     let problem = asked(device, case);
     let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
     let operands = Prepared::new(device, case)?;
@@ -228,7 +228,7 @@ fn together(case: &Attention) -> bool {
 }
 
 /// The problem of a launch.
-pub(super) fn asked(device: &Device, case: &Attention) -> AttentionProblem {
+pub(super) fn asked(device: &CubeDevice, case: &Attention) -> AttentionProblem {
     let &Attention { heads: Heads { heads, .. }, tokens, positions, batch } = case;
     AttentionProblem {
         heads,
@@ -241,7 +241,7 @@ pub(super) fn asked(device: &Device, case: &Attention) -> AttentionProblem {
     }
 }
 
-fn cache_of(device: &Device, case: &Attention) -> CacheShape {
+fn cache_of(device: &CubeDevice, case: &Attention) -> CacheShape {
     let precision = if device.capabilities().f16 { KvPrecision::F16 } else { KvPrecision::F32 };
     let Heads { kv_heads, head_dim, .. } = case.heads;
     CacheShape { kv_heads, head_dim, capacity: case.positions, precision }
@@ -250,16 +250,16 @@ fn cache_of(device: &Device, case: &Attention) -> CacheShape {
 /// Queries, filled caches and outputs of attention.
 pub(super) struct Prepared {
     case: Attention,
-    caches: Vec<KvCache>,
+    caches: Vec<CubeKvCache>,
     asked: Positions,
-    tokens: Option<Tokens>,
+    tokens: Option<TokenTable>,
     q: Buffer<f32>,
     out: Buffer<f32>,
 }
 
 impl Prepared {
     /// Uploads random queries, and stores random keys and values in a cache for each sequence.
-    pub(super) fn new(device: &Device, case: &Attention) -> Result<Self> {
+    pub(super) fn new(device: &CubeDevice, case: &Attention) -> Result<Self> {
         let &Attention { heads: of, tokens, positions: capacity, batch } = case;
         let Heads { heads, kv_heads, head_dim, .. } = of;
         let first = capacity - tokens;
@@ -270,33 +270,33 @@ impl Prepared {
         let width = kv_heads * head_dim;
         let k = device.upload(&rng.normals(capacity * width))?;
         let v = device.upload(&rng.normals(capacity * width))?;
-        let caches = KvCache::several(device, cache_of(device, case), batch)?;
+        let caches = CubeKvCache::several(device, cache_of(device, case), batch)?;
         for cache in &caches {
-            device.store(&k, &v, &Segment { rows: 0..capacity, positions: &all, cache })?;
+            device.store(&k, &v, &CacheSegment { rows: 0..capacity, positions: &all, cache })?;
         }
         let rows = if together(case) { batch } else { tokens };
         let q = device.upload(&rng.normals(rows * heads * head_dim))?;
         let out = device.empty(rows * heads * head_dim)?;
-        let token = |(row, cache)| Token { row, position: first as u32, cache };
-        let table: Vec<Token<'_>> = caches.iter().enumerate().map(token).collect();
-        let tokens = together(case).then(|| Tokens::upload(device, &table)).transpose()?;
+        let token = |(row, cache)| CacheToken { row, position: first as u32, cache };
+        let table: Vec<CacheToken<'_>> = caches.iter().enumerate().map(token).collect();
+        let tokens = together(case).then(|| TokenTable::upload(device, &table)).transpose()?;
         Ok(Self { case: *case, caches, asked, tokens, q, out })
     }
 
     /// Attention of all sequences: one launch for single tokens, one for each prompt.
     pub(super) fn launch(
         &self,
-        device: &Device,
+        device: &CubeDevice,
         strategy: &Strategy<AttentionBlueprint>,
     ) -> trike_cube::Result<()> {
         let spec = self.case.heads.spec();
         if let Some(tokens) = &self.tokens {
-            let caches: Vec<&KvCache> = self.caches.iter().collect();
-            let batch = Batch { tokens, caches: &caches };
+            let caches: Vec<&CubeKvCache> = self.caches.iter().collect();
+            let batch = TokenBatch { tokens, caches: &caches };
             return device.attention_of_tokens(&spec, &self.q, &batch, &self.out, strategy);
         }
         self.caches.iter().try_for_each(|cache| {
-            let segment = Segment { rows: 0..self.case.tokens, positions: &self.asked, cache };
+            let segment = CacheSegment { rows: 0..self.case.tokens, positions: &self.asked, cache };
             device.attention(&spec, &self.q, &segment, &self.out, strategy)
         })
     }

@@ -5,14 +5,14 @@ use std::fmt;
 use trike_bench::{Attention, Heads, Limit};
 use trike_core::{KeySelector, SelectedKeys};
 use trike_cube::attention::{
-    AttentionProblem, BlockBitmap, BlockMask, CacheShape, KvCache, KvPrecision, Positions, Segment,
+    AttentionProblem, BlockBitmap, BlockMask, CacheSegment, CacheShape, CubeKvCache, KvPrecision, Positions,
 };
 use trike_cube::linear::{ActivationPrecision, ActivationShape, Activations};
 use trike_cube::ops::{
-    Elementwise, ElementwiseProblem, GatedActivation, Norm, RopePairing, RopeProblem, RopeTable, RowInput,
-    RowProblem, RowSource, RowTarget, TopProblem,
+    CubeRopeTable, Elementwise, ElementwiseProblem, GatedActivation, RopePairing, RopeProblem, RowInput,
+    RowNorm, RowProblem, RowSource, RowTarget, TopProblem,
 };
-use trike_cube::{Buffer, Cost, Device, Plan, Strategy, TritScore, TritTable};
+use trike_cube::{Buffer, Cost, CubeDevice, KernelProblem, Strategy, TritScore, TritTable};
 use trike_testkit::Rng;
 use trike_trit::{Encoding, Scales, TritTensor};
 
@@ -244,7 +244,7 @@ impl Operation {
     }
 
     /// The contender.
-    pub(super) fn entrant<'a>(&self, device: &'a Device) -> Result<Entrant<'a>, Absent> {
+    pub(super) fn entrant<'a>(&self, device: &'a CubeDevice) -> Result<Entrant<'a>, Absent> {
         let problem = self.to_string();
         let timed = self.timed(device).map_err(|error| Absent {
             problem: Some(problem.clone()),
@@ -263,7 +263,7 @@ impl Operation {
         })
     }
 
-    fn timed<'a>(&self, device: &'a Device) -> Result<Timed<'a>> {
+    fn timed<'a>(&self, device: &'a CubeDevice) -> Result<Timed<'a>> {
         let mut rng = Rng::new(13);
         match *self {
             Self::RmsNorm { tokens, width } => {
@@ -271,7 +271,7 @@ impl Operation {
                 let weight = device.upload(&rng.normals(width))?;
                 let out = device.empty(tokens * width)?;
                 launches(device, 1, move |_| {
-                    let norm = Norm { weight: &weight, eps: 1e-5 };
+                    let norm = RowNorm { weight: &weight, eps: 1e-5 };
                     device.rms_norm(RowInput::Plain(&x), norm, &out, &Strategy::Inferred)
                 })
             }
@@ -280,7 +280,7 @@ impl Operation {
                 let weight = device.upload(&rng.normals(width))?;
                 let out = codes(device, tokens, width)?;
                 launches(device, 1, move |_| {
-                    let norm = Norm { weight: &weight, eps: 1e-5 };
+                    let norm = RowNorm { weight: &weight, eps: 1e-5 };
                     device.quantize(RowInput::Plain(&x), Some(norm), &out, &Strategy::Inferred)
                 })
             }
@@ -288,7 +288,7 @@ impl Operation {
                 let x = device.upload(&rng.normals(tokens * heads * head_dim))?;
                 let frequencies: Vec<f32> =
                     (0..head_dim / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / head_dim as f32)).collect();
-                let turns = RopeTable::upload(device, &frequencies, tokens, RopePairing::Halves)?;
+                let turns = CubeRopeTable::upload(device, &frequencies, tokens, RopePairing::Halves)?;
                 let at: Vec<u32> = (0..tokens as u32).collect();
                 let positions = Positions::upload(device, &at)?;
                 launches(device, 1, move |_| {
@@ -300,17 +300,21 @@ impl Operation {
                 let halves = device.capabilities().f16;
                 let precision = if halves { KvPrecision::F16 } else { KvPrecision::F32 };
                 let shape = CacheShape { kv_heads, head_dim, capacity: tokens, precision };
-                let cache = KvCache::empty(device, shape)?;
+                let cache = CubeKvCache::empty(device, shape)?;
                 let at: Vec<u32> = (0..tokens as u32).collect();
                 let positions = Positions::upload(device, &at)?;
                 let k = device.upload(&rng.normals(tokens * kv_heads * head_dim))?;
                 let v = device.upload(&rng.normals(tokens * kv_heads * head_dim))?;
-                device.store(&k, &v, &Segment { rows: 0..tokens, positions: &positions, cache: &cache })?;
+                device.store(
+                    &k,
+                    &v,
+                    &CacheSegment { rows: 0..tokens, positions: &positions, cache: &cache },
+                )?;
                 let q = device.upload(&rng.normals(tokens * heads * head_dim))?;
                 let out = device.empty(tokens * heads * head_dim)?;
                 let mask = BlockMask::upload(device, quarter(tokens, of)?)?;
                 launches(device, 1, move |_| {
-                    let segment = Segment { rows: 0..tokens, positions: &positions, cache: &cache };
+                    let segment = CacheSegment { rows: 0..tokens, positions: &positions, cache: &cache };
                     device.attention_masked(&of.spec(), &q, &segment, &mask, &out, &Strategy::Inferred)
                 })
             }
@@ -321,20 +325,20 @@ impl Operation {
                 let halves = device.capabilities().f16;
                 let precision = if halves { KvPrecision::F16 } else { KvPrecision::F32 };
                 let shape = CacheShape { kv_heads, head_dim, capacity: positions, precision };
-                let cache = KvCache::empty(device, shape)?.with_keys(device, keys())?;
+                let cache = CubeKvCache::empty(device, shape)?.with_keys(device, keys())?;
                 let k = device.upload(&rng.normals(STORED * kv_heads * head_dim))?;
                 let v = device.upload(&rng.normals(STORED * kv_heads * head_dim))?;
                 for first in (0..positions).step_by(STORED) {
                     let at: Vec<u32> = (first as u32..).take(STORED).collect();
                     let rows = 0..STORED.min(positions - first);
                     let at = Positions::upload(device, &at)?;
-                    device.store(&k, &v, &Segment { rows, positions: &at, cache: &cache })?;
+                    device.store(&k, &v, &CacheSegment { rows, positions: &at, cache: &cache })?;
                 }
                 let last = Positions::upload(device, &[positions as u32 - 1])?;
                 let q = device.upload(&rng.normals(heads * head_dim))?;
                 let out = device.empty(heads * head_dim)?;
                 let attend = move |_| {
-                    let segment = Segment { rows: 0..1, positions: &last, cache: &cache };
+                    let segment = CacheSegment { rows: 0..1, positions: &last, cache: &cache };
                     device.attention(&of.spec(), &q, &segment, &out, &Strategy::Inferred)
                 };
                 // All keys are coded by the first call.
@@ -344,17 +348,17 @@ impl Operation {
             Self::Int8Attention { positions: capacity, heads: of } => {
                 let Heads { heads, kv_heads, head_dim, .. } = of;
                 let shape = CacheShape { kv_heads, head_dim, capacity, precision: KvPrecision::Int8 };
-                let cache = KvCache::empty(device, shape)?;
+                let cache = CubeKvCache::empty(device, shape)?;
                 let at: Vec<u32> = (0..capacity as u32).collect();
                 let all = Positions::upload(device, &at)?;
                 let k = device.upload(&rng.normals(capacity * kv_heads * head_dim))?;
                 let v = device.upload(&rng.normals(capacity * kv_heads * head_dim))?;
-                device.store(&k, &v, &Segment { rows: 0..capacity, positions: &all, cache: &cache })?;
+                device.store(&k, &v, &CacheSegment { rows: 0..capacity, positions: &all, cache: &cache })?;
                 let last = Positions::upload(device, &at[capacity - 1..])?;
                 let q = device.upload(&rng.normals(heads * head_dim))?;
                 let out = device.empty(heads * head_dim)?;
                 launches(device, 1, move |_| {
-                    let segment = Segment { rows: 0..1, positions: &last, cache: &cache };
+                    let segment = CacheSegment { rows: 0..1, positions: &last, cache: &cache };
                     device.attention(&of.spec(), &q, &segment, &out, &Strategy::Inferred)
                 })
             }
@@ -414,17 +418,17 @@ fn quarter(tokens: usize, heads: Heads) -> trike_cube::Result<BlockBitmap> {
     Ok(BlockBitmap::from_fn(heads.kv_heads, 0..tokens, |_, _, _| rng.below(4) == 0)?)
 }
 
-fn codes(device: &Device, tokens: usize, cols: usize) -> Result<Activations> {
+fn codes(device: &CubeDevice, tokens: usize, cols: usize) -> Result<Activations> {
     let precision = ActivationPrecision::Int8PerToken;
     Ok(Activations::empty(device, ActivationShape { tokens, cols, precision })?)
 }
 
-fn gates(device: &Device, len: usize, rng: &mut Rng) -> Result<[Buffer<f32>; 2]> {
+fn gates(device: &CubeDevice, len: usize, rng: &mut Rng) -> Result<[Buffer<f32>; 2]> {
     Ok([device.upload(&rng.normals(len))?, device.upload(&rng.normals(len))?])
 }
 
 /// Random hypervectors with a third of zeros.
-fn hypervectors(device: &Device, rows: usize, trits: usize, rng: &mut Rng) -> Result<TritTable> {
+fn hypervectors(device: &CubeDevice, rows: usize, trits: usize, rng: &mut Rng) -> Result<TritTable> {
     let values = rng.trits(rows * trits, 2.0 / 3.0);
     let tensor = TritTensor::from_trits(rows, trits, &values, Encoding::Planes, Scales::tensor(1.0))?;
     Ok(TritTable::upload(device, &tensor)?)

@@ -8,7 +8,7 @@
 use trike_bench::{Align, Attention, Heads, ModelRun, Product, Shape, Table, Zeros};
 use trike_core::SelectedKeys;
 use trike_cube::linear::{LinearBlueprint, TernaryForm, TernaryLayout, TernaryProblem};
-use trike_cube::{Capabilities, Plan, Settings, Strategy};
+use trike_cube::{Capabilities, KernelProblem, Settings, Strategy};
 use trike_trit::{Granularity, GroupSize};
 
 use super::catalogue::{Catalogue, TRIKE, Weights};

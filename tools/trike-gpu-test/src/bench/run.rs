@@ -8,14 +8,14 @@ use trike_bench::{
     figure_table, figures, interleave, load, median, now, raise, rounded,
 };
 use trike_cpu::Isa;
-use trike_cube::{Buffer, Cost, Device, Products};
+use trike_cube::{Buffer, Cost, CubeDevice, Products};
 
 use super::entrant::{Absent, Entrant, launches};
 use super::{BASES, Options};
 
 /// A benchmark run on a device.
 pub(super) struct Run<'a> {
-    pub(super) device: &'a Device,
+    pub(super) device: &'a CubeDevice,
     pub(super) options: &'a Options,
     /// The file of the record.
     file: Option<PathBuf>,
@@ -29,7 +29,7 @@ pub(super) struct Run<'a> {
 
 impl<'a> Run<'a> {
     pub(super) fn new(
-        device: &'a Device,
+        device: &'a CubeDevice,
         options: &'a Options,
         file: Option<PathBuf>,
         say: &'a mut dyn FnMut(&str),
@@ -187,7 +187,7 @@ fn probe_failed(name: &str, error: anyhow::Error) -> Absent {
 }
 
 /// A copy of `bytes` bytes, reads and writes together.
-fn copy(device: &Device, bytes: usize) -> Probe<'_> {
+fn copy(device: &CubeDevice, bytes: usize) -> Probe<'_> {
     // Half of the bytes are read, half are written.
     let words = bytes / 8;
     let words = words.min((device.capabilities().max_buffer_bytes / 4) as usize).next_multiple_of(4096);
@@ -202,7 +202,7 @@ fn copy(device: &Device, bytes: usize) -> Probe<'_> {
 }
 
 /// Products of operands in registers.
-fn peak(device: &Device, products: Products) -> Probe<'_> {
+fn peak(device: &CubeDevice, products: Products) -> Probe<'_> {
     // 8 cubes per multiprocessor give full occupancy; devices that do not report multiprocessors get 16 cubes.
     let cubes = device.capabilities().multiprocessors.map_or(16, |n| 8 * n as usize);
     let out: Buffer<i32> = device.empty(256 * cubes)?;

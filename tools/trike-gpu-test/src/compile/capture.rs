@@ -11,7 +11,7 @@ use crate::session::Session;
 use crate::suites;
 use crate::tally::{Outcome, Tally};
 use crate::target::{Family, Target};
-use trike_cube::{Device, DeviceOptions, DeviceSpec, Runtime, Settings};
+use trike_cube::{CubeDevice, DeviceOptions, DeviceSpec, Runtime, Settings};
 
 /// The kernels of one target, each form once.
 pub(super) struct Captured {
@@ -43,7 +43,7 @@ pub(super) fn capture(target: Target, filter: Option<&str>) -> Result<Captured> 
         Family::WebGpu | Family::WebGpuMinimal => Runtime::Wgpu,
     };
     let spec = DeviceSpec::Numbered(runtime, 0);
-    let device = Device::over(recording.client(), spec, false, DeviceOptions::default());
+    let device = CubeDevice::over(recording.client(), spec, false, DeviceOptions::default());
     let mut launches: Vec<Launch> = Vec::new();
     let mut seen: HashSet<KernelId> = HashSet::new();
     let mut stopped = None;

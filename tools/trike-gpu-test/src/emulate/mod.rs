@@ -28,7 +28,7 @@ use crate::suites::{
 use crate::tally::{Outcome, Tally};
 use host::{Contraction, Host};
 use server::{Change, Emulation};
-use trike_cube::{Device, DeviceOptions, DeviceSpec, Runtime};
+use trike_cube::{CubeDevice, DeviceOptions, DeviceSpec, Runtime};
 
 /// Options of the emulate phase.
 #[derive(Clone, Debug)]
@@ -259,7 +259,7 @@ impl Job {
         };
         let emulation = Emulation::new(host, self.change.map(|(_, change)| change))?;
         let spec = DeviceSpec::Numbered(Runtime::Cuda, 0);
-        let device = Device::over(emulation.client(), spec, false, DeviceOptions::default());
+        let device = CubeDevice::over(emulation.client(), spec, false, DeviceOptions::default());
         let way = match self.contraction {
             Contraction::On => "contracted",
             Contraction::Off => "separate",

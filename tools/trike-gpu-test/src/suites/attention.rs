@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use half::f16;
 use trike_cube::attention::{
-    AttentionBlueprint, AttentionProblem, AttentionSpec, BlockBitmap, BlockMask, CacheShape, KvCache,
-    KvPrecision, Positions, Segment,
+    AttentionBlueprint, AttentionProblem, AttentionSpec, BlockBitmap, BlockMask, CacheSegment, CacheShape,
+    CubeKvCache, KvPrecision, Positions,
 };
-use trike_cube::{CubeError, Device, Plan, Strategy};
+use trike_cube::{CubeDevice, CubeError, KernelProblem, Strategy};
 use trike_testkit::Rng;
 
 use crate::session::{Oracle, Session, Verdict, poisoned};
@@ -97,7 +97,12 @@ pub(super) fn codes_of(values: &[f32]) -> (Vec<f32>, f32) {
 }
 
 /// A key and a value that are not finite make the outputs of the heads that see them NaN, and no others.
-fn faults(oracle: &Oracle, device: &Device, row: Row, strategy: &Strategy<AttentionBlueprint>) -> Verdict {
+fn faults(
+    oracle: &Oracle,
+    device: &CubeDevice,
+    row: Row,
+    strategy: &Strategy<AttentionBlueprint>,
+) -> Verdict {
     let of_head = row.2;
     // Key head 0 in the first case, key head 1 in the second.
     for (kv_head, of_keys, fault) in [(0, true, f32::NAN), (1, false, f32::NEG_INFINITY)] {
@@ -125,9 +130,9 @@ fn faults(oracle: &Oracle, device: &Device, row: Row, strategy: &Strategy<Attent
 }
 
 /// Quotients halfway between two codes; zeros; numbers of very different sizes.
-fn ties(oracle: &Oracle, device: &Device) -> Verdict {
+fn ties(oracle: &Oracle, device: &CubeDevice) -> Verdict {
     let shape = CacheShape { kv_heads: 1, head_dim: 12, capacity: 4, precision: Int8 };
-    let cache = KvCache::empty(device, shape)?;
+    let cache = CubeKvCache::empty(device, shape)?;
     let ties = [127.0, 0.5, 1.5, -2.5, -127.0, 0.49, -0.51, 125.5, 126.5, -0.0, 63.5, 62.5];
     let mut rng = Rng::new(2);
     let rows = [ties.to_vec(), vec![0.0; 12], ties.map(|x| x * 2f32.powi(90)).to_vec(), rng.normals(12)];
@@ -286,9 +291,9 @@ impl Case {
     }
 
     /// Stores everything up to the last token, a few positions at a time, in batches with extra rows.
-    pub(super) fn fill(&self, device: &Device) -> trike_cube::Result<KvCache> {
+    pub(super) fn fill(&self, device: &CubeDevice) -> trike_cube::Result<CubeKvCache> {
         let shape = self.problem.cache;
-        let cache = KvCache::empty(device, shape)?;
+        let cache = CubeKvCache::empty(device, shape)?;
         let width = shape.kv_heads * shape.head_dim;
         let all = self.problem.first_position + self.problem.tokens;
         let step = shape.capacity.min(33);
@@ -363,7 +368,7 @@ impl Case {
     pub(super) fn check(
         &self,
         oracle: &Oracle,
-        device: &Device,
+        device: &CubeDevice,
         strategy: &Strategy<AttentionBlueprint>,
     ) -> Verdict {
         let AttentionProblem { heads, tokens, first_position, cache: shape, .. } = self.problem;
@@ -376,7 +381,7 @@ impl Case {
         let q = device.upload(&self.q)?;
         let out = device.upload(&vec![POISON; self.q.len()])?;
         let spec = self.spec();
-        let segment = Segment { rows: BEFORE..BEFORE + tokens, positions: &positions, cache: &cache };
+        let segment = CacheSegment { rows: BEFORE..BEFORE + tokens, positions: &positions, cache: &cache };
         match &self.mask {
             None => device.attention(&spec, &q, &segment, &out, strategy)?,
             Some(mask) => {
@@ -413,7 +418,7 @@ impl Case {
     pub(super) fn compare(
         &self,
         oracle: &Oracle,
-        device: &Device,
+        device: &CubeDevice,
         strategy: &Strategy<AttentionBlueprint>,
         of_tokens: &[f32],
     ) -> Verdict {
@@ -430,15 +435,19 @@ impl Case {
 }
 
 /// A segment of some rows over a cache.
-pub(super) fn of<'a>(rows: Range<usize>, positions: &'a Positions, cache: &'a KvCache) -> Segment<'a> {
-    Segment { rows, positions, cache }
+pub(super) fn of<'a>(
+    rows: Range<usize>,
+    positions: &'a Positions,
+    cache: &'a CubeKvCache,
+) -> CacheSegment<'a> {
+    CacheSegment { rows, positions, cache }
 }
 
 fn refusals(session: &mut Session) {
     let device = session.device();
     session.case("attention refuses what does not fit", |oracle| {
         let shape = CacheShape { kv_heads: 2, head_dim: 8, capacity: 10, precision: F32 };
-        let cache = KvCache::empty(device, shape)?;
+        let cache = CubeKvCache::empty(device, shape)?;
         let (q, kv) = (device.upload(&[0.5f32; 3 * 32])?, device.upload(&[0.5f32; 3 * 16])?);
         let out = device.upload(&[0f32; 3 * 32])?;
         let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.5, window: None };
@@ -498,10 +507,10 @@ fn refusals(session: &mut Session) {
             })?;
         }
         let capacity = CacheShape { capacity: 2, ..shape };
-        let refused = device.store(&kv, &kv, &of(0..3, &fits, &KvCache::empty(device, capacity)?));
+        let refused = device.store(&kv, &kv, &of(0..3, &fits, &CubeKvCache::empty(device, capacity)?));
         oracle.refused("tokens", refused, |e| matches!(e, CubeError::Range { maximum: 2, got: 3, .. }))?;
         for head_dim in [6, 9] {
-            let odd = KvCache::empty(device, CacheShape { head_dim, precision: Int8, ..shape });
+            let odd = CubeKvCache::empty(device, CacheShape { head_dim, precision: Int8, ..shape });
             oracle.refused(
                 "head_dim in int8",
                 odd,
@@ -509,7 +518,7 @@ fn refusals(session: &mut Session) {
             )?;
         }
         for precision in [KvPrecision::Int4, KvPrecision::Int8Int4] {
-            let refused = KvCache::empty(device, CacheShape { precision, ..shape });
+            let refused = CubeKvCache::empty(device, CacheShape { precision, ..shape });
             oracle.refused("int4", refused, |e| matches!(e, CubeError::Feature { .. }))?;
         }
         oracle.refused("positions", at(&[]), |e| matches!(e, CubeError::Range { .. }))?;

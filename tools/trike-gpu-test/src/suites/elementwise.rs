@@ -2,12 +2,12 @@
 
 use half::{bf16, f16};
 use trike_cube::attention::Positions;
-use trike_cube::linear::{DenseKind, DenseMatrix, DenseValues};
+use trike_cube::linear::{CubeDenseMatrix, DenseKind, DenseValues};
 use trike_cube::ops::{
-    Elementwise, ElementwiseProblem, GatedActivation, Indices, LookupProblem, RopePairing, RopeProblem,
-    RopeTable,
+    CubeRopeTable, Elementwise, ElementwiseProblem, GatedActivation, Indices, LookupProblem, RopePairing,
+    RopeProblem,
 };
-use trike_cube::{CubeError, Device, Strategy};
+use trike_cube::{CubeDevice, CubeError, Strategy};
 use trike_testkit::Rng;
 
 use crate::session::{Session, poisoned};
@@ -102,7 +102,7 @@ fn ropes(session: &mut Session) {
                 let frequencies: Vec<f32> = (0..rotated / 2).map(frequency).collect();
                 let positions: Vec<u32> = (0..tokens as u32).map(|t| (t * 37 + 11) % 100).collect();
                 let turned = device.upload(&x)?;
-                let table = RopeTable::upload(device, &frequencies, 100, pairing)?;
+                let table = CubeRopeTable::upload(device, &frequencies, 100, pairing)?;
                 let at = Positions::upload(device, &positions)?;
                 device.rope(&turned, head_dim, &at, &table, strategy)?;
                 let mut want: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
@@ -123,7 +123,7 @@ fn ropes(session: &mut Session) {
     }
     session.case("rope refuses what does not fit", |oracle| {
         let pairing = RopePairing::Halves;
-        let table = RopeTable::upload(device, &[1.0, 0.5], 10, pairing)?;
+        let table = CubeRopeTable::upload(device, &[1.0, 0.5], 10, pairing)?;
         let x = device.upload(&[1f32; 3 * 2 * 4])?;
         let strategy = &Strategy::Inferred;
         let at = |values: &[u32]| Positions::upload(device, values);
@@ -135,10 +135,10 @@ fn ropes(session: &mut Session) {
             .refused("tokens", refused, |e| matches!(e, CubeError::NotMultiple { unit: 20, got: 24, .. }))?;
         let refused = device.rope(&x, 2, &at(&[0; 3])?, &table, strategy);
         oracle.refused("head", refused, |e| matches!(e, CubeError::Range { minimum: 4, got: 2, .. }))?;
-        let refused = RopeTable::upload(device, &[1.0, f32::NAN], 10, pairing);
+        let refused = CubeRopeTable::upload(device, &[1.0, f32::NAN], 10, pairing);
         oracle.refused("frequency", refused, |e| matches!(e, CubeError::NonFinite { index: 1, .. }))?;
         for (frequencies, positions) in [(0, 10), (2, 0)] {
-            let refused = RopeTable::upload(device, &vec![1.0; frequencies], positions, pairing);
+            let refused = CubeRopeTable::upload(device, &vec![1.0; frequencies], positions, pairing);
             oracle.refused("empty", refused, |e| matches!(e, CubeError::Range { got: 0, .. }))?;
         }
         Ok(())
@@ -147,24 +147,24 @@ fn ropes(session: &mut Session) {
 
 /// A table of `rows x cols`, and its values in f32.
 fn table(
-    device: &Device,
+    device: &CubeDevice,
     rows: usize,
     cols: usize,
     kind: DenseKind,
-) -> trike_cube::Result<(DenseMatrix, Vec<f32>)> {
+) -> trike_cube::Result<(CubeDenseMatrix, Vec<f32>)> {
     let mut rng = Rng::new(cols as u64);
     let values = rng.normals(rows * cols);
     let (matrix, floats) = match kind {
-        DenseKind::F32 => (DenseMatrix::upload(device, rows, cols, DenseValues::F32(&values)), values),
+        DenseKind::F32 => (CubeDenseMatrix::upload(device, rows, cols, DenseValues::F32(&values)), values),
         DenseKind::F16 => {
             let halves: Vec<f16> = values.iter().map(|&v| f16::from_f32(v)).collect();
             let floats = halves.iter().map(|v| v.to_f32()).collect();
-            (DenseMatrix::upload(device, rows, cols, DenseValues::F16(&halves)), floats)
+            (CubeDenseMatrix::upload(device, rows, cols, DenseValues::F16(&halves)), floats)
         }
         DenseKind::Bf16 => {
             let halves: Vec<bf16> = values.iter().map(|&v| bf16::from_f32(v)).collect();
             let floats = halves.iter().map(|v| v.to_f32()).collect();
-            (DenseMatrix::upload(device, rows, cols, DenseValues::Bf16(&halves)), floats)
+            (CubeDenseMatrix::upload(device, rows, cols, DenseValues::Bf16(&halves)), floats)
         }
         DenseKind::Int8 => {
             let group = 12.min(cols);
@@ -175,7 +175,7 @@ fn table(
                 of_row.zip(&scales).flat_map(|(codes, s)| codes.iter().map(move |&c| f32::from(c) * s));
             let floats = floats.collect();
             let values = DenseValues::Int8 { codes: &codes, scales: &scales, group };
-            (DenseMatrix::upload(device, rows, cols, values), floats)
+            (CubeDenseMatrix::upload(device, rows, cols, values), floats)
         }
     };
     Ok((matrix?, floats))

@@ -2,11 +2,11 @@
 
 use trike_cube::fused::{RowLinearBlueprint, RowLinearProblem};
 use trike_cube::linear::{
-    ActivationPrecision, ActivationShape, Activations, DecodeBlueprint, LinearBlueprint, TernaryMatrix,
+    ActivationPrecision, ActivationShape, Activations, CubeTernaryMatrix, DecodeBlueprint, LinearBlueprint,
     TernaryProblem,
 };
-use trike_cube::ops::{GatedActivation, Norm, RowInput, RowProblem, RowSource, RowTarget};
-use trike_cube::{CubeError, Device, Strategy};
+use trike_cube::ops::{GatedActivation, RowInput, RowNorm, RowProblem, RowSource, RowTarget};
+use trike_cube::{CubeDevice, CubeError, Strategy};
 use trike_testkit::Rng;
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, Scales, TritTensor};
 
@@ -83,14 +83,14 @@ pub fn fused(session: &mut Session) {
 }
 
 struct Operands<'a> {
-    device: &'a Device,
-    w: TernaryMatrix,
+    device: &'a CubeDevice,
+    w: CubeTernaryMatrix,
     x: [trike_cube::Buffer<f32>; 3],
     before: Vec<Vec<f32>>,
 }
 
 impl Case {
-    fn operands<'a>(&self, device: &'a Device, seed: u64) -> Result<Operands<'a>, Failure> {
+    fn operands<'a>(&self, device: &'a CubeDevice, seed: u64) -> Result<Operands<'a>, Failure> {
         let mut rng = Rng::new(seed);
         let mut tensors = Vec::new();
         for &rows in self.parts {
@@ -109,14 +109,14 @@ impl Case {
                 _ => tensor,
             });
         }
-        let w = TernaryMatrix::pack(device, &tensors.iter().collect::<Vec<_>>())?;
+        let w = CubeTernaryMatrix::pack(device, &tensors.iter().collect::<Vec<_>>())?;
         let x = [rng.normals(self.cols), rng.normals(self.cols), rng.normals(self.cols)];
         let [a, b, c] = x.each_ref().map(|values| device.upload(values));
         let before = self.parts.iter().map(|&rows| rng.normals(rows)).collect();
         Ok(Operands { device, w, x: [a?, b?, c?], before })
     }
 
-    fn problem(&self, w: &TernaryMatrix) -> RowLinearProblem {
+    fn problem(&self, w: &CubeTernaryMatrix) -> RowLinearProblem {
         let rows = RowProblem {
             rows: 1,
             cols: self.cols,
@@ -146,7 +146,7 @@ impl Operands<'_> {
             RowSource::Plain => RowInput::Plain(x),
             RowSource::Gated(activation) => RowInput::Gated { gate: x, up: other, activation },
         };
-        let norm = case.norm.then_some(Norm { weight, eps: 1e-5 });
+        let norm = case.norm.then_some(RowNorm { weight, eps: 1e-5 });
         let outs = self.outs(case.add)?;
         let got: Vec<_> = outs.iter().collect();
         match case.add {
@@ -179,10 +179,10 @@ impl Operands<'_> {
     }
 }
 
-fn refusals(oracle: &Oracle, device: &Device) -> Verdict {
+fn refusals(oracle: &Oracle, device: &CubeDevice) -> Verdict {
     let operands = PLAIN.operands(device, 1)?;
     let [x, other, weight] = &operands.x;
-    let norm = Some(Norm { weight, eps: 1e-5 });
+    let norm = Some(RowNorm { weight, eps: 1e-5 });
     let precision = PLAIN.precision;
     let out = device.upload(&[7.0f32; 33])?;
     let run = |input, norm, outs: &[&_]| {
@@ -195,11 +195,11 @@ fn refusals(oracle: &Oracle, device: &Device) -> Verdict {
         matches!(cut, Err(CubeError::NotMultiple { unit: 200, got: 199, .. })),
         matches!(run(differ, None, &[&out]), Err(CubeError::Length { .. })),
         matches!(
-            run(RowInput::Plain(x), Some(Norm { weight: &short, eps: 1e-5 }), &[&out]),
+            run(RowInput::Plain(x), Some(RowNorm { weight: &short, eps: 1e-5 }), &[&out]),
             Err(CubeError::Length { expected: 200, got: 199, .. })
         ),
         matches!(
-            run(RowInput::Plain(x), Some(Norm { weight, eps: f32::NAN }), &[&out]),
+            run(RowInput::Plain(x), Some(RowNorm { weight, eps: f32::NAN }), &[&out]),
             Err(CubeError::NonFinite { .. })
         ),
         matches!(run(RowInput::Plain(x), norm, &[]), Err(CubeError::Length { expected: 1, got: 0, .. })),

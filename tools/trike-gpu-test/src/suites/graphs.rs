@@ -1,12 +1,12 @@
 //! Recorded graphs: replayed with other inputs they must produce the same results as direct launches.
 
 use trike_cube::attention::{
-    AttentionBlueprint, AttentionSpec, BlockBitmap, BlockMask, CacheShape, KvCache, KvPrecision, Positions,
-    Segment, horizon,
+    AttentionBlueprint, AttentionSpec, BlockBitmap, BlockMask, CacheSegment, CacheShape, CubeKvCache,
+    KvPrecision, Positions, horizon,
 };
-use trike_cube::linear::{ActivationPrecision, ActivationShape, Activations, TernaryMatrix};
-use trike_cube::ops::{Indices, Norm, RopePairing, RopeTable, RowInput};
-use trike_cube::{Buffer, CubeError, Device, Strategy};
+use trike_cube::linear::{ActivationPrecision, ActivationShape, Activations, CubeTernaryMatrix};
+use trike_cube::ops::{CubeRopeTable, Indices, RopePairing, RowInput, RowNorm};
+use trike_cube::{Buffer, CubeDevice, CubeError, Strategy};
 use trike_testkit::Rng;
 use trike_trit::{Coupling, Encoding, Granularity, ScaleValues, Scales, TritTensor};
 
@@ -48,7 +48,7 @@ pub fn graphs(session: &mut Session) {
         oracle.refused("a copy", read, |e| matches!(e, CubeError::Capture { .. }))?;
         let model = Model::new(device, None, F32)?;
         let (q, attended) = (poisoned(device, HIDDEN)?, poisoned(device, HIDDEN)?);
-        let segment = Segment { rows: 0..1, positions: &model.position, cache: &model.cache };
+        let segment = CacheSegment { rows: 0..1, positions: &model.position, cache: &model.cache };
         let spec =
             AttentionSpec { heads: HEADS, kv_heads: KV_HEADS, head_dim: DIM, scale: 0.2, window: None };
         let prompt = Strategy::Forced(AttentionBlueprint::Prefill);
@@ -76,16 +76,16 @@ pub fn graphs(session: &mut Session) {
 struct Model {
     table: Buffer<f32>,
     norm: Buffer<f32>,
-    weights: TernaryMatrix,
-    turns: RopeTable,
-    cache: KvCache,
+    weights: CubeTernaryMatrix,
+    turns: CubeRopeTable,
+    cache: CubeKvCache,
     id: Indices,
     position: Positions,
     window: Option<usize>,
 }
 
 impl Model {
-    fn new(device: &Device, window: Option<usize>, precision: KvPrecision) -> Result<Self, CubeError> {
+    fn new(device: &CubeDevice, window: Option<usize>, precision: KvPrecision) -> Result<Self, CubeError> {
         let mut rng = Rng::new(11);
         // Query, key and value in one matrix.
         let (rows, cols) = (HIDDEN + 2 * KV_HEADS * DIM, HIDDEN);
@@ -94,18 +94,18 @@ impl Model {
         let tensor =
             TritTensor::from_planes(rows, cols, &[&trits[..]], Encoding::TwoBit, Coupling::Free, scales)?;
         let shape = CacheShape { kv_heads: KV_HEADS, head_dim: DIM, capacity: CAPACITY, precision };
-        let cache = KvCache::empty(device, shape)?;
+        let cache = CubeKvCache::empty(device, shape)?;
         // Cache contents of the earlier positions.
         let keys = rng.normals(KV_HEADS * DIM * CAPACITY);
         let (k, v) = (device.upload(&keys)?, device.upload(&rng.normals(keys.len()))?);
         let all = Positions::upload(device, &(0..CAPACITY as u32).collect::<Vec<_>>())?;
-        device.store(&k, &v, &Segment { rows: 0..CAPACITY, positions: &all, cache: &cache })?;
+        device.store(&k, &v, &CacheSegment { rows: 0..CAPACITY, positions: &all, cache: &cache })?;
         let frequencies: Vec<f32> = (0..DIM / 2).map(|i| 0.5f32.powi(i as i32)).collect();
         Ok(Self {
             table: device.upload(&rng.normals(9 * HIDDEN))?,
             norm: device.upload(&rng.normals(HIDDEN))?,
-            weights: TernaryMatrix::pack(device, &[&tensor])?,
-            turns: RopeTable::upload(device, &frequencies, POSITIONS, RopePairing::Halves)?,
+            weights: CubeTernaryMatrix::pack(device, &[&tensor])?,
+            turns: CubeRopeTable::upload(device, &frequencies, POSITIONS, RopePairing::Halves)?,
             cache,
             id: Indices::upload(device, &[0], 9)?,
             position: Positions::upload(device, &[0])?,
@@ -113,19 +113,19 @@ impl Model {
         })
     }
 
-    fn write(&mut self, device: &Device, id: u32, position: u32) -> Result<(), CubeError> {
+    fn write(&mut self, device: &CubeDevice, id: u32, position: u32) -> Result<(), CubeError> {
         self.id.write(device, &[id])?;
         self.position.write(device, &[position])
     }
 
     /// A decode step: lookup, norm and quantization, product, rotation, store, attention, residual sum, and the
     /// largest values of the result.
-    fn launch(&self, device: &Device) -> Result<(Buffer<f32>, Indices), CubeError> {
+    fn launch(&self, device: &CubeDevice) -> Result<(Buffer<f32>, Indices), CubeError> {
         let x = device.empty(HIDDEN)?;
         device.select_rows(&self.table, HIDDEN, &self.id, &x)?;
         let precision = ActivationPrecision::Int8PerToken;
         let codes = Activations::empty(device, ActivationShape { tokens: 1, cols: HIDDEN, precision })?;
-        let norm = Norm { weight: &self.norm, eps: 1e-5 };
+        let norm = RowNorm { weight: &self.norm, eps: 1e-5 };
         device.quantize(RowInput::Plain(&x), Some(norm), &codes, &Strategy::Inferred)?;
         let all = device.empty::<f32>(HIDDEN + 2 * KV_HEADS * DIM)?;
         device.linear(&codes, &self.weights, &[&all], &Strategy::Inferred)?;
@@ -134,7 +134,7 @@ impl Model {
         let v = part(HIDDEN + KV_HEADS * DIM, KV_HEADS * DIM)?;
         device.rope(&q, DIM, &self.position, &self.turns, &Strategy::Inferred)?;
         device.rope(&k, DIM, &self.position, &self.turns, &Strategy::Inferred)?;
-        let segment = Segment { rows: 0..1, positions: &self.position, cache: &self.cache };
+        let segment = CacheSegment { rows: 0..1, positions: &self.position, cache: &self.cache };
         device.store(&k, &v, &segment)?;
         let spec = AttentionSpec {
             heads: HEADS,
@@ -154,7 +154,7 @@ impl Model {
 
 fn step(
     oracle: &Oracle,
-    device: &Device,
+    device: &CubeDevice,
     (window, precision): (Option<usize>, KvPrecision),
     recorded: u32,
     others: &[u32],

@@ -1,10 +1,11 @@
 //! `y = x W^T` with ternary weights: precisions, groups, planes, parts, odd sizes, residuals.
 
 use trike_cube::linear::{
-    ActivationPrecision, ActivationShape, Activations, BLOCK, DecodeBlueprint, LinearBlueprint, MAX_STAGES,
-    MmaShape, SplitBlueprint, TernaryForm, TernaryMatrix, TernaryProblem, WmmaElement, WmmaShape,
+    ActivationPrecision, ActivationShape, Activations, BLOCK, CubeTernaryMatrix, DecodeBlueprint,
+    LinearBlueprint, MAX_STAGES, MmaShape, SplitBlueprint, TernaryForm, TernaryProblem, WmmaElement,
+    WmmaShape,
 };
-use trike_cube::{CubeError, Device, Plan, Strategy};
+use trike_cube::{CubeDevice, CubeError, KernelProblem, Strategy};
 use trike_testkit::Rng;
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
 
@@ -425,7 +426,7 @@ fn refusals(session: &mut Session) {
     let device = session.device();
     session.case("ternary linear refuses outputs of the wrong length", |oracle| {
         let mut rng = Rng::new(99);
-        let w = TernaryMatrix::pack(device, &[&tensor(&mut rng, 16, PLAIN)])?;
+        let w = CubeTernaryMatrix::pack(device, &[&tensor(&mut rng, 16, PLAIN)])?;
         let shape = ActivationShape { tokens: 2, cols: PLAIN.cols, precision: INT8 };
         let x = Activations::upload(device, shape, &rng.normals(2 * PLAIN.cols))?;
         for wrong in [31, 33] {
@@ -513,11 +514,11 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn pack(&self, device: &Device) -> trike_cube::Result<TernaryMatrix> {
-        TernaryMatrix::pack(device, &self.tensors.iter().collect::<Vec<_>>())
+    fn pack(&self, device: &CubeDevice) -> trike_cube::Result<CubeTernaryMatrix> {
+        CubeTernaryMatrix::pack(device, &self.tensors.iter().collect::<Vec<_>>())
     }
 
-    fn form(&self, device: &Device) -> Result<TernaryForm, Failure> {
+    fn form(&self, device: &CubeDevice) -> Result<TernaryForm, Failure> {
         Ok(self.pack(device)?.form().clone())
     }
 
@@ -529,7 +530,7 @@ impl Inputs {
     /// The quantized activations on the device, and the outputs.
     fn run(
         &self,
-        device: &Device,
+        device: &CubeDevice,
         strategy: &Strategy<LinearBlueprint>,
     ) -> Result<(Activations, Vec<Vec<f32>>), Failure> {
         let w = self.pack(device)?;
@@ -551,7 +552,7 @@ impl Inputs {
         Ok((x, outs))
     }
 
-    fn check(&self, oracle: &Oracle, device: &Device, strategy: &Strategy<LinearBlueprint>) -> Verdict {
+    fn check(&self, oracle: &Oracle, device: &CubeDevice, strategy: &Strategy<LinearBlueprint>) -> Verdict {
         let (x, outs) = self.run(device, strategy)?;
         if !oracle.compares() {
             return Ok(());
@@ -574,7 +575,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn read(device: &Device, x: &Activations) -> Result<Self, Failure> {
+    fn read(device: &CubeDevice, x: &Activations) -> Result<Self, Failure> {
         let shape = x.shape();
         let (codes, factors) = (device.read(x.codes())?, device.read(x.factors())?);
         let (slices, words) = (shape.precision.slices(), shape.blocks() * (BLOCK / 4));

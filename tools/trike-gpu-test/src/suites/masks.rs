@@ -2,9 +2,10 @@
 
 use trike_core::BlockError;
 use trike_cube::attention::{
-    AttentionBlueprint, AttentionSpec, BlockBitmap, BlockMask, CacheShape, KvCache, KvPrecision, Positions,
+    AttentionBlueprint, AttentionSpec, BlockBitmap, BlockMask, CacheShape, CubeKvCache, KvPrecision,
+    Positions,
 };
-use trike_cube::{CubeError, Device, Plan, Strategy};
+use trike_cube::{CubeDevice, CubeError, KernelProblem, Strategy};
 use trike_testkit::Rng;
 
 use super::attention::{Case, POISON, Row, of};
@@ -108,7 +109,7 @@ pub fn masks(session: &mut Session) {
 /// A mask of all blocks gives the results without a mask, to the bit.
 fn unchanged(
     oracle: &Oracle,
-    device: &Device,
+    device: &CubeDevice,
     case: &Case,
     mask: &BlockBitmap,
     strategy: &Strategy<AttentionBlueprint>,
@@ -134,7 +135,7 @@ const LENGTHS: [Row; 3] = [
 ];
 
 /// Segments of different lengths in one batch, each with a cache and a mask of its own.
-fn segments(oracle: &Oracle, device: &Device, strategy: &Strategy<AttentionBlueprint>) -> Verdict {
+fn segments(oracle: &Oracle, device: &CubeDevice, strategy: &Strategy<AttentionBlueprint>) -> Verdict {
     let mut cases = Vec::new();
     for (seed, row) in LENGTHS.into_iter().enumerate() {
         let case = Case::new(seed as u64, row);
@@ -162,9 +163,9 @@ fn segments(oracle: &Oracle, device: &Device, strategy: &Strategy<AttentionBluep
     Ok(())
 }
 
-fn refusals(oracle: &Oracle, device: &Device) -> Verdict {
+fn refusals(oracle: &Oracle, device: &CubeDevice) -> Verdict {
     let shape = CacheShape { kv_heads: 2, head_dim: 8, capacity: 100, precision: F32 };
-    let cache = KvCache::empty(device, shape)?;
+    let cache = CubeKvCache::empty(device, shape)?;
     let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.5, window: None };
     let positions = Positions::upload(device, &[62, 63, 64, 65])?;
     let kv = device.upload(&[0.5f32; 4 * 16])?;
@@ -199,7 +200,7 @@ fn refusals(oracle: &Oracle, device: &Device) -> Verdict {
         matches!(e, CubeError::Unsupported { operation: "attention/decode", .. })
     })?;
     let odd = CacheShape { head_dim: 6, ..shape };
-    let odd_cache = KvCache::empty(device, odd)?;
+    let odd_cache = CubeKvCache::empty(device, odd)?;
     let odd_spec = AttentionSpec { head_dim: 6, ..spec };
     let (q, out) = (device.upload(&[0.5f32; 4 * 24])?, device.upload(&[0f32; 4 * 24])?);
     let segment = of(0..2, &positions, &odd_cache);

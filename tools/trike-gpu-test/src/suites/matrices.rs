@@ -2,11 +2,11 @@
 
 use half::{bf16, f16};
 use trike_cube::linear::{
-    ActivationPrecision, ActivationShape, Activations, DecodeBlueprint, DenseBlueprint, DenseMatrix,
-    DenseProblem, DenseValues, LinearBlueprint, MAX_COLS, MAX_SPARSE_COLS, SparseLayout, SparseMatrix,
-    SparseProblem, SplitBlueprint, TernaryLayout, TernaryMatrix, TernaryProblem,
+    ActivationPrecision, ActivationShape, Activations, CubeDenseMatrix, CubeTernaryMatrix, DecodeBlueprint,
+    DenseBlueprint, DenseProblem, DenseValues, LinearBlueprint, MAX_COLS, MAX_SPARSE_COLS, SparseLayout,
+    SparseMatrix, SparseProblem, SplitBlueprint, TernaryLayout, TernaryProblem,
 };
-use trike_cube::{CubeError, Plan, Strategy, TritDotProblem, TritScore, TritTable};
+use trike_cube::{CubeError, KernelProblem, Strategy, TritDotProblem, TritScore, TritTable};
 use trike_testkit::Rng;
 use trike_trit::{Edit, Encoding, Granularity, GroupSize, Scales, Trit, TritTensor};
 
@@ -69,7 +69,7 @@ fn dense(session: &mut Session) {
         for (kind, values, weights) in &kinds {
             for add in [false, true] {
                 let name = format!("{kind} {rows} x {cols} m={tokens}{}", if add { ", added" } else { "" });
-                let matrix = match DenseMatrix::upload(device, rows, cols, *values) {
+                let matrix = match CubeDenseMatrix::upload(device, rows, cols, *values) {
                     Ok(matrix) => matrix,
                     Err(e) => {
                         session.case(name, |_| Err(e.into()));
@@ -219,7 +219,7 @@ fn base3(session: &mut Session) {
         let x = whole_numbers(&mut rng, tokens, cols);
         let shape = ActivationShape { tokens, cols, precision };
         let name = format!("base 3, {rows} x {cols} m={tokens} {precision:?}, {granularity} x{depth}");
-        let w = match TernaryMatrix::pack_as(device, &[&tensor], TernaryLayout::Base3) {
+        let w = match CubeTernaryMatrix::pack_as(device, &[&tensor], TernaryLayout::Base3) {
             Ok(w) => w,
             Err(e) => {
                 session.case(name, |_| Err(e.into()));
@@ -254,7 +254,7 @@ fn blocks(session: &mut Session) {
         let x = whole_numbers(&mut rng, tokens, cols);
         let shape = ActivationShape { tokens, cols, precision: ActivationPrecision::Int8PerToken };
         let name = format!("blocks, {rows} x {cols} m={tokens} {granularity}, one of {every}");
-        let w = match TernaryMatrix::pack_as(device, &[&tensor], TernaryLayout::Blocks) {
+        let w = match CubeTernaryMatrix::pack_as(device, &[&tensor], TernaryLayout::Blocks) {
             Ok(w) => w,
             Err(e) => {
                 session.case(name, |_| Err(e.into()));
@@ -269,7 +269,7 @@ fn blocks(session: &mut Session) {
 fn each_layout(
     session: &mut Session,
     name: &str,
-    w: &TernaryMatrix,
+    w: &CubeTernaryMatrix,
     tensor: &TritTensor,
     shape: ActivationShape,
     x: &[f32],
@@ -327,7 +327,7 @@ fn edits(session: &mut Session) {
         let trits = rng.trits(rows * cols, 0.6);
         let mut tensor = TritTensor::from_trits(rows, cols, &trits, Encoding::TwoBit, Scales::tensor(0.5))
             .expect("a tensor of the table is well-formed");
-        let w = TernaryMatrix::pack(device, &[&tensor])?;
+        let w = CubeTernaryMatrix::pack(device, &[&tensor])?;
         let edits: Vec<Edit> = (0..200)
             .map(|_| Edit {
                 plane: 0,

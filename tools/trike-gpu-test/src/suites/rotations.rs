@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use trike_cube::attention::{CacheShape, KvCache, KvPrecision, Positions, Segment};
-use trike_cube::ops::{RopePairing, RopeTable};
-use trike_cube::{CubeError, Device};
+use trike_cube::attention::{CacheSegment, CacheShape, CubeKvCache, KvPrecision, Positions};
+use trike_cube::ops::{CubeRopeTable, RopePairing};
+use trike_cube::{CubeDevice, CubeError};
 use trike_testkit::Rng;
 
 use crate::session::{Oracle, Session, Verdict};
@@ -53,14 +53,18 @@ pub fn rotations(session: &mut Session) {
     session.case("rotate and store refuses what does not fit", |oracle| refusals(oracle, device));
 }
 
-fn table(device: &Device, rotated: usize, pairing: RopePairing) -> trike_cube::Result<(RopeTable, Vec<f32>)> {
+fn table(
+    device: &CubeDevice,
+    rotated: usize,
+    pairing: RopePairing,
+) -> trike_cube::Result<(CubeRopeTable, Vec<f32>)> {
     let frequencies: Vec<f32> =
         (0..rotated / 2).map(|i| 100f64.powf(-2.0 * i as f64 / rotated as f64) as f32).collect();
-    Ok((RopeTable::upload(device, &frequencies, TABLE, pairing)?, frequencies))
+    Ok((CubeRopeTable::upload(device, &frequencies, TABLE, pairing)?, frequencies))
 }
 
 impl Case {
-    fn check(&self, oracle: &Oracle, device: &Device) -> Verdict {
+    fn check(&self, oracle: &Oracle, device: &CubeDevice) -> Verdict {
         let Self { heads, rotated, pairing, shape, positions, rows } = self;
         let CacheShape { kv_heads, head_dim, capacity, precision } = *shape;
         let mut rng = Rng::new((heads * head_dim) as u64);
@@ -68,14 +72,18 @@ impl Case {
         let new = |rng: &mut Rng, heads: usize| rng.normals(all * heads * head_dim);
         let (q, k, v) = (new(&mut rng, *heads), new(&mut rng, kv_heads), new(&mut rng, kv_heads));
         let (table, frequencies) = table(device, *rotated, *pairing)?;
-        let cache = KvCache::empty(device, *shape)?;
+        let cache = CubeKvCache::empty(device, *shape)?;
         // What is in the cache before: 7 everywhere.
         let before = device.upload(&vec![7f32; capacity * kv_heads * head_dim])?;
         let slots = Positions::upload(device, &(0..capacity as u32).collect::<Vec<_>>())?;
-        device.store(&before, &before, &Segment { rows: 0..capacity, positions: &slots, cache: &cache })?;
+        device.store(
+            &before,
+            &before,
+            &CacheSegment { rows: 0..capacity, positions: &slots, cache: &cache },
+        )?;
         let [turned, keys, values] = [device.upload(&q)?, device.upload(&k)?, device.upload(&v)?];
         let at = Positions::upload(device, positions)?;
-        let segment = Segment { rows: rows.clone(), positions: &at, cache: &cache };
+        let segment = CacheSegment { rows: rows.clone(), positions: &at, cache: &cache };
         device.rotate_and_store(&turned, &keys, &values, &segment, &table)?;
 
         let turn = |x: &[f32], heads: usize| -> Vec<f64> {
@@ -127,15 +135,15 @@ impl Case {
     }
 }
 
-fn refusals(oracle: &Oracle, device: &Device) -> Verdict {
+fn refusals(oracle: &Oracle, device: &CubeDevice) -> Verdict {
     let shape = CacheShape { kv_heads: 2, head_dim: 8, capacity: 10, precision: KvPrecision::F32 };
-    let cache = KvCache::empty(device, shape)?;
+    let cache = CubeKvCache::empty(device, shape)?;
     let (table, _) = table(device, 8, RopePairing::Halves)?;
     let [q, k, v] =
         [device.upload(&[0.5f32; 3 * 32])?, device.upload(&[0.5f32; 48])?, device.upload(&[0.5f32; 48])?];
     let at = |values: &[u32]| Positions::upload(device, values);
     let fits = at(&[7, 8, 9])?;
-    let of = |positions| Segment { rows: 0..3, positions, cache: &cache };
+    let of = |positions| CacheSegment { rows: 0..3, positions, cache: &cache };
     device.rotate_and_store(&q, &k, &v, &of(&fits), &table)?;
     let odd = device.upload(&[0f32; 31])?;
     let refused = device.rotate_and_store(&odd, &k, &v, &of(&fits), &table);
@@ -154,7 +162,7 @@ fn refusals(oracle: &Oracle, device: &Device) -> Verdict {
     )?;
     let refused = device.rotate_and_store(&k, &k, &v, &of(&fits), &table);
     oracle.refused("in place", refused, |e| matches!(e, CubeError::Overlap { .. }))?;
-    let wide = RopeTable::upload(device, &[0.5; 5], TABLE, RopePairing::Halves)?;
+    let wide = CubeRopeTable::upload(device, &[0.5; 5], TABLE, RopePairing::Halves)?;
     let refused = device.rotate_and_store(&q, &k, &v, &of(&fits), &wide);
     oracle.refused("rotated elements", refused, |e| matches!(e, CubeError::Range { .. }))
 }

@@ -1,8 +1,8 @@
 //! Row operations before a linear layer: sums, gates, norms, quantization.
 
 use trike_cube::linear::{ActivationPrecision, ActivationShape, Activations};
-use trike_cube::ops::{GatedActivation, Norm, RowBlueprint, RowInput, RowProblem, RowSource, RowTarget};
-use trike_cube::{CubeError, Device, Plan, Strategy};
+use trike_cube::ops::{GatedActivation, RowBlueprint, RowInput, RowNorm, RowProblem, RowSource, RowTarget};
+use trike_cube::{CubeDevice, CubeError, KernelProblem, Strategy};
 use trike_testkit::Rng;
 use trike_trit::{GroupSize, Hadamard};
 
@@ -189,8 +189,8 @@ impl Case {
     fn with(
         &self,
         oracle: &Oracle,
-        device: &Device,
-        run: impl FnOnce(RowInput<'_>, Option<Norm<'_>>) -> trike_cube::Result<()>,
+        device: &CubeDevice,
+        run: impl FnOnce(RowInput<'_>, Option<RowNorm<'_>>) -> trike_cube::Result<()>,
     ) -> Verdict {
         let (x, other) = (device.upload(&self.x)?, device.upload(&self.other)?);
         let weight = device.upload(&self.weight)?;
@@ -198,11 +198,11 @@ impl Case {
             RowSource::Plain => RowInput::Plain(&x),
             RowSource::Gated(activation) => RowInput::Gated { gate: &x, up: &other, activation },
         };
-        run(input, self.norm.then_some(Norm { weight: &weight, eps: EPS }))?;
+        run(input, self.norm.then_some(RowNorm { weight: &weight, eps: EPS }))?;
         oracle.exact("input, which is only read", &device.read(&x)?, &self.x)
     }
 
-    fn norm(&self, oracle: &Oracle, device: &Device, strategy: &Strategy<RowBlueprint>) -> Verdict {
+    fn norm(&self, oracle: &Oracle, device: &CubeDevice, strategy: &Strategy<RowBlueprint>) -> Verdict {
         let out = poisoned(device, self.rows * self.cols)?;
         self.with(oracle, device, |input, norm| {
             device.rms_norm(input, norm.expect("a norm"), &out, strategy)
@@ -214,7 +214,7 @@ impl Case {
     fn codes(
         &self,
         oracle: &Oracle,
-        device: &Device,
+        device: &CubeDevice,
         strategy: &Strategy<RowBlueprint>,
         precision: ActivationPrecision,
         rotation: Option<Hadamard>,
@@ -296,7 +296,7 @@ fn refusals(session: &mut Session) {
     session.case("rows refuse what does not fit", |oracle| {
         let x = device.upload(&[1.0f32; 24])?;
         let weight = device.upload(&[1.0f32; 8])?;
-        let norm = Norm { weight: &weight, eps: EPS };
+        let norm = RowNorm { weight: &weight, eps: EPS };
         let plain = RowInput::Plain(&x);
         let out = poisoned(device, 24)?;
         let strategy = &Strategy::Inferred;
@@ -310,11 +310,11 @@ fn refusals(session: &mut Session) {
             oracle.refused("up", refused, |e| matches!(e, CubeError::Length { expected: 24, .. }))?;
         }
         let odd = device.upload(&[1.0f32; 7])?;
-        let refused = device.rms_norm(plain, Norm { weight: &odd, eps: EPS }, &out, strategy);
+        let refused = device.rms_norm(plain, RowNorm { weight: &odd, eps: EPS }, &out, strategy);
         oracle
             .refused("weight", refused, |e| matches!(e, CubeError::NotMultiple { unit: 7, got: 24, .. }))?;
         for eps in [-1e-9, f32::NAN, f32::INFINITY] {
-            let refused = device.rms_norm(plain, Norm { weight: &weight, eps }, &out, strategy);
+            let refused = device.rms_norm(plain, RowNorm { weight: &weight, eps }, &out, strategy);
             oracle.refused("eps", refused, |e| matches!(e, CubeError::NonFinite { .. }))?;
         }
         oracle.refused("in place", device.rms_norm(plain, norm, &x, strategy), |e| {
@@ -374,7 +374,7 @@ fn refusals(session: &mut Session) {
         let shape = ActivationShape { tokens: 1, cols: 4, precision: INT8 };
         let out = Activations::empty(device, shape)?;
         let ones = device.upload(&[1.0f32; 4])?;
-        let norm = Some(Norm { weight: &ones, eps: EPS });
+        let norm = Some(RowNorm { weight: &ones, eps: EPS });
         device.quantize(RowInput::Plain(&x), norm, &out, &Strategy::Inferred)?;
         let nan = device.read(out.factors())?[0].is_nan();
         oracle.exact("a factor of squares that overflow", &[nan], &[true])

@@ -2,8 +2,8 @@
 
 use trike_core::KeySelector;
 use trike_cpu::{Cpu, CpuOps, KeyIndex, KeyScratch, KeySelection, KvBuffer, KvView};
-use trike_cube::attention::{CacheShape, KvCache, KvPrecision, Positions, Segment};
-use trike_cube::{Buffer, CubeError, Device, Strategy};
+use trike_cube::attention::{CacheSegment, CacheShape, CubeKvCache, KvPrecision, Positions};
+use trike_cube::{Buffer, CubeDevice, CubeError, Strategy};
 use trike_testkit::Rng;
 
 use super::attention::{BEFORE, Case, POISON, of};
@@ -39,7 +39,7 @@ pub fn selected(session: &mut Session) {
     session.case("attention to selected keys refuses heads without room for a code", |oracle| {
         for (head_dim, fits) in [(62, false), (64, true), (256, true), (258, false), (67, false)] {
             let shape = CacheShape { kv_heads: 1, head_dim, capacity: 10, precision: F32 };
-            let cache = KvCache::empty(device, shape)?.with_keys(device, signs(4));
+            let cache = CubeKvCache::empty(device, shape)?.with_keys(device, signs(4));
             if fits {
                 cache?;
             } else {
@@ -65,12 +65,12 @@ struct Host {
     keys: Vec<f32>,
 }
 
-fn check(oracle: &Oracle, device: &Device, seed: u64, row: Row) -> Verdict {
+fn check(oracle: &Oracle, device: &CubeDevice, seed: u64, row: Row) -> Verdict {
     let (heads, kv_heads, head_dim, capacity, len, top_k, precision) = row;
     // The step at which the mean is taken, some behind it, then some that are written over.
     let (steps, prompt) = (6, 3);
     let shape = CacheShape { kv_heads, head_dim, capacity, precision };
-    let cache = KvCache::empty(device, shape)?.with_keys(device, signs(top_k))?;
+    let cache = CubeKvCache::empty(device, shape)?.with_keys(device, signs(top_k))?;
     let mut host = Host {
         cpu: Cpu::new(1).expect("one thread"),
         index: KeyIndex::new(kv_heads, head_dim, capacity).expect("a small index"),
@@ -117,7 +117,13 @@ fn whole_numbers(seed: u64, keys: &mut [f32], width: usize) {
     }
 }
 
-fn store(device: &Device, cache: &KvCache, first: usize, k: &[f32], v: &[f32]) -> trike_cube::Result<()> {
+fn store(
+    device: &CubeDevice,
+    cache: &CubeKvCache,
+    first: usize,
+    k: &[f32],
+    v: &[f32],
+) -> trike_cube::Result<()> {
     let shape = cache.shape();
     let rows = k.len() / (shape.kv_heads * shape.head_dim);
     let positions: Vec<u32> = (first as u32..).take(rows).collect();
@@ -138,8 +144,8 @@ impl Host {
 /// One token: stored, selected for, attended with.
 fn attend(
     oracle: &Oracle,
-    device: &Device,
-    (case, cache, host): (&mut Case, &KvCache, &mut Host),
+    device: &CubeDevice,
+    (case, cache, host): (&mut Case, &CubeKvCache, &mut Host),
     row: Row,
     position: usize,
 ) -> Verdict {
@@ -154,7 +160,7 @@ fn attend(
     let positions = Positions::upload(device, &[first + 500, first, 3])?;
     let q: Buffer<f32> = device.upload(&case.q)?;
     let out = device.upload(&vec![POISON; case.q.len()])?;
-    let segment = Segment { rows: BEFORE..BEFORE + 1, positions: &positions, cache };
+    let segment = CacheSegment { rows: BEFORE..BEFORE + 1, positions: &positions, cache };
     let got = device.selected_positions(&case.spec(), &q, &segment)?;
     device.attention(&case.spec(), &q, &segment, &out, &Strategy::Inferred)?;
     let attended = device.read(&out)?;

@@ -1,11 +1,11 @@
 //! Single tokens of several sequences in one launch, against a launch for each of them.
 
 use trike_cube::attention::{
-    AttentionBlueprint, AttentionProblem, AttentionSpec, Batch, CacheShape, KvCache, KvPrecision, Positions,
-    Segment, Token, Tokens,
+    AttentionBlueprint, AttentionProblem, AttentionSpec, CacheSegment, CacheShape, CacheToken, CubeKvCache,
+    KvPrecision, Positions, TokenBatch, TokenTable,
 };
-use trike_cube::ops::{RopePairing, RopeTable};
-use trike_cube::{Buffer, CubeError, Device, Strategy};
+use trike_cube::ops::{CubeRopeTable, RopePairing};
+use trike_cube::{Buffer, CubeDevice, CubeError, Strategy};
 use trike_testkit::Rng;
 
 use crate::session::{Oracle, Session, Verdict};
@@ -51,7 +51,7 @@ pub fn several(session: &mut Session) {
 }
 
 /// Stores random keys and values of all positions before `end` in both caches.
-fn fill(device: &Device, rng: &mut Rng, end: u32, caches: [&KvCache; 2]) -> trike_cube::Result<()> {
+fn fill(device: &CubeDevice, rng: &mut Rng, end: u32, caches: [&CubeKvCache; 2]) -> trike_cube::Result<()> {
     let CacheShape { kv_heads, head_dim, capacity, .. } = caches[0].shape();
     let all: Vec<u32> = (0..end).collect();
     for some in all.chunks(capacity) {
@@ -59,13 +59,13 @@ fn fill(device: &Device, rng: &mut Rng, end: u32, caches: [&KvCache; 2]) -> trik
         let (k, v) = (new()?, new()?);
         let positions = Positions::upload(device, some)?;
         for cache in caches {
-            device.store(&k, &v, &Segment { rows: 0..some.len(), positions: &positions, cache })?;
+            device.store(&k, &v, &CacheSegment { rows: 0..some.len(), positions: &positions, cache })?;
         }
     }
     Ok(())
 }
 
-fn same_caches(oracle: &Oracle, device: &Device, caches: [&[KvCache]; 2]) -> Verdict {
+fn same_caches(oracle: &Oracle, device: &CubeDevice, caches: [&[CubeKvCache]; 2]) -> Verdict {
     for (one, other) in caches[0].iter().zip(caches[1]) {
         let ((k, v), (keys, values)) = (one.read(device)?, other.read(device)?);
         // What was never written may be no number.
@@ -78,7 +78,7 @@ fn same_caches(oracle: &Oracle, device: &Device, caches: [&[KvCache]; 2]) -> Ver
 
 fn check(
     oracle: &Oracle,
-    device: &Device,
+    device: &CubeDevice,
     problem: &AttentionProblem,
     positions: &[u32],
     strategy: &Strategy<AttentionBlueprint>,
@@ -86,14 +86,14 @@ fn check(
     let (heads, shape) = (problem.heads, problem.cache);
     let count = positions.len();
     let mut rng = Rng::new(count as u64);
-    let together = KvCache::several(device, shape, count)?;
-    let alone: Vec<KvCache> =
-        positions.iter().map(|_| KvCache::empty(device, shape)).collect::<trike_cube::Result<_>>()?;
+    let together = CubeKvCache::several(device, shape, count)?;
+    let alone: Vec<CubeKvCache> =
+        positions.iter().map(|_| CubeKvCache::empty(device, shape)).collect::<trike_cube::Result<_>>()?;
     let zeros = device.upload(&vec![0f32; shape.elements()?])?;
     let slots = Positions::upload(device, &(0..shape.capacity as u32).collect::<Vec<_>>())?;
     for (i, &position) in positions.iter().enumerate() {
         for cache in [&together[i], &alone[i]] {
-            let all = Segment { rows: 0..shape.capacity, positions: &slots, cache };
+            let all = CacheSegment { rows: 0..shape.capacity, positions: &slots, cache };
             device.store(&zeros, &zeros, &all)?;
         }
         fill(device, &mut rng, position, [&together[i], &alone[i]])?;
@@ -107,12 +107,13 @@ fn check(
     let at = Positions::upload(device, &at)?;
     let [q, k, v] = [heads, shape.kv_heads, shape.kv_heads].map(|n| rng.normals(rows * n * shape.head_dim));
     let (k, v) = (device.upload(&k)?, device.upload(&v)?);
-    let token = |(i, cache)| Token { row: row_of(i), position: positions[i], cache };
-    let tokens: Vec<Token<'_>> = together.iter().enumerate().map(token).collect();
-    let tokens = Tokens::upload(device, &tokens)?;
-    let caches: Vec<&KvCache> = together.iter().collect();
-    let batch = Batch { tokens: &tokens, caches: &caches };
-    let segment = |i: usize| Segment { rows: row_of(i)..row_of(i) + 1, positions: &at, cache: &alone[i] };
+    let token = |(i, cache)| CacheToken { row: row_of(i), position: positions[i], cache };
+    let tokens: Vec<CacheToken<'_>> = together.iter().enumerate().map(token).collect();
+    let tokens = TokenTable::upload(device, &tokens)?;
+    let caches: Vec<&CubeKvCache> = together.iter().collect();
+    let batch = TokenBatch { tokens: &tokens, caches: &caches };
+    let segment =
+        |i: usize| CacheSegment { rows: row_of(i)..row_of(i) + 1, positions: &at, cache: &alone[i] };
 
     device.store_tokens(&k, &v, &batch)?;
     for i in 0..count {
@@ -120,7 +121,7 @@ fn check(
     }
     same_caches(oracle, device, [&together, &alone])?;
     let [turned, expected] = [device.upload(&q)?, device.upload(&q)?];
-    let table = RopeTable::upload(device, &[1.0, 0.3, 0.1], TABLE, RopePairing::Halves)?;
+    let table = CubeRopeTable::upload(device, &[1.0, 0.3, 0.1], TABLE, RopePairing::Halves)?;
     device.rotate_and_store_tokens(&turned, &k, &v, &batch, &table)?;
     for i in 0..count {
         device.rotate_and_store(&expected, &k, &v, &segment(i), &table)?;
@@ -146,28 +147,28 @@ fn check(
     oracle.within("attended", &device.read(&out)?, &each, 5e-6)
 }
 
-fn refusals(oracle: &Oracle, device: &Device) -> Verdict {
+fn refusals(oracle: &Oracle, device: &CubeDevice) -> Verdict {
     let shape = CacheShape { kv_heads: 2, head_dim: 8, capacity: 10, precision: F32 };
-    let together = KvCache::several(device, shape, 2)?;
-    let other = KvCache::empty(device, shape)?;
+    let together = CubeKvCache::several(device, shape, 2)?;
+    let other = CubeKvCache::empty(device, shape)?;
     let (q, kv) = (device.upload(&[0.5f32; 3 * 32])?, device.upload(&[0.5f32; 3 * 16])?);
     let out = device.upload(&[0f32; 3 * 32])?;
-    let token = |row, position, cache| Token { row, position, cache };
+    let token = |row, position, cache| CacheToken { row, position, cache };
     let tokens = [token(0, 3, &together[0]), token(2, 4, &together[1])];
-    let uploaded = Tokens::upload(device, &tokens)?;
+    let uploaded = TokenTable::upload(device, &tokens)?;
     let caches = [&together[0], &together[1]];
-    let batch = Batch { tokens: &uploaded, caches: &caches };
+    let batch = TokenBatch { tokens: &uploaded, caches: &caches };
     device.store_tokens(&kv, &kv, &batch)?;
     let twice = [tokens[0], token(1, 3, &together[0])];
-    let refused = Tokens::upload(device, &twice).map(drop);
+    let refused = TokenTable::upload(device, &twice).map(drop);
     oracle.refused("a cache twice", refused, |e| matches!(e, CubeError::Overlap { .. }))?;
-    let refused = Tokens::upload(device, &tokens[..1]).map(drop);
+    let refused = TokenTable::upload(device, &tokens[..1]).map(drop);
     oracle.refused("one token", refused, |e| matches!(e, CubeError::Range { minimum: 2, got: 1, .. }))?;
     for caches in [[&together[1], &together[0]], [&together[0], &other]] {
-        let refused = device.store_tokens(&kv, &kv, &Batch { tokens: &uploaded, caches: &caches });
+        let refused = device.store_tokens(&kv, &kv, &TokenBatch { tokens: &uploaded, caches: &caches });
         oracle.refused("other caches", refused, |e| matches!(e, CubeError::Apart))?;
     }
-    let refused = device.store_tokens(&kv, &kv, &Batch { tokens: &uploaded, caches: &caches[..1] });
+    let refused = device.store_tokens(&kv, &kv, &TokenBatch { tokens: &uploaded, caches: &caches[..1] });
     oracle.refused("one cache", refused, |e| matches!(e, CubeError::Length { expected: 2, got: 1, .. }))?;
     let few = device.upload(&[0.5f32; 2 * 16])?;
     let refused = device.store_tokens(&few, &few, &batch);
@@ -177,8 +178,8 @@ fn refusals(oracle: &Oracle, device: &Device) -> Verdict {
         device.attention_of_tokens(&spec, &q, &batch, &out, &Strategy::Forced(AttentionBlueprint::Prefill));
     oracle.refused("a prompt", refused, |e| matches!(e, CubeError::Range { maximum: 1, got: 2, .. }))?;
     let over = [token(0, 3, &together[0]), token(2, 10, &together[1])];
-    let over = Tokens::upload(device, &over)?;
-    let over = Batch { tokens: &over, caches: &caches };
+    let over = TokenTable::upload(device, &over)?;
+    let over = TokenBatch { tokens: &over, caches: &caches };
     let refused = device.attention_of_tokens(&spec, &q, &over, &out, &Strategy::Inferred);
     oracle.refused("capacity", refused, |e| matches!(e, CubeError::Range { maximum: 10, got: 11, .. }))?;
     let refused = device.attention_of_tokens(&spec, &q, &batch, &q, &Strategy::Inferred);

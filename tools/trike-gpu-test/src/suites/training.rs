@@ -1,9 +1,9 @@
 //! Backward passes, losses, ternarization and optimizers.
 
 use trike_core::AttentionSpec;
-use trike_cube::grad::{AdamWStep, Documents, Factor, Groups, HeadLoss, Lookups, Losses, Targets};
+use trike_cube::grad::{AdamWStep, DocumentBounds, Factor, Groups, HeadLoss, Lookups, Losses, Targets};
 use trike_cube::ops::GatedActivation;
-use trike_cube::{Buffer, CubeError, Device};
+use trike_cube::{Buffer, CubeDevice, CubeError};
 use trike_testkit::Rng;
 
 use crate::session::{Session, Verdict, poisoned};
@@ -32,7 +32,7 @@ fn near(oracle: &crate::session::Oracle, what: &str, got: &[f32], exact: &[f64])
     oracle.within(what, got, exact, BOUND * largest)
 }
 
-fn random(device: &Device, seed: u64, len: usize) -> trike_cube::Result<(Buffer<f32>, Vec<f64>)> {
+fn random(device: &CubeDevice, seed: u64, len: usize) -> trike_cube::Result<(Buffer<f32>, Vec<f64>)> {
     let values = Rng::new(seed).normals(len);
     Ok((device.upload(&values)?, wide(&values)))
 }
@@ -214,7 +214,7 @@ fn attention(session: &mut Session) {
             let [width, kv_width] = [heads, kv_heads].map(|heads| tokens * heads * head_dim);
             let ((q, qs), (k, ks)) = (random(device, 1, width)?, random(device, 2, kv_width)?);
             let ((v, vs), (dy, ds)) = (random(device, 3, kv_width)?, random(device, 4, width)?);
-            let documents = Documents::upload(device, &lengths)?;
+            let documents = DocumentBounds::upload(device, &lengths)?;
             let (out, dq) = (poisoned(device, width)?, poisoned(device, width)?);
             let (dk, dv) = (poisoned(device, kv_width)?, poisoned(device, kv_width)?);
             device.documents_attention(&spec, [&q, &k, &v], &documents, &out)?;
@@ -228,7 +228,7 @@ fn attention(session: &mut Session) {
             }
             let refused = device.documents_attention(&spec, [&q, &k, &v], &documents, &q);
             oracle.refused("in place", refused, |e| matches!(e, CubeError::Overlap { .. }))?;
-            let other = Documents::upload(device, &[tokens + 1])?;
+            let other = DocumentBounds::upload(device, &[tokens + 1])?;
             let refused = device.documents_attention(&spec, [&q, &k, &v], &other, &out);
             oracle.refused("tokens", refused, |e| matches!(e, CubeError::Length { .. }))?;
             let odd = AttentionSpec { heads: 3, kv_heads: 2, ..spec };

@@ -1,7 +1,7 @@
 //! Hypervectors: binding, rotation, bundling, scores and search.
 
 use trike_cube::vsa::{CombineProblem, Decision, OneWay, PermuteProblem, TritOp};
-use trike_cube::{CubeError, Device, Plan, Strategy, TritDotProblem, TritScore, TritTable};
+use trike_cube::{CubeDevice, CubeError, KernelProblem, Strategy, TritDotProblem, TritScore, TritTable};
 use trike_testkit::Rng;
 use trike_trit::TritError;
 
@@ -31,7 +31,7 @@ impl Rows {
         Self { cols, trits, planes }
     }
 
-    fn table(&self, device: &Device) -> trike_cube::Result<TritTable> {
+    fn table(&self, device: &CubeDevice) -> trike_cube::Result<TritTable> {
         let rows = self.planes.iter().map(|[pos, neg]| [&pos[..], &neg[..]]);
         TritTable::from_planes(device, self.cols, rows)
     }
@@ -42,7 +42,7 @@ impl Rows {
 }
 
 /// A table filled with values that the kernels must overwrite.
-fn poisoned(device: &Device, rows: usize, cols: usize) -> trike_cube::Result<TritTable> {
+fn poisoned(device: &CubeDevice, rows: usize, cols: usize) -> trike_cube::Result<TritTable> {
     Rows::of(vec![1; rows * cols], cols).table(device)
 }
 
@@ -191,16 +191,16 @@ fn scores(session: &mut Session) {
             );
             session.case(format_args!("search {score:?}, {k} of {rows} by {queries} of {cols}"), |oracle| {
                 let found = device.nearest(score, &q.table(device)?, &t.table(device)?, k)?;
-                let got: Vec<Vec<(u32, i32)>> =
+                let got: Vec<Vec<(usize, i32)>> =
                     found.iter().map(|hits| hits.iter().map(|hit| (hit.row, hit.score)).collect()).collect();
                 let best = |scores: &[i32]| {
-                    let mut order: Vec<(u32, i32)> = (0..).zip(scores.iter().copied()).collect();
+                    let mut order: Vec<(usize, i32)> = (0..).zip(scores.iter().copied()).collect();
                     // Stable: equal scores stay in row order.
                     order.sort_by_key(|&(_, score)| std::cmp::Reverse(score));
                     order.truncate(k);
                     order
                 };
-                let want: Vec<Vec<(u32, i32)>> = want.chunks(rows).map(best).collect();
+                let want: Vec<Vec<(usize, i32)>> = want.chunks(rows).map(best).collect();
                 oracle.exact("hits", &got, &want)
             });
         }

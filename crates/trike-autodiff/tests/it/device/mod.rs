@@ -8,12 +8,12 @@ mod operations;
 use std::borrow::Borrow;
 
 use trike_autodiff::{Buffers, CubeEngine, Engine, GradError, Tape, Var};
-use trike_cube::{Device, DeviceOptions, DeviceSpec, Planes, Runtime};
+use trike_cube::{CubeDevice, DeviceOptions, DeviceSpec, Planes, Runtime};
 use trike_testkit::{Rng, skip};
 
 /// The software Vulkan driver; `None` after a line that the test runner counts.
 fn software(options: DeviceOptions) -> Option<CubeEngine> {
-    let open = |index| Device::open_with(DeviceSpec::Numbered(Runtime::Wgpu, index), options).ok();
+    let open = |index| CubeDevice::open_with(DeviceSpec::Numbered(Runtime::Wgpu, index), options).ok();
     let found = (0..).map_while(open).find(|device| device.is_software() && device.capabilities().f16);
     if found.is_none() {
         skip("no Vulkan driver");

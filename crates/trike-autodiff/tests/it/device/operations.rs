@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
-use trike_autodiff::{BitLinear, Engine, GradError, Tape, Ternarize, TernaryScale, Var};
+use trike_autodiff::{BitLinearSpec, Engine, GradError, Tape, TernarizeSpec, TernaryScale, Var};
 use trike_core::{AttentionSpec, GatedActivation, RopePairing};
 use trike_cpu::Cpu;
 use trike_testkit::{Rng, assert_all_near};
@@ -31,7 +31,7 @@ enum Case {
     Embed(Vec<u32>),
     Int8(Option<GroupSize>),
     Int8Weights,
-    Ternarize(Ternarize),
+    Ternarize(TernarizeSpec),
     Learned(Granularity),
     BitLinear,
     CrossEntropy(Vec<Option<u32>>),
@@ -77,10 +77,10 @@ impl Function for Case {
             Self::Int8Weights => tape.int8_weights(p[0], 32)?,
             Self::Ternarize(how) => tape.ternarize(p[0], how)?,
             Self::Learned(granularity) => {
-                let how = Ternarize::default().with_granularity(*granularity);
+                let how = TernarizeSpec::default().with_granularity(*granularity);
                 tape.ternarize(p[0], &how.with_scale(TernaryScale::Learned(p[1])))?
             }
-            Self::BitLinear => tape.bit_linear(p[0], p[1], None, &BitLinear::default())?,
+            Self::BitLinear => tape.bit_linear(p[0], p[1], None, &BitLinearSpec::default())?,
             Self::CrossEntropy(targets) => tape.cross_entropy(p[0], p[1], targets, 0.3)?.var,
             Self::Divergence => {
                 let teacher = teacher(tape, p[1]);
@@ -146,7 +146,7 @@ fn cases() -> Vec<(Case, Vec<(usize, usize)>)> {
     ];
     for granularity in groups {
         for scale in [TernaryScale::AbsMean, TernaryScale::LeastSquares] {
-            let how = Ternarize::default().with_granularity(granularity).with_scale(scale);
+            let how = TernarizeSpec::default().with_granularity(granularity).with_scale(scale);
             all.push((Case::Ternarize(how), vec![(9, 75)]));
             all.push((Case::Ternarize(how.with_lambda(0.3).with_clip(1.5)), vec![(9, 75)]));
             // Too long for shared memory and for one cube, as one group or per row.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{D, Device, Tensor, Var as CandleVar};
-use trike_autodiff::{BitLinear, GradError, Rotary, Tape, Ternarize, TernaryScale, Var};
+use trike_autodiff::{BitLinearSpec, GradError, Rotary, Tape, TernarizeSpec, TernaryScale, Var};
 use trike_cpu::{AttentionSpec, GatedActivation, RopePairing, RopeTable};
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Granularity, GroupSize};
@@ -227,8 +227,8 @@ fn bit_linear() {
         [(Granularity::Tensor, (1, 640)), (Granularity::Row, (10, 64)), (group, (20, 32))]
     {
         for lambda in [0.25, 1.0] {
-            let how = Ternarize::default().with_granularity(granularity).with_lambda(lambda);
-            let how = BitLinear { weights: how, ..BitLinear::default() };
+            let how = TernarizeSpec::default().with_granularity(granularity).with_lambda(lambda);
+            let how = BitLinearSpec { weights: how, ..BitLinearSpec::default() };
             let oracle = |p: &[Tensor]| {
                 let a = (p[0].abs()?.max_keepdim(1)? / 127.0)?;
                 let q = p[0].broadcast_div(&a)?.round()?.broadcast_mul(&a)?;
@@ -259,7 +259,7 @@ fn learned_scales() {
     check(
         &parameters,
         |tape, p| {
-            let how = Ternarize::default().with_granularity(Granularity::Row).with_clip(1.0);
+            let how = TernarizeSpec::default().with_granularity(Granularity::Row).with_clip(1.0);
             tape.ternarize(p[0], &how.with_scale(TernaryScale::Learned(p[1])))
         },
         oracle,

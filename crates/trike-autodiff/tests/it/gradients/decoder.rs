@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trike_autodiff::{BitLinear, Buffers, GradError, Rotary, Tape, Ternarize, Var};
+use trike_autodiff::{BitLinearSpec, Buffers, GradError, Rotary, Tape, TernarizeSpec, Var};
 use trike_cpu::{AttentionSpec, Cpu, GatedActivation, RopePairing, RopeTable};
 use trike_testkit::Rng;
 use trike_trit::{Granularity, GroupSize};
@@ -35,15 +35,15 @@ fn loss(
     ids: &Arc<[u32]>,
     targets: &[Option<u32>],
     lengths: &Arc<[usize]>,
-) -> Result<trike_autodiff::Loss, GradError> {
+) -> Result<trike_autodiff::TapeLoss, GradError> {
     let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 16, scale: 0.25, window: None };
     let rotary = Rotary {
         table: Arc::new(RopeTable::new(16, 1e4).expect("even")),
         pairing: RopePairing::Halves,
         positions: lengths.iter().flat_map(|&n| 0..n as u32).collect(),
     };
-    let weights = Ternarize::default().with_granularity(Granularity::Group(GroupSize::G32));
-    let how = BitLinear { weights, ..BitLinear::default() };
+    let weights = TernarizeSpec::default().with_granularity(Granularity::Group(GroupSize::G32));
+    let how = BitLinearSpec { weights, ..BitLinearSpec::default() };
     let mut h = tape.embed(p[0], ids)?;
     for p in p[1..].chunks_exact(9) {
         let x = tape.rms_norm(h, p[0], 1e-5)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trike_autodiff::{Backward, Buffers, GradError, Operation, Tape, Ternarize, TernaryScale, Var};
+use trike_autodiff::{Backward, Buffers, GradError, Operation, Tape, TernarizeSpec, TernaryScale, Var};
 use trike_cpu::{Cpu, CpuError};
 
 /// An operation whose kernel fails in the backward pass.
@@ -25,13 +25,13 @@ fn shapes_and_numbers() {
     assert!(shape(tape.linear(a, b, None)) && shape(tape.linear(a, a, Some(b))) && shape(tape.add(a, b)));
     assert!(shape(tape.rms_norm(a, b, 1e-5)));
     assert!(shape(tape.gated(a, b, trike_cpu::GatedActivation::SiLu)));
-    let learned = Ternarize::default().with_scale(TernaryScale::Learned(b));
+    let learned = TernarizeSpec::default().with_scale(TernaryScale::Learned(b));
     assert!(shape(tape.ternarize(a, &learned)));
     for lambda in [-0.1, 1.1, f32::NAN] {
-        let refused = tape.ternarize(a, &Ternarize::default().with_lambda(lambda));
+        let refused = tape.ternarize(a, &TernarizeSpec::default().with_lambda(lambda));
         assert!(matches!(refused, Err(GradError::Range { what: "lambda", .. })), "{lambda}");
     }
-    assert!(tape.ternarize(a, &Ternarize::default().with_clip(0.0)).is_err());
+    assert!(tape.ternarize(a, &TernarizeSpec::default().with_clip(0.0)).is_err());
     let ids: Arc<[u32]> = [0, 4].into();
     assert!(matches!(tape.embed(a, &ids), Err(GradError::Cpu(CpuError::IdOutOfRange { id: 4, .. }))));
     let few = tape.cross_entropy(a, a, &[None; 3], 1.0);

@@ -1,6 +1,6 @@
 //! Values of ternarization.
 
-use trike_autodiff::{Buffers, Tape, Ternarize, TernaryScale};
+use trike_autodiff::{Buffers, Tape, TernarizeSpec, TernaryScale};
 use trike_cpu::Cpu;
 use trike_testkit::{Rng, assert_all_near};
 use trike_trit::{Granularity, GroupSize};
@@ -21,7 +21,7 @@ fn packed_weights_are_bit_identical() {
     for cpu in super::cpus() {
         for granularity in GRANULARITIES {
             for scale in [TernaryScale::AbsMean, TernaryScale::LeastSquares] {
-                let how = Ternarize::default().with_granularity(granularity).with_scale(scale);
+                let how = TernarizeSpec::default().with_granularity(granularity).with_scale(scale);
                 let packed = how.tensor(&parameters[0].0, cols, &[]).expect("finite");
                 let got = forward(&cpu, &parameters, &|tape, p| tape.ternarize(p[0], &how));
                 assert_eq!(got, packed.dequantize(), "{how:?}");
@@ -33,7 +33,7 @@ fn packed_weights_are_bit_identical() {
 #[test]
 fn least_squares_has_the_smallest_error() {
     let weights = Rng::new(2).normals(32);
-    let how = Ternarize::default().with_scale(TernaryScale::LeastSquares);
+    let how = TernarizeSpec::default().with_scale(TernaryScale::LeastSquares);
     let error = |q: &[f32]| q.iter().zip(&weights).map(|(q, w)| f64::from(q - w).powi(2)).sum::<f64>();
     let best = error(&how.tensor(&weights, 32, &[]).expect("finite").dequantize());
     // Every threshold, with its best scale.
@@ -51,7 +51,7 @@ fn lambda_goes_from_dense_to_ternary() {
     let cpu = Cpu::new(1).expect("a thread");
     let parameters = normals(3, &[(4, 40)]);
     let at = |lambda: f32| {
-        let how = Ternarize::default().with_lambda(lambda);
+        let how = TernarizeSpec::default().with_lambda(lambda);
         forward(&cpu, &parameters, &|tape, p| tape.ternarize(p[0], &how))
     };
     let (dense, half, ternary) = (at(0.0), at(0.5), at(1.0));
@@ -66,7 +66,7 @@ fn gradients_are_clipped_by_their_share() {
     // The scale is 1: only the last weight is beyond 1.5.
     let parameters = vec![(vec![0.2, -1.0, 0.8, 2.0], 4)];
     let gradient = |lambda: f32| {
-        let how = Ternarize::default().with_lambda(lambda).with_clip(1.5);
+        let how = TernarizeSpec::default().with_lambda(lambda).with_clip(1.5);
         let ones = |len: usize| vec![1.0; len];
         backward(&cpu, &parameters, ones, &|tape, p| tape.ternarize(p[0], &how)).1.remove(0)
     };
@@ -78,7 +78,7 @@ fn gradients_are_clipped_by_their_share() {
 fn a_nan_is_not_hidden() {
     let cpu = Cpu::new(1).expect("a thread");
     for scale in [TernaryScale::AbsMean, TernaryScale::LeastSquares] {
-        let how = Ternarize::default().with_scale(scale).with_granularity(Granularity::Row);
+        let how = TernarizeSpec::default().with_scale(scale).with_granularity(Granularity::Row);
         let parameters = vec![(vec![1.0, f32::NAN, 1.0, -1.0], 2)];
         let got = forward(&cpu, &parameters, &|tape, p| tape.ternarize(p[0], &how));
         assert!(got[0].is_nan() && got[1].is_nan() && got[2..] == [1.0, -1.0], "{got:?}");
@@ -92,6 +92,6 @@ fn a_zero_matrix_stays_zero() {
     let zeros = [0.0; 6];
     let mut tape = Tape::new(&cpu, &Buffers::default());
     let w = tape.parameter(&zeros, 3).expect("rows");
-    let y = tape.ternarize(w, &Ternarize::default()).expect("it runs");
+    let y = tape.ternarize(w, &TernarizeSpec::default()).expect("it runs");
     assert_eq!(tape.value(y).expect("of this tape"), [0.0; 6]);
 }

@@ -83,7 +83,7 @@ impl QuantizeReport {
                 same if same == sample.tokens => format!("all {same} tokens are the same"),
                 same => format!("{same} of {} tokens before they differ", sample.tokens),
             };
-            trike_report::Sample {
+            trike_report::PairedSample {
                 prompt: sample.prompt.trim().to_owned(),
                 agreement,
                 names: ["dense", "ternary"].map(str::to_owned),

@@ -1,6 +1,6 @@
 //! Single messages, and sums of trits.
 
-use trike_comm::codec::{GradientCompressor, MessageCodec, Ternary, TernaryGradientAccumulator};
+use trike_comm::codec::{GradientCompressor, MessageCodec, TernaryCodec, TernaryGradientAccumulator};
 use trike_comm::{CodecConfig, CommError};
 use trike_testkit::{Rng, assert_all_near, assert_near};
 
@@ -41,7 +41,7 @@ fn a_compressor_gives_the_figures_of_its_messages() {
 fn messages(len: usize) -> Vec<Vec<u8>> {
     let message = |(rank, size): (u64, f32)| {
         let gradient: Vec<f32> = normals(rank, len).iter().map(|x| x * size).collect();
-        Ternary::new(len).encode(&gradient).expect("a message")
+        TernaryCodec::new(len).encode(&gradient).expect("a message")
     };
     let sizes = [1.0, 1.1, 1e-4, 3e7, 0.0, 1e-40, 1e-45, 1e30, 0.9, 1e-9];
     (1..).zip(sizes).map(message).collect()
@@ -72,7 +72,7 @@ fn trits_have_the_same_sum_in_every_order() {
 fn the_mean_of_trits_is_that_of_their_numbers() {
     let len = 5000;
     for messages in [messages(len), messages(len)[..2].to_vec(), messages(len)[5..7].to_vec()] {
-        let codec = Ternary::new(len);
+        let codec = TernaryCodec::new(len);
         let mut sum = TernaryGradientAccumulator::new(len);
         let mut want = vec![0f64; len];
         for (rank, message) in messages.iter().enumerate() {

@@ -7,7 +7,7 @@ use trike_host::{Isa, Loop};
 /// per nibble with AVX2.
 pub(in crate::attention) fn count_bits<L: Loop>(isa: Isa, task: L) -> L::Output {
     #[cfg(target_arch = "x86_64")]
-    if let trike_host::isa::Token::Avx512(token) = isa.token()
+    if let trike_host::isa::IsaToken::Avx512(token) = isa.token()
         && let Some(token) = x86::Popcount::detect(token)
     {
         return token.run(task);

@@ -21,8 +21,8 @@ use super::lanes::Lanes;
 use super::{Job, share_out};
 use crate::kernels::{Kernels as _, with_float_kernels};
 use crate::line::FloatLine;
+use trike_host::CacheLine;
 use trike_host::Isa;
-use trike_host::Line;
 use trike_host::Loop;
 use trike_host::Pool;
 
@@ -80,7 +80,7 @@ fn items<'o>(job: &Job<'_>, pool: &Pool, out: &'o mut [f32]) -> Vec<Vec<Item<'o>
 type Row<const V: usize> = [FloatLine; V];
 
 fn row_of<const V: usize>(value: f32) -> Row<V> {
-    [Line([value; 16]); V]
+    [CacheLine([value; 16]); V]
 }
 
 /// Running state of a panel over the blocks.

@@ -11,7 +11,7 @@ use super::{Bound, PermuteLoop, Permutes, RunPermuting};
 use crate::line::{CodeLine, TableLine};
 use crate::simd::Simd;
 use trike_host::isa::{Avx512, Vbmi};
-use trike_host::{Line, Loop};
+use trike_host::{CacheLine, Loop};
 
 /// Calls an intrinsic.
 macro_rules! op {
@@ -90,7 +90,7 @@ impl Permutes<Avx512> for Vbmi {
 
 /// Maps `c = d0 + 3 d1 + 9 d2 + 27 d3` to `d0 + 4 d1 + 16 d2 + 64 d3`.
 static SPREAD: [CodeLine; 2] = {
-    let mut lines = [Line([0; 64]); 2];
+    let mut lines = [CacheLine([0; 64]); 2];
     let mut c = 0;
     while c < 81 {
         lines[c / 64].0[c % 64] = (c % 3 + 4 * (c / 3 % 3) + 16 * (c / 9 % 3) + 64 * (c / 27)) as u8;

@@ -20,7 +20,7 @@ use crate::simd::Simd;
 
 pub(crate) use columns::Columns;
 use columns::list_row;
-use trike_host::Line;
+use trike_host::CacheLine;
 use trike_host::Loop;
 
 /// Prefetch distance of spilled entries, in bytes.
@@ -45,7 +45,7 @@ pub(super) fn one_unit<S: Simd, P: Permutes<S>, const T: usize>(
     let mut found = permutes.find::<T>(s, tile.lines, sparse.cells().per_line(), parts)?;
     if let Some(first) = tile.spills.first() {
         s.prefetch(first, AHEAD);
-        let mut ints = [Line([0; ROWS]); T];
+        let mut ints = [CacheLine([0; ROWS]); T];
         for &word in tile.spills {
             add_entry(&mut ints, x, Entry::spilled(word));
         }
@@ -165,12 +165,12 @@ impl<K: Kernels + Columns> Loop for ManyTokens<'_, '_, K> {
     fn run(self) {
         let Self { kernels: k, m, sparse, x, units, piece } = self;
         let blocks = x.rows().div_ceil(INTERLEAVE);
-        let mut groups = vec![Line([0.0; ROWS]); m.groups()];
+        let mut groups = vec![CacheLine([0.0; ROWS]); m.groups()];
         let origins = sparse.origins();
         let mut lists = Lists::default();
         // `[tile][row][token]`.
         let mut sums = vec![[0f32; INTERLEAVE]; TOGETHER * ROWS * blocks];
-        let mut outputs = vec![Line([0.0; ROWS]); blocks * INTERLEAVE];
+        let mut outputs = vec![CacheLine([0.0; ROWS]); blocks * INTERLEAVE];
         let mut first = piece.tiles.start;
         while first < piece.tiles.end {
             let tiles = TOGETHER.min(piece.tiles.end - first);

@@ -16,9 +16,9 @@ use super::cache::KvBuffer;
 use super::index::KeyIndex;
 use super::plan::PROCESSORS;
 use super::{Call, horizon};
-use crate::device::{Buffer, Device, Launch};
+use crate::device::{Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result};
-use crate::plan::{Plan, Settings};
+use crate::plan::{KernelProblem, Settings};
 
 /// Runs an expression with the element type of keys.
 macro_rules! with_elements {
@@ -46,7 +46,7 @@ const COUNTED: usize = 128;
 /// Maximum units per cube of the selection kernel.
 const UNITS: u32 = 1024;
 
-impl Device {
+impl CubeDevice {
     /// Codes the keys of a call if necessary, and selects those of its token; `None` if it attends to all of them.
     pub(super) fn select_keys(&self, call: &Call<'_>) -> Result<Option<(Buffer<u32>, SelectedKeys)>> {
         let (problem, Some(index)) = (&call.problem, &call.cache.index) else { return Ok(None) };

@@ -6,10 +6,10 @@ use cubecl::client::Client;
 use cubecl::prelude::{CubeCount, CubeDim};
 
 use crate::capabilities::Capabilities;
-use crate::device::{AnyBuffer, Buffer, Device, Launch};
+use crate::device::{AnyBuffer, Buffer, CubeDevice, Launch};
 use crate::error::{CubeError, Result, check_len, check_shape, unsupported};
 use crate::linear::{ActivationPrecision, ActivationShape, Activations};
-use crate::plan::{Plan, Settings, Strategy, spread};
+use crate::plan::{KernelProblem, Settings, Strategy, spread};
 use kernel::Form;
 use trike_core::Cost;
 use trike_core::GatedActivation;
@@ -99,7 +99,7 @@ impl RowProblem {
     }
 }
 
-impl Plan for RowProblem {
+impl KernelProblem for RowProblem {
     type Blueprint = RowBlueprint;
     const NAME: &'static str = "rows";
 
@@ -229,14 +229,14 @@ impl<'a> RowInput<'a> {
 
 /// An RMSNorm: `x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich, 2019).
 #[derive(Clone, Copy, Debug)]
-pub struct Norm<'a> {
+pub struct RowNorm<'a> {
     /// One weight per column.
     pub weight: &'a Buffer<f32>,
     /// Added to the mean square; finite and at least 0.
     pub eps: f32,
 }
 
-impl Device {
+impl CubeDevice {
     /// RMSNorm of rows with as many columns as the weight.
     ///
     /// Squares are summed in f32, in an order that depends only on the blueprint.
@@ -245,11 +245,11 @@ impl Device {
     ///
     /// [`CubeError::NotMultiple`] when the input is not a whole number of rows, [`CubeError::Length`] when the output has
     /// another length, [`CubeError::NonFinite`] for an invalid `eps`, [`CubeError::Overlap`] when the output shares memory with
-    /// an input, and those of [`Plan::plan`] and of the launch.
+    /// an input, and those of [`KernelProblem::plan`] and of the launch.
     pub fn rms_norm(
         &self,
         input: RowInput<'_>,
-        norm: Norm<'_>,
+        norm: RowNorm<'_>,
         out: &Buffer<f32>,
         strategy: &Strategy<RowBlueprint>,
     ) -> Result<()> {
@@ -276,11 +276,11 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`Device::rms_norm`]; a norm's weight must have one element per column of `out`.
+    /// As [`CubeDevice::rms_norm`]; a norm's weight must have one element per column of `out`.
     pub fn quantize(
         &self,
         input: RowInput<'_>,
-        norm: Option<Norm<'_>>,
+        norm: Option<RowNorm<'_>>,
         out: &Activations,
         strategy: &Strategy<RowBlueprint>,
     ) -> Result<()> {
@@ -305,7 +305,7 @@ impl Device {
         &self,
         problem: &RowProblem,
         input: &RowInput<'_>,
-        norm: Option<Norm<'_>>,
+        norm: Option<RowNorm<'_>>,
         outputs: Outputs<'_>,
         strategy: &Strategy<RowBlueprint>,
     ) -> Result<()> {

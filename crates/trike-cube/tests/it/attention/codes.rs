@@ -1,6 +1,6 @@
 //! Caches in int8.
 
-use trike_cube::internals::attention::{Form, UNITS, values_of};
+use trike_cube::internals::attention::{KvCodesForm, UNITS, values_of};
 
 #[test]
 fn words_have_the_codes_of_a_head_in_their_order() {
@@ -12,7 +12,7 @@ fn words_have_the_codes_of_a_head_in_their_order() {
 #[test]
 fn groups_of_units_fill_a_cube() {
     for head_dim in (4..=1024).step_by(4) {
-        let lanes = Form { head_dim, pairing: None }.lanes();
+        let lanes = KvCodesForm { head_dim, pairing: None }.lanes();
         assert!(UNITS.is_multiple_of(lanes) && lanes <= head_dim, "{head_dim}");
     }
 }

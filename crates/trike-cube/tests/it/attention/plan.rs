@@ -4,7 +4,7 @@ use trike_cube::attention::{
     AttentionBlueprint, AttentionProblem, BlockBitmap, CacheShape, KvPrecision, MaskedWork, horizon,
 };
 use trike_cube::internals::attention::MAX_POSITION;
-use trike_cube::{Capabilities, Cost, CubeError, Plan, Strategy};
+use trike_cube::{Capabilities, Cost, CubeError, KernelProblem, Strategy};
 
 fn problem() -> AttentionProblem {
     let cache = CacheShape { kv_heads: 2, head_dim: 64, capacity: 100, precision: KvPrecision::F32 };

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use trike_cube::attention::Positions;
-use trike_cube::{Buffer, CubeError, Device, Graphs, Result, Strategy};
+use trike_cube::{Buffer, CubeDevice, CubeError, Graphs, Result, Strategy};
 
 use crate::testing::devices;
 
 const LEN: usize = 200;
 
 /// `1 + x`, with two tensors, the first of which is freed before the second is allocated.
-fn one_more(device: &Device, x: &Buffer<f32>) -> Result<Buffer<f32>> {
+fn one_more(device: &CubeDevice, x: &Buffer<f32>) -> Result<Buffer<f32>> {
     let first = device.empty::<f32>(LEN)?;
     device.fill(&first.cast()?, 5.0f32.to_bits())?;
     drop(first);
@@ -28,7 +28,7 @@ fn a_replay_does_again_what_was_recorded() {
     for shared in devices() {
         assert_eq!(shared.capabilities().graphs, Graphs::Software);
         // A separate device, whose memory statistics no other test affects.
-        let device = Device::open(shared.spec()).expect("there");
+        let device = CubeDevice::open(shared.spec()).expect("there");
         let before = device.memory().in_use;
         let x = device.upload(&[2.0f32; LEN]).expect("room");
         let (graph, out) = device.capture(|| one_more(&device, &x)).expect("a graph");
@@ -70,7 +70,7 @@ fn memory_of_a_graph_is_not_given_to_others() {
 fn what_is_no_launch_is_refused_and_the_device_goes_on() {
     for device in devices() {
         let x = device.upload(&[2.0f32; LEN]).expect("room");
-        type Other = fn(&Device, &Buffer<f32>) -> Result<()>;
+        type Other = fn(&CubeDevice, &Buffer<f32>) -> Result<()>;
         let table: [(&str, Other); 9] = [
             ("a copy to the device", |d, _| d.upload(&[1u32]).map(|_| ())),
             ("a copy to the device", |d, _| d.upload_weights(&[1u32]).map(|_| ())),
@@ -117,7 +117,7 @@ fn runs_that_differ_are_refused_and_the_device_goes_on() {
     for device in devices() {
         let x = device.upload(&[2.0f32; LEN]).expect("room");
         let out = device.upload(&[0u32; LONG]).expect("room");
-        type Second = fn(&Device, &Buffer<u32>) -> Result<()>;
+        type Second = fn(&CubeDevice, &Buffer<u32>) -> Result<()>;
         let table: [(&str, Second); 5] = [
             ("other launches", |_, _| Ok(())),
             ("other launches", |d, out| d.fill(out, 1).and_then(|()| d.fill(out, 1))),
@@ -205,7 +205,7 @@ fn other_threads_are_not_recorded() {
 #[test]
 fn another_device_has_no_part_in_a_capture() {
     for device in devices() {
-        let other = Device::open(device.spec()).expect("there");
+        let other = CubeDevice::open(device.spec()).expect("there");
         let mine = device.upload(&[0u32; 8]).expect("room");
         let theirs = other.upload(&[0u32; 8]).expect("room");
         let refused: [Result<()>; 5] = [

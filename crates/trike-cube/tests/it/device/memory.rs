@@ -1,6 +1,6 @@
 //! Buffers and the memory that they take.
 
-use trike_cube::{CubeError, Device, DeviceOptions, Planes};
+use trike_cube::{CubeDevice, CubeError, DeviceOptions, Planes};
 
 use crate::testing::{device, devices};
 
@@ -51,8 +51,8 @@ fn too_much_memory_is_refused_with_both_numbers() {
 #[test]
 fn memory_in_use_is_counted() {
     let Some(device) = device(Planes::Off) else { return };
-    let spare =
-        Device::open_with(device.spec(), DeviceOptions::default().with_planes(Planes::Off)).expect("there");
+    let spare = CubeDevice::open_with(device.spec(), DeviceOptions::default().with_planes(Planes::Off))
+        .expect("there");
     let before = spare.memory();
     let buffer = spare.upload_weights(&[1.5f32; 1000]).expect("room");
     assert_eq!(spare.memory().in_use, before.in_use + 4000);
@@ -69,7 +69,7 @@ fn memory_in_use_is_counted() {
 fn a_limit_refuses_what_is_beyond_it_and_nothing_else() {
     let Some(device) = device(Planes::Off) else { return };
     let options = DeviceOptions::default().with_planes(Planes::Off).with_memory_limit(4000);
-    let limited = Device::open_with(device.spec(), options).expect("there");
+    let limited = CubeDevice::open_with(device.spec(), options).expect("there");
     let first = limited.upload(&[1.5f32; 900]).expect("room");
     assert_eq!(limited.memory().available(), Some(400));
     let refused = limited.empty::<f32>(101).expect_err("four bytes too many");

@@ -1,12 +1,12 @@
 //! Which devices there are.
 
-use trike_cube::{CubeError, Device, DeviceSpec, Runtime, devices, is_linked};
+use trike_cube::{CubeDevice, CubeError, DeviceSpec, Runtime, devices, is_linked};
 
 #[test]
 fn what_is_not_there_is_refused_by_name() {
     for runtime in Runtime::ALL {
         let spec = DeviceSpec::Numbered(runtime, 4242);
-        let refused = Device::open(spec).expect_err("no such device");
+        let refused = CubeDevice::open(spec).expect_err("no such device");
         let expected = if is_linked(runtime) {
             matches!(refused, CubeError::NoDevice { .. })
         } else {
@@ -28,7 +28,7 @@ fn software_drivers_are_not_given_spirv() {
 
 #[test]
 fn auto_is_never_software() {
-    if let Ok(device) = Device::open(DeviceSpec::Auto) {
+    if let Ok(device) = CubeDevice::open(DeviceSpec::Auto) {
         assert!(!device.is_software(), "{device:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! Copies from one device to another.
 
-use trike_cube::{CubeError, Device, DeviceOptions, Planes};
+use trike_cube::{CubeDevice, CubeError, DeviceOptions, Planes};
 
 use crate::testing::pair;
 
@@ -46,7 +46,7 @@ fn copies_that_are_impossible_are_refused() {
     let name = second.spec().to_string();
     assert_eq!(refused.to_string(), format!("the buffer to copy is not in the memory of {name}"));
     let options = DeviceOptions::default().with_planes(Planes::Off).with_memory_limit(399);
-    let small = Device::open_with(second.spec(), options).expect("there");
+    let small = CubeDevice::open_with(second.spec(), options).expect("there");
     let refused = first.copy_to(&buffer, &small).expect_err("a byte too many");
     assert!(matches!(refused, CubeError::Memory { requested: 400, limit: 399, .. }), "{refused}");
     // A copy cannot be recorded, neither from the device nor to it.

@@ -15,8 +15,8 @@ fn launches_fit_the_smallest_device() {
     }
     for head_dim in [1, 64, 128, 200] {
         let spec = AttentionSpec { heads: 8, kv_heads: 2, head_dim, scale: 1.0, window: None };
-        let form = attention::Form::new(&spec);
-        let shape = attention::Shape { form, tokens: 4096, kv_heads: 2, window: 7 };
+        let form = attention::AttentionGradForm::new(&spec);
+        let shape = attention::AttentionGradShape { form, tokens: 4096, kv_heads: 2, window: 7 };
         let backward = attention::settings(&shape, 4096, 2, 2, 8);
         backward.check("attention", &device).expect("within the limits");
     }

@@ -1,7 +1,7 @@
 //! Kernels of dense weights.
 
 use trike_cube::linear::{DenseBlueprint, DenseForm, DenseKind, DenseProblem};
-use trike_cube::{Capabilities, Plan};
+use trike_cube::{Capabilities, KernelProblem};
 
 #[test]
 fn matrix_instructions_are_for_prompts_and_exact_weights() {

@@ -2,7 +2,7 @@
 
 use trike_cube::internals::linear::changes;
 use trike_cube::internals::linear::ternary::{form_of, pack};
-use trike_cube::linear::{TernaryLayout, TernaryMatrix};
+use trike_cube::linear::{CubeTernaryMatrix, TernaryLayout};
 use trike_cube::{CubeError, Planes};
 use trike_testkit::Rng;
 use trike_trit::{Coupling, Edit, Encoding, Scales, Trit, TritTensor};
@@ -37,7 +37,7 @@ fn edited_words_are_those_of_the_edited_tensor() {
         let form = form_of(&[&tensors[0], &tensors[1]], false, TernaryLayout::TwoBit).expect("a form");
         let mut codes = pack(&form, &[&tensors[0], &tensors[1]]).expect("packed").codes;
         let resident =
-            device.as_ref().map(|d| TernaryMatrix::pack(d, &[&tensors[0], &tensors[1]]).expect("packed"));
+            device.as_ref().map(|d| CubeTernaryMatrix::pack(d, &[&tensors[0], &tensors[1]]).expect("packed"));
         let edits = some(&mut rng, 21, depth);
         for change in changes(&form, depth, 1, &edits).expect("places").as_chunks::<3>().0 {
             let word = &mut codes[change[0] as usize];

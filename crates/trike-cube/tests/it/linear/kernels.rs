@@ -3,10 +3,10 @@
 use trike_cube::internals::linear::quantize;
 use trike_cube::linear::ActivationPrecision::{self, F32, Int8PerGroup, Int8PerToken, Int16};
 use trike_cube::linear::{
-    ActivationShape, Activations, DecodeBlueprint, DenseMatrix, DenseProblem, DenseValues, LinearBlueprint,
-    MmaShape, SEGMENT, TernaryLayout, TernaryMatrix, TernaryProblem,
+    ActivationShape, Activations, CubeDenseMatrix, CubeTernaryMatrix, DecodeBlueprint, DenseProblem,
+    DenseValues, LinearBlueprint, MmaShape, SEGMENT, TernaryLayout, TernaryProblem,
 };
-use trike_cube::{Buffer, Device, Plan, Planes, Strategy};
+use trike_cube::{Buffer, CubeDevice, KernelProblem, Planes, Strategy};
 use trike_testkit::{Rng, assert_close};
 use trike_trit::Coupling::{self, Free, Tied};
 use trike_trit::{Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
@@ -98,23 +98,29 @@ fn rounded(shape: ActivationShape, x: &[f32]) -> Vec<f64> {
     out
 }
 
-fn run(device: &Device, case: &Case, seed: u64) {
+fn run(device: &CubeDevice, case: &Case, seed: u64) {
     let mut rng = Rng::new(seed);
     let tensors: Vec<TritTensor> = case.parts.iter().map(|&rows| tensor(&mut rng, case, rows)).collect();
     let parts: Vec<&TritTensor> = tensors.iter().collect();
-    let mut layouts = vec![TernaryMatrix::pack(device, &parts).expect("packed")];
+    let mut layouts = vec![CubeTernaryMatrix::pack(device, &parts).expect("packed")];
     if case.coupling == Free {
-        layouts.push(TernaryMatrix::pack_as(device, &parts, TernaryLayout::Base3).expect("packed"));
+        layouts.push(CubeTernaryMatrix::pack_as(device, &parts, TernaryLayout::Base3).expect("packed"));
     }
     if !case.means {
-        layouts.push(TernaryMatrix::pack_as(device, &parts, TernaryLayout::Blocks).expect("packed"));
+        layouts.push(CubeTernaryMatrix::pack_as(device, &parts, TernaryLayout::Blocks).expect("packed"));
     }
     for w in &layouts {
         run_packed(device, case, &tensors, w, &mut rng);
     }
 }
 
-fn run_packed(device: &Device, case: &Case, tensors: &[TritTensor], w: &TernaryMatrix, rng: &mut Rng) {
+fn run_packed(
+    device: &CubeDevice,
+    case: &Case,
+    tensors: &[TritTensor],
+    w: &CubeTernaryMatrix,
+    rng: &mut Rng,
+) {
     for &tokens in case.tokens {
         let shape = ActivationShape { tokens, cols: case.cols, precision: case.precision };
         let x = rng.normals(tokens * case.cols);
@@ -176,7 +182,7 @@ fn integers_are_exact_to_the_last_bit() {
             let tensor =
                 TritTensor::from_planes(1, cols, &planes, Encoding::TwoBit, Tied, Scales::tensor(81.0))
                     .expect("a tensor");
-            let w = TernaryMatrix::pack(&device, &[&tensor]).expect("packed");
+            let w = CubeTernaryMatrix::pack(&device, &[&tensor]).expect("packed");
             let shape = ActivationShape { tokens: 2, cols, precision: Int8PerToken };
             let mut x = vec![-127.0; 2 * cols];
             x[cols..]
@@ -202,7 +208,7 @@ fn a_token_that_is_not_finite_spoils_its_own_outputs_only() {
     for device in testing::devices() {
         let tensor = TritTensor::from_trits(3, 40, &[0; 120], Encoding::TwoBit, Scales::tensor(1.0))
             .expect("a tensor");
-        let w = TernaryMatrix::pack(&device, &[&tensor]).expect("packed");
+        let w = CubeTernaryMatrix::pack(&device, &[&tensor]).expect("packed");
         for precision in [F32, Int8PerToken] {
             let mut x = vec![1.0; 80];
             x[41] = f32::INFINITY;
@@ -245,7 +251,7 @@ fn dense_kernels_agree_with_sums_in_f64() {
                 ),
             ];
             for (values, weights) in kinds {
-                let matrix = DenseMatrix::upload(&device, rows, cols, values).expect("uploaded");
+                let matrix = CubeDenseMatrix::upload(&device, rows, cols, values).expect("uploaded");
                 for &tokens in many {
                     let x = rng.normals(tokens * cols);
                     let before = rng.normals(tokens * rows);
@@ -279,7 +285,7 @@ fn wrong_lengths_are_refused_before_anything_is_written() {
     let Some(device) = testing::device(Planes::Off) else { return };
     let tensor =
         TritTensor::from_trits(3, 40, &[1; 120], Encoding::TwoBit, Scales::tensor(1.0)).expect("a tensor");
-    let w = TernaryMatrix::pack(&device, &[&tensor, &tensor]).expect("packed");
+    let w = CubeTernaryMatrix::pack(&device, &[&tensor, &tensor]).expect("packed");
     let x = |tokens, cols| {
         let shape = ActivationShape { tokens, cols, precision: Int8PerToken };
         Activations::upload(&device, shape, &vec![1.0; tokens * cols]).expect("uploaded")

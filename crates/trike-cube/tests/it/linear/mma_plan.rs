@@ -1,7 +1,7 @@
 //! Shapes of the matrix-instruction kernel.
 
 use trike_cube::linear::{ActivationPrecision, ActivationShape, TernaryForm, TernaryLayout, TernaryProblem};
-use trike_cube::{Capabilities, Family};
+use trike_cube::{Capabilities, DeviceFamily};
 
 /// The table of the chapter on GPUs: 4096 x 14336 with one scale per row.
 #[test]
@@ -9,7 +9,7 @@ fn shapes_grow_with_the_tokens() {
     let mut device = Capabilities::smallest();
     (device.int8_mma, device.async_copy, device.planes) = (true, true, Some((32, 32)));
     (device.multiprocessors, device.max_shared_bytes) = (Some(132), 232_448);
-    (device.max_units, device.max_bindings, device.family) = (1024, 1024, Family::Hopper);
+    (device.max_units, device.max_bindings, device.family) = (1024, 1024, DeviceFamily::Hopper);
     let shape = |tokens| {
         let w = TernaryForm {
             parts: vec![4096],

@@ -5,7 +5,7 @@ use trike_cube::linear::{
     ActivationShape, BLOCK, DecodeBlueprint, LinearBlueprint, MAX_SPLIT_CUBES, MAX_STAGES, MmaShape,
     SplitBlueprint, TILE, TernaryForm, TernaryLayout, TernaryProblem, WmmaElement, WmmaShape,
 };
-use trike_cube::{Capabilities, CubeError, Plan, Strategy};
+use trike_cube::{Capabilities, CubeError, KernelProblem, Strategy};
 
 /// A device with more units and buffers than the smallest.
 fn roomy() -> Capabilities {

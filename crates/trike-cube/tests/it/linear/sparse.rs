@@ -5,7 +5,7 @@ use trike_cube::linear::{
     ActivationShape, Activations, MAX_COLS, MAX_SPARSE_COLS, SparseForm, SparseLayout, SparseMatrix,
     SparseProblem,
 };
-use trike_cube::{CubeError, Plan, Planes, Strategy};
+use trike_cube::{CubeError, KernelProblem, Planes, Strategy};
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Encoding, Granularity, GroupSize, Hadamard, Scales, TritTensor};
 

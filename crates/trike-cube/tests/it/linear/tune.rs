@@ -2,9 +2,9 @@
 
 use trike_cube::internals::linear::{MAGIC, VERSION};
 use trike_cube::linear::{
-    ActivationPrecision, ActivationShape, Activations, TernaryMatrix, TernaryProblem, Tuned,
+    ActivationPrecision, ActivationShape, Activations, CubeTernaryMatrix, TernaryProblem, Tuned,
 };
-use trike_cube::{CubeError, Device, Strategy};
+use trike_cube::{CubeDevice, CubeError, Strategy};
 use trike_testkit::Rng;
 use trike_trit::{Encoding, Granularity, Scales, TritTensor};
 
@@ -21,12 +21,12 @@ fn the_fastest_is_used_and_a_table_brings_it_back() {
     for device in devices() {
         let mut rng = Rng::new(5);
         let [first, second] = [(), ()].map(|()| tensor(&mut rng, 48, 300));
-        let [a, b] = [&first, &second].map(|t| TernaryMatrix::pack(&device, &[t]).expect("a matrix"));
+        let [a, b] = [&first, &second].map(|t| CubeTernaryMatrix::pack(&device, &[t]).expect("a matrix"));
         let precision = ActivationPrecision::Int8PerToken;
         let shape = ActivationShape { tokens: 3, cols: 300, precision };
         let x = Activations::upload(&device, shape, &rng.normals(900)).expect("activations");
         let out = device.upload(&vec![f32::NAN; 3 * 48]).expect("an output");
-        let product = |device: &Device| {
+        let product = |device: &CubeDevice| {
             device.linear(&x, &a, &[&out], &Strategy::Inferred).expect("a product");
             device.read(&out).expect("an output")
         };
@@ -36,12 +36,12 @@ fn the_fastest_is_used_and_a_table_brings_it_back() {
         assert!(tried.len() > 2 && tried.iter().any(|tried| tried.inferred), "{tried:?}");
         assert!(tried[0].nanoseconds.is_some_and(|ns| ns > 0.0), "{tried:?}");
         let problem = TernaryProblem { x: shape, w: a.form().clone(), add: false };
-        let choice = |device: &Device| problem.tuned(device);
+        let choice = |device: &CubeDevice| problem.tuned(device);
         assert_eq!(choice(&device).expect("a choice").name(), tried[0].name);
         assert_eq!(product(&device), before);
 
         let text = device.tuned().to_text();
-        let again = Device::open(device.spec()).expect("a device");
+        let again = CubeDevice::open(device.spec()).expect("a device");
         assert_eq!(choice(&again), None);
         again.use_tuned(&Tuned::parse(&text).expect("a table")).expect("its own");
         assert_eq!(choice(&again), choice(&device));

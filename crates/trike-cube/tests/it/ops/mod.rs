@@ -7,9 +7,9 @@ use trike_cube::ops::{
     Elementwise, ElementwiseBlueprint, ElementwiseProblem, GatedActivation, LookupProblem, MOST, RopePairing,
     RopeProblem, TopProblem,
 };
-use trike_cube::{Capabilities, Cost, Plan};
+use trike_cube::{Capabilities, Cost, KernelProblem};
 
-fn fits<P: Plan + std::fmt::Debug>(problem: &P, cost: Cost) {
+fn fits<P: KernelProblem + std::fmt::Debug>(problem: &P, cost: Cost) {
     let device = Capabilities::smallest();
     problem.validate().unwrap_or_else(|e| panic!("{problem:?}: {e}"));
     let candidates = problem.candidates(&device);

@@ -2,7 +2,7 @@
 
 use trike_cube::linear::{ActivationPrecision, MAX_COLS};
 use trike_cube::ops::{GatedActivation, RowBlueprint, RowProblem, RowSource, RowTarget};
-use trike_cube::{Capabilities, CubeError, Plan};
+use trike_cube::{Capabilities, CubeError, KernelProblem};
 use trike_trit::{GroupSize, Hadamard};
 
 const INT8: RowTarget = RowTarget::Codes(ActivationPrecision::Int8PerToken);

@@ -8,7 +8,7 @@ use super::*;
 
 /// Two copies of a model, with and without recorded steps.
 fn both(
-    device: &Device,
+    device: &CubeDevice,
     spec: &DecoderSpec,
     kind: Kind,
     precision: ActivationPrecision,
@@ -26,13 +26,13 @@ fn counts(decoder: &Decoder<CubeBackend>) -> (u64, u64) {
     (used.captures, used.replays)
 }
 
-fn one(decoder: &Decoder<CubeBackend>, sequence: &mut Sequence<CubeBackend>, id: u32) -> Vec<f32> {
+fn one(decoder: &Decoder<CubeBackend>, sequence: &mut DecoderSequence<CubeBackend>, id: u32) -> Vec<f32> {
     decoder.forward(&mut [Step { sequence, ids: &[id] }], Logits::Last).expect("logits").remove(0)
 }
 
 fn best(
     decoder: &Decoder<CubeBackend>,
-    sequence: &mut Sequence<CubeBackend>,
+    sequence: &mut DecoderSequence<CubeBackend>,
     id: u32,
     k: usize,
 ) -> StepLogits {

@@ -3,11 +3,11 @@
 
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cpu::Cpu;
-use trike_cube::{Device, DeviceOptions, DeviceSpec, Planes, Runtime};
+use trike_cube::{CubeDevice, DeviceOptions, DeviceSpec, Planes, Runtime};
 use trike_nn::{
-    ActivationPrecision, Backend, Biases, CpuBackend, CubeBackend, Decoder, DecoderSpec, DecoderWeights,
-    GatedActivation, KvPrecision, KvSpec, Layout, Logits, MemoryPlan, NnError, RopePairing, RopeScaling,
-    RopeSpec, Sequence, Step, StepLogits, Tensor, WeightName,
+    ActivationPrecision, Backend, Biases, CpuBackend, CubeBackend, Decoder, DecoderSequence, DecoderSpec,
+    DecoderWeights, GatedActivation, KvPrecision, KvSpec, Layout, Logits, MemoryPlan, NnError, RopePairing,
+    RopeScaling, RopeSpec, Step, StepLogits, Tensor, WeightName,
 };
 use trike_testkit::{Rng, assert_close, skip};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
@@ -19,10 +19,10 @@ mod keys;
 mod split;
 
 /// The software Vulkan driver; if there is none, `None` after printing a line that the test runner counts.
-fn software() -> Option<Device> {
+fn software() -> Option<CubeDevice> {
     let open = |index| {
         let spec = DeviceSpec::Numbered(Runtime::Wgpu, index);
-        Device::open_with(spec, DeviceOptions::default().with_planes(Planes::Forced)).ok()
+        CubeDevice::open_with(spec, DeviceOptions::default().with_planes(Planes::Forced)).ok()
     };
     let found = (0..).map_while(open).find(|device| device.is_software() && device.capabilities().f16);
     if found.is_none() {
@@ -203,7 +203,7 @@ fn cpu(spec: &DecoderSpec, kind: Kind, precision: ActivationPrecision) -> Decode
 }
 
 fn gpu(
-    device: &Device,
+    device: &CubeDevice,
     spec: &DecoderSpec,
     kind: Kind,
     precision: ActivationPrecision,
@@ -424,8 +424,10 @@ fn what_does_not_fit_is_refused_before_it_is_loaded() {
     }
     backend.check_memory(&MemoryPlan { weights: 1, cache: 1, scratch: 1 }).expect("three bytes fit");
     let options = DeviceOptions::default().with_planes(Planes::Forced).with_memory_limit(1000);
-    let limited =
-        CubeBackend::new(Device::open_with(device.spec(), options).expect("there"), ActivationPrecision::F32);
+    let limited = CubeBackend::new(
+        CubeDevice::open_with(device.spec(), options).expect("there"),
+        ActivationPrecision::F32,
+    );
     let refused = limited.check_memory(&MemoryPlan { weights: 1001, cache: 0, scratch: 0 });
     assert!(matches!(refused, Err(NnError::Memory { needed: 1001, available: 1000, .. })), "{refused:?}");
     let decoder = gpu(&device, &base(), Kind::Trits, ActivationPrecision::F32);

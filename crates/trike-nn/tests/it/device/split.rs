@@ -4,14 +4,15 @@
 use super::*;
 use trike_core::ActivationPolicy;
 use trike_cube::CubeError;
-use trike_nn::{BackendBase, BackendPlacement, DeviceMemory, DeviceUse, LayerWeights};
+use trike_nn::{BackendBase, BackendPlacement, DeviceUse, LayerWeights, StageDevice};
 use trike_trit::{Edit, Trit};
 
 /// The software driver opened twice anew, so that only the test's own transfers are counted.
-fn pair(options: DeviceOptions) -> Option<[Device; 2]> {
+fn pair(options: DeviceOptions) -> Option<[CubeDevice; 2]> {
     let DeviceSpec::Numbered(runtime, index) = software()?.spec() else { unreachable!("a number") };
-    let open =
-        |index| Device::open_with(DeviceSpec::Numbered(runtime, index), options.with_planes(Planes::Forced));
+    let open = |index| {
+        CubeDevice::open_with(DeviceSpec::Numbered(runtime, index), options.with_planes(Planes::Forced))
+    };
     Some([index, index + 1].map(|index| open(index).expect("the software driver, and its second client")))
 }
 
@@ -37,7 +38,7 @@ impl DecoderWeights for Repeated<'_> {
 
 /// A model with some layers on each device.
 fn split(
-    stages: &[(&Device, usize)],
+    stages: &[(&CubeDevice, usize)],
     spec: &DecoderSpec,
     kind: Kind,
     activations: impl Into<ActivationPolicy>,
@@ -280,7 +281,7 @@ fn weights_change_on_their_device() {
 fn pipelines_that_are_none_are_refused() {
     let Some([first, second]) = pair(DeviceOptions::default()) else { return };
     let precision = ActivationPrecision::F32;
-    let backend = |device: &Device| CubeBackend::new(device.clone(), precision);
+    let backend = |device: &CubeDevice| CubeBackend::new(device.clone(), precision);
     let refused = |made: Result<CubeBackend, NnError>| made.expect_err("refused").to_string();
     assert_eq!(refused(CubeBackend::pipeline([])), "stages must be one or more, got 0");
     let empty = CubeBackend::pipeline([(backend(&first), 1), (backend(&second), 0)]);
@@ -304,10 +305,10 @@ fn limits_of_memory_divide_the_layers() {
     let spec = DecoderSpec { layers: 4, ..base() };
     let kv = KvSpec::new(KvPrecision::F32, 16);
     let weights = LayerWeights { embedding: 0, layers: vec![1 << 20; 4], head: 0 };
-    let memory = |devices: &[Device]| -> Vec<DeviceMemory> {
-        let memory = |device: &Device| {
+    let memory = |devices: &[CubeDevice]| -> Vec<StageDevice> {
+        let memory = |device: &CubeDevice| {
             let backend = CubeBackend::new(device.clone(), ActivationPrecision::F32);
-            DeviceMemory { name: backend.name(), available: backend.available().expect("a device"), kv }
+            StageDevice { name: backend.name(), available: backend.available().expect("a device"), kv }
         };
         devices.iter().map(memory).collect()
     };

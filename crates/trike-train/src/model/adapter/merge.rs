@@ -1,6 +1,6 @@
 //! Merging adapters into the weights of their model.
 
-use trike_autodiff::Ternarize;
+use trike_autodiff::TernarizeSpec;
 use trike_cpu::{Cpu, CpuOps};
 use trike_nn::WeightName;
 
@@ -88,7 +88,7 @@ impl Adapter {
         &self,
         cpu: &Cpu,
         frozen: &Parameters,
-        how: &Ternarize,
+        how: &TernarizeSpec,
     ) -> Result<(Parameters, MergeReport), TrainError> {
         self.check(frozen)?;
         let mut merged = frozen.clone();

@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use trike_comm::{CommError, Communicator, Part, Plan, Shards};
+use trike_comm::{CommError, Communicator, PartialSum, ReductionPlan, Shards};
 
 use super::{all_losses, all_numbers};
 use crate::data::Batch;
@@ -56,7 +56,7 @@ impl<E: TrainEngine> Trainer<'_, E> {
         &mut self,
         comm: &dyn Communicator,
         owners: &Owners,
-        plan: &Plan,
+        plan: &ReductionPlan,
         units: &[Batch],
         tokens: usize,
     ) -> Result<StepReport, TrainError> {
@@ -65,11 +65,11 @@ impl<E: TrainEngine> Trainer<'_, E> {
         self.check_loss(loss)?;
         let own = {
             let mut flat = Vec::with_capacity(parts.len());
-            for Part { first, blocks, sum } in parts {
+            for PartialSum { first, blocks, sum } in parts {
                 let sum = sum.map(|sums| self.in_order(owners, sums)).transpose()?;
-                flat.push(Part { first, blocks, sum });
+                flat.push(PartialSum { first, blocks, sum });
             }
-            let parts: Vec<Part<&[f32]>> = flat.iter().map(Part::as_ref).collect();
+            let parts: Vec<PartialSum<&[f32]>> = flat.iter().map(PartialSum::as_ref).collect();
             plan.reduce_scatter(comm, &parts, &owners.shards)?
         };
         let mut gradients: Vec<Option<E::Tensor>> = owners.lens.iter().map(|_| None).collect();

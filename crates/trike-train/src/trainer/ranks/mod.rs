@@ -10,7 +10,7 @@ mod saved;
 use std::borrow::{Borrow, BorrowMut};
 
 use trike_autodiff::Elements;
-use trike_comm::{CodecConfig, CommError, Communicator, Part, Plan, TreeSum, agree};
+use trike_comm::{CodecConfig, CommError, Communicator, PartialSum, ReductionPlan, TreeSum, agree};
 use trike_core::{Bounds, OptionError};
 
 use self::exact::Owners;
@@ -109,9 +109,9 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     /// not checked.
     ///
     /// Without a codec and local steps, the trained weights are bit-identical for one to four ranks: the gradients of a step's rows
-    /// are added in a tree over their numbers ([`Plan`]). A trainer without ranks adds them sequentially, which gives other bits.
-    /// Each rank holds the optimizer's moments only for its own share of the weights. With a codec or local steps the weights
-    /// depend on the number of ranks.
+    /// are added in a tree over their numbers ([`ReductionPlan`]). A trainer without ranks adds them sequentially, which gives
+    /// other bits. Each rank holds the optimizer's moments only for its own share of the weights. With a codec or local steps the
+    /// weights depend on the number of ranks.
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     ) -> Result<StepReport, TrainError> {
         let units = batches.next_units(self.config.accumulation)?;
         let tokens: usize = units.iter().map(Batch::learned).sum();
-        let plan = Plan::new(units.len(), ranks.comm);
+        let plan = ReductionPlan::new(units.len(), ranks.comm);
         let Ranks { comm, config, mode } = ranks;
         match mode {
             Mode::Exact(owners) => self.step_exact(*comm, owners, &plan, &units, tokens),
@@ -190,7 +190,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
     /// The loss of all ranks, and the sums of this rank's gradients, one per subtree of its blocks.
     fn block_sums(
         &self,
-        plan: &Plan,
+        plan: &ReductionPlan,
         units: &[Batch],
     ) -> Result<(Vec<Loss>, SumsOfBlocks<E::Tensor>), TrainError> {
         let scale = self.scale_of(units);
@@ -246,7 +246,7 @@ impl<'a, E: TrainEngine> Trainer<'a, E> {
 }
 
 /// The sums of the gradients of all parameters, per subtree of a rank's blocks.
-type SumsOfBlocks<T> = Vec<Part<Vec<T>>>;
+type SumsOfBlocks<T> = Vec<PartialSum<Vec<T>>>;
 
 /// Maximum number of values in a message.
 const NUMBERS: usize = 1 << 22;

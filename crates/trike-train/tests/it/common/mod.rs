@@ -2,11 +2,11 @@
 pub(crate) mod broken;
 pub(crate) mod divided;
 
-use trike_autodiff::BitLinear;
+use trike_autodiff::BitLinearSpec;
 use trike_nn::DecoderSpec;
 use trike_text::tokenizer::Tokenizer;
 use trike_train::data::{BatchConfig, Batches, Documents, Encoder, Position};
-use trike_train::{OptimizerConfig, PrecisionPolicy, Schedule, Shape, TernaryPolicy, TrainerConfig};
+use trike_train::{OptimizerConfig, PrecisionPolicy, Schedule, ScheduleShape, TernaryPolicy, TrainerConfig};
 
 /// A few sentences and the tokenizer of the shipped model.
 pub(crate) struct Data {
@@ -55,7 +55,7 @@ pub(crate) fn config(steps: usize) -> TrainerConfig {
         steps,
         accumulation: 1,
         optimizer: OptimizerConfig { learning_rate: 0.01, ..OptimizerConfig::default() },
-        schedule: Schedule { warmup: 3, shape: Shape::Wsd { decay: 0.3 } },
+        schedule: Schedule { warmup: 3, shape: ScheduleShape::Wsd { decay: 0.3 } },
         lambda: 0.2,
         text: 0.3,
         checkpoint: None,
@@ -65,5 +65,5 @@ pub(crate) fn config(steps: usize) -> TrainerConfig {
 
 /// One plane, in the format of the trained model.
 pub(crate) fn ternary() -> TernaryPolicy {
-    TernaryPolicy { blocks: Some(BitLinear::default()), int8_embedding: true }
+    TernaryPolicy { blocks: Some(BitLinearSpec::default()), int8_embedding: true }
 }

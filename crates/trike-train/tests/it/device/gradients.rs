@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use trike_autodiff::{BitLinear, EngineMemory, GradError};
+use trike_autodiff::{BitLinearSpec, EngineMemory, GradError};
 use trike_core::{GatedActivation, RopePairing, RopeSpec};
 use trike_cpu::Cpu;
 use trike_nn::{Biases, DecoderSpec};
@@ -63,7 +63,7 @@ fn parameters(spec: &DecoderSpec) -> Parameters {
 
 /// Dense; ternary weights; and ternary weights with int8 activations.
 fn policies() -> [TernaryPolicy; 3] {
-    let blocks = |int8_activations| Some(BitLinear { int8_activations, ..BitLinear::default() });
+    let blocks = |int8_activations| Some(BitLinearSpec { int8_activations, ..BitLinearSpec::default() });
     [
         TernaryPolicy::DENSE,
         TernaryPolicy { blocks: blocks(false), int8_embedding: true },

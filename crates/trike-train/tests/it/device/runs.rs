@@ -1,7 +1,7 @@
 //! Steps of whole runs.
 
 use serde_json::json;
-use trike_autodiff::{BitLinear, CubeEngine, GradError, Transfers};
+use trike_autodiff::{BitLinearSpec, CubeEngine, GradError, Transfers};
 use trike_core::OptionError;
 use trike_cpu::Cpu;
 use trike_cube::{CubeError, DeviceOptions};
@@ -9,7 +9,7 @@ use trike_nn::DecoderSpec;
 use trike_testkit::assert_all_near;
 use trike_train::data::Position;
 use trike_train::{
-    OptimizerConfig, OptimizerKind, Parameters, Precision, PrecisionPolicy, Schedule, Shape, Teacher,
+    OptimizerConfig, OptimizerKind, Parameters, Precision, PrecisionPolicy, Schedule, ScheduleShape, Teacher,
     TernaryPolicy, TrainEngine, TrainError, Trainer, TrainerConfig, checkpoint,
 };
 
@@ -28,7 +28,7 @@ fn config(kind: OptimizerKind) -> TrainerConfig {
         steps: 20,
         accumulation: 1,
         optimizer: OptimizerConfig { kind, learning_rate, ..OptimizerConfig::default() },
-        schedule: Schedule { warmup: 3, shape: Shape::Wsd { decay: 0.3 } },
+        schedule: Schedule { warmup: 3, shape: ScheduleShape::Wsd { decay: 0.3 } },
         lambda: 0.2,
         text: 0.3,
         ..TrainerConfig::default()
@@ -37,7 +37,7 @@ fn config(kind: OptimizerKind) -> TrainerConfig {
 
 /// Ternary weights, without int8 activations: a value on the other side of a tie would let runs on two devices drift apart.
 fn ternary() -> TernaryPolicy {
-    let blocks = BitLinear { int8_activations: false, ..BitLinear::default() };
+    let blocks = BitLinearSpec { int8_activations: false, ..BitLinearSpec::default() };
     TernaryPolicy { blocks: Some(blocks), int8_embedding: true }
 }
 

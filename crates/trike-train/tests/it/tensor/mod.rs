@@ -4,7 +4,7 @@ mod errors;
 
 use std::path::Path;
 
-use trike_autodiff::{BitLinear, Ternarize, TernaryScale};
+use trike_autodiff::{BitLinearSpec, TernarizeSpec, TernaryScale};
 use trike_comm::{Communicator, Threads};
 use trike_cpu::Cpu;
 use trike_nn::{Biases, WeightName};
@@ -38,23 +38,26 @@ fn one_to_four_ranks_train_the_weights_of_one_machine() {
     divided::check_one_to_four(begin);
 }
 
-fn ternarized(weights: Ternarize) -> TernaryPolicy {
-    TernaryPolicy { blocks: Some(BitLinear { weights, ..BitLinear::default() }), int8_embedding: true }
+fn ternarized(weights: TernarizeSpec) -> TernaryPolicy {
+    TernaryPolicy {
+        blocks: Some(BitLinearSpec { weights, ..BitLinearSpec::default() }),
+        int8_embedding: true,
+    }
 }
 
 #[test]
 fn other_settings_train_the_weights_of_one_machine_too() {
     let data = Data::new();
     let tied = Case::new(&data, "tied");
-    let with = |name, weights: Ternarize| tied.with(name, |case| case.policy = ternarized(weights));
-    let groups = Ternarize::default().with_granularity(Granularity::Group(GroupSize::G32));
+    let with = |name, weights: TernarizeSpec| tied.with(name, |case| case.policy = ternarized(weights));
+    let groups = TernarizeSpec::default().with_granularity(Granularity::Group(GroupSize::G32));
     let mut cases = divided::settings(&data);
     cases.extend([
         tied.with("a teacher", |case| case.taught_by = Some(2)),
         with("a scale per group", groups),
-        with("a scale per row", Ternarize::default().with_granularity(Granularity::Row)),
-        with("scales of least squares", Ternarize::default().with_scale(TernaryScale::LeastSquares)),
-        with("limits of gradients", Ternarize::default().with_clip(1.5)),
+        with("a scale per row", TernarizeSpec::default().with_granularity(Granularity::Row)),
+        with("scales of least squares", TernarizeSpec::default().with_scale(TernaryScale::LeastSquares)),
+        with("limits of gradients", TernarizeSpec::default().with_clip(1.5)),
         with("limits per group", groups.with_clip(1.5)),
     ]);
     for case in cases {
@@ -188,7 +191,7 @@ fn ranks_send_what_the_guide_says() {
         case.trainer.optimizer.kind = kind;
         case.trainer.checkpoint = segment;
         case.spec.sub_norms = sub_norms;
-        case.policy = ternarized(Ternarize::default().with_granularity(granularity));
+        case.policy = ternarized(TernarizeSpec::default().with_granularity(granularity));
         let tokens = data.batches(case.rows, Position::default()).next_batch().expect("a batch").ids.len();
         let sent = divided::sent_bytes(begin, &data, &case, ranks);
         let spec = &case.spec;

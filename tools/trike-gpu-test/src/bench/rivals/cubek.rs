@@ -15,7 +15,7 @@ use cubek_std::InputBinding;
 use half::f16;
 use std::time::Duration;
 use trike_bench::{Attention, Contender, Heads, Launching, Product, Shape};
-use trike_cube::{Cost, Device, DeviceSpec, Runtime};
+use trike_cube::{Cost, CubeDevice, DeviceSpec, Runtime};
 
 use super::oracle::{self, Numbers, check_attention, halves};
 use super::{CUBEK, Library, absent, caught};
@@ -70,7 +70,7 @@ fn flashes() -> Vec<(&'static str, flash::Strategy)> {
 }
 
 impl Cubek {
-    pub(super) fn open(device: &Device) -> Result<Self> {
+    pub(super) fn open(device: &CubeDevice) -> Result<Self> {
         ensure!(device.capabilities().f16, "{} has no f16", device.name());
         Ok(Self { client: client_of(device)? })
     }
@@ -256,7 +256,7 @@ fn binding(handle: &Handle, shape: &[usize], strides: &[usize]) -> TensorBinding
 
 /// CubeCL's client of an open device; Trike's own client is private. The device is found again by its index, so the names are
 /// compared.
-fn client_of(device: &Device) -> Result<Client> {
+fn client_of(device: &CubeDevice) -> Result<Client> {
     let DeviceSpec::Numbered(runtime, index) = device.spec() else { bail!("expected a numbered device") };
     let found = match runtime {
         Runtime::Cuda => cubecl::Device::cuda(index).ok(),

@@ -15,7 +15,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 use trike_bench::{Contender, Launching, Limit, Product, Shape};
-use trike_cube::{Cost, Device, DeviceSpec, Runtime};
+use trike_cube::{Cost, CubeDevice, DeviceSpec, Runtime};
 
 use super::oracle::{self, Numbers};
 use super::{absent, caught};
@@ -42,7 +42,7 @@ pub(super) fn name(numbers: Numbers) -> &'static str {
 
 impl Library {
     /// Loads the library for the timed device. cudarc and CubeCL share the device's primary context.
-    pub(super) fn open(device: &Device, numbers: Numbers) -> Result<Self> {
+    pub(super) fn open(device: &CubeDevice, numbers: Numbers) -> Result<Self> {
         let DeviceSpec::Numbered(Runtime::Cuda, index) = device.spec() else {
             bail!("expected a CUDA device, got {}", device.spec());
         };

@@ -35,7 +35,7 @@ fn is_conditional(instruction: &Instruction) -> bool {
 
 /// All loops of a kernel.
 pub(crate) fn loops(code: &[Instruction]) -> Vec<Loop> {
-    let graph = Graph::of(code);
+    let graph = LaunchGraph::of(code);
     let immediate = graph.dominators();
     // Natural loops by header: all blocks that reach a back edge without passing the header.
     let mut natural: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
@@ -74,14 +74,14 @@ pub(crate) fn loops(code: &[Instruction]) -> Vec<Loop> {
 }
 
 /// Basic blocks; those that cannot be reached have no edges.
-struct Graph {
+struct LaunchGraph {
     /// The first instruction of each block, and the number of instructions.
     starts: Vec<usize>,
     next: Vec<Vec<usize>>,
     previous: Vec<Vec<usize>>,
 }
 
-impl Graph {
+impl LaunchGraph {
     fn of(code: &[Instruction]) -> Self {
         let mut starts = BTreeSet::from([0, code.len()]);
         for (at, instruction) in code.iter().enumerate() {

@@ -24,7 +24,7 @@ use crate::attention::lanes::CodeLanes;
 use crate::attention::prefill::{query_factor, round_query};
 use crate::kernels::{Kernels as _, with_kernels};
 use crate::line::{CodeLine, FloatLine, IntLine};
-use trike_host::{Isa, Line};
+use trike_host::{CacheLine, Isa};
 
 use scores::ScoreCodes;
 use sums::{AddCodes, Weights};
@@ -132,14 +132,14 @@ impl Queries {
             for byte in (0..width).step_by(16) {
                 for part in 0..E::PARTS {
                     let (half, byte) = (part % halves, byte + part / halves);
-                    all.high.push(Line(std::array::from_fn(|i| {
+                    all.high.push(CacheLine(std::array::from_fn(|i| {
                         let byte = byte + 4 * (i % 4);
                         high(at(half, byte)) & 0xFFFF | high(at(half, byte + 2)) << 16
                     })));
                 }
                 for half in 0..halves {
                     let small = |i: usize| low(at(half, byte + i % 16)) as i8;
-                    all.low.push(Line(std::array::from_fn(|i| small(i).cast_unsigned())));
+                    all.low.push(CacheLine(std::array::from_fn(|i| small(i).cast_unsigned())));
                 }
             }
             all.steps.push(step);
@@ -208,7 +208,7 @@ macro_rules! products {
                 let (share, d) = (weights.len() / CHUNK, values.head_dim);
                 let lines = Self::width(d).div_ceil(16) * Self::PARTS / 2;
                 room.sums.clear();
-                room.sums.resize(share * lines, Line([0.0; 16]));
+                room.sums.resize(share * lines, CacheLine([0.0; 16]));
                 room.weights.resize(share, Weights::NONE);
                 let mut first = 0;
                 for (rows, scales, next) in values.runs() {

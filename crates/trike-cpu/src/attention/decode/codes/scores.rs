@@ -7,7 +7,7 @@ use crate::attention::decode::CHUNK;
 use crate::attention::decode::ahead::Ahead;
 use crate::attention::lanes::CodeLanes;
 use crate::line::{CodeLine, FloatLine, IntLine};
-use trike_host::{Line, Loop};
+use trike_host::{CacheLine, Loop};
 
 /// Positions of a step: four groups of every fourth row.
 const ROWS: usize = 16;
@@ -59,7 +59,7 @@ impl<S: CodeLanes, E: Codes> ScoreCodes<'_, S, E> {
             let at = n * ROWS;
             let ahead = Ahead::new(rows, at, next, width).place(0);
             let (bytes, last) = (&rows[at * width..], scales.len() - 1);
-            let mut step = Step { bytes, width, last, scales: Line([0.0; ROWS]), ahead };
+            let mut step = Step { bytes, width, last, scales: CacheLine([0.0; ROWS]), ahead };
             step.scales.0[..scales.len()].copy_from_slice(scales);
             let mut head = 0;
             while head < share {
@@ -118,7 +118,7 @@ fn score<S: CodeLanes, E: Codes, const PARTS: usize, const HALVES: usize, const 
         }
         sum = s.add_ints(sum, s.splat_int(queries.corrections[query + h]));
         let products = s.mul(s.to_floats(sum), s.splat(queries.steps[query + h]));
-        let mut line = Line([0.0; ROWS]);
+        let mut line = CacheLine([0.0; ROWS]);
         s.store_floats(s.mul(products, s.load_floats(&step.scales)), &mut line);
         let scores = &mut scores[h * CHUNK..][..step.last + 1];
         match scores.as_chunks_mut::<ROWS>().0 {

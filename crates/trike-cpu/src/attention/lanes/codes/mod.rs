@@ -50,7 +50,7 @@ mod tests {
     use super::{CodeLanes, Four};
     use crate::kernels::{Kernels as _, with_kernels};
     use crate::line::CodeLine;
-    use trike_host::{Isa, Line, Loop};
+    use trike_host::{CacheLine, Isa, Loop};
     use trike_testkit::Rng;
 
     /// Operands of [`CodeLanes::dot_small`], including the extremes.
@@ -61,7 +61,7 @@ mod tests {
                 if i < 32 { [64, 64, 192, 192][i / 2 % 4] } else { ((i * 37 % 129) as u8).wrapping_sub(64) };
             i += 1;
         }
-        Line(line)
+        CacheLine(line)
     };
 
     /// The results of all operations, as 16 integers each.
@@ -75,7 +75,7 @@ mod tests {
             let Self(s, rows, sums) = self;
             let mut out = Vec::new();
             for bytes in [s.load_rows(rows), s.load_columns(rows)] {
-                let mut line: CodeLine = Line([0xEE; 64]);
+                let mut line: CodeLine = CacheLine([0xEE; 64]);
                 s.store(bytes, &mut line);
                 out.push(bytemuck::cast::<[u8; 64], [i32; 16]>(line.0).map(i32::from_le));
                 let parts = [
@@ -95,24 +95,24 @@ mod tests {
                     s.widen_nibbles_64(bytes, 3),
                 ];
                 for i in 0..6 {
-                    let mut line = Line([-7; 16]);
+                    let mut line = CacheLine([-7; 16]);
                     s.store_ints(parts[i], &mut line);
                     out.push(line.0);
                     s.store_ints(parts_64[i], &mut line);
                     out.push(line.0);
                 }
-                let mut line: CodeLine = Line([0xEE; 64]);
+                let mut line: CodeLine = CacheLine([0xEE; 64]);
                 s.store(s.high_halves(bytes), &mut line);
                 out.push(bytemuck::cast::<[u8; 64], [i32; 16]>(line.0).map(i32::from_le));
-                let mut line = Line([-7; 16]);
-                s.store_ints(s.dot_small(s.load_ints(&Line(sums[0])), bytes, s.load(&SMALL)), &mut line);
+                let mut line = CacheLine([-7; 16]);
+                s.store_ints(s.dot_small(s.load_ints(&CacheLine(sums[0])), bytes, s.load(&SMALL)), &mut line);
                 out.push(line.0);
             }
             let mut four = [s.splat_int(0); 4];
             for i in 0..4 {
-                four[i] = s.load_ints(&Line(sums[i]));
+                four[i] = s.load_ints(&CacheLine(sums[i]));
             }
-            let mut line = Line([-7; 16]);
+            let mut line = CacheLine([-7; 16]);
             s.store_ints(s.add_fours(four), &mut line);
             out.push(line.0);
             out

@@ -10,8 +10,8 @@ use crate::attention::cached::Cached;
 use crate::kernels::{Element, Kernels as _, with_shared_kernels};
 use crate::line::FloatLine;
 use crate::simd::Simd;
+use trike_host::CacheLine;
 use trike_host::Isa;
-use trike_host::Line;
 use trike_host::Loop;
 
 /// Elements of a cache that attention reads as integers.
@@ -120,7 +120,7 @@ impl Blocks {
             values: vec![[[0; SCALARS]; KEYS / 2]; columns / SCALARS],
             value_scales: [0.0; KEYS],
             faults: Vec::new(),
-            wide: vec![Line([0.0; 16]); columns / 16],
+            wide: vec![CacheLine([0.0; 16]); columns / 16],
             codes: vec![0; KEYS * columns],
             room: Vec::new(),
         }
@@ -274,7 +274,7 @@ fn square<S: Simd>(s: S, row: &[FloatLine]) -> f32 {
         let line = s.load_floats(line);
         sums = s.add(sums, s.mul(line, line));
     }
-    let mut lanes = Line([0.0; 16]);
+    let mut lanes = CacheLine([0.0; 16]);
     s.store_floats(sums, &mut lanes);
     let eight: [f32; 8] = halves_added(&lanes.0);
     let four: [f32; 4] = halves_added(&eight);
@@ -294,7 +294,7 @@ fn halves_added<const N: usize, const H: usize>(from: &[f32; N]) -> [f32; H] {
 /// The nearest integers to the elements times a factor, ties to even.
 #[inline(always)]
 fn round<S: Simd>(s: S, line: &FloatLine, factor: f32) -> [i16; 16] {
-    let mut ints = Line([0; 16]);
+    let mut ints = CacheLine([0; 16]);
     s.store_ints(s.round(s.mul(s.load_floats(line), s.splat(factor))), &mut ints);
     let mut codes = [0; 16];
     for l in 0..16 {

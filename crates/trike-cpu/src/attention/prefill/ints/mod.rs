@@ -28,8 +28,8 @@ use crate::attention::{Job, Ring};
 use crate::kernels::{Kernels as _, with_float_kernels, with_kernels};
 use crate::line::IntLine;
 use crate::simd::Simd;
+use trike_host::CacheLine;
 use trike_host::Isa;
-use trike_host::Line;
 use trike_host::Loop;
 use trike_host::Pool;
 
@@ -324,7 +324,7 @@ struct Buffers<const V: usize> {
 
 impl<const V: usize> Buffers<V> {
     fn new() -> Self {
-        Self { scores: [row_of(0.0); KEYS], weights: [[Line([0; 16]); V]; KEYS / 2] }
+        Self { scores: [row_of(0.0); KEYS], weights: [[CacheLine([0; 16]); V]; KEYS / 2] }
     }
 }
 
