@@ -200,6 +200,22 @@ pub(crate) const HOUSE: &[Row] = &[
         unsafe_in: &[],
     },
     Row {
+        layer: 6,
+        name: "trike-engine",
+        purpose: "many requests for one model at once: scheduler, pages of keys and values, prefix tree",
+        uses: "trike-core trike-host trike-nn trike-llm",
+        registry: "thiserror",
+        unsafe_in: &[],
+    },
+    Row {
+        layer: 7,
+        name: "trike-serve",
+        purpose: "an HTTP server with the OpenAI API",
+        uses: "trike-core trike-text trike-llm trike-engine",
+        registry: "axum serde serde_json subtle thiserror tokio tokio-stream",
+        unsafe_in: &[],
+    },
+    Row {
         layer: 7,
         name: "trike-calibrate",
         purpose: "quantization of models: sensitivities, budgets, tuning, folds, edits, report",
@@ -220,7 +236,7 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "trike",
         purpose: "the facade; re-exports without logic",
         uses: "trike-trit trike-core trike-model trike-cpu trike-comm trike-format trike-hub trike-vsa trike-quant trike-nn trike-text trike-candle? trike-llm \
-               trike-eval trike-calibrate trike-autodiff trike-train",
+               trike-eval trike-engine trike-serve? trike-calibrate trike-autodiff trike-train",
         registry: "",
         unsafe_in: &[],
     },

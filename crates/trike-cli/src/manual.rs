@@ -90,6 +90,13 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
             ("trike eval ternary/ --needle book.txt --keys signs", "needle test with key selection"),
         ],
     ),
+    (
+        "serve",
+        &[
+            ("trike serve model.gguf", "http://127.0.0.1:8080, for this machine"),
+            ("trike serve model.gguf --host 0.0.0.0 --api-key-file keys.txt", "for others, with keys"),
+        ],
+    ),
     ("logits", &[("trike logits model.gguf --ids 1,405,422 -o logits.npy", "for numpy")]),
     ("embed", &[("trike embed model.gguf -f lines.txt -o embeddings.npy", "one embedding per line")]),
     (
@@ -109,7 +116,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
 
 /// Related commands.
 const RELATED: &[&[&str]] = &[
-    &["run", "chat", "embed", "logits"],
+    &["run", "chat", "serve", "embed", "logits"],
     &["pull", "list", "show", "rm"],
     &["show", "inspect", "convert"],
     &["convert", "quantize", "edit"],

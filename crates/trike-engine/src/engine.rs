@@ -322,9 +322,15 @@ fn run(
     let precision = options.kv.unwrap_or_else(|| model.default_kv());
     let kv = KvSpec::new(precision, context);
     let page_bytes = model.memory(&kv.with_capacity(KV_PAGE)).cache.max(1);
+    let pages = |bytes: u64| usize::try_from(bytes / page_bytes).unwrap_or(usize::MAX);
     let limit = match options.memory {
-        Some(bytes) => usize::try_from(bytes / page_bytes).unwrap_or(usize::MAX),
-        None => options.sequences.saturating_mul(context.div_ceil(KV_PAGE)),
+        Some(bytes) => pages(bytes),
+        None => {
+            let free = trike_host::free_memory().into_iter().map(|(_, free)| free / 2).min();
+            let all = options.sequences.saturating_mul(context.div_ceil(KV_PAGE));
+            // A step needs at least one page.
+            free.map_or(all, |free| all.min(pages(free)).max(1))
+        }
     };
     if let Some(bytes) = options.memory {
         let (least, bytes) = (page_bytes as usize, usize::try_from(bytes).unwrap_or(usize::MAX));

@@ -20,7 +20,8 @@ pub struct EngineOptions {
     pub queue: usize,
     /// Maximum tokens of prompt and continuation; the model's context when `None`.
     pub context: Option<usize>,
-    /// Bytes of keys and values; when `None`, enough for every sequence to fill its context. Pages are allocated as they are needed.
+    /// Bytes of keys and values; when `None`, enough for every sequence to fill its context, but at most half of the memory that is
+    /// free at the start. Pages are allocated as they are needed.
     pub memory: Option<u64>,
     /// Precision of keys and values; the model's default when `None`.
     pub kv: Option<KvPrecision>,

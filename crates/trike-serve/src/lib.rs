@@ -1,9 +1,9 @@
 //! An HTTP server for a language model, with the OpenAI API.
 //!
 //! Start from [`Server`]: it binds an address, and [`Server::run`] serves the requests of an [`Engine`](trike_engine::Engine) until it
-//! is told to stop. Without a signal handler of its own: the caller decides what stops it.
+//! is told to stop, or receives SIGTERM. Ctrl-C is the caller's.
 //!
-//! * [`Server`], [`ServeOptions`], [`ServedModel`], [`Stop`]
+//! * [`Server`], [`ServeOptions`], [`ServedModel`], [`Stop`], [`Waiter`]
 //! * [`ServeError`]
 //!
 //! Routes: `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`, `/v1/models`, `/tokenize`, `/detokenize`, `/apply-template`,
@@ -28,4 +28,4 @@ mod text;
 
 pub use error::ServeError;
 pub use options::{ServeOptions, ServedModel};
-pub use server::{Server, Stop};
+pub use server::{Server, Stop, Waiter};

@@ -14,7 +14,7 @@ use axum::routing::{get, post};
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use trike_engine::{Engine, LoadedModel};
+use trike_engine::{Engine, EngineError, LoadedModel};
 use trike_text::chat::ChatTemplate;
 
 use crate::error::ApiError;
@@ -81,6 +81,21 @@ impl Stop {
     }
 }
 
+/// Waits for the model of a [`Server`].
+#[derive(Clone, Debug)]
+pub struct Waiter(Arc<App>);
+
+impl Waiter {
+    /// Waits until the model is loaded.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be loaded.
+    pub fn wait(self) -> Result<(), EngineError> {
+        self.0.engine.wait().map(|_| ())
+    }
+}
+
 /// A server that listens.
 ///
 /// ```no_run
@@ -140,7 +155,13 @@ impl Server {
         Stop(self.stop.clone())
     }
 
-    /// Serves requests until the server is [stopped](Self::stopper) and the last answer was sent.
+    /// Waits for the model, on another thread.
+    #[must_use]
+    pub fn waiter(&self) -> Waiter {
+        Waiter(Arc::clone(&self.app))
+    }
+
+    /// Serves requests until the server is [stopped](Self::stopper), or receives SIGTERM, and the last answer was sent.
     ///
     /// # Errors
     ///
@@ -155,8 +176,11 @@ impl Server {
             let mut stopped = stop.subscribe();
             let engine = Arc::clone(&app);
             let until = async move {
-                // An error: the server is the last that could be told.
-                let _ = stopped.wait_for(|stopped| *stopped).await;
+                tokio::select! {
+                    // An error: the server is the last that could be told.
+                    _ = stopped.wait_for(|stopped| *stopped) => {}
+                    () = terminated() => {}
+                }
                 engine.engine.drain();
                 while !engine.engine.is_drained() {
                     tokio::time::sleep(STOPPING).await;
@@ -166,6 +190,19 @@ impl Server {
         })?;
         Ok(())
     }
+}
+
+/// Returns when the process is asked to end, as service managers do; never where that cannot be known.
+async fn terminated() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut signals) = signal(SignalKind::terminate()) {
+            signals.recv().await;
+            return;
+        }
+    }
+    std::future::pending().await
 }
 
 fn routes(app: Arc<App>) -> Router {

@@ -68,6 +68,7 @@
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
 //! * errors: [`LlmError`], [`EvalError`], [`CalibrateError`]
 //! * models by their names on the HuggingFace hub: [`hub`], which the feature `hub` lets download
+//! * many requests at once: [`engine`]; a server with the OpenAI API, with the feature `serve`: `trike::serve`
 //! * everything else, by crate: [`trit`], [`cpu`], [`comm`], [`format`](mod@format), [`quant`], [`model`], [`nn`], [`text`], [`llm`],
 //!   [`eval`], [`calibrate`], [`autodiff`], [`train`], [`vsa`]
 //!
@@ -93,6 +94,7 @@ pub use trike_candle as candle;
 pub use trike_comm as comm;
 pub use trike_core as core;
 pub use trike_cpu as cpu;
+pub use trike_engine as engine;
 pub use trike_eval as eval;
 pub use trike_format as format;
 pub use trike_hub as hub;
@@ -100,6 +102,8 @@ pub use trike_llm as llm;
 pub use trike_model as model;
 pub use trike_nn as nn;
 pub use trike_quant as quant;
+#[cfg(feature = "serve")]
+pub use trike_serve as serve;
 pub use trike_text as text;
 pub use trike_train as train;
 pub use trike_trit as trit;

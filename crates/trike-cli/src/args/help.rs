@@ -86,6 +86,25 @@ const OWN: &[(&str, Groups)] = &[
     ("embed", &[]),
     ("logits", &[]),
     ("run", &[]),
+    (
+        "serve",
+        &[(
+            "Server",
+            &[
+                "host",
+                "port",
+                "alias",
+                "api_key_file",
+                "cors",
+                "parallel",
+                "queue",
+                "timeout",
+                "kv_memory",
+                "prompt_share",
+                "no_reuse",
+            ],
+        )],
+    ),
 ];
 
 /// The options that `-h` shows.
@@ -153,6 +172,10 @@ const EVERYDAY: &[(&str, &[&str])] = &[
     ("perplexity", &["file", "split", "limit", "context", "base", "kv", "device", "threads", "json"]),
     ("eval", &["tasks", "text", "needle", "limit", "base", "kv", "threads", "json"]),
     ("logits", &["ids", "output", "device", "threads", "json"]),
+    (
+        "serve",
+        &["host", "port", "alias", "api_key_file", "parallel", "context", "kv_memory", "device", "threads"],
+    ),
     ("embed", &["prompt", "file", "pooling", "output", "device", "threads", "json"]),
     (
         "bench",

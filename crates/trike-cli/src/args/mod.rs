@@ -9,6 +9,8 @@ mod models;
 mod names;
 mod quantize;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
 mod train;
 
 use std::{ffi::OsString, path::PathBuf};
@@ -36,6 +38,8 @@ use names::{
 pub(crate) use names::{activations_name, split_name};
 pub(crate) use quantize::{Goal, Method, Packing, QuantizeArgs};
 pub(crate) use run::{ChatArgs, EmbedArgs, FormArgs, RunArgs, SamplingArgs};
+#[cfg(feature = "serve")]
+pub(crate) use serve::ServeArgs;
 pub(crate) use train::TrainArgs;
 
 /// Run, make, inspect, convert and measure ternary language models
@@ -95,6 +99,8 @@ impl Cli {
 pub(crate) enum Command {
     Run(RunArgs),
     Chat(ChatArgs),
+    #[cfg(feature = "serve")]
+    Serve(ServeArgs),
     #[cfg(feature = "hub")]
     Pull(PullArgs),
     #[command(alias = "ls")]

@@ -63,7 +63,7 @@ const IMPORTANCES: Names<Importance> = &[
 ];
 
 /// Parses a size in bytes: a number with a decimal (kB, MB, GB) or binary (KiB, MiB, GiB) unit, or with B.
-fn size(text: &str) -> Result<u64, String> {
+pub(super) fn size(text: &str) -> Result<u64, String> {
     let at = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, unit) = text.split_at(at);
     let factor = match unit.trim() {

@@ -25,6 +25,8 @@ mod quantize;
 mod rank_outcome;
 mod run;
 mod sampling;
+#[cfg(feature = "serve")]
+mod serve;
 mod shipped;
 mod text;
 mod train;
@@ -63,6 +65,8 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<u8> {
     match cli.command {
         Command::Run(args) => return generate(args, quiet),
         Command::Chat(args) => chat::chat(&chat::with_model(args, quiet)?, quiet)?,
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::serve(&args, quiet)?,
         #[cfg(feature = "hub")]
         Command::Pull(args) => output::show(&models::pull(&args, quiet)?, args.json.json)?,
         Command::List(args) if args.known => output::show(&known::known_models(), args.json.json)?,

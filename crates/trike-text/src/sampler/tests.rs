@@ -120,6 +120,33 @@ fn the_penalty_lowers_recent_tokens_once_whatever_their_sign() {
 }
 
 #[test]
+fn penalties_count_and_a_bias_excludes() {
+    let sample = |config: SamplerConfig, logits: &[f32], history: &[u32]| {
+        Sampler::new(config).unwrap().sample(logits, history).unwrap()
+    };
+    let presence = |penalty| SamplerConfig::default().with_presence_penalty(penalty);
+    assert_eq!(sample(presence(0.6), &[2.0, 1.5], &[0, 0]), 1, "2 - 0.6 < 1.5");
+    assert_eq!(sample(presence(0.4), &[2.0, 1.5], &[0, 0]), 0, "once, not twice");
+    assert_eq!(sample(presence(-0.6), &[1.0, 1.5], &[0]), 0, "below 0 it rewards");
+    let frequency = |penalty| SamplerConfig::default().with_frequency_penalty(penalty);
+    assert_eq!(sample(frequency(0.4), &[2.0, 1.5], &[0]), 0);
+    assert_eq!(sample(frequency(0.4), &[2.0, 1.5], &[0, 1, 0]), 0, "2 - 0.8 > 1.5 - 0.4");
+    assert_eq!(sample(frequency(0.4), &[2.0, 1.5], &[0, 0]), 1, "2 - 0.8 < 1.5");
+    assert_eq!(sample(frequency(0.4).with_repetition_window(1), &[2.0, 1.5], &[0, 0]), 0);
+    let bias = |bias: &[(u32, f32)]| SamplerConfig::default().with_logit_bias(bias);
+    assert_eq!(sample(bias(&[(1, 0.6)]), &[2.0, 1.5], &[]), 1);
+    assert_eq!(sample(bias(&[(0, f32::NEG_INFINITY)]), &[2.0, f32::MIN], &[]), 1);
+    assert_eq!(sample(bias(&[(0, 100.0)]), &[f32::NEG_INFINITY, f32::MIN], &[]), 1, "the forbidden stay forbidden");
+    let outside = Sampler::new(bias(&[(2, 1.0)])).unwrap().sample(&[2.0, 1.5], &[]);
+    assert_eq!(outside, Err(SamplerError::HistoryOutOfRange { id: 2, vocab_size: 2 }));
+    for wrong in [presence(f32::NAN), frequency(101.0), bias(&[(0, f32::INFINITY)])] {
+        assert!(wrong.validate().is_err(), "{wrong:?}");
+    }
+    assert_eq!(bias(&[(0, 1.0)]).candidates(), None);
+    assert_eq!(presence(0.1).candidates(), None);
+}
+
+#[test]
 fn the_seed_alone_decides() {
     let a = draws(config(), &LOGITS, 12);
     assert_eq!(a, draws(config(), &LOGITS, 12));

@@ -281,14 +281,7 @@ impl Chat {
 /// The given template, or the model's own.
 fn template(args: &ChatArgs, file: &ModelFile, tokenizer: &Tokenizer) -> anyhow::Result<ChatTemplate> {
     if let Some(given) = &args.chat_template {
-        // A text with Jinja's delimiters is itself the template.
-        let source = match ["{%", "{{"].iter().any(|braces| given.contains(braces)) {
-            true => given.clone(),
-            false => {
-                std::fs::read_to_string(given).with_context(|| format!("cannot read the template {given}"))?
-            }
-        };
-        return Ok(ChatTemplate::from_source(&source)?.with_tokens_of(tokenizer));
+        return given_template(given, tokenizer);
     }
     file.chat_template(tokenizer)?.with_context(|| {
         let path = file.path().display();
@@ -297,4 +290,16 @@ fn template(args: &ChatArgs, file: &ModelFile, tokenizer: &Tokenizer) -> anyhow:
              `trike list --known` names models that can chat"
         )
     })
+}
+
+/// A template that is given as a file or as a text.
+pub(super) fn given_template(given: &str, tokenizer: &Tokenizer) -> anyhow::Result<ChatTemplate> {
+    // A text with Jinja's delimiters is itself the template.
+    let source = match ["{%", "{{"].iter().any(|braces| given.contains(braces)) {
+        true => given.to_owned(),
+        false => {
+            std::fs::read_to_string(given).with_context(|| format!("cannot read the template {given}"))?
+        }
+    };
+    Ok(ChatTemplate::from_source(&source)?.with_tokens_of(tokenizer))
 }
