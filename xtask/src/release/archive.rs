@@ -1,6 +1,6 @@
 //! The archive of one target: made, unpacked again, and run as a user would.
 
-use super::{Release, size};
+use super::{Release, binstall, size};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
@@ -45,7 +45,8 @@ pub(super) fn make(ws: &Workspace, release: &Release) -> Result<PathBuf> {
     }
     cmd!(ws.sh, "{command} man {man}").quiet().ignore_stdout().run()?;
 
-    let archive = out.join(format!("{name}.tar.gz"));
+    let file = release.archive();
+    let archive = out.join(&file);
     // Only GNU tar can make the same archive from the same files; others keep the order and dates of the disk.
     let about = cmd!(ws.sh, "tar --version").quiet().read()?;
     let time = cmd!(ws.sh, "git log -1 --format=--mtime=@%ct").quiet().read().unwrap_or_default();
@@ -56,7 +57,6 @@ pub(super) fn make(ws: &Workspace, release: &Release) -> Result<PathBuf> {
     }
     // Relative names: `C:` in front of a path is a host for some implementations of tar.
     let _folder = ws.sh.push_dir(out);
-    let file = format!("{name}.tar.gz");
     cmd!(ws.sh, "tar {flags...} -czf {file} {name}").quiet().run()?;
     Ok(archive)
 }
@@ -86,6 +86,7 @@ pub(super) fn check(ws: &Workspace, release: &Release, archive: &Path) -> Result
     let temporary = ws.sh.create_temp_dir()?;
     let root = temporary.path();
     let unpacked = unpack(ws, archive, root)?;
+    binstall::check(ws, release, archive, &unpacked)?;
     let folder = unpacked.join(release.name());
     let mut expected: Vec<PathBuf> = DOCUMENTS.iter().map(PathBuf::from).collect();
     expected.extend(COMPLETIONS.iter().map(|(_, file)| Path::new("completions").join(file)));

@@ -4,6 +4,7 @@
 //! per target and uploads the files of `target/dist`.
 
 mod archive;
+mod binstall;
 mod container;
 mod crates;
 mod installer;
@@ -49,6 +50,11 @@ impl Release {
     /// Name of the archive without its ending, and of the folder in it.
     fn name(&self) -> String {
         format!("trike-{}-{}", self.version, self.target)
+    }
+
+    /// Name of the archive.
+    fn archive(&self) -> String {
+        format!("{}.tar.gz", self.name())
     }
 
     /// Name of the executable.

@@ -263,7 +263,7 @@ fn the_readme_runs() {
 
 #[test]
 fn from_nothing_to_chat_runs() {
-    let expected = Counts { ran: 7, compared: 5, network: 1, other_program: 1, ..Counts::default() };
+    let expected = Counts { ran: 7, compared: 5, network: 1, other_program: 3, ..Counts::default() };
     check("docs/src/guide/start.md", expected);
 }
 
