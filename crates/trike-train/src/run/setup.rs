@@ -225,7 +225,7 @@ impl Run {
             let record = self.documents.read(index as usize)?;
             texts &= matches!(record, DataRecord::Text(_));
             let tokens = self.encoder().encode(&record);
-            let tokens = tokens.map_err(|e| self.documents.not_encoded(index as usize, e))?;
+            let tokens = tokens.map_err(|e| self.documents.not_encoded(index as usize, &e))?;
             all += tokens.ids.len().saturating_sub(1) as u64;
         }
         Ok((all, texts))

@@ -77,7 +77,7 @@ impl Adapter {
     ///
     /// # Errors
     ///
-    /// [`TrainError::Cpu`] for factors of wrong lengths.
+    /// [`TrainError::Nn`] for factors of wrong lengths.
     pub fn product(&self, cpu: &Cpu, name: WeightName) -> Result<Option<Vec<f32>>, TrainError> {
         let Some((_, [a, b])) = self.factors(name) else { return Ok(None) };
         let mut product = vec![0.0; b.rows() * a.cols];
