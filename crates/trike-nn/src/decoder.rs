@@ -275,8 +275,8 @@ impl<B: Backend> Decoder<B> {
     ///
     /// As [`sequence`](Self::sequence), [`NnError::Spec`] for a window, an eviction or a selection of keys, and [`NnError::Unsupported`]
     /// unless [`CacheCapabilities::pages`](crate::CacheCapabilities::pages).
-    pub fn paged_sequence(&self, spec: KvSpec) -> Result<Sequence<B>, NnError> {
-        Sequence::paged(&self.backend, &self.spec, spec)
+    pub fn paged_sequence(&self, spec: KvSpec) -> Result<DecoderSequence<B>, NnError> {
+        DecoderSequence::paged(&self.backend, &self.spec, spec)
     }
 
     /// `count` new, empty sequences that are stepped together: a device stores and attends to their next tokens in one launch

@@ -70,7 +70,7 @@ fn pages_change_no_bit() {
                 let (mut ring, mut paged) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len()]);
                 cpu.attention(&spec, &q, first, stored.ring(), &mut ring).expect("valid");
                 cpu.attention_paged(&spec, &q, first, &stored.pages(), &mut paged).expect("valid");
-                assert_eq!(bits(&paged), bits(&ring), "{tokens} from {first} on in {precision}");
+                assert_eq!(bits(&paged), bits(&ring), "{tokens} from {first} on in {precision:?}");
             }
         }
     }
@@ -99,7 +99,7 @@ fn a_prompt_in_uneven_parts_has_the_bits_of_the_whole() {
                     cpu.attention_paged(&spec, &q[rows], start, &stored.pages(), out).expect("valid");
                     start = end;
                 }
-                assert_eq!(bits(&parts), bits(&whole), "{cuts:?} in {precision}");
+                assert_eq!(bits(&parts), bits(&whole), "{cuts:?} in {precision:?}");
             }
         }
     }
