@@ -4,7 +4,7 @@ use std::borrow::BorrowMut;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::engine::{Elements, Engine};
+use crate::engine::{Elements, TapeEngine};
 use crate::error::GradError;
 
 /// Buffers that the tapes of successive steps share: a clone refers to the same buffers.
@@ -72,7 +72,7 @@ impl<T: Elements> Buffers<T> {
 }
 
 /// A buffer of `len` elements with arbitrary contents; NaN in builds with debug assertions.
-pub(crate) fn take<E: Engine>(
+pub(crate) fn take<E: TapeEngine>(
     engine: &E,
     buffers: &Buffers<E::Tensor>,
     len: usize,

@@ -4,17 +4,17 @@ use std::borrow::Borrow;
 
 use trike_cpu::Cpu;
 
-use crate::engine::Engine;
+use crate::engine::TapeEngine;
 use crate::var::Var;
 
 /// Gradients of a loss with respect to the parameters of a tape.
 #[derive(Debug)]
-pub struct Gradients<E: Engine = Cpu> {
+pub struct Gradients<E: TapeEngine = Cpu> {
     tape: u64,
     all: Vec<Option<E::Tensor>>,
 }
 
-impl<E: Engine> Gradients<E> {
+impl<E: TapeEngine> Gradients<E> {
     pub(crate) fn new(tape: u64, all: Vec<Option<E::Tensor>>) -> Self {
         Self { tape, all }
     }

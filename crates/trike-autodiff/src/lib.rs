@@ -11,9 +11,9 @@
 //!
 //! Every reduction has a fixed order, so values and gradients are bit-identical for any number of threads.
 //!
-//! A tape runs on an [`Engine`]: the host is [`Cpu`](trike_cpu::Cpu), the default of all type parameters; with the feature `gpu`,
-//! `CubeEngine` is a device on which tensors stay resident. The cost: values are [`EngineMemory::View`], a slice on the host only.
-//! [`Count`] stores no values: it runs the same tape and counts the memory that it would use on the host.
+//! A tape runs on a [`TapeEngine`]: the host is [`Cpu`](trike_cpu::Cpu), the default of all type parameters; with the feature
+//! `gpu`, `CubeEngine` is a device on which tensors stay resident. The cost: values are [`EngineMemory::View`], a slice on the host
+//! only. [`Count`] stores no values: it runs the same tape and counts the memory that it would use on the host.
 //!
 //! * tape: [`Tape`], [`Var`], [`Gradients`], [`Buffers`]
 //! * ternary layers: [`Tape::bit_linear`] with [`BitLinearSpec`], [`Tape::ternarize`] with [`TernarizeSpec`] and
@@ -24,7 +24,7 @@
 //!   [`Tape::distill`]; [`TapeLoss`], [`Distillation`]
 //! * reduced-precision products: [`MixedPrecision`], [`ProductPrecision`]
 //! * operations of other crates: [`Operation`], [`Backward`], [`Tape::record`]
-//! * executors: [`Engine`], the sum of [`EngineMemory`], [`EngineOps`], [`EngineQuantization`], [`EngineLosses`] and
+//! * executors: [`TapeEngine`], the sum of [`EngineMemory`], [`EngineOps`], [`EngineQuantization`], [`EngineLosses`] and
 //!   [`EngineOptimization`]; [`Elements`], [`Operand`], [`ScaleGroups`], [`AdamW`]; `CubeEngine`, `CubeEngineTensor`, `Transfers`
 //! * memory: [`Count`], [`Counted`], [`CountTensor`], [`CountList`]
 //! * errors: [`GradError`]
@@ -43,8 +43,8 @@ mod var;
 
 pub use buffers::Buffers;
 pub use engine::{
-    AdamW, Count, CountList, CountTensor, Counted, Elements, Engine, EngineLosses, EngineMemory, EngineOps,
-    EngineOptimization, EngineQuantization, Operand, Rotary, ScaleGroups,
+    AdamW, Count, CountList, CountTensor, Counted, Elements, EngineLosses, EngineMemory, EngineOps,
+    EngineOptimization, EngineQuantization, Operand, Rotary, ScaleGroups, TapeEngine,
 };
 #[cfg(feature = "gpu")]
 pub use engine::{CubeEngine, CubeEngineRopeTable, CubeEngineTensor, CubeRotary, Transfers};

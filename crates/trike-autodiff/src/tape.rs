@@ -7,7 +7,7 @@ use trike_core::ProductPrecision;
 use trike_cpu::{Cpu, Store};
 
 use crate::buffers::{Buffers, take};
-use crate::engine::{Elements, Engine, whole_rows};
+use crate::engine::{Elements, TapeEngine, whole_rows};
 use crate::error::{GradError, check_len};
 use crate::gradients::Gradients;
 use crate::var::Var;
@@ -17,7 +17,7 @@ static TAPES: AtomicU64 = AtomicU64::new(0);
 
 /// A recorded operation with everything it needs to compute the gradients of its inputs. It stays on the thread of its tape, so it
 /// may hold values that are not `Send`, such as a connection to other processes.
-pub trait Operation<E: Engine = Cpu> {
+pub trait Operation<E: TapeEngine = Cpu> {
     /// Propagates `dy`, the gradient of the loss with respect to the output, to the inputs: reads them with [`Backward::value`] and
     /// adds to their gradients with [`Backward::add`].
     ///
@@ -27,14 +27,14 @@ pub trait Operation<E: Engine = Cpu> {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError>;
 }
 
-enum Value<'a, E: Engine> {
+enum Value<'a, E: TapeEngine> {
     Borrowed(&'a E::View),
     Owned(E::Tensor),
     /// Freed after the last operation that reads it.
     Freed,
 }
 
-struct Node<'a, E: Engine> {
+struct Node<'a, E: TapeEngine> {
     value: Value<'a, E>,
     rows: usize,
     cols: usize,
@@ -43,7 +43,7 @@ struct Node<'a, E: Engine> {
     operation: Option<Box<dyn Operation<E> + 'a>>,
 }
 
-impl<E: Engine> Node<'_, E> {
+impl<E: TapeEngine> Node<'_, E> {
     fn values(&self) -> Result<&E::View, GradError> {
         match &self.value {
             Value::Borrowed(values) => Ok(values),
@@ -74,7 +74,7 @@ impl<E: Engine> Node<'_, E> {
 /// assert_eq!(gradients.take(x), None);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct Tape<'a, E: Engine = Cpu> {
+pub struct Tape<'a, E: TapeEngine = Cpu> {
     id: u64,
     engine: &'a E,
     buffers: Buffers<E::Tensor>,
@@ -111,13 +111,13 @@ impl MixedPrecision {
     }
 }
 
-impl<E: Engine> std::fmt::Debug for Tape<'_, E> {
+impl<E: TapeEngine> std::fmt::Debug for Tape<'_, E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tape").field("nodes", &self.nodes.len()).finish_non_exhaustive()
     }
 }
 
-impl<'a, E: Engine> Tape<'a, E> {
+impl<'a, E: TapeEngine> Tape<'a, E> {
     /// An empty tape. Operations run on `engine`: a [`Cpu`], or a device.
     pub fn new(engine: &'a E, buffers: &Buffers<E::Tensor>) -> Self {
         let id = TAPES.fetch_add(1, Ordering::Relaxed);
@@ -340,7 +340,7 @@ impl<'a> Tape<'a> {
 }
 
 /// A backward pass in progress, as seen by an [`Operation`]; its variables are the ones it was recorded with.
-pub struct Backward<'t, E: Engine = Cpu> {
+pub struct Backward<'t, E: TapeEngine = Cpu> {
     id: u64,
     engine: &'t E,
     buffers: Buffers<E::Tensor>,
@@ -348,13 +348,13 @@ pub struct Backward<'t, E: Engine = Cpu> {
     gradients: Vec<Option<E::Tensor>>,
 }
 
-impl<E: Engine> std::fmt::Debug for Backward<'_, E> {
+impl<E: TapeEngine> std::fmt::Debug for Backward<'_, E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Backward").field("nodes", &self.nodes.len()).finish_non_exhaustive()
     }
 }
 
-impl<'t, E: Engine> Backward<'t, E> {
+impl<'t, E: TapeEngine> Backward<'t, E> {
     /// The executor.
     pub fn engine(&self) -> &'t E {
         self.engine

@@ -60,7 +60,7 @@ pub enum Change {
 ///
 /// # Errors
 ///
-/// [`CalibrateError::Trit`] for an index outside the tensor, [`CalibrateError::Edit`] for a number of trits other than
+/// [`CalibrateError::Nn`] for an index outside the tensor, [`CalibrateError::Edit`] for a number of trits other than
 /// the number of planes, a non-finite value, or a whole row of a tensor with means, in which a zero trit is not a zero
 /// weight.
 pub fn edit_tensor(tensor: &mut TritTensor, changes: &[Change]) -> Result<Vec<Edit>, CalibrateError> {

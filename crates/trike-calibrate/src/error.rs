@@ -32,27 +32,15 @@ pub enum CalibrateError {
     /// A model file could not be read or written.
     #[error(transparent)]
     Format(Box<trike_format::FormatError>),
-    /// A tensor could not be constructed.
-    #[error(transparent)]
-    Tensor(#[from] trike_format::TensorError),
-    /// Error of the decoder block.
+    /// Error of the decoder block, of its kernels or of a tensor.
     #[error(transparent)]
     Nn(#[from] trike_nn::NnError),
     /// Error of a tape.
     #[error(transparent)]
     Grad(#[from] trike_autodiff::GradError),
-    /// Error of the host kernels.
-    #[error(transparent)]
-    Cpu(#[from] trike_cpu::CpuError),
     /// The page of a report could not be made.
     #[error(transparent)]
     Report(#[from] trike_report::ReportError),
-    /// Out of memory or threads, or an instruction set that this machine does not support.
-    #[error(transparent)]
-    Host(#[from] trike_cpu::HostError),
-    /// Error of a ternary tensor.
-    #[error(transparent)]
-    Trit(#[from] trike_trit::TritError),
     /// An option is out of range.
     #[error(transparent)]
     Option(#[from] OptionError),
@@ -357,6 +345,10 @@ impl CalibrateError {
 pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> CalibrateError + '_ {
     move |source| CalibrateError::Io { path: path.to_owned(), source }
 }
+
+trike_nn::from_kernel_errors!(
+    CalibrateError: trike_cpu::CpuError, trike_cpu::HostError, trike_format::TensorError, trike_trit::TritError
+);
 
 impl From<trike_llm::LlmError> for CalibrateError {
     fn from(error: trike_llm::LlmError) -> Self {

@@ -98,8 +98,7 @@ pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
         Some(Refusal::Llm(error)) => match error {
             LlmError::Option(_)
             | LlmError::NotBuilt { .. }
-            | LlmError::ExpectedGguf { .. }
-            | LlmError::ExpectedDirectory { .. }
+            | LlmError::OutputPath { .. }
             | LlmError::TokenizerFile { .. }
             | LlmError::Sampler(SamplerError::Option(_))
             | LlmError::Constraint(ConstraintError::Grammar { .. })
@@ -113,7 +112,7 @@ pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
                 error,
                 TrainError::Config { .. }
                     | TrainError::Option(_)
-                    | TrainError::Kind { .. }
+                    | TrainError::DataFile { .. }
                     | TrainError::Comm(CommError::Differs { .. })
             )
         }
@@ -269,9 +268,7 @@ fn of_llm(error: &LlmError) -> Option<String> {
             "`--scales f16` and `--embeddings f16` round to f16; a directory with `--to trike` can store any model",
         ),
         LlmError::NotLossless { .. } => own("`trike quantize` makes a dense model ternary"),
-        LlmError::ExpectedGguf { .. } | LlmError::ExpectedDirectory { .. } => {
-            own("choose another OUT, or another format with --to")
-        }
+        LlmError::OutputPath { .. } => own("choose another OUT, or another format with --to"),
         LlmError::Format(error) => of_format(error),
         _ => None,
     }
@@ -473,7 +470,7 @@ mod tests {
             .chain([
                 LlmError::NoTokenizer { path: path() }.into(),
                 LlmError::PromptTooLong { tokens: 2, context: 1 }.into(),
-                LlmError::ExpectedGguf { path: path(), target: "tq2_0" }.into(),
+                LlmError::OutputPath { path: path(), target: "tq2_0", is_file: true }.into(),
                 LlmError::from(TokenizerError::EmptyStop { index: 0 }).into(),
                 LlmError::from(TokenizerError::EmptyPrompt).into(),
                 CalibrateError::OutputExists { path: path() }.into(),
@@ -510,7 +507,7 @@ mod tests {
         let option = OptionError::Conflict { field: "a", other: "b" };
         assert!(is_usage(&LlmError::from(option.clone()).into()));
         assert!(is_usage(&LlmError::from(SamplerError::Option(option.clone())).into()));
-        let target = || LlmError::ExpectedGguf { path: "a".into(), target: "Q2_0" };
+        let target = || LlmError::OutputPath { path: "a".into(), target: "Q2_0", is_file: true };
         assert!(is_usage(&anyhow::Error::from(target()).context("b")));
         assert!(is_usage(&CalibrateError::from(target()).into()));
         assert!(is_usage(&CalibrateError::from(ConfigError::PlanGroups).into()));

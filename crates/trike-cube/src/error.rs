@@ -28,14 +28,6 @@ pub enum CubeError {
         /// The problem found.
         problem: String,
     },
-    /// A table of measured choices for another device.
-    #[error("table of measured kernels: expected one for {expected}, got one for {got}")]
-    TunedFor {
-        /// This device.
-        expected: String,
-        /// The device of the table.
-        got: String,
-    },
     /// The machine does not have the device.
     #[error("device {spec}: not found, {available} such devices on this machine")]
     NoDevice {
@@ -86,19 +78,18 @@ pub enum CubeError {
         /// The actual value.
         got: usize,
     },
-    /// Tensors of one packed matrix that differ in a property that must be equal.
-    #[error(
-        "part {part} of a packed matrix: {property}: expected {expected} as in part 0, got {got}; pack the tensors as separate matrices"
-    )]
-    PartsDiffer {
-        /// The part that differs from the first.
-        part: usize,
-        /// Name of the property.
-        property: &'static str,
-        /// Its value in the first part.
+    /// A property that must equal that of another argument: of the first tensor of a packed matrix, of the previous position, of
+    /// the weights or of the device.
+    #[error("{what}: expected {expected}, got {got}; {remedy}")]
+    Mismatch {
+        /// Name of the property and its owner.
+        what: String,
+        /// The required value.
         expected: String,
-        /// Its value in this part.
+        /// The actual value.
         got: String,
+        /// What to do.
+        remedy: &'static str,
     },
     /// A property of the input that an operation or a layout does not support on any device.
     #[error("{operation}: no support for {property}; {remedy}")]
@@ -109,18 +100,6 @@ pub enum CubeError {
         property: String,
         /// The alternative to use.
         remedy: &'static str,
-    },
-    /// Positions of one sequence that are not consecutive.
-    #[error(
-        "row {row}: position {got} does not follow the position before it, expected {expected}; split the segment there"
-    )]
-    NotConsecutive {
-        /// The row of the offending position.
-        row: usize,
-        /// The previous position plus one.
-        expected: usize,
-        /// The actual position.
-        got: usize,
     },
     /// A mask that does not match its positions, or an attention that does not match the mask.
     #[error(transparent)]
@@ -234,16 +213,6 @@ pub enum CubeError {
         /// Names of the buffers.
         what: &'static str,
     },
-    /// Inputs with a different Hadamard rotation than the one the weights were stored with.
-    #[error("{what}: expected inputs rotated in blocks of {expected}, got {got} (1 = no rotation)")]
-    Rotation {
-        /// Name of the inputs.
-        what: &'static str,
-        /// Block size of the weights' rotation.
-        expected: usize,
-        /// Block size of the inputs' rotation.
-        got: usize,
-    },
     /// A trit tensor that cannot be read.
     #[error(transparent)]
     Trit(#[from] TritError),
@@ -262,13 +231,17 @@ pub(crate) fn check_rotation(
     what: &'static str,
     expected: Option<Hadamard>,
     got: Option<Hadamard>,
+    remedy: &'static str,
 ) -> Result<()> {
-    let block = |rotation: Option<Hadamard>| rotation.map_or(1, Hadamard::block);
+    let block = |rotation: Option<Hadamard>| match rotation {
+        Some(rotation) => format!("blocks of {}", rotation.block()),
+        None => "none".to_owned(),
+    };
     if expected == got {
-        Ok(())
-    } else {
-        Err(CubeError::Rotation { what, expected: block(expected), got: block(got) })
+        return Ok(());
     }
+    let what = format!("rotation of {what}");
+    Err(CubeError::Mismatch { what, expected: block(expected), got: block(got), remedy })
 }
 
 /// Formats a range for messages.

@@ -126,19 +126,15 @@ pub enum HubError {
         /// Whether a token was sent.
         token: bool,
     },
-    /// Too many requests.
-    #[error("{url}: too many requests (429): wait some minutes, or set HF_TOKEN, which raises the limit")]
-    Throttled {
-        /// What was requested.
-        url: String,
-    },
-    /// Any other error status.
-    #[error("{url}: the server answered {status}; try again later")]
+    /// Any other error status, such as that of too many requests.
+    #[error("{url}: the server answered {status}; {remedy}")]
     Status {
         /// What was requested.
         url: String,
         /// Status of the answer.
         status: String,
+        /// What to do.
+        remedy: &'static str,
         /// Whether a retry of the same request may succeed.
         transient: bool,
     },
@@ -154,29 +150,13 @@ pub enum HubError {
         /// Whether a retry of the same request may succeed.
         transient: bool,
     },
-    /// The connection is open but too slow.
-    #[error(
-        "{url}: received fewer than {least} bytes in {seconds} s; try again, the partial download is kept"
-    )]
-    Stalled {
+    /// The connection is too slow, or closed before the end of the file.
+    #[error("{url}: {reason}; try again, the partial download is kept")]
+    Interrupted {
         /// What was requested.
         url: String,
-        /// Bytes expected in this time.
-        least: u64,
-        /// The time.
-        seconds: u64,
-    },
-    /// The connection closed before the end of the file.
-    #[error(
-        "{url}: expected {expected} bytes, connection closed after {got}; try again, the partial download is kept"
-    )]
-    Truncated {
-        /// The file.
-        url: String,
-        /// Its size.
-        expected: u64,
-        /// Bytes received.
-        got: u64,
+        /// The bytes expected and received.
+        reason: String,
     },
     /// An invalid response.
     #[error("{url}: expected {expected}, got {got}")]
@@ -228,7 +208,7 @@ impl HubError {
     /// Whether a retry of the same request may succeed.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
-            Self::Stalled { .. } | Self::Truncated { .. } => true,
+            Self::Interrupted { .. } => true,
             Self::Transport { transient, .. } | Self::Status { transient, .. } => *transient,
             _ => false,
         }

@@ -62,21 +62,9 @@ pub enum LlmError {
         /// The plans of all ranks.
         ranks: Vec<crate::RankPlan>,
     },
-    /// An error of the decoder.
+    /// An error of the decoder, of its kernels or of a tensor.
     #[error(transparent)]
     Nn(#[from] trike_nn::NnError),
-    /// An error of the host kernels.
-    #[error(transparent)]
-    Cpu(#[from] trike_cpu::CpuError),
-    /// Memory or threads could not be allocated, or this machine lacks an instruction set.
-    #[error(transparent)]
-    Host(#[from] trike_cpu::HostError),
-    /// The data of a tensor does not match its shape or type.
-    #[error(transparent)]
-    Tensor(#[from] trike_format::TensorError),
-    /// An invalid ternary tensor or an invalid operation on one.
-    #[error(transparent)]
-    Trit(#[from] trike_trit::TritError),
     /// The checkpoint requires a feature that is not implemented.
     #[error("{}: {name} is not implemented; {remedy}", path.display())]
     Unsupported {
@@ -237,21 +225,23 @@ pub enum LlmError {
     /// A field of an options struct is out of range.
     #[error(transparent)]
     Option(#[from] OptionError),
-    /// The target of a conversion is a GGUF file, but the output path does not end in `.gguf`.
-    #[error("{}: {target} is stored in a GGUF file: expected a path that ends in .gguf", path.display())]
-    ExpectedGguf {
+    /// The output path of a conversion does not match its target: a path that ends in `.gguf` is a file, any other a directory.
+    #[error(
+        "{}: {target} is stored in {}",
+        path.display(),
+        if *is_file {
+            "a GGUF file: expected a path that ends in .gguf"
+        } else {
+            "a directory: expected a path that does not end in .gguf"
+        }
+    )]
+    OutputPath {
         /// The output.
         path: PathBuf,
         /// The target.
         target: &'static str,
-    },
-    /// The target of a conversion is a directory, but the output path ends in `.gguf`.
-    #[error("{}: {target} is stored in a directory: expected a path that does not end in .gguf", path.display())]
-    ExpectedDirectory {
-        /// The output.
-        path: PathBuf,
-        /// The target.
-        target: &'static str,
+        /// Whether the target is a file.
+        is_file: bool,
     },
     /// The tokenizer of a GGUF file is of a kind that is not implemented.
     #[error("{}: {name} is not implemented: give the model's own tokenizer.json", path.display())]
@@ -290,6 +280,10 @@ impl From<trike_core::SpecError> for LlmError {
         Self::Nn(error.into())
     }
 }
+
+trike_nn::from_kernel_errors!(
+    LlmError: trike_cpu::CpuError, trike_cpu::HostError, trike_format::TensorError, trike_trit::TritError
+);
 
 impl From<crate::chat::ChatError> for LlmError {
     fn from(error: crate::chat::ChatError) -> Self {

@@ -102,14 +102,6 @@ pub enum NnError {
     /// Memory or threads could not be allocated, or this machine lacks an instruction set.
     #[error(transparent)]
     Host(#[from] trike_cpu::HostError),
-    /// Saved keys and values of another shape than this cache.
-    #[error("saved keys and values: expected {expected} bytes, got {got}")]
-    SavedCache {
-        /// Bytes of the positions in this cache.
-        expected: usize,
-        /// Bytes given.
-        got: usize,
-    },
     /// An invalid tensor or an invalid operation on one.
     #[error(transparent)]
     Tensor(#[from] trike_core::TensorError),
@@ -213,6 +205,19 @@ pub enum NnError {
         /// Actual value.
         got: usize,
     },
+}
+
+/// Implements `From` for an error with a variant `Nn`, of the errors of kernels and tensors that [`NnError`] contains.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! from_kernel_errors {
+    ($outer:ty: $($error:ty),*) => {$(
+        impl From<$error> for $outer {
+            fn from(error: $error) -> Self {
+                Self::Nn(error.into())
+            }
+        }
+    )*};
 }
 
 /// The plans of all devices in one message.

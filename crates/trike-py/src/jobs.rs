@@ -13,7 +13,7 @@ use trike::{
     Calibration, ConvertOptions, EmbeddingStorage, ModelFile, ScaleStorage, Target,
     calibrate::{OptionNames, quantize_to},
     hub::{Hub, ModelId},
-    train::run::{ConfigFormat, Event, Run, RunConfig},
+    train::run::{ConfigFormat, Run, RunConfig, RunEvent},
 };
 
 use crate::{
@@ -162,8 +162,8 @@ fn _train(
                 return ControlFlow::Break(());
             }
             match event {
-                Event::Step { report, steps, .. } => line.tell("training", report.step + 1, steps),
-                Event::Writing { done, of } => line.tell("writing", done, of),
+                RunEvent::Step { report, steps, .. } => line.tell("training", report.step + 1, steps),
+                RunEvent::Writing { done, of } => line.tell("writing", done, of),
                 _ => {}
             }
             ControlFlow::Continue(())

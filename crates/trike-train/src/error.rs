@@ -2,8 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::data::EncodeError;
-
 /// Error of training.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -16,7 +14,7 @@ pub enum TrainError {
         /// The cause.
         source: std::io::Error,
     },
-    /// A record of a data file is malformed.
+    /// A record of a data file is malformed, or cannot be tokenized.
     #[error("{}, line {line}: {problem}", path.display())]
     Record {
         /// The file.
@@ -26,18 +24,13 @@ pub enum TrainError {
         /// The problem found.
         problem: String,
     },
-    /// A data file of an unknown kind.
-    #[error("{}: unknown data format: expected a file name ending in .txt, .text, .md, .jsonl, .json or .parquet", path.display())]
-    Kind {
+    /// A data file of an unknown kind, or of one that this build does not read.
+    #[error("{}: {problem}", path.display())]
+    DataFile {
         /// The file.
         path: PathBuf,
-    },
-    /// A Parquet file, in a build without support for them.
-    #[cfg(not(feature = "parquet"))]
-    #[error("{}: this build does not read Parquet files, build with the feature `parquet`", path.display())]
-    NoParquet {
-        /// The file.
-        path: PathBuf,
+        /// The problem and the remedy.
+        problem: &'static str,
     },
     /// The data has too few documents.
     #[error("{documents} documents with text: expected at least {needed}")]
@@ -54,16 +47,6 @@ pub enum TrainError {
         documents: usize,
         /// The largest number.
         most: usize,
-    },
-    /// The document cannot be tokenized.
-    #[error("{}, line {line}: {source}", path.display())]
-    Encode {
-        /// The file.
-        path: PathBuf,
-        /// The line on which the document starts, counted from 1.
-        line: usize,
-        /// The cause.
-        source: Box<EncodeError>,
     },
     /// No document of the data has a target.
     #[error(
@@ -128,25 +111,16 @@ pub enum TrainError {
         /// The problem found.
         problem: String,
     },
-    /// The tokenizer does not match the model.
-    #[error(transparent)]
-    Tokenizer(#[from] trike_text::tokenizer::TokenizerError),
-    /// An error of the architecture or a weight.
+    /// An error of the architecture, of a weight or of a kernel.
     #[error(transparent)]
     Nn(#[from] trike_nn::NnError),
     /// An operation or its gradient failed.
     #[error(transparent)]
     Grad(#[from] trike_autodiff::GradError),
-    /// A kernel failed.
-    #[error(transparent)]
-    Cpu(#[from] trike_cpu::CpuError),
     /// The page of a report could not be made.
     #[error(transparent)]
     Report(#[from] trike_report::ReportError),
-    /// A tensor cannot be constructed.
-    #[error(transparent)]
-    Tensor(#[from] trike_core::TensorError),
-    /// A model could not be read or written.
+    /// A model or its tokenizer could not be read or written.
     #[error(transparent)]
     Llm(Box<trike_llm::LlmError>),
     /// A file of a model could not be read or written.
@@ -224,6 +198,14 @@ fn last_checkpoint(path: Option<&Path>) -> String {
 impl From<trike_core::SpecError> for TrainError {
     fn from(error: trike_core::SpecError) -> Self {
         Self::Nn(error.into())
+    }
+}
+
+trike_nn::from_kernel_errors!(TrainError: trike_cpu::CpuError, trike_core::TensorError);
+
+impl From<trike_text::tokenizer::TokenizerError> for TrainError {
+    fn from(error: trike_text::tokenizer::TokenizerError) -> Self {
+        Self::Llm(Box::new(error.into()))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{EMBEDDING_GROUP, Parameter, Parameters, Part, TernaryPolicy, TrainEr
 ///
 /// # Errors
 ///
-/// [`TrainError::Grad`] and [`TrainError::Tensor`] for values that are not finite.
+/// [`TrainError::Grad`] and [`TrainError::Nn`] for values that are not finite.
 pub fn packed(parameter: &Parameter, policy: &TernaryPolicy) -> Result<Tensor, TrainError> {
     let Parameter { name, part, cols, values } = parameter;
     let dense = || -> Result<DenseTensor, TrainError> {

@@ -158,11 +158,11 @@ pub struct AdamW {
 /// [`sum_of_squares`](EngineOptimization::sum_of_squares).
 ///
 /// It is the sum of five traits, which whoever writes an executor implements.
-pub trait Engine: EngineOps + EngineQuantization + EngineLosses + EngineOptimization {}
+pub trait TapeEngine: EngineOps + EngineQuantization + EngineLosses + EngineOptimization {}
 
-impl<E: EngineOps + EngineQuantization + EngineLosses + EngineOptimization> Engine for E {}
+impl<E: EngineOps + EngineQuantization + EngineLosses + EngineOptimization> TapeEngine for E {}
 
-/// Tensors in the memory of an [`Engine`], and tasks that run alone.
+/// Tensors in the memory of a [`TapeEngine`], and tasks that run alone.
 #[expect(clippy::missing_errors_doc, reason = "the same for all methods, in the documentation of `Engine`")]
 pub trait EngineMemory: Sized + Send + Sync + std::fmt::Debug + 'static {
     /// Memory with f32 elements.

@@ -4,7 +4,7 @@ use std::borrow::BorrowMut;
 
 use trike_trit::GroupSize;
 
-use crate::engine::{Elements, Engine};
+use crate::engine::{Elements, TapeEngine};
 use crate::error::GradError;
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
@@ -12,7 +12,7 @@ use crate::var::Var;
 /// Lower bound of the absolute maximum in the scale formula, as in BitNet's layers.
 const SMALLEST: f32 = 1e-5;
 
-impl<E: Engine> Tape<'_, E> {
+impl<E: TapeEngine> Tape<'_, E> {
     /// Rounds activations to int8: `y = a clamp(round(x / a), -128, 127)` with `a = max(max|x|, 1e-5) / 127` per token, or per
     /// `group` consecutive elements of a token. Ties are rounded to even. The gradient is that of the identity (straight-through
     /// estimator, Bengio et al., 1308.3432).
@@ -76,7 +76,7 @@ struct Through {
     x: Var,
 }
 
-impl<E: Engine> Operation<E> for Through {
+impl<E: TapeEngine> Operation<E> for Through {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         pass.add(self.x, dy)
     }

@@ -4,12 +4,12 @@ use std::borrow::{Borrow, BorrowMut};
 
 use trike_cpu::AttentionSpec;
 
-use crate::engine::{Elements, Engine};
+use crate::engine::{Elements, TapeEngine};
 use crate::error::GradError;
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
-impl<E: Engine> Tape<'_, E> {
+impl<E: TapeEngine> Tape<'_, E> {
     /// Causal softmax attention of `q`, `tokens x (heads head_dim)`, to `k` and `v`, `tokens x (kv_heads head_dim)`. The tokens are
     /// packed documents of `lengths` tokens (an `Arc<[usize]>` on the host), which do not attend to each other.
     ///
@@ -33,13 +33,13 @@ impl<E: Engine> Tape<'_, E> {
     }
 }
 
-struct Attention<E: Engine> {
+struct Attention<E: TapeEngine> {
     spec: AttentionSpec,
     inputs: [Var; 3],
     lengths: E::Segments,
 }
 
-impl<E: Engine> Operation<E> for Attention<E> {
+impl<E: TapeEngine> Operation<E> for Attention<E> {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let Self { spec, inputs: [q, k, v], lengths } = *self;
         let values = [pass.value(q)?, pass.value(k)?, pass.value(v)?];

@@ -5,12 +5,12 @@ use std::borrow::{Borrow, BorrowMut};
 use trike_cpu::GatedActivation;
 
 use super::check_shape;
-use crate::engine::{Elements, Engine};
+use crate::engine::{Elements, TapeEngine};
 use crate::error::GradError;
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
-impl<E: Engine> Tape<'_, E> {
+impl<E: TapeEngine> Tape<'_, E> {
     /// `y = a + b`, the residual sum.
     ///
     /// # Errors
@@ -55,7 +55,7 @@ struct Add {
     b: Var,
 }
 
-impl<E: Engine> Operation<E> for Add {
+impl<E: TapeEngine> Operation<E> for Add {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let mut copy = pass.take(dy.elements())?;
         pass.engine().copy(dy.borrow(), copy.borrow_mut())?;
@@ -69,7 +69,7 @@ struct Scale {
     by: f32,
 }
 
-impl<E: Engine> Operation<E> for Scale {
+impl<E: TapeEngine> Operation<E> for Scale {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, mut dy: E::Tensor) -> Result<(), GradError> {
         pass.engine().scale(dy.borrow_mut(), self.by)?;
         pass.add(self.x, dy)
@@ -82,7 +82,7 @@ struct Gated {
     activation: GatedActivation,
 }
 
-impl<E: Engine> Operation<E> for Gated {
+impl<E: TapeEngine> Operation<E> for Gated {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let Self { gate, up, activation } = *self;
         let [mut d_gate, mut d_up] = [pass.take(dy.elements())?, pass.take(dy.elements())?];

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use trike_cpu::{CpuError, Store};
 
-use crate::engine::Engine;
+use crate::engine::TapeEngine;
 use crate::error::GradError;
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
-impl<E: Engine> Tape<'_, E> {
+impl<E: TapeEngine> Tape<'_, E> {
     /// `y[i] = table[ids[i]]`. The gradient of a table row is the sum over the tokens that looked it up, in token order.
     ///
     /// # Errors
@@ -28,13 +28,13 @@ impl<E: Engine> Tape<'_, E> {
     }
 }
 
-struct Embed<E: Engine> {
+struct Embed<E: TapeEngine> {
     table: Var,
     cols: usize,
     ids: E::Ids,
 }
 
-impl<E: Engine> Operation<E> for Embed<E> {
+impl<E: TapeEngine> Operation<E> for Embed<E> {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let Self { table, cols, ids } = *self;
         pass.accumulate(table, |pass, dt, store| {

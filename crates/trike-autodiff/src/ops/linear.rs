@@ -7,7 +7,7 @@ use trike_trit::GroupSize;
 
 use super::check_shape;
 use super::ternary::TernarizeSpec;
-use crate::engine::{Engine, Operand};
+use crate::engine::{Operand, TapeEngine};
 use crate::error::GradError;
 use crate::tape::{Backward, MixedPrecision, Operation, Tape};
 use crate::var::Var;
@@ -48,7 +48,7 @@ impl Default for BitLinearSpec {
     }
 }
 
-impl<E: Engine> Tape<'_, E> {
+impl<E: TapeEngine> Tape<'_, E> {
     /// `y = x W^T + b` for `x` of `tokens x in`, `W` of `out x in` and `b` of `1 x out`. The gradients are `dx = dy W`,
     /// `dW = dy^T x` and `db`, the sum of the rows of `dy`.
     ///
@@ -106,7 +106,7 @@ struct Linear {
     precision: MixedPrecision,
 }
 
-impl<E: Engine> Operation<E> for Linear {
+impl<E: TapeEngine> Operation<E> for Linear {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let Self { x, weight, bias, rows, cols, precision } = *self;
         let d = Operand::new(dy.borrow(), rows)?;

@@ -7,7 +7,7 @@ use trike_cpu::Store;
 
 use super::check_shape;
 use crate::buffers::take;
-use crate::engine::{Elements, Engine, Operand};
+use crate::engine::{Elements, Operand, TapeEngine};
 use crate::error::{GradError, check_len};
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
@@ -41,7 +41,7 @@ pub struct Distillation {
     pub rows: usize,
 }
 
-impl<E: Engine> Tape<'_, E> {
+impl<E: TapeEngine> Tape<'_, E> {
     /// The cross-entropy `-ln softmax(h W^T)[target]` of the output head `W` (`vocabulary x width`) at the hidden states `h`
     /// (`tokens x width`), summed over the rows that have a target and multiplied by `scale`: the reciprocal of the
     /// number of such rows in all micro-batches of a step.
@@ -180,11 +180,11 @@ fn check_targets(targets: &[Option<u32>], rows: usize, vocabulary: usize) -> Res
 }
 
 /// Gradients that were computed in the forward pass.
-struct HeadLoss<E: Engine> {
+struct HeadLoss<E: TapeEngine> {
     gradients: [(Var, Option<E::Tensor>); 2],
 }
 
-impl<E: Engine> Operation<E> for HeadLoss<E> {
+impl<E: TapeEngine> Operation<E> for HeadLoss<E> {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         for (input, gradient) in self.gradients {
             let Some(mut gradient) = gradient else { continue };

@@ -3,12 +3,12 @@
 use std::borrow::{Borrow, BorrowMut};
 
 use super::check_shape;
-use crate::engine::{Elements, Engine};
+use crate::engine::{Elements, TapeEngine};
 use crate::error::GradError;
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
-impl<E: Engine> Tape<'_, E> {
+impl<E: TapeEngine> Tape<'_, E> {
     /// `y = x / sqrt(mean(x^2) + eps) weight` per group of `cols` elements of `x`; `weight` is `1 x cols`, where `cols` is the
     /// width of `x` or of one head.
     ///
@@ -39,7 +39,7 @@ struct RmsNorm {
     eps: f32,
 }
 
-impl<E: Engine> Operation<E> for RmsNorm {
+impl<E: TapeEngine> Operation<E> for RmsNorm {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let Self { x, weight, eps } = *self;
         if pass.is_tracked(weight)? {

@@ -2,12 +2,12 @@
 
 use std::borrow::BorrowMut;
 
-use crate::engine::Engine;
+use crate::engine::TapeEngine;
 use crate::error::GradError;
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
 
-impl<E: Engine> Tape<'_, E> {
+impl<E: TapeEngine> Tape<'_, E> {
     /// Rotates the `heads` heads of each token of `x`. The gradient is rotated back.
     ///
     /// # Errors
@@ -21,13 +21,13 @@ impl<E: Engine> Tape<'_, E> {
     }
 }
 
-struct Rope<E: Engine> {
+struct Rope<E: TapeEngine> {
     x: Var,
     heads: usize,
     how: E::Rotary,
 }
 
-impl<E: Engine> Operation<E> for Rope<E> {
+impl<E: TapeEngine> Operation<E> for Rope<E> {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, mut dy: E::Tensor) -> Result<(), GradError> {
         let Self { x, heads, how } = *self;
         pass.engine().rope(dy.borrow_mut(), heads, &how, true)?;

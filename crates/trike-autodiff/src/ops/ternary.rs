@@ -6,7 +6,7 @@ use trike_core::absmean;
 use trike_trit::{Encoding, Granularity, Scales, TritTensor};
 
 use super::check_shape;
-use crate::engine::{Elements, Engine, ScaleGroups, least_squares, trit};
+use crate::engine::{Elements, ScaleGroups, TapeEngine, least_squares, trit};
 use crate::error::{GradError, check_len, check_range};
 use crate::tape::{Backward, Operation, Tape};
 use crate::var::Var;
@@ -132,7 +132,7 @@ fn fit(rule: TernaryScale, weights: &[f32]) -> f32 {
     }
 }
 
-impl<E: Engine> Tape<'_, E> {
+impl<E: TapeEngine> Tape<'_, E> {
     /// Ternarized weights, see [`TernarizeSpec`].
     ///
     /// # Errors
@@ -161,14 +161,14 @@ impl<E: Engine> Tape<'_, E> {
     }
 }
 
-struct Straight<E: Engine> {
+struct Straight<E: TapeEngine> {
     weight: Var,
     how: TernarizeSpec,
     groups: ScaleGroups,
     scales: E::Tensor,
 }
 
-impl<E: Engine> Operation<E> for Straight<E> {
+impl<E: TapeEngine> Operation<E> for Straight<E> {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, mut dy: E::Tensor) -> Result<(), GradError> {
         let Self { weight, how, groups, scales } = *self;
         let (engine, scales) = (pass.engine(), scales.borrow());

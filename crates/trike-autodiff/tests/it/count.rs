@@ -3,14 +3,14 @@
 use std::borrow::Borrow;
 
 use trike_autodiff::{
-    BitLinearSpec, Buffers, Count, Counted, Engine, EngineMemory, EngineOps, GradError, Operand,
-    ProductPrecision, Tape, TernarizeSpec, TernaryScale,
+    BitLinearSpec, Buffers, Count, Counted, EngineMemory, EngineOps, GradError, Operand, ProductPrecision,
+    Tape, TapeEngine, TernarizeSpec, TernaryScale,
 };
 use trike_cpu::{AttentionSpec, Cpu, GatedActivation, RopePairing, Store};
 use trike_trit::{Granularity, GroupSize};
 
 /// A step of all operations; returns the bytes of its buffers.
-fn step<E: Engine>(engine: &E) -> Result<usize, GradError> {
+fn step<E: TapeEngine>(engine: &E) -> Result<usize, GradError> {
     const WIDTH: usize = 32;
     const TOKENS: usize = 12;
     let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.3, window: None };

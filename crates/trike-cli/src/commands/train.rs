@@ -7,7 +7,7 @@ use serde::Serialize;
 use trike::comm::{CommError, Communicator, rank_places};
 use trike::train::TrainError;
 use trike::{
-    train::run::{Dataset, Ended, Event, Run, RunConfig, RunPlan, RunReport, Sharing, Whole},
+    train::run::{Dataset, Ended, Run, RunConfig, RunEvent, RunPlan, RunReport, Sharing, Whole},
     trit::Granularity,
 };
 
@@ -107,14 +107,14 @@ fn open(
 /// Runs a training with a progress bar, until Ctrl-C.
 fn watched(
     quiet: bool,
-    train: impl FnOnce(&mut dyn FnMut(Event<'_>) -> ControlFlow<()>) -> Result<RunReport, TrainError>,
+    train: impl FnOnce(&mut dyn FnMut(RunEvent<'_>) -> ControlFlow<()>) -> Result<RunReport, TrainError>,
 ) -> anyhow::Result<TrainOutcome> {
     interrupt::stop_gracefully();
     let progress = Progress::start("training", quiet);
     let mut drawn = Instant::now();
     let report = train(&mut |event| {
         match event {
-            Event::Step { report, steps, tokens_per_second } => {
+            RunEvent::Step { report, steps, tokens_per_second } => {
                 progress.set(report.step + 1, steps);
                 if drawn.elapsed().as_millis() > 200 {
                     let bits = report.loss.mean() / std::f64::consts::LN_2;
@@ -122,11 +122,11 @@ fn watched(
                     drawn = Instant::now();
                 }
             }
-            Event::Writing { done, of } => {
+            RunEvent::Writing { done, of } => {
                 progress.set(done, of);
                 progress.say(format!("the teacher writes {of} documents"));
             }
-            Event::Started(plan) => {
+            RunEvent::Started(plan) => {
                 progress.say("training".to_owned());
                 if let (Some(step), false) = (plan.continues, quiet) {
                     output::note(&format!("continuing after step {step} of {}", plan.steps));

@@ -55,9 +55,9 @@ impl CubeDevice {
     /// # Errors
     ///
     /// [`CubeError::Length`] for queries or an output of the wrong length, [`CubeError::Range`] for rows that do not exist or that
-    /// attend to more positions than the cache holds, [`CubeError::NotConsecutive`], [`CubeError::NonFinite`] for the scale,
-    /// [`CubeError::Overlap`], [`CubeError::Capture`] within a capture for any kernel other than [`AttentionBlueprint::Decode`],
-    /// and errors of [`KernelProblem::plan`] and of the launch.
+    /// attend to more positions than the cache holds, [`CubeError::Mismatch`] for positions that are not consecutive,
+    /// [`CubeError::NonFinite`] for the scale, [`CubeError::Overlap`], [`CubeError::Capture`] within a capture for any kernel other
+    /// than [`AttentionBlueprint::Decode`], and errors of [`KernelProblem::plan`] and of the launch.
     ///
     /// A recorded launch reads the positions at replay; they must have the same [`horizon`].
     ///

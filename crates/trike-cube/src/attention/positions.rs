@@ -106,10 +106,12 @@ impl Positions {
         check_range("start of the rows of a segment", 0, rows.end - 1, rows.start)?;
         let values = &self.values[rows.clone()];
         match values.windows(2).position(|two| two[1] != two[0] + 1) {
-            Some(at) => {
-                let (expected, got) = (values[at] as usize + 1, values[at + 1] as usize);
-                Err(CubeError::NotConsecutive { row: rows.start + at + 1, expected, got })
-            }
+            Some(at) => Err(CubeError::Mismatch {
+                what: format!("position of row {}", rows.start + at + 1),
+                expected: format!("{}, which follows the position before it", values[at] as usize + 1),
+                got: values[at + 1].to_string(),
+                remedy: "split the segment there",
+            }),
             None => Ok(values[0] as usize),
         }
     }

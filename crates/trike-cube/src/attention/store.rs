@@ -95,8 +95,8 @@ impl CubeDevice {
     ///
     /// [`CubeError::Length`](crate::CubeError::Length) for keys or values of the wrong length,
     /// [`CubeError::Range`](crate::CubeError::Range) for rows that do not exist or exceed the cache capacity,
-    /// [`CubeError::NotConsecutive`](crate::CubeError::NotConsecutive), [`CubeError::Overlap`](crate::CubeError::Overlap), and
-    /// errors of the launch.
+    /// [`CubeError::Mismatch`](crate::CubeError::Mismatch) for positions that are not consecutive,
+    /// [`CubeError::Overlap`](crate::CubeError::Overlap), and errors of the launch.
     pub fn store(&self, k: &Buffer<f32>, v: &Buffer<f32>, segment: &CacheSegment<'_>) -> Result<()> {
         segment.check_new(k, v, self.is_capturing())?;
         let CacheSegment { rows, cache, .. } = segment;

@@ -18,7 +18,7 @@ impl CubeDevice {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] when the columns or an output do not match, [`CubeError::Rotation`] when the rotations of `x` and
+    /// [`CubeError::Length`] when the columns or an output do not match, [`CubeError::Mismatch`] when the rotations of `x` and
     /// `w` differ, and those of [`KernelProblem::plan`] and of the launch.
     pub fn linear(
         &self,
@@ -53,7 +53,8 @@ impl CubeDevice {
         add: bool,
         strategy: &Strategy<LinearBlueprint>,
     ) -> Result<()> {
-        check_rotation("activations of a linear", w.rotation(), x.rotation())?;
+        let remedy = "quantize them with the rotation of the weights";
+        check_rotation("activations of a linear", w.rotation(), x.rotation(), remedy)?;
         let problem = TernaryProblem { x: x.shape(), w: w.form().clone(), add };
         check_outputs(&problem, outs)?;
         let blueprint = match *strategy {

@@ -116,7 +116,7 @@ impl CubeDevice {
         add: bool,
         strategy: &Strategy<SparseBlueprint>,
     ) -> Result<()> {
-        check_rotation("activations of a sparse linear", None, x.rotation())?;
+        check_rotation("activations of a sparse linear", None, x.rotation(), "quantize them without one")?;
         let problem = SparseProblem { x: x.shape(), w: w.form(), add };
         let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
         check_len("output of a sparse linear", problem.x.tokens * w.form().rows, out.len())?;

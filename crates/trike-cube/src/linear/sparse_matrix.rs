@@ -136,7 +136,7 @@ impl SparseMatrix {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Unsupported`] for more planes, scales per group or means, [`CubeError::Rotation`] for a rotated tensor,
+    /// [`CubeError::Unsupported`] for more planes, scales per group or means, [`CubeError::Mismatch`] for a rotated tensor,
     /// [`CubeError::Range`] for rows longer than [`MAX_COLS`], [`CubeError::Shape`] and [`CubeError::Memory`].
     pub fn pack(device: &CubeDevice, tensor: &TritTensor) -> Result<Self> {
         let form = form_of(tensor)?;
@@ -198,15 +198,16 @@ impl SparseMatrix {
 
 /// The form of a tensor as a list; an error for unsupported tensors.
 pub fn form_of(tensor: &TritTensor) -> Result<SparseForm> {
+    let remedy = "pack the tensor as a CubeTernaryMatrix";
     if tensor.depth() != 1 {
         let property = format!("{} trit planes", tensor.depth());
-        return unsupported("sparse matrix", property, "pack the tensor as a TernaryMatrix");
+        return unsupported("sparse matrix", property, remedy);
     }
-    check_rotation("a sparse matrix", None, tensor.rotation())?;
+    check_rotation("a sparse matrix", None, tensor.rotation(), remedy)?;
     let grouped = matches!(tensor.scales().granularity(), Granularity::Group(_));
     if grouped || tensor.scales().means().is_some() {
         let property = format!("{} scales per row or group means", tensor.groups_per_row());
-        return unsupported("sparse matrix", property, "pack the tensor as a TernaryMatrix");
+        return unsupported("sparse matrix", property, remedy);
     }
     let nonzeros = (tensor.rows() as u64 * tensor.cols() as u64).saturating_sub(tensor.zeros()) as usize;
     let (rows, cols) = (tensor.rows(), tensor.cols());

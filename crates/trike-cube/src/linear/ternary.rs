@@ -197,7 +197,7 @@ impl CubeTernaryMatrix {
     /// # Errors
     ///
     /// [`CubeError::Range`] for zero tensors, more than [`MAX_PARTS`], or rows longer than [`MAX_COLS`];
-    /// [`CubeError::PartsDiffer`] when the tensors differ in a property that must be equal; [`CubeError::Shape`] and
+    /// [`CubeError::Mismatch`] when the tensors differ in a property that must be equal; [`CubeError::Shape`] and
     /// [`CubeError::Memory`] for tensors too large for the device.
     pub fn pack(device: &CubeDevice, tensors: &[&TritTensor]) -> Result<Self> {
         Self::pack_as(device, tensors, TernaryLayout::TwoBit)
@@ -281,8 +281,12 @@ fn check_same<T: PartialEq + std::fmt::Debug>(
     if expected == got {
         return Ok(());
     }
-    let [expected, got] = [expected, got].map(|value| format!("{value:?}"));
-    Err(CubeError::PartsDiffer { part, property, expected, got })
+    Err(CubeError::Mismatch {
+        what: format!("{property} of part {part} of a packed matrix"),
+        expected: format!("{expected:?} as in part 0"),
+        got: format!("{got:?}"),
+        remedy: "pack the tensors as separate matrices",
+    })
 }
 
 /// The common form of the tensors; an error when they differ.

@@ -207,10 +207,15 @@ impl CubeDevice {
     ///
     /// # Errors
     ///
-    /// [`CubeError::TunedFor`] for a table of another device.
+    /// [`CubeError::Mismatch`] for a table of another device.
     pub fn use_tuned(&self, table: &Tuned) -> Result<()> {
         if table.device != self.name() && !table.is_empty() {
-            return Err(CubeError::TunedFor { expected: self.name().to_owned(), got: table.device.clone() });
+            return Err(CubeError::Mismatch {
+                what: "table of measured kernels".to_owned(),
+                expected: format!("one for {}", self.name()),
+                got: format!("one for {}", table.device),
+                remedy: "measure the kernels of this device",
+            });
         }
         self.tuning().add(table.choices.clone());
         Ok(())

@@ -12,20 +12,19 @@ fn messages_name_the_field_the_value_the_limit_and_the_remedy() {
     assert_eq!(message(refused), "window: expected at least 1, got 0");
     let refused = check_range("splits", 1, 1, 2).expect_err("over the limit");
     assert_eq!(message(refused), "splits: expected 1, got 2");
-    let (expected, got) = ("64".to_owned(), "65".to_owned());
-    let differ = CubeError::PartsDiffer { part: 1, property: "columns", expected, got };
+    let differ = CubeError::Mismatch {
+        what: "columns of part 1 of a packed matrix".to_owned(),
+        expected: "64 as in part 0".to_owned(),
+        got: "65".to_owned(),
+        remedy: "pack the tensors as separate matrices",
+    };
     assert_eq!(
         message(differ),
-        "part 1 of a packed matrix: columns: expected 64 as in part 0, got 65; pack the tensors as separate matrices"
+        "columns of part 1 of a packed matrix: expected 64 as in part 0, got 65; pack the tensors as separate matrices"
     );
     let refused = unsupported::<()>("base-3 layout", "2 tied trit planes", "use the two-bit layout");
     assert_eq!(
         message(refused.expect_err("refused")),
         "base-3 layout: no support for 2 tied trit planes; use the two-bit layout"
-    );
-    let gap = CubeError::NotConsecutive { row: 3, expected: 8, got: 9 };
-    assert_eq!(
-        message(gap),
-        "row 3: position 9 does not follow the position before it, expected 8; split the segment there"
     );
 }

@@ -195,8 +195,8 @@ impl Store {
                     return Err(read_error(&remote.url, client.endpoint.read_timeout, error));
                 }
                 Ok(0) | Err(_) => {
-                    let (url, expected) = (shown(&remote.url), remote.size);
-                    return Err(HubError::Truncated { url, expected, got: have });
+                    let reason = format!("expected {} bytes, connection closed after {have}", remote.size);
+                    return Err(HubError::Interrupted { url: shown(&remote.url), reason });
                 }
                 Ok(read) => read,
             };

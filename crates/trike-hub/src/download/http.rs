@@ -216,8 +216,18 @@ impl Client {
                 token,
             },
             (StatusCode::FORBIDDEN, _) => HubError::Refused { url, status: status.to_string(), token },
-            (StatusCode::TOO_MANY_REQUESTS, _) => HubError::Throttled { url },
-            _ => HubError::Status { url, status: status.to_string(), transient: status.is_server_error() },
+            (StatusCode::TOO_MANY_REQUESTS, _) => HubError::Status {
+                url,
+                status: status.to_string(),
+                remedy: "wait some minutes, or set HF_TOKEN, which raises the limit",
+                transient: false,
+            },
+            _ => HubError::Status {
+                url,
+                status: status.to_string(),
+                remedy: "try again later",
+                transient: status.is_server_error(),
+            },
         })
     }
 }
@@ -302,8 +312,10 @@ pub(super) fn read_error(url: &str, window: Duration, error: io::Error) -> HubEr
     let slow = error.get_ref().and_then(|cause| cause.downcast_ref::<TooSlow>()).is_some();
     let url = shown(url);
     match ureq::Error::from(error) {
-        ureq::Error::Timeout(_) => HubError::Stalled { url, least: LEAST, seconds: window.as_secs() },
-        _ if slow => HubError::Stalled { url, least: LEAST, seconds: window.as_secs() },
+        error if slow || matches!(error, ureq::Error::Timeout(_)) => {
+            let reason = format!("received fewer than {LEAST} bytes in {} s", window.as_secs());
+            HubError::Interrupted { url, reason }
+        }
         other => HubError::transport(&url, &other),
     }
 }

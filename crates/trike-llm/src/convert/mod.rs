@@ -186,7 +186,7 @@ const EMBEDDING_GROUP: usize = 32;
 /// # Errors
 ///
 /// [`LlmError::NotLossless`] when the target cannot represent a weight exactly or cannot store a tensor,
-/// [`LlmError::ExpectedGguf`] and [`LlmError::ExpectedDirectory`] for a path that does not match the target, and errors of
+/// [`LlmError::OutputPath`] for a path that does not match the target, and errors of
 /// reading and writing; [`LlmError::LeftOut`] with [`strict`](ConvertOptions::strict). The output appears when it is complete.
 pub fn convert(
     input: &ModelFile,
@@ -195,16 +195,13 @@ pub fn convert(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<ConvertReport, LlmError> {
     let is_gguf = output.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
+    let other_path =
+        |is_file| LlmError::OutputPath { path: output.to_owned(), target: options.target.name(), is_file };
     let to_gguf = match options.target {
         Target::Tq1_0 | Target::Tq2_0 | Target::Q2_0 if !is_gguf => {
-            return Err(LlmError::ExpectedGguf { path: output.to_owned(), target: options.target.name() });
+            return Err(other_path(true));
         }
-        Target::Trike if is_gguf => {
-            return Err(LlmError::ExpectedDirectory {
-                path: output.to_owned(),
-                target: options.target.name(),
-            });
-        }
+        Target::Trike if is_gguf => return Err(other_path(false)),
         _ => is_gguf,
     };
     let job = Job { input, output, options };
@@ -575,7 +572,7 @@ pub fn hf_config(file: &ModelFile, config: &ModelConfig, output: &Path) -> Optio
 ///
 /// # Errors
 ///
-/// [`LlmError::Tensor`] and [`LlmError::Trit`] when the tensor does not have the shape that `spec` requires.
+/// [`LlmError::Nn`] when the tensor does not have the shape that `spec` requires.
 pub fn hf_tensor(spec: &DecoderSpec, name: WeightName, tensor: Tensor) -> Result<Tensor, LlmError> {
     repaired(spec, name, tensor, RopePairing::Halves)
 }

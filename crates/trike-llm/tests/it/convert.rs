@@ -91,8 +91,8 @@ fn dense_floats_are_refused_by_name_and_come_back_as_floats() {
         let error = to(&narrow, &dir.path().join(name), target, Encoding::TwoBit).unwrap_err();
         let named = matches!(
             (target, &error),
-            (Target::Tq2_0, LlmError::ExpectedGguf { .. })
-                | (Target::Trike, LlmError::ExpectedDirectory { .. })
+            (Target::Tq2_0, LlmError::OutputPath { is_file: true, .. })
+                | (Target::Trike, LlmError::OutputPath { is_file: false, .. })
         );
         assert!(named && error.to_string().contains(name), "{error}");
     }

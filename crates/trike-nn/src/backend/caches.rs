@@ -68,7 +68,7 @@ pub trait BackendCaches: BackendBase {
     ///
     /// # Errors
     ///
-    /// [`NnError::Unsupported`]; [`NnError::SavedCache`] when the bytes are those of another number of positions or another shape.
+    /// [`NnError::Unsupported`]; [`NnError::Shape`] when the bytes are those of another number of positions or another shape.
     fn restore_cache(&self, cache: &mut Self::Cache, positions: usize, saved: &[u8]) -> Result<(), NnError> {
         let _ = (cache, positions, saved);
         Err(no_saved_caches(self.name()))

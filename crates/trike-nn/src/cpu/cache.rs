@@ -231,12 +231,20 @@ impl CpuCache {
         let CacheSpec { kv_heads, capacity, .. } = self.spec;
         // A cache in pages has no slots to restore to.
         let Store::Ring(ring) = &mut self.store else {
-            return Err(NnError::SavedCache { expected: 0, got: saved.len() });
+            return Err(NnError::Shape {
+                what: "bytes of saved keys and values",
+                expected: 0,
+                got: saved.len(),
+            });
         };
         let arrays = || ring.k.arrays().into_iter().chain(ring.v.arrays());
         let expected = arrays().map(|(_, slot)| kv_heads * positions.min(capacity) * slot).sum();
         if positions > capacity || saved.len() != expected {
-            return Err(NnError::SavedCache { expected, got: saved.len() });
+            return Err(NnError::Shape {
+                what: "bytes of saved keys and values",
+                expected,
+                got: saved.len(),
+            });
         }
         let mut rest = saved;
         for (array, slot) in ring.k.arrays_mut().into_iter().chain(ring.v.arrays_mut()) {

@@ -213,7 +213,10 @@ fn saved_and_cut_sequences_go_on_as_they_were() {
     assert_eq!(run(&mut restored, &ids[40..]).unwrap(), last);
     // Bytes of one precision are invalid for another.
     let mut other = decoder.sequence(KvSpec { precision: KvPrecision::Int4.into(), ..kv }).unwrap();
-    assert!(matches!(other.restore(decoder.backend(), 40, &layers), Err(NnError::SavedCache { .. })));
+    assert!(matches!(
+        other.restore(decoder.backend(), 40, &layers),
+        Err(NnError::Shape { what: "bytes of saved keys and values", .. })
+    ));
     // Sequences of different precisions in one step.
     let mut several = decoder.sequences(kv, 2).unwrap();
     let mut steps: Vec<_> = several.iter_mut().map(|sequence| Step { sequence, ids: &ids[..40] }).collect();

@@ -244,7 +244,7 @@ impl<'a> Batches<'a> {
         if self.next.is_none() {
             let index = self.used[self.order[self.position.document] as usize] as usize;
             let record = self.documents.read(index)?;
-            let tokens = self.encoder.encode(&record).map_err(|e| self.documents.not_encoded(index, e))?;
+            let tokens = self.encoder.encode(&record).map_err(|e| self.documents.not_encoded(index, &e))?;
             let all = tokens.count();
             // Each input token of a row predicts the next one.
             let kept = if self.config.packed { all } else { tokens.count_to(self.config.length) };

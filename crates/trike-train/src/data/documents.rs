@@ -78,7 +78,7 @@ impl Documents {
     ///
     /// # Errors
     ///
-    /// [`TrainError::Io`], [`TrainError::Kind`], and [`TrainError::TooFewDocuments`] when there is none, or 2^32 or more.
+    /// [`TrainError::Io`], [`TrainError::DataFile`], and [`TrainError::TooFewDocuments`] when there is none, or 2^32 or more.
     pub fn open(paths: &[impl AsRef<Path>]) -> Result<Self, TrainError> {
         let all: Vec<_> = paths.iter().map(|path| (path, RecordKind::Any)).collect();
         Self::open_as(&all)
@@ -224,22 +224,17 @@ impl Documents {
     }
 
     fn wrong(&self, index: usize, problem: String) -> TrainError {
-        let (path, line) = self.whereabouts(index);
+        let (path, line) = match self.places.get(index) {
+            Some(place) => (self.sources[place.source as usize].path.clone(), place.line as usize),
+            // Documents of tokens are not encoded and have no location.
+            None => (PathBuf::new(), 0),
+        };
         TrainError::Record { path, line, problem }
     }
 
     /// The error of a document that cannot be encoded.
-    pub(crate) fn not_encoded(&self, index: usize, error: EncodeError) -> TrainError {
-        let (path, line) = self.whereabouts(index);
-        TrainError::Encode { path, line, source: Box::new(error) }
-    }
-
-    fn whereabouts(&self, index: usize) -> (PathBuf, usize) {
-        match self.places.get(index) {
-            Some(place) => (self.sources[place.source as usize].path.clone(), place.line as usize),
-            // Documents of tokens are not encoded and have no location.
-            None => (PathBuf::new(), 0),
-        }
+    pub(crate) fn not_encoded(&self, index: usize, error: &EncodeError) -> TrainError {
+        self.wrong(index, error.to_string())
     }
 }
 
@@ -251,8 +246,14 @@ fn kind_of(path: &Path) -> Result<Kind, TrainError> {
         #[cfg(feature = "parquet")]
         Some("parquet") => Ok(Kind::Parquet),
         #[cfg(not(feature = "parquet"))]
-        Some("parquet") => Err(TrainError::NoParquet { path: path.to_owned() }),
-        _ => Err(TrainError::Kind { path: path.to_owned() }),
+        Some("parquet") => Err(TrainError::DataFile {
+            path: path.to_owned(),
+            problem: "this build does not read Parquet files, build with the feature `parquet`",
+        }),
+        _ => Err(TrainError::DataFile {
+            path: path.to_owned(),
+            problem: "unknown data format: expected a file name ending in .txt, .text, .md, .jsonl, .json or .parquet",
+        }),
     }
 }
 
@@ -451,7 +452,7 @@ mod tests {
         for (name, bytes) in [("a.txt", &b" \n<|endoftext|>\n"[..]), ("a.jsonl", b"\n\n")] {
             assert!(matches!(open(name, bytes), Err(TrainError::TooFewDocuments { documents: 0, .. })));
         }
-        assert!(matches!(open("a.csv", b"a"), Err(TrainError::Kind { .. })));
+        assert!(matches!(open("a.csv", b"a"), Err(TrainError::DataFile { .. })));
         assert!(matches!(Documents::open(&["/nowhere/a.txt"]), Err(TrainError::Io { .. })));
     }
 }

@@ -254,8 +254,8 @@ mod tests {
             let mut batches =
                 Batches::new(&documents, &used, encoder, config, Position::default()).expect("batches");
             let error = (0..4).find_map(|_| batches.next_batch().err()).expect("an error");
-            let TrainError::Encode { line: 3, source, .. } = error else { panic!("{error:?}") };
-            assert!(source.to_string().contains(words), "{source}");
+            let TrainError::Record { line: 3, problem, .. } = error else { panic!("{error:?}") };
+            assert!(problem.contains(words), "{problem}");
         }
     }
 }

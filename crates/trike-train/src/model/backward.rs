@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
-use trike_autodiff::{Elements, Engine, Tape};
+use trike_autodiff::{Elements, Tape, TapeEngine};
 
 use super::parameters::zeros;
 use super::pass::{GradientSink, Leaves, Pass};
@@ -11,14 +11,14 @@ use super::{Loss, Objective};
 use crate::TrainError;
 
 /// Where the gradient of the last block's output comes from.
-pub(crate) enum GradientSource<'o, 't, E: Engine> {
+pub(crate) enum GradientSource<'o, 't, E: TapeEngine> {
     /// The loss, times `scale`.
     Loss { objective: &'o mut Objective<'t, E::View>, scale: f32 },
     /// The blocks of another rank.
     Blocks(E::Tensor),
 }
 
-impl<E: Engine> Pass<'_, E> {
+impl<E: TapeEngine> Pass<'_, E> {
     /// Computes the loss and adds its gradients to `gradients`.
     pub(super) fn gradients(
         &self,

@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use trike_autodiff::{Engine, GradError, Tape, TernaryScale, Var};
+use trike_autodiff::{GradError, Tape, TapeEngine, TernaryScale, Var};
 use trike_core::AttentionSpec;
 use trike_model::{AttentionLayer, AttentionOps, HookPoint, LayerOps, WeightName, block};
 
@@ -22,7 +22,7 @@ struct Input {
 }
 
 /// The operations of a block on a tape.
-struct OnTape<'a, 'p, 't, E: Engine> {
+struct OnTape<'a, 'p, 't, E: TapeEngine> {
     pass: &'a Pass<'p, E>,
     tape: &'a mut Tape<'t, E>,
     leaves: &'a mut Leaves,
@@ -30,7 +30,7 @@ struct OnTape<'a, 'p, 't, E: Engine> {
     own: Option<(usize, usize)>,
 }
 
-impl<'p: 't, 't, E: Engine> OnTape<'_, 'p, 't, E> {
+impl<'p: 't, 't, E: TapeEngine> OnTape<'_, 'p, 't, E> {
     /// Whether the values at a hook point are divided by columns among ranks.
     fn is_own(&self, point: Option<HookPoint>) -> bool {
         match point {
@@ -46,7 +46,7 @@ impl<'p: 't, 't, E: Engine> OnTape<'_, 'p, 't, E> {
     }
 }
 
-impl<'p, 't, E: Engine> LayerOps for OnTape<'_, 'p, 't, E>
+impl<'p, 't, E: TapeEngine> LayerOps for OnTape<'_, 'p, 't, E>
 where
     'p: 't,
 {
@@ -91,7 +91,7 @@ where
     }
 }
 
-impl<'p, 't, E: Engine> AttentionOps<()> for OnTape<'_, 'p, 't, E>
+impl<'p, 't, E: TapeEngine> AttentionOps<()> for OnTape<'_, 'p, 't, E>
 where
     'p: 't,
 {
@@ -118,7 +118,7 @@ where
     }
 }
 
-impl<'p, E: Engine> Pass<'p, E> {
+impl<'p, E: TapeEngine> Pass<'p, E> {
     /// The residual stream after a block.
     pub(super) fn block<'t>(
         &self,

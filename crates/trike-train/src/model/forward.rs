@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use trike_autodiff::{
-    Buffers, Elements, Engine, GradError, MixedPrecision, Tape, TernarizeSpec, TernaryScale,
+    Buffers, Elements, GradError, MixedPrecision, Tape, TapeEngine, TernarizeSpec, TernaryScale,
 };
 use trike_cpu::Cpu;
 use trike_nn::DecoderSpec;
@@ -21,7 +21,7 @@ const ROPE_POSITIONS: usize = 1 << 13;
 
 /// A decoder for training, on the host or on a device.
 #[derive(Debug)]
-pub struct Trained<'c, E: Engine = Cpu> {
+pub struct Trained<'c, E: TapeEngine = Cpu> {
     pub(super) engine: &'c E,
     buffers: Buffers<E::Tensor>,
     /// Number of tokens of the last batch with gradients.
@@ -34,7 +34,7 @@ pub struct Trained<'c, E: Engine = Cpu> {
     pub(super) precision: MixedPrecision,
 }
 
-impl<'c, E: Engine> Trained<'c, E> {
+impl<'c, E: TapeEngine> Trained<'c, E> {
     /// A decoder of this architecture. Gradient checkpointing keeps only the input of every `segment`-th block and recomputes the
     /// blocks in the backward pass; `None` keeps everything.
     ///

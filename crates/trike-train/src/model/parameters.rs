@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
-use trike_autodiff::{Elements, Engine, GradError};
+use trike_autodiff::{Elements, GradError, TapeEngine};
 use trike_core::{DenseData, DenseTensor, Tensor};
 use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, DecoderWeights, NnError, WeightName};
@@ -28,7 +28,7 @@ pub enum Part {
     LoraB,
 }
 
-/// A matrix or vector, `rows x cols`, row-major; on the host, or in the memory of an [`Engine`].
+/// A matrix or vector, `rows x cols`, row-major; on the host, or in the memory of a [`TapeEngine`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter<T = Vec<f32>> {
     /// The weight that it belongs to.
@@ -212,7 +212,7 @@ impl Parameters {
     /// # Errors
     ///
     /// [`GradError`] of the executor.
-    pub fn upload<E: Engine>(self, engine: &E) -> Result<Parameters<E::Tensor>, GradError> {
+    pub fn upload<E: TapeEngine>(self, engine: &E) -> Result<Parameters<E::Tensor>, GradError> {
         let Self { spec, all } = self;
         let upload = |parameter: Parameter| {
             let Parameter { name, part, cols, values } = parameter;
@@ -229,7 +229,7 @@ impl<T: Elements> Parameters<T> {
     }
 
     /// All parameters of a decoder, or those of a rank, uninitialized in the memory of an executor.
-    pub(crate) fn allocate<E: Engine<Tensor = T>>(
+    pub(crate) fn allocate<E: TapeEngine<Tensor = T>>(
         engine: &E,
         spec: &DecoderSpec,
         of: Option<&dyn Partition>,
@@ -282,7 +282,7 @@ impl<T: Elements> Parameters<T> {
     /// # Errors
     ///
     /// [`GradError`] of the executor.
-    pub fn download<E: Engine<Tensor = T>>(&self, engine: &E) -> Result<Parameters, GradError>
+    pub fn download<E: TapeEngine<Tensor = T>>(&self, engine: &E) -> Result<Parameters, GradError>
     where
         T: Borrow<E::View>,
     {
@@ -294,13 +294,16 @@ impl<T: Elements> Parameters<T> {
     }
 
     /// Zeros in the shapes of all parameters, in the memory of an executor.
-    pub(crate) fn zeros_on<E: Engine<Tensor = T>>(&self, engine: &E) -> Result<Vec<E::Tensor>, GradError> {
+    pub(crate) fn zeros_on<E: TapeEngine<Tensor = T>>(
+        &self,
+        engine: &E,
+    ) -> Result<Vec<E::Tensor>, GradError> {
         self.all.iter().map(|parameter| zeros(engine, parameter.values.elements())).collect()
     }
 }
 
 /// Zeros in the memory of an executor.
-pub(crate) fn zeros<E: Engine>(engine: &E, len: usize) -> Result<E::Tensor, GradError> {
+pub(crate) fn zeros<E: TapeEngine>(engine: &E, len: usize) -> Result<E::Tensor, GradError> {
     let mut tensor = engine.allocate(len)?;
     engine.fill(tensor.borrow_mut(), 0.0)?;
     Ok(tensor)

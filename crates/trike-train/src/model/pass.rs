@@ -3,7 +3,7 @@
 use std::borrow::{Borrow, BorrowMut};
 use std::ops::Range;
 
-use trike_autodiff::{Buffers, Elements, Engine, GradError, Gradients, MixedPrecision, Tape, Var};
+use trike_autodiff::{Buffers, Elements, GradError, Gradients, MixedPrecision, Tape, TapeEngine, Var};
 use trike_nn::{DecoderSpec, WeightName};
 
 use super::Parameters;
@@ -14,7 +14,7 @@ use crate::data::Batch;
 use crate::{Adapter, TrainError};
 
 /// A forward pass over a batch.
-pub(super) struct Pass<'p, E: Engine> {
+pub(super) struct Pass<'p, E: TapeEngine> {
     pub(super) engine: &'p E,
     pub(super) buffers: &'p Buffers<E::Tensor>,
     pub(super) spec: &'p DecoderSpec,
@@ -56,7 +56,7 @@ impl Leaves {
     }
 
     /// Adds the gradients of these leaves to those of the parameters.
-    pub(super) fn add<E: Engine>(
+    pub(super) fn add<E: TapeEngine>(
         self,
         engine: &E,
         found: &mut Gradients<E>,
@@ -83,11 +83,11 @@ impl Leaves {
 }
 
 /// `by x`, without an operation where that is `x`.
-fn scaled<E: Engine>(tape: &mut Tape<'_, E>, x: Var, by: f32) -> Result<Var, TrainError> {
+fn scaled<E: TapeEngine>(tape: &mut Tape<'_, E>, x: Var, by: f32) -> Result<Var, TrainError> {
     Ok(if by == 1.0 { x } else { tape.scale(x, by)? })
 }
 
-impl<'p, E: Engine> Pass<'p, E> {
+impl<'p, E: TapeEngine> Pass<'p, E> {
     /// An empty tape.
     pub(super) fn tape(&self) -> Tape<'p, E> {
         Tape::new(self.engine, self.buffers).with_precision(self.precision)

@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 
-use trike_autodiff::{Count, CountTensor, Engine, EngineMemory, GradError};
+use trike_autodiff::{Count, CountTensor, EngineMemory, GradError, TapeEngine};
 use trike_cpu::Cpu;
 
 use super::{Parameter, Parameters};
 
 /// An executor for training: the host, a device (feature `gpu`), or [`Count`], which counts the memory of the host.
-pub trait TrainEngine: Engine {
+pub trait TrainEngine: TapeEngine {
     /// Host weights for reading: borrowed on the host, copied to a device.
     ///
     /// # Errors

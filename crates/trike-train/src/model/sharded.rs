@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use trike_autodiff::{Engine, TernaryScale};
+use trike_autodiff::{TapeEngine, TernaryScale};
 use trike_comm::Communicator;
 use trike_nn::DecoderSpec;
 use trike_trit::Granularity;
@@ -15,7 +15,7 @@ use crate::TrainError;
 use crate::data::Batch;
 
 /// A tensor-parallel decoder: a rank holds some rows of each matrix. All ranks call the same functions, with the same batches.
-pub(crate) struct ShardedModel<'w, E: Engine> {
+pub(crate) struct ShardedModel<'w, E: TapeEngine> {
     pub(crate) model: &'w Trained<'w, E>,
     /// The weights of this rank.
     pub(crate) weights: Weights<'w, E::Tensor>,
@@ -24,15 +24,15 @@ pub(crate) struct ShardedModel<'w, E: Engine> {
     pub(crate) shard: &'w TensorShard,
 }
 
-impl<E: Engine> Clone for ShardedModel<'_, E> {
+impl<E: TapeEngine> Clone for ShardedModel<'_, E> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<E: Engine> Copy for ShardedModel<'_, E> {}
+impl<E: TapeEngine> Copy for ShardedModel<'_, E> {}
 
-impl<'w, E: Engine> ShardedModel<'w, E> {
+impl<'w, E: TapeEngine> ShardedModel<'w, E> {
     /// Values shared by passes without gradients.
     pub(crate) fn prepared(self) -> Result<Prepared<E::Tensor>, TrainError> {
         let Some(how) = &self.policy.blocks else { return Ok(Prepared::default()) };

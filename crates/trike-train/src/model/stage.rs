@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
-use trike_autodiff::Engine;
+use trike_autodiff::TapeEngine;
 use trike_comm::Shards;
 use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, NnError, WeightName};
@@ -141,7 +141,7 @@ pub(crate) fn count(spec: &DecoderSpec) -> usize {
 }
 
 /// The stage of a decoder on a rank.
-pub(crate) struct StageModel<'w, E: Engine> {
+pub(crate) struct StageModel<'w, E: TapeEngine> {
     pub(crate) model: &'w Trained<'w, E>,
     /// The weights of the stage.
     pub(crate) weights: Weights<'w, E::Tensor>,
@@ -149,15 +149,15 @@ pub(crate) struct StageModel<'w, E: Engine> {
     pub(crate) stage: &'w Stage,
 }
 
-impl<E: Engine> Clone for StageModel<'_, E> {
+impl<E: TapeEngine> Clone for StageModel<'_, E> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<E: Engine> Copy for StageModel<'_, E> {}
+impl<E: TapeEngine> Copy for StageModel<'_, E> {}
 
-impl<'w, E: Engine> StageModel<'w, E> {
+impl<'w, E: TapeEngine> StageModel<'w, E> {
     fn pass(self, batch: &'w Batch) -> Result<Pass<'w, E>, TrainError> {
         self.model.pass(self.model.engine, self.weights, batch, self.policy)
     }

@@ -5,7 +5,7 @@ mod muon;
 use std::borrow::{Borrow, BorrowMut};
 
 use serde::{Deserialize, Serialize};
-use trike_autodiff::{AdamW, Elements, Engine};
+use trike_autodiff::{AdamW, Elements, TapeEngine};
 use trike_core::{Bounds, OptionError};
 use trike_nn::WeightName;
 
@@ -136,7 +136,7 @@ impl<T: Elements> Optimizer<T> {
     /// # Errors
     ///
     /// [`TrainError::Option`] as [`OptimizerConfig::validate`], and [`TrainError::Grad`] of the executor.
-    pub fn on<E: Engine<Tensor = T>>(
+    pub fn on<E: TapeEngine<Tensor = T>>(
         engine: &E,
         config: OptimizerConfig,
         parameters: &Parameters<T>,
@@ -145,7 +145,7 @@ impl<T: Elements> Optimizer<T> {
     }
 
     /// [`on`](Self::on) for the parameters selected by `owns`; the rest have no moments.
-    pub(crate) fn of<E: Engine<Tensor = T>>(
+    pub(crate) fn of<E: TapeEngine<Tensor = T>>(
         engine: &E,
         config: OptimizerConfig,
         parameters: &Parameters<T>,
@@ -189,7 +189,7 @@ impl<T: Elements> Optimizer<T> {
     ///
     /// [`TrainError::NonFinite`] when that norm is not finite, or its square after clipping; nothing is changed then.
     /// [`TrainError::Grad`] of the executor.
-    pub fn step<E: Engine<Tensor = T>>(
+    pub fn step<E: TapeEngine<Tensor = T>>(
         &mut self,
         engine: &E,
         parameters: &mut Parameters<T>,
@@ -206,7 +206,7 @@ impl<T: Elements> Optimizer<T> {
     }
 
     /// [`step`](Self::step) for the parameters with a gradient on this rank; `squares` is the sum of squares of all gradients.
-    pub(crate) fn step_by<E: Engine<Tensor = T>>(
+    pub(crate) fn step_by<E: TapeEngine<Tensor = T>>(
         &mut self,
         engine: &E,
         parameters: &mut Parameters<T>,
@@ -228,7 +228,7 @@ impl<T: Elements> Optimizer<T> {
     }
 
     /// [`step_by`](Self::step_by) with another computation of Muon's updates.
-    pub(crate) fn step_as<E: Engine<Tensor = T>>(
+    pub(crate) fn step_as<E: TapeEngine<Tensor = T>>(
         &mut self,
         engine: &E,
         parameters: &mut Parameters<T>,
@@ -301,7 +301,7 @@ impl<T: Elements> Optimizer<T> {
 }
 
 impl<T: Elements> Updates<'_, T> {
-    fn descend<E: Engine<Tensor = T>>(
+    fn descend<E: TapeEngine<Tensor = T>>(
         &self,
         engine: &E,
         waiting: Vec<(&mut Parameter<T>, T)>,

@@ -2,7 +2,7 @@
 
 use std::borrow::{Borrow, BorrowMut};
 
-use trike_autodiff::{Elements, Engine, GradError, Operand, ProductPrecision};
+use trike_autodiff::{Elements, GradError, Operand, ProductPrecision, TapeEngine};
 use trike_cpu::Store;
 
 /// Steps of the iteration.
@@ -17,7 +17,7 @@ pub(super) fn scale(rows: usize, cols: usize) -> f32 {
 
 /// Orthogonalizes `matrix`, rows of `cols`, by the Newton-Schulz iteration: the singular vectors are kept, the singular values
 /// become about 0.7 to 1.2.
-pub(crate) fn orthogonal<E: Engine>(
+pub(crate) fn orthogonal<E: TapeEngine>(
     engine: &E,
     matrix: E::Tensor,
     cols: usize,

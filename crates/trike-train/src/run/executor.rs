@@ -6,7 +6,7 @@ use trike_comm::{Communicator, Threads};
 use trike_cpu::Cpu;
 use trike_llm::DeviceChoice;
 
-use super::{Event, Run, RunPlan, RunReport};
+use super::{Run, RunEvent, RunPlan, RunReport};
 use crate::{RanksConfig, TrainError};
 
 /// The executor of a run's steps.
@@ -86,7 +86,7 @@ impl Run {
     pub fn train(
         self,
         cpu: &Cpu,
-        observe: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+        observe: &mut dyn FnMut(RunEvent<'_>) -> ControlFlow<()>,
     ) -> Result<RunReport, TrainError> {
         let alone = self.alone();
         self.train_with(cpu, alone.first().map(|comm| comm as &dyn Communicator), observe)
@@ -105,7 +105,7 @@ impl Run {
         self,
         cpu: &Cpu,
         comm: &dyn Communicator,
-        observe: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+        observe: &mut dyn FnMut(RunEvent<'_>) -> ControlFlow<()>,
     ) -> Result<RunReport, TrainError> {
         self.train_with(cpu, Some(comm), observe)
     }
@@ -114,7 +114,7 @@ impl Run {
         self,
         cpu: &Cpu,
         comm: Option<&dyn Communicator>,
-        observe: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+        observe: &mut dyn FnMut(RunEvent<'_>) -> ControlFlow<()>,
     ) -> Result<RunReport, TrainError> {
         match Executor::open(&self)? {
             Executor::Host if self.config.device()? == DeviceChoice::Auto => {

@@ -50,7 +50,7 @@ impl HeldOutText {
                 DataRecord::Text(text) => all.bytes.map(|bytes| bytes + text.len() as u64),
                 _ => None,
             };
-            let tokens = encoder.encode(&record).map_err(|e| documents.not_encoded(index, e))?;
+            let tokens = encoder.encode(&record).map_err(|e| documents.not_encoded(index, &e))?;
             let inputs = tokens.ids.len().saturating_sub(1);
             for first in (0..inputs).step_by(length) {
                 let end = inputs.min(first + length);

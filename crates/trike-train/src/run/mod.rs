@@ -74,7 +74,7 @@ pub struct RunPlan {
 /// Progress of a run.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum Event<'e> {
+pub enum RunEvent<'e> {
     /// The teacher writes documents.
     Writing {
         /// Documents generated so far.
@@ -279,7 +279,7 @@ impl Run {
         engine: &E,
         cpu: &Cpu,
         comm: Option<&dyn Communicator>,
-        observe: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+        observe: &mut dyn FnMut(RunEvent<'_>) -> ControlFlow<()>,
     ) -> Result<RunReport, TrainError> {
         if let Some(comm) = comm {
             agree(comm, "version", env!("CARGO_PKG_VERSION"))?;
@@ -307,7 +307,7 @@ impl Run {
         let steps = plan.steps;
         let of = plan.written;
         let written =
-            self.write_documents(cpu, of, comm, &mut |done| observe(Event::Writing { done, of }))?;
+            self.write_documents(cpu, of, comm, &mut |done| observe(RunEvent::Writing { done, of }))?;
         if !written {
             let ended = Ended::Interrupted;
             return Ok(RunReport { output: dir.clone(), ended, planned: steps, ..RunReport::default() });
@@ -328,14 +328,14 @@ impl Run {
             log = Some(Log::open(dir, trainer.steps())?);
         }
         let mut add = |line: LogLine| log.iter_mut().try_for_each(|log| log.add(line));
-        let _ = observe(Event::Started(&plan));
+        let _ = observe(RunEvent::Started(&plan));
         let (before, started) = (memory.seconds, Instant::now());
         let learned_before = memory.tokens;
         if !self.text.is_empty() && memory.start.is_none() {
             let evaluation = self.evaluate(&trainer)?;
             add(LogLine::Evaluation(evaluation))?;
             memory.start = Some(evaluation);
-            let _ = observe(Event::Evaluated(&evaluation));
+            let _ = observe(RunEvent::Evaluated(&evaluation));
         }
         // Between local steps the weights of the ranks differ.
         let local = self.config.local_steps;
@@ -386,12 +386,12 @@ impl Run {
                 if is_best {
                     memory.best = Some(evaluation);
                 }
-                let _ = observe(Event::Evaluated(&evaluation));
+                let _ = observe(RunEvent::Evaluated(&evaluation));
                 means.since = Some(Instant::now());
             }
             let learned = (memory.tokens - learned_before) as f64;
             let tokens_per_second = learned / started.elapsed().as_secs_f64().max(1e-9);
-            is_enough |= observe(Event::Step { report, steps, tokens_per_second }).is_break();
+            is_enough |= observe(RunEvent::Step { report, steps, tokens_per_second }).is_break();
             let stops = trainer.is_together() && done < steps && ranks::any(comm, is_enough)?;
             if is_evaluated || done.is_multiple_of(save) || stops || done == steps {
                 self.save(&trainer, &batches, &memory, &identity, &checkpoints)?;

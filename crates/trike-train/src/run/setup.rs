@@ -46,12 +46,12 @@ enum Base {
 ///
 /// ```no_run
 /// use std::ops::ControlFlow;
-/// use trike_train::run::{Event, Run, RunConfig};
+/// use trike_train::run::{RunEvent, Run, RunConfig};
 ///
 /// let config = RunConfig::open("run.toml".as_ref())?;
 /// let cpu = trike_cpu::Cpu::new(0)?;
 /// let report = Run::open(config)?.train(&cpu, &mut |event| {
-///     if let Event::Evaluated(found) = event {
+///     if let RunEvent::Evaluated(found) = event {
 ///         println!("step {}: {:.3} bits per token", found.step, found.bits_per_token);
 ///     }
 ///     ControlFlow::Continue(())
@@ -225,7 +225,7 @@ impl Run {
             let record = self.documents.read(index as usize)?;
             texts &= matches!(record, DataRecord::Text(_));
             let tokens = self.encoder().encode(&record);
-            let tokens = tokens.map_err(|e| self.documents.not_encoded(index as usize, e))?;
+            let tokens = tokens.map_err(|e| self.documents.not_encoded(index as usize, &e))?;
             all += tokens.ids.len().saturating_sub(1) as u64;
         }
         Ok((all, texts))

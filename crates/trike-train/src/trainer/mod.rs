@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use trike_autodiff::{Elements, Engine, GradError, Operand, ProductPrecision};
+use trike_autodiff::{Elements, GradError, Operand, ProductPrecision, TapeEngine};
 use trike_comm::{CommError, Communicator, agree};
 use trike_core::{Bounds, OptionError};
 use trike_cpu::{Cpu, Store};
@@ -158,7 +158,7 @@ impl<T: Elements> Trainable<'_, T> {
 
 /// Teacher weights resident on the engine.
 #[derive(Debug)]
-struct ResidentTeacher<'a, E: Engine> {
+struct ResidentTeacher<'a, E: TapeEngine> {
     parameters: Resident<'a, E::Tensor>,
     policy: TernaryPolicy,
     model: Trained<'a, E>,
@@ -195,7 +195,7 @@ impl<'a> Distribution<'a> {
 /// Weights, gradients and the optimizer's state stay in the memory of the executor; [`save`](Self::save) and
 /// [`download`](Self::download) copy them.
 #[derive(Debug)]
-pub struct Trainer<'a, E: Engine = Cpu> {
+pub struct Trainer<'a, E: TapeEngine = Cpu> {
     pub(crate) engine: &'a E,
     pub(crate) config: TrainerConfig,
     pub(crate) policy: TernaryPolicy,
@@ -657,7 +657,7 @@ pub(crate) fn check_vocabulary(spec: &DecoderSpec, of_teacher: &DecoderSpec) -> 
 }
 
 /// Everything needed to compute a unit.
-struct Work<'w, E: Engine> {
+struct Work<'w, E: TapeEngine> {
     model: &'w Trained<'w, E>,
     teacher: Option<&'w ResidentTeacher<'w, E>>,
     /// Weight of the cross-entropy with a teacher.

@@ -9,7 +9,7 @@ use trike_comm::{CommError, Threads};
 use trike_cpu::Cpu;
 use trike_format::HfDirWriter;
 use trike_llm::ModelConfig;
-use trike_train::run::{Ended, Event, LogLine, Run, RunConfig};
+use trike_train::run::{Ended, LogLine, Run, RunConfig, RunEvent};
 use trike_train::{Parameters, TernaryPolicy, TrainError, write_packed};
 
 use crate::run::{Place, lines, train, weights};
@@ -18,7 +18,7 @@ use crate::run::{Place, lines, train, weights};
 fn stopped(config: RunConfig, steps: usize) {
     let cpu = Cpu::new(1).expect("a thread");
     let report = Run::open(config).expect("a run").train(&cpu, &mut |event| match event {
-        Event::Step { report, .. } if report.step + 1 == steps => ControlFlow::Break(()),
+        RunEvent::Step { report, .. } if report.step + 1 == steps => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
     });
     let report = report.expect("it stops");
@@ -169,7 +169,7 @@ fn a_directory_has_one_run_at_a_time() {
     let cpu = Cpu::new(1).expect("a thread");
     let mut refused = Vec::new();
     let first = Run::open(place.config("shared", more)).expect("a run").train(&cpu, &mut |event| {
-        if let Event::Started(_) | Event::Step { .. } = event {
+        if let RunEvent::Started(_) | RunEvent::Step { .. } = event {
             let error = train(place.config("shared", more), 1).expect_err("it is taken");
             refused.push(error.to_string());
         }

@@ -11,7 +11,7 @@ use trike_eval::{ScoreOptions, score};
 use trike_format::HfDirWriter;
 use trike_llm::{GenerateOptions, LanguageModel, ModelConfig, ModelFile, Split, open};
 use trike_testkit::assert_near;
-use trike_train::run::{Ended, Event, LogLine, Run, RunConfig, RunReport, Sharing, Whole};
+use trike_train::run::{Ended, LogLine, Run, RunConfig, RunEvent, RunReport, Sharing, Whole};
 use trike_train::{Parameters, TernaryPolicy, TrainError, write_packed};
 
 const STORIES: usize = 40;
@@ -176,7 +176,7 @@ fn runs_continue_to_the_bit_wherever_they_stop() {
         let first = Run::open(place.config(&name, more)).expect("a run");
         let report = first
             .train(&cpu, &mut |event| match event {
-                Event::Step { report, .. } if report.step == stop => ControlFlow::Break(()),
+                RunEvent::Step { report, .. } if report.step == stop => ControlFlow::Break(()),
                 _ => ControlFlow::Continue(()),
             })
             .expect("it stops");
@@ -218,8 +218,8 @@ fn a_teacher_writes_what_the_data_lacks() {
     assert!(report.notes.iter().any(|note| note.contains("32 tokens")), "{:?}", report.notes);
     let cpu = Cpu::new(1).expect("a thread");
     let first = Run::open(place.config("stopped", more)).expect("a run");
-    let stop = &mut |event: Event<'_>| match event {
-        Event::Step { report, .. } if report.step == 45 => ControlFlow::Break(()),
+    let stop = &mut |event: RunEvent<'_>| match event {
+        RunEvent::Step { report, .. } if report.step == 45 => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
     };
     assert_eq!(first.train(&cpu, stop).expect("it stops").ended, Ended::Interrupted);
@@ -227,8 +227,8 @@ fn a_teacher_writes_what_the_data_lacks() {
     assert_eq!(weights(&place.at("stopped")), weights(&place.at("whole")));
     // During generation there is nothing to save.
     let early = Run::open(place.config("early", more)).expect("a run");
-    let stop = &mut |event: Event<'_>| match event {
-        Event::Writing { done, of } if (done, of) == (0, written) => ControlFlow::Break(()),
+    let stop = &mut |event: RunEvent<'_>| match event {
+        RunEvent::Writing { done, of } if (done, of) == (0, written) => ControlFlow::Break(()),
         event => panic!("{event:?}"),
     };
     let report = early.train(&cpu, stop).expect("it stops");
@@ -315,7 +315,7 @@ fn train_ranks(
         let (config, cpu) = (place.config(&output, more), Cpu::new(1).expect("a thread"));
         let mut steps = 0;
         Run::open_ranks(config, &comm)?.train_ranks(&cpu, &comm, &mut |event| {
-            steps += usize::from(matches!(event, Event::Step { .. }));
+            steps += usize::from(matches!(event, RunEvent::Step { .. }));
             match stop == Some(steps) && comm.rank() == ranks - 1 {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
@@ -461,7 +461,7 @@ fn ranks_write_the_model_of_one_machine(more: &str) {
     let first = Run::open(place.config("begun", more)).expect("a run");
     let cpu = Cpu::new(1).expect("a thread");
     let begun = first.train(&cpu, &mut |event| {
-        steps += usize::from(matches!(event, Event::Step { .. }));
+        steps += usize::from(matches!(event, RunEvent::Step { .. }));
         if steps == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     assert_eq!(begun.expect("a report").ended, Ended::Interrupted);

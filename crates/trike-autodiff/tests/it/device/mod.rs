@@ -7,7 +7,7 @@ mod operations;
 
 use std::borrow::Borrow;
 
-use trike_autodiff::{Buffers, CubeEngine, Engine, GradError, Tape, Var};
+use trike_autodiff::{Buffers, CubeEngine, GradError, Tape, TapeEngine, Var};
 use trike_cube::{CubeDevice, DeviceOptions, DeviceSpec, Planes, Runtime};
 use trike_testkit::{Rng, skip};
 
@@ -38,11 +38,11 @@ fn normals(seed: u64, shapes: &[(usize, usize)]) -> Parameters {
 
 /// A function of parameters on any engine.
 trait Function {
-    fn run<E: Engine>(&self, tape: &mut Tape<'_, E>, p: &[Var]) -> Result<Var, GradError>;
+    fn run<E: TapeEngine>(&self, tape: &mut Tape<'_, E>, p: &[Var]) -> Result<Var, GradError>;
 }
 
 /// The output of `f`, and the gradients of the parameters that it depends on.
-fn both_ways<E: Engine>(
+fn both_ways<E: TapeEngine>(
     engine: &E,
     parameters: &Parameters,
     f: &impl Function,

@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
-use trike_autodiff::{BitLinearSpec, Engine, GradError, Tape, TernarizeSpec, TernaryScale, Var};
+use trike_autodiff::{BitLinearSpec, GradError, Tape, TapeEngine, TernarizeSpec, TernaryScale, Var};
 use trike_core::{AttentionSpec, GatedActivation, RopePairing};
 use trike_cpu::Cpu;
 use trike_testkit::{Rng, assert_all_near};
@@ -40,7 +40,7 @@ enum Case {
 }
 
 /// Writes the same logits in every call.
-fn teacher<'e, E: Engine>(
+fn teacher<'e, E: TapeEngine>(
     tape: &Tape<'e, E>,
     head: Var,
 ) -> impl FnMut(Range<usize>, &mut E::View) -> Result<(), GradError> + use<'e, E> {
@@ -53,7 +53,7 @@ fn teacher<'e, E: Engine>(
 }
 
 impl Function for Case {
-    fn run<E: Engine>(&self, tape: &mut Tape<'_, E>, p: &[Var]) -> Result<Var, GradError> {
+    fn run<E: TapeEngine>(&self, tape: &mut Tape<'_, E>, p: &[Var]) -> Result<Var, GradError> {
         Ok(match self {
             Self::Linear { bias } => tape.linear(p[0], p[1], bias.then(|| p[2]))?,
             Self::Square => tape.linear(p[0], p[0], None)?,

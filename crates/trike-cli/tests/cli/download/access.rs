@@ -57,7 +57,7 @@ fn refusals_say_what_to_do() {
         (404, "RepoNotFound", "hf_x", &["no such model", "404"]),
         (404, "RevisionNotFound", "", &["no revision `v9`", "branch"]),
         (403, "", "", &["access denied (403", "HF_TOKEN"]),
-        (429, "", "", &["too many requests", "wait"]),
+        (429, "", "", &["429 Too Many Requests", "wait"]),
     ];
     for (status, code, token, words) in cases {
         let trike = Trike::new();

@@ -76,10 +76,16 @@ fn forms_without_a_kernel_are_refused() {
     let plain = TritTensor::from_trits(1, 64, &[1; 64], Encoding::TwoBit, Scales::tensor(1.0)).expect("one");
     let rotated = plain.clone().with_rotation(Hadamard::new(8).ok()).expect("whole blocks");
     let refused = SparseMatrix::pack(&device, &rotated).expect_err("a rotation");
-    assert!(matches!(refused, CubeError::Rotation { expected: 1, got: 8, .. }));
+    assert_eq!(
+        refused.to_string(),
+        "rotation of a sparse matrix: expected none, got blocks of 8; pack the tensor as a CubeTernaryMatrix"
+    );
     let w = SparseMatrix::pack(&device, &plain).expect("a matrix");
     let codes = Activations::empty(&device, x).and_then(|codes| codes.with_rotation(Hadamard::new(8).ok()));
     let out = device.empty(1).expect("room");
     let refused = device.sparse(&codes.expect("room"), &w, &out, &Strategy::Inferred);
-    assert!(matches!(refused, Err(CubeError::Rotation { expected: 1, got: 8, .. })));
+    assert_eq!(
+        refused.expect_err("rotated codes").to_string(),
+        "rotation of activations of a sparse linear: expected none, got blocks of 8; quantize them without one"
+    );
 }

@@ -11,7 +11,7 @@ mod peft;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
-use trike_autodiff::{Elements, Engine, GradError};
+use trike_autodiff::{Elements, GradError, TapeEngine};
 use trike_core::{Bounds, OptionError};
 use trike_cpu::{Cpu, MatrixRef, Store, matmul};
 use trike_nn::{DecoderSpec, NnError, WeightName};
@@ -77,7 +77,7 @@ impl Adapter {
     ///
     /// # Errors
     ///
-    /// [`TrainError::Cpu`] for factors of wrong lengths.
+    /// [`TrainError::Nn`] for factors of wrong lengths.
     pub fn product(&self, cpu: &Cpu, name: WeightName) -> Result<Option<Vec<f32>>, TrainError> {
         let Some((_, [a, b])) = self.factors(name) else { return Ok(None) };
         let mut product = vec![0.0; b.rows() * a.cols];
@@ -93,7 +93,7 @@ impl Adapter {
     /// # Errors
     ///
     /// [`GradError`] of the executor.
-    pub fn upload<E: Engine>(self, engine: &E) -> Result<Adapter<E::Tensor>, GradError> {
+    pub fn upload<E: TapeEngine>(self, engine: &E) -> Result<Adapter<E::Tensor>, GradError> {
         Ok(Adapter { config: self.config, factors: self.factors.upload(engine)? })
     }
 }
@@ -116,7 +116,7 @@ impl<T: Elements> Adapter<T> {
     }
 
     /// An uninitialized adapter in the memory of an executor.
-    pub(crate) fn allocate<E: Engine<Tensor = T>>(
+    pub(crate) fn allocate<E: TapeEngine<Tensor = T>>(
         engine: &E,
         config: &LoraConfig,
         spec: &DecoderSpec,

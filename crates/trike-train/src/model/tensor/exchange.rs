@@ -3,7 +3,7 @@
 use std::borrow::{Borrow, Cow};
 use std::ops::Range;
 
-use trike_autodiff::{Elements, Engine, GradError, ScaleGroups, TernaryScale};
+use trike_autodiff::{Elements, GradError, ScaleGroups, TapeEngine, TernaryScale};
 use trike_comm::{CommError, Communicator, Shards, exchange_floats, receive_floats, send_floats};
 use trike_trit::Granularity;
 
@@ -16,7 +16,7 @@ fn columns(matrix: &[f32], width: usize, own: Range<usize>) -> Vec<f32> {
 }
 
 /// This rank's columns of a whole matrix.
-pub(super) fn own_columns<E: Engine>(
+pub(super) fn own_columns<E: TapeEngine>(
     engine: &E,
     comm: &dyn Communicator,
     shards: &Shards,
@@ -31,7 +31,7 @@ pub(super) fn own_columns<E: Engine>(
 }
 
 /// Gathers matrices of `tokens` rows whose columns are divided among ranks, in one message for all of them.
-pub(super) fn gather_columns<E: Engine>(
+pub(super) fn gather_columns<E: TapeEngine>(
     engine: &E,
     comm: &dyn Communicator,
     tokens: usize,
@@ -73,7 +73,7 @@ fn gathered(
 }
 
 /// This rank's columns of a matrix whose rows are divided among ranks.
-pub(crate) fn columns_of<E: Engine>(
+pub(crate) fn columns_of<E: TapeEngine>(
     engine: &E,
     comm: &dyn Communicator,
     rows: &Shards,
@@ -92,7 +92,7 @@ pub(crate) fn columns_of<E: Engine>(
 
 /// The scales of matrices with a single scale, by parameter index. Whole matrices are distributed among the ranks, each of which
 /// computes their mean magnitude as a single machine does.
-pub(crate) fn scales_of<E: Engine>(
+pub(crate) fn scales_of<E: TapeEngine>(
     engine: &E,
     comm: &dyn Communicator,
     shard: &TensorShard,

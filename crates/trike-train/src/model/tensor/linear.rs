@@ -4,7 +4,9 @@ use std::borrow::{Borrow, BorrowMut};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use trike_autodiff::{Backward, Elements, Engine, GradError, MixedPrecision, Operand, Operation, Tape, Var};
+use trike_autodiff::{
+    Backward, Elements, GradError, MixedPrecision, Operand, Operation, Tape, TapeEngine, Var,
+};
 use trike_comm::Shards;
 use trike_cpu::Store;
 use trike_nn::WeightName;
@@ -23,23 +25,23 @@ pub(in crate::model) struct Input {
 
 /// Layers with a common input whose outputs are not gathered: in the backward pass, the gradients of all their outputs are gathered
 /// together.
-pub(in crate::model) struct Group<'d, E: Engine>(Rc<RefCell<Vec<Waiting<'d, E>>>>);
+pub(in crate::model) struct Group<'d, E: TapeEngine>(Rc<RefCell<Vec<Waiting<'d, E>>>>);
 
-impl<E: Engine> Default for Group<'_, E> {
+impl<E: TapeEngine> Default for Group<'_, E> {
     fn default() -> Self {
         Self(Rc::default())
     }
 }
 
 /// Output gradients of a layer that wait for the other layers of the group.
-struct Waiting<'d, E: Engine> {
+struct Waiting<'d, E: TapeEngine> {
     dy: E::Tensor,
     outputs: &'d Shards,
     columns: Option<&'d E::View>,
 }
 
 /// Distribution of a layer's outputs.
-pub(in crate::model) enum Outputs<'g, 'd, E: Engine> {
+pub(in crate::model) enum Outputs<'g, 'd, E: TapeEngine> {
     /// Gathered on all ranks.
     Gathered,
     /// Each rank keeps its own. The layer recorded first is the last one in the backward pass.
@@ -47,12 +49,12 @@ pub(in crate::model) enum Outputs<'g, 'd, E: Engine> {
 }
 
 /// Copies values to memory of the tape, so that the pool gets back buffers of its own.
-fn placed<E: Engine>(engine: &E, mut to: E::Tensor, values: &E::Tensor) -> Result<E::Tensor, GradError> {
+fn placed<E: TapeEngine>(engine: &E, mut to: E::Tensor, values: &E::Tensor) -> Result<E::Tensor, GradError> {
     engine.copy(values.borrow(), to.borrow_mut())?;
     Ok(to)
 }
 
-impl<'d, E: Engine> Divided<'d, E> {
+impl<'d, E: TapeEngine> Divided<'d, E> {
     /// This rank's columns of a whole value, as the target of the gradient of layers whose inputs are divided like those of `name`.
     pub(in crate::model) fn columns(
         self,
@@ -125,7 +127,7 @@ impl<'d, E: Engine> Divided<'d, E> {
 }
 
 /// A linear layer of which this rank holds some rows.
-struct RowLinear<'d, E: Engine> {
+struct RowLinear<'d, E: TapeEngine> {
     divided: Divided<'d, E>,
     x: Input,
     weight: Var,
@@ -139,7 +141,7 @@ struct RowLinear<'d, E: Engine> {
     precision: MixedPrecision,
 }
 
-impl<E: Engine> RowLinear<'_, E> {
+impl<E: TapeEngine> RowLinear<'_, E> {
     /// The gradients of this rank's rows, given those of their outputs.
     fn rows_back(&self, pass: &mut Backward<'_, E>, dy: &E::View) -> Result<(), GradError> {
         let rows = self.outputs.of_rank(self.divided.comm.rank()).len();
@@ -174,7 +176,7 @@ impl<E: Engine> RowLinear<'_, E> {
     }
 }
 
-impl<E: Engine> Operation<E> for RowLinear<'_, E> {
+impl<E: TapeEngine> Operation<E> for RowLinear<'_, E> {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let (engine, comm, outputs) = (pass.engine(), self.divided.comm, self.outputs);
         let Some((group, is_first)) = &self.group else {
@@ -205,13 +207,13 @@ impl<E: Engine> Operation<E> for RowLinear<'_, E> {
 }
 
 /// This rank's columns of a whole value.
-struct Columns<'d, E: Engine> {
+struct Columns<'d, E: TapeEngine> {
     divided: Divided<'d, E>,
     x: Var,
     shards: &'d Shards,
 }
 
-impl<E: Engine> Operation<E> for Columns<'_, E> {
+impl<E: TapeEngine> Operation<E> for Columns<'_, E> {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let Self { divided: Divided { comm, .. }, x, shards } = *self;
         let tokens = dy.elements() / shards.of_rank(comm.rank()).len().max(1);
@@ -223,13 +225,13 @@ impl<E: Engine> Operation<E> for Columns<'_, E> {
 }
 
 /// A gather of the columns of a value.
-struct Gather<'d, E: Engine> {
+struct Gather<'d, E: TapeEngine> {
     divided: Divided<'d, E>,
     x: Var,
     shards: &'d Shards,
 }
 
-impl<E: Engine> Operation<E> for Gather<'_, E> {
+impl<E: TapeEngine> Operation<E> for Gather<'_, E> {
     fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let Self { divided: Divided { comm, .. }, x, shards } = *self;
         let own = own_columns(pass.engine(), comm, shards, dy.borrow())?;

@@ -10,7 +10,7 @@ mod exchange;
 mod linear;
 mod shard;
 
-use trike_autodiff::Engine;
+use trike_autodiff::TapeEngine;
 use trike_comm::Communicator;
 
 pub(super) use exchange::{columns_of, scales_of};
@@ -35,16 +35,16 @@ impl<T> Default for Prepared<T> {
 }
 
 /// The ranks among which the matrices are divided.
-pub(super) struct Divided<'d, E: Engine> {
+pub(super) struct Divided<'d, E: TapeEngine> {
     pub(super) comm: &'d dyn Communicator,
     pub(super) shard: &'d TensorShard,
     pub(super) prepared: &'d Prepared<E::Tensor>,
 }
 
-impl<E: Engine> Clone for Divided<'_, E> {
+impl<E: TapeEngine> Clone for Divided<'_, E> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<E: Engine> Copy for Divided<'_, E> {}
+impl<E: TapeEngine> Copy for Divided<'_, E> {}

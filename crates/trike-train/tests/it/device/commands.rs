@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use trike_cpu::Cpu;
 use trike_testkit::assert_near;
 use trike_train::TrainError;
-use trike_train::run::{Ended, Event, Run, RunConfig, RunReport};
+use trike_train::run::{Ended, Run, RunConfig, RunEvent, RunReport};
 
 use super::engine;
 
@@ -49,7 +49,7 @@ fn config(dir: &Path, output: &str, device: &str) -> RunConfig {
 fn train(config: RunConfig, stop: Option<usize>) -> Result<RunReport, TrainError> {
     let cpu = Cpu::new(1).expect("a thread");
     Run::open(config)?.train(&cpu, &mut |event| match event {
-        Event::Step { report, .. } if Some(report.step + 1) == stop => ControlFlow::Break(()),
+        RunEvent::Step { report, .. } if Some(report.step + 1) == stop => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
     })
 }
