@@ -5,7 +5,7 @@ mod count;
 mod cube;
 mod host;
 
-use std::borrow::{BorrowMut, Cow};
+use std::borrow::{Borrow, BorrowMut, Cow};
 use std::ops::Range;
 
 use trike_core::{AttentionSpec, GatedActivation, ProductPrecision, RopePairing};
@@ -25,6 +25,30 @@ pub use cube::{CubeEngine, CubeEngineRopeTable, CubeEngineTensor, CubeRotary, Tr
 pub trait Elements {
     /// The number of elements.
     fn elements(&self) -> usize;
+}
+
+/// Values of the host in the memory of an executor: borrowed if that is the host's memory, otherwise a copy.
+pub enum EngineValues<'v, E: EngineMemory> {
+    /// The values themselves.
+    Borrowed(&'v E::View),
+    /// A tensor of the executor.
+    Owned(E::Tensor),
+}
+
+impl<E: EngineMemory> std::fmt::Debug for EngineValues<'_, E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineValues").field("elements", &self.view().elements()).finish_non_exhaustive()
+    }
+}
+
+impl<E: EngineMemory> EngineValues<'_, E> {
+    /// The values, as operations take them.
+    pub fn view(&self) -> &E::View {
+        match self {
+            Self::Borrowed(values) => values,
+            Self::Owned(tensor) => tensor.borrow(),
+        }
+    }
 }
 
 /// A matrix operand of [`EngineOps::matmul`]: some rows of a tensor, or the transpose of them.
@@ -185,6 +209,10 @@ pub trait EngineMemory: Sized + Send + Sync + std::fmt::Debug + 'static {
     fn allocate(&self, len: usize) -> Result<Self::Tensor, GradError>;
     /// A tensor of these values.
     fn upload(&self, values: Vec<f32>) -> Result<Self::Tensor, GradError>;
+    /// Values that the host keeps, for operations that read them.
+    fn borrow_or_upload<'v>(&self, values: &'v [f32]) -> Result<EngineValues<'v, Self>, GradError> {
+        Ok(EngineValues::Owned(self.upload(values.to_vec())?))
+    }
     /// The values of a tensor.
     fn download<'v>(&self, tensor: &'v Self::View) -> Result<Cow<'v, [f32]>, GradError>;
     /// Tensors of lengths `lens` that `make` computes on the host from the values of other tensors, such as by an exchange between
@@ -218,6 +246,8 @@ pub trait EngineMemory: Sized + Send + Sync + std::fmt::Debug + 'static {
 /// The operations of a forward pass and their backward passes.
 #[expect(clippy::missing_errors_doc, reason = "the same for all methods, in the documentation of `Engine`")]
 pub trait EngineOps: EngineMemory {
+    /// Whether [`matmul`](Self::matmul) supports precisions below f32.
+    const ROUNDS_OPERANDS: bool;
     /// The table of a rotary embedding; the first `positions` positions are precomputed.
     fn rope_table(
         &self,
