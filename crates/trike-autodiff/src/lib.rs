@@ -25,7 +25,8 @@
 //! * reduced-precision products: [`MixedPrecision`], [`ProductPrecision`]
 //! * operations of other crates: [`Operation`], [`Backward`], [`Tape::record`]
 //! * executors: [`TapeEngine`], the sum of [`EngineMemory`], [`EngineOps`], [`EngineQuantization`], [`EngineLosses`] and
-//!   [`EngineOptimization`]; [`Elements`], [`Operand`], [`ScaleGroups`], [`AdamW`]; `CubeEngine`, `CubeEngineTensor`, `Transfers`
+//!   [`EngineOptimization`]; [`Elements`], [`EngineValues`], [`Operand`], [`ScaleGroups`], [`AdamW`];
+//!   `CubeEngine`, `CubeEngineTensor`, `Transfers`
 //! * memory: [`Count`], [`Counted`], [`CountTensor`], [`CountList`]
 //! * errors: [`GradError`]
 //!
@@ -44,7 +45,7 @@ mod var;
 pub use buffers::Buffers;
 pub use engine::{
     AdamW, Count, CountList, CountTensor, Counted, Elements, EngineLosses, EngineMemory, EngineOps,
-    EngineOptimization, EngineQuantization, Operand, Rotary, ScaleGroups, TapeEngine,
+    EngineOptimization, EngineQuantization, EngineValues, Operand, Rotary, ScaleGroups, TapeEngine,
 };
 #[cfg(feature = "gpu")]
 pub use engine::{CubeEngine, CubeEngineRopeTable, CubeEngineTensor, CubeRotary, Transfers};

@@ -29,6 +29,14 @@ pub enum CalibrateError {
         /// The limiting resource.
         limit: &'static str,
     },
+    /// Tuning needs more memory than the device has.
+    #[error("tuning needs {needed} bytes of memory on the device, which has {free} available")]
+    DeviceMemory {
+        /// Bytes at the peak.
+        needed: u64,
+        /// Bytes that are available.
+        free: u64,
+    },
     /// A model file could not be read or written.
     #[error(transparent)]
     Format(Box<trike_format::FormatError>),
@@ -157,6 +165,18 @@ pub enum ConfigError {
         got: u64,
         /// Limit, [`Tuning::max_weights`](crate::Tuning::max_weights).
         most: u64,
+    },
+    /// A device for tuning where nothing is tuned: tuning off or without epochs, rounding, free planes, or only a plan.
+    #[error("device {device}: it only tunes, and nothing is tuned; omit the device, or tune")]
+    DeviceUntuned {
+        /// The device.
+        device: String,
+    },
+    /// Several devices for tuning.
+    #[error("device: expected a single device, got {got}")]
+    SeveralDevices {
+        /// Number of devices.
+        got: usize,
     },
     /// A skip pattern that is empty or only stars.
     #[error("skip pattern `{pattern}`: expected part of a layer's name; this one would skip every layer")]

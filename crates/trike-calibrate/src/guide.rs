@@ -14,7 +14,7 @@ use trike_nn::{HookPoint, WeightName};
 use crate::{
     CalibrateError, Tuning,
     streams::{Batch, Blocks},
-    tune::{Head, Learner, Recording, TapeSpec, Wanted},
+    tune::{Executors, Head, Learner, Recording, TapeSpec, Wanted},
 };
 
 /// The label of the cross-entropy at a position.
@@ -50,10 +50,10 @@ impl TokenWeights {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, CalibrateError> {
         let (spec, cpu, input) = (dense.spec(), dense.cpu(), dense.source);
-        let head = Head::load(input)?;
+        let head = Head::load(input, cpu)?;
         let longest = ids.iter().map(Vec::len).max().unwrap_or(0);
         let shared = TapeSpec::new(cpu, spec, longest)?;
-        let load = |layer| Learner::new(input, layer, &Tuning::default(), &[]);
+        let load = |layer| Learner::new(cpu, input, layer, &Tuning::default(), &[]);
         let mut squares = vec![[const { Vec::new() }; 4]; spec.layers];
         let (mut outputs, mut embedding) = (vec![[0f64; 7]; spec.layers], 0f64);
         let mut rest = ids.iter();
@@ -64,7 +64,7 @@ impl TokenWeights {
             let (mut x, mut inputs) = (batch.x.clone(), Vec::with_capacity(spec.layers));
             for layer in 0..spec.layers {
                 let block = load(layer)?;
-                let values = block.values(cpu)?;
+                let values = block.values(Executors::host(cpu))?;
                 let mut recording = Recording::new(cpu, &shared, &x, &lengths, Wanted::default())?;
                 recording.block(layer, &values)?;
                 let y = recording.into_output()?;
@@ -84,7 +84,7 @@ impl TokenWeights {
             })?;
             for (layer, x) in inputs.into_iter().enumerate().rev() {
                 let block = load(layer)?;
-                let values = block.values(cpu)?;
+                let values = block.values(Executors::host(cpu))?;
                 let wanted = Wanted { weights: false, input: true, outputs: true };
                 let mut recording = Recording::new(cpu, &shared, &x, &lengths, wanted)?;
                 recording.block(layer, &values)?;
@@ -105,7 +105,7 @@ impl TokenWeights {
                     }
                     batches.push(sums);
                 }
-                dy = gradients.take_input();
+                dy = gradients.take_input().unwrap_or_default();
             }
             embedding += dy.iter().map(|d| f64::from(*d).powi(2)).sum::<f64>();
         }

@@ -20,6 +20,9 @@
 //!   [`Change`]
 //! * errors: [`CalibrateError`] with [`ConfigError`], [`FoldError`] and [`EditError`]
 //!
+//! Tuning runs on the host or, with the feature `gpu`, on a device; the features `wgpu`, `vulkan`, `cuda`, `hip` and `metal` also
+//! link a runtime. Everything else runs on the host.
+//!
 //! `trike` re-exports the application API. Algorithms on single matrices are in `trike-quant`; backward passes in
 //! `trike-cpu`.
 #![forbid(unsafe_code)]
@@ -28,6 +31,7 @@ mod assemble;
 mod budget;
 mod config;
 mod curve;
+mod device;
 mod edit;
 mod error;
 mod evaluate;

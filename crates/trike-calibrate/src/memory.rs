@@ -50,8 +50,9 @@ impl Sizes {
     }
 }
 
-/// Peak memory of [`quantize()`](crate::quantize()) in bytes, for a calibration text of `tokens` tokens in sequences of at most
-/// `longest`. Pages of mapped files do not count, because the system can evict them.
+/// Peak memory of [`quantize()`](crate::quantize()) on the host in bytes, for a calibration text of `tokens` tokens in sequences of
+/// at most `longest`. Pages of mapped files do not count, because the system can evict them. If a device tunes, this is an upper
+/// bound: it includes the activations and gradients, which are then in the device's memory.
 ///
 /// # Errors
 ///
@@ -125,6 +126,14 @@ fn weighing(sizes: &Sizes) -> u64 {
     2 * F32 * hidden * tokens + 2 * F32 * block + tape + inputs + F32 * vocab * (hidden + 2 * batch)
 }
 
+/// Tokens of a step, and the bytes of its tape for a block: activations kept by the forward pass, and gradients of the backward
+/// pass.
+fn step_and_tape(sizes: &Sizes, tuning: &Tuning, longest: u64) -> (u64, u64) {
+    let Sizes { tokens, hidden, intermediate, query, .. } = *sizes;
+    let step = (tuning.batch_tokens as u64).max(longest).min(tokens);
+    (step, 2 * F32 * step * (6 * hidden + 4 * query + 5 * intermediate))
+}
+
 /// During the tuning of a block, and of the whole model.
 fn tuning_memory(
     sizes: &Sizes,
@@ -133,11 +142,9 @@ fn tuning_memory(
     all: u64,
     longest: u64,
 ) -> u64 {
-    let Sizes { tokens, hidden, intermediate, query, vocab, layers, block, .. } = *sizes;
+    let Sizes { tokens, hidden, vocab, layers, block, .. } = *sizes;
     let streams = 2 * F32 * hidden * tokens;
-    let step = (tuning.batch_tokens as u64).max(longest).min(tokens);
-    // Activations kept by the forward pass, and gradients of the backward pass.
-    let tape = 2 * F32 * step * (6 * hidden + 4 * query + 5 * intermediate);
+    let (step, tape) = step_and_tape(sizes, tuning, longest);
     // Two bits per trit.
     let trits = |weights: u64| weights * config.layout.depth as u64 / 4;
     let of_block = streams + TUNED * block + trits(block) + tape;
@@ -153,6 +160,51 @@ fn tuning_memory(
         }
     };
     of_block.max(streams + head + whole)
+}
+
+/// The same on the device that tunes: the matrices of the blocks that are tuned at once and their gradients, the head, and the
+/// activations, gradients and logits of a step. Fragmentation in the pools of the runtime is not counted.
+#[cfg(feature = "gpu")]
+pub(crate) fn of_device(
+    input: &dyn WeightSource,
+    tuning: &Tuning,
+    tokens: usize,
+    longest: usize,
+) -> Result<u64, CalibrateError> {
+    let all = block_weights(input)?;
+    let [tokens, longest] = [tokens, longest].map(|n| n as u64);
+    let sizes = Sizes::new(input, all, tokens, longest);
+    let Sizes { hidden, vocab, layers, block, .. } = sizes;
+    let (step, tape) = step_and_tape(&sizes, tuning, longest);
+    let of_block = 2 * F32 * block + tape;
+    if !tuning.tunes_model() && tuning.recover == 0.0 {
+        return Ok(of_block);
+    }
+    let head = F32 * vocab * (hidden + 3 * step);
+    let whole = match all > tuning.max_weights {
+        // The weights of the teacher of a recovery stay on the device.
+        false => (if tuning.recover > 0.0 { 3 } else { 2 }) * F32 * all + layers * tape,
+        true => {
+            // With fewer than 16 sequences all of them are held out, otherwise one in 16.
+            let held = tokens.min((tokens / 16).max(16 * longest));
+            of_block + F32 * hidden * (layers * step + held)
+        }
+    };
+    Ok(of_block.max(head + whole))
+}
+
+/// Returns an error if the memory available on the device that tunes, if known, is too small.
+#[cfg(feature = "gpu")]
+pub(crate) fn check_device(
+    input: &dyn WeightSource,
+    tuning: Option<&Tuning>,
+    ids: &[Vec<u32>],
+    available: Option<u64>,
+) -> Result<(), CalibrateError> {
+    let (Some(tuning), Some(free)) = (tuning, available) else { return Ok(()) };
+    let longest = ids.iter().map(Vec::len).max().unwrap_or(0);
+    let needed = of_device(input, tuning, ids.iter().map(Vec::len).sum(), longest)?;
+    if needed > free { Err(CalibrateError::DeviceMemory { needed, free }) } else { Ok(()) }
 }
 
 /// Returns an error if the free memory is too small.

@@ -108,7 +108,7 @@ impl<'a> Search<'a> {
         let next = |ids: &Vec<u32>| ids.iter().skip(1).map(|id| Some(*id)).chain([None]).collect::<Vec<_>>();
         let x = &batch.x[..batch.x.len().min(PREDICTED * spec.hidden)];
         let targets: Vec<Option<u32>> = ids.iter().flat_map(next).take(x.len() / spec.hidden).collect();
-        let mut logits = Head::load(self.blocks.source)?.logits(cpu, x)?;
+        let mut logits = Head::load(self.blocks.source, cpu)?.logits(cpu, x)?;
         let sum = grad::cross_entropy(cpu, &mut logits, &targets, spec.vocab, 1.0)?;
         Ok(sum / targets.iter().flatten().count().max(1) as f64)
     }

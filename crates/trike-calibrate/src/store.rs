@@ -163,6 +163,7 @@ pub(crate) fn identity(
         // In `texts`.
         tokenizer: _,
         hold_out: _,
+        device,
         // Results do not depend on it.
         threads: _,
     } = config;
@@ -180,7 +181,8 @@ pub(crate) fn identity(
         .with("the smallest layer", min_layer_size)
         .with("the plan", format!("{layers:?}"))
         .with("the pruning", format!("{prune:?}"))
-        .with("the choice of encodings", auto_encoding))
+        .with("the choice of encodings", auto_encoding)
+        .with("the device of tuning", device))
 }
 
 impl Store {

@@ -19,6 +19,7 @@ use crate::{
     Planning, QuantizeMethod, ScaledInputs, Stored, TextSource, Tuning,
     assemble::assemble,
     budget,
+    device::TuningDevice,
     guide::{Labels, TokenWeights},
     quantize::{quantize_ids, tuning_of},
     quantize_to,
@@ -31,15 +32,16 @@ use crate::{
 const HIDDEN: usize = 32;
 const INNER: usize = 40;
 const VOCAB: usize = 50;
-const LAYERS: usize = 2;
+pub(crate) const LAYERS: usize = 2;
+pub(crate) static HOST: TuningDevice = TuningDevice::Host { no_gpu: false };
 
 /// Settings that differ in a name.
-fn named(name: &str) -> Identity {
+pub(crate) fn named(name: &str) -> Identity {
     Identity::new().with("the name", name)
 }
 
 /// Writes a random Llama with rotary pairs as in its own format; `spoil` changes its weights by name.
-fn model(dir: &Path, spoil: impl Fn(&str, &mut [f32])) -> ModelFile {
+pub(crate) fn model(dir: &Path, spoil: impl Fn(&str, &mut [f32])) -> ModelFile {
     let config = serde_json::json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN,
         "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
@@ -72,14 +74,14 @@ fn model(dir: &Path, spoil: impl Fn(&str, &mut [f32])) -> ModelFile {
     ModelFile::open(dir).unwrap()
 }
 
-fn text(seed: u64) -> Vec<Vec<u32>> {
+pub(crate) fn text(seed: u64) -> Vec<Vec<u32>> {
     let mut rng = Rng::new(seed);
     // Some tokens are more frequent, as in natural text.
     let mut token = || (rng.below(VOCAB) * rng.below(VOCAB) / VOCAB) as u32;
     (0..64).map(|i| (0..16 + i % 24).map(|_| token()).collect()).collect()
 }
 
-fn options(planes: usize, tuning: Option<Tuning>) -> ModelQuantizationConfig {
+pub(crate) fn options(planes: usize, tuning: Option<Tuning>) -> ModelQuantizationConfig {
     let mut config = ModelQuantizationConfig::planes(planes);
     config.layout.granularity = Granularity::Group(GroupSize::G32);
     config.tuning = tuning;
@@ -87,7 +89,7 @@ fn options(planes: usize, tuning: Option<Tuning>) -> ModelQuantizationConfig {
     config
 }
 
-fn short() -> Tuning {
+pub(crate) fn short() -> Tuning {
     Tuning { block_epochs: Some(6), model_epochs: Some(8), batch_tokens: 192, ..Tuning::default() }
 }
 
@@ -96,16 +98,36 @@ fn walk(
     config: &ModelQuantizationConfig,
     store: &Store,
 ) -> Result<walk::Walked, CalibrateError> {
+    walk_on(input, config, store, &text(1), &HOST)
+}
+
+/// [`walk`] on another text, with tuning on a device.
+pub(crate) fn walk_on(
+    input: &ModelFile,
+    config: &ModelQuantizationConfig,
+    store: &Store,
+    text: &[Vec<u32>],
+    on: &TuningDevice,
+) -> Result<walk::Walked, CalibrateError> {
     config.validate()?;
     let cpu = Cpu::new(config.threads)?;
     let backend = CpuBackend::new(cpu, ActivationPrecision::F32).with_products(walk::PRODUCTS);
     let ids = match config.method {
-        QuantizeMethod::Round(_) => Vec::new(),
-        QuantizeMethod::Compensate(_) => text(1),
+        QuantizeMethod::Round(_) => &[],
+        QuantizeMethod::Compensate(_) => text,
     };
     let tuning = tuning_of(input, config, &mut Vec::new())?;
-    walk::Walk::new(input, config, &backend, store, &ids, tuning)?
-        .run(input, &mut |_, done, all| assert!(done <= all))
+    let progress = &mut |_: &str, done, all| assert!(done <= all);
+    match on {
+        TuningDevice::Host { .. } => {
+            walk::Walk::new(input, config, (&backend, backend.cpu()), store, ids, tuning)?
+                .run(input, progress)
+        }
+        #[cfg(feature = "gpu")]
+        TuningDevice::Device(engine) => {
+            walk::Walk::new(input, config, (&backend, engine), store, ids, tuning)?.run(input, progress)
+        }
+    }
 }
 
 /// Quantizes into the directory `name` and returns the tensors' bytes, and the divergence from the dense model on a text.
@@ -319,7 +341,7 @@ fn steps_are_named() {
             }
         };
         let out = dir.path().join(format!("out{i}"));
-        quantize_ids(&prepared, &out, &ids, &config, &mut step).unwrap();
+        quantize_ids(&prepared, &out, &ids, &config, &HOST, &mut step).unwrap();
         assert_eq!(seen, names);
     }
 }
@@ -331,7 +353,7 @@ fn sizes_of_alternatives_are_those_of_the_models() {
     let ids = text(1);
     let made = |name: &str, config: &ModelQuantizationConfig| {
         let prepared = Prepared::new(&input, config, &ids, &mut |_, _| ()).unwrap();
-        quantize_ids(&prepared, &dir.path().join(name), &ids, config, &mut |_, _, _| ()).unwrap()
+        quantize_ids(&prepared, &dir.path().join(name), &ids, config, &HOST, &mut |_, _, _| ()).unwrap()
     };
     let report = made("own", &options(2, None));
     // Rows have 32 or 40 weights: larger groups are whole rows.
@@ -506,7 +528,7 @@ fn rewritten_models_stay_what_they_were() {
         let ids = text(1);
         let prepared = Prepared::new(&input, &config, &ids, &mut |done, all| assert!(done <= all)).unwrap();
         let out = dir.path().join(format!("out-{}", all.len()));
-        let report = quantize_ids(&prepared, &out, &ids, &config, &mut |_, _, _| ()).unwrap();
+        let report = quantize_ids(&prepared, &out, &ids, &config, &HOST, &mut |_, _, _| ()).unwrap();
         let output = ModelFile::open(&out).unwrap();
         let lost = divergence(&input, &output);
         assert!(lost < 0.01, "{salience:?} {rotation:?}: {lost}");
@@ -585,7 +607,7 @@ fn salience_helps_rounding_where_a_few_inputs_are_strong() {
     let lost = |config: &ModelQuantizationConfig, name: &str| {
         let (ids, out) = (text(1), dir.path().join(name));
         let prepared = Prepared::new(&input, config, &ids, &mut |_, _| ()).unwrap();
-        quantize_ids(&prepared, &out, &ids, config, &mut |_, _, _| ()).unwrap();
+        quantize_ids(&prepared, &out, &ids, config, &HOST, &mut |_, _, _| ()).unwrap();
         divergence(&input, &ModelFile::open(&out).unwrap())
     };
     let plain = lost(&config, "plain");

@@ -312,6 +312,7 @@ fn of_calibrate(error: &CalibrateError) -> Option<String> {
         CalibrateError::CalibrationText { .. } => {
             "pass a longer text with --calibration FILE, or increase --sequences"
         }
+        CalibrateError::DeviceMemory { .. } => "use a smaller --tune-max-weights, or omit --device",
         CalibrateError::Memory { .. } => "use fewer or shorter --sequences, or --no-tune",
         CalibrateError::PlanFile { .. } => {
             "`trike quantize --plan-only` with a budget writes a plan for --plan"
@@ -383,6 +384,7 @@ fn flag_of_config(error: &ConfigError) -> Option<&'static str> {
         ConfigError::PruneRotated => "--prune and --hadamard",
         ConfigError::TensorScale => "--group and --method",
         ConfigError::RecoverLarge { .. } => "--recover and --tune-max-weights",
+        ConfigError::DeviceUntuned { .. } | ConfigError::SeveralDevices { .. } => "--device",
         ConfigError::SkipsAll { .. } => "--skip",
         ConfigError::PruneFraction { .. } => "--prune",
         ConfigError::PrunePattern { .. } => "--prune-pattern",
@@ -454,6 +456,8 @@ mod tests {
             ConfigError::PruneRotated,
             ConfigError::TensorScale,
             ConfigError::RecoverLarge { got: 2, most: 1 },
+            ConfigError::DeviceUntuned { device: "cuda:0".to_owned() },
+            ConfigError::SeveralDevices { got: 2 },
             ConfigError::SkipsAll { pattern: "*".to_owned() },
             ConfigError::PruneFraction { got: 1.0 },
             ConfigError::PrunePattern { keep: 0, of: 0 },
@@ -484,6 +488,7 @@ mod tests {
                 CalibrateError::from(EditError::Rotated { block: 8 }).into(),
                 CalibrateError::CalibrationText { sequences: 0, tokens: 0, needed: 16 }.into(),
                 CalibrateError::Memory { needed: 2, free: 1, limit: "this machine" }.into(),
+                CalibrateError::DeviceMemory { needed: 2, free: 1 }.into(),
             ])
             .chain(quantize.map(|field| CalibrateError::from(range(field)).into()))
             .chain(quantize.map(|field| {

@@ -230,6 +230,8 @@ impl EngineMemory for Count {
 }
 
 impl EngineOps for Count {
+    const ROUNDS_OPERANDS: bool = true;
+
     fn rope_table(
         &self,
         frequencies: Vec<f32>,

@@ -174,6 +174,8 @@ impl EngineMemory for CubeEngine {
 }
 
 impl EngineOps for CubeEngine {
+    const ROUNDS_OPERANDS: bool = false;
+
     fn rope_table(
         &self,
         frequencies: Vec<f32>,

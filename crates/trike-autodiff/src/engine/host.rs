@@ -11,8 +11,8 @@ use trike_core::{
 use trike_cpu::{Cpu, CpuError, CpuOps, MatrixRef, RopeTable, Store, grad, matmul_rounded};
 
 use super::{
-    AdamW, Elements, EngineLosses, EngineMemory, EngineOps, EngineOptimization, EngineQuantization, Operand,
-    ScaleGroups,
+    AdamW, Elements, EngineLosses, EngineMemory, EngineOps, EngineOptimization, EngineQuantization,
+    EngineValues, Operand, ScaleGroups,
 };
 use crate::error::{GradError, check_len};
 
@@ -117,6 +117,10 @@ impl EngineMemory for Cpu {
         Ok(values)
     }
 
+    fn borrow_or_upload<'v>(&self, values: &'v [f32]) -> Result<EngineValues<'v, Self>, GradError> {
+        Ok(EngineValues::Borrowed(values))
+    }
+
     fn download<'v>(&self, tensor: &'v [f32]) -> Result<Cow<'v, [f32]>, GradError> {
         Ok(Cow::Borrowed(tensor))
     }
@@ -145,6 +149,8 @@ impl EngineMemory for Cpu {
 }
 
 impl EngineOps for Cpu {
+    const ROUNDS_OPERANDS: bool = true;
+
     fn rope_table(
         &self,
         frequencies: Vec<f32>,

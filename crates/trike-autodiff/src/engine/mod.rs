@@ -5,7 +5,7 @@ mod count;
 mod cube;
 mod host;
 
-use std::borrow::{BorrowMut, Cow};
+use std::borrow::{Borrow, BorrowMut, Cow};
 use std::ops::Range;
 
 use trike_core::{AttentionSpec, GatedActivation, ProductPrecision, RopePairing};
@@ -25,6 +25,30 @@ pub use cube::{CubeEngine, CubeEngineRopeTable, CubeEngineTensor, CubeRotary, Tr
 pub trait Elements {
     /// The number of elements.
     fn elements(&self) -> usize;
+}
+
+/// Values of the host in the memory of an executor: borrowed if that is the host's memory, otherwise a copy.
+pub enum EngineValues<'v, E: EngineMemory> {
+    /// The values themselves.
+    Borrowed(&'v E::View),
+    /// A tensor of the executor.
+    Owned(E::Tensor),
+}
+
+impl<E: EngineMemory> std::fmt::Debug for EngineValues<'_, E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineValues").field("elements", &self.view().elements()).finish_non_exhaustive()
+    }
+}
+
+impl<E: EngineMemory> EngineValues<'_, E> {
+    /// The values, as operations take them.
+    pub fn view(&self) -> &E::View {
+        match self {
+            Self::Borrowed(values) => values,
+            Self::Owned(tensor) => tensor.borrow(),
+        }
+    }
 }
 
 /// A matrix operand of [`EngineOps::matmul`]: some rows of a tensor, or the transpose of them.
@@ -163,7 +187,10 @@ pub trait TapeEngine: EngineOps + EngineQuantization + EngineLosses + EngineOpti
 impl<E: EngineOps + EngineQuantization + EngineLosses + EngineOptimization> TapeEngine for E {}
 
 /// Tensors in the memory of a [`TapeEngine`], and tasks that run alone.
-#[expect(clippy::missing_errors_doc, reason = "the same for all methods, in the documentation of `Engine`")]
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "the same for all methods, in the documentation of `TapeEngine`"
+)]
 pub trait EngineMemory: Sized + Send + Sync + std::fmt::Debug + 'static {
     /// Memory with f32 elements.
     type Tensor: BorrowMut<Self::View> + Elements + std::fmt::Debug + Send + Sync + 'static;
@@ -185,6 +212,10 @@ pub trait EngineMemory: Sized + Send + Sync + std::fmt::Debug + 'static {
     fn allocate(&self, len: usize) -> Result<Self::Tensor, GradError>;
     /// A tensor of these values.
     fn upload(&self, values: Vec<f32>) -> Result<Self::Tensor, GradError>;
+    /// Values that the host keeps, for operations that read them.
+    fn borrow_or_upload<'v>(&self, values: &'v [f32]) -> Result<EngineValues<'v, Self>, GradError> {
+        Ok(EngineValues::Owned(self.upload(values.to_vec())?))
+    }
     /// The values of a tensor.
     fn download<'v>(&self, tensor: &'v Self::View) -> Result<Cow<'v, [f32]>, GradError>;
     /// Tensors of lengths `lens` that `make` computes on the host from the values of other tensors, such as by an exchange between
@@ -216,8 +247,13 @@ pub trait EngineMemory: Sized + Send + Sync + std::fmt::Debug + 'static {
 }
 
 /// The operations of a forward pass and their backward passes.
-#[expect(clippy::missing_errors_doc, reason = "the same for all methods, in the documentation of `Engine`")]
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "the same for all methods, in the documentation of `TapeEngine`"
+)]
 pub trait EngineOps: EngineMemory {
+    /// Whether [`matmul`](Self::matmul) supports precisions below f32.
+    const ROUNDS_OPERANDS: bool;
     /// The table of a rotary embedding; the first `positions` positions are precomputed.
     fn rope_table(
         &self,
@@ -335,7 +371,10 @@ pub trait EngineOps: EngineMemory {
 }
 
 /// Rounding of activations and weights, and its backward passes.
-#[expect(clippy::missing_errors_doc, reason = "the same for all methods, in the documentation of `Engine`")]
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "the same for all methods, in the documentation of `TapeEngine`"
+)]
 pub trait EngineQuantization: EngineMemory {
     /// Activations rounded to int8, as [`round_int8`](trike_cpu::grad::round_int8).
     fn round_activations(
@@ -393,7 +432,10 @@ pub trait EngineQuantization: EngineMemory {
 }
 
 /// Losses over rows of logits, with their gradients.
-#[expect(clippy::missing_errors_doc, reason = "the same for all methods, in the documentation of `Engine`")]
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "the same for all methods, in the documentation of `TapeEngine`"
+)]
 pub trait EngineLosses: EngineMemory {
     /// Losses that are being summed.
     type Losses;
@@ -434,7 +476,10 @@ pub trait EngineLosses: EngineMemory {
 }
 
 /// Sums and updates of an optimizer.
-#[expect(clippy::missing_errors_doc, reason = "the same for all methods, in the documentation of `Engine`")]
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "the same for all methods, in the documentation of `TapeEngine`"
+)]
 pub trait EngineOptimization: EngineMemory {
     /// The sum of the squares of all elements of some tensors.
     fn sum_of_squares(&self, all: &[&Self::View]) -> Result<f64, GradError>;

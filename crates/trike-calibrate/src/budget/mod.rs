@@ -15,7 +15,7 @@ use std::{
 
 use trike_cpu::Cpu;
 use trike_format::{Claim, OutputFile};
-use trike_llm::{ModelFile, WeightSource};
+use trike_llm::{DeviceChoice, ModelFile, WeightSource};
 use trike_nn::{ActivationPrecision, CpuBackend, WeightName};
 use trike_quant::{MatrixView, QuantError, QuantizeConfig, quantize_matrix};
 
@@ -27,6 +27,7 @@ use crate::{
     CalibrateError, Calibration, ConfigError, LayerChoice, Measured, ModelQuantizationConfig, Plan, Planning,
     QuantizeReport, Sensitivity, Stored, TextSource,
     assemble::{HEAD_GROUP, stored_bytes},
+    device::TuningDevice,
     error::io,
     held_out::{calibration_ids, limited, without},
     memory, own_text,
@@ -135,7 +136,7 @@ fn planned(
 ///
 /// # Errors
 ///
-/// Errors of [`quantize_to`].
+/// Errors of [`quantize_to`], and [`ConfigError::DeviceUntuned`] for another device than the CPU: a plan needs no tuning.
 pub fn plan_for(
     input: &ModelFile,
     output: &Path,
@@ -144,6 +145,9 @@ pub fn plan_for(
     options: &PlanOptions,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<(Plan, Vec<Sensitivity>), CalibrateError> {
+    if config.device != DeviceChoice::Cpu {
+        return Err(ConfigError::DeviceUntuned { device: config.device.to_string() }.into());
+    }
     let mut planner = Planner::new(input, output, calibration, config, options, progress)?;
     planner.check_smallest()?;
     let sensitivities = planner.sensitivities(progress)?;
@@ -196,6 +200,8 @@ struct Planner<'a> {
     dir: PathBuf,
     /// For the report.
     notes: Vec<String>,
+    /// The executor of tuning.
+    on: TuningDevice,
     /// Two runs would write to the same unfinished directories.
     _claim: Claim,
 }
@@ -222,6 +228,7 @@ impl<'a> Planner<'a> {
             return Err(ConfigError::BudgetRounded.into());
         }
         options.validate()?;
+        let on = TuningDevice::open(config)?;
         // Held-out text for planning and trials is separate from the calibration text.
         let calibration = limited(input, calibration, config, output, progress)?;
         let source = match calibration {
@@ -254,6 +261,7 @@ impl<'a> Planner<'a> {
             source,
             dir: store::beside(output, ".plan"),
             notes: Vec::new(),
+            on,
             _claim: claim,
         })
     }
@@ -458,7 +466,8 @@ impl<'a> Planner<'a> {
         let plan = plan(&sensitivities, &chosen, self.budget.to_string());
         let mut config = self.config.clone();
         config.layers = plan.choices(self.output, self.input())?;
-        let mut report = quantize_ids(&self.prepared, self.output, &self.calibration, &config, progress)?;
+        let mut report =
+            quantize_ids(&self.prepared, self.output, &self.calibration, &config, &self.on, progress)?;
         if let Budget::Bytes(asked) = self.budget
             && report.output_bytes > asked
         {

@@ -268,8 +268,8 @@ impl Pricing<'_> {
     /// The measured mean divergence with another head.
     fn head_price(&self, ends: &[Batch], values: Vec<f32>) -> Result<f64, CalibrateError> {
         let spec = self.blocks.spec();
-        let head = tune::Head::load(self.blocks.source)?;
-        let rounded = head.with_matrix(values);
+        let head = tune::Head::load(self.blocks.source, self.cpu())?;
+        let rounded = tune::Head::with_matrix(self.blocks.source, self.cpu(), values)?;
         let rows = ends.iter().flat_map(|batch| batch.x.chunks(LOGIT_ROWS * spec.hidden));
         let (mut sum, mut tokens) = (0.0, 0usize);
         for x in rows {

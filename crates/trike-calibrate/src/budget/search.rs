@@ -168,7 +168,7 @@ impl Planner<'_> {
         if path.exists() {
             fs::remove_dir_all(&path).map_err(io(&path))?;
         }
-        let report = quantize_ids(&self.prepared, &path, &self.calibration, &config, progress)?;
+        let report = quantize_ids(&self.prepared, &path, &self.calibration, &config, &self.on, progress)?;
         // Here both models are in memory, but not during a quantization.
         let (dense, made) = (self.load(self.prepared.original)?, self.load(&ModelFile::open(&path)?)?);
         let options = ScoreOptions::new(Split::Stories).with_kv(KvPrecision::F32);

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use trike_core::{Bounds, OptionError};
 use trike_cpu::Cpu;
-use trike_llm::{HeadPrecision, LoadOptions, ModelFile};
+use trike_llm::{DeviceChoice, HeadPrecision, LoadOptions, ModelFile};
 use trike_nn::{ActivationPrecision, WeightName};
 use trike_quant::{QuantError, QuantizeConfig, ScaleRule, TritLayout};
 use trike_trit::{Coupling, Encoding, Granularity, Hadamard};
@@ -72,6 +72,10 @@ pub struct ModelQuantizationConfig {
     pub hold_out: bool,
     /// Threads; 0 = one per physical core.
     pub threads: usize,
+    /// The executor of the forward and backward passes of tuning: blocks, the head and the losses. Statistics of inputs, rounding,
+    /// latent weights with their optimizer, and packing stay on the host. Another device than the CPU needs tuning, and rounds
+    /// differently: results differ in their last bits, and so does an occasional trit.
+    pub device: DeviceChoice,
 }
 
 impl Default for ModelQuantizationConfig {
@@ -101,6 +105,7 @@ impl ModelQuantizationConfig {
             auto_encoding: false,
             hold_out: true,
             threads: 0,
+            device: DeviceChoice::Cpu,
         }
     }
 
@@ -194,6 +199,12 @@ impl ModelQuantizationConfig {
         Self { threads, ..self }
     }
 
+    /// Sets [`device`](Self::device).
+    #[must_use]
+    pub fn with_device(self, device: DeviceChoice) -> Self {
+        Self { device, ..self }
+    }
+
     /// Whether a layer of this name is not quantized.
     pub fn skips(&self, name: &str) -> bool {
         self.skip_patterns.iter().any(|pattern| contains(name, pattern))
@@ -205,6 +216,17 @@ impl ModelQuantizationConfig {
             QuantizeMethod::Round(_) => None,
             QuantizeMethod::Compensate(how) => Some(how),
         }
+    }
+
+    /// Whether free planes of layers without a choice of their own exclude tuning.
+    pub(crate) fn has_free_planes(&self) -> bool {
+        self.layout.coupling == Coupling::Free && self.layout.depth > 1
+    }
+
+    /// Whether anything is tuned.
+    fn is_tuned(&self) -> bool {
+        let tunes = |t: &Tuning| t.tunes_blocks() || t.tunes_model() || t.recover > 0.0;
+        self.tuning.as_ref().is_some_and(tunes) && self.compensation().is_some() && !self.has_free_planes()
     }
 
     /// Load options for measurements: f32 activations and the head as stored, so that only the weights matter.
@@ -271,6 +293,16 @@ impl ModelQuantizationConfig {
                 return Err(ConfigError::RecoverRounded.into());
             }
         }
+        match &self.device {
+            DeviceChoice::Cpu => {}
+            DeviceChoice::Several(shares) => {
+                return Err(ConfigError::SeveralDevices { got: shares.len() }.into());
+            }
+            device if !self.is_tuned() => {
+                return Err(ConfigError::DeviceUntuned { device: device.to_string() }.into());
+            }
+            DeviceChoice::Auto | DeviceChoice::Numbered(..) => {}
+        }
         if let Some(pattern) = self.skip_patterns.iter().find(|p| p.chars().all(|c| c == '*')) {
             return Err(ConfigError::SkipsAll { pattern: pattern.clone() }.into());
         }
@@ -315,11 +347,16 @@ mod tests {
         }
     }
 
+    fn vulkan() -> DeviceChoice {
+        "vulkan".parse().unwrap()
+    }
+
     #[test]
     fn options_are_checked() {
+        assert!(ModelQuantizationConfig::default().with_device(vulkan()).validate().is_ok());
         assert!(ModelQuantizationConfig::default().validate().is_ok());
         type Spoil = fn(&mut ModelQuantizationConfig);
-        let table: [(&str, Spoil); 7] = [
+        let table: [(&str, Spoil); 12] = [
             ("input_rotation", |c| c.input_rotation = Some(1)),
             ("prune with input_rotation", |c| {
                 c.input_rotation = Some(64);
@@ -340,6 +377,20 @@ mod tests {
                 c.method = QuantizeMethod::Round(ScaleRule::AbsMean);
                 c.layout.depth = 2;
             }),
+            ("device vulkan:0", |c| {
+                (c.device, c.tuning) = (vulkan(), None);
+            }),
+            ("nothing is tuned", |c| {
+                (c.device, c.method) = (vulkan(), QuantizeMethod::Round(ScaleRule::LeastSquares));
+            }),
+            ("nothing is tuned", |c| {
+                (c.device, c.layout.coupling) = (vulkan(), Coupling::Free);
+            }),
+            ("nothing is tuned", |c| {
+                let none = Tuning { block_epochs: Some(0), model_epochs: Some(0), ..Tuning::default() };
+                (c.device, c.tuning) = (vulkan(), Some(none));
+            }),
+            ("a single device, got 2", |c| c.device = "cuda:0,cuda:1".parse().unwrap()),
         ];
         for (name, spoil) in table {
             let mut config = ModelQuantizationConfig::default();

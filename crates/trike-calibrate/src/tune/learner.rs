@@ -1,22 +1,23 @@
 //! The matrices and norms of a block during training.
 
-use std::borrow::Cow;
+use std::borrow::Borrow;
 
+use trike_autodiff::{EngineValues, TapeEngine};
 use trike_core::Tensor;
-use trike_cpu::Cpu;
 use trike_llm::WeightSource;
 use trike_nn::WeightName;
 use trike_quant::{LatentLearningRates, LatentWeights, MatrixView, QuantError};
 use trike_trit::{Coupling, Hadamard};
 
+use super::executors::Executors;
 use super::norms::TunedNorms;
-use super::tape::{BlockGradients, BlockValues};
+use super::tape::{BlockGradients, BlockValues, VectorValues};
 use crate::{CalibrateError, Tuning, weights::rotated};
 
-/// A block whose ternary matrices and norms are trained.
-pub(crate) struct Learner {
+/// A block whose ternary matrices and norms are trained. Latent weights are on the host, fixed matrices in the memory of the engine.
+pub(crate) struct Learner<E: TapeEngine> {
     norms: TunedNorms,
-    matrices: [(WeightName, Learned); 7],
+    matrices: [(WeightName, Learned<E>); 7],
 }
 
 /// Each plane makes the levels three times denser, so there is less to gain: learning rates of scales are divided by three per
@@ -32,11 +33,11 @@ fn of_codes(depth: usize) -> f32 {
 }
 
 /// A matrix of the block.
-enum Learned {
+enum Learned<E: TapeEngine> {
     /// Trained.
     Latent(Box<Latents>),
     /// Fixed.
-    Fixed(Vec<f32>),
+    Fixed(E::Tensor),
 }
 
 /// A trained matrix.
@@ -54,8 +55,9 @@ impl Latents {
     }
 }
 
-impl Learned {
+impl<E: TapeEngine> Learned<E> {
     fn new(
+        engine: &E,
         input: &dyn WeightSource,
         name: WeightName,
         tuning: &Tuning,
@@ -65,9 +67,9 @@ impl Learned {
         let (rows, cols) = (tensor.rows(), tensor.cols());
         let values = tensor.into_f32();
         let trits = match replaced.iter().find(|(other, _)| *other == name) {
-            None => return Ok(Self::Fixed(values)),
+            None => return Ok(Self::Fixed(engine.upload(values)?)),
             Some((_, Tensor::Ternary(t))) if t.coupling() == Coupling::Tied || t.depth() == 1 => t,
-            Some((_, other)) => return Ok(Self::Fixed(other.clone().into_f32())),
+            Some((_, other)) => return Ok(Self::Fixed(engine.upload(other.clone().into_f32())?)),
         };
         let failed = |e| CalibrateError::quantize(name, e);
         let rotation = trits.rotation();
@@ -81,71 +83,77 @@ impl Learned {
     }
 }
 
-impl Learned {
+impl<E: TapeEngine> Learned<E> {
     /// The current values.
-    fn values(&self, name: WeightName, cpu: &Cpu) -> Result<Cow<'_, [f32]>, CalibrateError> {
+    fn values(&self, name: WeightName, on: Executors<'_, E>) -> Result<EngineValues<'_, E>, CalibrateError> {
         match self {
             Self::Latent(m) => {
-                let values = m.rotated(&m.latent.values(cpu));
-                values.map(Cow::Owned).map_err(|e| CalibrateError::quantize(name, e))
+                let values = m.rotated(&m.latent.values(on.cpu));
+                let values = values.map_err(|e| CalibrateError::quantize(name, e))?;
+                Ok(EngineValues::Owned(on.engine.upload(values)?))
             }
-            Self::Fixed(values) => Ok(Cow::Borrowed(values)),
+            Self::Fixed(values) => Ok(EngineValues::Borrowed(values.borrow())),
         }
     }
 }
 
-impl Learner {
+impl<E: TapeEngine> Learner<E> {
     pub(crate) fn new(
+        engine: &E,
         input: &dyn WeightSource,
         layer: usize,
         tuning: &Tuning,
         replaced: &[(WeightName, Tensor)],
     ) -> Result<Self, CalibrateError> {
         let norms = TunedNorms::new(input, layer, replaced)?;
-        let matrix = |name| Ok::<_, CalibrateError>((name, Learned::new(input, name, tuning, replaced)?));
+        let matrix =
+            |name| Ok::<_, CalibrateError>((name, Learned::new(engine, input, name, tuning, replaced)?));
         let [q, k, v, o, g, u, d] = WeightName::matrices(layer).map(matrix);
         Ok(Self { norms, matrices: [q?, k?, v?, o?, g?, u?, d?] })
     }
 
     /// All blocks of a model.
     pub(super) fn all(
+        engine: &E,
         input: &dyn WeightSource,
         tuning: &Tuning,
         replaced: &[Vec<(WeightName, Tensor)>],
     ) -> Result<Vec<Self>, CalibrateError> {
         let each = replaced.iter().enumerate();
-        each.map(|(layer, replaced)| Self::new(input, layer, tuning, replaced)).collect()
+        each.map(|(layer, replaced)| Self::new(engine, input, layer, tuning, replaced)).collect()
     }
 
     /// The current weights.
-    pub(crate) fn values(&self, cpu: &Cpu) -> Result<BlockValues<'_>, CalibrateError> {
-        let [q, k, v, o, g, u, d] = self.matrices.each_ref().map(|(name, matrix)| matrix.values(*name, cpu));
+    pub(crate) fn values(&self, on: Executors<'_, E>) -> Result<BlockValues<'_, E>, CalibrateError> {
+        let [q, k, v, o, g, u, d] = self.matrices.each_ref().map(|(name, matrix)| matrix.values(*name, on));
         Ok(BlockValues {
             matrices: [q?, k?, v?, o?, g?, u?, d?],
             trained: self.matrices.each_ref().map(|(_, matrix)| matches!(matrix, Learned::Latent(_))),
-            vectors: self.norms.vectors(),
+            vectors: VectorValues::new(on.engine, self.norms.vectors())?,
         })
     }
 
     pub(super) fn update(
         &mut self,
-        cpu: &Cpu,
-        gradients: &BlockGradients,
+        on: Executors<'_, E>,
+        gradients: &BlockGradients<E>,
         rates: LatentLearningRates,
     ) -> Result<(), CalibrateError> {
         let mut deepest = 1;
         for (name, matrix) in &mut self.matrices {
-            if let (Learned::Latent(m), Some(gradient)) = (matrix, gradients.of(*name)) {
+            if let Learned::Latent(m) = matrix
+                && let Some(gradient) = gradients.of(on.engine, *name)?
+            {
                 let failed = |e| CalibrateError::quantize(*name, e);
-                let gradient = m.rotated(gradient).map_err(failed)?;
+                let gradient = m.rotated(&gradient).map_err(failed)?;
                 let depth = m.latent.depth();
                 deepest = deepest.max(depth);
                 let codes = rates.codes * of_codes(depth);
                 let rates = rates.with_codes(codes).with_scales(rates.scales * by_depth(depth));
-                m.latent.update(cpu, &gradient, rates).map_err(failed)?;
+                m.latent.update(on.cpu, &gradient, rates).map_err(failed)?;
             }
         }
-        self.norms.update(gradients, rates.scales * by_depth(deepest))
+        self.norms.update(on.engine, gradients, rates.scales * by_depth(deepest))
     }
 
     /// Writes the trained matrices and norms back.

@@ -8,8 +8,11 @@
 //! EfficientQAT (Chen et al., 2407.11062); tuning the whole model to the probabilities of the dense model is
 //! distillation, as in PV-Tuning (Malinovskii et al., 2405.14852). The norms of blocks are tuned with them; embeddings, biases,
 //! the last norm and the head are not changed.
+//!
+//! Blocks, the head and losses run on an [`TapeEngine`](trike_autodiff::TapeEngine), the host or a device; see [`Executors`].
 
 mod block;
+mod executors;
 mod head;
 mod learner;
 mod norms;
@@ -24,6 +27,7 @@ mod vectors;
 mod whole;
 
 pub(crate) use block::block;
+pub(crate) use executors::Executors;
 pub(crate) use head::Head;
 pub(crate) use learner::Learner;
 pub(crate) use recover::recover;

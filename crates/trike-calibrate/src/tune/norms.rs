@@ -1,5 +1,6 @@
 //! The norms of a block during training.
 
+use trike_autodiff::TapeEngine;
 use trike_core::{DenseData, DenseTensor, Tensor};
 use trike_llm::WeightSource;
 use trike_nn::WeightName;
@@ -34,13 +35,20 @@ impl TunedNorms {
     }
 
     /// A step that changes each weight by about the fraction `rate` of the root mean square of its norm.
-    pub(super) fn update(&mut self, gradients: &BlockGradients, rate: f32) -> Result<(), CalibrateError> {
+    pub(super) fn update<E: TapeEngine>(
+        &mut self,
+        engine: &E,
+        gradients: &BlockGradients<E>,
+        rate: f32,
+    ) -> Result<(), CalibrateError> {
         let all = self.vectors.norms.iter_mut().zip(&mut self.each);
         for (name, (norm, adam)) in WeightName::norms(self.layer).into_iter().zip(all) {
-            let (Some(norm), Some(adam), Some(gradient)) = (norm, adam, gradients.of(name)) else { continue };
+            let (Some(norm), Some(adam), Some(gradient)) = (norm, adam, gradients.of(engine, name)?) else {
+                continue;
+            };
             let mean = norm.iter().map(|w| w * w).sum::<f32>() / norm.len().max(1) as f32;
             let by = rate * mean.sqrt();
-            adam.update(gradient, |i, direction| norm[i] -= by * direction)
+            adam.update(&gradient, |i, direction| norm[i] -= by * direction)
                 .map_err(|e| CalibrateError::quantize(name, e))?;
         }
         Ok(())

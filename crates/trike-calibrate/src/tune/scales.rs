@@ -3,22 +3,23 @@
 //! Codes are fixed, so that blocks need not be in memory together: each is loaded for the forward pass and again for the backward
 //! pass, and only the input of its activations is kept. This is the second stage of EfficientQAT (Chen et al., 2407.11062).
 
-use std::borrow::Cow;
+use std::borrow::Borrow;
 
 use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
+use trike_autodiff::{EngineValues, TapeEngine};
 use trike_core::Tensor;
-use trike_cpu::{Cpu, grad};
 use trike_llm::WeightSource;
 use trike_nn::WeightName;
 use trike_quant::LatentScales;
 use trike_trit::{Hadamard, TritTensor};
 
 use super::{
+    executors::Executors,
     head::Head,
     learner::by_depth,
     norms::TunedNorms,
     stage::{self, Loss, Tuned},
-    tape::{BlockGradients, BlockValues, Recording, TapeSpec, Wanted},
+    tape::{BlockGradients, BlockValues, Recording, TapeSpec, VectorValues, Wanted},
     text::{Span, Text, lengths, longest},
     whole::{BothEnds, ends_of},
 };
@@ -54,22 +55,25 @@ impl TunedBlock {
         (0..input.config().spec.layers).map(|layer| Self::new(input, layer, &load(layer)?)).collect()
     }
 
-    fn update(
+    fn update<E: TapeEngine>(
         &mut self,
+        engine: &E,
         codes: &[(WeightName, Codes)],
-        gradients: &BlockGradients,
+        gradients: &BlockGradients<E>,
         rate: f32,
     ) -> Result<(), CalibrateError> {
         let mut deepest = 1;
         for (name, codes) in codes {
             let scales = self.scales.iter_mut().find(|(other, _)| other == name);
-            let (Some((_, scales)), Some(gradient)) = (scales, gradients.of(*name)) else { continue };
+            let (Some((_, scales)), Some(gradient)) = (scales, gradients.of(engine, *name)?) else {
+                continue;
+            };
             let failed = |e| CalibrateError::quantize(*name, e);
-            let gradient = codes.rotated(gradient).map_err(failed)?;
+            let gradient = codes.rotated(&gradient).map_err(failed)?;
             deepest = deepest.max(codes.trits.depth());
             scales.update(&codes.trits, &gradient, rate * by_depth(codes.trits.depth())).map_err(failed)?;
         }
-        self.norms.update(gradients, rate * by_depth(deepest))
+        self.norms.update(engine, gradients, rate * by_depth(deepest))
     }
 }
 
@@ -92,27 +96,28 @@ impl Codes {
 }
 
 /// A block in memory: its matrices with the current scales, and the codes of ternary ones.
-struct Loaded<'a> {
-    values: BlockValues<'a>,
+struct Loaded<'a, E: TapeEngine> {
+    values: BlockValues<'a, E>,
     codes: Vec<(WeightName, Codes)>,
 }
 
 /// All blocks, whose scales and norms are tuned.
-struct AllScales<'a> {
+struct AllScales<'a, E: TapeEngine> {
     input: &'a dyn WeightSource,
-    cpu: &'a Cpu,
+    on: Executors<'a, E>,
     tuning: &'a Tuning,
-    head: &'a Head,
+    head: &'a Head<E>,
     load: LoadBlock<'a>,
-    shared: TapeSpec,
+    shared: TapeSpec<E>,
     text: Text,
     ends: BothEnds<'a>,
     blocks: Vec<TunedBlock>,
     kept: Option<Vec<TunedBlock>>,
 }
 
-impl AllScales<'_> {
-    fn loaded(&self, layer: usize) -> Result<Loaded<'_>, CalibrateError> {
+impl<E: TapeEngine> AllScales<'_, E> {
+    fn loaded(&self, layer: usize) -> Result<Loaded<'_, E>, CalibrateError> {
+        let engine = self.on.engine;
         let mut replaced = (self.load)(layer)?;
         let mut codes = Vec::new();
         let mut value = |name: WeightName| -> Result<(Vec<f32>, bool), CalibrateError> {
@@ -132,12 +137,14 @@ impl AllScales<'_> {
             codes.push((name, of));
             Ok((values, true))
         };
-        let (mut matrices, mut trained) = ([const { Cow::Borrowed(&[] as &[f32]) }; 7], [false; 7]);
-        for (i, name) in WeightName::matrices(layer).into_iter().enumerate() {
+        let [q, k, v, o, g, u, d] = WeightName::matrices(layer).map(|name| {
             let (values, is_trained) = value(name)?;
-            (matrices[i], trained[i]) = (Cow::Owned(values), is_trained);
-        }
-        let vectors = self.blocks[layer].norms.vectors();
+            Ok::<_, CalibrateError>((EngineValues::Owned(engine.upload(values)?), is_trained))
+        });
+        let all = [q?, k?, v?, o?, g?, u?, d?];
+        let trained = all.each_ref().map(|(_, is_trained)| *is_trained);
+        let matrices = all.map(|(values, _)| values);
+        let vectors = VectorValues::new(engine, self.blocks[layer].norms.vectors())?;
         Ok(Loaded { values: BlockValues { matrices, trained, vectors }, codes })
     }
 
@@ -145,48 +152,42 @@ impl AllScales<'_> {
     fn through(
         &self,
         layer: usize,
-        loaded: &Loaded<'_>,
-        x: &[f32],
+        loaded: &Loaded<'_, E>,
+        x: &E::View,
         lengths: &[usize],
-    ) -> Result<Vec<f32>, CalibrateError> {
-        let mut recording = Recording::new(self.cpu, &self.shared, x, lengths, Wanted::default())?;
+    ) -> Result<E::Tensor, CalibrateError> {
+        let mut recording = Recording::new(self.on.engine, &self.shared, x, lengths, Wanted::default())?;
         recording.block(layer, &loaded.values)?;
         Ok(recording.into_output()?)
     }
-
-    /// The divergence of a sequence from the dense model, and its gradient with respect to `x`, the output of the last block, if
-    /// `wanted`.
-    fn divergence(&self, x: &[f32], aim: &[f32], wanted: bool) -> Result<(f64, Vec<f32>), CalibrateError> {
-        let (cpu, spec) = (self.cpu, &self.shared.spec);
-        let mut aim = self.head.logits(cpu, aim)?;
-        if !wanted {
-            let mut logits = self.head.logits(cpu, x)?;
-            return Ok((grad::divergence(cpu, &mut logits, &mut aim, spec.vocab)?, Vec::new()));
-        }
-        self.head.gradient(cpu, x, |logits| Ok(grad::divergence(cpu, logits, &mut aim, spec.vocab)?))
-    }
 }
 
-impl Tuned for AllScales<'_> {
+impl<E: TapeEngine> Tuned for AllScales<'_, E> {
     const LEAST_GAIN: f64 = 0.0;
 
     fn held_out(&self) -> Result<Vec<Loss>, CalibrateError> {
-        let hidden = self.shared.spec.hidden;
+        let (hidden, engine) = (self.shared.spec.hidden, self.on.engine);
         let steps = Text::steps(&self.text.held, self.tuning.batch_tokens);
-        let mut streams: Vec<[Vec<f32>; 2]> =
-            steps.iter().map(|step| ends_of(step, self.ends, hidden)).collect();
+        let ends = |step: &Vec<Span>| {
+            let [x, aim] = ends_of(step, self.ends, hidden);
+            Ok((engine.upload(x)?, aim))
+        };
+        let mut streams = steps.iter().map(ends).collect::<Result<Vec<_>, CalibrateError>>()?;
         for layer in 0..self.blocks.len() {
             let loaded = self.loaded(layer)?;
-            for ([x, _], step) in streams.iter_mut().zip(&steps) {
-                *x = self.through(layer, &loaded, x, &lengths(step))?;
+            for ((x, _), step) in streams.iter_mut().zip(&steps) {
+                *x = self.through(layer, &loaded, (*x).borrow(), &lengths(step))?;
             }
         }
         let mut losses = Vec::with_capacity(self.text.held.len());
-        for ([x, aim], step) in streams.iter().zip(&steps) {
+        for ((x, aim), step) in streams.iter().zip(&steps) {
+            let x = engine.download(x.borrow())?;
             let mut at = 0;
             for tokens in lengths(step) {
                 let rows = at * hidden..(at + tokens) * hidden;
-                losses.push(Loss { sum: self.divergence(&x[rows.clone()], &aim[rows], false)?.0, tokens });
+                let x = engine.borrow_or_upload(&x[rows.clone()])?;
+                let aim = engine.borrow_or_upload(&aim[rows])?;
+                losses.push(Loss { sum: self.head.divergence(engine, x.view(), aim.view())?, tokens });
                 at += tokens;
             }
         }
@@ -194,25 +195,30 @@ impl Tuned for AllScales<'_> {
     }
 
     fn step(&mut self, step: &[Span], share: f32) -> Result<(), CalibrateError> {
-        let [mut x, aim] = ends_of(step, self.ends, self.shared.spec.hidden);
+        let engine = self.on.engine;
+        let [x, aim] = ends_of(step, self.ends, self.shared.spec.hidden);
+        let (mut x, aim) = (engine.upload(x)?, engine.upload(aim)?);
         let lengths = lengths(step);
         let mut inputs = Vec::with_capacity(self.blocks.len());
         for layer in 0..self.blocks.len() {
             let loaded = self.loaded(layer)?;
-            let y = self.through(layer, &loaded, &x, &lengths)?;
+            let y = self.through(layer, &loaded, x.borrow(), &lengths)?;
             inputs.push(std::mem::replace(&mut x, y));
         }
-        let (_, mut dy) = self.divergence(&x, &aim, true)?;
+        let (_, mut dy) = self.head.divergence_gradient(engine, x.borrow(), aim.borrow())?;
         for (layer, x) in inputs.into_iter().enumerate().rev() {
             let loaded = self.loaded(layer)?;
             let wanted = Wanted { weights: true, input: layer > 0, outputs: false };
-            let mut recording = Recording::new(self.cpu, &self.shared, &x, &lengths, wanted)?;
+            let mut recording = Recording::new(engine, &self.shared, x.borrow(), &lengths, wanted)?;
             recording.block(layer, &loaded.values)?;
             let mut gradients = recording.backward(dy)?;
-            dy = gradients.take_input();
+            let before = gradients.take_input();
             let codes = loaded.codes;
             let rate = share * self.tuning.scale_rate;
-            self.blocks[layer].update(&codes, &gradients, rate)?;
+            self.blocks[layer].update(engine, &codes, &gradients, rate)?;
+            // `None` for the first block.
+            let Some(before) = before else { break };
+            dy = before;
         }
         Ok(())
     }
@@ -251,16 +257,16 @@ impl TunedScales {
 
 /// Tunes the scales and norms of all blocks, whose changed weights are loaded by `load`; `None` without a gain. `starts` are the
 /// embedded tokens, `ends` the residual streams after the last block of the dense model, in the same batches.
-pub(crate) fn scales(
+pub(crate) fn scales<E: TapeEngine>(
     input: &dyn WeightSource,
-    cpu: &Cpu,
+    on: Executors<'_, E>,
     tuning: &Tuning,
-    head: &Head,
+    head: &Head<E>,
     load: LoadBlock<'_>,
     (starts, ends): BothEnds<'_>,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<(TuningReport, Option<TunedScales>), CalibrateError> {
-    let shared = TapeSpec::new(cpu, &input.config().spec, longest(starts))?;
+    let shared = TapeSpec::new(on.engine, &input.config().spec, longest(starts))?;
     let text = Text::new(starts);
     let mut rng = ChaCha8Rng::seed_from_u64(tuning.seed);
     let mut plan = text.plan(tuning.model_epochs.unwrap_or(1), tuning.batch_tokens, &mut rng);
@@ -274,7 +280,7 @@ pub(crate) fn scales(
     }
     let blocks = TunedBlock::all(input, load)?;
     let ends = (starts, ends);
-    let mut model = AllScales { input, cpu, tuning, head, load, shared, text, ends, blocks, kept: None };
+    let mut model = AllScales { input, on, tuning, head, load, shared, text, ends, blocks, kept: None };
     let report = stage::run(&mut model, &plan, progress)?;
     Ok((report, model.kept.map(TunedScales)))
 }

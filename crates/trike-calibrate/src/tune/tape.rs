@@ -1,34 +1,38 @@
 //! Blocks of a model on a tape: their outputs, and the gradients of their trained weights.
 
-use std::{borrow::Cow, cell::RefCell, rc::Rc, sync::Arc};
+use std::{
+    borrow::{Borrow, BorrowMut, Cow},
+    cell::RefCell,
+    rc::Rc,
+};
 
 use trike_autodiff::{
-    Backward, Buffers, EngineMemory, EngineOps, GradError, Gradients, MixedPrecision, Operation, Rotary,
-    Tape, Var,
+    Backward, Buffers, Elements, EngineValues, GradError, Gradients, MixedPrecision, Operation, Tape,
+    TapeEngine, Var,
 };
 use trike_core::ProductPrecision;
-use trike_cpu::Cpu;
 use trike_model::{AttentionLayer, AttentionOps, DecoderSpec, LayerInput, LayerOps, WeightName, block};
 
 use super::vectors::Vectors;
 
 /// State shared by the tapes of a model.
-pub(crate) struct TapeSpec {
+pub(crate) struct TapeSpec<E: TapeEngine> {
     /// Sizes and constants of the model.
     pub(crate) spec: DecoderSpec,
     /// Precision of the operands of products.
     pub(super) precision: MixedPrecision,
-    rope: <Cpu as EngineMemory>::RopeTable,
+    rope: E::RopeTable,
 }
 
-impl TapeSpec {
+impl<E: TapeEngine> TapeSpec<E> {
     /// A spec for sequences of at most `longest` tokens.
-    pub(crate) fn new(cpu: &Cpu, spec: &DecoderSpec, longest: usize) -> Result<Self, GradError> {
-        let rope = cpu.rope_table(spec.rope.frequencies(spec.head_dim), spec.rope.pairing, longest)?;
+    pub(crate) fn new(engine: &E, spec: &DecoderSpec, longest: usize) -> Result<Self, GradError> {
+        let rope = engine.rope_table(spec.rope.frequencies(spec.head_dim), spec.rope.pairing, longest)?;
         // Gradients are noisy anyway; held-out text is evaluated in f32.
+        let gradients = if E::ROUNDS_OPERANDS { ProductPrecision::Bf16 } else { ProductPrecision::F32 };
         let precision = MixedPrecision {
-            input_gradients: ProductPrecision::Bf16,
-            weight_gradients: ProductPrecision::Bf16,
+            input_gradients: gradients,
+            weight_gradients: gradients,
             ..MixedPrecision::default()
         };
         Ok(Self { spec: spec.clone(), precision, rope })
@@ -36,13 +40,35 @@ impl TapeSpec {
 }
 
 /// The current weights of a block.
-pub(crate) struct BlockValues<'w> {
+pub(crate) struct BlockValues<'w, E: TapeEngine> {
     /// In the order of [`WeightName::matrices`].
-    pub(crate) matrices: [Cow<'w, [f32]>; 7],
+    pub(crate) matrices: [EngineValues<'w, E>; 7],
     /// Those that require gradients.
     pub(crate) trained: [bool; 7],
     /// Norms and biases.
-    pub(crate) vectors: &'w Vectors,
+    pub(crate) vectors: VectorValues<'w, E>,
+}
+
+/// The current norms and biases of a block, in the order of [`Vectors`]; `None` for those that are absent.
+pub(crate) struct VectorValues<'w, E: TapeEngine> {
+    norms: [Option<EngineValues<'w, E>>; 6],
+    biases: [Option<EngineValues<'w, E>>; 7],
+}
+
+impl<'w, E: TapeEngine> VectorValues<'w, E> {
+    pub(crate) fn new(engine: &E, vectors: &'w Vectors) -> Result<Self, GradError> {
+        fn all<'w, E: TapeEngine, const N: usize>(
+            engine: &E,
+            vectors: &'w [Option<Vec<f32>>; N],
+        ) -> Result<[Option<EngineValues<'w, E>>; N], GradError> {
+            let mut values = [const { None }; N];
+            for (value, vector) in values.iter_mut().zip(vectors) {
+                *value = vector.as_deref().map(|vector| engine.borrow_or_upload(vector)).transpose()?;
+            }
+            Ok(values)
+        }
+        Ok(Self { norms: all(engine, &vectors.norms)?, biases: all(engine, &vectors.biases)? })
+    }
 }
 
 /// The requested gradients.
@@ -60,11 +86,11 @@ pub(crate) struct Wanted {
 type Squares = Rc<RefCell<Vec<(WeightName, Vec<f32>)>>>;
 
 /// Consecutive blocks on a tape.
-pub(crate) struct Recording<'t> {
-    tape: Tape<'t>,
+pub(crate) struct Recording<'t, E: TapeEngine> {
+    tape: Tape<'t, E>,
     spec: &'t DecoderSpec,
-    rotary: Rotary,
-    segments: Arc<[usize]>,
+    rotary: E::Rotary,
+    segments: E::Segments,
     wanted: Wanted,
     from: Var,
     at: Var,
@@ -72,24 +98,24 @@ pub(crate) struct Recording<'t> {
     squares: Squares,
 }
 
-impl<'t> Recording<'t> {
+impl<'t, E: TapeEngine> Recording<'t, E> {
     /// An empty recording. `x` is the residual stream, `tokens x hidden`: sequences of `lengths` tokens, each from position 0.
     pub(crate) fn new(
-        cpu: &'t Cpu,
-        shared: &'t TapeSpec,
-        x: &'t [f32],
+        engine: &'t E,
+        shared: &'t TapeSpec<E>,
+        x: &'t E::View,
         lengths: &[usize],
         wanted: Wanted,
     ) -> Result<Self, GradError> {
-        let mut tape = Tape::new(cpu, &Buffers::default()).with_precision(shared.precision);
+        let mut tape = Tape::new(engine, &Buffers::default()).with_precision(shared.precision);
         let hidden = shared.spec.hidden;
         let from = if wanted.input { tape.parameter(x, hidden)? } else { tape.constant(x, hidden)? };
         let positions = lengths.iter().flat_map(|&n| 0..n as u32).collect();
         Ok(Self {
             tape,
             spec: &shared.spec,
-            rotary: cpu.rotary(&shared.rope, positions)?,
-            segments: cpu.segments(lengths.to_vec())?,
+            rotary: engine.rotary(&shared.rope, positions)?,
+            segments: engine.segments(lengths.to_vec())?,
             wanted,
             from,
             at: from,
@@ -99,7 +125,7 @@ impl<'t> Recording<'t> {
     }
 
     /// Passes the stream through a block.
-    pub(crate) fn block(&mut self, layer: usize, values: &'t BlockValues<'t>) -> Result<(), GradError> {
+    pub(crate) fn block(&mut self, layer: usize, values: &'t BlockValues<'t, E>) -> Result<(), GradError> {
         let spec = self.spec;
         let mut x = self.at;
         block(&mut OnTape { recording: self, values }, spec, layer, &mut x, &mut ())?;
@@ -108,23 +134,23 @@ impl<'t> Recording<'t> {
     }
 
     /// The residual stream after the last block.
-    pub(crate) fn output(&self) -> Result<&[f32], GradError> {
+    pub(crate) fn output(&self) -> Result<&E::View, GradError> {
         self.tape.value(self.at)
     }
 
     /// [`output`](Self::output) of a recording that is no longer needed.
-    pub(crate) fn into_output(self) -> Result<Vec<f32>, GradError> {
+    pub(crate) fn into_output(self) -> Result<E::Tensor, GradError> {
         self.tape.into_tensor(self.at)
     }
 
     /// The requested gradients, given the gradient `dy` of the output.
-    pub(crate) fn backward(self, dy: Vec<f32>) -> Result<BlockGradients, GradError> {
+    pub(crate) fn backward(self, dy: E::Tensor) -> Result<BlockGradients<E>, GradError> {
         let Self { tape, from, at, leaves, squares, .. } = self;
         let found = tape.backward_from(at, dy)?;
         Ok(BlockGradients { found, from, leaves, squares: squares.take() })
     }
 
-    fn leaf(&mut self, name: WeightName, values: &'t [f32], trained: bool) -> Result<Var, GradError> {
+    fn leaf(&mut self, name: WeightName, values: &'t E::View, trained: bool) -> Result<Var, GradError> {
         let (_, cols) = self.spec.shape(name);
         if !(trained && self.wanted.weights) {
             return self.tape.constant(values, cols);
@@ -136,23 +162,24 @@ impl<'t> Recording<'t> {
 }
 
 /// Gradients of a loss.
-pub(crate) struct BlockGradients {
-    found: Gradients,
+pub(crate) struct BlockGradients<E: TapeEngine> {
+    found: Gradients<E>,
     from: Var,
     leaves: Vec<(WeightName, Var)>,
     squares: Vec<(WeightName, Vec<f32>)>,
 }
 
-impl BlockGradients {
-    /// The gradient of a matrix or a norm, in its shape; `None` if it is not trained.
-    pub(crate) fn of(&self, name: WeightName) -> Option<&[f32]> {
-        let (_, leaf) = self.leaves.iter().find(|(other, _)| *other == name)?;
-        self.found.get(*leaf)
+impl<E: TapeEngine> BlockGradients<E> {
+    /// The gradient of a matrix or a norm, in its shape, on the host; `None` if it is not trained.
+    pub(crate) fn of(&self, engine: &E, name: WeightName) -> Result<Option<Cow<'_, [f32]>>, GradError> {
+        let leaf = self.leaves.iter().find(|(other, _)| *other == name);
+        let gradient = leaf.and_then(|(_, leaf)| self.found.get(*leaf));
+        gradient.map(|gradient| engine.download(gradient)).transpose()
     }
 
-    /// The gradient of the input, `tokens x hidden`; empty if not requested.
-    pub(crate) fn take_input(&mut self) -> Vec<f32> {
-        self.found.take(self.from).unwrap_or_default()
+    /// The gradient of the input, `tokens x hidden`; `None` if not requested.
+    pub(crate) fn take_input(&mut self) -> Option<E::Tensor> {
+        self.found.take(self.from)
     }
 
     /// Mean squares of the gradients of a matrix's outputs, one per token; empty if not requested.
@@ -162,32 +189,33 @@ impl BlockGradients {
 }
 
 /// The operations of a block on a tape.
-struct OnTape<'a, 't> {
-    recording: &'a mut Recording<'t>,
-    values: &'t BlockValues<'t>,
+struct OnTape<'a, 't, E: TapeEngine> {
+    recording: &'a mut Recording<'t, E>,
+    values: &'t BlockValues<'t, E>,
 }
 
-impl OnTape<'_, '_> {
+impl<E: TapeEngine> OnTape<'_, '_, E> {
     fn norm(&mut self, x: Var, name: WeightName) -> Result<Var, GradError> {
-        let weight = name.norm_index().and_then(|index| self.values.vectors.norms[index].as_deref());
+        let weight = name.norm_index().and_then(|index| self.values.vectors.norms[index].as_ref());
         let weight = weight.ok_or_else(|| missing(name))?;
-        let weight = self.recording.leaf(name, weight, true)?;
+        let weight = self.recording.leaf(name, weight.view(), true)?;
         self.recording.tape.rms_norm(x, weight, self.recording.spec.norm_eps(name))
     }
 
     fn linear(&mut self, x: Var, name: WeightName) -> Result<Var, GradError> {
         let index = name.matrix_index().ok_or_else(|| missing(name))?;
-        let bias = self.values.vectors.biases[index].as_deref();
-        let weight = self.recording.leaf(name, &self.values.matrices[index], self.values.trained[index])?;
+        let bias = self.values.vectors.biases[index].as_ref().map(EngineValues::view);
+        let weight = self.values.matrices[index].view();
+        let weight = self.recording.leaf(name, weight, self.values.trained[index])?;
         let tape = &mut self.recording.tape;
-        let bias = bias.map(|bias| tape.constant(bias, bias.len())).transpose()?;
+        let bias = bias.map(|bias| tape.constant(bias, bias.elements())).transpose()?;
         let y = tape.linear(x, weight, bias)?;
         if !self.recording.wanted.outputs {
             return Ok(y);
         }
         let (_, width) = tape.shape(y)?;
-        let mut copy = tape.take(tape.value(y)?.len())?;
-        tape.engine().copy(tape.value(y)?, &mut copy)?;
+        let mut copy = tape.take(tape.value(y)?.elements())?;
+        tape.engine().copy(tape.value(y)?, copy.borrow_mut())?;
         let squares = Rc::clone(&self.recording.squares);
         tape.record(&[y], copy, width, Observe { y, width, name, squares })
     }
@@ -197,7 +225,7 @@ fn missing(name: WeightName) -> GradError {
     GradError::Operation(Box::new(trike_nn::NnError::NoWeight { name: name.to_string() }))
 }
 
-impl LayerOps for OnTape<'_, '_> {
+impl<E: TapeEngine> LayerOps for OnTape<'_, '_, E> {
     type Tensor = Var;
     type Error = GradError;
 
@@ -237,7 +265,7 @@ impl LayerOps for OnTape<'_, '_> {
     }
 }
 
-impl AttentionOps<()> for OnTape<'_, '_> {
+impl<E: TapeEngine> AttentionOps<()> for OnTape<'_, '_, E> {
     fn head_norm(&mut self, x: Var, norm: WeightName) -> Result<Var, GradError> {
         self.norm(x, norm)
     }
@@ -266,11 +294,13 @@ struct Observe {
     squares: Squares,
 }
 
-impl Operation<Cpu> for Observe {
-    fn backward(self: Box<Self>, pass: &mut Backward<'_>, dy: Vec<f32>) -> Result<(), GradError> {
+impl<E: TapeEngine> Operation<E> for Observe {
+    fn backward(self: Box<Self>, pass: &mut Backward<'_, E>, dy: E::Tensor) -> Result<(), GradError> {
         let mean = |row: &[f32]| row.iter().map(|v| v * v).sum::<f32>() / self.width as f32;
-        let squares = dy.chunks_exact(self.width).map(mean).collect();
-        self.squares.borrow_mut().push((self.name, squares));
+        let values = pass.engine().download(dy.borrow())?;
+        let squares = values.chunks_exact(self.width).map(mean).collect();
+        drop(values);
+        RefCell::borrow_mut(&self.squares).push((self.name, squares));
         pass.add(self.y, dy)
     }
 }

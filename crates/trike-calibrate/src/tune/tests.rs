@@ -1,8 +1,11 @@
 //! The tuned block compared with the block of the backend, and the steps of tuning.
 
-use std::{borrow::Cow, convert::Infallible, ops::ControlFlow};
+#[cfg(feature = "gpu")]
+mod device;
 
-use trike_autodiff::MixedPrecision;
+use std::{borrow::Borrow, convert::Infallible, ops::ControlFlow};
+
+use trike_autodiff::{EngineValues, MixedPrecision, TapeEngine};
 use trike_core::{DenseTensor, Tensor};
 use trike_cpu::{Cpu, DenseData, DenseMatrix, GatedActivation, RopePairing};
 use trike_model::{AttentionLayer, AttentionOps, LayerInput, LayerOps, LayerSet};
@@ -16,7 +19,7 @@ use trike_testkit::{
 };
 
 use super::{
-    tape::{BlockValues, Recording, TapeSpec, Wanted},
+    tape::{BlockValues, Recording, TapeSpec, VectorValues, Wanted},
     text::{Text, schedule},
     vectors::Vectors,
 };
@@ -109,8 +112,10 @@ fn a_block_on_a_tape_is_the_block_on_a_backend() {
 
         let shared = TapeSpec::new(&cpu, &spec, 9).unwrap();
         let vectors = Vectors::load(&spec, 0, &mut Weights(&spec)).unwrap();
-        let matrices = WeightName::matrices(0).map(|name| Weights::matrix(&Weights(&spec), name).2.into());
-        let values = BlockValues { matrices, trained: [false; 7], vectors: &vectors };
+        let matrices =
+            WeightName::matrices(0).map(|name| EngineValues::Owned(Weights::matrix(&Weights(&spec), name).2));
+        let vectors = VectorValues::new(&cpu, &vectors).unwrap();
+        let values = BlockValues { matrices, trained: [false; 7], vectors };
         let mut recording = Recording::new(&cpu, &shared, &batch.x, &LENGTHS, Wanted::default()).unwrap();
         recording.block(0, &values).unwrap();
         let got = recording.into_output().unwrap();
@@ -219,33 +224,67 @@ impl AttentionOps<()> for Exact<'_> {
     }
 }
 
-#[test]
-fn gradients_of_a_block_are_its_derivatives() {
-    let tokens: usize = LENGTHS.iter().sum();
-    for spec in specs() {
-        let spec = DecoderSpec { hidden: 10, intermediate: 13, ..spec };
+/// A random block with the input and the gradient of its output.
+struct RandomBlock {
+    spec: DecoderSpec,
+    vectors: Vectors,
+    /// In the order of [`WeightName::matrices`].
+    values: [Vec<f32>; 7],
+    x: Vec<f32>,
+    dy: Vec<f32>,
+}
+
+/// Results of both passes through a block.
+#[derive(PartialEq)]
+struct Passed {
+    y: Vec<f32>,
+    /// In the order of [`WeightName::of_block`].
+    gradients: Vec<Option<Vec<f32>>>,
+    /// In the order of [`WeightName::matrices`].
+    outputs: Vec<Vec<f32>>,
+    input: Vec<f32>,
+}
+
+impl RandomBlock {
+    fn new(spec: DecoderSpec) -> Self {
         let vectors = Vectors::load(&spec, 0, &mut Weights(&spec)).unwrap();
         let values = WeightName::matrices(0).map(|name| Weights::matrix(&Weights(&spec), name).2);
         let mut rng = Rng::new(3);
-        let [x, dy] = [(); 2].map(|()| rng.normals(tokens * spec.hidden));
-        let run = |threads| {
-            let cpu = Cpu::new(threads).unwrap();
-            let mut shared = TapeSpec::new(&cpu, &spec, 9).unwrap();
-            shared.precision = MixedPrecision::default();
-            let matrices = values.each_ref().map(|values| Cow::Borrowed(&values[..]));
-            let block = BlockValues { matrices, trained: [true; 7], vectors: &vectors };
-            let wanted = Wanted { weights: true, input: true, outputs: true };
-            let mut recording = Recording::new(&cpu, &shared, &x, &LENGTHS, wanted).unwrap();
-            recording.block(0, &block).unwrap();
-            let y = recording.output().unwrap().to_vec();
-            let mut gradients = recording.backward(dy.clone()).unwrap();
-            let all = WeightName::of_block(0).map(|name| gradients.of(name).map(<[f32]>::to_vec));
-            let outputs = WeightName::matrices(0).map(|name| gradients.of_outputs(name).to_vec());
-            (y, all, outputs, gradients.take_input())
-        };
-        let one = run(1);
-        assert!(one == run(3), "threads change nothing");
-        let (y, all, outputs, input) = one;
+        let [x, dy] = [(); 2].map(|()| rng.normals(LENGTHS.iter().sum::<usize>() * spec.hidden));
+        Self { spec, vectors, values, x, dy }
+    }
+
+    /// Forward and backward pass, all products in f32.
+    fn pass<E: TapeEngine>(&self, engine: &E) -> Passed {
+        let mut shared = TapeSpec::new(engine, &self.spec, 9).unwrap();
+        shared.precision = MixedPrecision::default();
+        let matrices = self.values.each_ref().map(|values| engine.borrow_or_upload(values).unwrap());
+        let vectors = VectorValues::new(engine, &self.vectors).unwrap();
+        let block = BlockValues { matrices, trained: [true; 7], vectors };
+        let wanted = Wanted { weights: true, input: true, outputs: true };
+        let x = engine.upload(self.x.clone()).unwrap();
+        let mut recording = Recording::new(engine, &shared, x.borrow(), &LENGTHS, wanted).unwrap();
+        recording.block(0, &block).unwrap();
+        let y = engine.download(recording.output().unwrap()).unwrap().into_owned();
+        let mut found = recording.backward(engine.upload(self.dy.clone()).unwrap()).unwrap();
+        let gradient = |name| found.of(engine, name).unwrap().map(|gradient| gradient.into_owned());
+        let gradients = WeightName::of_block(0).into_iter().map(gradient).collect();
+        let outputs = WeightName::matrices(0).map(|name| found.of_outputs(name).to_vec()).to_vec();
+        let input = found.take_input().unwrap();
+        let input = engine.download(input.borrow()).unwrap().into_owned();
+        Passed { y, gradients, outputs, input }
+    }
+}
+
+#[test]
+fn gradients_of_a_block_are_its_derivatives() {
+    for spec in specs() {
+        let block = RandomBlock::new(DecoderSpec { hidden: 10, intermediate: 13, ..spec });
+        let one = block.pass(&Cpu::new(1).unwrap());
+        assert!(one == block.pass(&Cpu::new(3).unwrap()), "threads change nothing");
+        let Passed { y, gradients: all, outputs, input } = one;
+        let RandomBlock { spec, vectors, values, x, dy } = block;
+        let tokens = x.len() / spec.hidden;
         let (matrices, norms) = (
             values.each_ref().map(|values| wide(values)),
             vectors.norms.each_ref().map(|norm| norm.as_deref().map(wide)),

@@ -1,13 +1,16 @@
 //! Tuning of all blocks together to the probabilities of the dense model.
 
+use std::borrow::Borrow;
+
 use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
+use trike_autodiff::TapeEngine;
 use trike_core::Tensor;
-use trike_cpu::{Cpu, grad};
 use trike_llm::WeightSource;
 use trike_nn::WeightName;
 use trike_quant::LatentLearningRates;
 
 use super::{
+    executors::Executors,
     head::Head,
     learner::Learner,
     stage::{self, Loss, Tuned},
@@ -17,23 +20,24 @@ use super::{
 use crate::{CalibrateError, Tuning, TuningReport, streams::Batch, weights::block_weights};
 
 /// All blocks of the model during a step.
-pub(super) struct Stack<'a> {
-    pub(super) cpu: &'a Cpu,
-    pub(super) shared: &'a TapeSpec,
-    pub(super) head: &'a Head,
-    pub(super) blocks: Vec<Learner>,
+pub(super) struct Stack<'a, E: TapeEngine> {
+    pub(super) on: Executors<'a, E>,
+    pub(super) shared: &'a TapeSpec<E>,
+    pub(super) head: &'a Head<E>,
+    pub(super) blocks: Vec<Learner<E>>,
 }
 
-impl Stack<'_> {
+impl<E: TapeEngine> Stack<'_, E> {
     /// The output of the last block for the input `x` of the first block.
     pub(super) fn forward(
         &self,
-        values: &[BlockValues<'_>],
-        mut x: Vec<f32>,
+        values: &[BlockValues<'_, E>],
+        mut x: E::Tensor,
         lengths: &[usize],
-    ) -> Result<Vec<f32>, CalibrateError> {
+    ) -> Result<E::Tensor, CalibrateError> {
         for (layer, values) in values.iter().enumerate() {
-            let mut recording = Recording::new(self.cpu, self.shared, &x, lengths, Wanted::default())?;
+            let mut recording =
+                Recording::new(self.on.engine, self.shared, x.borrow(), lengths, Wanted::default())?;
             recording.block(layer, values)?;
             x = recording.into_output()?;
         }
@@ -44,39 +48,33 @@ impl Stack<'_> {
     /// first block, `aim` the output of the last block of the dense model.
     pub(super) fn gradients(
         &self,
-        values: &[BlockValues<'_>],
-        x: &[f32],
-        aim: &[f32],
+        values: &[BlockValues<'_, E>],
+        x: &E::View,
+        aim: &E::View,
         lengths: &[usize],
-    ) -> Result<(f64, BlockGradients), CalibrateError> {
-        let (cpu, spec) = (self.cpu, &self.shared.spec);
+    ) -> Result<(f64, BlockGradients<E>), CalibrateError> {
+        let engine = self.on.engine;
         let wanted = Wanted { weights: true, ..Wanted::default() };
-        let mut recording = Recording::new(cpu, self.shared, x, lengths, wanted)?;
+        let mut recording = Recording::new(engine, self.shared, x, lengths, wanted)?;
         for (layer, values) in values.iter().enumerate() {
             recording.block(layer, values)?;
         }
-        let mut aim = self.head.logits(cpu, aim)?;
-        let (loss, dy) = self.head.gradient(cpu, recording.output()?, |logits| {
-            Ok(grad::divergence(cpu, logits, &mut aim, spec.vocab)?)
-        })?;
-        drop(aim);
+        let (loss, dy) = self.head.divergence_gradient(engine, recording.output()?, aim)?;
         Ok((loss, recording.backward(dy)?))
     }
 
-    pub(super) fn values(&self) -> Result<Vec<BlockValues<'_>>, CalibrateError> {
-        self.blocks.iter().map(|block| block.values(self.cpu)).collect()
+    pub(super) fn values(&self) -> Result<Vec<BlockValues<'_, E>>, CalibrateError> {
+        self.blocks.iter().map(|block| block.values(self.on)).collect()
     }
 
     /// The divergence from the dense model on each of the given sequences, in nats.
     pub(super) fn losses(&self, sequences: &[Span], text: BothEnds<'_>) -> Result<Vec<Loss>, CalibrateError> {
-        let (values, spec) = (self.values()?, &self.shared.spec);
+        let (values, spec, engine) = (self.values()?, &self.shared.spec, self.on.engine);
         let loss = |sequence: &Span| {
             let step = std::slice::from_ref(sequence);
             let [x, aim] = ends_of(step, text, spec.hidden);
-            let x = self.forward(&values, x, &lengths(step))?;
-            let mut logits = self.head.logits(self.cpu, &x)?;
-            let mut aim = self.head.logits(self.cpu, &aim)?;
-            let sum = grad::divergence(self.cpu, &mut logits, &mut aim, spec.vocab)?;
+            let x = self.forward(&values, engine.upload(x)?, &lengths(step))?;
+            let sum = self.head.divergence(engine, x.borrow(), engine.upload(aim)?.borrow())?;
             Ok(Loss { sum, tokens: sequence.1.len() })
         };
         sequences.iter().map(loss).collect()
@@ -85,14 +83,14 @@ impl Stack<'_> {
     /// A step of all blocks, with a fraction of the full learning rates.
     pub(super) fn learn(
         &mut self,
-        gradients: &BlockGradients,
+        gradients: &BlockGradients<E>,
         tuning: &Tuning,
         share: f32,
     ) -> Result<(), CalibrateError> {
         let rates = LatentLearningRates::default()
             .with_codes(share * tuning.rate)
             .with_scales(share * tuning.scale_rate);
-        self.blocks.iter_mut().try_for_each(|block| block.update(self.cpu, gradients, rates))
+        self.blocks.iter_mut().try_for_each(|block| block.update(self.on, gradients, rates))
     }
 
     /// Writes the trained matrices of all blocks back.
@@ -111,40 +109,38 @@ pub(super) fn ends_of(step: &[Span], (starts, ends): BothEnds<'_>, hidden: usize
 
 /// Tunes the ternary matrices of all blocks. `starts` are the embedded tokens, `ends` the residual streams after the
 /// last block of the dense model, in the same batches.
-#[expect(clippy::too_many_arguments, reason = "a model, how it is tuned, and both ends of its text")]
-pub(crate) fn whole(
+pub(crate) fn whole<E: TapeEngine>(
     input: &dyn WeightSource,
-    cpu: &Cpu,
+    on: Executors<'_, E>,
     tuning: &Tuning,
-    head: &Head,
+    head: &Head<E>,
     replaced: &mut [Vec<(WeightName, Tensor)>],
-    starts: &[Batch],
-    ends: &[Batch],
+    (starts, ends): BothEnds<'_>,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<TuningReport, CalibrateError> {
     let spec = &input.config().spec;
-    let shared = TapeSpec::new(cpu, spec, longest(starts))?;
+    let shared = TapeSpec::new(on.engine, spec, longest(starts))?;
     let text = Text::new(starts);
     let mut rng = ChaCha8Rng::seed_from_u64(tuning.seed);
     let [_, epochs] = tuning.epochs(text.tokens(), block_weights(input)?);
     let plan = text.plan(epochs, tuning.batch_tokens, &mut rng);
-    let blocks = Learner::all(input, tuning, replaced)?;
-    let stack = Stack { cpu, shared: &shared, head, blocks };
+    let blocks = Learner::all(on.engine, input, tuning, replaced)?;
+    let stack = Stack { on, shared: &shared, head, blocks };
     let mut model = AllBlocks { input, tuning, stack, text, ends: (starts, ends), replaced };
     stage::run(&mut model, &plan, progress)
 }
 
 /// All blocks, tuned together.
-struct AllBlocks<'a> {
+struct AllBlocks<'a, E: TapeEngine> {
     input: &'a dyn WeightSource,
     tuning: &'a Tuning,
-    stack: Stack<'a>,
+    stack: Stack<'a, E>,
     text: Text,
     ends: BothEnds<'a>,
     replaced: &'a mut [Vec<(WeightName, Tensor)>],
 }
 
-impl Tuned for AllBlocks<'_> {
+impl<E: TapeEngine> Tuned for AllBlocks<'_, E> {
     const LEAST_GAIN: f64 = 0.0;
 
     fn held_out(&self) -> Result<Vec<Loss>, CalibrateError> {
@@ -154,7 +150,8 @@ impl Tuned for AllBlocks<'_> {
     fn step(&mut self, step: &[Span], share: f32) -> Result<(), CalibrateError> {
         let values = self.stack.values()?;
         let [x, aim] = ends_of(step, self.ends, self.stack.shared.spec.hidden);
-        let (_, gradients) = self.stack.gradients(&values, &x, &aim, &lengths(step))?;
+        let [x, aim] = [self.stack.on.engine.upload(x)?, self.stack.on.engine.upload(aim)?];
+        let (_, gradients) = self.stack.gradients(&values, x.borrow(), aim.borrow(), &lengths(step))?;
         drop(values);
         self.stack.learn(&gradients, self.tuning, share)
     }
@@ -164,7 +161,7 @@ impl Tuned for AllBlocks<'_> {
     }
 
     fn restart(&mut self) -> Result<(), CalibrateError> {
-        self.stack.blocks = Learner::all(self.input, self.tuning, self.replaced)?;
+        self.stack.blocks = Learner::all(self.stack.on.engine, self.input, self.tuning, self.replaced)?;
         Ok(())
     }
 }

@@ -6,6 +6,7 @@ mod solver;
 
 use std::time::{Duration, Instant};
 
+use trike_autodiff::TapeEngine;
 use trike_core::{DenseData, DenseTensor, ProductPrecision, Tensor};
 use trike_llm::{ModelFile, WeightSource};
 use trike_nn::{CpuBackend, DecoderBlock, DecoderWeights, HookPoint, WeightName};
@@ -22,7 +23,7 @@ use crate::{
     held_out, packing,
     store::{Block, Store},
     streams::{Batch, Blocks, Half, embed},
-    tune,
+    tune::{self, Executors},
     weights::{BlockWeights, block_weights},
 };
 
@@ -37,11 +38,13 @@ const LAYERS: usize = 7;
 const TUNING: usize = 2 * LAYERS;
 
 /// State of the quantization: the streams of the dense model and of the partially quantized model.
-pub(crate) struct Walk<'a> {
+pub(crate) struct Walk<'a, E: TapeEngine> {
     source: &'a dyn WeightSource,
     config: &'a ModelQuantizationConfig,
     store: &'a Store,
     blocks: Blocks<'a>,
+    /// The executor of tuning.
+    engine: &'a E,
     dense: Vec<Batch>,
     ternary: Vec<Batch>,
     /// Tuning options; `None` for no tuning.
@@ -66,20 +69,26 @@ pub(crate) struct Walked {
     pub(crate) recovered: Option<TuningReport>,
 }
 
-impl<'a> Walk<'a> {
+impl<'a, E: TapeEngine> Walk<'a, E> {
     pub(crate) fn new(
         source: &'a dyn WeightSource,
         config: &'a ModelQuantizationConfig,
-        backend: &'a CpuBackend,
+        (backend, engine): (&'a CpuBackend, &'a E),
         store: &'a Store,
         ids: &'a [Vec<u32>],
         tuning: Option<Tuning>,
     ) -> Result<Self, CalibrateError> {
         let blocks = Blocks::new(source, backend)?;
         let (dense, ternary) = (Vec::new(), Vec::new());
-        let mut walk = Self { source, config, store, blocks, dense, ternary, tuning, ids, guide: None };
+        let mut walk =
+            Self { source, config, store, blocks, engine, dense, ternary, tuning, ids, guide: None };
         (walk.dense, walk.ternary) = (walk.embed()?, walk.embed()?);
         Ok(walk)
+    }
+
+    /// The executors of tuning.
+    fn executors(&self) -> Executors<'a, E> {
+        Executors { cpu: self.blocks.cpu(), engine: self.engine }
     }
 
     /// The streams at the input of the first block.
@@ -152,16 +161,15 @@ impl<'a> Walk<'a> {
         // The next stage starts from the embedded tokens again.
         self.ternary = Vec::new();
         let load = |layer| self.load(layer);
-        let (head, starts) = (tune::Head::load(self.source)?, self.embed()?);
+        let (head, starts) = (tune::Head::load(self.source, self.engine)?, self.embed()?);
         if block_weights(self.source)? > tuning.max_weights {
             return self.scales(tuning, &head, &starts, walked, progress);
         }
         let mut blocks = (0..self.blocks.spec().layers).map(load).collect::<Result<Vec<_>, _>>()?;
-        let cpu = self.blocks.cpu();
         if tuning.tunes_model() {
             let mut set = |done, all| progress("tuning the whole model", done, all);
-            let report =
-                tune::whole(self.source, cpu, tuning, &head, &mut blocks, &starts, &self.dense, &mut set)?;
+            let (on, ends) = (self.executors(), (&starts[..], &self.dense[..]));
+            let report = tune::whole(self.source, on, tuning, &head, &mut blocks, ends, &mut set)?;
             walked.model = Some(report);
         }
         if tuning.recover > 0.0 {
@@ -185,15 +193,15 @@ impl<'a> Walk<'a> {
     fn scales(
         &self,
         tuning: &Tuning,
-        head: &tune::Head,
+        head: &tune::Head<E>,
         starts: &[Batch],
         walked: &mut Walked,
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<(), CalibrateError> {
         let mut set = |done, all| progress("tuning the scales of the whole model", done, all);
-        let (cpu, ends) = (self.blocks.cpu(), (starts, &self.dense[..]));
+        let (on, ends) = (self.executors(), (starts, &self.dense[..]));
         let load = |layer| self.load(layer);
-        let (report, tuned) = tune::scales(self.source, cpu, tuning, head, &load, ends, &mut set)?;
+        let (report, tuned) = tune::scales(self.source, on, tuning, head, &load, ends, &mut set)?;
         walked.model = Some(report);
         let apply = |layer| {
             let mut tensors = self.load(layer)?;
@@ -218,7 +226,7 @@ impl<'a> Walk<'a> {
         &self,
         file: &ModelFile,
         tuning: &Tuning,
-        head: &tune::Head,
+        head: &tune::Head<E>,
         blocks: &mut [Vec<(WeightName, Tensor)>],
         judged: tune::BothEnds<'_>,
         progress: &mut dyn FnMut(&str, usize, usize),
@@ -232,10 +240,9 @@ impl<'a> Walk<'a> {
             progress("writing text for the recovery", done, all);
         })?);
         let rest = all.saturating_sub(start.elapsed());
+        let mut set = |done, all| progress("recovering", done, all);
         let mut report =
-            tune::recover(&self.blocks, tuning, head, blocks, &texts, judged, rest, &mut |done, all| {
-                progress("recovering", done, all);
-            })?;
+            tune::recover(&self.blocks, self.engine, tuning, head, blocks, (&texts, judged), rest, &mut set)?;
         report.seconds = start.elapsed().as_secs_f64();
         Ok(report)
     }
@@ -332,13 +339,13 @@ impl<'a> Walk<'a> {
             // The streams take most of the memory, and are recomputed.
             self.ternary.iter_mut().for_each(|batch| batch.x = Vec::new());
             let streams = (&starts[..], &self.dense[..]);
-            let (cpu, mut reached) = (self.blocks.cpu(), 0);
+            let (on, mut reached) = (self.executors(), 0);
             let mut set = |done: usize, all: usize| {
                 // A stage may be retried.
                 reached = reached.max(TUNING * done / all.max(1));
                 progress(LAYERS + reached);
             };
-            let report = tune::block(self.source, cpu, layer, &tuning, &mut tensors, streams, &mut set)?;
+            let report = tune::block(self.source, on, layer, &tuning, &mut tensors, streams, &mut set)?;
             if report.kept {
                 self.repack(&mut tensors)?;
                 renew(self.source, &mut reports[first..], tensors.iter())?;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, builder::TypedValueParser, value_parser};
 use trike::{
-    Encoding, Split, Target,
+    DeviceChoice, Encoding, Split, Target,
     calibrate::{Budget, Importance, ScaledInputs},
     quant::PrunePattern,
     trit::{Coupling, Granularity},
@@ -250,6 +250,15 @@ pub(crate) struct QuantizeArgs {
     /// scales and norms are tuned
     #[arg(long, default_value_t = 400_000_000, conflicts_with_all = ["no_tune", "plain"])]
     pub(crate) tune_max_weights: u64,
+    /// Device that tunes: cpu, auto (the first hardware GPU, else cpu), or a runtime of this build with an index, such as cuda:0
+    /// [default: cpu]
+    ///
+    /// The passes of tuning through the blocks, the head and the losses run there; `trike doctor` lists the devices (wgpu, vulkan,
+    /// cuda, hip, metal). The statistics of the calibration text, rounding, the updates of latent weights, packing and measurements
+    /// stay on the CPU, whose memory is estimated as if it tuned. TRIKE_DEVICE does not apply: results differ in their last bits,
+    /// and so does an occasional trit.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["no_tune", "plain", "plan_only"])]
+    pub(crate) device: Option<DeviceChoice>,
     /// Encoding of trits; auto = row-compressed if the kernels are faster with it, else the smaller of base3 and bitmap [default:
     /// base3; auto with --prune]
     #[arg(long, value_parser = one_of(PACKINGS))]

@@ -8,8 +8,8 @@ use std::{
 use anyhow::{Context, bail};
 use serde::Serialize;
 use trike::{
-    Calibration, Cpu, Encoding, ModelFile, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, Split,
-    Target,
+    Calibration, Cpu, DeviceChoice, Encoding, ModelFile, ModelQuantizationConfig, QuantizeMethod,
+    QuantizeReport, Split, Target,
     calibrate::{
         Budget, Compensation, Importance, OptionNames, Plan, PlanOptions, Pruning, ScaledInputs, Sensitivity,
         Tuning, is_resumable, plan_for, quantize_to,
@@ -182,9 +182,11 @@ fn duration_note(args: &QuantizeArgs, input: &ModelFile) -> anyhow::Result<Optio
         return Ok(None);
     }
     let threads = Cpu::new(args.threads)?.threads();
-    let time = time(hours(weights, threads, !args.no_tune && !args.plain));
+    let device = args.device.as_ref().filter(|device| **device != DeviceChoice::Cpu);
+    let time = time(hours(weights, threads, !args.no_tune && !args.plain && device.is_none()));
+    let tuning = device.map_or_else(String::new, |device| format!(" and without tuning on {device}"));
     Ok(Some(format!(
-        "estimated time: roughly {time} on {threads} threads for a text of 262,144 tokens, scaled from a measured block; an interrupted run continues when the same command is run again"
+        "estimated time: roughly {time} on {threads} threads for a text of 262,144 tokens{tuning}, scaled from a measured block; an interrupted run continues when the same command is run again"
     )))
 }
 
@@ -403,7 +405,8 @@ fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
         .with_int8_head(args.head == Some(HeadStorage::Int8))
         .with_tokenizer(args.tokenizer.tokenizer.clone())
         .with_hold_out(args.eval.is_none())
-        .with_threads(args.threads))
+        .with_threads(args.threads)
+        .with_device(args.device.clone().unwrap_or_default()))
 }
 
 #[cfg(test)]

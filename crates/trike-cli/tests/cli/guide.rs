@@ -274,7 +274,7 @@ fn run_and_chat_runs() {
 
 #[test]
 fn make_a_model_ternary_runs() {
-    let expected = Counts { ran: 5, compared: 3, other_program: 5, ..Counts::default() };
+    let expected = Counts { ran: 5, compared: 3, device: 1, other_program: 5, ..Counts::default() };
     check("docs/src/guide/quantize.md", expected);
 }
 

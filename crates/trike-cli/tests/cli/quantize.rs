@@ -5,7 +5,10 @@ use std::sync::LazyLock;
 use serde_json::Value;
 use trike_testkit::{assert_near, stories};
 
-use crate::harness::{Trike, shared, text, tiny};
+use crate::{
+    device::software,
+    harness::{Trike, shared, text, tiny},
+};
 
 /// A dense model, its tokenizer, and a short calibration and evaluation text that share no story.
 pub(crate) struct Bench {
@@ -537,6 +540,56 @@ fn tuning_that_gains_nothing_changes_nothing_and_says_so() {
     let model = &report["tuned_model"];
     assert_eq!((&model["before"], &model["kept"]), (&model["after"], &false.into()));
     assert_eq!(report["evaluation"]["kl"], plain["evaluation"]["kl"], "the weights are those of --no-tune");
+}
+
+#[test]
+fn a_device_that_tunes_nothing_is_refused() {
+    let bench = Bench::new();
+    let out = bench.trike.path("refused");
+    let none = ["--tune-block-epochs", "0", "--tune-model-epochs", "0"];
+    for (device, more, says) in [
+        ("vulkan", &["--no-tune"][..], "--no-tune"),
+        ("vulkan", &["--plain"], "--plain"),
+        ("vulkan", &["--plan-only"], "--plan-only"),
+        ("vulkan", &["--method", "nearest"], "device vulkan:0: it only tunes, and nothing is tuned"),
+        ("vulkan", &["--coupling", "free", "--planes", "2"], "nothing is tuned"),
+        ("auto", &none, "device auto"),
+        ("cuda:0,cuda:1", &[], "a single device, got 2"),
+        ("gpu", &[], "unknown device"),
+        ("wgpu:4242", &[], "wgpu:4242"),
+    ] {
+        let mut args = bench.bare(&out, &[&["--device", device], more].concat());
+        args.retain(|arg| arg != "--no-tune");
+        args.extend(more.iter().filter(|arg| **arg == "--no-tune").map(|&arg| arg.to_owned()));
+        let error = bench.trike.fails(2, &args.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(error.contains(says), "{error}");
+        assert!(
+            !std::path::Path::new(&out).exists() && !std::path::Path::new(&format!("{out}.text")).exists()
+        );
+    }
+}
+
+#[test]
+fn a_device_tunes_and_is_in_the_report() {
+    let Some(device) = software() else { return };
+    let trike = Trike::new();
+    let [model, tokenizer] = trike.storyteller();
+    let story = trike.write("story.txt", stories(1, 3, 12));
+    let report = |more: &[&str]| {
+        let out = trike.path(&format!("out{}", more.len()));
+        let args = ["quantize", &model, "--tokenizer", &tokenizer, "-c", &story, "-p", "1", "-g", "32"];
+        let tuned = ["--tune-block-epochs", "0", "--tune-model-epochs", "1", "-o", &out, "--json", "-q"];
+        trike.json(&[&args[..], &tuned, more].concat())
+    };
+    let (host, on_device) = (report(&[]), report(&["--device", device]));
+    let is_named = |report: &Value| {
+        let notes = report["notes"].as_array().expect("notes");
+        notes.iter().any(|note| note.as_str().unwrap().starts_with(&format!("tuned on {device}")))
+    };
+    assert!(is_named(&on_device) && !is_named(&host), "{on_device}");
+    // The loss of the same weights.
+    let before = |report: &Value| report["tuned_model"]["before"].as_f64().expect("a loss");
+    assert_near!(before(&on_device), before(&host), rel = 1e-4);
 }
 
 #[test]

@@ -136,7 +136,11 @@ fn penalties_count_and_a_bias_excludes() {
     let bias = |bias: &[(u32, f32)]| SamplerConfig::default().with_logit_bias(bias);
     assert_eq!(sample(bias(&[(1, 0.6)]), &[2.0, 1.5], &[]), 1);
     assert_eq!(sample(bias(&[(0, f32::NEG_INFINITY)]), &[2.0, f32::MIN], &[]), 1);
-    assert_eq!(sample(bias(&[(0, 100.0)]), &[f32::NEG_INFINITY, f32::MIN], &[]), 1, "the forbidden stay forbidden");
+    assert_eq!(
+        sample(bias(&[(0, 100.0)]), &[f32::NEG_INFINITY, f32::MIN], &[]),
+        1,
+        "the forbidden stay forbidden"
+    );
     let outside = Sampler::new(bias(&[(2, 1.0)])).unwrap().sample(&[2.0, 1.5], &[]);
     assert_eq!(outside, Err(SamplerError::HistoryOutOfRange { id: 2, vocab_size: 2 }));
     for wrong in [presence(f32::NAN), frequency(101.0), bias(&[(0, f32::INFINITY)])] {
