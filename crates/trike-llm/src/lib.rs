@@ -60,12 +60,12 @@ pub use device::{
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors};
 pub use generate::{
-    Continuation, FinishReason, GenerateOptions, Generation, PROMPT_STEP, Pooling, PreparedRequest, Session,
-    TokenLogprobs,
+    Continuation, FinishReason, GenerateOptions, Generation, OnText, PROMPT_STEP, Pooling, PreparedRequest,
+    Session, TokenLogprobs,
 };
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
-pub use model::{Chat, DecoderBatch, Model, OnText, SequenceBatch};
+pub use model::{Chat, DecoderBatch, Model, SequenceBatch};
 pub use source::WeightSource;
 pub use synthetic::{Synthetic, SyntheticModel};
 pub use text::{STORY_MARK, Split, gguf_chat_template, gguf_tokenizer, sequences};

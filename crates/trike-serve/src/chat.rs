@@ -12,11 +12,11 @@ use trike_llm::TokenLogprobs;
 use trike_text::chat::{Message, RenderOptions};
 use trike_text::tokenizer::Tokenizer;
 
+use crate::app::{App, now};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::running::{Chunks, Running, answer_id, finish, stream, timings, token_logprobs, usage};
 use crate::sampling::Wanted;
-use crate::server::{App, now};
 
 /// Messages with the variables of the template.
 struct Prompt {

@@ -11,12 +11,12 @@ use trike_engine::{LoadedModel, Outcome};
 use trike_llm::TokenLogprobs;
 use trike_text::tokenizer::Tokenizer;
 
+use crate::app::{App, now};
 use crate::chat::Head;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::running::{Chunks, Running, answer_id, finish, stream, timings, usage};
 use crate::sampling::Wanted;
-use crate::server::{App, now};
 
 /// The tokens of a prompt: a text, token ids, or one of either in a list.
 pub(crate) fn prompt(model: &LoadedModel, name: &str, value: Value) -> Result<Vec<u32>, ApiError> {

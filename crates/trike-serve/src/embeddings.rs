@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use trike_llm::Pooling;
 
+use crate::app::App;
 use crate::completions::prompt;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::server::App;
 
 /// Most texts of one request.
 const MOST_TEXTS: usize = 2048;

@@ -14,6 +14,7 @@
 //! must leave them out.
 #![forbid(unsafe_code)]
 
+mod app;
 mod chat;
 mod completions;
 mod embeddings;

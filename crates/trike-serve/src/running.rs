@@ -11,9 +11,9 @@ use trike_engine::{Event, Outcome, Request, Ticket};
 use trike_llm::{FinishReason, TokenLogprobs};
 use trike_text::tokenizer::Tokenizer;
 
+use crate::app::App;
 use crate::error::ApiError;
 use crate::sampling::Wanted;
-use crate::server::App;
 
 /// Comments of an idle stream, so that no proxy closes it.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);

@@ -14,60 +14,15 @@ use axum::routing::{get, post};
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use trike_engine::{Engine, EngineError, LoadedModel};
-use trike_text::chat::ChatTemplate;
+use trike_engine::{Engine, EngineError};
 
+use crate::app::App;
 use crate::error::ApiError;
-use crate::fields::Fields;
 use crate::options::{ServeOptions, ServedModel};
 use crate::{ServeError, chat, completions, embeddings, status, text};
 
 /// How often a server that is stopping looks whether all answers were sent.
 const STOPPING: Duration = Duration::from_millis(20);
-
-/// What the handlers share.
-pub(crate) struct App {
-    pub(crate) engine: Engine,
-    pub(crate) model: ServedModel,
-    pub(crate) options: ServeOptions,
-    /// When the server started, in seconds since 1970.
-    pub(crate) started: u64,
-    /// A number that differs between servers, for identifiers.
-    pub(crate) start: u64,
-    /// Answers so far.
-    pub(crate) answers: AtomicU64,
-}
-
-/// Seconds since 1970.
-pub(crate) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
-impl App {
-    /// The model, or the error of a server that does not have it yet.
-    pub(crate) fn loaded(&self) -> Result<&LoadedModel, ApiError> {
-        self.engine.model()?.ok_or_else(ApiError::loading)
-    }
-
-    pub(crate) fn template(&self) -> Result<&ChatTemplate, ApiError> {
-        self.model.template.as_ref().ok_or_else(|| {
-            let message =
-                "the model has no chat template: use /v1/completions, or start the server with a template";
-            ApiError::invalid("messages", message)
-        })
-    }
-
-    /// Checks the field `model`, which may be missing: another model than the server's is an error.
-    pub(crate) fn check_model(&self, fields: &mut Fields) -> Result<(), ApiError> {
-        match fields.string("model")? {
-            Some(name) if name != self.model.name && !name.is_empty() => {
-                let own = &self.model.name;
-                Err(ApiError::not_found(format!("no model named {name:?}; this server has {own:?}")))
-            }
-            _ => Ok(()),
-        }
-    }
-}
 
 /// Tells a [`Server`] to stop.
 #[derive(Clone, Debug)]
@@ -118,12 +73,6 @@ pub struct Server {
     address: SocketAddr,
     app: Arc<App>,
     stop: watch::Sender<bool>,
-}
-
-impl std::fmt::Debug for App {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("App").field("model", &self.model.name).finish_non_exhaustive()
-    }
 }
 
 impl Server {

@@ -10,8 +10,8 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use trike_engine::{Histogram, Slot};
 
+use crate::app::App;
 use crate::error::ApiError;
-use crate::server::App;
 
 /// Status 200 once the model is loaded.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {

@@ -7,10 +7,10 @@ use axum::body::Bytes;
 use axum::extract::State;
 use serde_json::{Value, json};
 
+use crate::app::App;
 use crate::completions::prompt;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::server::App;
 
 /// The tokens of a text.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {

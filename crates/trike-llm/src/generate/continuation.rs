@@ -5,9 +5,9 @@ use std::ops::ControlFlow;
 use trike_nn::StepLogits;
 use trike_text::constraint::Constraint;
 
-use super::{FinishReason, PreparedRequest, TokenLogprobs};
+use super::{FinishReason, OnText, PreparedRequest, TokenLogprobs};
 use crate::{
-    LlmError, OnText,
+    LlmError,
     sampler::Sampler,
     stream::TextStream,
     tokenizer::{Tokenizer, TokenizerError},

@@ -1,6 +1,6 @@
 //! Options and results of text generation.
 
-use std::time::Duration;
+use std::{ops::ControlFlow, time::Duration};
 
 use trike_core::{Bounds, OptionError};
 use trike_nn::{KvOptions, KvPrecision, KvSpec};
@@ -8,6 +8,9 @@ use trike_text::{constraint::Grammar, sampler::SamplerConfig};
 
 use super::PROMPT_STEP;
 use crate::LlmError;
+
+/// Receives pieces of new text; `Break` ends the generation.
+pub type OnText<'a> = dyn FnMut(&str) -> ControlFlow<()> + 'a;
 
 /// Options of text generation; each `with_` method changes one field of the default.
 ///

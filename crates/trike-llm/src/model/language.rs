@@ -9,10 +9,10 @@ use trike_nn::{
     KvSpec, MemoryPlan,
 };
 
-use super::{DecoderBatch, Model, OnText, SequenceBatch};
+use super::{DecoderBatch, Model, SequenceBatch};
 use crate::{
-    GenerateOptions, Generation, LanguageModel, LlmError, ModelConfig, Pooling, PreparedRequest, Session,
-    generate::PROMPT_STEP, tokenizer::Tokenizer,
+    GenerateOptions, Generation, LanguageModel, LlmError, ModelConfig, OnText, Pooling, PreparedRequest,
+    Session, generate::PROMPT_STEP, tokenizer::Tokenizer,
 };
 
 impl<B: Backend + 'static> Model for LanguageModel<B> {

@@ -14,15 +14,12 @@ use trike_nn::{
 };
 
 use crate::{
-    GenerateOptions, Generation, LanguageModel, LlmError, ModelConfig, Pooling, PreparedRequest, Session,
-    tokenizer::Tokenizer,
+    GenerateOptions, Generation, LanguageModel, LlmError, ModelConfig, OnText, Pooling, PreparedRequest,
+    Session, tokenizer::Tokenizer,
 };
 
 pub use batch::{DecoderBatch, SequenceBatch};
 pub use chat::Chat;
-
-/// Receives pieces of new text; `Break` ends the generation.
-pub type OnText<'a> = dyn FnMut(&str) -> ControlFlow<()> + 'a;
 
 /// A loaded model on any backend, as a trait object: `Box<dyn Model>` from [`open()`](crate::open) and
 /// [`Device::load`](crate::Device::load).
