@@ -96,8 +96,8 @@ impl HubCache {
     }
 
     /// Removes a model from the cache and returns the number of freed bytes: a file if `id` names one, a revision if it names one,
-    /// else the whole repository. Content shared with another revision is kept. The model is also removed for other programs that
-    /// use the cache.
+    /// else the whole repository. Only the content of what was named is removed, and not if another revision has it too: files that a
+    /// running download has finished but not linked yet stay. The model is also removed for other programs that use the cache.
     ///
     /// # Errors
     ///
@@ -106,19 +106,25 @@ impl HubCache {
         let folder = self.folder(id);
         let removal = self.removal(id)?;
         let before = size(&folder);
-        match removal {
+        let (snapshot, removed) = match removal {
             Removal::Repository => {
                 fs::remove_dir_all(&folder).map_err(HubError::io(&folder))?;
                 return Ok(before);
             }
-            Removal::Snapshot(snapshot) => fs::remove_dir_all(&snapshot).map_err(HubError::io(&snapshot))?,
-            Removal::Files(links) => {
+            Removal::Snapshot(snapshot) => {
+                let removed = linked(&snapshot).map_err(HubError::io(&snapshot))?;
+                fs::remove_dir_all(&snapshot).map_err(HubError::io(&snapshot))?;
+                (snapshot, removed)
+            }
+            Removal::Files { snapshot, links } => {
+                let removed = links.iter().filter_map(|link| link.canonicalize().ok()).collect();
                 for link in links {
                     fs::remove_file(&link).map_err(HubError::io(&link))?;
                 }
+                (snapshot, removed)
             }
-        }
-        forget(&folder).map_err(HubError::io(&folder))?;
+        };
+        forget(&folder, &snapshot, &removed).map_err(HubError::io(&folder))?;
         Ok(before.saturating_sub(size(&folder)))
     }
 
@@ -151,7 +157,8 @@ impl HubCache {
             Found::One(model @ HubModel::File(_)) => {
                 // Of a split model, all files that exist.
                 let links = model.files().into_iter().filter(|link| files.contains(link));
-                Ok(Removal::Files(links.map(|link| snapshot.join(link)).collect()))
+                let links = links.map(|link| snapshot.join(link)).collect();
+                Ok(Removal::Files { snapshot, links })
             }
             Found::Several(files) => Err(HubError::Files { id: id.to_string(), reason: id.which(), files }),
             _ => Err(missing(format!("its snapshot has no file `{file}`"))),
@@ -164,7 +171,10 @@ enum Removal {
     Repository,
     Snapshot(PathBuf),
     /// Links in a snapshot.
-    Files(Vec<PathBuf>),
+    Files {
+        snapshot: PathBuf,
+        links: Vec<PathBuf>,
+    },
 }
 
 /// The revisions of a repository's folder with their commits: branches and tags, then unreferenced commits.
@@ -187,37 +197,60 @@ fn revisions(folder: &Path) -> BTreeMap<String, String> {
     revisions
 }
 
-/// Removes revisions without files, then blobs that no snapshot links to.
-fn forget(folder: &Path) -> io::Result<()> {
-    let mut linked = HashSet::new();
-    let mut left = 0;
-    for entry in folder.join("snapshots").read_dir().into_iter().flatten().flatten() {
-        let mut files = Vec::new();
-        list(&entry.path(), "", MAX_DEPTH, &mut files);
-        if files.is_empty() {
-            fs::remove_dir_all(entry.path())?;
-            continue;
-        }
-        left += 1;
-        linked.extend(files.iter().filter_map(|file| entry.path().join(file).canonicalize().ok()));
+/// Removes what a removal from `snapshot` left behind: the snapshot if it is empty, references to it, and the blobs among
+/// `removed` that no snapshot links to. Other blobs without links belong to downloads, whose links are made last.
+fn forget(folder: &Path, snapshot: &Path, removed: &HashSet<PathBuf>) -> io::Result<()> {
+    if snapshot.is_dir() && is_empty(snapshot)? {
+        fs::remove_dir_all(snapshot)?;
     }
-    if left == 0 {
-        return fs::remove_dir_all(folder);
-    }
-    for (name, commit) in revisions(folder) {
-        if name != commit && !folder.join("snapshots").join(commit).is_dir() {
-            fs::remove_file(folder.join("refs").join(name))?;
+    let snapshots = folder.join("snapshots");
+    if !snapshot.exists() {
+        for (name, commit) in revisions(folder) {
+            if name != commit && snapshots.join(commit) == snapshot {
+                fs::remove_file(folder.join("refs").join(name))?;
+            }
         }
     }
-    for entry in folder.join("blobs").read_dir().into_iter().flatten().flatten() {
-        // Keep an unfinished download: it may still be running.
-        let unfinished = entry.file_name().to_string_lossy().ends_with(".incomplete");
-        let known = entry.path().canonicalize().is_ok_and(|path| linked.contains(&path));
-        if !known && !unfinished && entry.file_type()?.is_file() {
-            fs::remove_file(entry.path())?;
+    let kept = linked(&snapshots)?;
+    let blobs = folder.join("blobs");
+    // A link may lead out of the cache.
+    let inside = blobs.canonicalize().unwrap_or(blobs.clone());
+    for blob in removed.difference(&kept).filter(|blob| blob.parent() == Some(&inside)) {
+        fs::remove_file(blob)?;
+    }
+    match is_empty(&snapshots)? && (!blobs.exists() || is_empty(&blobs)?) {
+        true => fs::remove_dir_all(folder),
+        false => Ok(()),
+    }
+}
+
+/// The content of all files of a folder, at any depth.
+fn linked(folder: &Path) -> io::Result<HashSet<PathBuf>> {
+    let mut found = HashSet::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in folder.read_dir()? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                folders.push(entry.path());
+            } else {
+                // A dangling link has no content.
+                found.extend(entry.path().canonicalize());
+            }
         }
     }
-    Ok(())
+    Ok(found)
+}
+
+/// Whether a folder contains nothing but folders.
+fn is_empty(folder: &Path) -> io::Result<bool> {
+    for entry in folder.read_dir()? {
+        let entry = entry?;
+        if !entry.file_type()?.is_dir() || !is_empty(&entry.path())? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Bytes of the files under a folder, links not followed.
@@ -289,5 +322,44 @@ mod tests {
         assert_eq!(names(&cache), [("org/name@bbb".to_owned(), 10)]);
         assert_eq!(remove("org/name").unwrap(), 43_010, "with what was left of a download");
         assert_eq!(dir.path().read_dir().unwrap().count(), 1, "another folder");
+    }
+
+    #[test]
+    fn nothing_but_what_was_named_is_removed() {
+        let (dir, cache) = cache();
+        let model = dir.path().join("models--org--name");
+        // A download whose links are not made yet: a finished blob, a begun one, and a folder for its revision.
+        fs::write(model.join("blobs/five"), vec![0; 5]).unwrap();
+        fs::create_dir_all(model.join("snapshots/ccc/q")).unwrap();
+        fs::write(model.join("refs/next"), "ddd").unwrap();
+        // A file deeper than models are searched.
+        fs::create_dir_all(model.join("snapshots/bbb/1/2/3/4/5")).unwrap();
+        symlink("../../../../../../../blobs/two", model.join("snapshots/bbb/1/2/3/4/5/w.bin")).unwrap();
+        // A link out of the cache.
+        fs::write(dir.path().join("mine.gguf"), "mine").unwrap();
+        symlink("../../../mine.gguf", model.join("snapshots/aaa/mine.gguf")).unwrap();
+        for id in ["org/name:f16", "org/name:mine.gguf"] {
+            assert_eq!(cache.remove(&id.parse().unwrap()).unwrap(), 0, "{id}");
+        }
+        assert_eq!(cache.remove(&"org/name@aaa".parse().unwrap()).unwrap(), 3, "the reference to it");
+        let has = |path: &str| dir.path().join(path).exists();
+        assert!(has("mine.gguf") && !has("models--org--name/snapshots/aaa"));
+        for path in
+            ["blobs/one", "blobs/two", "blobs/five", "blobs/four.incomplete", "snapshots/ccc/q", "refs/next"]
+        {
+            assert!(model.join(path).exists(), "{path}");
+        }
+        assert_eq!(cache.remove(&"org/name@bbb".parse().unwrap()).unwrap(), 3210);
+        assert!(has("models--org--name/blobs/five"), "the download can go on");
+        fs::remove_file(model.join("blobs/five")).unwrap();
+        fs::remove_file(model.join("blobs/four.incomplete")).unwrap();
+        fs::create_dir_all(model.join("snapshots/eee")).unwrap();
+        fs::write(model.join("snapshots/eee/m.gguf"), "m").unwrap();
+        assert_eq!(
+            cache.remove(&"org/name@eee".parse().unwrap()).unwrap(),
+            4,
+            "with the reference to nothing"
+        );
+        assert!(!model.exists(), "nothing is left in it");
     }
 }
