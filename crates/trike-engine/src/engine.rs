@@ -112,7 +112,7 @@ impl Shared {
 enum Command {
     Submit {
         id: u64,
-        request: Request,
+        request: Box<Request>,
         times: Times,
         cancelled: Arc<AtomicBool>,
         on_event: OnEvent,
@@ -235,7 +235,13 @@ impl Engine {
             }
             on_event(event)
         });
-        let sent = self.send(Command::Submit { id, request, times: Times::new(), cancelled, on_event });
+        let sent = self.send(Command::Submit {
+            id,
+            request: Box::new(request),
+            times: Times::new(),
+            cancelled,
+            on_event,
+        });
         if sent.is_err() {
             self.shared.unfinished.fetch_sub(1, Ordering::Relaxed);
         }
@@ -370,7 +376,7 @@ fn run(
             match command {
                 Command::Submit { id, request, times, cancelled, on_event } => {
                     let deadline = (request.deadline, times);
-                    submit(&mut scheduler, (model, tokenizer), request, (id, deadline, cancelled, on_event));
+                    submit(&mut scheduler, (model, tokenizer), *request, (id, deadline, cancelled, on_event));
                 }
                 Command::Embed { ids, pooling, reply } => {
                     reply(model.embed(&ids, pooling).map_err(EngineError::from));

@@ -151,7 +151,7 @@ async fn terminated() {
             return;
         }
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 fn routes(app: Arc<App>) -> Router {

@@ -578,8 +578,10 @@ fn a_device_tunes_and_is_in_the_report() {
     let report = |more: &[&str]| {
         let out = trike.path(&format!("out{}", more.len()));
         let args = ["quantize", &model, "--tokenizer", &tokenizer, "-c", &story, "-p", "1", "-g", "32"];
-        let tuned = ["--tune-block-epochs", "0", "--tune-model-epochs", "1", "-o", &out, "--json", "-q"];
-        trike.json(&[&args[..], &tuned, more].concat())
+        let tuned = ["--tune-block-epochs", "1", "--tune-model-epochs", "0", "-o", &out, "--json", "-q"];
+        // Only the first block: the driver takes long.
+        let skipped = ["layers.1", "layers.2", "layers.3", "layers.4"].map(|name| ["--skip", name]);
+        trike.json(&[&args[..], &tuned, skipped.as_flattened(), more].concat())
     };
     let (host, on_device) = (report(&[]), report(&["--device", device]));
     let is_named = |report: &Value| {
@@ -588,7 +590,7 @@ fn a_device_tunes_and_is_in_the_report() {
     };
     assert!(is_named(&on_device) && !is_named(&host), "{on_device}");
     // The loss of the same weights.
-    let before = |report: &Value| report["tuned_model"]["before"].as_f64().expect("a loss");
+    let before = |report: &Value| report["tuned_blocks"][0][1]["before"].as_f64().expect("a loss");
     assert_near!(before(&on_device), before(&host), rel = 1e-4);
 }
 

@@ -267,7 +267,7 @@ impl RandomBlock {
         recording.block(0, &block).unwrap();
         let y = engine.download(recording.output().unwrap()).unwrap().into_owned();
         let mut found = recording.backward(engine.upload(self.dy.clone()).unwrap()).unwrap();
-        let gradient = |name| found.of(engine, name).unwrap().map(|gradient| gradient.into_owned());
+        let gradient = |name| found.of(engine, name).unwrap().map(std::borrow::Cow::into_owned);
         let gradients = WeightName::of_block(0).into_iter().map(gradient).collect();
         let outputs = WeightName::matrices(0).map(|name| found.of_outputs(name).to_vec()).to_vec();
         let input = found.take_input().unwrap();
