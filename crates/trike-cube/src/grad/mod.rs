@@ -17,23 +17,23 @@
 //! * losses: [`Targets`], [`Losses`], [`head_loss`]
 //! * optimizers: [`sum_of_squares`], [`adamw`], and the building blocks of Muon and momentum
 //!
-//! [`adamw`]: crate::Device::adamw
-//! [`add_rows_to`]: crate::Device::add_rows_to
-//! [`clip_gradient`]: crate::Device::clip_gradient
-//! [`documents_attention`]: crate::Device::documents_attention
-//! [`documents_attention_back`]: crate::Device::documents_attention_back
-//! [`gated_back`]: crate::Device::gated_back
-//! [`group_scales`]: crate::Device::group_scales
-//! [`head_loss`]: crate::Device::head_loss
-//! [`product`]: crate::Device::product
-//! [`rms_norm_input`]: crate::Device::rms_norm_input
-//! [`rms_norm_weight`]: crate::Device::rms_norm_weight
-//! [`round_activations`]: crate::Device::round_activations
-//! [`round_weights`]: crate::Device::round_weights
-//! [`scale_gradients`]: crate::Device::scale_gradients
-//! [`sum_of_squares`]: crate::Device::sum_of_squares
-//! [`sum_rows`]: crate::Device::sum_rows
-//! [`ternarize`]: crate::Device::ternarize
+//! [`adamw`]: crate::CubeDevice::adamw
+//! [`add_rows_to`]: crate::CubeDevice::add_rows_to
+//! [`clip_gradient`]: crate::CubeDevice::clip_gradient
+//! [`documents_attention`]: crate::CubeDevice::documents_attention
+//! [`documents_attention_back`]: crate::CubeDevice::documents_attention_back
+//! [`gated_back`]: crate::CubeDevice::gated_back
+//! [`group_scales`]: crate::CubeDevice::group_scales
+//! [`head_loss`]: crate::CubeDevice::head_loss
+//! [`product`]: crate::CubeDevice::product
+//! [`rms_norm_input`]: crate::CubeDevice::rms_norm_input
+//! [`rms_norm_weight`]: crate::CubeDevice::rms_norm_weight
+//! [`round_activations`]: crate::CubeDevice::round_activations
+//! [`round_weights`]: crate::CubeDevice::round_weights
+//! [`scale_gradients`]: crate::CubeDevice::scale_gradients
+//! [`sum_of_squares`]: crate::CubeDevice::sum_of_squares
+//! [`sum_rows`]: crate::CubeDevice::sum_rows
+//! [`ternarize`]: crate::CubeDevice::ternarize
 
 pub(crate) mod attention;
 mod attention_back;
