@@ -19,8 +19,8 @@ const FILES: [(&str, &str); 4] = [
     ("other-stories.txt", "data/corpora/tinystories_eval.txt"),
 ];
 const GUIDE: &str = "docs/src/guide";
-/// The pages of the Guide, each with a test below.
-const PAGES: [&str; 10] = [
+/// The pages of the Guide, each with a test below; that of the server is in `serve.rs`.
+const PAGES: [&str; 11] = [
     "evaluate.md",
     "glossary.md",
     "gpu.md",
@@ -28,6 +28,7 @@ const PAGES: [&str; 10] = [
     "ranks.md",
     "run.md",
     "rust.md",
+    "serve.md",
     "start.md",
     "train.md",
     "troubleshooting.md",

@@ -26,5 +26,7 @@ mod quantize;
 mod quantize_plan;
 mod reference;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
 mod split;
 mod train;
