@@ -49,13 +49,9 @@ impl Times {
     }
 }
 
-/// What sampling a token led to.
-pub(crate) enum Sampled {
-    /// The text goes on.
-    More,
-    /// The text ended.
-    End(FinishReason),
-    /// The request failed.
+/// How a request ended.
+pub(crate) enum Ending {
+    Finished(FinishReason),
     Failed(EngineError),
 }
 
@@ -72,12 +68,12 @@ impl<'m> Active<'m> {
         Self { id, text, prompt, reused: 0, shared, deadline, times, cancelled, on_event, said: 0 }
     }
 
-    /// Whether the request was cancelled or its deadline has passed.
-    pub(crate) fn is_over(&self, now: Instant) -> Option<Sampled> {
+    /// How a request ended that was cancelled or whose deadline has passed.
+    pub(crate) fn over(&self, now: Instant) -> Option<Ending> {
         if self.cancelled.load(Ordering::Relaxed) {
-            Some(Sampled::End(FinishReason::Cancelled))
+            Some(Ending::Finished(FinishReason::Cancelled))
         } else if self.deadline.is_some_and(|deadline| now >= deadline) {
-            Some(Sampled::Failed(EngineError::Deadline))
+            Some(Ending::Failed(EngineError::Deadline))
         } else {
             None
         }
@@ -100,8 +96,8 @@ impl<'m> Active<'m> {
         }
     }
 
-    /// Samples a token from the logits of the last one, and reports the text that is now final.
-    pub(crate) fn sample(&mut self, logits: StepLogits) -> Sampled {
+    /// Samples a token from the logits of the last one, and reports the text that is now final. `None` if the text goes on.
+    pub(crate) fn sample(&mut self, logits: StepLogits) -> Option<Ending> {
         let mut new = String::new();
         let mut take = |piece: &str| {
             new.push_str(piece);
@@ -112,17 +108,17 @@ impl<'m> Active<'m> {
         let now = Instant::now();
         self.times.first.get_or_insert(now);
         self.times.last = Some(now);
-        let sampled = match next {
-            Ok(Ok(ControlFlow::Continue(_))) => Sampled::More,
-            Ok(Ok(ControlFlow::Break(finish))) => Sampled::End(finish),
-            Ok(Err(error)) => Sampled::Failed(error.into()),
-            Err(panic) => Sampled::Failed(panicked(&*panic)),
+        let ending = match next {
+            Ok(Ok(ControlFlow::Continue(_))) => None,
+            Ok(Ok(ControlFlow::Break(finish))) => Some(Ending::Finished(finish)),
+            Ok(Err(error)) => Some(Ending::Failed(error.into())),
+            Err(panic) => Some(Ending::Failed(panicked(&*panic))),
         };
         if !new.is_empty() {
             let logprobs = self.new_logprobs();
             self.say(Event::Text { text: new, logprobs });
         }
-        sampled
+        ending
     }
 
     fn new_logprobs(&mut self) -> Vec<TokenLogprobs> {
@@ -131,8 +127,15 @@ impl<'m> Active<'m> {
         new
     }
 
-    /// Reports the end of the text.
-    pub(crate) fn finish(self, finish: FinishReason) {
+    /// Reports how the request ended.
+    pub(crate) fn end(mut self, ending: Ending) {
+        match ending {
+            Ending::Finished(finish) => self.finish(finish),
+            Ending::Failed(error) => self.say(Event::Failed(error)),
+        }
+    }
+
+    fn finish(self, finish: FinishReason) {
         let said = self.said;
         let Self { text, prompt, reused, times, mut on_event, .. } = self;
         let mut rest = String::new();
@@ -153,11 +156,6 @@ impl<'m> Active<'m> {
         let (prefill, decode) = (first.duration_since(started), now.duration_since(first));
         let outcome = Outcome { text, ids, finish, prompt, reused, logprobs, waited, prefill, decode };
         let _ = on_event(Event::Finished(outcome));
-    }
-
-    /// Reports a failure.
-    pub(crate) fn fail(mut self, error: EngineError) {
-        self.say(Event::Failed(error));
     }
 
     /// Time since the previous token.

@@ -354,10 +354,9 @@ fn run(
         longest_prompt: scheduler.longest_prompt(),
         page_bytes,
     };
+    publish(&mut scheduler, shared);
     {
-        let mut state = shared.state();
-        state.slots = scheduler.slots();
-        state.metrics = scheduler.observe();
+        let _guard = shared.state();
         // It is set here only.
         let _ = shared.model.set(loaded);
         shared.loaded.notify_all();
@@ -386,11 +385,12 @@ fn run(
             next = commands.try_recv().ok();
         }
         scheduler.step();
-        let metrics = scheduler.observe();
-        let mut state = shared.state();
-        (state.metrics, state.slots) = (metrics, scheduler.slots());
+        publish(&mut scheduler, shared);
+        scheduler.report();
     }
     scheduler.fail_all(&EngineError::ShuttingDown);
+    publish(&mut scheduler, shared);
+    scheduler.report();
     for command in commands.try_iter() {
         match command {
             Command::Submit { mut on_event, .. } => {
@@ -402,6 +402,13 @@ fn run(
         }
     }
     Ok(())
+}
+
+/// Makes the metrics and slots of this moment visible.
+fn publish(scheduler: &mut Scheduler<'_>, shared: &Shared) {
+    let (metrics, slots) = (scheduler.observe(), scheduler.slots());
+    let mut state = shared.state();
+    (state.metrics, state.slots) = (metrics, slots);
 }
 
 /// Makes a request one of the scheduler's, or says why it cannot be.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use trike_llm::{FinishReason, PROMPT_STEP, SequenceBatch};
 use trike_nn::{KV_PAGE, KvPage, StepLogits};
 
-use crate::active::{Active, LEAST_ROWS, Sampled, panicked};
+use crate::active::{Active, Ending, LEAST_ROWS, panicked};
 use crate::prefix::PrefixTree;
 use crate::{EngineError, EngineOptions, Event, Metrics, Slot};
 
@@ -25,6 +25,8 @@ pub(crate) struct Scheduler<'m> {
     context: usize,
     /// Maximum pages; `None` without pages.
     page_limit: Option<usize>,
+    /// Requests that have ended and were not told so yet: first the metrics are published that count them.
+    ended: Vec<(Active<'m>, Ending)>,
     pub(crate) metrics: Metrics,
 }
 
@@ -43,8 +45,8 @@ impl<'m> Scheduler<'m> {
         let page_limit = batch.is_paged().then_some(page_limit);
         let metrics = Metrics { page_limit: page_limit.unwrap_or(0), ..Metrics::default() };
         let slots = (0..batch.count()).map(|_| None).collect();
-        let (order, waiting, tree) = (Vec::new(), VecDeque::new(), PrefixTree::default());
-        Self { batch, slots, order, waiting, tree, options, context, page_limit, metrics }
+        let (order, waiting, tree, ended) = (Vec::new(), VecDeque::new(), PrefixTree::default(), Vec::new());
+        Self { batch, slots, order, waiting, tree, options, context, page_limit, ended, metrics }
     }
 
     /// Whether nothing runs or waits.
@@ -91,11 +93,27 @@ impl<'m> Scheduler<'m> {
     /// Ends all requests with an error.
     pub(crate) fn fail_all(&mut self, error: &EngineError) {
         for slot in std::mem::take(&mut self.order) {
-            self.end(slot, Sampled::Failed(error.clone()));
+            self.end(slot, Ending::Failed(error.clone()));
         }
         for request in std::mem::take(&mut self.waiting) {
-            self.metrics.failed += 1;
-            request.fail(error.clone());
+            self.close(request, Ending::Failed(error.clone()));
+        }
+    }
+
+    /// Counts a request that has ended, which [`report`](Self::report) tells it.
+    pub(crate) fn close(&mut self, request: Active<'m>, ending: Ending) {
+        match ending {
+            Ending::Failed(_) => self.metrics.failed += 1,
+            Ending::Finished(FinishReason::Cancelled) => self.metrics.cancelled += 1,
+            Ending::Finished(_) => self.metrics.finished += 1,
+        }
+        self.ended.push((request, ending));
+    }
+
+    /// Tells the requests that have ended. To be called after the metrics that count them were published.
+    pub(crate) fn report(&mut self) {
+        for (request, ending) in self.ended.drain(..) {
+            request.end(ending);
         }
     }
 
@@ -115,23 +133,14 @@ impl<'m> Scheduler<'m> {
     fn end_what_is_over(&mut self) {
         let now = Instant::now();
         for slot in self.order.clone() {
-            if let Some(over) = self.slots[slot].as_ref().and_then(|active| active.is_over(now)) {
-                self.end(slot, over);
+            if let Some(ending) = self.slots[slot].as_ref().and_then(|active| active.over(now)) {
+                self.end(slot, ending);
             }
         }
-        let (over, waiting): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.waiting).into_iter().partition(|request| request.is_over(now).is_some());
-        self.waiting = waiting.into();
-        for request in over {
-            match request.is_over(now) {
-                Some(Sampled::Failed(error)) => {
-                    self.metrics.failed += 1;
-                    request.fail(error);
-                }
-                _ => {
-                    self.metrics.cancelled += 1;
-                    request.finish(FinishReason::Cancelled);
-                }
+        for request in std::mem::take(&mut self.waiting) {
+            match request.over(now) {
+                Some(ending) => self.close(request, ending),
+                None => self.waiting.push_back(request),
             }
         }
     }
@@ -163,17 +172,20 @@ impl<'m> Scheduler<'m> {
                 0 => Ok(()),
                 _ => self.batch.adopt(slot, &pages, reused),
             };
-            request.times.started.get_or_insert_with(Instant::now);
             request.shared = pages;
             // The last page is copied when it is written to.
             request.shared.truncate(reused / KV_PAGE);
-            request.reused = reused;
-            self.metrics.reused_tokens += reused as u64;
-            request.say(Event::Started { reused });
+            // A preempted request has said so already.
+            if request.times.started.is_none() {
+                request.times.started = Some(Instant::now());
+                request.reused = reused;
+                self.metrics.reused_tokens += reused as u64;
+                request.say(Event::Started { reused });
+            }
             self.slots[slot] = Some(request);
             self.order.push(slot);
             if let Err(error) = adopted {
-                self.end(slot, Sampled::Failed(error.into()));
+                self.end(slot, Ending::Failed(error.into()));
             }
         }
     }
@@ -254,7 +266,7 @@ impl<'m> Scheduler<'m> {
         }
         match self.order.len() {
             0 => {}
-            1 => self.end(self.order[0], Sampled::End(FinishReason::Context)),
+            1 => self.end(self.order[0], Ending::Finished(FinishReason::Context)),
             count => {
                 let slot = self.order[count - 1];
                 self.order.pop();
@@ -300,7 +312,7 @@ impl<'m> Scheduler<'m> {
     /// An error of a step is one of all its requests.
     fn fail_step(&mut self, plan: &[(usize, usize)], error: &EngineError) {
         for &(slot, _) in plan {
-            self.end(slot, Sampled::Failed(error.clone()));
+            self.end(slot, Ending::Failed(error.clone()));
         }
     }
 
@@ -309,24 +321,24 @@ impl<'m> Scheduler<'m> {
         let context = self.context;
         let Some(active) = &mut self.slots[slot] else { return };
         let (history, prompt) = (active.text.history().len(), active.prompt);
-        let mut sampled = Sampled::More;
+        let mut ending = None;
         if done == history {
             let now = Instant::now();
             match active.since_last(now) {
                 Some(time) => self.metrics.between_tokens.add(time),
                 None => self.metrics.first_token.add(now.duration_since(active.times.arrived)),
             }
-            sampled = active.sample(logits);
+            ending = active.sample(logits);
             self.metrics.generated_tokens += (active.text.history().len() - history) as u64;
-            if matches!(sampled, Sampled::More) && done >= context {
-                sampled = Sampled::End(FinishReason::Context);
+            if ending.is_none() && done >= context {
+                ending = Some(Ending::Finished(FinishReason::Context));
             }
         }
         if done <= prompt {
             self.share(slot, done / KV_PAGE * KV_PAGE);
         }
-        if !matches!(sampled, Sampled::More) {
-            self.end(slot, sampled);
+        if let Some(ending) = ending {
+            self.end(slot, ending);
         }
     }
 
@@ -347,32 +359,18 @@ impl<'m> Scheduler<'m> {
     }
 
     /// Ends the request of a sequence.
-    fn end(&mut self, slot: usize, how: Sampled) {
+    fn end(&mut self, slot: usize, ending: Ending) {
         self.order.retain(|other| *other != slot);
         let Some(active) = self.slots[slot].take() else { return };
-        if self.options.reuse && self.page_limit.is_some() && !matches!(how, Sampled::Failed(_)) {
+        if self.options.reuse && self.page_limit.is_some() && matches!(ending, Ending::Finished(_)) {
             let done = self.batch.len(slot);
             let tokens = if self.options.reuse_generated { done } else { done.min(active.prompt) };
             if let Ok(pages) = self.batch.pages(slot, tokens) {
                 self.tree.insert(&active.text.history()[..tokens], pages);
             }
         }
-        let cleared = self.batch.clear(slot);
-        match how {
-            Sampled::Failed(error) => {
-                self.metrics.failed += 1;
-                active.fail(error);
-            }
-            Sampled::End(finish) => {
-                match finish {
-                    FinishReason::Cancelled => self.metrics.cancelled += 1,
-                    _ => self.metrics.finished += 1,
-                }
-                active.finish(finish);
-            }
-            Sampled::More => active.fail(EngineError::ShuttingDown),
-        }
-        if let Err(error) = cleared {
+        self.close(active, ending);
+        if let Err(error) = self.batch.clear(slot) {
             // Without its memory back the sequence must not be used again: an error for every later request is better than wrong text.
             self.fail_all(&error.into());
         }

@@ -20,9 +20,6 @@ fn a_conversation_is_read_once() {
         let before = engine.metrics().prompt_tokens;
         let answer = run(&engine, request(conversation.clone(), 20, turn)).expect("an answer");
         assert_eq!(answer.reused, known, "turn {turn}");
-        while engine.metrics().finished <= turn {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
         assert_eq!(engine.metrics().prompt_tokens - before, (conversation.len() - known) as u64);
         conversation.extend(&answer.ids);
         // All but the last token of an answer is run.
@@ -49,10 +46,6 @@ fn clients_with_one_system_prompt_hold_its_pages_once() {
         .map(|client| client.recv_timeout(LONG).expect("an end").expect("a text").reused)
         .collect();
     assert_eq!(reused.iter().filter(|reused| **reused >= 256).count(), 19, "{reused:?}");
-    // Metrics are published after the step in which the events are.
-    while engine.metrics().finished < 20 {
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
     let metrics = engine.metrics();
     assert_eq!(metrics.prompt_tokens, 256 + 20 * 20);
     // Four pages of the system prompt, and one for the rest of each client.
@@ -64,9 +57,6 @@ fn without_reuse_every_prompt_is_read() {
     let engine = engine(EngineOptions::default().with_reuse(false));
     for _ in 0..2 {
         assert_eq!(run(&engine, request(ids(100, 3), 2, 0)).expect("a text").reused, 0);
-    }
-    while engine.metrics().finished < 2 {
-        std::thread::sleep(std::time::Duration::from_millis(1));
     }
     assert_eq!(engine.metrics().kept_pages, 0);
     // Prompts alone, without what was generated.
