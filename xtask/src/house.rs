@@ -212,7 +212,7 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "trike-serve",
         purpose: "an HTTP server with the OpenAI API",
         uses: "trike-core trike-text trike-llm trike-engine",
-        registry: "axum serde serde_json subtle thiserror tokio tokio-stream",
+        registry: "axum base64 serde serde_json subtle thiserror tokio tokio-stream",
         unsafe_in: &[],
     },
     Row {

@@ -12,6 +12,7 @@ use trike::{
     calibrate::{ConfigError, EditError, FoldError},
     comm::CommError,
     core::OptionError,
+    engine::EngineError,
     format::FormatError,
     nn::NnError,
     quant::QuantError,
@@ -52,6 +53,7 @@ enum Refusal<'a> {
     Eval(&'a EvalError),
     Calibrate(&'a CalibrateError),
     Train(&'a TrainError),
+    Engine(&'a OptionError),
 }
 
 fn refusal(error: &anyhow::Error) -> Option<Refusal<'_>> {
@@ -74,6 +76,13 @@ fn refusal(error: &anyhow::Error) -> Option<Refusal<'_>> {
                 EvalError::Llm(error) => Refusal::Llm(error),
                 error => Refusal::Eval(error),
             });
+        }
+        if let Some(error) = cause.downcast_ref::<EngineError>() {
+            return match error {
+                EngineError::Model(error) => Some(Refusal::Llm(error)),
+                EngineError::Option(error) => Some(Refusal::Engine(error)),
+                _ => None,
+            };
         }
         cause.downcast_ref().map(Refusal::Llm)
     })
@@ -116,6 +125,7 @@ pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
                     | TrainError::Comm(CommError::Differs { .. })
             )
         }
+        Some(Refusal::Engine(_)) => true,
         None => false,
     }
 }
@@ -152,7 +162,7 @@ pub(crate) fn advice(error: &anyhow::Error) -> Option<String> {
         let kept = match refusal(error) {
             Some(Refusal::Calibrate(_)) => " and run the same command again: finished blocks are kept",
             Some(Refusal::Train(_)) => " and run the same command again: the last checkpoint is kept",
-            Some(Refusal::Llm(_) | Refusal::Eval(_)) | None => "",
+            Some(Refusal::Llm(_) | Refusal::Eval(_) | Refusal::Engine(_)) | None => "",
         };
         return Some(format!("make room there{kept}"));
     }
@@ -167,6 +177,7 @@ pub(crate) fn advice(error: &anyhow::Error) -> Option<String> {
         Refusal::Eval(error) => of_eval(error),
         Refusal::Calibrate(error) => of_calibrate(error),
         Refusal::Train(error) => of_train(error),
+        Refusal::Engine(error) => Some(format!("set it with {}", serve_flag(error.field()))),
     }
 }
 
@@ -356,6 +367,15 @@ fn flag(field: &str) -> String {
         "depths" => "-d, --depth".to_owned(),
         "haystacks" => "--limit".to_owned(),
         field => format!("--{}", field.replace('_', "-")),
+    }
+}
+
+/// The flag of `trike serve` that sets a field.
+fn serve_flag(field: &str) -> String {
+    match field {
+        "sequences" => "--parallel".to_owned(),
+        "memory" => "--kv-memory, in bytes with a unit such as MB".to_owned(),
+        field => flag(field),
     }
 }
 

@@ -14,7 +14,7 @@
 //!   [`DenseMatrix`] with [`DenseData`]
 //! * activations: [`ActivationPrecision`]
 //! * positions: [`RopeTable`], [`RopePairing`]
-//! * attention: [`AttentionSpec`], [`KvView`], pages of [`KV_PAGE`], [`KvData`], [`KvBuffer`], [`quantize_head`], [`quantize_head_int4`]; top-k:
+//! * attention: [`AttentionSpec`], [`KvView`], pages of [`KV_PAGE`], [`PROMPT_ROWS`], [`KvData`], [`KvBuffer`], [`quantize_head`], [`quantize_head_int4`]; top-k:
 //!   [`KeySelection`] of a [`KeySelector`], [`KeyIndex`], [`KeyScratch`]; block-sparse: [`BlockBitmap`], chosen for [`PromptKeys`]
 //! * gated MLP: [`GatedActivation`]
 //! * backward passes: [`grad`], [`transpose`]
@@ -52,7 +52,8 @@ mod transpose;
 mod vectorized;
 
 pub use attention::{
-    KV_PAGE, KeyIndex, KeyScratch, KeySelection, KvBuffer, KvData, KvView, quantize_head, quantize_head_int4,
+    KV_PAGE, KeyIndex, KeyScratch, KeySelection, KvBuffer, KvData, KvView, PROMPT_ROWS, quantize_head,
+    quantize_head_int4,
 };
 pub use error::CpuError;
 pub use matmul::{MatrixRef, Store, matmul, matmul_rounded};

@@ -7,14 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use trike_llm::{Continuation, FinishReason, TokenLogprobs};
-use trike_nn::{KvPage, StepLogits};
+use trike_nn::{KvPage, PROMPT_ROWS, StepLogits};
 
 use crate::request::OnEvent;
 use crate::{EngineError, Event, Outcome};
-
-/// Rows of a part of a prompt from which on a row's bits do not depend on the number of rows: fewer may be computed like a generated
-/// token. A prompt that is shorter as a whole is read in one part.
-pub(crate) const LEAST_ROWS: usize = 9;
 
 /// A request with its text so far.
 pub(crate) struct Active<'m> {
@@ -84,8 +80,8 @@ impl<'m> Active<'m> {
     pub(crate) fn rows(&self, done: usize, budget: usize) -> usize {
         match self.prompt.saturating_sub(done) {
             0 => 1,
-            rest if rest <= budget + LEAST_ROWS => rest,
-            _ => budget.max(LEAST_ROWS),
+            rest if rest <= budget + PROMPT_ROWS => rest,
+            _ => budget.max(PROMPT_ROWS),
         }
     }
 

@@ -5,9 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use trike_llm::{FinishReason, PROMPT_STEP, SequenceBatch};
-use trike_nn::{KV_PAGE, KvPage, StepLogits};
+use trike_nn::{KV_PAGE, KvPage, PROMPT_ROWS, StepLogits};
 
-use crate::active::{Active, Ending, LEAST_ROWS, panicked};
+use crate::active::{Active, Ending, panicked};
 use crate::prefix::PrefixTree;
 use crate::{EngineError, EngineOptions, Event, Metrics, Slot};
 
@@ -153,7 +153,7 @@ impl<'m> Scheduler<'m> {
             let Some(slot) = self.slots.iter().position(Option::is_none) else { return };
             let request = &self.waiting[index];
             let ids = &request.text.history()[..request.prompt];
-            let limit = ids.len().saturating_sub(LEAST_ROWS);
+            let limit = ids.len().saturating_sub(PROMPT_ROWS);
             let (pages, reused) = match self.options.reuse && self.page_limit.is_some() {
                 true => self.tree.find(ids, limit),
                 false => (Vec::new(), 0),
@@ -222,7 +222,7 @@ impl<'m> Scheduler<'m> {
                 let rows = active.rows(self.batch.len(slot), budget);
                 budget = budget.saturating_sub(rows);
                 // What is left would be too short a part.
-                if budget < LEAST_ROWS {
+                if budget < PROMPT_ROWS {
                     budget = 0;
                 }
                 plan.push((slot, rows));

@@ -12,7 +12,7 @@
 //!
 //! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`ScaleFactors`], [`RopeSpec`], [`RopeScaling`], [`DecoderSequence`], [`KvSpec`],
 //!   [`KvOptions`] with [`KvLimit`], [`KvPrecision`], [`KvPrecisions`],
-//!   [`KeySelector`], [`PromptKeys`], [`Eviction`], [`Logits`]; keys and values that sequences share: [`KvPage`] of [`KV_PAGE`] positions,
+//!   [`KeySelector`], [`PromptKeys`], [`Eviction`], [`Logits`]; keys and values that sequences share: [`KvPage`] of [`KV_PAGE`] positions, [`PROMPT_ROWS`],
 //!   [`SharedPage`]
 //! * memory: [`MemoryPlan`], [`DeviceUse`]; of layers on several devices: [`LayerWeights`], [`StageDevice`], [`StagePlan`]
 //! * a model on several ranks: [`RankBackend`], [`Division`], [`StepNotice`], [`Decoder::follow`]; its types [`RankTensor`],
@@ -73,7 +73,7 @@ pub use trike_core::{
     Int8Tensor, KeySelector, KvLimit, KvOptions, KvPrecision, KvPrecisions, Layout, PromptKeys, RopePairing,
     RopeScaling, RopeSpec, SelectedKeys, SpecError, Tensor,
 };
-pub use trike_cpu::KV_PAGE;
+pub use trike_cpu::{KV_PAGE, PROMPT_ROWS};
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;
 pub use trike_model::{

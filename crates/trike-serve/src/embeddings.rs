@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use trike_llm::Pooling;
@@ -54,7 +55,10 @@ pub(crate) async fn embeddings(State(app): State<Arc<App>>, body: Bytes) -> Resu
         let embedding = received.await.map_err(|_| ApiError::internal("the engine ended"))??;
         let embedding = match is_base64 {
             true => {
-                json!(base64(&embedding.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>()))
+                json!(
+                    STANDARD
+                        .encode(embedding.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>())
+                )
             }
             false => json!(embedding),
         };
@@ -66,39 +70,4 @@ pub(crate) async fn embeddings(State(app): State<Arc<App>>, body: Bytes) -> Resu
         "model": app.model.name,
         "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
     })))
-}
-
-/// RFC 4648, with padding.
-fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for three in bytes.chunks(3) {
-        let bits =
-            three.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
-        for digit in 0..4 {
-            let value = bits >> (18 - 6 * digit) & 63;
-            text.push(if digit <= three.len() { char::from(ALPHABET[value as usize]) } else { '=' });
-        }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::base64;
-
-    /// The examples of RFC 4648.
-    #[test]
-    fn base64_is_that_of_the_standard() {
-        for (bytes, text) in [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foob", "Zm9vYg=="),
-            ("foobar", "Zm9vYmFy"),
-        ] {
-            assert_eq!(base64(bytes.as_bytes()), text);
-        }
-    }
 }

@@ -86,7 +86,7 @@ impl From<EngineError> for ApiError {
         let message = error.to_string();
         match &error {
             EngineError::PromptTooLong { .. } => {
-                Self { code: Some("context_length_exceeded"), ..Self::invalid("messages", message) }
+                Self { code: Some("context_length_exceeded"), ..Self::invalid(None, message) }
             }
             EngineError::Option(option) => Self::invalid(option.field(), message),
             EngineError::QueueFull { .. } => {
@@ -104,7 +104,7 @@ impl From<EngineError> for ApiError {
                     Self::invalid(None, message)
                 }
                 LlmError::PromptTooLong { .. } => {
-                    Self { code: Some("context_length_exceeded"), ..Self::invalid("messages", message) }
+                    Self { code: Some("context_length_exceeded"), ..Self::invalid(None, message) }
                 }
                 _ => Self::internal(message),
             },

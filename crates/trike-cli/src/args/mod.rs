@@ -130,6 +130,20 @@ pub(crate) struct TokenizerArg {
     pub(crate) tokenizer: Option<PathBuf>,
 }
 
+/// Chat template argument.
+#[derive(Args, Debug, Default)]
+pub(crate) struct TemplateArg {
+    /// Jinja chat template: a file, or the text itself [default: the model's own]
+    #[arg(
+        long,
+        alias = "chat-template-file",
+        env = "TRIKE_CHAT_TEMPLATE",
+        hide_env_values = true,
+        value_name = "TEMPLATE"
+    )]
+    pub(crate) chat_template: Option<String>,
+}
+
 /// Output format argument.
 #[derive(Args, Debug)]
 pub(crate) struct JsonArg {

@@ -8,7 +8,7 @@ use trike::llm::Pooling;
 #[cfg(feature = "mpi")]
 use super::names::PARALLEL;
 use super::{
-    CpuArgs, DeviceArg, JsonArg, KvArgs, ModelArg, PrecisionArgs, TokenizerArg,
+    CpuArgs, DeviceArg, JsonArg, KvArgs, ModelArg, PrecisionArgs, TemplateArg, TokenizerArg,
     names::{POOLINGS, Seed, Tokens, one_of, seed, tokens},
 };
 
@@ -136,15 +136,8 @@ pub(crate) struct ChatArgs {
     /// System prompt
     #[arg(long, alias = "system-prompt", env = "TRIKE_SYSTEM", hide_env_values = true, value_name = "TEXT")]
     pub(crate) system: Option<String>,
-    /// Jinja chat template: a file, or the text itself [default: the model's own]
-    #[arg(
-        long,
-        alias = "chat-template-file",
-        env = "TRIKE_CHAT_TEMPLATE",
-        hide_env_values = true,
-        value_name = "TEMPLATE"
-    )]
-    pub(crate) chat_template: Option<String>,
+    #[command(flatten)]
+    pub(crate) template: TemplateArg,
     /// Maximum number of new tokens per answer; -1 = until the answer or the context ends [default: -1]
     ///
     /// The conversation is trimmed to leave room for them.

@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::PathBuf};
 
 use clap::Args;
 
-use super::{CpuArgs, DeviceArg, ModelArg, PrecisionArgs, TokenizerArg, quantize::size};
+use super::{CpuArgs, DeviceArg, ModelArg, PrecisionArgs, TemplateArg, TokenizerArg, quantize::size};
 
 /// Serve a model over HTTP with the OpenAI API
 ///
@@ -85,15 +85,8 @@ pub(crate) struct ServeArgs {
         value_name = "SECONDS"
     )]
     pub(crate) timeout: u64,
-    /// Jinja chat template: a file, or the text itself [default: the model's own]
-    #[arg(
-        long,
-        alias = "chat-template-file",
-        env = "TRIKE_CHAT_TEMPLATE",
-        hide_env_values = true,
-        value_name = "TEMPLATE"
-    )]
-    pub(crate) chat_template: Option<String>,
+    #[command(flatten)]
+    pub(crate) template: TemplateArg,
     #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]

@@ -9,13 +9,12 @@ use std::{
 
 use anyhow::{Context, bail};
 use trike::{
-    KvPrecision, ModelFile, Tokenizer,
-    engine::{Engine, EngineOptions},
+    KvPrecision, ModelFile,
+    engine::{Engine, EngineError, EngineOptions},
     serve::{ServeOptions, ServedModel, Server},
-    text::chat::ChatTemplate,
 };
 
-use super::{chat::given_template, conflict, load::open};
+use super::{chat::chosen_template, conflict, load::open};
 use crate::{
     args::{KvChoice, ServeArgs},
     interrupt, output,
@@ -29,7 +28,7 @@ pub(super) fn serve(args: &ServeArgs, quiet: bool) -> anyhow::Result<()> {
     let file = ModelFile::open(args.model.path(quiet)?)?;
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
     let name = args.alias.clone().unwrap_or_else(|| output::named(&args.model.given().display().to_string()));
-    let template = template(args, &file, &tokenizer)?;
+    let template = chosen_template(&args.template, &file, &tokenizer)?;
     let can_chat = template.is_some();
     let model = ServedModel::new(&name, template, file.generation_config()?);
     let keys = args.api_key_file.as_deref().map(keys).transpose()?.unwrap_or_default();
@@ -49,7 +48,7 @@ pub(super) fn serve(args: &ServeArgs, quiet: bool) -> anyhow::Result<()> {
         .with_prompt_share(args.prompt_share)
         .with_reuse(!args.no_reuse)
         .with_kv(kv);
-    engine.validate(file.config().spec.context)?;
+    engine.validate(file.config().spec.context).map_err(EngineError::from)?;
     let device = open(&args.device.device, quiet)?;
     let engine = Engine::start(engine, move || device.load(&file, &load, &mut |_, _| ()))?;
     let server = Server::bind(engine, model, options)?;
@@ -92,18 +91,6 @@ pub(super) fn serve(args: &ServeArgs, quiet: bool) -> anyhow::Result<()> {
     match failure.get() {
         Some(error) => Err(error.clone().into()),
         None => Ok(()),
-    }
-}
-
-/// The given template, or the model's own, if it has one.
-fn template(
-    args: &ServeArgs,
-    file: &ModelFile,
-    tokenizer: &Tokenizer,
-) -> anyhow::Result<Option<ChatTemplate>> {
-    match &args.chat_template {
-        Some(given) => Ok(Some(given_template(given, tokenizer)?)),
-        None => Ok(file.chat_template(tokenizer)?),
     }
 }
 

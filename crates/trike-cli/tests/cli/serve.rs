@@ -61,8 +61,10 @@ fn what_cannot_be_served_is_an_error_before_it_listens() {
     assert!(trike.fails(1, &["serve", "tiny", "--api-key-file", &empty]).contains("write one per line"));
     let auto = trike.fails(2, &["serve", "tiny", "--kv", "auto"]);
     assert!(auto.contains("one precision for all layers"), "{auto}");
-    let long = trike.fails(1, &["serve", "tiny", "--context", "1000000"]);
-    assert!(long.contains("context is 1000000"), "{long}");
-    let small = trike.fails(1, &["serve", "tiny", "--port", "0", "--kv-memory", "10B", "-q"]);
-    assert!(small.contains("memory is 10"), "{small}");
+    let long = trike.fails(2, &["serve", "tiny", "--context", "1000000"]);
+    assert!(long.contains("context is 1000000") && long.contains("set it with --context"), "{long}");
+    let small = trike.fails(2, &["serve", "tiny", "--port", "0", "--kv-memory", "10B", "-q"]);
+    assert!(small.contains("memory is 10") && small.contains("set it with --kv-memory"), "{small}");
+    let none = trike.fails(2, &["serve", "tiny", "--parallel", "0"]);
+    assert!(none.contains("sequences is 0") && none.contains("set it with --parallel"), "{none}");
 }

@@ -42,6 +42,10 @@ pub(crate) use prefill::{attention_received, choose_blocks};
 /// Maximum query rows of a group of heads for which memory bandwidth is the bottleneck, not arithmetic.
 const FEW_ROWS: usize = 8;
 
+/// Queries from which on [`CpuOps::attention`](crate::CpuOps::attention) treats consecutive tokens as a prompt, whatever the heads: their
+/// rows do not depend on the other rows of the call, so that a prompt has the same bits in one call or in several of at least this many.
+pub const PROMPT_ROWS: usize = FEW_ROWS + 1;
+
 /// Queries at positions below this are computed in f32 for every cache: over short contexts attention takes little time, so
 /// integers would gain little.
 const EXACT: usize = 256;

@@ -6,8 +6,8 @@ use trike_llm::{
     DeviceChoice, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, PreparedRequest,
     SequenceBatch, Session, open, sampler::SamplerConfig, tokenizer::TokenizerError,
 };
-use trike_nn::{ActivationPrecision, KvOptions, KvPrecision, KvSpec, StepLogits};
-use trike_testkit::{Llama2cCheckpoint, Llama2cShape, assert_close};
+use trike_nn::{ActivationPrecision, CpuBackend, KvOptions, KvPrecision, KvSpec, PROMPT_ROWS, StepLogits};
+use trike_testkit::{Llama2cCheckpoint, Llama2cShape, Rng, assert_close};
 
 fn tiny() -> ModelFile {
     ModelFile::open(trike_testkit::tiny()).expect("the bundled model")
@@ -192,4 +192,61 @@ fn a_prepared_request_is_continued_like_its_parts() {
     assert!(matches!(&refused, LlmError::Option(option) if option.field() == "context"), "{refused}");
     let wide = prepare(&other, GenerateOptions::default().with_context(1025)).expect_err("too long");
     assert!(matches!(&wide, LlmError::Option(option) if option.field() == "context"), "{wide}");
+}
+
+/// The invariant of servers: a token's logits have the same bits alone, beside others, and however its prompt was split into parts
+/// of [`PROMPT_ROWS`] or more, for ternary weights in every activation precision and for dense weights.
+#[test]
+fn logits_have_the_same_bits_beside_others_and_in_parts() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let dense = dir.path().join("dense.bin");
+    std::fs::write(&dense, trike_testkit::storyteller().to_f32_bytes()).expect("a file");
+    let mut models: Vec<(String, LanguageModel<CpuBackend>)> = Vec::new();
+    use ActivationPrecision::{F32, Int8PerGroup, Int8PerToken, Int16};
+    for activations in [F32, Int16, Int8PerToken, Int8PerGroup(trike_trit::GroupSize::G64)] {
+        let options = LoadOptions::default().with_activations(activations);
+        let model = LanguageModel::load_with(&tiny(), &options, &mut |_, _| ()).expect("it loads");
+        models.push((format!("{activations:?}"), model));
+    }
+    let vocabulary = dir.path().join("tok512.bin");
+    std::fs::write(&vocabulary, trike_testkit::llama2c_vocabulary()).expect("a file");
+    let file = ModelFile::open(&dense).expect("a model");
+    let options =
+        LoadOptions::default().with_tokenizer(file.tokenizer(Some(&vocabulary)).expect("a vocabulary"));
+    let model = LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads");
+    models.push(("dense".to_owned(), model));
+    for (name, model) in &models {
+        let vocab = model.config().spec.vocab;
+        let mut rng = Rng::new(4);
+        let mut ids = |n: usize| -> Vec<u32> { (0..n).map(|_| 3 + rng.below(vocab - 3) as u32).collect() };
+        let (prompt, token, others) = (ids(120), ids(1), ids(150));
+        let run = |parts: &[usize], beside: usize| {
+            let mut batch =
+                model.batch(&KvSpec::new(model.default_kv(), 200), 1 + beside).expect("sequences");
+            let mut start = 0;
+            let mut last = None;
+            for &end in parts.iter().chain([&prompt.len()]) {
+                let mut steps = vec![(0, &prompt[start..end])];
+                // Others read a prompt, then one token per step.
+                let count = if start == 0 { 40 } else { 1 };
+                steps.extend((1..=beside).map(|of| (of, &others[start..start + count])));
+                last = batch.step(&steps, None).expect("a step").into_iter().next();
+                start = end;
+            }
+            let mut steps = vec![(0, &token[..])];
+            steps.extend((1..=beside).map(|of| (of, &others[..1])));
+            let next = batch.step(&steps, None).expect("a step").into_iter().next();
+            [last, next].map(|logits| match logits {
+                Some(StepLogits::All(logits)) => {
+                    logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>()
+                }
+                other => panic!("{other:?}"),
+            })
+        };
+        let alone = run(&[], 0);
+        for (parts, beside) in [(vec![], 1), (vec![], 15), (vec![PROMPT_ROWS, 64, 100], 0), (vec![30, 39], 3)]
+        {
+            assert!(run(&parts, beside) == alone, "{name}: parts {parts:?}, beside {beside}");
+        }
+    }
 }

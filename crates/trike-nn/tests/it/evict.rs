@@ -1,35 +1,14 @@
 //! Caches with eviction, compared with caches that hold everything.
 
-use crate::common::Random;
+use crate::common::{Random, VOCAB, decoder, ids, run, spec};
 use trike_cpu::Cpu;
 use trike_nn::{
     ActivationPrecision, CpuBackend, Decoder, DecoderSequence, DecoderSpec, Eviction, KeySelector,
     KvPrecision, KvSpec, Logits, NnError, Step,
 };
-use trike_testkit::Rng;
 
-const VOCAB: usize = 40;
 const CAPACITY: usize = 64;
 const EVICTIONS: [Eviction; 2] = [Eviction::Oldest, Eviction::Unattended];
-
-fn spec(layers: usize) -> DecoderSpec {
-    DecoderSpec { intermediate: 40, kv_heads: 2, context: 500, ..DecoderSpec::llama(32, layers, 4, VOCAB) }
-}
-
-fn decoder(layers: usize, threads: usize) -> Decoder<CpuBackend> {
-    let backend = CpuBackend::new(Cpu::new(threads).expect("a few threads"), ActivationPrecision::F32);
-    let spec = spec(layers);
-    Decoder::new(backend, spec.clone(), &mut Random::new(&spec, 8)).expect("a model")
-}
-
-fn ids(n: usize, seed: u64) -> Vec<u32> {
-    let mut rng = Rng::new(seed);
-    (0..n).map(|_| rng.below(VOCAB) as u32).collect()
-}
-
-fn run(decoder: &Decoder<CpuBackend>, sequence: &mut DecoderSequence<CpuBackend>, ids: &[u32]) -> Vec<f32> {
-    decoder.forward(&mut [Step { sequence, ids }], Logits::Last).expect("it runs").remove(0)
-}
 
 #[test]
 fn nothing_changes_before_a_cache_is_full() {

@@ -1,35 +1,13 @@
 //! Sequences in pages: the logits of caches that hold everything in one piece; pages that sequences share.
 
-use crate::common::Random;
-use trike_cpu::Cpu;
-use trike_nn::{
-    ActivationPrecision, CpuBackend, Decoder, DecoderSequence, DecoderSpec, Eviction, KV_PAGE, KeySelector,
-    KvPrecision, KvSpec, Logits, NnError, PromptKeys, Step,
-};
-use trike_testkit::Rng;
+use crate::common::{decoder, ids, run};
+use trike_nn::{Eviction, KV_PAGE, KeySelector, KvPrecision, KvSpec, NnError, PromptKeys};
 
-const VOCAB: usize = 40;
 const CAPACITY: usize = 400;
-
-fn decoder(threads: usize) -> Decoder<CpuBackend> {
-    let backend = CpuBackend::new(Cpu::new(threads).expect("a few threads"), ActivationPrecision::F32);
-    let llama = DecoderSpec::llama(32, 2, 4, VOCAB);
-    let spec = DecoderSpec { intermediate: 40, kv_heads: 2, context: 500, ..llama };
-    Decoder::new(backend, spec.clone(), &mut Random::new(&spec, 8)).expect("a model")
-}
-
-fn ids(n: usize, seed: u64) -> Vec<u32> {
-    let mut rng = Rng::new(seed);
-    (0..n).map(|_| rng.below(VOCAB) as u32).collect()
-}
-
-fn run(decoder: &Decoder<CpuBackend>, sequence: &mut DecoderSequence<CpuBackend>, ids: &[u32]) -> Vec<f32> {
-    decoder.forward(&mut [Step { sequence, ids }], Logits::Last).expect("it runs").remove(0)
-}
 
 #[test]
 fn pages_have_the_logits_of_one_piece() {
-    let (decoder, ids) = (decoder(2), ids(300, 1));
+    let (decoder, ids) = (decoder(2, 2), ids(300, 1));
     for precision in KvPrecision::ALL {
         let kv = KvSpec::new(precision, CAPACITY);
         let mut ring = decoder.sequence(kv).expect("a sequence");
@@ -47,7 +25,7 @@ fn pages_have_the_logits_of_one_piece() {
 
 #[test]
 fn sequences_that_share_pages_go_on_as_if_alone() {
-    let (decoder, ids, kv) = (decoder(1), ids(200, 2), KvSpec::new(KvPrecision::F16, CAPACITY));
+    let (decoder, ids, kv) = (decoder(2, 1), ids(200, 2), KvSpec::new(KvPrecision::F16, CAPACITY));
     for shared in [2 * KV_PAGE, 2 * KV_PAGE + 17] {
         let mut first = decoder.paged_sequence(kv).expect("a sequence");
         run(&decoder, &mut first, &ids[..150]);
@@ -75,7 +53,7 @@ fn sequences_that_share_pages_go_on_as_if_alone() {
 
 #[test]
 fn what_pages_cannot_do_is_refused() {
-    let (decoder, kv) = (decoder(1), KvSpec::new(KvPrecision::F16, CAPACITY));
+    let (decoder, kv) = (decoder(2, 1), KvSpec::new(KvPrecision::F16, CAPACITY));
     let refused = |kv: KvSpec| match decoder.paged_sequence(kv) {
         Err(NnError::Spec { field, .. }) => field,
         other => panic!("{:?}", other.map(|sequence| sequence.len())),

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     advice::advice,
-    args::{self, ChatArgs, RunArgs},
+    args::{self, ChatArgs, RunArgs, TemplateArg},
     interrupt, is_broken_pipe,
     naming::NoChatModel,
     output::{self, Paint, bytes},
@@ -70,7 +70,7 @@ impl From<RunArgs> for ChatArgs {
             model: args.model,
             tokenizer: args.tokenizer,
             system: None,
-            chat_template: None,
+            template: TemplateArg::default(),
             max_tokens: args.max_tokens,
             context: args.context,
             stop: args.stop,
@@ -98,7 +98,7 @@ pub(super) fn start(args: ChatArgs, quiet: bool) -> anyhow::Result<()> {
 /// Chooses a model to chat with if none is given: in a terminal one of the cache, or the recommended one if its download is
 /// confirmed.
 pub(super) fn with_model(mut args: ChatArgs, quiet: bool) -> anyhow::Result<ChatArgs> {
-    if args.model.chosen().is_some() || args.chat_template.is_some() {
+    if args.model.chosen().is_some() || args.template.chat_template.is_some() {
         return Ok(args);
     }
     if let Some(name) = known::names().find(|name| hub::is_cached(name)).filter(|_| output::is_interactive())
@@ -280,10 +280,7 @@ impl Chat {
 
 /// The given template, or the model's own.
 fn template(args: &ChatArgs, file: &ModelFile, tokenizer: &Tokenizer) -> anyhow::Result<ChatTemplate> {
-    if let Some(given) = &args.chat_template {
-        return given_template(given, tokenizer);
-    }
-    file.chat_template(tokenizer)?.with_context(|| {
+    chosen_template(&args.template, file, tokenizer)?.with_context(|| {
         let path = file.path().display();
         format!(
             "{path}: the model has no chat template; pass one with --chat-template, or use `trike run`; \
@@ -292,14 +289,19 @@ fn template(args: &ChatArgs, file: &ModelFile, tokenizer: &Tokenizer) -> anyhow:
     })
 }
 
-/// A template that is given as a file or as a text.
-pub(super) fn given_template(given: &str, tokenizer: &Tokenizer) -> anyhow::Result<ChatTemplate> {
+/// The given template, or the model's own, if it has one.
+pub(super) fn chosen_template(
+    arg: &TemplateArg,
+    file: &ModelFile,
+    tokenizer: &Tokenizer,
+) -> anyhow::Result<Option<ChatTemplate>> {
+    let Some(given) = &arg.chat_template else { return Ok(file.chat_template(tokenizer)?) };
     // A text with Jinja's delimiters is itself the template.
     let source = match ["{%", "{{"].iter().any(|braces| given.contains(braces)) {
-        true => given.to_owned(),
+        true => given.clone(),
         false => {
             std::fs::read_to_string(given).with_context(|| format!("cannot read the template {given}"))?
         }
     };
-    Ok(ChatTemplate::from_source(&source)?.with_tokens_of(tokenizer))
+    Ok(Some(ChatTemplate::from_source(&source)?.with_tokens_of(tokenizer)))
 }
