@@ -109,8 +109,9 @@ fn check(tuning: Tuning) {
     assert!(peak <= needed && needed < 3 * peak, "estimated {needed}, used {peak}");
 }
 
+/// In this random model no other code gives a smaller loss, on either: scales and norms are what changes.
 #[test]
-fn blocks_and_codes_are_tuned_as_on_the_host() {
+fn blocks_and_the_model_are_tuned_as_on_the_host() {
     check(Tuning { block_epochs: Some(1), model_epochs: Some(2), ..short() });
 }
 
