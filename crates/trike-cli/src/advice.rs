@@ -48,7 +48,7 @@ pub(crate) fn reword(error: clap::Error) -> clap::Error {
 }
 
 /// The library error found in an error chain.
-enum Refusal<'a> {
+pub(crate) enum Refusal<'a> {
     Llm(&'a LlmError),
     Eval(&'a EvalError),
     Calibrate(&'a CalibrateError),
@@ -56,7 +56,7 @@ enum Refusal<'a> {
     Engine(&'a OptionError),
 }
 
-fn refusal(error: &anyhow::Error) -> Option<Refusal<'_>> {
+pub(crate) fn refusal(error: &anyhow::Error) -> Option<Refusal<'_>> {
     error.chain().find_map(|cause| {
         if let Some(error) = cause.downcast_ref::<CalibrateError>() {
             return Some(match error {
@@ -131,7 +131,7 @@ pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
 }
 
 /// Whether the requested device does not exist on this machine or is not supported by this build.
-fn is_missing_device(error: &NnError) -> bool {
+pub(crate) fn is_missing_device(error: &NnError) -> bool {
     #[cfg(feature = "gpu")]
     {
         use trike::nn::cube::CubeError;
@@ -150,7 +150,7 @@ fn is_wrong_start(error: &NnError) -> bool {
 }
 
 /// Whether writing failed for lack of space.
-fn is_full(error: &anyhow::Error) -> bool {
+pub(crate) fn is_full(error: &anyhow::Error) -> bool {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     let mut errors = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
     errors.any(|error| matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge))

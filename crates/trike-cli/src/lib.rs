@@ -11,6 +11,7 @@
 //! * `.npy` files: `npy`
 //! * names of models as users write them: `naming`
 //! * advice on errors and the flags they refer to: `advice`
+//! * the errors that a page of the handbook explains: `topics`
 //! * Ctrl-C: `interrupt`; ranks of `mpirun`, with the feature `mpi`: `ranks`
 //! * examples, JSON fields and manual pages: `manual`; the command line and date in reports: `invocation`
 #![forbid(unsafe_code)]
@@ -28,8 +29,11 @@ mod progress;
 #[cfg(feature = "mpi")]
 mod ranks;
 mod render;
+mod topics;
 
 use std::ffi::OsString;
+
+use topics::Topic;
 
 /// Exit code of a finished run.
 const SUCCESS: u8 = 0;
@@ -57,7 +61,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             if let Some(usage) = error.downcast_ref::<clap::Error>() {
                 usage.exit();
             }
-            output::error(&error, advice::advice(&error).as_deref());
+            output::error(&error, advice::advice(&error).as_deref(), topics::of(&error).map(Topic::name));
             exit_code(&error)
         }
     }

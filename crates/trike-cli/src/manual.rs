@@ -107,6 +107,7 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     ("doctor", &[("trike doctor", "capabilities of this machine")]),
+    ("explain", &[("trike explain memory", "what to do when a model does not fit")]),
     (
         "completions",
         &[("trike completions bash > ~/.local/share/bash-completion/completions/trike", "for the shell")],
@@ -123,6 +124,7 @@ const RELATED: &[&[&str]] = &[
     &["quantize", "perplexity", "eval"],
     &["quantize", "train"],
     &["bench", "doctor"],
+    &["doctor", "explain"],
     &["completions", "man"],
 ];
 

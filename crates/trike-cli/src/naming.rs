@@ -13,6 +13,25 @@ const EXTENSIONS: [&str; 7] = [".gguf", ".bin", ".safetensors", ".pt", ".pth", "
 /// Maximum number of suggestions.
 const SUGGESTIONS: usize = 3;
 
+/// A model without a chat template.
+#[derive(Debug)]
+pub(crate) struct NoChatTemplate {
+    pub(crate) path: String,
+}
+
+impl fmt::Display for NoChatTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: the model has no chat template; pass one with --chat-template, or use `trike run`; \
+             `trike list --known` names models that can chat",
+            self.path
+        )
+    }
+}
+
+impl Error for NoChatTemplate {}
+
 /// A name that is neither a path nor a model of the hub.
 #[derive(Debug)]
 pub(crate) struct NoModel {

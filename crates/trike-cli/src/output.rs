@@ -204,8 +204,8 @@ pub(crate) fn interrupted(line: &str) {
     note(line);
 }
 
-/// Prints an error chain, outermost context first, and the advice.
-pub(crate) fn error(error: &anyhow::Error, advice: Option<&str>) {
+/// Prints an error chain, outermost context first, the advice, and the command that explains it.
+pub(crate) fn error(error: &anyhow::Error, advice: Option<&str>, topic: Option<&str>) {
     let mut line = "error".to_owned();
     for cause in error.chain().map(ToString::to_string) {
         // Messages of the library already include their source.
@@ -217,6 +217,10 @@ pub(crate) fn error(error: &anyhow::Error, advice: Option<&str>) {
     if let Some(advice) = advice {
         line.push_str("\nhelp: ");
         line.push_str(advice);
+    }
+    if let Some(topic) = topic {
+        line.push_str("\nmore: trike explain ");
+        line.push_str(topic);
     }
     note(&line);
 }

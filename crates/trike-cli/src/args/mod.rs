@@ -24,6 +24,8 @@ use trike::{
     ScaleStorage, Split, Target, core::Layout, llm::Synthetic, trit::Granularity,
 };
 
+use crate::topics::Topic;
+
 pub(crate) use edit::EditArgs;
 pub(crate) use eval::EvalArgs;
 pub(crate) use foreign::reworded;
@@ -33,7 +35,7 @@ pub(crate) use models::PullArgs;
 pub(crate) use models::{ListArgs, ModelArg, RmArgs, ShowArgs};
 use names::{
     ACTIVATIONS, EMBEDDINGS, ENCODINGS, GROUPS, HEADS, KEYS, LAYOUTS, SCALES, SIZES, SPLITS, TARGETS, kl, kv,
-    one_of, threads,
+    one_of, threads, topic,
 };
 pub(crate) use names::{activations_name, split_name};
 pub(crate) use quantize::{Goal, Method, Packing, QuantizeArgs};
@@ -118,6 +120,7 @@ pub(crate) enum Command {
     Embed(EmbedArgs),
     Bench(BenchArgs),
     Doctor(DoctorArgs),
+    Explain(ExplainArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
 }
@@ -504,6 +507,16 @@ pub(crate) struct DoctorArgs {
     pub(crate) verbose: bool,
     #[command(flatten)]
     pub(crate) json: JsonArg,
+}
+
+/// Explain an error or a symptom, offline
+///
+/// Prints a section of the handbook's page on troubleshooting. Without a topic it lists the topics. Errors name theirs.
+#[derive(Args, Debug)]
+pub(crate) struct ExplainArgs {
+    /// What to explain
+    #[arg(value_parser = topic())]
+    pub(crate) topic: Option<Topic>,
 }
 
 /// Storage of the output head in `trike quantize`.

@@ -1,7 +1,7 @@
 //! Names of option values: one table for parsing, help, errors and reports.
 
 use clap::{
-    builder::{PossibleValuesParser, TypedValueParser},
+    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
     value_parser,
 };
 use trike::{
@@ -12,6 +12,8 @@ use trike::{
     llm::{Pooling, Synthetic},
     trit::{Granularity, GroupSize},
 };
+
+use crate::topics::{TOPICS, Topic};
 
 use super::{ActivationChoice, HeadStorage, KeysChoice, KvChoice, LayoutChoice};
 
@@ -141,6 +143,14 @@ pub(super) fn seed(text: &str) -> Result<Seed, String> {
 pub(super) fn one_of<T: Copy + Send + Sync + 'static>(names: Names<T>) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(names.iter().map(|(name, _)| *name)).try_map(|given| {
         names.iter().find(|(name, _)| *name == given).map(|(_, value)| *value).ok_or("no such name")
+    })
+}
+
+/// Parses the name of a topic; the help lists them with their headings.
+pub(super) fn topic() -> impl TypedValueParser<Value = Topic> {
+    let values = TOPICS.iter().map(|(name, _, heading)| PossibleValue::new(*name).help(*heading));
+    PossibleValuesParser::new(values).try_map(|given| {
+        TOPICS.iter().find(|(name, ..)| *name == given).map(|(_, topic, _)| *topic).ok_or("no such topic")
     })
 }
 

@@ -9,6 +9,7 @@ mod doctor;
 mod edit;
 mod embed;
 mod eval;
+mod explain;
 mod hub;
 mod inspect;
 mod known;
@@ -104,6 +105,7 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<u8> {
             output::show(&bench::bench(&args, quiet)?, args.json || args.output == "json")?;
         }
         Command::Doctor(args) => output::show(&doctor::doctor(&args, quiet)?, args.json.json)?,
+        Command::Explain(args) => output::stream(&explain::text(args.topic))?,
         Command::Completions(args) => output::stream(&completions::script(args.shell)?)?,
         Command::Man(args) => output::stream(&completions::manual(&args.dir)?)?,
     }

@@ -10,7 +10,7 @@ const FIELDS: &str = include_str!("../../src/json.txt");
 const START: &str = "## Reference\n";
 /// Set to write the page instead of comparing it.
 const UPDATE: &str = "UPDATE_REFERENCE";
-const COMMANDS: [&str; 19] = [
+const COMMANDS: [&str; 20] = [
     "run",
     "chat",
     "pull",
@@ -28,6 +28,7 @@ const COMMANDS: [&str; 19] = [
     "embed",
     "bench",
     "doctor",
+    "explain",
     "completions",
     "man",
 ];

@@ -22,8 +22,9 @@ use crate::{
     advice::advice,
     args::{self, ChatArgs, RunArgs, TemplateArg},
     interrupt, is_broken_pipe,
-    naming::NoChatModel,
+    naming::{NoChatModel, NoChatTemplate},
     output::{self, Paint, bytes},
+    topics::{self, Topic},
 };
 use input::{Input, Line};
 use slash::Slash;
@@ -142,7 +143,7 @@ pub(super) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
             Some(Slash::Exit) => return Ok(()),
             // In a script, a wrong command does not end the chat either.
             Some(command) => chat.execute(command).or_else(|error| {
-                output::error(&error, None);
+                output::error(&error, None, None);
                 Ok(())
             }),
         };
@@ -151,7 +152,7 @@ pub(super) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
             if !input.is_terminal() || is_broken_pipe(&error) {
                 return Err(error);
             }
-            output::error(&error, advice(&error).as_deref());
+            output::error(&error, advice(&error).as_deref(), topics::of(&error).map(Topic::name));
         }
     }
 }
@@ -280,13 +281,8 @@ impl Chat {
 
 /// The given template, or the model's own.
 fn template(args: &ChatArgs, file: &ModelFile, tokenizer: &Tokenizer) -> anyhow::Result<ChatTemplate> {
-    chosen_template(&args.template, file, tokenizer)?.with_context(|| {
-        let path = file.path().display();
-        format!(
-            "{path}: the model has no chat template; pass one with --chat-template, or use `trike run`; \
-             `trike list --known` names models that can chat"
-        )
-    })
+    let template = chosen_template(&args.template, file, tokenizer)?;
+    template.ok_or_else(|| NoChatTemplate { path: file.path().display().to_string() }.into())
 }
 
 /// The given template, or the model's own, if it has one.
