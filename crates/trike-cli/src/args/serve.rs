@@ -67,7 +67,7 @@ pub(crate) struct ServeArgs {
         value_name = "N"
     )]
     pub(crate) context: Option<usize>,
-    /// Memory for keys and values of all requests, such as 4GB [default: half of the free memory, or what all requests can use]
+    /// Memory for keys and values of all requests, such as 4GB [default: what all requests can use, at most half of the free memory]
     #[arg(long, env = "TRIKE_KV_MEMORY", hide_env_values = true, value_name = "SIZE", value_parser = size)]
     pub(crate) kv_memory: Option<u64>,
     /// Prompt tokens read in a step beside the tokens of other answers: fewer = more even answers, slower prompts

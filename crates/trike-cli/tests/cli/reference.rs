@@ -10,9 +10,10 @@ const FIELDS: &str = include_str!("../../src/json.txt");
 const START: &str = "## Reference\n";
 /// Set to write the page instead of comparing it.
 const UPDATE: &str = "UPDATE_REFERENCE";
-const COMMANDS: [&str; 20] = [
+const COMMANDS: [&str; 21] = [
     "run",
     "chat",
+    "serve",
     "pull",
     "list",
     "show",
