@@ -11,13 +11,14 @@
 //! * `.npy` files: `npy`
 //! * names of models as users write them: `naming`
 //! * advice on errors and the flags they refer to: `advice`
-//! * the errors that a page of the handbook explains: `topics`
+//! * the sections of the handbook that explain errors: `topics`; the errors that lead to them: `causes`
 //! * Ctrl-C: `interrupt`; ranks of `mpirun`, with the feature `mpi`: `ranks`
 //! * examples, JSON fields and manual pages: `manual`; the command line and date in reports: `invocation`
 #![forbid(unsafe_code)]
 
 mod advice;
 mod args;
+mod causes;
 mod commands;
 mod interrupt;
 mod invocation;
@@ -61,7 +62,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             if let Some(usage) = error.downcast_ref::<clap::Error>() {
                 usage.exit();
             }
-            output::error(&error, advice::advice(&error).as_deref(), topics::of(&error).map(Topic::name));
+            output::error(&error, advice::advice(&error).as_deref(), causes::topic(&error).map(Topic::name));
             exit_code(&error)
         }
     }

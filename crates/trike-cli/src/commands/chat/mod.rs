@@ -21,10 +21,10 @@ use super::{
 use crate::{
     advice::advice,
     args::{self, ChatArgs, RunArgs, TemplateArg},
-    interrupt, is_broken_pipe,
+    causes, interrupt, is_broken_pipe,
     naming::{NoChatModel, NoChatTemplate},
     output::{self, Paint, bytes},
-    topics::{self, Topic},
+    topics::Topic,
 };
 use input::{Input, Line};
 use slash::Slash;
@@ -152,7 +152,7 @@ pub(super) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
             if !input.is_terminal() || is_broken_pipe(&error) {
                 return Err(error);
             }
-            output::error(&error, advice(&error).as_deref(), topics::of(&error).map(Topic::name));
+            output::error(&error, advice(&error).as_deref(), causes::topic(&error).map(Topic::name));
         }
     }
 }
