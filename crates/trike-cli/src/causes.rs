@@ -44,7 +44,12 @@ pub(crate) fn topic(error: &anyhow::Error) -> Option<Topic> {
 
 fn of_hub(error: &HubError) -> Option<Topic> {
     match error {
-        HubError::Io { .. } => None,
+        // Their messages say it all: the server or the network is at fault, or the disk.
+        HubError::Io { .. }
+        | HubError::Interrupted { .. }
+        | HubError::Answer { .. }
+        | HubError::Digest { .. }
+        | HubError::Status { .. } => None,
         HubError::Index { .. } => Some(Topic::File),
         _ => Some(Topic::Model),
     }

@@ -29,12 +29,14 @@
 //! * [`tokenizer`]: text to ids and back
 //! * [`chat`]: messages to a prompt, with the model's chat template
 //! * [`constraint`]: constrained decoding with a JSON schema, a grammar or a regular expression
+//! * [`reply`]: reasoning, content and tool calls in the text that a model writes
 //! * [`sampler`]: logits to the next token
 //! * [`stream`]: streaming detokenization
 #![forbid(unsafe_code)]
 
 pub mod chat;
 pub mod constraint;
+pub mod reply;
 pub mod sampler;
 pub mod stream;
 pub mod tokenizer;

@@ -371,8 +371,9 @@ fn a_disk_that_is_full_leaves_finished_blocks() {
     let output = bench.trike.shell(&line).output().unwrap();
     let stderr = crate::harness::utf8(output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
-    let last = stderr.lines().last().unwrap();
-    assert!(last.contains("make room there and run the same command again"), "{stderr}");
+    let advice = "help: make room there and run the same command again: finished blocks are kept";
+    let last: Vec<&str> = stderr.lines().rev().take(2).collect();
+    assert_eq!(last, ["more: trike explain output", advice], "{stderr}");
     assert!(!std::path::Path::new(&out).exists(), "half a model");
     for block in 0..5 {
         assert!(length(&format!("full.partial/block-{block}/model.safetensors")) > 0);

@@ -164,6 +164,11 @@ impl ChatTemplate {
         &self.tokens
     }
 
+    /// Whether one of the templates contains a text.
+    pub(crate) fn mentions(&self, text: &str) -> bool {
+        self.templates.values().any(|template| template.contains(text))
+    }
+
     fn template(&self, options: &RenderOptions) -> Result<&str, ChatError> {
         let fallback = match options.tools {
             Some(_) if self.templates.contains_key(TOOL_USE) => TOOL_USE,

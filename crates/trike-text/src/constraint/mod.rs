@@ -6,6 +6,7 @@
 //! a length limit may be truncated anywhere.
 //!
 //! * [`Grammar`]: the constraint on the text
+//! * [`GrammarCompiler`]: compiles grammars for a tokenizer
 //! * [`Constraint`]: a grammar with the state of one text
 //! * [`ConstraintError`]
 
@@ -24,7 +25,7 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 const MAX_TOKEN: usize = 1024;
 /// White space between the parts of a JSON text: a space, or a line end with indentation. Otherwise a weak model might never leave
 /// it.
-const WHITE_SPACE: &str = r"\x20|\x0A[\x20\x09]{0,32}";
+pub(crate) const WHITE_SPACE: &str = r"\x20|\x0A[\x20\x09]{0,32}";
 
 /// The constraint on a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,6 +88,65 @@ impl Grammar {
     }
 }
 
+/// Compiles grammars for a tokenizer. Clones share what is made of its vocabulary, which takes a fraction of a second for large ones.
+///
+/// ```
+/// use trike_text::{constraint::{Grammar, GrammarCompiler}, tokenizer::Tokenizer};
+///
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+/// let tokenizer = Tokenizer::open(path)?;
+/// let compiler = GrammarCompiler::new(&tokenizer)?;
+/// let mut answer = compiler.compile(&Grammar::Regex("yes|no".to_owned()), tokenizer.eos())?;
+/// assert!(answer.accept(tokenizer.encode("x", false)?[0]).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct GrammarCompiler {
+    factory: Arc<ParserFactory>,
+    /// The parser's own end token: one after those of the tokenizer, which no model can choose.
+    end: u32,
+}
+
+impl std::fmt::Debug for GrammarCompiler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GrammarCompiler").field("tokens", &self.end).finish_non_exhaustive()
+    }
+}
+
+impl GrammarCompiler {
+    /// A compiler for grammars of texts in this tokenizer's tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`ConstraintError::Tokenizer`] and [`ConstraintError::Parser`] for a vocabulary that cannot be read.
+    pub fn new(tokenizer: &Tokenizer) -> Result<Self, ConstraintError> {
+        let (environment, end) = environment(tokenizer)?;
+        let mut factory = ParserFactory::new_simple(&environment).map_err(|error| parser(&error))?;
+        // Errors are returned, not printed.
+        factory.set_stderr_log_level(0);
+        Ok(Self { factory: Arc::new(factory), end })
+    }
+
+    /// A constraint at the start of a text. Each token of `ends` may end a text that the grammar accepts.
+    ///
+    /// # Errors
+    ///
+    /// [`ConstraintError::Grammar`].
+    pub fn compile(&self, grammar: &Grammar, ends: &[u32]) -> Result<Constraint, ConstraintError> {
+        let failed = |reason: String| ConstraintError::Grammar { kind: grammar.kind(), reason };
+        let top = grammar.compile().map_err(failed)?;
+        let failed = |error: &dyn std::fmt::Display| failed(short(&error.to_string()));
+        let parser = self.factory.create_parser(top).map_err(|error| failed(&error))?;
+        let mut matcher = Matcher::new(Ok(parser));
+        if let Some(reason) = matcher.get_error() {
+            return Err(failed(&reason));
+        }
+        // Some errors are only found when the first mask is computed.
+        matcher.compute_mask_or_eos().map_err(|error| failed(&error))?;
+        Ok(Constraint { matcher, ends: ends.to_vec(), end: self.end })
+    }
+}
+
 /// A grammar with the state of one text.
 ///
 /// ```
@@ -104,8 +164,10 @@ impl Grammar {
 #[derive(Clone)]
 pub struct Constraint {
     matcher: Matcher,
-    /// The tokens that end a text; the parser knows only the first one.
+    /// The tokens that end a text.
     ends: Vec<u32>,
+    /// The parser's own end token, which stands for them.
+    end: u32,
 }
 
 impl std::fmt::Debug for Constraint {
@@ -116,27 +178,13 @@ impl std::fmt::Debug for Constraint {
 
 impl Constraint {
     /// A constraint at the start of a text in this tokenizer's tokens. Each token of `ends` may end a text that the grammar
-    /// accepts.
+    /// accepts. For many texts, keep a [`GrammarCompiler`].
     ///
     /// # Errors
     ///
     /// [`ConstraintError::Grammar`].
     pub fn new(grammar: &Grammar, tokenizer: &Tokenizer, ends: &[u32]) -> Result<Self, ConstraintError> {
-        let failed = |reason: String| ConstraintError::Grammar { kind: grammar.kind(), reason };
-        let top = grammar.compile().map_err(failed)?;
-        let failed = |error: &dyn std::fmt::Display| failed(short(&error.to_string()));
-        let mut factory =
-            ParserFactory::new_simple(&environment(tokenizer, ends)?).map_err(|error| failed(&error))?;
-        // Errors are returned, not printed.
-        factory.set_stderr_log_level(0);
-        let parser = factory.create_parser(top).map_err(|error| failed(&error))?;
-        let mut matcher = Matcher::new(Ok(parser));
-        if let Some(reason) = matcher.get_error() {
-            return Err(failed(&reason));
-        }
-        // Some errors are only found when the first mask is computed.
-        matcher.compute_mask_or_eos().map_err(|error| failed(&error))?;
-        Ok(Self { matcher, ends: ends.to_vec() })
+        GrammarCompiler::new(tokenizer)?.compile(grammar, ends)
     }
 
     /// Sets the logits of disallowed tokens to negative infinity.
@@ -146,7 +194,7 @@ impl Constraint {
     /// [`ConstraintError::Parser`].
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
         let allowed = self.matcher.compute_mask_or_eos().map_err(|error| parser(&error))?;
-        let may_end = self.ends.first().is_some_and(|&end| allowed.is_allowed(end));
+        let may_end = allowed.is_allowed(self.end);
         for (id, logit) in logits.iter_mut().enumerate() {
             // Ids are `u32` by contract.
             let id = id as u32;
@@ -179,8 +227,9 @@ fn short(reason: &str) -> String {
     reason[..end].trim().to_owned()
 }
 
-/// The tokens in the parser's format: bytes, and names of special tokens after a byte that does not occur in text.
-fn environment(tokenizer: &Tokenizer, ends: &[u32]) -> Result<TokEnv, ConstraintError> {
+/// The tokens in the parser's format: bytes, and names of special tokens after a byte that does not occur in text. The last token ends
+/// a text.
+fn environment(tokenizer: &Tokenizer) -> Result<(TokEnv, u32), ConstraintError> {
     let count = tokenizer.vocab_size() as u32;
     let mut words = Vec::with_capacity(count as usize + 1);
     for id in 0..count {
@@ -193,13 +242,9 @@ fn environment(tokenizer: &Tokenizer, ends: &[u32]) -> Result<TokEnv, Constraint
             *word = special(name);
         }
     }
-    // A tokenizer without an end token gets one that no model can choose.
-    let end = ends.first().copied().filter(|&end| end < count).unwrap_or_else(|| {
-        words.push(special("<end>"));
-        count
-    });
-    let info = TokRxInfo::new(words.len() as u32, end);
-    Ok(Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words))))
+    words.push(special("<end>"));
+    let info = TokRxInfo::new(words.len() as u32, count);
+    Ok((Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words))), count))
 }
 
 #[cfg(test)]
