@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use trike_core::{Bounds, OptionError};
+use trike_llm::constraint::{Constraint, Grammar, GrammarCompiler};
 use trike_llm::{Continuation, LlmError, Model, ModelConfig, Pooling, PreparedRequest, tokenizer::Tokenizer};
 use trike_nn::{KV_PAGE, KvOptions, KvSpec};
 
@@ -39,6 +40,26 @@ pub struct LoadedModel {
     pub longest_prompt: usize,
     /// Bytes of a page of keys and values.
     pub page_bytes: u64,
+    /// Made when the first grammar comes.
+    compiler: OnceLock<GrammarCompiler>,
+}
+
+impl LoadedModel {
+    /// A grammar for texts that each token of `ends` may end. The vocabulary is prepared once.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::Constraint`].
+    pub fn compile(&self, grammar: &Grammar, ends: &[u32]) -> Result<Constraint, LlmError> {
+        let compiler = match self.compiler.get() {
+            Some(compiler) => compiler,
+            None => {
+                let compiler = GrammarCompiler::new(&self.tokenizer)?;
+                self.compiler.get_or_init(|| compiler)
+            }
+        };
+        Ok(compiler.compile(grammar, ends)?)
+    }
 }
 
 /// A model that runs many requests at once, on a thread of its own. Dropping it ends all requests.
@@ -112,7 +133,7 @@ impl Shared {
 enum Command {
     Submit {
         id: u64,
-        request: Box<Request>,
+        request: Box<(Request, Option<Constraint>)>,
         times: Times,
         cancelled: Arc<AtomicBool>,
         on_event: OnEvent,
@@ -195,10 +216,10 @@ impl Engine {
     /// # Errors
     ///
     /// [`EngineError::QueueFull`], [`EngineError::PromptTooLong`], [`EngineError::ShuttingDown`], [`EngineError::Option`] for options that
-    /// are the engine's, and why there is no model. Other errors are events.
+    /// are the engine's, a grammar that cannot be enforced, and why there is no model. Other errors are events.
     pub fn submit(
         &self,
-        request: Request,
+        mut request: Request,
         on_event: impl FnMut(Event) -> ControlFlow<()> + Send + 'static,
     ) -> Result<Ticket, EngineError> {
         if self.shared.draining.load(Ordering::Relaxed) {
@@ -213,10 +234,21 @@ impl Engine {
                 return Err(OptionError::Conflict { field, other: "the engine's own" }.into());
             }
         }
-        if let Some(model) = self.model()?
-            && request.ids.len() > model.longest_prompt
-        {
-            return Err(EngineError::PromptTooLong { tokens: request.ids.len(), room: model.longest_prompt });
+        let mut constraint = None;
+        if let Some(model) = self.model()? {
+            if request.ids.len() > model.longest_prompt {
+                return Err(EngineError::PromptTooLong {
+                    tokens: request.ids.len(),
+                    room: model.longest_prompt,
+                });
+            }
+            // Here and not on the engine's thread, where other requests would wait for it.
+            if let Some(grammar) = request.options.grammar.take() {
+                let compile = || model.compile(&grammar, &request.ends).map_err(EngineError::from);
+                // A bug in the compiler of grammars must not end the caller.
+                let compiled = catch_unwind(AssertUnwindSafe(compile));
+                constraint = Some(compiled.unwrap_or_else(|panic| Err(panicked(&*panic)))?);
+            }
         }
         let (most, queue) = (self.options.queue.saturating_add(self.options.sequences), self.options.queue);
         let unfinished = &self.shared.unfinished;
@@ -237,7 +269,7 @@ impl Engine {
         });
         let sent = self.send(Command::Submit {
             id,
-            request: Box::new(request),
+            request: Box::new((request, constraint)),
             times: Times::new(),
             cancelled,
             on_event,
@@ -353,6 +385,7 @@ fn run(
         context,
         longest_prompt: scheduler.longest_prompt(),
         page_bytes,
+        compiler: OnceLock::new(),
     };
     publish(&mut scheduler, shared);
     {
@@ -374,7 +407,7 @@ fn run(
         while let Some(command) = next {
             match command {
                 Command::Submit { id, request, times, cancelled, on_event } => {
-                    let deadline = (request.deadline, times);
+                    let deadline = (request.0.deadline, times);
                     submit(&mut scheduler, (model, tokenizer), *request, (id, deadline, cancelled, on_event));
                 }
                 Command::Embed { ids, pooling, reply } => {
@@ -415,7 +448,7 @@ fn publish(scheduler: &mut Scheduler<'_>, shared: &Shared) {
 fn submit<'m>(
     scheduler: &mut Scheduler<'m>,
     (model, tokenizer): (&'m dyn Model, &'m Tokenizer),
-    request: Request,
+    (request, constraint): (Request, Option<Constraint>),
     (id, deadline, cancelled, mut on_event): (
         u64,
         (Option<std::time::Instant>, Times),
@@ -431,7 +464,11 @@ fn submit<'m>(
             return Err(EngineError::PromptTooLong { tokens, room });
         }
         let prepared = PreparedRequest::of(model, ids, &ends, options)?;
-        Ok(Continuation::new(tokenizer, model.config().spec.vocab, &prepared)?)
+        let text = Continuation::new(tokenizer, model.config().spec.vocab, &prepared)?;
+        Ok(match constraint {
+            Some(constraint) => text.with_constraint(constraint),
+            None => text,
+        })
     };
     // A bug in the compiler of grammars must not end other requests.
     let text = catch_unwind(AssertUnwindSafe(text)).unwrap_or_else(|panic| Err(panicked(&*panic)));

@@ -14,7 +14,8 @@
 //! * one trait object for every backend: [`Model`], [`SequenceBatch`] with [`DecoderBatch`], [`open()`], [`DeviceChoice`],
 //!   [`DeviceShare`], [`InvalidDevice`], [`Device`], [`devices()`], [`DeviceReport`], [`memory_plan()`]
 //! * one model on several ranks: [`RankPlans`], [`RankPlan`], [`RankModel`], [`ModelParallel`]
-//! * text: [`Chat`], [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`], [`PreparedRequest`],
+//! * text: [`Chat`], [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`reply`], [`GenerateOptions`], [`ReasoningLimit`],
+//!   [`PreparedRequest`], [`Continuation`],
 //!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`], [`PROMPT_STEP`]
 //! * a text as sequences: [`Split`], [`STORY_MARK`], [`sequences()`]; contents of a file: [`inspect()`]; models of random trits:
 //!   [`Synthetic`], [`SyntheticModel`]
@@ -43,7 +44,7 @@ mod synthetic;
 mod text;
 
 pub use trike_text::{
-    chat, constraint,
+    chat, constraint, reply,
     sampler::{self, GenerationConfig, SamplingOptions},
     stream, tokenizer,
 };
@@ -61,7 +62,7 @@ pub use error::LlmError;
 pub use file::{ModelFile, Tensors};
 pub use generate::{
     Continuation, FinishReason, GenerateOptions, Generation, OnText, PROMPT_STEP, Pooling, PreparedRequest,
-    Session, TokenLogprobs,
+    ReasoningLimit, Session, TokenLogprobs,
 };
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};

@@ -1,10 +1,13 @@
 //! What the handlers of requests share.
 
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use trike_engine::{Engine, LoadedModel};
 use trike_text::chat::ChatTemplate;
+use trike_text::reply::ReplyFormat;
+use trike_text::tokenizer::Tokenizer;
 
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -21,6 +24,8 @@ pub(crate) struct App {
     pub(crate) start: u64,
     /// Answers so far.
     pub(crate) answers: AtomicU64,
+    /// How the model's replies are written; made for the first chat.
+    pub(crate) format: OnceLock<ReplyFormat>,
 }
 
 /// Seconds since 1970.
@@ -40,6 +45,12 @@ impl App {
                 "the model has no chat template: use /v1/completions, or start the server with a template";
             ApiError::invalid("messages", message)
         })
+    }
+
+    /// How the model's replies are written.
+    pub(crate) fn format(&self, tokenizer: &Tokenizer) -> Result<&ReplyFormat, ApiError> {
+        let template = self.template()?;
+        Ok(self.format.get_or_init(|| ReplyFormat::of(template, tokenizer)))
     }
 
     /// Checks the field `model`, which may be missing: another model than the server's is an error.

@@ -10,129 +10,119 @@ use serde_json::{Map, Value, json};
 use trike_engine::Outcome;
 use trike_llm::TokenLogprobs;
 use trike_text::chat::{Message, RenderOptions};
+use trike_text::reply::{ReplyPart, ReplyReader};
 use trike_text::tokenizer::Tokenizer;
 
 use crate::app::{App, now};
+use crate::conversation::{Call, Conversation, Reply};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::running::{Chunks, Running, answer_id, finish, stream, timings, token_logprobs, usage};
+use crate::running::{Chunks, Sent, answer_id, finish, stream, timings, token_logprobs, usage};
 use crate::sampling::Wanted;
+use crate::tools;
 
-/// Messages with the variables of the template.
-struct Prompt {
-    messages: Vec<Message>,
-    rendering: RenderOptions,
+/// The messages of a chat.
+fn messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
+    let wrong = |message: String| ApiError::invalid("messages", message);
+    let messages = fields.value("messages").ok_or_else(|| wrong("`messages` is missing".to_owned()))?;
+    let Value::Array(list) = messages else {
+        return Err(wrong("`messages`: expected a list of messages".to_owned()));
+    };
+    let mut messages = Vec::with_capacity(list.len());
+    for (index, message) in list.into_iter().enumerate() {
+        let part = message.get("content").and_then(Value::as_array).and_then(|parts| {
+            let kind = |part: &Value| part.get("type").and_then(Value::as_str).map(str::to_owned);
+            parts.iter().filter_map(kind).find(|kind| kind != "text")
+        });
+        if let Some(kind) = part {
+            return Err(wrong(format!(
+                "message {index}: parts of type `{kind}` are not supported, only `text`"
+            )));
+        }
+        let read = serde_json::from_value(message);
+        messages.push(read.map_err(|error| wrong(format!("message {index}: {error}")))?);
+    }
+    if messages.is_empty() {
+        return Err(wrong("`messages`: expected at least one message".to_owned()));
+    }
+    Ok(messages)
 }
 
-impl Prompt {
-    fn read(fields: &mut Fields) -> Result<Self, ApiError> {
-        let wrong = |message: String| ApiError::invalid("messages", message);
-        let messages = fields.value("messages").ok_or_else(|| wrong("`messages` is missing".to_owned()))?;
-        let Value::Array(list) = messages else {
-            return Err(wrong("`messages`: expected a list of messages".to_owned()));
-        };
-        let mut messages = Vec::with_capacity(list.len());
-        for (index, message) in list.into_iter().enumerate() {
-            let part = message.get("content").and_then(Value::as_array).and_then(|parts| {
-                let kind = |part: &Value| part.get("type").and_then(Value::as_str).map(str::to_owned);
-                parts.iter().filter_map(kind).find(|kind| kind != "text")
-            });
-            if let Some(kind) = part {
-                return Err(wrong(format!(
-                    "message {index}: parts of type `{kind}` are not supported, only `text`"
-                )));
-            }
-            let read = serde_json::from_value(message);
-            messages.push(read.map_err(|error| wrong(format!("message {index}: {error}")))?);
-        }
-        if messages.is_empty() {
-            return Err(wrong("`messages`: expected at least one message".to_owned()));
-        }
-        let variables: Option<Map<String, Value>> = fields.take("chat_template_kwargs", "an object")?;
-        let mut rendering = RenderOptions::default();
-        for (name, value) in variables.into_iter().flatten() {
-            rendering = rendering.with_extra(name, value);
-        }
-        if let Some(effort) = fields.string("reasoning_effort")? {
-            rendering = rendering.with_extra("reasoning_effort", effort);
-        }
-        let add: Option<bool> = fields.take("add_generation_prompt", "true or false")?;
-        let rendering = rendering.with_add_generation_prompt(add.unwrap_or(true));
-        Ok(Self { messages, rendering })
+/// The variables of the template.
+pub(crate) fn rendering(fields: &mut Fields) -> Result<RenderOptions, ApiError> {
+    let variables: Option<Map<String, Value>> = fields.take("chat_template_kwargs", "an object")?;
+    let mut rendering = RenderOptions::default();
+    for (name, value) in variables.into_iter().flatten() {
+        rendering = rendering.with_extra(name, value);
     }
-
-    /// The template's output.
-    fn render(&self, app: &App) -> Result<String, ApiError> {
-        let template = app.template()?;
-        template
-            .render(&self.messages, &self.rendering)
-            .map_err(|error| ApiError::invalid("messages", error.to_string()))
+    if let Some(effort) = fields.string("reasoning_effort")? {
+        rendering = rendering.with_extra("reasoning_effort", effort);
     }
+    let add: Option<bool> = fields.take("add_generation_prompt", "true or false")?;
+    Ok(rendering.with_add_generation_prompt(add.unwrap_or(true)))
+}
 
-    fn encode(&self, app: &App, tokenizer: &Tokenizer) -> Result<Vec<u32>, ApiError> {
-        let template = app.template()?;
-        template
-            .encode(tokenizer, &self.messages, &self.rendering)
-            .map_err(|error| ApiError::invalid("messages", error.to_string()))
+/// Most tokens of reasoning; none when negative.
+fn budget(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let budget: Option<i64> = fields.take("thinking_budget_tokens", "a whole number")?;
+    Ok(budget.and_then(|budget| usize::try_from(budget).ok()))
+}
+
+/// Whether reasoning is left in the content.
+fn is_raw(fields: &mut Fields) -> Result<bool, ApiError> {
+    match fields.string("reasoning_format")?.as_deref() {
+        None | Some("auto" | "deepseek") => Ok(false),
+        Some("none") => Ok(true),
+        Some(other) => {
+            let expected = "expected `auto`, `deepseek` or `none`";
+            Err(ApiError::invalid(
+                "reasoning_format",
+                format!("`reasoning_format`: {expected}, got {other:?}"),
+            ))
+        }
     }
 }
 
-/// Tools change what a model may answer: refused unless they cannot be called.
-fn tools(fields: &mut Fields) -> Result<(), ApiError> {
-    let choice = fields.value("tool_choice");
-    let is_off = choice == Some(json!("none"));
-    let none = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-    for name in ["tools", "functions"] {
-        if let Some(value) = fields.value(name)
-            && !none(&value)
-            && !is_off
-        {
-            return Err(ApiError::invalid(
-                name,
-                format!("`{name}` is not supported yet: leave it out, or send `tool_choice`: \"none\""),
-            ));
-        }
-    }
-    fields.only("function_call", &[json!("none"), json!("auto")], "calls are not supported yet")?;
-    fields.without_effect(&["parallel_tool_calls"]);
-    match choice {
-        Some(choice) if !["none", "auto"].iter().any(|free| choice == **free) => {
-            Err(ApiError::invalid("tool_choice", "`tool_choice`: calls are not supported yet"))
-        }
-        _ => Ok(()),
-    }
+fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError> {
+    Ok(Conversation {
+        messages: messages(fields)?,
+        rendering: rendering(fields)?,
+        reply: tools::of_chat(fields)?,
+        budget: budget(fields)?,
+        is_raw: is_raw(fields)?,
+        wanted: Wanted::read(fields, &app.model.generation, true)?,
+    })
 }
 
 /// The answer to a conversation.
 pub(crate) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, ApiError> {
-    let model = app.loaded()?;
+    app.loaded()?;
     let mut fields = Fields::read(&body)?;
     app.check_model(&mut fields)?;
-    let prompt = Prompt::read(&mut fields)?;
-    let wanted = Wanted::read(&mut fields, &app.model.generation, true)?;
-    tools(&mut fields)?;
+    let conversation = conversation(&app, &mut fields)?;
     fields.only("modalities", &[json!(["text"])], "only text is generated")?;
     fields.only("verbosity", &[json!("medium")], "models differ")?;
     fields.end()?;
-    // Templates are programs of the model's author, with a limit to their run time.
-    let (inner, tokenizer) = (Arc::clone(&app), model.tokenizer.clone());
-    let ids = tokio::task::spawn_blocking(move || prompt.encode(&inner, &tokenizer));
-    let ids = ids.await.map_err(|error| ApiError::internal(error.to_string()))??;
-    let running = Running::start(&app, &ids, &model.tokenizer.turn_ends(), &wanted)?;
+    let (talk, wanted) = conversation.start(&app).await?;
     let head = Head { id: answer_id(&app, "chatcmpl"), created: now(), model: app.model.name.clone() };
+    let reader = talk.reader();
     if wanted.stream {
+        let readers = vec![reader; wanted.choices];
         let logprobs = wanted.options.logprobs.is_some();
-        let chunks = ChatChunks { head, tokenizer: model.tokenizer.clone(), logprobs, usage: wanted.usage };
-        return Ok(stream(running, wanted.usage, chunks).await?.into_response());
+        let (tokenizer, usage) = (talk.tokenizer.clone(), wanted.usage);
+        let chunks = ChatChunks { app, head, tokenizer, logprobs, usage, readers };
+        return Ok(stream(talk.running, chunks).await?.into_response());
     }
-    let outcomes = running.outcomes().await?;
+    let tokenizer = talk.tokenizer.clone();
+    let outcomes = talk.running.outcomes().await?;
     let choice = |(index, outcome): (usize, &Outcome)| {
-        let logprobs = wanted.options.logprobs.map(|_| token_logprobs(&model.tokenizer, &outcome.logprobs));
+        let logprobs = wanted.options.logprobs.map(|_| token_logprobs(&tokenizer, &outcome.logprobs));
+        let reply = Reply::read(&app, reader.clone(), &outcome.text);
         json!({
             "index": index,
-            "message": { "role": "assistant", "content": outcome.text, "refusal": null },
+            "message": message(&reply),
             "logprobs": logprobs,
-            "finish_reason": finish(outcome.finish),
+            "finish_reason": finish_of(outcome, reply.calls.len()),
         })
     };
     let mut answer = head.object("chat.completion");
@@ -140,6 +130,34 @@ pub(crate) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Res
     answer["usage"] = usage(&outcomes);
     answer["timings"] = outcomes.first().map_or(Value::Null, timings);
     Ok(Json(answer).into_response())
+}
+
+/// A reply as a message.
+fn message(reply: &Reply) -> Value {
+    let content = match reply.content.is_empty() && !reply.calls.is_empty() {
+        true => Value::Null,
+        false => json!(reply.content),
+    };
+    let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
+    if !reply.reasoning.is_empty() {
+        message["reasoning_content"] = json!(reply.reasoning);
+    }
+    if !reply.calls.is_empty() {
+        let call = |call: &Call| {
+            let function = json!({ "name": call.name, "arguments": call.arguments });
+            json!({ "id": call.id, "type": "function", "function": function })
+        };
+        message["tool_calls"] = reply.calls.iter().map(call).collect();
+    }
+    message
+}
+
+/// Why a reply ended.
+fn finish_of(outcome: &Outcome, calls: usize) -> &'static str {
+    match finish(outcome.finish) {
+        "stop" if calls > 0 => "tool_calls",
+        reason => reason,
+    }
 }
 
 /// What all objects of an answer have.
@@ -163,10 +181,13 @@ impl Head {
 }
 
 struct ChatChunks {
+    app: Arc<App>,
     head: Head,
     tokenizer: Tokenizer,
     logprobs: bool,
     usage: bool,
+    /// One for each choice.
+    readers: Vec<ReplyReader>,
 }
 
 impl ChatChunks {
@@ -179,31 +200,64 @@ impl ChatChunks {
         }
         chunk
     }
-}
 
-impl Chunks for ChatChunks {
-    fn start(&mut self, choice: usize) -> Vec<Value> {
-        vec![self.chunk(choice, &json!({ "role": "assistant", "content": "" }), &Value::Null, None)]
-    }
-
-    fn text(&mut self, choice: usize, text: String, logprobs: &[TokenLogprobs]) -> Vec<Value> {
-        let logprobs = match self.logprobs {
+    /// Chunks of parts; the log-probabilities go with the first, or with one of their own.
+    fn parts(&self, choice: usize, parts: Vec<ReplyPart>, logprobs: &[TokenLogprobs]) -> Vec<Sent> {
+        let mut probabilities = match self.logprobs && !logprobs.is_empty() {
             true => token_logprobs(&self.tokenizer, logprobs),
             false => Value::Null,
         };
-        vec![self.chunk(choice, &json!({ "content": text }), &logprobs, None)]
+        let mut deltas: Vec<Value> = parts
+            .into_iter()
+            .map(|part| match part {
+                ReplyPart::Reasoning(text) => json!({ "reasoning_content": text }),
+                ReplyPart::Content(text) => json!({ "content": text }),
+                ReplyPart::Call { index, name } => {
+                    let (id, function) = (answer_id(&self.app, "call"), json!({ "name": name, "arguments": "" }));
+                    json!({ "tool_calls": [{ "index": index, "id": id, "type": "function", "function": function }] })
+                }
+                ReplyPart::Arguments { index, text } => {
+                    json!({ "tool_calls": [{ "index": index, "function": { "arguments": text } }] })
+                }
+            })
+            .collect();
+        if deltas.is_empty() && !probabilities.is_null() {
+            deltas.push(json!({}));
+        }
+        let chunk =
+            |delta: Value| (None, self.chunk(choice, &delta, &std::mem::take(&mut probabilities), None));
+        deltas.into_iter().map(chunk).collect()
+    }
+}
+
+impl Chunks for ChatChunks {
+    fn start(&mut self, choice: usize, _: usize) -> Vec<Sent> {
+        let delta = json!({ "role": "assistant", "content": "" });
+        vec![(None, self.chunk(choice, &delta, &Value::Null, None))]
     }
 
-    fn end(&mut self, choice: usize, outcome: &Outcome) -> Vec<Value> {
-        let mut last = self.chunk(choice, &json!({}), &Value::Null, Some(finish(outcome.finish)));
+    fn text(&mut self, choice: usize, text: String, logprobs: &[TokenLogprobs]) -> Vec<Sent> {
+        let parts = self.readers[choice].push(&text);
+        self.parts(choice, parts, logprobs)
+    }
+
+    fn end(&mut self, choice: usize, outcome: &Outcome) -> Vec<Sent> {
+        let rest = self.readers[choice].finish();
+        let mut sent = self.parts(choice, rest, &[]);
+        let reason = finish_of(outcome, self.readers[choice].calls());
+        let mut last = self.chunk(choice, &json!({}), &Value::Null, Some(reason));
         last["timings"] = timings(outcome);
-        vec![last]
+        sent.push((None, last));
+        sent
     }
 
-    fn usage(&mut self, outcomes: &[Outcome]) -> Value {
+    fn last(&mut self, outcomes: &[Outcome]) -> Vec<Sent> {
+        if !self.usage {
+            return Vec::new();
+        }
         let mut last = self.head.object("chat.completion.chunk");
         last["usage"] = usage(outcomes);
-        last
+        vec![(None, last)]
     }
 }
 
@@ -212,11 +266,12 @@ pub(crate) async fn apply_template(
     State(app): State<Arc<App>>,
     body: Bytes,
 ) -> Result<Json<Value>, ApiError> {
+    let tokenizer = app.loaded()?.tokenizer.clone();
     let mut fields = Fields::read(&body)?;
     fields.without_effect(&["model"]);
-    let prompt = Prompt::read(&mut fields)?;
+    let conversation = conversation(&app, &mut fields)?;
     fields.end()?;
-    let rendered = tokio::task::spawn_blocking(move || prompt.render(&app));
+    let rendered = tokio::task::spawn_blocking(move || conversation.render(&app, &tokenizer));
     let text = rendered.await.map_err(|error| ApiError::internal(error.to_string()))??;
     Ok(Json(json!({ "prompt": text })))
 }

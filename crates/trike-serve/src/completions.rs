@@ -15,7 +15,7 @@ use crate::app::{App, now};
 use crate::chat::Head;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::running::{Chunks, Running, answer_id, finish, stream, timings, usage};
+use crate::running::{Chunks, Running, Sent, answer_id, finish, stream, timings, usage};
 use crate::sampling::Wanted;
 
 /// The tokens of a prompt: a text, token ids, or one of either in a list.
@@ -65,7 +65,7 @@ pub(crate) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Res
         let offsets = vec![0; wanted.choices];
         let chunks =
             TextChunks { head, tokenizer: model.tokenizer.clone(), logprobs, usage: wanted.usage, offsets };
-        return Ok(stream(running, wanted.usage, chunks).await?.into_response());
+        return Ok(stream(running, chunks).await?.into_response());
     }
     let outcomes = running.outcomes().await?;
     let choice = |(index, outcome): (usize, &Outcome)| {
@@ -128,27 +128,30 @@ impl TextChunks {
 }
 
 impl Chunks for TextChunks {
-    fn start(&mut self, _: usize) -> Vec<Value> {
+    fn start(&mut self, _: usize, _: usize) -> Vec<Sent> {
         Vec::new()
     }
 
-    fn text(&mut self, choice: usize, text: String, logprobs: &[TokenLogprobs]) -> Vec<Value> {
+    fn text(&mut self, choice: usize, text: String, logprobs: &[TokenLogprobs]) -> Vec<Sent> {
         let logprobs = match self.logprobs {
             true => legacy(&self.tokenizer, logprobs, &mut self.offsets[choice]),
             false => Value::Null,
         };
-        vec![self.chunk(choice, &text, &logprobs, None)]
+        vec![(None, self.chunk(choice, &text, &logprobs, None))]
     }
 
-    fn end(&mut self, choice: usize, outcome: &Outcome) -> Vec<Value> {
+    fn end(&mut self, choice: usize, outcome: &Outcome) -> Vec<Sent> {
         let mut last = self.chunk(choice, "", &Value::Null, Some(finish(outcome.finish)));
         last["timings"] = timings(outcome);
-        vec![last]
+        vec![(None, last)]
     }
 
-    fn usage(&mut self, outcomes: &[Outcome]) -> Value {
+    fn last(&mut self, outcomes: &[Outcome]) -> Vec<Sent> {
+        if !self.usage {
+            return Vec::new();
+        }
         let mut last = self.head.object("text_completion");
         last["usage"] = usage(outcomes);
-        last
+        vec![(None, last)]
     }
 }

@@ -81,6 +81,39 @@ impl ApiError {
     }
 }
 
+impl ApiError {
+    /// The object in Anthropic's form.
+    pub(crate) fn anthropic_object(&self) -> serde_json::Value {
+        let kind = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "api_error",
+        };
+        json!({ "type": "error", "error": { "type": kind, "message": self.message } })
+    }
+
+    /// The answer to a request for Anthropic's API.
+    pub(crate) fn into_anthropic(self) -> Response {
+        let object = self.anthropic_object();
+        self.answer(object)
+    }
+
+    fn answer(self, object: serde_json::Value) -> Response {
+        let mut response = (self.status, Json(object)).into_response();
+        if self.status == StatusCode::TOO_MANY_REQUESTS {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        // Whoever passes the response on can write the error in another form.
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
         let message = error.to_string();
@@ -121,10 +154,7 @@ impl From<LlmError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.object())).into_response();
-        if self.status == StatusCode::TOO_MANY_REQUESTS {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-        }
-        response
+        let object = self.object();
+        self.answer(object)
     }
 }

@@ -36,10 +36,20 @@ impl Fields {
         }
     }
 
+    /// The value of a field that was not read yet.
+    pub(crate) fn peek(&self, name: &str) -> Option<&Value> {
+        self.left.get(name)
+    }
+
     /// The value of a field; `None` if it is missing or null.
     pub(crate) fn value(&mut self, name: &'static str) -> Option<Value> {
         self.known.push(name);
         self.left.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// Gives a field the value that another API has under another name.
+    pub(crate) fn set(&mut self, name: &'static str, value: impl Into<Value>) {
+        self.left.insert(name.to_owned(), value.into());
     }
 
     /// A field that is `expected`, such as `a string`.

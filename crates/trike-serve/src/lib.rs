@@ -1,4 +1,4 @@
-//! An HTTP server for a language model, with the OpenAI API.
+//! An HTTP server for a language model, with the APIs of OpenAI and Anthropic.
 //!
 //! Start from [`Server`]: it binds an address, and [`Server::run`] serves the requests of an [`Engine`](trike_engine::Engine) until it
 //! is told to stop, or receives SIGTERM. Ctrl-C is the caller's.
@@ -6,7 +6,7 @@
 //! * [`Server`], [`ServeOptions`], [`ServedModel`], [`Stop`], [`Waiter`]
 //! * [`ServeError`]
 //!
-//! Routes: `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`, `/v1/models`, `/tokenize`, `/detokenize`, `/apply-template`,
+//! Routes: `/v1/chat/completions`, `/v1/responses`, `/v1/messages`, `/v1/completions`, `/v1/embeddings`, `/v1/models`, `/tokenize`, `/detokenize`, `/apply-template`,
 //! `/health`, `/props`, `/slots`, `/metrics`.
 //!
 //! The decision that shaped this crate: a field of a request is read, known to be without effect here, or refused by its name with
@@ -17,15 +17,19 @@
 mod app;
 mod chat;
 mod completions;
+mod conversation;
 mod embeddings;
 mod error;
 mod fields;
+mod messages;
 mod options;
+mod responses;
 mod running;
 mod sampling;
 mod server;
 mod status;
 mod text;
+mod tools;
 
 pub use error::ServeError;
 pub use options::{ServeOptions, ServedModel};

@@ -1,7 +1,6 @@
 //! Requests of the engine that belong to one HTTP request.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::response::sse;
@@ -76,26 +75,46 @@ impl Running {
     }
 }
 
+/// An event of a stream: its name, if the API has names, and its object.
+pub(crate) type Sent = (Option<&'static str>, Value);
+
 /// What a stream sends.
 pub(crate) trait Chunks: Send + 'static {
-    /// Objects before the first text.
-    fn start(&mut self, choice: usize) -> Vec<Value>;
+    /// Events before the first text.
+    fn start(&mut self, choice: usize, reused: usize) -> Vec<Sent>;
 
-    /// Objects for new text.
-    fn text(&mut self, choice: usize, text: String, logprobs: &[TokenLogprobs]) -> Vec<Value>;
+    /// Events for new text.
+    fn text(&mut self, choice: usize, text: String, logprobs: &[TokenLogprobs]) -> Vec<Sent>;
 
-    /// Objects at the end of a text.
-    fn end(&mut self, choice: usize, outcome: &Outcome) -> Vec<Value>;
+    /// Events at the end of a text.
+    fn end(&mut self, choice: usize, outcome: &Outcome) -> Vec<Sent>;
 
-    /// The last object, with the numbers of tokens.
-    fn usage(&mut self, outcomes: &[Outcome]) -> Value;
+    /// The events after all texts.
+    fn last(&mut self, outcomes: &[Outcome]) -> Vec<Sent>;
+
+    /// The event of an error.
+    fn error(&mut self, error: &ApiError) -> Sent {
+        (None, error.object())
+    }
+
+    /// Whether `[DONE]` ends the stream.
+    fn has_end(&self) -> bool {
+        true
+    }
 }
 
-/// Sends the objects of a request as server-sent events. The first event of the engine is awaited, so that a request that cannot
-/// run is an error with its status and not a stream.
+fn sse_event((name, object): Sent) -> Result<sse::Event, std::convert::Infallible> {
+    let event = sse::Event::default().data(object.to_string());
+    Ok(match name {
+        Some(name) => event.event(name),
+        None => event,
+    })
+}
+
+/// Sends the events of a request as server-sent events. The first event of the engine is awaited, so that a request that cannot run is
+/// an error with its status and not a stream.
 pub(crate) async fn stream(
     mut running: Running,
-    usage: bool,
     mut chunks: impl Chunks,
 ) -> Result<sse::Sse<impl tokio_stream::Stream<Item = Result<sse::Event, std::convert::Infallible>>>, ApiError>
 {
@@ -112,32 +131,31 @@ pub(crate) async fn stream(
             };
             let objects = match event {
                 Ok(Some((choice, event))) => match event {
-                    Event::Started { .. } => chunks.start(choice),
+                    Event::Started { reused } => chunks.start(choice, reused),
                     Event::Text { text, logprobs } => chunks.text(choice, text, &logprobs),
                     Event::Finished(outcome) => {
                         let objects = chunks.end(choice, &outcome);
                         outcomes.push(outcome);
                         objects
                     }
-                    Event::Failed(error) => vec![ApiError::from(error).object()],
+                    Event::Failed(error) => vec![chunks.error(&ApiError::from(error))],
                 },
                 Ok(None) => break,
                 Err(error) => {
                     // The status was sent: the error is an event.
-                    let _ = sender.send(Ok(sse::Event::default().data(error.object().to_string()))).await;
+                    let _ = sender.send(sse_event(chunks.error(&error))).await;
                     return;
                 }
             };
             for object in objects {
                 // An error: the client has left, and dropping `running` cancels its texts.
-                sent &= sender.send(Ok(sse::Event::default().data(object.to_string()))).await.is_ok();
+                sent &= sender.send(sse_event(object)).await.is_ok();
             }
         }
-        if sent && usage {
-            let last = chunks.usage(&outcomes).to_string();
-            sent = sender.send(Ok(sse::Event::default().data(last))).await.is_ok();
+        for object in chunks.last(&outcomes) {
+            sent = sent && sender.send(sse_event(object)).await.is_ok();
         }
-        if sent {
+        if sent && chunks.has_end() {
             // Nobody is told whether the last event arrives.
             let _ = sender.send(Ok(sse::Event::default().data("[DONE]"))).await;
         }
@@ -208,7 +226,7 @@ pub(crate) fn token_logprobs(tokenizer: &Tokenizer, all: &[TokenLogprobs]) -> Va
 }
 
 /// An identifier of an answer.
-pub(crate) fn answer_id(app: &Arc<App>, prefix: &str) -> String {
+pub(crate) fn answer_id(app: &App, prefix: &str) -> String {
     format!(
         "{prefix}-{:016x}{:08x}",
         app.start,

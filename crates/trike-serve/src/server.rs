@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -19,7 +20,7 @@ use trike_engine::{Engine, EngineError};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::options::{ServeOptions, ServedModel};
-use crate::{ServeError, chat, completions, embeddings, status, text};
+use crate::{ServeError, chat, completions, embeddings, messages, responses, status, text};
 
 /// How often a server that is stopping looks whether all answers were sent.
 const STOPPING: Duration = Duration::from_millis(20);
@@ -88,7 +89,15 @@ impl Server {
         let address = listener.local_addr().map_err(bind)?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (started, start) = (since.as_secs(), since.as_nanos() as u64);
-        let app = App { engine, model, options, started, start, answers: AtomicU64::new(0) };
+        let app = App {
+            engine,
+            model,
+            options,
+            started,
+            start,
+            answers: AtomicU64::new(0),
+            format: OnceLock::new(),
+        };
         Ok(Self { listener, address, app: Arc::new(app), stop: watch::channel(false).0 })
     }
 
@@ -167,6 +176,9 @@ fn routes(app: Arc<App>) -> Router {
         .route("/metrics", get(status::metrics))
         .route("/v1/chat/completions", post(chat::completions))
         .route("/chat/completions", post(chat::completions))
+        .route("/v1/responses", post(responses::responses))
+        .route("/v1/messages", post(messages::messages))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/completions", post(completions::completions))
         .route("/completions", post(completions::completions))
         .route("/v1/embeddings", post(embeddings::embeddings))
@@ -195,6 +207,7 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let allowed = app.options.origin.as_deref().and_then(|origin| HeaderValue::from_str(origin).ok());
     let is_question = request.method() == Method::OPTIONS && allowed.is_some();
     let is_open = matches!(request.uri().path(), "/health" | "/v1/health");
+    let is_anthropic = request.uri().path().starts_with("/v1/messages");
     let mut response = if is_question {
         StatusCode::NO_CONTENT.into_response()
     } else if is_open || has_key(&app.options.keys, &request) {
@@ -203,6 +216,9 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     } else {
         ApiError::unauthorized().into_response()
     };
+    if is_anthropic && let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        response = error.into_anthropic();
+    }
     if let Some(origin) = allowed {
         let headers = response.headers_mut();
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
@@ -211,7 +227,9 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
             headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
             headers.insert(
                 header::ACCESS_CONTROL_ALLOW_HEADERS,
-                HeaderValue::from_static("authorization, content-type"),
+                HeaderValue::from_static(
+                    "authorization, content-type, x-api-key, anthropic-version, anthropic-beta",
+                ),
             );
         }
     }

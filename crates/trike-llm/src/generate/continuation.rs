@@ -1,11 +1,12 @@
 //! The text of one request, token by token.
 
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
 use trike_nn::StepLogits;
 use trike_text::constraint::Constraint;
 
-use super::{FinishReason, OnText, PreparedRequest, TokenLogprobs};
+use super::{FinishReason, OnText, PreparedRequest, ReasoningLimit, TokenLogprobs};
 use crate::{
     LlmError,
     sampler::Sampler,
@@ -55,6 +56,11 @@ pub struct Continuation<'t> {
     /// LM head rows beyond the tokenizer's last id are padding.
     known: usize,
     largest: Option<usize>,
+    /// The limit of the reasoning, until it is reached.
+    reasoning: Option<ReasoningLimit>,
+    /// Tokens that follow whatever the model says.
+    forced: VecDeque<u32>,
+    tokenizer: &'t Tokenizer,
 }
 
 impl<'t> Continuation<'t> {
@@ -88,7 +94,16 @@ impl<'t> Continuation<'t> {
             logprobs: Vec::new(),
             known,
             largest: options.sampler.candidates().filter(|_| few),
+            reasoning: options.reasoning.clone(),
+            forced: VecDeque::new(),
+            tokenizer,
         })
+    }
+
+    /// The continuation with a grammar that was compiled before, as on another thread.
+    #[must_use]
+    pub fn with_constraint(self, constraint: Constraint) -> Self {
+        Self { constraint: Some(constraint), largest: None, ..self }
     }
 
     /// The number of largest logits that are enough; `None` if all are needed.
@@ -111,15 +126,22 @@ impl<'t> Continuation<'t> {
         if self.max_tokens == Some(0) {
             return Ok(ControlFlow::Break(FinishReason::MaxTokens));
         }
+        let forced = self.forced.pop_front();
         let id = match logits {
-            StepLogits::Top(top) => self.sampler.sample_top(&top, self.known)?,
+            StepLogits::Top(top) => match forced {
+                Some(id) => id,
+                None => self.sampler.sample_top(&top, self.known)?,
+            },
             StepLogits::All(mut logits) => {
                 logits.truncate(self.known);
                 let own = self.recorded.map(|count| (count, logits.clone()));
                 if let Some(constraint) = &mut self.constraint {
                     constraint.mask(&mut logits)?;
                 }
-                let id = self.sampler.sample(&logits, &self.history)?;
+                let id = match forced {
+                    Some(id) => id,
+                    None => self.sampler.sample(&logits, &self.history)?,
+                };
                 if let Some((count, own)) = own.filter(|_| !self.ends.contains(&id)) {
                     self.logprobs.push(TokenLogprobs::of(&own, id, count));
                 }
@@ -136,6 +158,10 @@ impl<'t> Continuation<'t> {
             return Ok(ControlFlow::Break(FinishReason::Cancelled));
         }
         let complete = self.constraint.as_mut().map(|constraint| constraint.accept(id)).transpose()?;
+        let (tokens, text) = (self.ids().len(), &self.text);
+        if let Some(limit) = self.reasoning.take_if(|limit| limit.is_reached(tokens, text)) {
+            self.forced.extend(self.tokenizer.encode(&format!("\n{}\n\n", limit.close), false)?);
+        }
         if piece.stopped || complete == Some(true) {
             return Ok(ControlFlow::Break(FinishReason::Stop));
         }

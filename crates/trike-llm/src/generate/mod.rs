@@ -11,7 +11,7 @@ use trike_nn::{Backend, DecoderSequence, Eviction, KvSpec, Logits, Step, StepLog
 
 use crate::{LanguageModel, LlmError, tokenizer::TokenizerError};
 pub use continuation::Continuation;
-pub use options::{FinishReason, GenerateOptions, Generation, OnText, TokenLogprobs};
+pub use options::{FinishReason, GenerateOptions, Generation, OnText, ReasoningLimit, TokenLogprobs};
 pub use request::PreparedRequest;
 pub use session::Session;
 

@@ -41,6 +41,34 @@ pub struct GenerateOptions {
     pub grammar: Option<Grammar>,
     /// Record the log-probability of each new token, and of this many most probable tokens.
     pub logprobs: Option<usize>,
+    /// Limit of the reasoning that the text begins with; none when `None`.
+    pub reasoning: Option<ReasoningLimit>,
+}
+
+/// A limit of the reasoning that a text begins with. At the limit the text goes on with the tag that ends it, whatever the model says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReasoningLimit {
+    /// Tokens of reasoning, and of the tag that opens it.
+    pub tokens: usize,
+    /// The tag that opens it; `None` if the prompt ends with that.
+    pub open: Option<String>,
+    /// The tag that ends it.
+    pub close: String,
+}
+
+impl ReasoningLimit {
+    /// A limit of the reasoning up to the tag `close`, in a text that begins with the tag `open`, or in every text.
+    #[must_use]
+    pub fn new(tokens: usize, open: impl Into<Option<String>>, close: impl Into<String>) -> Self {
+        Self { tokens, open: open.into(), close: close.into() }
+    }
+
+    /// Whether a text of `tokens` tokens is reasoning that has to end.
+    pub(super) fn is_reached(&self, tokens: usize, text: &str) -> bool {
+        let is_open = self.open.as_ref().is_none_or(|open| text.trim_start().starts_with(open.as_str()));
+        tokens >= self.tokens && is_open && !text.contains(&self.close)
+    }
 }
 
 impl GenerateOptions {
@@ -84,6 +112,12 @@ impl GenerateOptions {
     #[must_use]
     pub fn with_logprobs(self, logprobs: impl Into<Option<usize>>) -> Self {
         Self { logprobs: logprobs.into(), ..self }
+    }
+
+    /// Sets [`reasoning`](Self::reasoning).
+    #[must_use]
+    pub fn with_reasoning(self, reasoning: impl Into<Option<ReasoningLimit>>) -> Self {
+        Self { reasoning: reasoning.into(), ..self }
     }
 
     /// The KV cache for a prompt of `prompt` tokens and its continuation, in a model with this context and default precision.

@@ -3,6 +3,7 @@
 mod answers;
 mod refusals;
 mod streams;
+mod tools;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -28,9 +29,13 @@ struct Running {
 
 impl Running {
     fn with(options: ServeOptions, engine: EngineOptions) -> Self {
+        Self::with_template(TEMPLATE, options, engine)
+    }
+
+    fn with_template(template: &str, options: ServeOptions, engine: EngineOptions) -> Self {
         let engine = Engine::start(engine, || open(MODEL, &DeviceChoice::Cpu)).expect("a thread");
         engine.wait().expect("the bundled model");
-        let template = ChatTemplate::from_source(TEMPLATE).expect("a template");
+        let template = ChatTemplate::from_source(template).expect("a template");
         let model = ServedModel::new("tiny", Some(template), Default::default());
         let server = Server::bind(engine, model, options.with_address(([127, 0, 0, 1], 0))).expect("a port");
         let (address, stop) = (server.address(), server.stopper());

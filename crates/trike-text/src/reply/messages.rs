@@ -12,7 +12,8 @@ pub(super) fn prepare(
     rendering: RenderOptions,
     options: &ReplyOptions,
 ) -> (Vec<Message>, RenderOptions) {
-    let mut messages: Vec<Message> = messages.into_iter().map(with_objects).collect();
+    let known = |message| if format.has_developer { message } else { without_developer(message) };
+    let mut messages: Vec<Message> = messages.into_iter().map(with_objects).map(known).collect();
     // A model that must not call is not told of tools.
     let tools = if options.choice == ToolChoice::None { &[][..] } else { &options.tools[..] };
     if format.is_native {
@@ -50,6 +51,14 @@ fn describe(format: &ReplyFormat, messages: &mut Vec<Message>, text: &str) {
         }
         _ => messages.insert(0, Message::system(text)),
     }
+}
+
+/// A message of the system in place of one of a developer, which few templates know.
+fn without_developer(mut message: Message) -> Message {
+    if message.role == "developer" {
+        "system".clone_into(&mut message.role);
+    }
+    message
 }
 
 /// A message whose calls have their arguments as objects, as templates expect; clients send them as strings of JSON.

@@ -192,6 +192,8 @@ pub struct ReplyFormat {
     is_native: bool,
     /// Whether the template renders a system message.
     has_system: bool,
+    /// Whether the template knows the role `developer`.
+    has_developer: bool,
     reasoning: Option<(String, String)>,
     /// Special tokens, which are not part of the text of a reply.
     specials: Vec<(String, u32)>,
@@ -219,6 +221,7 @@ impl ReplyFormat {
             calls: native.unwrap_or_else(CallSyntax::hermes),
             is_native,
             has_system,
+            has_developer: template.mentions("developer"),
             reasoning: reasoning.map(|(open, close)| ((*open).to_owned(), (*close).to_owned())),
             specials,
         }
