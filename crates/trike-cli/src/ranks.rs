@@ -5,7 +5,7 @@ use std::rc::Rc;
 use anyhow::Context as _;
 use trike::comm::{Communicator, Mpi};
 
-use crate::{advice, exit_code, output};
+use crate::{advice, causes, exit_code, output, topics::Topic};
 
 /// This process as a rank; without `mpirun` it is the only one.
 pub(crate) fn start() -> anyhow::Result<Mpi> {
@@ -49,8 +49,8 @@ fn report(error: anyhow::Error, rank: usize) -> u8 {
         // Errors are ignored: there is nowhere to report them.
         Some(usage) => _ = usage.print(),
         None => {
-            let advice = advice::advice(&error);
-            output::error(&error.context(format!("rank {rank}")), advice.as_deref());
+            let (advice, topic) = (advice::advice(&error), causes::topic(&error));
+            output::error(&error.context(format!("rank {rank}")), advice.as_deref(), topic.map(Topic::name));
         }
     }
     code

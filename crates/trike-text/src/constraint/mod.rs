@@ -10,6 +10,8 @@
 //! * [`Constraint`]: a grammar with the state of one text
 //! * [`ConstraintError`]
 
+mod schema;
+
 use std::sync::Arc;
 
 use llguidance::{
@@ -25,7 +27,7 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 const MAX_TOKEN: usize = 1024;
 /// White space between the parts of a JSON text: a space, or a line end with indentation. Otherwise a weak model might never leave
 /// it.
-pub(crate) const WHITE_SPACE: &str = r"\x20|\x0A[\x20\x09]{0,32}";
+const WHITE_SPACE: &str = r"\x20|\x0A[\x20\x09]{0,32}";
 
 /// The constraint on a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,13 +76,8 @@ impl Grammar {
     fn compile(&self) -> Result<TopLevelGrammar, String> {
         Ok(match self {
             Self::JsonSchema(schema) => {
-                let mut schema: Value = serde_json::from_str(schema).map_err(|error| error.to_string())?;
-                if let Some(schema) = schema.as_object_mut() {
-                    schema
-                        .entry("x-guidance")
-                        .or_insert_with(|| json!({ "whitespace_pattern": WHITE_SPACE }));
-                }
-                TopLevelGrammar::from_json_schema(schema)
+                let schema = serde_json::from_str(schema).map_err(|error| error.to_string())?;
+                TopLevelGrammar::from_json_schema(for_parser(schema))
             }
             Self::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
             Self::Regex(expression) => TopLevelGrammar::from_regex(expression),
@@ -145,6 +142,15 @@ impl GrammarCompiler {
         matcher.compute_mask_or_eos().map_err(|error| failed(&error))?;
         Ok(Constraint { matcher, ends: ends.to_vec(), end: self.end })
     }
+}
+
+/// A JSON schema as the parser reads it.
+pub(crate) fn for_parser(schema: Value) -> Value {
+    let mut schema = schema::in_known_keywords(schema);
+    if let Some(schema) = schema.as_object_mut() {
+        schema.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": WHITE_SPACE }));
+    }
+    schema
 }
 
 /// A grammar with the state of one text.

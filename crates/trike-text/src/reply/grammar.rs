@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::syntax::{ID, ID_LENGTH};
 use super::{ReplyFormat, ReplyOptions, Thinking, visible};
-use crate::constraint::{Grammar, WHITE_SPACE};
+use crate::constraint::{Grammar, for_parser};
 
 /// White space between reasoning and what follows it.
 const GAP: &str = r"/[ \n]{0,4}/";
@@ -102,11 +102,7 @@ fn escaped(name: &str) -> String {
 }
 
 fn json_rule(schema: &Value) -> String {
-    let mut schema = schema.clone();
-    if let Some(object) = schema.as_object_mut() {
-        object.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": WHITE_SPACE }));
-    }
-    format!("%json {schema}")
+    format!("%json {}", for_parser(schema.clone()))
 }
 
 /// A format as the right side of a rule. One that is no JSON is refused when the grammar is compiled.

@@ -9,3 +9,4 @@ mod mixed;
 mod pre;
 mod templates;
 mod tokenizer;
+mod tools;
