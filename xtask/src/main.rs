@@ -22,6 +22,7 @@ mod gpu_test;
 mod house;
 mod layering;
 mod llvm;
+mod load_test;
 mod modules;
 mod package;
 mod pages;
@@ -118,6 +119,8 @@ enum Command {
     /// Build the archive of a release for one target, and check it (outside of `ci`); with `--dry-run`, also all packages,
     /// the installer and the container description.
     Release(release::Options),
+    /// Put `trike serve` under load on loopback, and `llama-server` beside it where it is found (outside of `ci`).
+    LoadTest(load_test::Options),
     /// Fail unless the compiler in use is the oldest that the manifests promise (outside of `ci`).
     RustVersion,
     /// Build a folder that tests and times the GPU kernels on another machine (outside of `ci`).
@@ -172,6 +175,7 @@ fn run(ws: &Workspace, command: &Command) -> Result<ExitCode> {
         Command::GpuTest(options) => gpu_test::run(ws, options),
         Command::GpuBundle => gpu_bundle::run(ws),
         Command::Release(options) => release::run(ws, options),
+        Command::LoadTest(options) => load_test::run(ws, options),
         Command::RustVersion => rust_version::run(ws),
         // Without the frame of a step, so that the path is the last line.
         Command::Wheel { dev } => wheel::run(ws, *dev),

@@ -94,15 +94,21 @@ fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError
     })
 }
 
+/// Reads the fields of a chat.
+pub(crate) fn read(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError> {
+    app.check_model(fields)?;
+    let conversation = conversation(app, fields)?;
+    fields.only("modalities", &[json!(["text"])], "only text is generated")?;
+    fields.only("verbosity", &[json!("medium")], "models differ")?;
+    fields.end()?;
+    Ok(conversation)
+}
+
 /// The answer to a conversation.
 pub(crate) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, ApiError> {
     app.loaded()?;
     let mut fields = Fields::read(&body)?;
-    app.check_model(&mut fields)?;
-    let conversation = conversation(&app, &mut fields)?;
-    fields.only("modalities", &[json!(["text"])], "only text is generated")?;
-    fields.only("verbosity", &[json!("medium")], "models differ")?;
-    fields.end()?;
+    let conversation = read(&app, &mut fields)?;
     let (talk, wanted) = conversation.start(&app).await?;
     let head = Head { id: answer_id(&app, "chatcmpl"), created: now(), model: app.model.name.clone() };
     let reader = talk.reader();
@@ -268,9 +274,7 @@ pub(crate) async fn apply_template(
 ) -> Result<Json<Value>, ApiError> {
     let tokenizer = app.loaded()?.tokenizer.clone();
     let mut fields = Fields::read(&body)?;
-    fields.without_effect(&["model"]);
-    let conversation = conversation(&app, &mut fields)?;
-    fields.end()?;
+    let conversation = read(&app, &mut fields)?;
     let rendered = tokio::task::spawn_blocking(move || conversation.render(&app, &tokenizer));
     let text = rendered.await.map_err(|error| ApiError::internal(error.to_string()))??;
     Ok(Json(json!({ "prompt": text })))

@@ -46,19 +46,32 @@ pub(crate) fn prompt(model: &LoadedModel, name: &str, value: Value) -> Result<Ve
     }
 }
 
-/// The continuation of a text.
-pub(crate) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, ApiError> {
-    let model = app.loaded()?;
-    let mut fields = Fields::read(&body)?;
-    app.check_model(&mut fields)?;
+/// Reads the fields: the prompt and what is wanted of its continuation.
+pub(crate) fn read(app: &App, fields: &mut Fields) -> Result<(Value, Wanted), ApiError> {
+    app.check_model(fields)?;
     let text = fields.value("prompt").ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing"))?;
-    let wanted = Wanted::read(&mut fields, &app.model.generation, false)?;
+    let wanted = Wanted::read(fields, &app.model.generation, false)?;
     fields.only("suffix", &[json!("")], "texts are continued at their end")?;
     fields.only("echo", &[json!(false)], "the answer is the new text")?;
     fields.only("best_of", &[json!(1)], "ask for `n` texts and choose")?;
     fields.end()?;
-    let ids = prompt(model, "prompt", text)?;
-    let running = Running::start(&app, &ids, model.tokenizer.eos(), &wanted)?;
+    Ok((text, wanted))
+}
+
+/// The continuation of a text.
+pub(crate) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, ApiError> {
+    let model = app.loaded()?;
+    let mut fields = Fields::read(&body)?;
+    let (text, wanted) = read(&app, &mut fields)?;
+    let inner = Arc::clone(&app);
+    // A grammar is compiled.
+    let started = tokio::task::spawn_blocking(move || {
+        let model = inner.loaded()?;
+        let ids = prompt(model, "prompt", text)?;
+        let running = Running::start(&inner, &ids, model.tokenizer.eos(), &wanted)?;
+        Ok::<_, ApiError>((running, wanted))
+    });
+    let (running, wanted) = started.await.map_err(|error| ApiError::internal(error.to_string()))??;
     let head = Head { id: answer_id(&app, "cmpl"), created: now(), model: app.model.name.clone() };
     let logprobs = wanted.options.logprobs.is_some();
     if wanted.stream {

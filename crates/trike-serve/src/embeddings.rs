@@ -18,24 +18,29 @@ use crate::fields::Fields;
 /// Most texts of one request.
 const MOST_TEXTS: usize = 2048;
 
+/// Reads the fields: the texts, and whether their embeddings are wanted in base64.
+pub(crate) fn read(app: &App, fields: &mut Fields) -> Result<(Value, bool), ApiError> {
+    app.check_model(fields)?;
+    let input = fields.value("input").ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
+    let encoding = fields.string("encoding_format")?;
+    let size = app.loaded().ok().map(|model| json!(model.config.spec.hidden));
+    fields.only("dimensions", size.as_slice(), "the model decides")?;
+    fields.without_effect(&["user"]);
+    fields.end()?;
+    match encoding.as_deref() {
+        None | Some("float") => Ok((input, false)),
+        Some("base64") => Ok((input, true)),
+        Some(other) => {
+            let message = format!("`encoding_format`: expected `float` or `base64`, got {other:?}");
+            Err(ApiError::invalid("encoding_format", message))
+        }
+    }
+}
+
 /// The embeddings of one or more texts.
 pub(crate) async fn embeddings(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
     let model = app.loaded()?;
-    let mut fields = Fields::read(&body)?;
-    app.check_model(&mut fields)?;
-    let input = fields.value("input").ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
-    let encoding = fields.string("encoding_format")?;
-    fields.only("dimensions", &[json!(model.config.spec.hidden)], "the model decides")?;
-    fields.without_effect(&["user"]);
-    fields.end()?;
-    let is_base64 = match encoding.as_deref() {
-        None | Some("float") => false,
-        Some("base64") => true,
-        Some(other) => {
-            let message = format!("`encoding_format`: expected `float` or `base64`, got {other:?}");
-            return Err(ApiError::invalid("encoding_format", message));
-        }
-    };
+    let (input, is_base64) = read(&app, &mut Fields::read(&body)?)?;
     let texts = match input {
         Value::Array(list) if !list.iter().all(Value::is_number) => list,
         one => vec![one],

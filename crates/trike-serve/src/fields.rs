@@ -1,7 +1,7 @@
 //! The fields of a request's body, each of which is read or refused.
 
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 
@@ -9,8 +9,24 @@ use crate::error::ApiError;
 #[derive(Debug)]
 pub(crate) struct Fields {
     left: Map<String, Value>,
-    /// Names that were asked for.
-    known: Vec<&'static str>,
+    /// Names that were asked for, with the JSON schemas of their values.
+    known: Vec<(&'static str, Value)>,
+    /// Names of another API.
+    hidden: Vec<&'static str>,
+}
+
+/// The JSON schema of what an error message calls so.
+fn schema(expected: &str) -> Value {
+    let kind = match expected {
+        "a string" => "string",
+        "true or false" => "boolean",
+        "a number" => "number",
+        expected if expected.starts_with("a whole number") => "integer",
+        expected if expected.starts_with("a list") => "array",
+        "an object" => "object",
+        _ => return json!({}),
+    };
+    json!({ "type": [kind, "null"] })
 }
 
 /// The start of a value, for an error message.
@@ -28,7 +44,7 @@ impl Fields {
         let value: Value = serde_json::from_slice(body)
             .map_err(|error| ApiError::invalid(None, format!("the body is not JSON: {error}")))?;
         match value {
-            Value::Object(left) => Ok(Self { left, known: Vec::new() }),
+            Value::Object(left) => Ok(Self { left, known: Vec::new(), hidden: Vec::new() }),
             other => {
                 let message = format!("the body: expected an object, got {}", short(&other));
                 Err(ApiError::invalid(None, message))
@@ -43,13 +59,31 @@ impl Fields {
 
     /// The value of a field; `None` if it is missing or null.
     pub(crate) fn value(&mut self, name: &'static str) -> Option<Value> {
-        self.known.push(name);
+        self.value_of(name, json!({}))
+    }
+
+    /// The value of a field with a JSON schema.
+    fn value_of(&mut self, name: &'static str, schema: Value) -> Option<Value> {
+        self.known.push((name, schema));
         self.left.remove(name).filter(|value| !value.is_null())
     }
 
-    /// Gives a field the value that another API has under another name.
-    pub(crate) fn set(&mut self, name: &'static str, value: impl Into<Value>) {
+    /// Gives a field the value that this API has under another name, `own`.
+    pub(crate) fn set(
+        &mut self,
+        name: &'static str,
+        own: &str,
+        value: impl Into<Value>,
+    ) -> Result<(), ApiError> {
+        if self.left.contains_key(name) {
+            return Err(ApiError::invalid(
+                name,
+                format!("unknown field `{name}`: this API calls it `{own}`"),
+            ));
+        }
         self.left.insert(name.to_owned(), value.into());
+        self.hidden.push(name);
+        Ok(())
     }
 
     /// A field that is `expected`, such as `a string`.
@@ -58,7 +92,7 @@ impl Fields {
         name: &'static str,
         expected: &str,
     ) -> Result<Option<T>, ApiError> {
-        let Some(value) = self.value(name) else { return Ok(None) };
+        let Some(value) = self.value_of(name, schema(expected)) else { return Ok(None) };
         let got = short(&value);
         serde_json::from_value(value)
             .map(Some)
@@ -91,7 +125,8 @@ impl Fields {
 
     /// A string or a list of strings.
     pub(crate) fn strings(&mut self, name: &'static str) -> Result<Vec<String>, ApiError> {
-        match self.value(name) {
+        let schema = json!({ "type": ["string", "array", "null"], "items": { "type": "string" } });
+        match self.value_of(name, schema) {
             None => Ok(Vec::new()),
             Some(Value::String(one)) => Ok(vec![one]),
             Some(list) => {
@@ -107,13 +142,15 @@ impl Fields {
     /// Fields without effect on the answer of this server.
     pub(crate) fn without_effect(&mut self, names: &[&'static str]) {
         for name in names {
-            self.value(name);
+            self.value_of(name, json!({ "description": "Without effect." }));
         }
     }
 
     /// Refuses a field unless it has the value that changes nothing.
     pub(crate) fn only(&mut self, name: &'static str, neutral: &[Value], why: &str) -> Result<(), ApiError> {
-        match self.value(name) {
+        let mut values = neutral.to_vec();
+        values.push(Value::Null);
+        match self.value_of(name, json!({ "enum": values })) {
             Some(value) if !neutral.contains(&value) => {
                 Err(ApiError::invalid(name, format!("`{name}` is not supported: {why}")))
             }
@@ -121,10 +158,16 @@ impl Fields {
         }
     }
 
+    /// The JSON schemas of the fields that were asked for.
+    pub(crate) fn schemas(&self) -> Map<String, Value> {
+        let own = self.known.iter().filter(|(name, _)| !self.hidden.contains(name));
+        own.map(|(name, schema)| ((*name).to_owned(), schema.clone())).collect()
+    }
+
     /// Refuses every field that nobody asked for.
-    pub(crate) fn end(self) -> Result<(), ApiError> {
+    pub(crate) fn end(&self) -> Result<(), ApiError> {
         let Some(name) = self.left.keys().next() else { return Ok(()) };
-        let near = self.known.iter().map(|known| (trike_core::edit_distance(known, name), known));
+        let near = self.known.iter().map(|(known, _)| (trike_core::edit_distance(known, name), known));
         let hint = match near.min().filter(|(distance, _)| *distance <= 2) {
             Some((_, known)) => format!("did you mean `{known}`?"),
             None => "this server does not know what it means".to_owned(),

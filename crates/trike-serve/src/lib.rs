@@ -7,7 +7,7 @@
 //! * [`ServeError`]
 //!
 //! Routes: `/v1/chat/completions`, `/v1/responses`, `/v1/messages`, `/v1/completions`, `/v1/embeddings`, `/v1/models`, `/tokenize`, `/detokenize`, `/apply-template`,
-//! `/health`, `/props`, `/slots`, `/metrics`.
+//! `/health`, `/props`, `/slots`, `/metrics`; `/openapi.json` describes them.
 //!
 //! The decision that shaped this crate: a field of a request is read, known to be without effect here, or refused by its name with
 //! status 400. A schema that cannot be enforced is an error and never free text. The cost: a client that sends fields of its own
@@ -24,6 +24,7 @@ mod fields;
 mod messages;
 mod options;
 mod responses;
+mod routes;
 mod running;
 mod sampling;
 mod server;

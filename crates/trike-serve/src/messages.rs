@@ -119,7 +119,7 @@ fn name_of(messages: &[Message], id: &str) -> Option<String> {
     call.get("function")?.get("name")?.as_str().map(str::to_owned)
 }
 
-/// The fields that both routes have.
+/// The fields besides the model.
 fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError> {
     let list: Option<Vec<Value>> = fields.take("messages", "a list of messages")?;
     let list = list
@@ -134,7 +134,7 @@ fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError
     }
     let stop = fields.strings("stop_sequences")?;
     if !stop.is_empty() {
-        fields.set("stop", stop);
+        fields.set("stop", "stop_sequences", stop)?;
     }
     let (budget, is_thinking) = thinking(fields)?;
     format(fields)?;
@@ -175,7 +175,7 @@ fn format(fields: &mut Fields) -> Result<(), ApiError> {
     for (name, value) in config.into_iter().flatten() {
         match name.as_str() {
             "format" => format = Some(value),
-            "effort" => fields.set("reasoning_effort", value),
+            "effort" => fields.set("reasoning_effort", "output_config", value)?,
             _ => return Err(wrong("output_config", format!("`{name}` is not supported"))),
         }
     }
@@ -184,8 +184,7 @@ fn format(fields: &mut Fields) -> Result<(), ApiError> {
         ("json_schema", Some(schema)) => {
             let format =
                 json!({ "type": "json_schema", "json_schema": { "name": "output", "schema": schema } });
-            fields.set("response_format", format);
-            Ok(())
+            fields.set("response_format", "output_format", format)
         }
         _ => Err(wrong("output_format", "expected the type `json_schema` with a `schema`")),
     }
@@ -201,13 +200,19 @@ fn context_management(fields: &mut Fields) -> Result<(), ApiError> {
     }
 }
 
+/// Reads the fields of both routes.
+pub(crate) fn read(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError> {
+    app.check_model(fields)?;
+    let conversation = conversation(app, fields)?;
+    fields.end()?;
+    Ok(conversation)
+}
+
 /// A reply to the messages.
 pub(crate) async fn messages(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, ApiError> {
     app.loaded()?;
     let mut fields = Fields::read(&body)?;
-    app.check_model(&mut fields)?;
-    let conversation = conversation(&app, &mut fields)?;
-    fields.end()?;
+    let conversation = read(&app, &mut fields)?;
     if conversation.wanted.options.max_tokens.is_none() {
         return Err(wrong("max_tokens", "expected a whole number of at least 1"));
     }
@@ -247,9 +252,7 @@ pub(crate) async fn messages(State(app): State<Arc<App>>, body: Bytes) -> Result
 /// The number of tokens of the prompt.
 pub(crate) async fn count_tokens(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
     let mut fields = Fields::read(&body)?;
-    app.check_model(&mut fields)?;
-    let conversation = conversation(&app, &mut fields)?;
-    fields.end()?;
+    let conversation = read(&app, &mut fields)?;
     Ok(Json(json!({ "input_tokens": conversation.count(&app).await? })))
 }
 

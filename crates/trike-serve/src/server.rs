@@ -11,7 +11,6 @@ use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -20,7 +19,7 @@ use trike_engine::{Engine, EngineError};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::options::{ServeOptions, ServedModel};
-use crate::{ServeError, chat, completions, embeddings, messages, responses, status, text};
+use crate::{ServeError, routes};
 
 /// How often a server that is stopping looks whether all answers were sent.
 const STOPPING: Duration = Duration::from_millis(20);
@@ -144,7 +143,7 @@ impl Server {
                     tokio::time::sleep(STOPPING).await;
                 }
             };
-            axum::serve(listener, routes(app)).with_graceful_shutdown(until).await
+            axum::serve(listener, router(app)).with_graceful_shutdown(until).await
         })?;
         Ok(())
     }
@@ -163,29 +162,15 @@ async fn terminated() {
     std::future::pending::<()>().await;
 }
 
-fn routes(app: Arc<App>) -> Router {
+fn router(app: Arc<App>) -> Router {
     let limit = DefaultBodyLimit::max(app.options.body_limit);
-    Router::new()
-        .route("/health", get(status::health))
-        .route("/v1/health", get(status::health))
-        .route("/v1/models", get(status::models))
-        .route("/models", get(status::models))
-        .route("/v1/models/{*name}", get(status::model_named))
-        .route("/props", get(status::props))
-        .route("/slots", get(status::slots))
-        .route("/metrics", get(status::metrics))
-        .route("/v1/chat/completions", post(chat::completions))
-        .route("/chat/completions", post(chat::completions))
-        .route("/v1/responses", post(responses::responses))
-        .route("/v1/messages", post(messages::messages))
-        .route("/v1/messages/count_tokens", post(messages::count_tokens))
-        .route("/v1/completions", post(completions::completions))
-        .route("/completions", post(completions::completions))
-        .route("/v1/embeddings", post(embeddings::embeddings))
-        .route("/embeddings", post(embeddings::embeddings))
-        .route("/tokenize", post(text::tokenize))
-        .route("/detokenize", post(text::detokenize))
-        .route("/apply-template", post(chat::apply_template))
+    let mut router = Router::new();
+    for route in routes::all() {
+        for path in route.paths {
+            router = router.route(path, route.handler.clone());
+        }
+    }
+    router
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(limit)

@@ -12,15 +12,29 @@ use crate::completions::prompt;
 use crate::error::ApiError;
 use crate::fields::Fields;
 
-/// The tokens of a text.
-pub(crate) async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
-    let model = app.loaded()?;
-    let mut fields = Fields::read(&body)?;
+/// Reads the fields of `/tokenize`: the text, whether it has its special tokens, and whether pieces are wanted.
+pub(crate) fn read_text(_: &App, fields: &mut Fields) -> Result<(String, bool, bool), ApiError> {
     fields.without_effect(&["model"]);
     let text = fields.string("content")?;
     let text = text.ok_or_else(|| ApiError::invalid("content", "`content` is missing"))?;
     let (special, pieces) = (fields.flag("add_special")?, fields.flag("with_pieces")?);
     fields.end()?;
+    Ok((text, special, pieces))
+}
+
+/// Reads the fields of `/detokenize`.
+pub(crate) fn read_tokens(_: &App, fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
+    fields.without_effect(&["model"]);
+    let ids: Option<Vec<u32>> = fields.take("tokens", "a list of token ids")?;
+    let ids = ids.ok_or_else(|| ApiError::invalid("tokens", "`tokens` is missing"))?;
+    fields.end()?;
+    Ok(ids)
+}
+
+/// The tokens of a text.
+pub(crate) async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
+    let model = app.loaded()?;
+    let (text, special, pieces) = read_text(&app, &mut Fields::read(&body)?)?;
     let ids = match special {
         true => prompt(model, "content", Value::String(text))?,
         false => {
@@ -42,11 +56,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result
 /// The text of tokens.
 pub(crate) async fn detokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
     let model = app.loaded()?;
-    let mut fields = Fields::read(&body)?;
-    fields.without_effect(&["model"]);
-    let ids: Option<Vec<u32>> = fields.take("tokens", "a list of token ids")?;
-    let ids = ids.ok_or_else(|| ApiError::invalid("tokens", "`tokens` is missing"))?;
-    fields.end()?;
+    let ids = read_tokens(&app, &mut Fields::read(&body)?)?;
     let text = model.tokenizer.decode(&ids);
     let text = text.map_err(|error| ApiError::invalid("tokens", error.to_string()))?;
     Ok(Json(json!({ "content": text })))

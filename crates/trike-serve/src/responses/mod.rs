@@ -49,10 +49,8 @@ const REPEATED: &[&str] = &[
 pub(crate) async fn responses(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, ApiError> {
     app.loaded()?;
     let mut fields = Fields::read(&body)?;
-    app.check_model(&mut fields)?;
     let repeated = repeated(&fields);
-    let conversation = conversation(&app, &mut fields)?;
-    fields.end()?;
+    let conversation = read(&app, &mut fields)?;
     let (talk, wanted) = conversation.start(&app).await?;
     let reader = talk.reader();
     let head = Head { id: answer_id(&app, "resp"), created: now(), model: app.model.name.clone(), repeated };
@@ -76,6 +74,14 @@ pub(crate) async fn responses(State(app): State<Arc<App>>, body: Bytes) -> Resul
     }
     let answer = head.finished(output, outcome, &reply.reasoning, &tokenizer);
     Ok(Json(answer).into_response())
+}
+
+/// Reads the fields.
+pub(crate) fn read(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError> {
+    app.check_model(fields)?;
+    let conversation = conversation(app, fields)?;
+    fields.end()?;
+    Ok(conversation)
 }
 
 /// The values of fields that the response repeats.
@@ -108,7 +114,7 @@ fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError
         fields.value("input").ok_or_else(|| wrong("input", "expected a string or a list of items"))?;
     input::messages(input, &mut messages)?;
     if let Some(max) = fields.count("max_output_tokens")? {
-        fields.set("max_completion_tokens", max);
+        fields.set("max_completion_tokens", "max_output_tokens", max)?;
     }
     text(fields)?;
     if let Some(mut reasoning) = fields.take::<Map<String, Value>>("reasoning", "an object")? {
@@ -117,7 +123,7 @@ fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError
             reasoning.remove(name);
         }
         if let Some(effort) = reasoning.remove("effort").filter(|effort| !effort.is_null()) {
-            fields.set("reasoning_effort", effort);
+            fields.set("reasoning_effort", "reasoning", effort)?;
         }
         if let Some(name) = reasoning.keys().next() {
             return Err(wrong("reasoning", format!("`{name}` is not supported")));
@@ -136,9 +142,10 @@ fn text(fields: &mut Fields) -> Result<(), ApiError> {
         match name.as_str() {
             "format" => match value.get("type").and_then(Value::as_str) {
                 Some("json_schema") => {
-                    fields.set("response_format", json!({ "type": "json_schema", "json_schema": value }));
+                    let format = json!({ "type": "json_schema", "json_schema": value });
+                    fields.set("response_format", "text", format)?;
                 }
-                _ => fields.set("response_format", value),
+                _ => fields.set("response_format", "text", value)?,
             },
             "verbosity" if value == "medium" || value.is_null() => {}
             _ => return Err(wrong("text", format!("`{name}` is not supported"))),

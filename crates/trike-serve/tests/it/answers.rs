@@ -174,3 +174,31 @@ fn texts_become_tokens_and_vectors() {
     let base64 = server.post("/v1/embeddings", &body).1["data"][0]["embedding"].as_str().map(str::len);
     assert_eq!(base64, Some((256 * 4_usize).div_ceil(3) * 4));
 }
+
+#[test]
+fn the_description_has_every_route_with_the_fields_that_it_reads() {
+    let server = Running::new();
+    let (status, description) = server.get("/openapi.json");
+    assert_eq!(status, 200, "{description}");
+    let paths = description["paths"].as_object().expect("paths");
+    assert!(paths.len() > 14, "{}", paths.len());
+    for (path, methods) in paths {
+        let Some(operation) = methods.get("post") else { continue };
+        let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
+        let properties = schema["properties"].as_object().expect("fields");
+        // The example is answered, and a field that is not described is refused.
+        let (status, answer) = server.post(path, &schema["example"]);
+        assert_eq!(status, 200, "{path}: {answer}");
+        let mut wrong = schema["example"].clone();
+        wrong["unheard_of"] = json!(1);
+        assert_eq!(server.post(path, &wrong).0, 400, "{path}");
+        for (name, property) in properties {
+            if property["type"].as_array().is_some_and(|types| !types.contains(&json!("object"))) {
+                let mut wrong = schema["example"].clone();
+                wrong[name] = json!({});
+                let (status, answer) = server.post(path, &wrong);
+                assert_eq!(status, 400, "{path} {name}: {answer}");
+            }
+        }
+    }
+}
