@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{CpuArgs, DeviceArg, ModelArg, PrecisionArgs, TemplateArg, TokenizerArg, quantize::size};
 
-/// Serve a model over HTTP with the OpenAI API
+/// Serve a model over HTTP with the APIs of OpenAI and Anthropic
 ///
 /// Many clients at once: their texts are generated together, and prompts that begin alike are read once. Routes: /v1/chat/completions,
 /// /v1/completions, /v1/embeddings, /v1/models, /tokenize, /detokenize, /apply-template, /health, /props, /slots, /metrics. Ctrl-C and
