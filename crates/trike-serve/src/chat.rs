@@ -84,9 +84,22 @@ fn is_raw(fields: &mut Fields) -> Result<bool, ApiError> {
 }
 
 fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError> {
+    let go_on: Option<bool> = fields.take("continue_final_message", "true or false")?;
+    let messages = messages(fields)?;
+    let rendering = rendering(fields)?;
+    let is_open =
+        messages.last().is_some_and(|last| last.role == "assistant" && last.field("tool_calls").is_none());
+    match go_on {
+        Some(true) if !is_open => {
+            let message = "`continue_final_message`: the last message is not a text of the assistant";
+            return Err(ApiError::invalid("continue_final_message", message));
+        }
+        _ => {}
+    }
     Ok(Conversation {
-        messages: messages(fields)?,
-        rendering: rendering(fields)?,
+        messages,
+        goes_on: go_on.unwrap_or(rendering.add_generation_prompt) && is_open,
+        rendering,
         reply: tools::of_chat(fields)?,
         budget: budget(fields)?,
         is_raw: is_raw(fields)?,
@@ -133,9 +146,15 @@ pub(crate) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Res
     };
     let mut answer = head.object("chat.completion");
     answer["choices"] = outcomes.iter().enumerate().map(choice).collect();
-    answer["usage"] = usage(&outcomes);
+    answer["usage"] = usage(&outcomes, wanted.choices);
     answer["timings"] = outcomes.first().map_or(Value::Null, timings);
     Ok(Json(answer).into_response())
+}
+
+/// The number of tokens of the prompt.
+pub(crate) async fn input_tokens(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
+    let conversation = read(&app, &mut Fields::read(&body)?)?;
+    Ok(Json(json!({ "input_tokens": conversation.count(&app).await? })))
 }
 
 /// A reply as a message.
@@ -262,7 +281,8 @@ impl Chunks for ChatChunks {
             return Vec::new();
         }
         let mut last = self.head.object("chat.completion.chunk");
-        last["usage"] = usage(outcomes);
+        last["usage"] = usage(outcomes, self.readers.len());
+        last["timings"] = outcomes.first().map_or(Value::Null, timings);
         vec![(None, last)]
     }
 }

@@ -29,7 +29,7 @@ pub(crate) fn prompt(model: &LoadedModel, name: &str, value: Value) -> Result<Ve
             let ids = model.tokenizer.encode_prompt(&text);
             ids.map_err(|error| ApiError::invalid(name, error.to_string()))
         }
-        Value::Array(list) if list.iter().all(Value::is_number) => {
+        Value::Array(list) if !list.is_empty() && list.iter().all(Value::is_number) => {
             let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong);
             let ids: Vec<u32> = list.iter().map(id).collect::<Result<_, _>>()?;
             let vocab = model.tokenizer.vocab_size();
@@ -41,8 +41,24 @@ pub(crate) fn prompt(model: &LoadedModel, name: &str, value: Value) -> Result<Ve
                 None => Ok(ids),
             }
         }
+        Value::Array(list) if list.is_empty() => {
+            Err(ApiError::invalid(name, format!("`{name}`: expected at least one token")))
+        }
         Value::Array(mut list) if list.len() == 1 => prompt(model, name, list.remove(0)),
         _ => Err(wrong()),
+    }
+}
+
+/// The tokens of prompts: one, or a list of them.
+fn prompts(model: &LoadedModel, value: Value) -> Result<Vec<Vec<u32>>, ApiError> {
+    match value {
+        Value::Array(list) if list.is_empty() => {
+            Err(ApiError::invalid("prompt", "`prompt`: expected at least one text or token"))
+        }
+        Value::Array(list) if !list.iter().all(Value::is_number) => {
+            list.into_iter().map(|one| prompt(model, "prompt", one)).collect()
+        }
+        one => Ok(vec![prompt(model, "prompt", one)?]),
     }
 }
 
@@ -67,17 +83,23 @@ pub(crate) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Res
     // A grammar is compiled.
     let started = tokio::task::spawn_blocking(move || {
         let model = inner.loaded()?;
-        let ids = prompt(model, "prompt", text)?;
-        let running = Running::start(&inner, &ids, model.tokenizer.eos(), &wanted)?;
+        let prompts = prompts(model, text)?;
+        let running = Running::start(&inner, &prompts, model.tokenizer.eos(), &wanted)?;
         Ok::<_, ApiError>((running, wanted))
     });
     let (running, wanted) = started.await.map_err(|error| ApiError::internal(error.to_string()))??;
     let head = Head { id: answer_id(&app, "cmpl"), created: now(), model: app.model.name.clone() };
     let logprobs = wanted.options.logprobs.is_some();
     if wanted.stream {
-        let offsets = vec![0; wanted.choices];
-        let chunks =
-            TextChunks { head, tokenizer: model.tokenizer.clone(), logprobs, usage: wanted.usage, offsets };
+        let offsets = vec![0; running.texts()];
+        let chunks = TextChunks {
+            head,
+            tokenizer: model.tokenizer.clone(),
+            logprobs,
+            usage: wanted.usage,
+            choices: wanted.choices,
+            offsets,
+        };
         return Ok(stream(running, chunks).await?.into_response());
     }
     let outcomes = running.outcomes().await?;
@@ -92,7 +114,7 @@ pub(crate) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Res
     };
     let mut answer = head.object("text_completion");
     answer["choices"] = outcomes.iter().enumerate().map(choice).collect();
-    answer["usage"] = usage(&outcomes);
+    answer["usage"] = usage(&outcomes, wanted.choices);
     answer["timings"] = outcomes.first().map_or(Value::Null, timings);
     Ok(Json(answer).into_response())
 }
@@ -124,6 +146,8 @@ struct TextChunks {
     tokenizer: Tokenizer,
     logprobs: bool,
     usage: bool,
+    /// Texts of each prompt.
+    choices: usize,
     /// Of each text, the offset of its next token.
     offsets: Vec<usize>,
 }
@@ -164,7 +188,7 @@ impl Chunks for TextChunks {
             return Vec::new();
         }
         let mut last = self.head.object("text_completion");
-        last["usage"] = usage(outcomes);
+        last["usage"] = usage(outcomes, self.choices);
         vec![(None, last)]
     }
 }

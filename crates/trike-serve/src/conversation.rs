@@ -20,6 +20,8 @@ const TAIL: usize = 16;
 /// Messages with what is wanted of the reply.
 pub(crate) struct Conversation {
     pub(crate) messages: Vec<Message>,
+    /// Whether the reply goes on with the last message, a text of the assistant.
+    pub(crate) goes_on: bool,
     pub(crate) rendering: RenderOptions,
     pub(crate) reply: ReplyOptions,
     pub(crate) wanted: Wanted,
@@ -52,27 +54,42 @@ struct Prompt {
 }
 
 impl Conversation {
-    fn prompt(&self, app: &App, tokenizer: &Tokenizer) -> Result<Prompt, ApiError> {
-        let template = app.template()?;
+    /// The messages of the prompt and its variables; and the text that the reply goes on with.
+    fn prepared(
+        &self,
+        app: &App,
+        tokenizer: &Tokenizer,
+    ) -> Result<(Vec<Message>, RenderOptions, String), ApiError> {
         let format = app.format(tokenizer)?;
-        let (messages, rendering) =
-            format.prepare(self.messages.clone(), self.rendering.clone(), &self.reply);
-        let ids = template
-            .encode(tokenizer, &messages, &rendering)
-            .map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+        let mut messages = self.messages.clone();
+        let text = match self.goes_on {
+            true => messages.pop().map(|last| last.content).unwrap_or_default(),
+            false => String::new(),
+        };
+        let (messages, rendering) = format.prepare(messages, self.rendering.clone(), &self.reply);
+        // White space at the end would not be what a model writes.
+        Ok((messages, rendering, text.trim_end().to_owned()))
+    }
+
+    fn prompt(&self, app: &App, tokenizer: &Tokenizer) -> Result<Prompt, ApiError> {
+        let (messages, rendering, text) = self.prepared(app, tokenizer)?;
+        let wrong = |error: &dyn std::fmt::Display| ApiError::invalid("messages", error.to_string());
+        let mut ids =
+            app.template()?.encode(tokenizer, &messages, &rendering).map_err(|error| wrong(&error))?;
+        ids.extend(tokenizer.encode_literal(&text).map_err(|error| wrong(&error))?);
         let tail = tokenizer.decode(&ids[ids.len().saturating_sub(TAIL)..]).unwrap_or_default();
-        let thinking = if self.is_raw { Thinking::None } else { format.thinking_after(&tail) };
+        let thinking = match self.is_raw || !text.is_empty() {
+            true => Thinking::None,
+            false => app.format(tokenizer)?.thinking_after(&tail),
+        };
         Ok(Prompt { ids, thinking })
     }
 
     /// The prompt as text.
     pub(crate) fn render(&self, app: &App, tokenizer: &Tokenizer) -> Result<String, ApiError> {
-        let template = app.template()?;
-        let format = app.format(tokenizer)?;
-        let (messages, rendering) =
-            format.prepare(self.messages.clone(), self.rendering.clone(), &self.reply);
-        let text = template.render(&messages, &rendering);
-        text.map_err(|error| ApiError::invalid("messages", error.to_string()))
+        let (messages, rendering, text) = self.prepared(app, tokenizer)?;
+        let prompt = app.template()?.render(&messages, &rendering);
+        prompt.map(|prompt| prompt + &text).map_err(|error| ApiError::invalid("messages", error.to_string()))
     }
 
     /// The number of tokens of the prompt.
@@ -102,11 +119,12 @@ impl Conversation {
                 let limit = ReasoningLimit::new(tokens, open, close);
                 self.wanted.options.reasoning = Some(limit).filter(|_| prompt.thinking != Thinking::None);
             }
-            let running = Running::start(&inner, &prompt.ids, &tokenizer.turn_ends(), &self.wanted);
+            let tokens = prompt.ids.len();
+            let running = Running::start(&inner, &[prompt.ids], &tokenizer.turn_ends(), &self.wanted);
             // The error of the whole grammar does not say whose schema is at fault.
             let running = running.map_err(|error| schema_error(&inner, &reply).unwrap_or(error))?;
             let reader = format.reader(&reply);
-            let talk = Talk { running, prompt: prompt.ids.len(), tokenizer, reader };
+            let talk = Talk { running, prompt: tokens, tokenizer, reader };
             Ok((talk, self.wanted))
         });
         started.await.map_err(|error| ApiError::internal(error.to_string()))?

@@ -52,6 +52,13 @@ impl ApiError {
         Self { status: StatusCode::NOT_FOUND, code: Some("not_found"), ..Self::invalid(None, message) }
     }
 
+    /// A prompt that does not fit. Clients tell it from other errors by words of this message.
+    fn too_long(tokens: usize, room: usize) -> Self {
+        let message =
+            format!("the prompt has {tokens} tokens and exceeds the available context size of {room} tokens");
+        Self { code: Some("context_length_exceeded"), ..Self::invalid(None, message) }
+    }
+
     pub(crate) fn unauthorized() -> Self {
         let message = "missing or wrong API key: send it as `Authorization: Bearer KEY`";
         let (status, code) = (StatusCode::UNAUTHORIZED, Some("invalid_api_key"));
@@ -118,9 +125,7 @@ impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
         let message = error.to_string();
         match &error {
-            EngineError::PromptTooLong { .. } => {
-                Self { code: Some("context_length_exceeded"), ..Self::invalid(None, message) }
-            }
+            &EngineError::PromptTooLong { tokens, room } => Self::too_long(tokens, room),
             EngineError::Option(option) => Self::invalid(option.field(), message),
             EngineError::QueueFull { .. } => {
                 let (status, kind) = (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error");
@@ -136,9 +141,7 @@ impl From<EngineError> for ApiError {
                 LlmError::Tokenizer(_) | LlmError::Chat(_) | LlmError::Sampler(_) => {
                     Self::invalid(None, message)
                 }
-                LlmError::PromptTooLong { .. } => {
-                    Self { code: Some("context_length_exceeded"), ..Self::invalid(None, message) }
-                }
+                &LlmError::PromptTooLong { tokens, context } => Self::too_long(tokens, context),
                 _ => Self::internal(message),
             },
             _ => Self::internal(message),

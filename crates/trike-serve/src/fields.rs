@@ -151,7 +151,12 @@ impl Fields {
         let mut values = neutral.to_vec();
         values.push(Value::Null);
         match self.value_of(name, json!({ "enum": values })) {
-            Some(value) if !neutral.contains(&value) => {
+            // 1 and 1.0 are one number.
+            Some(value)
+                if !neutral
+                    .iter()
+                    .any(|own| *own == value || own.is_number() && own.as_f64() == value.as_f64()) =>
+            {
                 Err(ApiError::invalid(name, format!("`{name}` is not supported: {why}")))
             }
             _ => Ok(()),
@@ -166,7 +171,8 @@ impl Fields {
 
     /// Refuses every field that nobody asked for.
     pub(crate) fn end(&self) -> Result<(), ApiError> {
-        let Some(name) = self.left.keys().next() else { return Ok(()) };
+        // Null is as good as missing.
+        let Some((name, _)) = self.left.iter().find(|(_, value)| !value.is_null()) else { return Ok(()) };
         let near = self.known.iter().map(|(known, _)| (trike_core::edit_distance(known, name), known));
         let hint = match near.min().filter(|(distance, _)| *distance <= 2) {
             Some((_, known)) => format!("did you mean `{known}`?"),

@@ -148,7 +148,9 @@ fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError
         rendering = rendering.with_extra("enable_thinking", is_thinking);
     }
     let wanted = Wanted::read(fields, &app.model.generation, true)?;
-    Ok(Conversation { messages, rendering, reply, wanted, budget, is_raw: false })
+    let goes_on =
+        messages.last().is_some_and(|last| last.role == "assistant" && last.field("tool_calls").is_none());
+    Ok(Conversation { messages, goes_on, rendering, reply, wanted, budget, is_raw: false })
 }
 
 /// Most tokens of reasoning, and whether there shall be any.

@@ -58,6 +58,20 @@ pub(crate) fn all() -> Vec<Route> {
             |app, fields| chat::read(app, fields).map(drop),
         ),
         sent(
+            &["/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"],
+            "The number of tokens of a conversation",
+            post(chat::input_tokens),
+            chat.clone(),
+            |app, fields| chat::read(app, fields).map(drop),
+        ),
+        sent(
+            &["/v1/responses/input_tokens"],
+            "The number of tokens of an input",
+            post(responses::input_tokens),
+            json!({ "input": "Hello" }),
+            |app, fields| responses::read(app, fields).map(drop),
+        ),
+        sent(
             &["/v1/responses"],
             "The answer to an input; nothing is stored",
             post(responses::responses),

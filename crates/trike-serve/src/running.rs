@@ -19,6 +19,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Events of a stream that wait for a slow client; then the text waits.
 const WAITING_EVENTS: usize = 64;
 
+/// Most texts of one HTTP request.
+const MOST_TEXTS: usize = 256;
+
 /// The texts of a request. Dropping it, as when the client leaves, cancels them.
 pub(crate) struct Running {
     tickets: Vec<Ticket>,
@@ -32,18 +35,29 @@ impl Drop for Running {
 }
 
 impl Running {
-    /// Submits as many texts as are wanted.
-    pub(crate) fn start(app: &App, ids: &[u32], ends: &[u32], wanted: &Wanted) -> Result<Self, ApiError> {
+    /// Submits as many texts as are wanted of each prompt; the first ones belong to the first prompt.
+    pub(crate) fn start(
+        app: &App,
+        prompts: &[Vec<u32>],
+        ends: &[u32],
+        wanted: &Wanted,
+    ) -> Result<Self, ApiError> {
+        let texts = prompts.len() * wanted.choices;
+        if texts > MOST_TEXTS {
+            let message = format!("`prompt`: expected at most {MOST_TEXTS} texts, got {texts}");
+            return Err(ApiError::invalid("prompt", message));
+        }
         let (sender, events) = mpsc::unbounded_channel();
         let mut running = Self { tickets: Vec::new(), events };
         let deadline = Instant::now() + app.options.timeout;
-        for choice in 0..wanted.choices {
+        for text in 0..texts {
             let mut options = wanted.options.clone();
-            // Texts of one request differ.
-            options.sampler.seed = options.sampler.seed.wrapping_add(choice as u64);
-            let request = Request::new(ids.to_vec(), ends, options).with_deadline(deadline);
+            // Texts of one prompt differ.
+            options.sampler.seed = options.sampler.seed.wrapping_add((text % wanted.choices) as u64);
+            let ids = prompts[text / wanted.choices].clone();
+            let request = Request::new(ids, ends, options).with_deadline(deadline);
             let sender = sender.clone();
-            let ticket = app.engine.submit(request, move |event| match sender.send((choice, event)) {
+            let ticket = app.engine.submit(request, move |event| match sender.send((text, event)) {
                 Ok(()) => ControlFlow::Continue(()),
                 // The client has left.
                 Err(_) => ControlFlow::Break(()),
@@ -51,6 +65,11 @@ impl Running {
             running.tickets.push(ticket);
         }
         Ok(running)
+    }
+
+    /// Number of texts.
+    pub(crate) fn texts(&self) -> usize {
+        self.tickets.len()
     }
 
     /// The next event with the number of its text; an error ends all.
@@ -122,9 +141,9 @@ pub(crate) async fn stream(
     let count = running.tickets.len();
     let (sender, events) = mpsc::channel(WAITING_EVENTS);
     tokio::spawn(async move {
-        let mut outcomes = Vec::new();
+        let mut outcomes: Vec<Option<Outcome>> = vec![None; count];
         let mut sent = true;
-        while sent && outcomes.len() < count {
+        while sent && outcomes.iter().any(Option::is_none) {
             let event = match first.take() {
                 Some(event) => Ok(Some(event)),
                 None => running.next().await,
@@ -135,7 +154,7 @@ pub(crate) async fn stream(
                     Event::Text { text, logprobs } => chunks.text(choice, text, &logprobs),
                     Event::Finished(outcome) => {
                         let objects = chunks.end(choice, &outcome);
-                        outcomes.push(outcome);
+                        outcomes[choice] = Some(outcome);
                         objects
                     }
                     Event::Failed(error) => vec![chunks.error(&ApiError::from(error))],
@@ -152,6 +171,7 @@ pub(crate) async fn stream(
                 sent &= sender.send(sse_event(object)).await.is_ok();
             }
         }
+        let outcomes: Vec<Outcome> = outcomes.into_iter().flatten().collect();
         for object in chunks.last(&outcomes) {
             sent = sent && sender.send(sse_event(object)).await.is_ok();
         }
@@ -172,10 +192,11 @@ pub(crate) fn finish(reason: FinishReason) -> &'static str {
     }
 }
 
-/// Numbers of tokens; the prompt of several texts counts once.
-pub(crate) fn usage(outcomes: &[Outcome]) -> Value {
-    let prompt = outcomes.first().map_or(0, |outcome| outcome.prompt);
-    let cached = outcomes.first().map_or(0, |outcome| outcome.reused);
+/// Numbers of tokens; the prompt of `choices` texts counts once.
+pub(crate) fn usage(outcomes: &[Outcome], choices: usize) -> Value {
+    let of_prompts = || outcomes.iter().step_by(choices.max(1));
+    let prompt: usize = of_prompts().map(|outcome| outcome.prompt).sum();
+    let cached: usize = of_prompts().map(|outcome| outcome.reused).sum();
     let completion: usize = outcomes.iter().map(|outcome| outcome.ids.len()).sum();
     json!({
         "prompt_tokens": prompt,

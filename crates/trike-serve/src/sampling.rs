@@ -13,6 +13,24 @@ const MOST_CHOICES: usize = 16;
 /// Most tokens with log-probabilities.
 const MOST_LOGPROBS: usize = 20;
 
+/// Fields of other servers with the value that changes nothing, in JSON.
+const NEUTRAL: &[(&str, &str)] = &[
+    ("dry_multiplier", "0"),
+    ("dynatemp_range", "0"),
+    ("id_slot", "-1"),
+    ("ignore_eos", "false"),
+    ("min_tokens", "0"),
+    ("mirostat", "0"),
+    ("n_keep", "0"),
+    ("n_probs", "0"),
+    ("return_progress", "false"),
+    ("skip_special_tokens", "true"),
+    ("stop_token_ids", "[]"),
+    ("timings_per_token", "false"),
+    ("typical_p", "1"),
+    ("xtc_probability", "0"),
+];
+
 /// What a client asks of a text.
 #[derive(Debug)]
 pub(crate) struct Wanted {
@@ -75,7 +93,13 @@ impl Wanted {
             .with_stop(fields.strings("stop")?)
             .with_grammar(grammar(fields)?)
             .with_logprobs(logprobs(fields, is_chat)?);
+        for (name, neutral) in NEUTRAL {
+            let neutral: Value = serde_json::from_str(neutral).unwrap_or_default();
+            fields.only(name, &[neutral], "this server samples without it")?;
+        }
         fields.without_effect(&[
+            "prompt_cache_retention",
+            "verbose",
             "user",
             "metadata",
             "store",
@@ -145,7 +169,7 @@ fn logprobs(fields: &mut Fields, is_chat: bool) -> Result<Option<usize>, ApiErro
             let message = format!("`top_logprobs`: expected at most {MOST_LOGPROBS}, got {count}");
             Err(ApiError::invalid("top_logprobs", message))
         }
-        Some(_) if !wanted => {
+        Some(1..) if !wanted => {
             Err(ApiError::invalid("top_logprobs", "`top_logprobs` has an effect with `logprobs` only"))
         }
         count => Ok(wanted.then_some(count.unwrap_or(0))),

@@ -191,6 +191,7 @@ async fn wrong_method(method: Method, uri: Uri) -> ApiError {
 async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let allowed = app.options.origin.as_deref().and_then(|origin| HeaderValue::from_str(origin).ok());
     let is_question = request.method() == Method::OPTIONS && allowed.is_some();
+    let asked = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let is_open = matches!(request.uri().path(), "/health" | "/v1/health");
     let is_anthropic = request.uri().path().starts_with("/v1/messages");
     let mut response = if is_question {
@@ -209,13 +210,12 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(header::VARY, HeaderValue::from_static("Origin"));
         if is_question {
-            headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
-            headers.insert(
-                header::ACCESS_CONTROL_ALLOW_HEADERS,
-                HeaderValue::from_static(
-                    "authorization, content-type, x-api-key, anthropic-version, anthropic-beta",
-                ),
-            );
+            let methods = HeaderValue::from_static("GET, POST, OPTIONS");
+            headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
+            // Clients in browsers have headers of their own.
+            let asked =
+                asked.unwrap_or_else(|| HeaderValue::from_static("authorization, content-type, x-api-key"));
+            headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked);
         }
     }
     response

@@ -61,10 +61,11 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, Ap
 }
 
 pub(crate) async fn slots(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    app.loaded()?;
+    let context = app.loaded()?.context;
     let slot = |(id, slot): (usize, Slot)| {
         json!({
             "id": id,
+            "n_ctx": context,
             "is_processing": slot.request.is_some(),
             "id_task": slot.request,
             "n_prompt_tokens": slot.prompt,

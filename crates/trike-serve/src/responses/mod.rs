@@ -84,6 +84,12 @@ pub(crate) fn read(app: &App, fields: &mut Fields) -> Result<Conversation, ApiEr
     Ok(conversation)
 }
 
+/// The number of tokens of the prompt.
+pub(crate) async fn input_tokens(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
+    let conversation = read(&app, &mut Fields::read(&body)?)?;
+    Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": conversation.count(&app).await? })))
+}
+
 /// The values of fields that the response repeats.
 fn repeated(fields: &Fields) -> Map<String, Value> {
     REPEATED.iter().filter_map(|name| Some(((*name).to_owned(), fields.peek(name)?.clone()))).collect()
@@ -132,7 +138,7 @@ fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError
     let reply = tools::of_responses(fields)?;
     let rendering = rendering(fields)?;
     let wanted = Wanted::read(fields, &app.model.generation, true)?;
-    Ok(Conversation { messages, rendering, reply, wanted, budget: None, is_raw: false })
+    Ok(Conversation { messages, goes_on: false, rendering, reply, wanted, budget: None, is_raw: false })
 }
 
 /// The format of the text.

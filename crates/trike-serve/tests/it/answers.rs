@@ -202,3 +202,56 @@ fn the_description_has_every_route_with_the_fields_that_it_reads() {
         }
     }
 }
+
+#[test]
+fn several_prompts_have_several_texts() {
+    let server = Running::new();
+    let body = json!({ "prompt": ["Once", "The dog"], "max_tokens": 6, "temperature": 0, "n": 2 });
+    let (status, answer) = server.post("/v1/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    let alone = |prompt: &str| {
+        let body = json!({ "prompt": prompt, "max_tokens": 6, "temperature": 0 });
+        server.post("/v1/completions", &body).1
+    };
+    let (first, second) = (alone("Once"), alone("The dog"));
+    let texts: Vec<&Value> =
+        answer["choices"].as_array().expect("choices").iter().map(|choice| &choice["text"]).collect();
+    let text = |answer: &Value| answer["choices"][0]["text"].clone();
+    assert_eq!(texts, [&text(&first), &text(&first), &text(&second), &text(&second)]);
+    let tokens = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().expect("a number");
+    assert_eq!(tokens(&answer), tokens(&first) + tokens(&second));
+    assert_eq!(answer["usage"]["completion_tokens"], 24);
+    for (path, field) in [("/v1/completions", "prompt"), ("/v1/embeddings", "input")] {
+        let (status, answer) = server.post(path, &json!({ field: [] }));
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(field)), "{answer}");
+        assert!(answer["error"]["message"].as_str().expect("a message").contains("at least one"), "{answer}");
+    }
+}
+
+#[test]
+fn an_answer_can_be_begun_by_the_client() {
+    let server = Running::new();
+    let messages =
+        json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "Once upon a " }]);
+    let prompt = |more: Value| {
+        let mut body = json!({ "messages": messages, "max_tokens": 4 });
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("fields").clone());
+        let (status, answer) = server.post("/apply-template", &body);
+        assert_eq!(status, 200, "{answer}");
+        let (_, counted) = server.post("/v1/chat/completions/input_tokens", &body);
+        let (status, said) = server.post("/v1/chat/completions", &body);
+        assert_eq!((status, &said["usage"]["prompt_tokens"]), (200, &counted["input_tokens"]));
+        answer["prompt"].as_str().expect("a text").to_owned()
+    };
+    assert_eq!(prompt(json!({})), "user: Hi\nassistant:Once upon a");
+    assert_eq!(prompt(json!({ "continue_final_message": true })), "user: Hi\nassistant:Once upon a");
+    let closed = "user: Hi\nassistant: Once upon a \nassistant:";
+    assert_eq!(prompt(json!({ "continue_final_message": false })), closed);
+    let wrong = json!({ "messages": [messages[0]], "continue_final_message": true });
+    assert_eq!(server.post("/v1/chat/completions", &wrong).1["error"]["param"], "continue_final_message");
+    // Values that change nothing are taken.
+    let neutral = json!({ "prompt": "Once", "max_tokens": 2, "ignore_eos": false, "typical_p": 1.0, "mirostat": 0, "anything": null });
+    assert_eq!(server.post("/v1/completions", &neutral).0, 200);
+    let other = json!({ "prompt": "Once", "max_tokens": 2, "mirostat": 2 });
+    assert_eq!(server.post("/v1/completions", &other).1["error"]["param"], "mirostat");
+}

@@ -111,7 +111,7 @@ fn bodies_routes_and_models_that_are_not_there() {
     for (path, body) in [
         ("/v1/completions", json!({})),
         ("/v1/completions", json!({ "prompt": 3 })),
-        ("/v1/completions", json!({ "prompt": ["a", "b"] })),
+        ("/v1/completions", json!({ "prompt": ["a", 3] })),
         ("/v1/completions", json!({ "prompt": [99_999] })),
         ("/v1/completions", json!({ "prompt": [-1] })),
         ("/v1/completions", json!({ "prompt": "a", "echo": true })),

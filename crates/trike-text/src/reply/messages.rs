@@ -13,7 +13,8 @@ pub(super) fn prepare(
     options: &ReplyOptions,
 ) -> (Vec<Message>, RenderOptions) {
     let known = |message| if format.has_developer { message } else { without_developer(message) };
-    let mut messages: Vec<Message> = messages.into_iter().map(with_objects).map(known).collect();
+    let whole = |message| if format.has_parts { message } else { with_text(message) };
+    let mut messages: Vec<Message> = messages.into_iter().map(with_objects).map(known).map(whole).collect();
     // A model that must not call is not told of tools.
     let tools = if options.choice == ToolChoice::None { &[][..] } else { &options.tools[..] };
     if format.is_native {
@@ -59,6 +60,17 @@ fn without_developer(mut message: Message) -> Message {
         "system".clone_into(&mut message.role);
     }
     message
+}
+
+/// A message whose parts are one text.
+fn with_text(message: Message) -> Message {
+    match message.field("content") {
+        Some(Value::Array(_)) => {
+            let text = message.content.clone();
+            message.with_field("content", text)
+        }
+        _ => message,
+    }
 }
 
 /// A message whose calls have their arguments as objects, as templates expect; clients send them as strings of JSON.

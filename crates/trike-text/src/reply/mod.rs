@@ -194,6 +194,8 @@ pub struct ReplyFormat {
     has_system: bool,
     /// Whether the template knows the role `developer`.
     has_developer: bool,
+    /// Whether the template reads contents of several parts.
+    has_parts: bool,
     reasoning: Option<(String, String)>,
     /// Special tokens, which are not part of the text of a reply.
     specials: Vec<(String, u32)>,
@@ -222,6 +224,7 @@ impl ReplyFormat {
             is_native,
             has_system,
             has_developer: template.mentions("developer"),
+            has_parts: has_parts(template),
             reasoning: reasoning.map(|(open, close)| ((*open).to_owned(), (*close).to_owned())),
             specials,
         }
@@ -285,6 +288,16 @@ impl ReplyFormat {
     ) -> (Vec<Message>, RenderOptions) {
         messages::prepare(self, messages, rendering, options)
     }
+}
+
+/// Whether a template reads contents of several parts, and does not print them as data.
+fn has_parts(template: &ChatTemplate) -> bool {
+    let parts = json!([{ "type": "text", "text": "trike a" }, { "type": "text", "text": "trike b" }]);
+    let user = Message::user("").with_field("content", parts);
+    let prompt = template.render(&[user], &RenderOptions::default());
+    prompt.is_ok_and(|prompt| {
+        prompt.contains("trike a") && prompt.contains("trike b") && !prompt.contains("type")
+    })
 }
 
 /// A text without its special tokens.

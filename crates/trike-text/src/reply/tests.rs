@@ -241,3 +241,17 @@ fn tools_reach_the_prompt_of_every_template() {
         assert!(!template.render(&prepared, &rendering).expect("a prompt").contains("weather"));
     }
 }
+
+#[test]
+fn parts_are_one_text_unless_the_template_reads_them() {
+    let parts = json!([{ "type": "text", "text": "Wh" }, { "type": "text", "text": "ill" }]);
+    let message = Message::user("").with_field("content", parts);
+    let lists = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}<{{ p.text }}>{% endfor %}\
+                 {% endif %}{% endfor %}";
+    for (source, want) in [(NO_TOOLS, "user: Whill\n"), (lists, "<Wh><ill>")] {
+        let (messages, rendering) =
+            format(source).prepare(vec![message.clone()], RenderOptions::default(), &ReplyOptions::default());
+        let template = ChatTemplate::from_source(source).expect("a template");
+        assert_eq!(template.render(&messages, &rendering).expect("a prompt"), want);
+    }
+}
