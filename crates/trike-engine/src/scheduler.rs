@@ -205,28 +205,35 @@ impl<'m> Scheduler<'m> {
         })
     }
 
-    /// The sequences of the next step with their numbers of tokens.
+    /// The sequences of the next step with their numbers of tokens: one of each text that is being generated, and parts of prompts. Half of
+    /// these are of the prompt that waits longest, so that it is not passed forever; the others of those that need least, so that
+    /// a short prompt does not wait for a long one.
     fn plan(&self) -> Vec<(usize, usize)> {
-        let is_prompt = |slot: usize| {
-            self.slots[slot].as_ref().is_some_and(|active| self.batch.len(slot) < active.prompt)
+        let left = |slot: usize| {
+            let prompt = self.slots[slot].as_ref().map_or(0, |active| active.prompt);
+            prompt.saturating_sub(self.batch.len(slot))
         };
+        let (mut prompts, texts): (Vec<usize>, Vec<usize>) =
+            self.order.iter().partition(|&&slot| left(slot) > 0);
+        let mut plan: Vec<(usize, usize)> = texts.iter().map(|&slot| (slot, 1)).collect();
         // Texts that are being generated wait for the step.
-        let all_prompts = self.order.iter().all(|&slot| is_prompt(slot));
-        let mut budget = if all_prompts { PROMPT_STEP } else { self.options.prompt_share };
-        let mut plan = Vec::new();
-        for &slot in &self.order {
-            let Some(active) = &self.slots[slot] else { continue };
-            if !is_prompt(slot) {
-                plan.push((slot, 1));
-            } else if budget > 0 {
-                let rows = active.rows(self.batch.len(slot), budget);
-                budget = budget.saturating_sub(rows);
-                // What is left would be too short a part.
-                if budget < PROMPT_ROWS {
-                    budget = 0;
-                }
-                plan.push((slot, rows));
+        let mut budget = if texts.is_empty() { PROMPT_STEP } else { self.options.prompt_share };
+        if prompts.is_empty() {
+            return plan;
+        }
+        let oldest = prompts.remove(0);
+        prompts.sort_by_key(|&slot| left(slot));
+        let of_oldest = if prompts.is_empty() { budget } else { (budget / 2).max(PROMPT_ROWS) };
+        for slot in [oldest].into_iter().chain(prompts) {
+            let share = if slot == oldest { of_oldest } else { budget };
+            // What is left would be too short a part.
+            if share < PROMPT_ROWS && left(slot) > share {
+                continue;
             }
+            let Some(active) = &self.slots[slot] else { continue };
+            let rows = active.rows(self.batch.len(slot), share);
+            budget = budget.saturating_sub(rows);
+            plan.push((slot, rows));
         }
         plan
     }

@@ -83,3 +83,21 @@ fn a_long_prompt_does_not_stop_the_others() {
     assert!(made >= 20, "{made} tokens beside 400 of a prompt");
     assert_eq!(texts.recv_timeout(LONG).expect("an end").expect("a text").ids.len(), 400);
 }
+
+/// A short prompt does not wait until a long one before it was read, nor does the long one wait for ever.
+#[test]
+fn a_short_prompt_does_not_wait_for_a_long_one() {
+    for share in [16, 64] {
+        let engine = engine(EngineOptions::default().with_sequences(4).with_prompt_share(share));
+        let mut rng = Rng::new(9);
+        let ids =
+            |n: usize, rng: &mut Rng| -> Vec<u32> { (0..n).map(|_| 3 + rng.below(500) as u32).collect() };
+        let (_, text) = submit(&engine, request(ids(10, &mut rng), 400, 1)).expect("taken");
+        let (_, long) = submit(&engine, request(ids(450, &mut rng), 1, 2)).expect("taken");
+        let (_, short) = submit(&engine, request(ids(12, &mut rng), 1, 3)).expect("taken");
+        short.recv_timeout(LONG).expect("an end").expect("a text");
+        assert!(long.try_recv().is_err(), "the long prompt was read first");
+        long.recv_timeout(LONG).expect("an end").expect("a text");
+        text.recv_timeout(LONG).expect("an end").expect("a text");
+    }
+}
