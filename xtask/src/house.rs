@@ -162,7 +162,7 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 4,
         name: "trike-text",
-        purpose: "tokenizers, chat templates, samplers, streaming detokenization; independent of any model",
+        purpose: "tokenizers, chat templates, samplers, grammars, parts of replies, streaming detokenization; independent of any model",
         uses: "trike-core",
         registry: "llguidance minijinja rand_chacha serde serde_json thiserror tokenizers",
         unsafe_in: &[],
@@ -210,7 +210,7 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 7,
         name: "trike-serve",
-        purpose: "an HTTP server with the OpenAI API",
+        purpose: "an HTTP server with the APIs of OpenAI and Anthropic",
         uses: "trike-core trike-text trike-llm trike-engine",
         registry: "axum base64 serde serde_json subtle thiserror tokio tokio-stream",
         unsafe_in: &[],

@@ -33,9 +33,9 @@ fn a_conversation_is_read_once() {
 /// Requests that arrive at once and begin alike hold the pages of their beginning once, and one of them reads it.
 #[test]
 fn clients_with_one_system_prompt_hold_its_pages_once() {
-    let engine = engine(EngineOptions::default().with_sequences(20).with_context(400));
+    let engine = engine(EngineOptions::default().with_sequences(50).with_context(400));
     let system = ids(256, 2);
-    let clients: Vec<_> = (0..20)
+    let clients: Vec<_> = (0..50)
         .map(|client| {
             let prompt = [system.clone(), ids(20, 100 + client)].concat();
             submit(&engine, request(prompt, 30, client)).expect("taken").1
@@ -45,11 +45,11 @@ fn clients_with_one_system_prompt_hold_its_pages_once() {
         .iter()
         .map(|client| client.recv_timeout(LONG).expect("an end").expect("a text").reused)
         .collect();
-    assert_eq!(reused.iter().filter(|reused| **reused >= 256).count(), 19, "{reused:?}");
+    assert_eq!(reused.iter().filter(|reused| **reused >= 256).count(), 49, "{reused:?}");
     let metrics = engine.metrics();
-    assert_eq!(metrics.prompt_tokens, 256 + 20 * 20);
+    assert_eq!(metrics.prompt_tokens, 256 + 50 * 20);
     // Four pages of the system prompt, and one for the rest of each client.
-    assert_eq!(metrics.pages, 4 + 20);
+    assert_eq!(metrics.pages, 4 + 50);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A server of the bundled model on loopback, spoken to in plain HTTP.
 
 mod answers;
+mod random;
 mod refusals;
 mod streams;
 mod tools;
