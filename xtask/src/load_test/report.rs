@@ -77,7 +77,7 @@ mod tests {
         };
         let row = Row::of("a", "2 clients", &[answer(100, 1000), answer(300, 2000)], Duration::from_secs(2));
         assert_eq!((row.rate, row.first, row.gap), (10.0, (0.3, 0.3), (5.0, 5.0)));
-        assert!((row.fairness - 5.0 / 7.5).abs() < 1e-12);
+        assert_eq!(row.fairness, 5.0 / 7.5);
         assert_eq!(percentile(&[1.0, 2.0, 3.0], 50), 2.0);
         assert_eq!(percentile(&[], 95), 0.0);
     }

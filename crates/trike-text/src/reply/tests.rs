@@ -1,3 +1,5 @@
+//! Replies in templates of several kinds, in pieces of any size, and what their grammars allow.
+
 use serde_json::{Value, json};
 
 use super::*;
