@@ -349,7 +349,7 @@ pub(super) fn join(parts: Vec<ReplyPart>) -> Vec<ReplyPart> {
             (Some(ReplyPart::Reasoning(all)), ReplyPart::Reasoning(text))
             | (Some(ReplyPart::Content(all)), ReplyPart::Content(text)) => all.push_str(&text),
             (Some(ReplyPart::Arguments { text: all, .. }), ReplyPart::Arguments { text, .. }) => {
-                all.push_str(&text)
+                all.push_str(&text);
             }
             (_, part) => joined.push(part),
         }

@@ -182,7 +182,7 @@ fn reasoning_comes_before_content_and_calls() {
             read(&format, &may, "<think>Hm, a < b.</think>\nYes.", size),
             [thought.clone(), yes.clone()]
         );
-        assert_eq!(read(&format, &may, "Yes.", size), [yes.clone()]);
+        assert_eq!(read(&format, &may, "Yes.", size), vec![yes.clone()]);
         let called =
             "<think>Hm, a < b.</think>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
         assert_eq!(
