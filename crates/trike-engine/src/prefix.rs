@@ -179,13 +179,29 @@ mod tests {
         assert_eq!(tree.find(&text(1000, 64), 64), (vec![], 0));
     }
 
-    /// Against a list of all texts: what is found is a true prefix, as long as the longest one of a list.
+    /// Against a list of all texts: what is found is a true prefix, as long as the longest one of the list; once pages were evicted, at
+    /// most as long. `TRIKE_FUZZ_SECONDS` lets it run longer.
     #[test]
     fn random_texts_are_found_as_in_a_list() {
-        let mut rng = Rng::new(17);
+        let seconds =
+            std::env::var("TRIKE_FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(0);
+        let start = std::time::Instant::now();
+        let mut seed = 17;
+        loop {
+            random_texts(seed);
+            seed += 1;
+            if start.elapsed().as_secs() >= seconds && seed > 20 {
+                break;
+            }
+        }
+    }
+
+    fn random_texts(seed: u64) {
+        let mut rng = Rng::new(seed);
         let mut tree = PrefixTree::default();
         let mut all: Vec<Vec<u32>> = Vec::new();
-        for _ in 0..300 {
+        let mut evicted = false;
+        for _ in 0..100 + rng.below(200) {
             // Few tokens, so that texts begin alike.
             let start: Vec<u32> = match all.get(rng.below(all.len() + 1)) {
                 Some(text) => text[..rng.below(text.len() + 1)].to_vec(),
@@ -193,18 +209,43 @@ mod tests {
             };
             let more = (0..1 + rng.below(100)).map(|_| rng.below(3) as u32);
             let text: Vec<u32> = start.into_iter().chain(more).collect();
-            let (pages, len) = tree.find(&text, text.len());
-            let longest = all.iter().map(|old| common(old, &text)).max().unwrap_or(0);
-            assert_eq!(len, longest);
+            let limit = if rng.below(4) == 0 { rng.below(text.len() + 1) } else { text.len() };
+            let (pages, len) = tree.find(&text, limit);
+            let longest = all.iter().map(|old| common(old, &text[..limit])).max().unwrap_or(0);
+            assert!(if evicted { len <= longest } else { len == longest }, "{len} of {longest}");
             assert_eq!(pages.len(), len.div_ceil(KV_PAGE));
-            for (page, part) in pages.iter().zip(text[..len].chunks(KV_PAGE)) {
-                let page: &Vec<u32> = page;
-                assert!(page.ends_with(part) || page.windows(part.len()).any(|window| window == part));
-            }
             // A page is the tokens up to its end.
-            let ends = (1..=text.len().div_ceil(KV_PAGE)).map(|page| (page * KV_PAGE).min(text.len()));
-            tree.insert(&text, ends.map(|end| text[..end].to_vec()));
-            all.push(text);
+            for (number, page) in pages.iter().enumerate() {
+                let page: &Vec<u32> = page;
+                let end = len.min((number + 1) * KV_PAGE);
+                assert_eq!(page[..end], text[..end], "page {number}");
+            }
+            if rng.below(3) > 0 {
+                let ends = (1..=text.len().div_ceil(KV_PAGE)).map(|page| (page * KV_PAGE).min(text.len()));
+                let before = tree.pages();
+                let (kept, added) = tree.insert(&text, ends.map(|end| text[..end].to_vec()));
+                assert!(tree.pages() <= before + added && kept.len() <= text.len().div_ceil(KV_PAGE));
+                for (number, page) in kept.iter().enumerate() {
+                    let end = page.len().min(text.len());
+                    assert!(page[..end] == text[..end] && end > number * KV_PAGE);
+                }
+                all.push(text);
+            }
+            if rng.below(10) == 0 {
+                let (before, wanted) = (tree.pages(), rng.below(6));
+                let used: Vec<Vec<u32>> = pages;
+                let removed = tree.evict(wanted, &|page| used.contains(page));
+                assert!(removed <= wanted && tree.pages() == before - removed);
+                evicted |= removed > 0;
+                assert_eq!(tree.pages(), count(&tree.root));
+            }
         }
+        // Nothing is in use: everything goes.
+        let pages = tree.pages();
+        assert_eq!((tree.evict(usize::MAX, &|_| false), tree.pages(), count(&tree.root)), (pages, 0, 0));
+    }
+
+    fn count(children: &Children<Vec<u32>>) -> usize {
+        children.values().map(|node| 1 + count(&node.children)).sum()
     }
 }
