@@ -61,7 +61,7 @@ fn write(
             Some(text) => text.get(at).copied(),
             None => allowed.get((state >> 33) as usize % allowed.len().max(1)).copied(),
         };
-        let Some(id) = id else { break };
+        let Some(id) = id.filter(|id| !tokenizer.eos().contains(id)) else { break };
         let start = Instant::now();
         let is_over = constraint.accept(id)?;
         times.0.push(time + start.elapsed());

@@ -48,7 +48,7 @@ pub(crate) struct Options {
     /// Requests of a run of arrivals.
     #[arg(long, default_value_t = 32)]
     arrivals: usize,
-    /// Words of a conversation whose second turn is timed; 0 = none.
+    /// Tokens of a conversation whose second turn, 24 tokens more, is timed; 0 = none.
     #[arg(long, default_value_t = 0)]
     conversation: usize,
     /// Threads of each server.
@@ -172,7 +172,7 @@ pub(crate) fn run(ws: &Workspace, options: &Options) -> Result<()> {
 /// All loads on one server.
 fn loads(server: &Server, options: &Options) -> Result<()> {
     // The first request pays for what is made lazily.
-    ask(server.address, &client::prompt(u64::MAX, 4), 2)?;
+    ask(server.address, client::prompt(u64::MAX, 4), 2)?;
     for &clients in &options.clients {
         let start = Instant::now();
         let answers = clients_at_once(server.address, clients, options)?;
@@ -185,22 +185,33 @@ fn loads(server: &Server, options: &Options) -> Result<()> {
         println!("{}", Row::of(&server.name, &format!("{rate}/s"), &answers, start.elapsed()));
     }
     if options.conversation > 0 {
-        let first = client::prompt(7, options.conversation);
-        let one = ask(server.address, &first, 16)?;
-        let second = format!("{first}{} {}", one.text, client::prompt(8, 8));
-        let two = ask(server.address, &second, 16)?;
-        let (a, b) = (one.first.as_secs_f64(), two.first.as_secs_f64());
-        println!(
-            "{}: a conversation of {} words: first token of the first turn after {a:.3} s, of the second after {b:.3} s ({:.1} %)",
-            server.name,
-            options.conversation,
-            b / a * 100.0
-        );
+        match conversation(server.address, options.conversation) {
+            Ok((first, second)) => println!(
+                "{}: a conversation of {} tokens, and 24 more: first token of the first turn after {first:.3} s, of the second after {second:.3} s \
+                 ({:.1} %)",
+                server.name,
+                options.conversation,
+                second / first * 100.0
+            ),
+            // The context of a sequence of another server may be too short.
+            Err(error) => {
+                println!("{}: a conversation of {} tokens: {error}", server.name, options.conversation)
+            }
+        }
     }
     if let Some(bytes) = server.peak_memory() {
         println!("{}: peak memory {:.2} GB", server.name, bytes as f64 / 1e9);
     }
     Ok(())
+}
+
+/// Seconds to the first token of two turns of a conversation.
+fn conversation(address: SocketAddr, tokens: usize) -> Result<(f64, f64)> {
+    let first = client::ids(7, tokens);
+    let one = ask(address, first.clone(), 16)?;
+    // The answer and a short question, as far as the server can know.
+    let two = ask(address, [first, client::ids(8, 24)].concat(), 16)?;
+    Ok((one.first.as_secs_f64(), two.first.as_secs_f64()))
 }
 
 /// Clients that each send requests one after another.
@@ -211,7 +222,7 @@ fn clients_at_once(address: SocketAddr, clients: usize, options: &Options) -> Re
                 let round = |round: usize| {
                     ask(
                         address,
-                        &client::prompt((number * 1000 + round) as u64, options.words),
+                        client::prompt((number * 1000 + round) as u64, options.words),
                         options.tokens,
                     )
                 };
@@ -246,7 +257,7 @@ fn arrivals(address: SocketAddr, rate: f64, options: &Options) -> Result<Vec<Ans
             let at = Duration::from_secs_f64(*at);
             scope.spawn(move || {
                 std::thread::sleep(at.saturating_sub(start.elapsed()));
-                ask(address, &client::prompt(50_000 + number as u64, options.words), options.tokens)
+                ask(address, client::prompt(50_000 + number as u64, options.words), options.tokens)
             })
         };
         let threads: Vec<_> = times.iter().enumerate().map(one).collect();

@@ -69,7 +69,6 @@ mod tests {
     #[test]
     fn figures_of_a_load() {
         let answer = |first: u64, total: u64| Answer {
-            text: String::new(),
             tokens: 10,
             first: Duration::from_millis(first),
             total: Duration::from_millis(total),

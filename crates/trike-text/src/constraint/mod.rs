@@ -201,13 +201,21 @@ impl Constraint {
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
         let allowed = self.matcher.compute_mask_or_eos().map_err(|error| parser(&error))?;
         let may_end = allowed.is_allowed(self.end);
-        for (id, logit) in logits.iter_mut().enumerate() {
-            // Ids are `u32` by contract.
-            let id = id as u32;
-            let ends = self.ends.contains(&id);
-            if (ends && !may_end) || (!ends && !allowed.is_allowed(id)) {
-                *logit = f32::NEG_INFINITY;
+        let ends: Vec<(usize, f32)> =
+            self.ends.iter().filter_map(|&id| Some((id as usize, *logits.get(id as usize)?))).collect();
+        // By words of the mask: most of them are all ones or all zeros.
+        for (logits, word) in logits.chunks_mut(u32::BITS as usize).zip(allowed.as_slice()) {
+            match *word {
+                u32::MAX => {}
+                0 => logits.fill(f32::NEG_INFINITY),
+                word => {
+                    let excluded = logits.iter_mut().enumerate().filter(|(bit, _)| (word >> bit) & 1 == 0);
+                    excluded.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+                }
             }
+        }
+        for (id, logit) in ends {
+            logits[id] = if may_end { logit } else { f32::NEG_INFINITY };
         }
         Ok(())
     }
