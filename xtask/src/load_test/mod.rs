@@ -195,7 +195,7 @@ fn loads(server: &Server, options: &Options) -> Result<()> {
             ),
             // The context of a sequence of another server may be too short.
             Err(error) => {
-                println!("{}: a conversation of {} tokens: {error}", server.name, options.conversation)
+                println!("{}: a conversation of {} tokens: {error}", server.name, options.conversation);
             }
         }
     }
