@@ -56,7 +56,7 @@ impl App {
     /// Checks the field `model`, which may be missing: another model than the server's is an error.
     pub(crate) fn check_model(&self, fields: &mut Fields) -> Result<(), ApiError> {
         match fields.string("model")? {
-            Some(name) if name != self.model.name && !name.is_empty() => {
+            Some(name) if !self.model.is_named(&name) && !name.is_empty() => {
                 let own = &self.model.name;
                 Err(ApiError::not_found(format!("no model named {name:?}; this server has {own:?}")))
             }

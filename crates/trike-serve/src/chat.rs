@@ -96,10 +96,12 @@ fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError
         }
         _ => {}
     }
+    let goes_on = go_on.unwrap_or(rendering.add_generation_prompt) && is_open;
     Ok(Conversation {
         messages,
-        goes_on: go_on.unwrap_or(rendering.add_generation_prompt) && is_open,
-        rendering,
+        goes_on,
+        // The start of the turn stands before what is continued.
+        rendering: if goes_on { rendering.with_add_generation_prompt(true) } else { rendering },
         reply: tools::of_chat(fields)?,
         budget: budget(fields)?,
         is_raw: is_raw(fields)?,
@@ -123,7 +125,7 @@ pub(crate) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Res
     let mut fields = Fields::read(&body)?;
     let conversation = read(&app, &mut fields)?;
     let (talk, wanted) = conversation.start(&app).await?;
-    let head = Head { id: answer_id(&app, "chatcmpl"), created: now(), model: app.model.name.clone() };
+    let head = Head { id: answer_id(&app, "chatcmpl-"), created: now(), model: app.model.name.clone() };
     let reader = talk.reader();
     if wanted.stream {
         let readers = vec![reader; wanted.choices];
@@ -238,7 +240,7 @@ impl ChatChunks {
                 ReplyPart::Reasoning(text) => json!({ "reasoning_content": text }),
                 ReplyPart::Content(text) => json!({ "content": text }),
                 ReplyPart::Call { index, name } => {
-                    let (id, function) = (answer_id(&self.app, "call"), json!({ "name": name, "arguments": "" }));
+                    let (id, function) = (answer_id(&self.app, "call_"), json!({ "name": name, "arguments": "" }));
                     json!({ "tool_calls": [{ "index": index, "id": id, "type": "function", "function": function }] })
                 }
                 ReplyPart::Arguments { index, text } => {

@@ -88,7 +88,7 @@ pub(crate) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Res
         Ok::<_, ApiError>((running, wanted))
     });
     let (running, wanted) = started.await.map_err(|error| ApiError::internal(error.to_string()))??;
-    let head = Head { id: answer_id(&app, "cmpl"), created: now(), model: app.model.name.clone() };
+    let head = Head { id: answer_id(&app, "cmpl-"), created: now(), model: app.model.name.clone() };
     let logprobs = wanted.options.logprobs.is_some();
     if wanted.stream {
         let offsets = vec![0; running.texts()];

@@ -189,7 +189,7 @@ impl Reply {
                 ReplyPart::Reasoning(text) => reply.reasoning.push_str(&text),
                 ReplyPart::Content(text) => reply.content.push_str(&text),
                 ReplyPart::Call { name, .. } => {
-                    reply.calls.push(Call { id: answer_id(app, "call"), name, arguments: String::new() });
+                    reply.calls.push(Call { id: answer_id(app, "call_"), name, arguments: String::new() });
                 }
                 ReplyPart::Arguments { text, .. } => {
                     if let Some(call) = reply.calls.last_mut() {

@@ -139,6 +139,7 @@ fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError
     let (budget, is_thinking) = thinking(fields)?;
     format(fields)?;
     fields.only("n", &[json!(1)], "a message has one reply")?;
+    fields.only("speed", &[json!("standard")], "there is one speed")?;
     // What is cached and counted does not depend on them; a server of one machine has one place and one tier.
     fields.without_effect(&["cache_control", "container", "inference_geo", "betas"]);
     context_management(fields)?;
@@ -220,7 +221,7 @@ pub(crate) async fn messages(State(app): State<Arc<App>>, body: Bytes) -> Result
     }
     let (talk, wanted) = conversation.start(&app).await?;
     let reader = talk.reader();
-    let head = Head { id: answer_id(&app, "msg"), model: app.model.name.clone(), prompt: talk.prompt };
+    let head = Head { id: answer_id(&app, "msg_"), model: app.model.name.clone(), prompt: talk.prompt };
     let stops = wanted.options.stop.clone();
     let tokenizer = talk.tokenizer.clone();
     if wanted.stream {
@@ -357,7 +358,7 @@ impl Events {
                     json!({ "type": "text_delta", "text": text })
                 }
                 ReplyPart::Call { name, .. } => {
-                    let id = answer_id(&self.app, "call");
+                    let id = answer_id(&self.app, "toolu_");
                     self.open(
                         Block::Call,
                         &json!({ "type": "tool_use", "id": id, "name": name, "input": {} }),

@@ -11,6 +11,8 @@ use trike_text::{chat::ChatTemplate, sampler::GenerationConfig};
 pub struct ServedModel {
     /// The name that clients ask for.
     pub name: String,
+    /// Further names that it is asked for by.
+    pub aliases: Vec<String>,
     /// The chat template; without one, chats are refused.
     pub template: Option<ChatTemplate>,
     /// The model's recommendations for sampling, for what a request leaves open.
@@ -25,7 +27,18 @@ impl ServedModel {
         template: Option<ChatTemplate>,
         generation: GenerationConfig,
     ) -> Self {
-        Self { name: name.into(), template, generation }
+        Self { name: name.into(), aliases: Vec::new(), template, generation }
+    }
+
+    /// Sets [`aliases`](Self::aliases).
+    #[must_use]
+    pub fn with_aliases(self, aliases: impl Into<Vec<String>>) -> Self {
+        Self { aliases: aliases.into(), ..self }
+    }
+
+    /// Whether the model has this name.
+    pub(crate) fn is_named(&self, name: &str) -> bool {
+        self.name == name || self.aliases.iter().any(|alias| alias == name)
     }
 }
 

@@ -72,7 +72,7 @@ pub(crate) fn all() -> Vec<Route> {
             |app, fields| responses::read(app, fields).map(drop),
         ),
         sent(
-            &["/v1/responses"],
+            &["/v1/responses", "/responses"],
             "The answer to an input; nothing is stored",
             post(responses::responses),
             json!({ "input": "Hello", "max_output_tokens": 8 }),

@@ -249,7 +249,7 @@ pub(crate) fn token_logprobs(tokenizer: &Tokenizer, all: &[TokenLogprobs]) -> Va
 /// An identifier of an answer.
 pub(crate) fn answer_id(app: &App, prefix: &str) -> String {
     format!(
-        "{prefix}-{:016x}{:08x}",
+        "{prefix}{:016x}{:08x}",
         app.start,
         app.answers.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
     )

@@ -95,7 +95,7 @@ impl Wanted {
             .with_logprobs(logprobs(fields, is_chat)?);
         for (name, neutral) in NEUTRAL {
             let neutral: Value = serde_json::from_str(neutral).unwrap_or_default();
-            fields.only(name, &[neutral], "this server samples without it")?;
+            fields.only(name, &[neutral], "leave it out")?;
         }
         fields.without_effect(&[
             "prompt_cache_retention",
@@ -197,7 +197,8 @@ fn grammar(fields: &mut Fields) -> Result<Option<Grammar>, ApiError> {
             }
             other => {
                 let expected = "expected the type `text`, `json_object` or `json_schema`";
-                return Err(wrong(format!("`response_format`: {expected}, got {other:?}")));
+                let got = other.unwrap_or("none");
+                return Err(wrong(format!("`response_format`: {expected}, got {got:?}")));
             }
         },
     };

@@ -24,6 +24,9 @@ use crate::{ServeError, routes};
 /// How often a server that is stopping looks whether all answers were sent.
 const STOPPING: Duration = Duration::from_millis(20);
 
+/// Threads that render templates and compile grammars. Each keeps memory of its own.
+const BLOCKING: usize = 8;
+
 /// Tells a [`Server`] to stop.
 #[derive(Clone, Debug)]
 pub struct Stop(watch::Sender<bool>);
@@ -127,7 +130,11 @@ impl Server {
         let Self { listener, app, stop, .. } = self;
         listener.set_nonblocking(true)?;
         // Handlers only wait; the model has its own threads.
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .max_blocking_threads(BLOCKING)
+            .enable_all()
+            .build()?;
         runtime.block_on(async move {
             let listener = TcpListener::from_std(listener)?;
             let mut stopped = stop.subscribe();

@@ -26,6 +26,7 @@ fn model(app: &App) -> Value {
     });
     json!({
         "id": app.model.name,
+        "aliases": app.model.aliases,
         "object": "model",
         "created": app.started,
         "owned_by": "trike",
@@ -41,7 +42,7 @@ pub(crate) async fn model_named(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    if name == app.model.name {
+    if app.model.is_named(&name) {
         return Ok(Json(model(&app)));
     }
     Err(ApiError::not_found(format!("no model named {name:?}; this server has {:?}", app.model.name)))

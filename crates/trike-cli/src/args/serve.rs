@@ -29,15 +29,16 @@ pub(crate) struct ServeArgs {
     /// Port; 0 = a free one
     #[arg(long, default_value_t = 8080, env = "TRIKE_PORT", hide_env_values = true, value_name = "N")]
     pub(crate) port: u16,
-    /// Name of the model for clients [default: its own]
+    /// Names of the model for clients, separated by commas; answers have the first [default: its own]
     #[arg(
         long,
         alias = "served-model-name",
         env = "TRIKE_ALIAS",
         hide_env_values = true,
-        value_name = "NAME"
+        value_name = "NAMES",
+        value_delimiter = ','
     )]
-    pub(crate) alias: Option<String>,
+    pub(crate) alias: Vec<String>,
     /// File with the keys of clients, one per line; without it, everybody who reaches the address is served
     #[arg(long, env = "TRIKE_API_KEY_FILE", hide_env_values = true, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,

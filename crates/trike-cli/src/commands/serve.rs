@@ -27,10 +27,12 @@ const POLL: Duration = Duration::from_millis(50);
 pub(super) fn serve(args: &ServeArgs, quiet: bool) -> anyhow::Result<()> {
     let file = ModelFile::open(args.model.path(quiet)?)?;
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
-    let name = args.alias.clone().unwrap_or_else(|| output::named(&args.model.given().display().to_string()));
+    let own = || output::named(&args.model.given().display().to_string());
+    let name = args.alias.first().cloned().unwrap_or_else(own);
     let template = chosen_template(&args.template, &file, &tokenizer)?;
     let can_chat = template.is_some();
-    let model = ServedModel::new(&name, template, file.generation_config()?);
+    let aliases: Vec<String> = args.alias.iter().skip(1).cloned().collect();
+    let model = ServedModel::new(&name, template, file.generation_config()?).with_aliases(aliases);
     let keys = args.api_key_file.as_deref().map(keys).transpose()?.unwrap_or_default();
     let is_open = keys.is_empty() && !args.host.is_loopback();
     let options = ServeOptions::default()

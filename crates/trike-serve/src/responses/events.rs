@@ -66,9 +66,9 @@ impl Events {
     fn open(&mut self, kind: Kind, sent: &mut Vec<Sent>) {
         self.close(sent);
         let prefix = match kind {
-            Kind::Reasoning => "rs",
-            Kind::Message => "msg",
-            Kind::Call { .. } => "fc",
+            Kind::Reasoning => "rs_",
+            Kind::Message => "msg_",
+            Kind::Call { .. } => "fc_",
         };
         let id = answer_id(&self.app, prefix);
         let object = match &kind {
@@ -149,7 +149,7 @@ impl Events {
                     self.delta("response.output_text.delta", &text, sent);
                 }
                 ReplyPart::Call { name, .. } => {
-                    let call = answer_id(&self.app, "call");
+                    let call = answer_id(&self.app, "call_");
                     self.open(Kind::Call { call, name }, sent);
                 }
                 ReplyPart::Arguments { text, .. } => {

@@ -53,7 +53,7 @@ pub(crate) async fn responses(State(app): State<Arc<App>>, body: Bytes) -> Resul
     let conversation = read(&app, &mut fields)?;
     let (talk, wanted) = conversation.start(&app).await?;
     let reader = talk.reader();
-    let head = Head { id: answer_id(&app, "resp"), created: now(), model: app.model.name.clone(), repeated };
+    let head = Head { id: answer_id(&app, "resp_"), created: now(), model: app.model.name.clone(), repeated };
     let tokenizer = talk.tokenizer.clone();
     if wanted.stream {
         let events = events::Events::new(app, head, reader, tokenizer);
@@ -64,13 +64,13 @@ pub(crate) async fn responses(State(app): State<Arc<App>>, body: Bytes) -> Resul
     let reply = Reply::read(&app, reader, &outcome.text);
     let mut output = Vec::new();
     if !reply.reasoning.is_empty() {
-        output.push(reasoning_item(&answer_id(&app, "rs"), Some(&reply.reasoning)));
+        output.push(reasoning_item(&answer_id(&app, "rs_"), Some(&reply.reasoning)));
     }
     if !reply.content.is_empty() || reply.calls.is_empty() {
-        output.push(message_item(&answer_id(&app, "msg"), Some(&reply.content)));
+        output.push(message_item(&answer_id(&app, "msg_"), Some(&reply.content)));
     }
     for call in &reply.calls {
-        output.push(call_item(&answer_id(&app, "fc"), &call.id, &call.name, Some(&call.arguments)));
+        output.push(call_item(&answer_id(&app, "fc_"), &call.id, &call.name, Some(&call.arguments)));
     }
     let answer = head.finished(output, outcome, &reply.reasoning, &tokenizer);
     Ok(Json(answer).into_response())
@@ -111,7 +111,7 @@ fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError
     }
     fields.only("top_logprobs", &[json!(0)], "ask /v1/chat/completions")?;
     // Calls are the client's to run, so their number is its own affair.
-    fields.without_effect(&["max_tool_calls"]);
+    fields.without_effect(&["max_tool_calls", "client_metadata"]);
     let mut messages = Vec::new();
     if let Some(instructions) = fields.string("instructions")? {
         messages.push(trike_text::chat::Message::system(instructions));

@@ -245,6 +245,8 @@ fn an_answer_can_be_begun_by_the_client() {
     };
     assert_eq!(prompt(json!({})), "user: Hi\nassistant:Once upon a");
     assert_eq!(prompt(json!({ "continue_final_message": true })), "user: Hi\nassistant:Once upon a");
+    let as_vllm = json!({ "continue_final_message": true, "add_generation_prompt": false });
+    assert_eq!(prompt(as_vllm), "user: Hi\nassistant:Once upon a");
     let closed = "user: Hi\nassistant: Once upon a \nassistant:";
     assert_eq!(prompt(json!({ "continue_final_message": false })), closed);
     let wrong = json!({ "messages": [messages[0]], "continue_final_message": true });

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::syntax::ID_LENGTH;
 use super::{ReplyFormat, ReplyOptions, ToolChoice};
 use crate::chat::{Message, RenderOptions};
 
@@ -14,7 +15,14 @@ pub(super) fn prepare(
 ) -> (Vec<Message>, RenderOptions) {
     let known = |message| if format.has_developer { message } else { without_developer(message) };
     let whole = |message| if format.has_parts { message } else { with_text(message) };
-    let mut messages: Vec<Message> = messages.into_iter().map(with_objects).map(known).map(whole).collect();
+    let mut messages: Vec<Message> =
+        messages.into_iter().map(with_objects).map(known).map(whole).map(with_content).collect();
+    if !format.has_system {
+        into_first_turn(&mut messages);
+    }
+    if format.has_short_ids {
+        messages = messages.into_iter().map(with_short_ids).collect();
+    }
     // A model that must not call is not told of tools.
     let tools = if options.choice == ToolChoice::None { &[][..] } else { &options.tools[..] };
     if format.is_native {
@@ -60,6 +68,61 @@ fn without_developer(mut message: Message) -> Message {
         "system".clone_into(&mut message.role);
     }
     message
+}
+
+/// A message with calls and an empty text instead of none: templates add to it.
+fn with_content(message: Message) -> Message {
+    let has_parts = matches!(message.field("content"), Some(Value::Array(_)));
+    match message.field("tool_calls") {
+        Some(_) if message.content.is_empty() && !has_parts => message.with_field("content", ""),
+        _ => message,
+    }
+}
+
+/// Puts a system message before the text of the first user's, for templates without one.
+fn into_first_turn(messages: &mut Vec<Message>) {
+    if !messages.first().is_some_and(|first| first.role == "system") {
+        return;
+    }
+    let system = messages.remove(0).content;
+    match messages.iter_mut().find(|message| message.role == "user") {
+        Some(first) => *first = Message::user(format!("{system}\n\n{}", first.content)),
+        None => messages.insert(0, Message::user(system)),
+    }
+}
+
+/// A message whose identifiers of calls have the form that Mistral's templates ask for.
+fn with_short_ids(message: Message) -> Message {
+    let mut message = message;
+    if let Some(id) = message.field("tool_call_id").and_then(Value::as_str).map(short_id) {
+        message = message.with_field("tool_call_id", id);
+    }
+    let Some(Value::Array(calls)) = message.field("tool_calls") else { return message };
+    let mut calls = calls.clone();
+    for id in calls.iter_mut().filter_map(|call| call.get_mut("id")) {
+        if let Some(short) = id.as_str().map(short_id) {
+            *id = json!(short);
+        }
+    }
+    message.with_field("tool_calls", calls)
+}
+
+/// Letters and digits that stand for an identifier, the same in a call and its result.
+fn short_id(id: &str) -> String {
+    if id.len() == ID_LENGTH && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return id.to_owned();
+    }
+    // FNV-1a, 64 bits.
+    let mut hash = id.bytes().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
+    });
+    let letters = b"0123456789abcdefghijklmnopqrstuvwxyz";
+    let letter = |_| {
+        let letter = letters[(hash % 36) as usize];
+        hash /= 36;
+        char::from(letter)
+    };
+    (0..ID_LENGTH).map(letter).collect()
 }
 
 /// A message whose parts are one text.

@@ -196,6 +196,8 @@ pub struct ReplyFormat {
     has_developer: bool,
     /// Whether the template reads contents of several parts.
     has_parts: bool,
+    /// Whether the template refuses identifiers of calls that are not of [`syntax::ID_LENGTH`] letters and digits.
+    has_short_ids: bool,
     reasoning: Option<(String, String)>,
     /// Special tokens, which are not part of the text of a reply.
     specials: Vec<(String, u32)>,
@@ -209,8 +211,11 @@ impl ReplyFormat {
             tokenizer.special_tokens().map(|(name, id)| (name.to_owned(), id)).collect();
         // The longest first, so that none is found inside another.
         specials.sort_by(|a, b| b.0.len().cmp(&a.0.len()).then_with(|| a.cmp(b)));
-        let native = CallSyntax::of(template)
-            .filter(|syntax| !visible(&specials, &syntax.opening()).trim().is_empty());
+        let native = CallSyntax::of(template).filter(|syntax| {
+            // A reader has to find it in a text.
+            let opening = visible(&specials, &syntax.opening());
+            !opening.trim().is_empty() && !opening.contains(syntax::ID)
+        });
         let is_native = native.is_some();
         let reasoning = TAGS.iter().find(|(_, close)| {
             // Tags that are special tokens are not in the text.
@@ -225,6 +230,7 @@ impl ReplyFormat {
             has_system,
             has_developer: template.mentions("developer"),
             has_parts: has_parts(template),
+            has_short_ids: syntax::has_short_ids(template),
             reasoning: reasoning.map(|(open, close)| ((*open).to_owned(), (*close).to_owned())),
             specials,
         }

@@ -62,13 +62,13 @@ impl CallSyntax {
     /// The syntax of a template, read off its output for one call and for two; `None` if it does not render tools, calls and results,
     /// or does not render arguments in JSON.
     pub(super) fn of(template: &ChatTemplate) -> Option<Self> {
-        let one = turn(template, Some(&[0]))?;
+        let one = turn(template, Some(&[0]), ID)?;
         let first = Parts::of(&one, 0)?;
         // The end of a turn follows the calls.
-        let text = turn(template, None)?;
+        let text = turn(template, None, ID)?;
         let turn_end = &text[text.find(CONTENT)? + CONTENT.len()..];
         let after = first.after.strip_suffix(turn_end).unwrap_or(first.after);
-        let Some((before, between)) = turn(template, Some(&[0, 1])).and_then(|two| {
+        let Some((before, between)) = turn(template, Some(&[0, 1]), ID).and_then(|two| {
             let (first, second) = (Parts::of(&two, 0)?, Parts::of(&two, 1)?);
             let start = two.len() - first.after.len();
             let end = second.before.len();
@@ -102,6 +102,11 @@ impl CallSyntax {
     }
 }
 
+/// Whether a template refuses calls for their identifiers unless these are as in Mistral's.
+pub(super) fn has_short_ids(template: &ChatTemplate) -> bool {
+    turn(template, Some(&[0]), ID).is_some() && turn(template, Some(&[0]), "call_trike").is_none()
+}
+
 /// Names and arguments that no template contains.
 const NAMES: [&str; 2] = ["trike_fn_a", "trike_fn_b"];
 const KEYS: [&str; 2] = ["trike_key_a", "trike_key_b"];
@@ -110,7 +115,7 @@ const RESULT: &str = "trike result";
 
 /// The turn of the assistant in a template's output: with a text, or with calls by their numbers. `None` if the template does not render
 /// it, the tools, or the result of a call.
-fn turn(template: &ChatTemplate, calls: Option<&[usize]>) -> Option<String> {
+fn turn(template: &ChatTemplate, calls: Option<&[usize]>, id: &str) -> Option<String> {
     let options =
         RenderOptions::default().with_now(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000));
     let tools: Vec<Value> = NAMES
@@ -132,13 +137,13 @@ fn turn(template: &ChatTemplate, calls: Option<&[usize]>) -> Option<String> {
         Some(calls) => {
             let call = |&at: &usize| {
                 let function = json!({ "name": NAMES[at], "arguments": { KEYS[at]: "trike_value" } });
-                json!({ "id": ID, "type": "function", "function": function })
+                json!({ "id": id, "type": "function", "function": function })
             };
             Message::assistant("").with_field("tool_calls", Value::Array(calls.iter().map(call).collect()))
         }
     };
     let closed = options.with_add_generation_prompt(false);
-    let result = Message::new("tool", RESULT).with_field("tool_call_id", ID).with_field("name", NAMES[0]);
+    let result = Message::new("tool", RESULT).with_field("tool_call_id", id).with_field("name", NAMES[0]);
     let with_result = [user.clone(), answer.clone(), result];
     if calls.is_some_and(|calls| calls.len() == 1)
         && !template.render(&with_result, &closed).is_ok_and(|text| text.contains(RESULT))

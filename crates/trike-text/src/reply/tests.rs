@@ -257,3 +257,39 @@ fn parts_are_one_text_unless_the_template_reads_them() {
         assert_eq!(template.render(&messages, &rendering).expect("a prompt"), want);
     }
 }
+
+/// What templates of published models ask for: a text beside calls, short identifiers, no system message.
+#[test]
+fn messages_are_as_templates_want_them() {
+    let picky = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{% for c in m.tool_calls or [] %}\
+                 {% if c.id | length != 9 %}{{ raise_exception('nine letters') }}{% endif %}{{ '<c>{\"name\": \"' }}{{ c.function.name }}\", \"arguments\": \
+                 {{ c.function.arguments | tojson }}}<{{ c.id }}>{% endfor %}{% if m.role == 'tool' %}[{{ m.tool_call_id }}]{% endif %}\
+                 {{ m.content + ';' }}{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}";
+    let call = |id: &str| json!([{ "id": id, "type": "function", "function": { "name": "now", "arguments": "{}" } }]);
+    let messages = |id: &str| {
+        vec![
+            Message::system("Be brief."),
+            Message::user("Hi"),
+            serde_json::from_value(json!({ "role": "assistant", "content": null, "tool_calls": call(id) }))
+                .expect("a message"),
+            Message::new("tool", "noon").with_field("tool_call_id", id),
+        ]
+    };
+    let format = format(picky);
+    assert!(format.is_native && format.has_short_ids && !format.has_system);
+    let template = ChatTemplate::from_source(picky).expect("a template");
+    let options = ReplyOptions::default();
+    let prompt = |id: &str| {
+        let (messages, rendering) = format.prepare(messages(id), RenderOptions::default(), &options);
+        template.render(&messages, &rendering).expect("a prompt")
+    };
+    assert_eq!(
+        prompt("abcdefgh9"),
+        "Be brief.\n\nHi;<c>{\"name\": \"now\", \"arguments\": {}}<abcdefgh9>;[abcdefgh9]noon;"
+    );
+    // Another form of identifier is replaced in a call and in its result.
+    let long = prompt("call_0123456789");
+    let (id, rest) = long.split_once("}<").expect("a call").1.split_once('>').expect("an identifier");
+    assert_eq!((id.len(), rest), (9, format!(";[{id}]noon;").as_str()));
+    assert_ne!(prompt("call_0123456780"), long);
+}
