@@ -119,7 +119,8 @@ fn a_schema_is_followed() {
         json!({ "json_schema": schema }),
     ];
     for format in formats {
-        let mut body = json!({ "messages": [{ "role": "user", "content": "A child" }], "max_tokens": 60 });
+        let mut body =
+            json!({ "messages": [{ "role": "user", "content": "A child" }], "max_tokens": 300, "seed": 1 });
         body.as_object_mut().expect("an object").extend(format.as_object().expect("a format").clone());
         let (status, answer) = server.post("/v1/chat/completions", &body);
         assert_eq!(status, 200, "{answer}");

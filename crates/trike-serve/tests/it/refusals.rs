@@ -157,10 +157,11 @@ fn a_full_queue_asks_to_come_back() {
     let engine = EngineOptions::default().with_sequences(1).with_queue(1);
     let server = Running::with(ServeOptions::default(), engine);
     let body = json!({ "prompt": "Once", "max_tokens": 400, "stream": true }).to_string();
-    let clients: Vec<_> = (0..2).map(|_| server.send("POST", "/v1/completions", &[], &body)).collect();
+    let mut clients = Vec::new();
     let full = loop {
+        // Those before may have ended, and these may not have arrived yet.
+        clients.extend((0..2).map(|_| server.send("POST", "/v1/completions", &[], &body)));
         let (status, head, answer) = server.ask("POST", "/v1/completions", &[], &body);
-        // The first two may have ended, or not have arrived yet.
         if status == 429 {
             break (head, answer);
         }

@@ -38,7 +38,7 @@ fn check(arguments: &Value) {
 fn chat(more: Value) -> Value {
     let tool = json!({ "type": "function", "function": { "name": "weather", "description": "w", "parameters": parameters() } });
     let other = json!({ "type": "function", "function": { "name": "now" } });
-    let mut body = json!({ "messages": [{ "role": "user", "content": "And in Rome?" }], "tools": [tool, other], "max_tokens": 120 });
+    let mut body = json!({ "messages": [{ "role": "user", "content": "And in Rome?" }], "tools": [tool, other], "max_tokens": 250, "seed": 1 });
     body.as_object_mut().expect("an object").extend(more.as_object().expect("fields").clone());
     body
 }
@@ -119,7 +119,7 @@ fn anthropics_messages_have_blocks() {
     let tools = json!([{ "name": "weather", "input_schema": parameters() }]);
     let mut body = json!({
         "model": "tiny",
-        "max_tokens": 120,
+        "max_tokens": 250, "seed": 1,
         "system": [{ "type": "text", "text": "Be kind.", "cache_control": { "type": "ephemeral" } }],
         "messages": [
             { "role": "user", "content": "And in Rome?" },
@@ -213,13 +213,14 @@ fn responses_have_items_and_events_in_order() {
         "tools": tools,
         "tool_choice": "required",
         "parallel_tool_calls": false,
-        "max_output_tokens": 120,
+        "max_output_tokens": 250,
+        "seed": 1,
         "store": false,
     });
     let (status, answer) = server.post("/v1/responses", &body);
     assert_eq!(status, 200, "{answer}");
     assert_eq!((&answer["object"], &answer["status"]), (&json!("response"), &json!("completed")));
-    assert_eq!((&answer["tools"], &answer["max_output_tokens"]), (&body["tools"], &json!(120)));
+    assert_eq!((&answer["tools"], &answer["max_output_tokens"]), (&body["tools"], &json!(250)));
     let output = answer["output"].as_array().expect("items");
     assert_eq!(
         (output.len(), &output[0]["type"], &output[0]["name"]),
@@ -272,8 +273,10 @@ fn responses_have_items_and_events_in_order() {
     let schema = json!({ "type": "object", "properties": { "a": { "type": "boolean" } }, "required": ["a"], "additionalProperties": false });
     let format =
         json!({ "format": { "type": "json_schema", "name": "x", "schema": schema, "strict": true } });
-    let (status, answer) =
-        server.post("/v1/responses", &json!({ "input": "Hi", "text": format, "max_output_tokens": 60 }));
+    let (status, answer) = server.post(
+        "/v1/responses",
+        &json!({ "input": "Hi", "text": format, "max_output_tokens": 250, "seed": 1 }),
+    );
     assert_eq!(status, 200, "{answer}");
     let text = answer["output"][0]["content"][0]["text"].as_str().expect("a text");
     assert!(serde_json::from_str::<Value>(text).expect("JSON")["a"].is_boolean(), "{text}");
@@ -324,7 +327,7 @@ fn reasoning_is_apart_and_has_a_budget() {
         json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": { "enum": [1, 2] } } });
     let answer = ask(json!({ "thinking_budget_tokens": 8, "response_format": schema }));
     assert!(["1", "2"].contains(&answer["content"].as_str().expect("content")), "{answer}");
-    let body = json!({ "messages": messages, "max_tokens": 60, "thinking": { "type": "enabled", "budget_tokens": 8 } });
+    let body = json!({ "messages": messages, "max_tokens": 60, "seed": 1, "thinking": { "type": "enabled", "budget_tokens": 8 } });
     let (status, answer) = server.post("/v1/messages", &body);
     assert_eq!(status, 200, "{answer}");
     let kinds: Vec<&Value> =
