@@ -81,7 +81,7 @@ fn with_content(message: Message) -> Message {
 
 /// Puts a system message before the text of the first user's, for templates without one.
 fn into_first_turn(messages: &mut Vec<Message>) {
-    if !messages.first().is_some_and(|first| first.role == "system") {
+    if messages.first().is_none_or(|first| first.role != "system") {
         return;
     }
     let system = messages.remove(0).content;
