@@ -1,11 +1,14 @@
 //! Results do not depend on what else runs.
 
+use std::ops::ControlFlow;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use trike_engine::{EngineOptions, Request};
+use trike_engine::{Engine, EngineOptions, Event, Request};
+use trike_llm::{DeviceChoice, open};
 use trike_testkit::Rng;
 
-use crate::{LONG, engine, request, run, submit};
+use crate::{LONG, MODEL, engine, request, run, submit};
 
 /// A text of random tokens that begins like one of a few others.
 fn prompt(rng: &mut Rng, starts: &[Vec<u32>]) -> Vec<u32> {
@@ -84,20 +87,34 @@ fn a_long_prompt_does_not_stop_the_others() {
     assert_eq!(texts.recv_timeout(LONG).expect("an end").expect("a text").ids.len(), 400);
 }
 
-/// A short prompt does not wait until a long one before it was read, nor does the long one wait for ever.
+/// A short prompt does not wait until a long one before it was read, nor does the long one wait for ever. All are submitted before the
+/// model is there, so that the steps do not depend on time.
 #[test]
 fn a_short_prompt_does_not_wait_for_a_long_one() {
     for share in [16, 64] {
-        let engine = engine(EngineOptions::default().with_sequences(4).with_prompt_share(share));
+        let (go, wait) = channel();
+        let load = move || {
+            wait.recv().expect("the requests");
+            open(MODEL, &DeviceChoice::Cpu)
+        };
+        let options = EngineOptions::default().with_sequences(4).with_prompt_share(share);
+        let engine = Engine::start(options, load).expect("a thread");
         let mut rng = Rng::new(9);
-        let ids =
-            |n: usize, rng: &mut Rng| -> Vec<u32> { (0..n).map(|_| 3 + rng.below(500) as u32).collect() };
-        let (_, text) = submit(&engine, request(ids(10, &mut rng), 400, 1)).expect("taken");
-        let (_, long) = submit(&engine, request(ids(450, &mut rng), 1, 2)).expect("taken");
-        let (_, short) = submit(&engine, request(ids(12, &mut rng), 1, 3)).expect("taken");
-        short.recv_timeout(LONG).expect("an end").expect("a text");
-        assert!(long.try_recv().is_err(), "the long prompt was read first");
-        long.recv_timeout(LONG).expect("an end").expect("a text");
-        text.recv_timeout(LONG).expect("an end").expect("a text");
+        let mut ids = |n: usize| -> Vec<u32> { (0..n).map(|_| 3 + rng.below(500) as u32).collect() };
+        let (sender, ended) = channel();
+        for (name, prompt, max_tokens) in [("text", 10, 300), ("long", 450, 1), ("short", 12, 1)] {
+            let sender = sender.clone();
+            let told = move |event| {
+                if matches!(event, Event::Finished(_) | Event::Failed(_)) {
+                    // The test waits for all.
+                    let _ = sender.send(name);
+                }
+                ControlFlow::Continue(())
+            };
+            engine.submit(request(ids(prompt), max_tokens, 1), told).expect("taken");
+        }
+        go.send(()).expect("the engine waits");
+        let order: Vec<&str> = (0..3).map(|_| ended.recv_timeout(LONG).expect("an end")).collect();
+        assert_eq!(order, ["short", "long", "text"]);
     }
 }
