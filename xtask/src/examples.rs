@@ -9,7 +9,7 @@ use crate::cargo::Call;
 use crate::workspace::Workspace;
 
 /// An example, its arguments, and a part of what it prints. In the arguments, `TINY` is the bundled model, `DENSE` the one that
-/// `outliers` has written, `TEXT` a text, `TOOLS` a list of tools, and `OUT` a path that does not exist; `STORIES` and `TOK512` are a model and its tokenizer of
+/// `outliers` has written, `TEXT` a text, and `OUT` a path that does not exist; `STORIES` and `TOK512` are a model and its tokenizer of
 /// the shared data.
 struct Run {
     name: &'static str,
@@ -27,7 +27,6 @@ const RUNS: &[Run] = &[
     Run { name: "keys", arguments: &["TINY", "TEXT", "-", "1"], prints: "sign codes" },
     Run { name: "kv", arguments: &["TINY", "TEXT", "-", "2"], prints: "int8" },
     Run { name: "choose_kv", arguments: &["TINY", "TEXT", "-", "2", "32"], prints: "bound" },
-    Run { name: "grammar_cost", arguments: &["TINY", "TOOLS"], prints: "text beside tools" },
     Run { name: "qat", arguments: &["STORIES", "TOK512", "TEXT", "2", "TEXT"], prints: "step 2: " },
     Run { name: "write", arguments: &["STORIES", "TOK512", "2"], prints: "<|endoftext|>" },
 ];
@@ -52,7 +51,6 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
         "TINY" => ws.root.join("models/tiny"),
         "DENSE" => dir.join("dense"),
         "TEXT" => text.clone(),
-        "TOOLS" => ws.root.join("crates/trike-text/tests/data/tools.json"),
         "STORIES" => shared.join("models/stories260K.bin"),
         "TOK512" => shared.join("tokenizers/tok512.bin"),
         other => other.into(),
