@@ -182,8 +182,7 @@ mod tests {
         ("test", 24),
         ("ranks", 24),
         ("link", 70),
-        // Ten of them belong to the judge of JSON schemas in tests.
-        ("all-features", 181),
+        ("all-features", 180),
         ("wheel", 110),
         ("readme", 8),
     ];
